@@ -1,0 +1,191 @@
+"""The nouns that the loop, the proposers and the engines share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.tree import TokenTree
+
+FloatArray = npt.NDArray[np.float64]
+Features = npt.NDArray[np.float32]
+
+HASH_MULTIPLIER = 0x9E3779B97F4A7C15
+MASK64 = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How logits become the one distribution p; the defaults change nothing, and temperature 0 is greedy.
+
+    temperature ≥ 0 · top_k 0 = off · top_p 1 = off · min_p 0 = off. The seed keys the noise.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        """True when the pick is the argmax of the logits."""
+        return self.temperature == 0.0
+
+    @property
+    def truncated(self) -> bool:
+        """True when a rule takes tokens out of p."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+
+class Context:
+    """The committed tokens of one request: they only grow, and the last one is the root.
+
+    `rolling_hash(n)` names the first n tokens, so that an engine can tell that it holds the same ones.
+    """
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self.ids: list[int] = list(prompt)
+        self.prompt_len = len(self.ids)
+        self._hashes = [0]
+
+    def __len__(self) -> int:
+        """Return prefix_len: prompt and output, the root included."""
+        return len(self.ids)
+
+    @property
+    def root(self) -> int:
+        """Id of the last committed token."""
+        return self.ids[-1]
+
+    @property
+    def output(self) -> list[int]:
+        """Ids committed since the prompt."""
+        return self.ids[self.prompt_len :]
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Append tokens for good."""
+        self.ids.extend(tokens)
+
+    def rolling_hash(self, length: int) -> int:
+        """Return the 64-bit hash of the first `length` tokens, in O(tokens since the last call)."""
+        for token in self.ids[len(self._hashes) - 1 : length]:
+            self._hashes.append(extend_hash(self._hashes[-1], token))
+        return self._hashes[length]
+
+
+def extend_hash(value: int, token: int) -> int:
+    """Return the rolling hash of a token sequence and one more token; the hash of none is 0."""
+    return ((value + token + 1) * HASH_MULTIPLIER) & MASK64
+
+
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """A proposer's answer: a tree and the name of what made it; a bare root means "no idea"."""
+
+    tree: TokenTree
+    source: str
+
+    @classmethod
+    def none(cls, source: str = "none") -> Proposal:
+        """Return the proposal without a draft."""
+        return cls(TokenTree.bare(), source)
+
+
+@dataclass(frozen=True, eq=False)
+class Acceptance:
+    """What one target step decided.
+
+    path: accepted nodes, root not included, each the child of the one before it.
+    next_token: the bonus or recovered token; it becomes the new root.
+    picks: (m + 1,) int32, the target's own pick at every node, when wanted.
+    logprobs: (a + 1,) float64, log-probability of each emitted token, when wanted.
+    features: (r, width) float32, hidden states of positions features_start …, when wanted.
+    """
+
+    path: tuple[int, ...]
+    next_token: int
+    picks: npt.NDArray[np.int32] | None = None
+    logprobs: FloatArray | None = None
+    features: Features | None = None
+    features_start: int = 0
+    forward_us: int = 0
+
+    def tokens(self, tree: TokenTree) -> list[int]:
+        """Return the a + 1 tokens that this step commits."""
+        return [int(tree.tokens[node - 1]) for node in self.path] + [self.next_token]
+
+
+@dataclass(frozen=True)
+class Want:
+    """What a step shall answer beside the accepted path; `features_from` None means no features."""
+
+    picks: bool = False
+    logprobs: bool = False
+    features_from: int | None = None
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a proposal may cost: draft nodes (root not counted) and levels below the root."""
+
+    max_nodes: int
+    max_depth: int
+
+    def clipped(self, length: int) -> int:
+        """Return the length of a chain of at most `length` nodes that fits."""
+        return max(0, min(length, self.max_nodes, self.max_depth))
+
+
+class Target(Protocol):
+    """The model whose distribution is served."""
+
+    def step(
+        self, context: Context, tree: TokenTree, sampling: Sampling, want: Want
+    ) -> Acceptance:
+        """Run one pass over the tree below the context's root and decide what is accepted."""
+
+    def release(self) -> None:
+        """Say that no step follows; a hint, never needed for correctness."""
+
+
+class Proposer(Protocol):
+    """A drafting method at work for one request."""
+
+    name: str
+    want: Want
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+        """Return a tree below the context's root, within the budget; a bare root is legal."""
+
+    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
+        """Learn what the target made of the last proposal."""
+
+    def close(self) -> None:
+        """Free what is held for this request."""
+
+
+@dataclass
+class StepCount:
+    """Running totals of one request; acceptance length counts the bonus or recovered token."""
+
+    num_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    step_lengths: list[int] = field(default_factory=list)
+
+    def observe(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
+        """Count one step."""
+        self.num_steps += 1
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
+        self.step_lengths.append(num_emitted)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted ÷ drafted tokens; 0 when nothing was drafted."""
+        return self.num_accepted_tokens / max(self.num_draft_tokens, 1)

@@ -1,0 +1,70 @@
+"""A target without a network: its logits are a table keyed by the last tokens, or a script; it speaks the Target protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from orchestrator.accept import accept_coupled
+from orchestrator.noise import Stream, uniform
+from orchestrator.sampling import log_softmax, pick
+from orchestrator.tree import TokenTree
+from orchestrator.types import Acceptance, Context, FloatArray, Sampling, Want
+
+
+@dataclass
+class TableTarget:
+    """A random but fixed language over a small vocabulary.
+
+    vocab_size: V. order: how many last tokens decide the next distribution.
+    script: {prefix: next token}, a prefix of ids after which one token is all but certain.
+    """
+
+    vocab_size: int = 8
+    order: int = 2
+    table_seed: int = 0
+    sharpness: float = 2.0
+    script: Mapping[tuple[int, ...], int] = field(default_factory=dict)
+    num_steps: int = 0
+    released: bool = False
+
+    def logits(self, ids: Sequence[int]) -> FloatArray:
+        """Return (V,) float64 logits of the token after `ids`."""
+        if tuple(ids) in self.script:
+            return np.where(np.arange(self.vocab_size) == self.script[tuple(ids)], 50.0, 0.0)
+        row = 0
+        for token in ids[-self.order :]:
+            row = row * (self.vocab_size + 1) + token + 1
+        u = uniform(self.table_seed, row % 2**32, np.arange(self.vocab_size), Stream.DRAFT)
+        return self.sharpness * np.log(u / (1 - u))
+
+    def step(self, context: Context, tree: TokenTree, sampling: Sampling, want: Want) -> Acceptance:
+        """Evaluate every node by its own path, one row at a time."""
+        self.num_steps += 1
+        paths = _node_prefixes(context.ids, tree)
+        rows = np.stack([self.logits(path) for path in paths])
+        positions = np.array([len(path) for path in paths])
+        picks = pick(rows, positions, sampling)
+        walk = accept_coupled(tree, picks.tolist())
+        acceptance = Acceptance(walk.path, walk.next_token)
+        chosen = np.array(acceptance.tokens(tree))
+        logprobs = log_softmax(rows)[[0, *walk.path], chosen]
+        return Acceptance(
+            walk.path,
+            walk.next_token,
+            picks=picks.astype(np.int32) if want.picks else None,
+            logprobs=logprobs if want.logprobs else None,
+        )
+
+    def release(self) -> None:
+        """Note that the request has ended."""
+        self.released = True
+
+
+def _node_prefixes(ids: list[int], tree: TokenTree) -> list[list[int]]:
+    prefixes = [ids]
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        prefixes.append([*prefixes[parent], token])
+    return prefixes
