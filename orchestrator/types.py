@@ -43,7 +43,7 @@ class Sampling:
 
 
 class Context:
-    """The committed tokens of one request: they only grow, and the last one is the root.
+    """The committed tokens of one request, the last one the root; the loop only ever appends.
 
     `rolling_hash(n)` names the first n tokens, so that an engine can tell that it holds the same ones.
     """
@@ -70,6 +70,11 @@ class Context:
     def commit(self, tokens: Sequence[int]) -> None:
         """Append tokens for good."""
         self.ids.extend(tokens)
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` tokens (an engine's view may run ahead of the loop's)."""
+        del self.ids[length:]
+        del self._hashes[length + 1 :]
 
     def rolling_hash(self, length: int) -> int:
         """Return the 64-bit hash of the first `length` tokens, in O(tokens since the last call)."""

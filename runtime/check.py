@@ -1,0 +1,94 @@
+"""At load: our forward pass against the stock model's, and a warm-up through the engine's own door."""
+
+from __future__ import annotations
+
+import queue
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orchestrator.errors import ConfigError, ServingError
+from orchestrator.tree import TokenTree
+from orchestrator.types import Context, Sampling, Want
+from orchestrator.wire import Delta, DraftRequest, StepRequest, delta_of
+from runtime.blocks import BlockPool
+from runtime.cache import KVCache
+from runtime.job import Answer
+from runtime.layout import Pass, Segment
+from runtime.model import CausalModel
+from runtime.sequences import SequenceTable
+from runtime.thread import EngineThread
+
+NUM_CHECKED = 64
+WARM_UP_LIMIT_S = 120.0
+# Largest |Δ log p| allowed. The stock norms round to float32, so float64 cannot be held to more than that;
+# bfloat16 has 8 bits.
+TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 1.0}
+
+
+def check_ids(vocab_size: int) -> list[int]:
+    """Return the fixed token ids that both models are asked about."""
+    return [(7919 * i + 13) % vocab_size for i in range(NUM_CHECKED)]
+
+
+@torch.inference_mode()
+def stock_log_probs(model: Any) -> Tensor:
+    """Return log p after each of the fixed ids by the stock model, (NUM_CHECKED, V) float64."""
+    vocab_size = model.config.get_text_config().vocab_size
+    ids = torch.tensor([check_ids(vocab_size)], device=model.device)
+    logits: Tensor = model(input_ids=ids, use_cache=False).logits[0]
+    return logits.double().log_softmax(dim=-1)
+
+
+def compare(model: CausalModel, expected: Tensor, name: str) -> None:
+    """Raise ConfigError when the replaced attention does not reproduce the stock model.
+
+    The first half goes in as context, the rest as a chain of drafts: both kinds of row are compared.
+    """
+    ids = check_ids(model.vocab_size)
+    half = NUM_CHECKED // 2
+    cache = KVCache(model.cache_shape, 64, 16, model.dtype, model.device)
+    table = SequenceTable(BlockPool(cache.num_blocks, 16), model.max_positions)
+    sequence = table.open(delta_of(Context(ids[:half]), 0, 1, ""), half, half)
+    segment = Segment(sequence, 0, half, TokenTree.chain(ids[half:]))
+    logits = model.forward(Pass([segment], model.device, model.dtype), cache)
+    worst = (logits.double().log_softmax(dim=-1) - expected[half - 1 :]).abs().max().item()
+    if not worst <= TOLERANCE[model.dtype]:
+        raise ConfigError(
+            f"{name}: log-probabilities differ from the stock model by {worst:.2g} "
+            f"(allowed {TOLERANCE[model.dtype]:g}); this architecture is not supported"
+        )
+
+
+def _ask(
+    engine: EngineThread[Any], request: StepRequest | DraftRequest
+) -> Answer:
+    answers: queue.SimpleQueue[Answer | ServingError] = queue.SimpleQueue()
+    engine.submit(request, time.monotonic() + WARM_UP_LIMIT_S, answers.put)
+    answer = answers.get(timeout=WARM_UP_LIMIT_S)
+    if isinstance(answer, ServingError):
+        raise answer
+    return answer
+
+
+def _whole(context: Context) -> Delta:
+    return delta_of(context, 0, 1, cache_salt="warm-up")
+
+
+def warm_up_target(engine: EngineThread[StepRequest], vocab_size: int) -> None:
+    """Run one prefill, one plain step and one tree, greedy and drawn."""
+    context = Context(check_ids(vocab_size)[:8])
+    tree = TokenTree.from_paths([[0, 1], [1]])
+    for drafts, sampling in ((TokenTree.bare(), Sampling()), (tree, Sampling(1.0, top_p=0.9))):
+        _ask(engine, StepRequest(_whole(context), drafts, sampling, Want(), 1000))
+    engine.release(1)
+
+
+def warm_up_draft(engine: EngineThread[DraftRequest], vocab_size: int) -> None:
+    """Draft one chain, greedy and drawn."""
+    context = Context(check_ids(vocab_size)[:8])
+    for sampling in (Sampling(), Sampling(1.0, top_p=0.9)):
+        _ask(engine, DraftRequest(_whole(context), sampling, 4, 4))
+    engine.release(1)

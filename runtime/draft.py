@@ -1,0 +1,80 @@
+"""The draft engine: a small language model that proposes a chain, picking with the target's own noise."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from orchestrator.tree import TokenTree
+from orchestrator.types import Proposal
+from orchestrator.wire import DraftRequest
+from runtime import sampling
+from runtime.job import Job
+from runtime.layout import Segment
+from runtime.paged import PagedModel
+
+DraftJob = Job[DraftRequest]
+
+
+class DraftEngine:
+    """Answers draft calls; implements `runtime.job.Engine`.
+
+    A sequence's ids are the committed context and, behind it, the tokens drafted so far; what the target
+    accepts of them is found computed at the next call.
+    Law: token i of a chain is argmax(log q + noise) at position prefix_len + i, the same noise that the
+    target adds to log p there, so that both pick alike as often as q resembles p.
+    """
+
+    def __init__(self, paged: PagedModel) -> None:
+        self.paged = paged
+
+    def release(self, sequence_id: int) -> None:
+        """Forget a sequence."""
+        self.paged.sequences.drop(sequence_id)
+
+    def drop_idle(self, now_s: float, busy: set[int]) -> None:
+        """Unpin the sequences that have been silent too long."""
+        self.paged.sequences.drop_idle(now_s, busy)
+
+    def advance(self, jobs: list[DraftJob]) -> list[DraftJob]:
+        """Draft one more token for every request whose context is computed, and a part of the others' context."""
+        jobs = [job for job in jobs if job.sequence or self._open(job)]
+        shares = self.paged.plan(jobs)
+        if not shares:
+            return jobs
+        logits = self.paged.forward([segment for _, segment in shares])
+        self._extend(shares, logits)
+        done = [job for job in jobs if _drafted(job) >= _length(job)]
+        for job in done:
+            job.reply(_proposal(job))
+        return [job for job in jobs if job not in done]
+
+    def _open(self, job: DraftJob) -> bool:
+        length = _length(job)
+        if length < 1:
+            job.reply(Proposal.none("draft_model"))
+            return False
+        return self.paged.open(job, length, length)
+
+    def _extend(self, shares: list[tuple[DraftJob, Segment]], logits: Tensor) -> None:
+        """Append a drafted token to the sequences that are computed to their end; logits: (len(shares), V)."""
+        ready = [row for row, (_, s) in enumerate(shares) if s.last == len(s.sequence.ids)]
+        if not ready:
+            return
+        positions = [shares[row][1].last for row in ready]
+        rules = [shares[row][0].request.sampling for row in ready]
+        for row, token in zip(ready, sampling.picks(logits[ready], positions, rules), strict=True):
+            job, segment = shares[row]
+            segment.sequence.publish(job.delta.prefix_len)
+            segment.sequence.context.commit([token])
+
+
+def _length(job: DraftJob) -> int:
+    return min(job.request.max_nodes, job.request.max_depth)
+
+
+def _drafted(job: DraftJob) -> int:
+    return len(job.opened.ids) - job.delta.prefix_len
+
+
+def _proposal(job: DraftJob) -> Proposal:
+    return Proposal(TokenTree.chain(job.opened.ids[job.delta.prefix_len :]), "draft_model")

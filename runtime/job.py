@@ -1,0 +1,66 @@
+"""A call of an engine on its way: what was asked, until when, and how to answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from orchestrator.errors import ServingError
+from orchestrator.types import Acceptance, Proposal
+from orchestrator.wire import Delta, DraftRequest, StepRequest
+from runtime.sequences import Sequence
+
+Answer = Acceptance | Proposal
+Reply = Callable[[Answer | ServingError], None]
+Request = TypeVar("Request", StepRequest, DraftRequest)
+
+
+@dataclass(eq=False)
+class Job(Generic[Request]):
+    """One step or draft call; `sequence` is set by the engine that opens it.
+
+    deadline_s: when an answer is due at the latest, by time.monotonic().
+    """
+
+    request: Request
+    deadline_s: float
+    on_answer: Reply
+    arrived_s: float = field(default_factory=time.monotonic)
+    sequence: Sequence | None = field(default=None, init=False)
+    answered: bool = field(default=False, init=False)
+
+    def reply(self, answer: Answer | ServingError) -> None:
+        """Answer the call, once."""
+        self.answered = True
+        self.on_answer(answer)
+
+    @property
+    def delta(self) -> Delta:
+        """The committed context that came with the call."""
+        return self.request.delta
+
+    @property
+    def sequence_id(self) -> int:
+        """Whose call this is."""
+        return self.request.delta.sequence_id
+
+    @property
+    def opened(self) -> Sequence:
+        """The sequence of a job that is open."""
+        assert self.sequence is not None
+        return self.sequence
+
+
+class Engine(Protocol[Request]):
+    """What runs in an engine thread: one forward pass at a time over all jobs at hand."""
+
+    def advance(self, jobs: list[Job[Request]]) -> list[Job[Request]]:
+        """Run one pass, answer the jobs that are done, and return those that need another pass."""
+
+    def release(self, sequence_id: int) -> None:
+        """Forget a sequence."""
+
+    def drop_idle(self, now_s: float, busy: set[int]) -> None:
+        """Forget the sequences that have been silent too long; `busy` ones have a job under way."""

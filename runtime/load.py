@@ -1,0 +1,67 @@
+"""From a checkpoint to a model that was compared with the stock one; refuses, with the reason, what would not be exact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from orchestrator.errors import ConfigError
+from runtime.check import compare, stock_log_probs
+from runtime.model import CausalModel, adapt
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+REFUSED_ROPES = ("dynamic", "longrope")
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def load_model(folder: str, device_name: str, dtype_name: str, features: str = "none") -> CausalModel:
+    """Load a Hugging Face checkpoint and replace its attention; raises ConfigError with the reason if it cannot be."""
+    device, dtype = torch.device(device_name), DTYPES[dtype_name]
+    source = resolve(folder)
+    config = _read_config(source)
+    _check_supported(config.get_text_config(), folder)
+    model = AutoModelForCausalLM.from_pretrained(
+        source, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
+    )
+    if not getattr(model, "_supports_attention_backend", False):
+        raise ConfigError(
+            f"{folder}: {type(model).__name__} does not let its attention be replaced "
+            "(_supports_attention_backend)"
+        )
+    model = model.to(device).eval()
+    expected = stock_log_probs(model)
+    adapted = adapt(model, features)
+    compare(adapted, expected, folder)
+    return adapted
+
+
+def resolve(folder: str) -> str:
+    """Return an existing folder as it is; anything else is a hub id, which transformers looks up."""
+    if folder.startswith(("/", ".")) and not Path(folder).is_dir():
+        raise ConfigError(f"checkpoint folder {folder} does not exist (serving.toml)")
+    return folder
+
+
+def _read_config(source: str) -> PretrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{source}: no readable checkpoint: {str(error).splitlines()[0]}") from error
+
+
+def _check_supported(config: PretrainedConfig, folder: str) -> None:
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    by_layer = [r for r in rope.values() if isinstance(r, dict)] or [rope]
+    kinds = {str(r.get("rope_type", r.get("type", "default"))) for r in by_layer}
+    if refused := kinds.intersection(REFUSED_ROPES):
+        raise ConfigError(
+            f"{folder}: rope type {min(refused)!r} changes a key's rotation with the context length, "
+            "so cached keys would be wrong"
+        )
+    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if unknown := layers.difference(LAYER_TYPES):
+        raise ConfigError(
+            f"{folder}: layer type {min(unknown)!r} is not supported (allowed: {', '.join(LAYER_TYPES)})"
+        )

@@ -1,0 +1,68 @@
+"""A causal language model of transformers with its attention replaced by ours; knows neither files nor requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+from runtime.attention import NAME, paged_tree_attention
+from runtime.cache import CacheShape, KVCache
+from runtime.features import FeatureTap
+from runtime.layout import Pass
+from runtime.norms import fuse_norms
+
+
+AttentionInterface.register(NAME, paged_tree_attention)
+
+
+class CausalModel:
+    """The forward pass of one model over a `Pass`.
+
+    vocab_size: rows of the output embedding. max_positions: the longest context.
+    """
+
+    def __init__(self, model: Any, device: torch.device, features: str = "none") -> None:
+        text_config = model.config.get_text_config()
+        self.model = model
+        self.device = device
+        self.dtype: torch.dtype = model.dtype
+        self.vocab_size: int = text_config.vocab_size
+        self.max_positions: int = text_config.max_position_embeddings
+        self.taps = FeatureTap(model, features)
+        self.cache_shape = CacheShape(
+            num_layers=text_config.num_hidden_layers,
+            num_kv_heads=getattr(text_config, "num_key_value_heads", None)
+            or text_config.num_attention_heads,
+            head_dim=getattr(text_config, "head_dim", None)
+            or text_config.hidden_size // text_config.num_attention_heads,
+            feature_width=self.taps.num_states * text_config.hidden_size,
+        )
+
+    @torch.inference_mode()
+    def forward(self, batch: Pass, cache: KVCache) -> Tensor:
+        """Compute the row, write its keys, values and features to the cache.
+
+        Returns logits (rows, V) of every root and node, in the model's dtype.
+        """
+        output = self.model(
+            input_ids=batch.ids,
+            position_ids=batch.positions,
+            use_cache=False,
+            logits_to_keep=batch.logit_rows(),
+            batch=batch,
+            cache=cache,
+        )
+        if self.taps.num_states:
+            cache.features[batch.slots] = self.taps.take()
+        logits: Tensor = output.logits[0]
+        return logits
+
+
+def adapt(model: Any, features: str = "none") -> CausalModel:
+    """Turn a stock transformers model, in place, into one that runs a `Pass`."""
+    fuse_norms(model)
+    model.set_attn_implementation(NAME)
+    return CausalModel(model, model.device, features)

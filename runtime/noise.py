@@ -1,0 +1,59 @@
+"""The torch twin of `orchestrator/noise.py`: the same bits, on the logits' device, one seed per row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from orchestrator.noise import KEY_STEPS, MASK32, MULTIPLIERS, ROUNDS
+
+
+def seed_words(seeds: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Split 64-bit seeds into (n, 1) int64 low and high words."""
+    low = torch.tensor([[seed & MASK32] for seed in seeds], device=device)
+    high = torch.tensor([[(seed >> 32) & MASK32] for seed in seeds], device=device)
+    return low, high
+
+
+def _philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Return the four output words of Philox4x32-10 as int64 in 0…2³²−1.
+
+    int64 products wrap, but their 64 bits are right; the mask removes the sign that the shift drags in.
+    """
+    c0, c1, c2, c3 = counter
+    key0, key1 = key
+    for _ in range(ROUNDS):
+        product0, product1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0 = ((product1 >> 32) & MASK32) ^ c1 ^ key0
+        c1 = product1 & MASK32
+        c2 = ((product0 >> 32) & MASK32) ^ c3 ^ key1
+        c3 = product0 & MASK32
+        key0, key1 = (key0 + KEY_STEPS[0]) & MASK32, (key1 + KEY_STEPS[1]) & MASK32
+    return c0, c1, c2, c3
+
+
+def uniform(
+    seeds: Sequence[int], positions: Tensor, tokens: Tensor, stream: int, epoch: int = 0
+) -> Tensor:
+    """Return u in (0, 1), float64, bit for bit that of `orchestrator.noise.uniform`.
+
+    seeds: n ints. positions: (n, 1) int64. tokens: (V,) or (n, V) int64. Returns (n, V).
+    """
+    device = tokens.device
+    counter = (
+        positions,
+        tokens,
+        torch.tensor(stream, device=device),
+        torch.tensor(epoch, device=device),
+    )
+    word0, word1, _, _ = _philox(counter, seed_words(seeds, device))
+    return (((word0 << 20) | (word1 >> 12)).double() + 0.5) * 2.0**-52
+
+
+def gumbel(
+    seeds: Sequence[int], positions: Tensor, tokens: Tensor, stream: int = 0, epoch: int = 0
+) -> Tensor:
+    """Return g = −log(−log u), (n, V) float64; argmax(log p + g) draws from p."""
+    return uniform(seeds, positions, tokens, stream, epoch).log_().neg_().log_().neg_()

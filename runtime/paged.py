@@ -1,0 +1,79 @@
+"""A model, its cache and its sequences together: what the target and the draft engine both stand on."""
+
+from __future__ import annotations
+
+import time
+
+from torch import Tensor
+
+from orchestrator.errors import EngineError, ServingError
+from orchestrator.wire import Delta
+from runtime.blocks import BlockPool
+from runtime.cache import KVCache
+from runtime.job import Job
+from runtime.layout import Pass, Segment
+from runtime.model import CausalModel
+from runtime.sequences import SequenceTable
+
+# Up to this many tokens a segment is a decoding step and goes into every pass, whatever else does.
+STEP_TOKENS = 32
+
+
+class PagedModel:
+    """Opens sequences and runs passes over their segments.
+
+    max_pass_tokens: long contexts are computed in parts, of this many tokens a pass in all, so that
+    they never hold up the others for longer than one part takes.
+    """
+
+    def __init__(
+        self, model: CausalModel, memory_mb: int, block_tokens: int, max_pass_tokens: int = 256
+    ) -> None:
+        self.model = model
+        self.max_pass_tokens = max_pass_tokens
+        self.cache = KVCache(model.cache_shape, memory_mb, block_tokens, model.dtype, model.device)
+        self.pool = BlockPool(self.cache.num_blocks, block_tokens)
+        self.sequences = SequenceTable(self.pool, model.max_positions)
+
+    def open(self, job: Job, num_drafts: int, max_depth: int) -> bool:
+        """Give a job its sequence, with slots for its drafts; False when it was answered with an error."""
+        try:
+            self._check_ids(job.delta)
+            job.sequence = self.sequences.open(job.delta, num_drafts, max_depth)
+        except ServingError as error:
+            job.reply(error)
+            return False
+        return True
+
+    def _check_ids(self, delta: Delta) -> None:
+        ids = delta.context_ids
+        if len(ids) and (ids.min() < 0 or ids.max() >= self.model.vocab_size):
+            raise EngineError(f"context_ids has an id outside 0..{self.model.vocab_size - 1}")
+
+    def plan(self, jobs: list[Job]) -> list[tuple[Job, Segment]]:
+        """Return each job's share of the next pass: all that its sequence lacks, or the next part of it."""
+        left = self.max_pass_tokens
+        shares: list[tuple[Job, Segment]] = []
+        for job in jobs:
+            sequence = job.opened
+            size = len(sequence.ids) - sequence.num_computed
+            if size > STEP_TOKENS:
+                size = min(size, left)
+                left -= size
+            if size:
+                first = sequence.num_computed
+                shares.append((job, Segment(sequence, first, first + size)))
+        return shares
+
+    def forward(self, segments: list[Segment]) -> Tensor:
+        """Run one pass and note what is computed.
+
+        Returns the logits of every segment's last context token and nodes, (rows, V).
+        """
+        batch = Pass(segments, self.model.device, self.model.dtype)
+        logits = self.model.forward(batch, self.cache)
+        now_s = time.monotonic()
+        for segment in segments:
+            segment.sequence.num_computed = segment.last
+            segment.sequence.last_used_s = now_s
+        return logits

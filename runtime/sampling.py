@@ -1,0 +1,97 @@
+"""The torch twin of `orchestrator/sampling.py`: many rows with their own sampling at once, on the logits' device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from orchestrator.types import Sampling
+from runtime.noise import gumbel
+
+
+def picks(logits: Tensor, positions: Sequence[int], sampling: Sequence[Sampling]) -> list[int]:
+    """Return the pick of every row: argmax(log p + noise), or the argmax at temperature 0.
+
+    logits: (n, V) in the model's dtype. positions: n absolute positions of the tokens being drawn.
+    sampling: n, one a row. Returns n token ids. Ties go to the lowest id.
+    """
+    result = logits.argmax(dim=-1)
+    drawn = [row for row, s in enumerate(sampling) if not s.greedy]
+    if drawn:
+        rows = torch.tensor(drawn, device=logits.device)
+        chosen = [sampling[row] for row in drawn]
+        place = torch.tensor([[positions[row]] for row in drawn], device=logits.device)
+        result[rows] = _draw(logits[rows].double(), place, chosen)
+    return result.tolist()
+
+
+def _draw(logits: Tensor, positions: Tensor, sampling: list[Sampling]) -> Tensor:
+    tokens = torch.arange(logits.shape[-1], device=logits.device)
+    noise = gumbel([s.seed for s in sampling], positions, tokens)
+    return noise.add_(log_p(logits, sampling)).argmax(dim=-1)
+
+
+def log_p(logits: Tensor, sampling: Sequence[Sampling]) -> Tensor:
+    """Return log p per row, −inf outside its support; (n, V) float64. No row may be greedy.
+
+    logits: (n, V) float64. Law: equals `orchestrator.sampling.log_p` row by row.
+    """
+    result = (logits / _column(logits, [s.temperature for s in sampling])).log_softmax(dim=-1)
+    if not any(s.truncated for s in sampling):
+        return result
+    for rule in (_top_k, _top_p, _min_p):
+        result = rule(result, sampling)
+    return result
+
+
+def _column(like: Tensor, values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]
+
+
+def _keep(log_probs: Tensor, kept: Tensor) -> Tensor:
+    return log_probs.masked_fill(~kept, -torch.inf).log_softmax(dim=-1)
+
+
+def _top_k(log_probs: Tensor, sampling: Sequence[Sampling]) -> Tensor:
+    vocab_size = log_probs.shape[-1]
+    limits = [s.top_k if 0 < s.top_k < vocab_size else vocab_size for s in sampling]
+    if min(limits) == vocab_size:
+        return log_probs
+    # A row without a limit keeps all: its threshold is −inf.
+    most = max(k for k in limits if k < vocab_size)
+    top = log_probs.topk(most, dim=-1).values
+    column = torch.tensor([[min(k, most) - 1] for k in limits], device=log_probs.device)
+    kth = top.gather(-1, column)
+    kth[[row for row, k in enumerate(limits) if k == vocab_size]] = -torch.inf
+    return _keep(log_probs, log_probs >= kth)
+
+
+def _top_p(log_probs: Tensor, sampling: Sequence[Sampling]) -> Tensor:
+    if all(s.top_p >= 1.0 for s in sampling):
+        return log_probs
+    ordered, order = log_probs.sort(dim=-1, descending=True, stable=True)
+    probs = ordered.exp()
+    # A row with top_p 1 keeps all, whatever rounding does to its last sums.
+    limits = _column(log_probs, [s.top_p if s.top_p < 1.0 else torch.inf for s in sampling])
+    kept_sorted = probs.cumsum(dim=-1) - probs < limits
+    return _keep(log_probs, torch.zeros_like(kept_sorted).scatter_(-1, order, kept_sorted))
+
+
+def _min_p(log_probs: Tensor, sampling: Sequence[Sampling]) -> Tensor:
+    if all(s.min_p <= 0.0 for s in sampling):
+        return log_probs
+    floor = log_probs.amax(dim=-1, keepdim=True) + _column(
+        log_probs, [s.min_p for s in sampling]
+    ).log()
+    return _keep(log_probs, log_probs >= floor)
+
+
+def log_probs_of(logits: Tensor, tokens: Sequence[int]) -> list[float]:
+    """Return the model's own log-probability of one token a row, from raw logits, in float64.
+
+    logits: (n, V). tokens: n ids.
+    """
+    column = torch.tensor(tokens, device=logits.device)[:, None]
+    return logits.double().log_softmax(dim=-1).gather(-1, column)[:, 0].tolist()

@@ -1,0 +1,157 @@
+"""The target engine: one pass over the trees of all requests, acceptance beside the logits, commit to the cache."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from orchestrator.accept import Walk, accept_coupled
+from orchestrator.errors import ServingError
+from orchestrator.tree import TokenTree
+from orchestrator.types import Acceptance
+from orchestrator.wire import MAX_FEATURE_ROWS, StepRequest
+from runtime import sampling
+from runtime.job import Job
+from runtime.layout import Segment
+from runtime.paged import PagedModel
+from runtime.sequences import Sequence
+
+StepJob = Job[StepRequest]
+
+
+class TargetEngine:
+    """Answers target steps; implements `runtime.job.Engine`.
+
+    Law: an answer depends on its own request alone, not on the others in the pass (exactly so in float64).
+    """
+
+    def __init__(self, paged: PagedModel) -> None:
+        self.paged = paged
+
+    def release(self, sequence_id: int) -> None:
+        """Forget a sequence; its full blocks stay to be found by content."""
+        self.paged.sequences.drop(sequence_id)
+
+    def drop_idle(self, now_s: float, busy: set[int]) -> None:
+        """Unpin the sequences that have been silent too long."""
+        self.paged.sequences.drop_idle(now_s, busy)
+
+    def advance(self, jobs: list[StepJob]) -> list[StepJob]:
+        """Run one pass: whole steps, and parts of the contexts that are too long for one pass."""
+        jobs = [job for job in jobs if job.sequence or self._open(job)]
+        shares = [(job, _with_tree(job, segment)) for job, segment in self.paged.plan(jobs)]
+        if not shares:
+            return jobs
+        began = time.monotonic()
+        logits = self.paged.forward([segment for _, segment in shares])
+        done = self._answer(shares, logits, began)
+        return [job for job in jobs if job not in done]
+
+    def _open(self, job: StepJob) -> bool:
+        tree = job.request.tree
+        return self.paged.open(job, tree.num_nodes, int(tree.depths.max()))
+
+    def _answer(
+        self, shares: list[tuple[StepJob, Segment]], logits: Tensor, began_s: float
+    ) -> set[StepJob]:
+        finished, rows = _finished_rows(shares)
+        if not finished:
+            return set()
+        logits = logits[rows]
+        picks = _picks(finished, logits)
+        forward_us = int((time.monotonic() - began_s) * 1e6)
+        start = 0
+        for job, segment in finished:
+            size = segment.tree.num_nodes + 1
+            part = slice(start, start + size)
+            job.reply(self._decide(job, segment, logits[part], picks[part], forward_us))
+            start += size
+        return {job for job, _ in finished}
+
+    def _decide(
+        self, job: StepJob, segment: Segment, logits: Tensor, picks: list[int], forward_us: int
+    ) -> Acceptance | ServingError:
+        """Accept, commit, and put together what the step wants to know.
+
+        logits: (m + 1, V), picks: m + 1, of the root and the nodes.
+        """
+        walk = accept_coupled(segment.tree, picks)
+        want, sequence = job.request.want, job.opened
+        self._commit(sequence, segment.tree, walk)
+        features, features_start = self._features(sequence, want.features_from)
+        return Acceptance(
+            walk.path,
+            walk.next_token,
+            picks=np.array(picks, np.int32) if want.picks else None,
+            logprobs=_logprobs(logits, segment.tree, walk) if want.logprobs else None,
+            features=features,
+            features_start=features_start,
+            forward_us=forward_us,
+        )
+
+    def _commit(self, sequence: Sequence, tree: TokenTree, walk: Walk) -> None:
+        """Keep the accepted path alone: its rows move to the slots right behind the old root's."""
+        prefix_len = len(sequence.ids)
+        moves = [
+            (sequence.slot(prefix_len + node - 1), sequence.slot(prefix_len + level))
+            for level, node in enumerate(walk.path)
+            if node != level + 1
+        ]
+        if moves:
+            self.paged.cache.move([s for s, _ in moves], [d for _, d in moves])
+        accepted = [int(tree.tokens[node - 1]) for node in walk.path]
+        sequence.context.commit([*accepted, walk.next_token])
+        sequence.num_computed = prefix_len + len(walk.path)
+        sequence.publish(len(sequence.ids))
+
+    def _features(
+        self, sequence: Sequence, features_from: int | None
+    ) -> tuple[np.ndarray | None, int]:
+        """Return the newest rows from `features_from` on, (r, width) float32, and the first one's position."""
+        store = self.paged.cache.features
+        if features_from is None or not store.shape[1]:
+            return None, 0
+        stop = sequence.num_computed
+        start = max(features_from, stop - MAX_FEATURE_ROWS, 0)
+        slots = torch.tensor([sequence.slot(i) for i in range(start, stop)], device=store.device)
+        return store[slots].float().cpu().numpy(), start
+
+
+def _with_tree(job: StepJob, segment: Segment) -> Segment:
+    """Attach the drafts to the segment that ends in the root."""
+    if segment.last == job.delta.prefix_len:
+        segment.tree = job.request.tree
+    return segment
+
+
+def _finished_rows(
+    shares: list[tuple[StepJob, Segment]],
+) -> tuple[list[tuple[StepJob, Segment]], list[int]]:
+    """Return the shares that end in their root, and the logit rows that belong to them."""
+    finished, rows, start = [], [], 0
+    for job, segment in shares:
+        stop = start + segment.tree.num_nodes + 1
+        if segment.last == job.delta.prefix_len:
+            finished.append((job, segment))
+            rows += range(start, stop)
+        start = stop
+    return finished, rows
+
+
+def _picks(shares: list[tuple[StepJob, Segment]], logits: Tensor) -> list[int]:
+    """Return the target's pick at every root and node of all requests."""
+    positions: list[int] = []
+    rules = []
+    for job, segment in shares:
+        positions += (segment.tree.depths + segment.last).tolist()
+        rules += [job.request.sampling] * (segment.tree.num_nodes + 1)
+    return sampling.picks(logits, positions, rules)
+
+
+def _logprobs(logits: Tensor, tree: TokenTree, walk: Walk) -> np.ndarray:
+    rows = [0, *walk.path]
+    tokens = [int(tree.tokens[node - 1]) for node in walk.path] + [walk.next_token]
+    return np.array(sampling.log_probs_of(logits[rows], tokens))

@@ -1,0 +1,131 @@
+"""The engine thread: it owns its batch, gathers the calls of live sequences while that pays, and answers every call."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from typing import Generic
+
+from orchestrator.errors import EngineError, Unavailable
+from runtime.gather import Gather
+from runtime.job import Engine, Job, Reply, Request
+
+log = logging.getLogger(__name__)
+
+
+class EngineThread(Generic[Request]):
+    """Runs an engine's passes over all calls at hand, one thread, from `start` to `close`.
+
+    Law: every submitted job is answered exactly once, by its deadline or one pass after it.
+    """
+
+    def __init__(self, engine: Engine[Request], name: str) -> None:
+        self.gather = Gather()
+        self.num_passes = 0
+        self.num_jobs = 0
+        self._engine = engine
+        self._inbox: queue.SimpleQueue[Job[Request] | int | None] = queue.SimpleQueue()
+        self._jobs: list[Job[Request]] = []
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def submit(self, request: Request, deadline_s: float, on_answer: Reply) -> None:
+        """Queue a call; `on_answer` is called once, from the engine's thread.
+
+        deadline_s: when the answer is due, by time.monotonic().
+        """
+        self._inbox.put(Job(request, deadline_s, on_answer))
+
+    def release(self, sequence_id: int) -> None:
+        """Queue the end of a sequence."""
+        self._inbox.put(sequence_id)
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Stop after the present pass; what is still queued is answered with Unavailable."""
+        self._inbox.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while self._receive():
+            self._expire()
+            self._forget_idle()
+            if self._jobs:
+                self._pass()
+        for job in self._jobs:
+            job.reply(Unavailable("the engine is shutting down"))
+
+    def _receive(self) -> bool:
+        """Take what has arrived; wait for a first job, and for those that `gather` expects. False at the end."""
+        while True:
+            wait_s = self.gather.wait_s(time.monotonic(), bool(self._jobs))
+            try:
+                item = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
+            except queue.Empty:
+                return True
+            if item is None:
+                return False
+            self._take(item)
+
+    def _take(self, item: Job[Request] | int) -> None:
+        if isinstance(item, int):
+            self._end(item, "the sequence was released")
+            self.gather.left(item)
+            self._engine.release(item)
+        elif any(job.sequence_id == item.sequence_id for job in self._jobs):
+            item.reply(Unavailable(f"sequence {item.sequence_id} has a call under way"))
+        else:
+            self.gather.arrived(item.sequence_id, item.arrived_s)
+            self._jobs.append(item)
+
+    def _expire(self) -> None:
+        now_s = time.monotonic()
+        for job in self._jobs:
+            if job.deadline_s <= now_s:
+                self._engine.release(job.sequence_id)
+                job.reply(Unavailable("the deadline passed before the engine could answer"))
+        self._jobs = [job for job in self._jobs if not job.answered]
+
+    def _end(self, sequence_id: int, reason: str) -> None:
+        """Answer the job of a sequence whose blocks are about to go."""
+        for job in self._jobs:
+            if job.sequence_id == sequence_id:
+                job.reply(Unavailable(reason))
+        self._jobs = [job for job in self._jobs if not job.answered]
+
+    def _forget_idle(self) -> None:
+        now_s = time.monotonic()
+        self.gather.forget_idle(now_s)
+        self._engine.drop_idle(now_s, {job.sequence_id for job in self._jobs})
+
+    def _pass(self) -> None:
+        began_s = time.monotonic()
+        jobs, self._jobs = self._jobs, []
+        self._jobs = self._advance(jobs)
+        now_s = time.monotonic()
+        waiting = {job.sequence_id for job in self._jobs}
+        answered = [job.sequence_id for job in jobs if job.sequence_id not in waiting]
+        self.gather.answered(answered, now_s, now_s - began_s)
+        self.num_passes += 1
+        self.num_jobs += len(jobs)
+
+    def _advance(self, jobs: list[Job[Request]]) -> list[Job[Request]]:
+        """Run a pass; when it fails, each job runs alone, so that only the culprit is refused."""
+        try:
+            return self._engine.advance(jobs)
+        except Exception as error:
+            log.exception("a pass over %d requests failed", len(jobs))
+            return self._fail(jobs[0], error) if len(jobs) == 1 else self._advance_alone(jobs)
+
+    def _advance_alone(self, jobs: list[Job[Request]]) -> list[Job[Request]]:
+        return [left for job in jobs if not job.answered for left in self._advance([job])]
+
+    def _fail(self, job: Job[Request], error: Exception) -> list[Job[Request]]:
+        self._engine.release(job.sequence_id)
+        if not job.answered:
+            job.reply(EngineError(f"the engine failed on this request: {type(error).__name__}"))
+        return []

@@ -1,0 +1,115 @@
+"""Engines in this process, without Triton: a Target over an engine thread, and plain forward passes to compare with."""
+
+from __future__ import annotations
+
+import queue
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from orchestrator.errors import ServingError
+from orchestrator.tree import TokenTree
+from orchestrator.types import Acceptance, Context, Sampling, Want
+from orchestrator.wire import StepRequest, delta_of
+from runtime.load import load_model
+from runtime.norms import fuse_norms
+from runtime.paged import PagedModel
+from runtime.target import TargetEngine
+from runtime.thread import EngineThread
+
+LIMIT_S = 60.0
+
+
+def make_paged(
+    folder: Path, dtype: str = "float64", block_tokens: int = 4, features: str = "none", **options: Any
+) -> PagedModel:
+    """Load a checkpoint behind small blocks, so that tests cross many block borders."""
+    memory_mb = options.pop("memory_mb", 4)
+    model = load_model(str(folder), "cpu", dtype, features)
+    return PagedModel(model, memory_mb, block_tokens, **options)
+
+
+class EngineTarget:
+    """The Target protocol over an engine thread; resends the whole context when `stateless`."""
+
+    def __init__(
+        self, engine: EngineThread[StepRequest], sequence_id: int, stateless: bool = False
+    ) -> None:
+        self.engine = engine
+        self.sequence_id = sequence_id
+        self.stateless = stateless
+        self.sent = 0
+
+    def step(self, context: Context, tree: TokenTree, sampling: Sampling, want: Want) -> Acceptance:
+        """Submit one step and wait for its answer."""
+        start = 0 if self.stateless else self.sent
+        delta = delta_of(context, start, self.sequence_id, "")
+        answer = ask(self.engine, StepRequest(delta, tree, sampling, want, 60_000))
+        self.sent = len(context)
+        return answer
+
+    def release(self) -> None:
+        """End the sequence."""
+        self.engine.release(self.sequence_id)
+        self.sent = 0
+
+
+def submit(engine: EngineThread[Any], request: Any) -> queue.SimpleQueue[Any]:
+    """Submit a call; its answer will come out of the queue that is returned."""
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    engine.submit(request, time.monotonic() + LIMIT_S, answers.put)
+    return answers
+
+
+def ask(engine: EngineThread[Any], request: Any) -> Any:
+    """Submit a call and return its answer; raises what the engine answers as an error."""
+    answer = submit(engine, request).get(timeout=LIMIT_S)
+    if isinstance(answer, ServingError):
+        raise answer
+    return answer
+
+
+def start_target(paged: PagedModel) -> EngineThread[StepRequest]:
+    """Start a target engine over a paged model."""
+    engine = EngineThread(TargetEngine(paged), "test-target")
+    engine.start()
+    return engine
+
+
+class PlainModel:
+    """The stock model, one causal forward pass per question: the oracle of the engine tests."""
+
+    def __init__(self, folder: Path, dtype: str = "float64") -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+        ).eval()
+        if dtype == "float64":
+            # The stock norms round to float32 on the way; without that the oracle is exact too.
+            fuse_norms(self.model)
+
+    @torch.inference_mode()
+    def logits(self, ids: list[int]) -> np.ndarray:
+        """Return (V,) float64 logits of the token after `ids`."""
+        output = self.model(input_ids=torch.tensor([ids]), use_cache=False)
+        result: np.ndarray = output.logits[0, -1].double().numpy()
+        return result
+
+    @torch.inference_mode()
+    def hidden(self, ids: list[int]) -> np.ndarray:
+        """Return (n, d) float64 states after the final norm."""
+        output = self.model.model(input_ids=torch.tensor([ids]), use_cache=False)
+        result: np.ndarray = output.last_hidden_state[0].double().numpy()
+        return result
+
+
+def node_paths(ids: list[int], tree: TokenTree) -> list[list[int]]:
+    """Return the token path of the root and of every node, context included."""
+    paths = [ids]
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        paths.append([*paths[parent], token])
+    return paths
