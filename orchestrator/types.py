@@ -110,6 +110,8 @@ class Acceptance:
     picks: (m + 1,) int32, the target's own pick at every node, when wanted.
     logprobs: (a + 1,) float64, log-probability of each emitted token, when wanted.
     features: (r, width) float32, hidden states of positions features_start …, when wanted.
+    forward_us: cost of the pass. num_in_pass: requests that shared it. num_cached_tokens: tokens of the
+    context that were found in the cache when the engine first saw the sequence.
     """
 
     path: tuple[int, ...]
@@ -119,6 +121,12 @@ class Acceptance:
     features: Features | None = None
     features_start: int = 0
     forward_us: int = 0
+    num_in_pass: int = 1
+    num_cached_tokens: int = 0
+
+    def logprobs_list(self) -> list[float]:
+        """Return the log-probabilities as a list, empty when they were not wanted."""
+        return [] if self.logprobs is None else [float(x) for x in self.logprobs]
 
     def tokens(self, tree: TokenTree) -> list[int]:
         """Return the a + 1 tokens that this step commits."""

@@ -73,6 +73,14 @@ class DraftRequest:
     max_depth: int
 
 
+@dataclass(frozen=True, eq=False)
+class Drafted:
+    """A drafter's answer. cached_len: how many of the context's tokens it has computed."""
+
+    tree: TokenTree
+    cached_len: int
+
+
 def delta_of(context: Context, start: int, sequence_id: int, cache_salt: str) -> Delta:
     """Return what an engine that holds the first `start` tokens lacks."""
     ids = np.array(context.ids[start:], np.int32)
@@ -187,6 +195,8 @@ def pack_acceptance(acceptance: Acceptance) -> Tensors:
     tensors: Tensors = {
         "next_token": np.array([acceptance.next_token], np.int32),
         "forward_us": np.array([acceptance.forward_us], np.int32),
+        "num_in_pass": np.array([acceptance.num_in_pass], np.int32),
+        "num_cached_tokens": np.array([acceptance.num_cached_tokens], np.int32),
     }
     if acceptance.path:
         tensors["path"] = np.array(acceptance.path, np.int32)
@@ -215,6 +225,8 @@ def unpack_acceptance(tensors: Mapping[str, npt.NDArray[Any]], tree: TokenTree) 
         tensors.get("features"),
         _scalar(tensors, "features_start", 0),
         _scalar(tensors, "forward_us", 0),
+        _scalar(tensors, "num_in_pass", 1),
+        _scalar(tensors, "num_cached_tokens", 0),
     )
 
 
@@ -238,6 +250,30 @@ def unpack_draft(tensors: Mapping[str, npt.NDArray[Any]]) -> DraftRequest:
         _scalar(tensors, "max_nodes"),
         _scalar(tensors, "max_depth"),
     )
+
+
+def pack_drafted(drafted: Drafted) -> Tensors:
+    """Pack a drafter's answer."""
+    return pack_tree(drafted.tree) | {"cached_len": np.array([drafted.cached_len], np.int32)}
+
+
+def pack_release(sequence_id: int) -> Tensors:
+    """Pack the end of a sequence."""
+    return {
+        "sequence_id": np.array([sequence_id], np.uint64),
+        "release": np.array([True], np.bool_),
+    }
+
+
+def released(tensors: Mapping[str, npt.NDArray[Any]]) -> int:
+    """Return the id of the sequence that a call ends, or 0 for any other call."""
+    ends = "release" in tensors and bool(tensors["release"].reshape(-1)[0])
+    return _scalar(tensors, "sequence_id") if ends else 0
+
+
+def deadline_ms(tensors: Mapping[str, npt.NDArray[Any]], default: int) -> int:
+    """Return how long a call may take."""
+    return _scalar(tensors, "deadline_ms", default)
 
 
 # Triton carries an error as text alone; the first word says which of ours it is.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from orchestrator.tree import TokenTree
-from orchestrator.types import Proposal
-from orchestrator.wire import DraftRequest
+from orchestrator.wire import Drafted, DraftRequest
 from runtime import sampling
 from runtime.job import Job
 from runtime.layout import Segment
@@ -43,15 +42,15 @@ class DraftEngine:
             return jobs
         logits = self.paged.forward([segment for _, segment in shares])
         self._extend(shares, logits)
-        done = [job for job in jobs if _drafted(job) >= _length(job)]
+        done = [job for job in jobs if _num_drafted(job) >= _length(job)]
         for job in done:
-            job.reply(_proposal(job))
+            job.reply(_drafted(job))
         return [job for job in jobs if job not in done]
 
     def _open(self, job: DraftJob) -> bool:
         length = _length(job)
         if length < 1:
-            job.reply(Proposal.none("draft_model"))
+            job.reply(Drafted(TokenTree.bare(), 0))
             return False
         return self.paged.open(job, length, length)
 
@@ -72,9 +71,11 @@ def _length(job: DraftJob) -> int:
     return min(job.request.max_nodes, job.request.max_depth)
 
 
-def _drafted(job: DraftJob) -> int:
+def _num_drafted(job: DraftJob) -> int:
     return len(job.opened.ids) - job.delta.prefix_len
 
 
-def _proposal(job: DraftJob) -> Proposal:
-    return Proposal(TokenTree.chain(job.opened.ids[job.delta.prefix_len :]), "draft_model")
+def _drafted(job: DraftJob) -> Drafted:
+    prefix_len = job.delta.prefix_len
+    cached_len = min(job.opened.num_computed, prefix_len)
+    return Drafted(TokenTree.chain(job.opened.ids[prefix_len:]), cached_len)

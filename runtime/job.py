@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from orchestrator.errors import ServingError
-from orchestrator.types import Acceptance, Proposal
-from orchestrator.wire import Delta, DraftRequest, StepRequest
+from orchestrator.types import Acceptance
+from orchestrator.wire import Delta, Drafted, DraftRequest, StepRequest
 from runtime.sequences import Sequence
 
-Answer = Acceptance | Proposal
+Answer = Acceptance | Drafted
 Reply = Callable[[Answer | ServingError], None]
 Request = TypeVar("Request", StepRequest, DraftRequest)
 

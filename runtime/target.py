@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from orchestrator.accept import Walk, accept_coupled
-from orchestrator.errors import ServingError
 from orchestrator.tree import TokenTree
 from orchestrator.types import Acceptance
 from orchestrator.wire import MAX_FEATURE_ROWS, StepRequest
@@ -67,13 +67,14 @@ class TargetEngine:
         for job, segment in finished:
             size = segment.tree.num_nodes + 1
             part = slice(start, start + size)
-            job.reply(self._decide(job, segment, logits[part], picks[part], forward_us))
+            answer = self._decide(job, segment, logits[part], picks[part])
+            job.reply(replace(answer, forward_us=forward_us, num_in_pass=len(shares)))
             start += size
         return {job for job, _ in finished}
 
     def _decide(
-        self, job: StepJob, segment: Segment, logits: Tensor, picks: list[int], forward_us: int
-    ) -> Acceptance | ServingError:
+        self, job: StepJob, segment: Segment, logits: Tensor, picks: list[int]
+    ) -> Acceptance:
         """Accept, commit, and put together what the step wants to know.
 
         logits: (m + 1, V), picks: m + 1, of the root and the nodes.
@@ -89,7 +90,7 @@ class TargetEngine:
             logprobs=_logprobs(logits, segment.tree, walk) if want.logprobs else None,
             features=features,
             features_start=features_start,
-            forward_us=forward_us,
+            num_cached_tokens=sequence.num_cached,
         )
 
     def _commit(self, sequence: Sequence, tree: TokenTree, walk: Walk) -> None:

@@ -1,0 +1,109 @@
+"""Who may run: at most max_running requests, each on a thread of its own; max_waiting more wait their turn."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+POLL_S = 0.05
+
+
+class Ticket(Protocol):
+    """A request that waits or runs."""
+
+    deadline_s: float
+
+    def run(self) -> None:
+        """Serve the request to its end; must not raise."""
+
+    def is_cancelled(self) -> bool:
+        """True when the client has gone."""
+
+    def give_up(self, reason: str) -> None:
+        """Answer a request that was never started; reason: cancelled, deadline or shutdown."""
+
+
+@dataclass
+class Admission:
+    """Starts tickets in the order of their arrival.
+
+    Law: running ≤ max_running, waiting ≤ max_waiting; every ticket is run or given up, exactly once,
+    by its deadline (plus the poll) if it only ever waits.
+    """
+
+    max_running: int
+    max_waiting: int
+    num_running: int = 0
+    _waiting: deque[Ticket] = field(default_factory=deque)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _closed: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._reaper = threading.Thread(target=self._reap, name="admission", daemon=True)
+        self._reaper.start()
+
+    @property
+    def num_waiting(self) -> int:
+        """Tickets in the queue."""
+        return len(self._waiting)
+
+    def admit(self, ticket: Ticket) -> bool:
+        """Run the ticket now or later; False when the queue is full."""
+        with self._lock:
+            if self._closed.is_set():
+                return False
+            if self.num_running < self.max_running:
+                self.num_running += 1
+            elif len(self._waiting) < self.max_waiting:
+                self._waiting.append(ticket)
+                return True
+            else:
+                return False
+        threading.Thread(target=self._work, args=(ticket,), name="request", daemon=True).start()
+        return True
+
+    def close(self, timeout_s: float) -> bool:
+        """Give up the waiting tickets, wait for the running ones; True when all have ended in time."""
+        self._closed.set()
+        self._give_up(lambda ticket: "shutdown")
+        limit_s = time.monotonic() + timeout_s
+        while self.num_running and time.monotonic() < limit_s:
+            time.sleep(POLL_S)
+        return not self.num_running
+
+    def _work(self, ticket: Ticket | None) -> None:
+        while ticket is not None:
+            ticket.run()
+            ticket = self._next()
+
+    def _next(self) -> Ticket | None:
+        """Return the next ticket for a thread that has finished one, or None, and then its place is free."""
+        with self._lock:
+            if self._waiting:
+                return self._waiting.popleft()
+            self.num_running -= 1
+            return None
+
+    def _reap(self) -> None:
+        while not self._closed.wait(POLL_S):
+            if self._waiting:
+                self._give_up(_why_not)
+
+    def _give_up(self, why: Callable[[Ticket], str]) -> None:
+        with self._lock:
+            tickets = [(ticket, why(ticket)) for ticket in self._waiting]
+            self._waiting = deque(ticket for ticket, reason in tickets if not reason)
+        for ticket, reason in tickets:
+            if reason:
+                ticket.give_up(reason)
+
+
+def _why_not(ticket: Ticket) -> str:
+    """Return why a waiting ticket need not wait any longer, or ""."""
+    if ticket.is_cancelled():
+        return "cancelled"
+    return "deadline" if time.monotonic() >= ticket.deadline_s else ""

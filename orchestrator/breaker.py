@@ -1,0 +1,89 @@
+"""A bounded, breakable line to something that may hang: it is waited for only so long, and left alone when it stays away."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+Result = TypeVar("Result")
+
+
+@dataclass
+class DraftCounts:
+    """What became of the calls of one drafter."""
+
+    num_calls: int = 0
+    num_late: int = 0
+    num_failed: int = 0
+    num_skipped: int = 0
+
+
+@dataclass
+class Breaker(Generic[Result]):
+    """Runs calls on its own workers and waits for each at most timeout_s.
+
+    A call that cannot be cancelled goes on after its time-out, and its result is dropped. While
+    `max_late` calls are late, or for `cool_down_s` after a failure, no further call is made: the
+    breaker is open.
+    """
+
+    name: str
+    max_workers: int
+    timeout_s: float
+    max_late: int = 2
+    cool_down_s: float = 1.0
+    counts: DraftCounts = field(default_factory=DraftCounts)
+    _late: int = 0
+    _closed_again_s: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        workers = self.max_workers + self.max_late
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix=f"drafter-{self.name}")
+
+    @property
+    def is_open(self) -> bool:
+        """True while calls are not made."""
+        return self._late >= self.max_late or time.monotonic() < self._closed_again_s
+
+    def start(self, function: Callable[[], Result]) -> Future[Result] | None:
+        """Begin a call on a worker, or return None while the breaker is open."""
+        if self.is_open:
+            self.counts.num_skipped += 1
+            return None
+        self.counts.num_calls += 1
+        return self._pool.submit(function)
+
+    def wait(self, future: Future[Result]) -> Result | None:
+        """Return the result of a call, or None when it fails or is late."""
+        try:
+            return future.result(self.timeout_s)
+        except FutureTimeout:
+            self._note_late(future)
+        except Exception:  # a drafter's failure is never the request's
+            self._note_failure()
+        return None
+
+    def _note_late(self, future: Future[Result]) -> None:
+        with self._lock:
+            self._late += 1
+            self.counts.num_late += 1
+        future.add_done_callback(self._note_return)
+
+    def _note_return(self, _: Future[Result]) -> None:
+        with self._lock:
+            self._late -= 1
+
+    def _note_failure(self) -> None:
+        with self._lock:
+            self.counts.num_failed += 1
+            self._closed_again_s = time.monotonic() + self.cool_down_s
+
+    def close(self) -> None:
+        """Make no further call; a hung one is left behind."""
+        self._pool.shutdown(wait=False, cancel_futures=True)

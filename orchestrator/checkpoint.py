@@ -1,0 +1,77 @@
+"""What the orchestrator must know of the target's checkpoint: its tokenizer and a few numbers; opens no weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from orchestrator.errors import ConfigError
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """max_positions: longest context in tokens. eos_ids: the ids that end a text."""
+
+    tokenizer: Tokenizer
+    vocab_size: int
+    max_positions: int
+    eos_ids: frozenset[int]
+
+
+def read_checkpoint(source: str) -> Checkpoint:
+    """Read a checkpoint folder or hub id; raises ConfigError naming the file that is missing or broken."""
+    config = _read_json(source, "config.json")
+    if config is None:
+        raise ConfigError(f"{source}: config.json is missing")
+    text_config = config.get("text_config", config)
+    generation = _read_json(source, "generation_config.json") or {}
+    eos = generation.get("eos_token_id", text_config.get("eos_token_id"))
+    try:
+        return Checkpoint(
+            _read_tokenizer(source),
+            int(text_config["vocab_size"]),
+            int(text_config["max_position_embeddings"]),
+            frozenset([] if eos is None else eos if isinstance(eos, list) else [eos]),
+        )
+    except KeyError as error:
+        raise ConfigError(f"{source}: config.json has no {error}") from None
+
+
+def _find(source: str, name: str) -> Path | None:
+    if Path(source).is_dir():
+        file = Path(source) / name
+        return file if file.is_file() else None
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(source, name))
+    except EntryNotFoundError:
+        return None
+    except Exception as error:  # the hub client raises many kinds; all mean "not to be had"
+        raise ConfigError(f"{source}: neither a folder nor a hub id that can be fetched: {error}") from None
+
+
+def _read_json(source: str, name: str) -> dict[str, Any] | None:
+    file = _find(source, name)
+    if file is None:
+        return None
+    try:
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file} is not JSON: {error}") from None
+    return content
+
+
+def _read_tokenizer(source: str) -> Tokenizer:
+    file = _find(source, "tokenizer.json")
+    if file is None:
+        raise ConfigError(f"{source}: tokenizer.json is missing (a fast tokenizer is needed)")
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ConfigError(f"{file} is not a tokenizer: {error}") from None

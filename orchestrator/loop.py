@@ -1,0 +1,91 @@
+"""The main loop: propose → step → observe → emit, until the text ends. Knows neither Triton nor models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from orchestrator.text import Chunk, FinishReason, Output
+from orchestrator.tree import TokenTree
+from orchestrator.types import (
+    Acceptance,
+    Budget,
+    Context,
+    Proposer,
+    Sampling,
+    StepCount,
+    Target,
+    Want,
+)
+
+Guard = Callable[[], FinishReason | None]
+Emit = Callable[[Chunk], None]
+
+
+@dataclass
+class Progress:
+    """What became of one request; times in seconds, step totals as the papers count them."""
+
+    counts: StepCount = field(default_factory=StepCount)
+    num_in_pass: int = 0
+    num_cached_tokens: int = 0
+    forward_us: int = 0
+    began_s: float = field(default_factory=time.monotonic)
+    first_token_s: float = 0.0
+
+    def observe(self, tree: TokenTree, acceptance: Acceptance, num_emitted: int) -> None:
+        """Count one step."""
+        if not self.counts.num_steps:
+            self.first_token_s = time.monotonic() - self.began_s
+            self.num_cached_tokens = acceptance.num_cached_tokens
+        self.counts.observe(tree.num_nodes, len(acceptance.path), num_emitted)
+        self.num_in_pass += acceptance.num_in_pass
+        self.forward_us += acceptance.forward_us
+
+
+@dataclass(frozen=True)
+class Limits:
+    """max_tokens: most tokens of output. max_positions: longest context. max_nodes: most draft nodes of a tree."""
+
+    max_tokens: int
+    max_positions: int
+    max_nodes: int
+
+    def budget(self, context: Context) -> Budget:
+        """Return what a tree may cost now: no level beyond the context limit or the last token."""
+        tokens_left = self.max_tokens - (len(context) - context.prompt_len)
+        depth = min(tokens_left - 1, self.max_positions - len(context))
+        return Budget(self.max_nodes, max(depth, 0))
+
+
+def generate(
+    context: Context,
+    target: Target,
+    proposer: Proposer,
+    sampling: Sampling,
+    limits: Limits,
+    want: Want,
+    output: Output,
+    progress: Progress,
+    guard: Guard,
+    emit: Emit,
+) -> None:
+    """Generate until `output` finishes or `guard` names a reason to stop; emits one chunk a step.
+
+    Law: the emitted tokens are those of `orchestrator.reference.generate`, whatever the proposer.
+    Source: Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1; trees: SpecInfer, arXiv:2305.09781.
+    """
+    while output.finish is None:
+        if reason := guard():
+            emit(Chunk(output.close(reason), [], []))
+            break
+        budget = limits.budget(context)
+        tree = proposer.propose(context, sampling, budget).tree.cut(budget.max_nodes, budget.max_depth)
+        acceptance = target.step(context, tree, sampling, want)
+        tokens = acceptance.tokens(tree)
+        context.commit(tokens)
+        proposer.observe(tree, acceptance)
+        chunk = output.push(tokens, acceptance.logprobs_list())
+        progress.observe(tree, acceptance, len(chunk.ids))
+        emit(chunk)

@@ -1,0 +1,106 @@
+"""From the loop's chunks to responses: deltas while streaming, one whole response otherwise; knows no Triton."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.job import Job
+from orchestrator.loop import Progress
+from orchestrator.text import Chunk, FinishReason, Output
+
+Tensors = dict[str, npt.NDArray[Any]]
+
+
+def _int32(*values: int) -> npt.NDArray[np.int32]:
+    return np.array([values], np.int32)
+
+
+def _text(value: str) -> npt.NDArray[np.object_]:
+    return np.array([[value.encode()]], np.object_)
+
+
+class Responses:
+    """Sends the responses of one request.
+
+    Law: joined, the texts, ids and counts of all responses are those of the whole output; the summary
+    comes on the last one alone. Without `stream` there is exactly one.
+    """
+
+    def __init__(
+        self, job: Job, output: Output, progress: Progress, send: Callable[[Tensors], None]
+    ) -> None:
+        self._job = job
+        self._output = output
+        self._progress = progress
+        self._send = send
+        self._sum_logprobs = 0.0
+        self._held = Chunk(job.prompt_text if job.repeat_prompt else "", [], [])
+        self._step_lengths: list[int] = []
+
+    def emit(self, chunk: Chunk) -> None:
+        """Take one step's chunk; send it now when streaming, and everything when the output has ended."""
+        self._held.text += chunk.text
+        self._held.ids += chunk.ids
+        self._held.logprobs += chunk.logprobs
+        self._sum_logprobs += sum(chunk.logprobs)
+        if chunk.ids:
+            self._step_lengths.append(len(chunk.ids))
+        if self._output.finish:
+            self._send(self._delta() | self._summary(self._output.finish))
+        elif self._job.stream:
+            self._send(self._delta())
+
+    def finish_late(self) -> None:
+        """End the output at its deadline, with what there is."""
+        self.emit(Chunk(self._output.close(FinishReason.DEADLINE), [], []))
+
+    def _delta(self) -> Tensors:
+        held, lengths = self._held, self._step_lengths
+        self._held, self._step_lengths = Chunk("", [], []), []
+        tensors: Tensors = {
+            "text_output": _text(held.text),
+            "output_ids": _int32(*held.ids),
+            "num_output_tokens": _int32(len(held.ids)),
+            "step_lengths": _int32(*lengths),
+        }
+        if self._job.want.logprobs:
+            tensors["output_log_probs"] = np.array([[held.logprobs]], np.float32)
+            tensors["cum_log_probs"] = np.array([[self._sum_logprobs]], np.float32)
+        return tensors
+
+    def _summary(self, reason: FinishReason) -> Tensors:
+        counts = self._progress.counts
+        tensors: Tensors = {
+            "finish_reason": _text(reason.value),
+            "num_input_tokens": _int32(len(self._job.prompt)),
+            "num_steps": _int32(counts.num_steps),
+            "acceptance_rate": np.array([[counts.acceptance_rate]], np.float32),
+            "total_accepted_draft_tokens": _int32(counts.num_accepted_tokens),
+            "total_draft_tokens": _int32(counts.num_draft_tokens),
+        }
+        if self._job.return_stats:
+            tensors["stats"] = _text(json.dumps(self._stats()))
+        return tensors
+
+    def _stats(self) -> dict[str, Any]:
+        """Return what is told when asked for; both conventions of acceptance length, so that none is guessed."""
+        progress, counts = self._progress, self._progress.counts
+        steps = max(counts.num_steps, 1)
+        return {
+            "method": self._job.plan.method,
+            "num_steps": counts.num_steps,
+            "acceptance_length": self._output.num_tokens / steps,
+            "accepted_per_step": counts.num_accepted_tokens / steps,
+            "draft_acceptance_rate": counts.acceptance_rate,
+            "time_to_first_token_ms": 1e3 * progress.first_token_s,
+            "total_ms": 1e3 * (time.monotonic() - progress.began_s),
+            "forward_ms": progress.forward_us / 1e3,
+            "num_cached_tokens": progress.num_cached_tokens,
+            "requests_per_pass": progress.num_in_pass / steps,
+        }

@@ -1,0 +1,150 @@
+"""The loop's lines to other Triton models: the target, and drafters behind a breaker."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from concurrent.futures import Future
+
+from orchestrator import wire
+from orchestrator.breaker import Breaker
+from orchestrator.errors import ServingError, Unavailable, UnknownSequence
+from orchestrator.tree import TokenTree
+from orchestrator.triton import pb
+from orchestrator.types import Acceptance, Budget, Context, Sampling, Want
+
+TARGET = "target"
+POOL_RETRY_S = 0.05
+STEP_OUTPUTS = ("path", "next_token", "forward_us", "num_in_pass", "num_cached_tokens")
+DRAFT_OUTPUTS = ("node_ids", "node_parents", "cached_len")
+
+
+def new_sequence_id() -> int:
+    """Return a random id that is not 0."""
+    return secrets.randbits(63) + 1
+
+
+class BlsTarget:
+    """One request's line to the Triton model `target`; implements `orchestrator.types.Target`.
+
+    deadline_s: when the request is due, by time.monotonic().
+    """
+
+    def __init__(self, cache_salt: str, deadline_s: float) -> None:
+        self._sequence_id = new_sequence_id()
+        self._cache_salt = cache_salt
+        self._deadline_s = deadline_s
+        self._num_sent = 0
+
+    def step(
+        self, context: Context, tree: TokenTree, sampling: Sampling, want: Want
+    ) -> Acceptance:
+        """Run one step; raises what the target answers when neither resending nor waiting helps.
+
+        A target that lost the sequence is sent the whole context, once. A full pool refuses a new
+        request; one that is under way waits for blocks until its deadline.
+        """
+        while True:
+            try:
+                return self._call(context, tree, sampling, want)
+            except UnknownSequence:
+                if not self._num_sent:
+                    raise
+                self._num_sent = 0
+            except Unavailable:
+                is_new = len(context) == context.prompt_len
+                if is_new or time.monotonic() + POOL_RETRY_S > self._deadline_s:
+                    raise
+                time.sleep(POOL_RETRY_S)
+
+    def release(self) -> None:
+        """Let the target forget the sequence; a hint that may fail."""
+        if self._num_sent:
+            try_release(TARGET, self._sequence_id)
+
+    def _call(
+        self, context: Context, tree: TokenTree, sampling: Sampling, want: Want
+    ) -> Acceptance:
+        delta = wire.delta_of(context, self._num_sent, self._sequence_id, self._cache_salt)
+        left_ms = max(1, int((self._deadline_s - time.monotonic()) * 1000))
+        request = wire.StepRequest(delta, tree, sampling, want, left_ms)
+        tensors = pb.call(TARGET, wire.pack_step(request), _step_outputs(want))
+        acceptance = wire.unpack_acceptance(tensors, tree)
+        self._num_sent = len(context)
+        return acceptance
+
+
+def _step_outputs(want: Want) -> list[str]:
+    outputs = list(STEP_OUTPUTS)
+    if want.picks:
+        outputs.append("picks")
+    if want.logprobs:
+        outputs.append("logprobs")
+    if want.features_from is not None:
+        outputs += ["features", "features_start"]
+    return outputs
+
+
+def try_release(model: str, sequence_id: int) -> None:
+    """Tell an engine that a sequence has ended; it finds out by itself if this fails."""
+    try:
+        pb.call(model, wire.pack_release(sequence_id), [])
+    except ServingError:
+        return
+
+
+DraftAnswer = TokenTree | UnknownSequence
+
+
+class BlsDraftLine:
+    """One request's line to a drafter; implements `orchestrator.proposers.drafter.DraftLine`."""
+
+    def __init__(
+        self, model: str, breaker: Breaker[DraftAnswer], vocab_size: int, cache_salt: str
+    ) -> None:
+        self._model = model
+        self._breaker = breaker
+        self._vocab_size = vocab_size
+        self._cache_salt = cache_salt
+        self._sequence_id = new_sequence_id()
+        self._num_sent = 0
+        self._last: Future[DraftAnswer] | None = None
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> TokenTree:
+        """Ask for a tree; the drafter's silence, failure or nonsense comes back as a bare root."""
+        answer = self._try(context, sampling, budget)
+        if isinstance(answer, UnknownSequence) and self._num_sent:
+            self._num_sent = 0
+            answer = self._try(context, sampling, budget)
+        if not isinstance(answer, TokenTree):
+            return TokenTree.bare()
+        self._num_sent = len(context)
+        return answer
+
+    def close(self) -> None:
+        """End the drafter's sequence."""
+        if self._num_sent:
+            self._breaker.start(lambda: self._release())
+
+    def _try(
+        self, context: Context, sampling: Sampling, budget: Budget
+    ) -> DraftAnswer | None:
+        """Make one call; None when it failed, is late, or a late one still holds the drafter's sequence."""
+        if self._last is not None and not self._last.done():
+            return None
+        # The call may outlive this step, so it takes a snapshot of the context.
+        delta = wire.delta_of(context, self._num_sent, self._sequence_id, self._cache_salt)
+        request = wire.DraftRequest(delta, sampling, budget.max_nodes, budget.max_depth)
+        self._last = self._breaker.start(lambda: self._ask(request))
+        return None if self._last is None else self._breaker.wait(self._last)
+
+    def _ask(self, request: wire.DraftRequest) -> DraftAnswer:
+        try:
+            tensors = pb.call(self._model, wire.pack_draft(request), DRAFT_OUTPUTS)
+        except UnknownSequence as error:
+            return error
+        return wire.unpack_tree(tensors, self._vocab_size, request.max_nodes)
+
+    def _release(self) -> DraftAnswer:
+        try_release(self._model, self._sequence_id)
+        return TokenTree.bare()

@@ -1,0 +1,84 @@
+"""Hosts an engine as a Triton model: requests in, answers from the engine's thread; knows no engine's inside."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from orchestrator import wire
+from orchestrator.errors import EngineError, ServingError
+from orchestrator.triton import pb
+
+Request = TypeVar("Request")
+Contra = TypeVar("Contra", contravariant=True)
+
+DEFAULT_DEADLINE_MS = 60_000
+
+
+class EngineLine(Protocol[Contra]):
+    """An engine thread, as the host sees it."""
+
+    def submit(self, request: Contra, deadline_s: float, on_answer: Callable[[Any], None]) -> None:
+        """Queue a call that is answered once, by its deadline."""
+
+    def release(self, sequence_id: int) -> None:
+        """Queue the end of a sequence."""
+
+    def close(self) -> None:
+        """Stop the thread."""
+
+
+class EngineHost(Generic[Request]):
+    """The Triton side of the `target` and the drafter models.
+
+    unpack: tensors → request, raising ServingError. pack: answer → tensors.
+    Law: every Triton request gets one response with its FINAL flag in the same send.
+    """
+
+    def __init__(
+        self,
+        engine: EngineLine[Request],
+        unpack: Callable[[wire.Tensors], Request],
+        pack: Callable[[Any], wire.Tensors],
+    ) -> None:
+        self._engine = engine
+        self._unpack = unpack
+        self._pack = pack
+
+    def execute(self, requests: list[Any]) -> list[None]:
+        """Hand the requests to the engine thread, which answers through their senders."""
+        for request in requests:
+            self._accept(pb.tensors_of(request), request.get_response_sender())
+        return [None] * len(requests)
+
+    def finalize(self) -> None:
+        """Stop the engine thread."""
+        self._engine.close()
+
+    def _accept(self, tensors: wire.Tensors, sender: Any) -> None:
+        try:
+            if sequence_id := wire.released(tensors):
+                self._engine.release(sequence_id)
+                pb.send(sender, {}, final=True)
+                return
+            request = self._unpack(tensors)
+        except Exception as error:
+            self._send_error(sender, error)
+            return
+        deadline_s = time.monotonic() + wire.deadline_ms(tensors, DEFAULT_DEADLINE_MS) / 1000
+        self._engine.submit(request, deadline_s, lambda answer: self._answer(sender, answer))
+
+    def _answer(self, sender: Any, answer: Any) -> None:
+        try:
+            if isinstance(answer, ServingError):
+                raise answer
+            pb.send(sender, self._pack(answer), final=True)
+        except Exception as error:
+            self._send_error(sender, error)
+
+    @staticmethod
+    def _send_error(sender: Any, error: Exception) -> None:
+        if not isinstance(error, ServingError):
+            error = EngineError(f"{type(error).__name__}: {error}")
+        pb.send_error(sender, wire.error_text(error), error)

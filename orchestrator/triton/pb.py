@@ -1,0 +1,68 @@
+"""Between Triton's Python objects and numpy: the only module that imports `triton_python_backend_utils`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import triton_python_backend_utils as pb_utils
+
+from orchestrator import wire
+from orchestrator.errors import EngineError, RequestError, Unavailable
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+def tensors_of(request: Any) -> wire.Tensors:
+    """Copy a request's inputs out of shared memory, so that they outlive the request."""
+    return {tensor.name(): np.array(tensor.as_numpy()) for tensor in request.inputs()}
+
+
+def _pb_tensors(tensors: Mapping[str, npt.NDArray[Any]]) -> list[Any]:
+    return [pb_utils.Tensor(name, np.ascontiguousarray(a)) for name, a in tensors.items()]
+
+
+def send(sender: Any, tensors: Mapping[str, npt.NDArray[Any]], final: bool) -> None:
+    """Send one response; with `final`, its FINAL flag in the same send."""
+    response = pb_utils.InferenceResponse(output_tensors=_pb_tensors(tensors))
+    sender.send(response, flags=FINAL if final else 0)
+
+
+def send_final(sender: Any) -> None:
+    """Send the empty FINAL flag."""
+    sender.send(flags=FINAL)
+
+
+def send_error(sender: Any, message: str, error: Exception, final: bool = True) -> None:
+    """Send an error response; Triton's code follows from the kind of the error."""
+    code = pb_utils.TritonError.INTERNAL
+    if isinstance(error, RequestError):
+        code = pb_utils.TritonError.INVALID_ARG
+    elif isinstance(error, Unavailable):
+        code = pb_utils.TritonError.UNAVAILABLE
+    response = pb_utils.InferenceResponse(
+        output_tensors=[], error=pb_utils.TritonError(message, code)
+    )
+    sender.send(response, flags=FINAL if final else 0)
+
+
+def call(
+    model: str, tensors: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str]
+) -> wire.Tensors:
+    """Call another Triton model and wait for its one answer; raises the error that it answers.
+
+    Blocking on purpose: async calls have a use-after-free before mid-2026 (python_backend#439).
+    """
+    request = pb_utils.InferenceRequest(
+        model_name=model, requested_output_names=list(outputs), inputs=_pb_tensors(tensors)
+    )
+    try:
+        response = request.exec()
+    except pb_utils.TritonModelException as error:
+        raise EngineError(f"Triton model {model!r} cannot be called: {error}") from None
+    if response.has_error():
+        raise wire.error_from(response.error().message())
+    return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+

@@ -1,0 +1,77 @@
+"""Hosts the public models `speculative` and `speculative_unary`: reads requests, admits them, owns the lines to drafters."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from orchestrator.admission import Admission
+from orchestrator.breaker import Breaker
+from orchestrator.checkpoint import read_checkpoint
+from orchestrator.config import CHECKPOINTS, ServingConfig
+from orchestrator.errors import ServingError, Unavailable
+from orchestrator.job import JobBuilder
+from orchestrator.methods import Lines
+from orchestrator.request import read
+from orchestrator.triton import pb
+from orchestrator.triton.bls import BlsDraftLine, DraftAnswer
+from orchestrator.triton.ticket import RequestTicket
+
+SHUTDOWN_LIMIT_S = 20.0
+
+log = logging.getLogger(__name__)
+
+
+class PublicHost:
+    """One per stub process; every request runs on a thread of its own."""
+
+    def __init__(self, config: ServingConfig) -> None:
+        drafters = [name for name in CHECKPOINTS if name != "target" and getattr(config, name)]
+        self._config = config
+        self._checkpoint = read_checkpoint(config.target)
+        self._builder = JobBuilder(config, self._checkpoint, frozenset(drafters))
+        self._admission = Admission(config.max_running, config.max_waiting)
+        self._breakers = {name: self._breaker(name) for name in drafters}
+
+    def execute(self, requests: list[Any]) -> None:
+        """Admit the requests; they are answered from their own threads."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                self._accept(request, sender)
+            except Exception as error:
+                self._refuse(sender, error)
+
+    def finalize(self) -> None:
+        """Let the running requests end, within a limit."""
+        self._admission.close(SHUTDOWN_LIMIT_S)
+        for breaker in self._breakers.values():
+            breaker.close()
+
+    def _accept(self, request: Any, sender: Any) -> None:
+        given = read(pb.tensors_of(request), request.parameters())
+        timeout_ms = self._builder.timeout_ms(given)
+        deadline_s = time.monotonic() + timeout_ms / 1000
+        ticket = RequestTicket(given, sender, deadline_s, self._builder, self._lines)
+        if not self._admission.admit(ticket):
+            raise Unavailable(
+                f"{self._config.max_running} requests run and {self._config.max_waiting} wait; "
+                "try again later (max_running, max_waiting in serving.toml)"
+            )
+
+    @staticmethod
+    def _refuse(sender: Any, error: Exception) -> None:
+        if not isinstance(error, ServingError):
+            log.exception("a request could not be read")
+            error = ServingError("internal error; the server's log has the cause")
+        pb.send_error(sender, str(error), error)
+
+    def _breaker(self, name: str) -> Breaker[DraftAnswer]:
+        return Breaker(name, self._config.max_running, self._config.draft_timeout_ms / 1000)
+
+    def _lines(self, cache_salt: str) -> Lines:
+        """Return what builds one request's lines to drafters."""
+        return lambda name: BlsDraftLine(
+            name, self._breakers[name], self._checkpoint.vocab_size, cache_salt
+        )

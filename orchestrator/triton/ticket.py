@@ -1,0 +1,94 @@
+"""One client request on its way through `speculative`: checked, run, answered, always closed with a FINAL flag."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator.errors import ServingError, Unavailable
+from orchestrator.job import Job, JobBuilder
+from orchestrator.loop import Progress, generate
+from orchestrator.methods import Lines
+from orchestrator.request import Given
+from orchestrator.response import Responses
+from orchestrator.text import FinishReason, Output
+from orchestrator.triton import pb
+from orchestrator.triton.bls import BlsTarget
+from orchestrator.types import Context
+
+log = logging.getLogger(__name__)
+
+
+class RequestTicket:
+    """Implements `orchestrator.admission.Ticket`.
+
+    Law: whatever happens, the client gets its responses or one error, then the FINAL flag, once.
+    """
+
+    def __init__(
+        self,
+        given: Given,
+        sender: Any,
+        deadline_s: float,
+        builder: JobBuilder,
+        lines: Callable[[str], Lines],
+    ) -> None:
+        self.deadline_s = deadline_s
+        self._given = given
+        self._sender = sender
+        self._builder = builder
+        self._lines = lines
+
+    def is_cancelled(self) -> bool:
+        """True when the client has gone."""
+        return bool(self._sender.is_cancelled())
+
+    def give_up(self, reason: str) -> None:
+        """Answer a request that never ran."""
+        words = {"deadline": "the request waited until its deadline", "shutdown": "the server stops"}
+        self._send_error(Unavailable(words.get(reason, f"the request was {reason}")))
+        pb.send_final(self._sender)
+
+    def run(self) -> None:
+        """Serve the request to its end."""
+        try:
+            self._serve(self._builder.build(self._given))
+        except ServingError as error:
+            self._send_error(error)
+        except Exception:
+            log.exception("a request failed")
+            self._send_error(ServingError("internal error; the server's log has the cause"))
+        finally:
+            pb.send_final(self._sender)
+
+    def _serve(self, job: Job) -> None:
+        context, progress = Context(job.prompt), Progress()
+        output = Output(self._builder.checkpoint.tokenizer, job.prompt, job.stop)
+        target = BlsTarget(job.cache_salt, self.deadline_s)
+        proposer = job.plan.proposer(self._lines(job.cache_salt))
+        responses = Responses(job, output, progress, self._send)
+        try:
+            generate(
+                context, target, proposer, job.sampling, job.limits, job.want,
+                output, progress, self._guard, responses.emit,
+            )  # fmt: skip
+        except Unavailable:
+            if time.monotonic() < self.deadline_s - 0.1:
+                raise
+            responses.finish_late()
+        finally:
+            proposer.close()
+            target.release()
+
+    def _guard(self) -> FinishReason | None:
+        if self.is_cancelled():
+            return FinishReason.CANCELLED
+        return FinishReason.DEADLINE if time.monotonic() >= self.deadline_s else None
+
+    def _send(self, tensors: dict[str, Any]) -> None:
+        pb.send(self._sender, tensors, final=False)
+
+    def _send_error(self, error: ServingError) -> None:
+        pb.send_error(self._sender, str(error), error, final=False)
