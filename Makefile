@@ -1,0 +1,81 @@
+# Every target installs what it needs; `make help` lists them.
+PYTHON ?= python3
+# The version of torch to install; TORCH=skip uses the system's own (a GPU image), TORCH_INDEX names an index for it.
+TORCH ?= 2.13.0
+TORCH_INDEX ?=
+CONSTRAINTS ?= constraints.txt
+CONFIG ?= serving.toml
+ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --quiet install $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
+TORCH_FITS := from importlib.metadata import version as v; exit(not (2, 11) <= tuple(map(int, v("torch").split(".")[:2])) < (2, 14))
+
+.DEFAULT_GOAL := help
+# build, tests, docker and clients are folders: no target may be mistaken for one.
+.PHONY: help setup demo serve test exact bench lint models size clean build tests docker clients
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.serve ## check the machine, install what serving needs into .venv
+
+demo: $(VENV)/.serve ## the same text, sooner: three prompts with and without speculation
+	@$(PY) -m clients.demo
+
+serve: $(VENV)/.serve ## run a deployment: make serve CONFIG=serving.toml
+	@$(PY) -m launcher $(CONFIG)
+
+test: $(VENV)/.dev ## unit tests, then tests against a real server
+	@$(PY) -m pytest tests/unit
+	@$(PY) -m pytest tests/server
+
+exact: $(VENV)/.dev ## every method against transformers, 40 prompts x 128 tokens (long)
+	@$(PY) -m tests.exact $(ARGS)
+
+bench: $(VENV)/.bench ## acceptance length and speed of every method: make bench ARGS=--help
+	@$(PY) -m tests.bench $(ARGS)
+
+lint: $(VENV)/.dev ## style, types, import layers, size of the shipped models
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+	@$(PY) -m tools.layers
+	@$(PY) -m build.sizes
+
+models: $(VENV)/.serve ## train the demo models anew (hours): make models ARGS=--any-corpus
+	@$(PY) -m build.models $(ARGS)
+
+size: ## lines per file
+	@$(PYTHON) -m tools.size
+
+clean: ## remove .venv, caches and whatever was generated
+	@rm -rf $(VENV) .setuptools specserve.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+# A stamp per extra: made again when the packages that are asked for change.
+$(VENV)/.serve: pyproject.toml $(CONSTRAINTS) | $(VENV)/.torch
+	@echo "setup: installing the server's packages"
+	@$(PIP) --editable '.[serve,clients]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.serve
+	@echo "setup: installing the tools for tests and lint"
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.serve
+	@echo "setup: installing what the benchmark needs"
+	@$(PIP) --editable '.[bench]'
+	@touch $@
+
+# torch first and by its version: a bare `torch` brings gigabytes of CUDA along.
+$(VENV)/.torch:
+	@$(PYTHON) tools/check_host.py
+	@test -x $(PY) || { echo "setup: making $(VENV)"; $(PYTHON) -m venv $(if $(filter skip,$(TORCH)),--system-site-packages) $(VENV); }
+	@$(PY) -c '$(TORCH_FITS)' 2>/dev/null || { \
+		test $(TORCH) != skip || { echo "setup: TORCH=skip, but no torch 2.11-2.13 is installed" >&2; exit 2; }; \
+		echo "setup: installing torch $(TORCH)"; \
+		$(PIP) torch==$(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)); }
+	@touch $@

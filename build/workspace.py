@@ -1,0 +1,66 @@
+"""Where the build keeps its files, and the corpus a run sees; it does not train."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from build.corpus import Corpus, check_corpus, load_corpus
+from build.data import Tokens, cached_stream
+from build.errors import BuildError
+from build.tokenizer import load_tokenizer
+
+MODELS = Path(__file__).resolve().parent.parent / "models"
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The models folder; what is not published lies in its ignored folder `.train`."""
+
+    models: Path = MODELS
+
+    @property
+    def scratch(self) -> Path:
+        """Folder of checkpoints, token streams and logs."""
+        return self.models / ".train"
+
+    def checkpoint(self, name: str) -> Path:
+        """The checkpoint of the model `name`."""
+        return self.scratch / name / "checkpoint.pt"
+
+    def recorded_corpus(self, name: str) -> str | None:
+        """SHA-256 of the corpus that the published model `name` was trained on, if there is one."""
+        provenance = self.models / name / "provenance.json"
+        if not provenance.exists():
+            return None
+        recorded: str = json.loads(provenance.read_text())["corpus"]["sha256"]
+        return recorded
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of all demo models."""
+        if not (self.models / "target" / "tokenizer.json").exists():
+            raise BuildError("there is no tokenizer in models/target; `python -m build.models` makes it")
+        return load_tokenizer(self.models / "target")
+
+
+@dataclass(frozen=True)
+class TrainingText:
+    """The corpus as token streams (n,) uint16."""
+
+    corpus: Corpus
+    train: Tokens
+    held_out: Tokens
+
+
+def training_text(workspace: Workspace, name: str, any_corpus: bool) -> TrainingText:
+    """Loads, checks and encodes the corpus; the streams are cached under the corpus's hash."""
+    corpus = load_corpus()
+    check_corpus(corpus, workspace.recorded_corpus(name), any_corpus)
+    tokenizer = workspace.tokenizer()
+    folder = workspace.scratch / f"tokens-{corpus.sha256[:12]}"
+    return TrainingText(
+        corpus,
+        cached_stream(folder / "train.npy", tokenizer, corpus.train),
+        cached_stream(folder / "held_out.npy", tokenizer, corpus.held_out),
+    )

@@ -1,0 +1,1 @@
+"""Clients of the public model: single files that people copy; they know its protocol only."""

@@ -1,0 +1,210 @@
+"""`make demo`: the real server under three drafting methods: the text is the same, and it comes sooner.
+
+Of the project's packages it uses the launcher only; whatever it asks, it asks as a client.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import signal
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
+
+import launcher
+from clients.generate import ONE_LINE, Generation, Painter, compare, generate, ratio
+
+ROOT = Path(__file__).resolve().parent.parent
+METHODS = ("none", "prompt_lookup", "draft_model")
+TASKS = ("completion", "edit", "docstring")
+NEAR_TIE = 1e-4
+MAX_TOKENS = 96
+NUM_SPEED_PROMPTS = 3
+#: What the launcher and the server may answer; the base of StartError is that of all the launcher's errors.
+FAILURES: tuple[type[BaseException], ...] = (*launcher.StartError.__bases__, InferenceServerException)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A held-out text to continue."""
+
+    id: str
+    task: str
+    text: str
+
+
+def load_prompts(folder: Path, task: str) -> list[Prompt]:
+    """Return a task's held-out prompts."""
+    lines = (folder / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [Prompt(found["id"], task, found["text"]) for found in map(json.loads, lines)]
+
+
+@contextlib.contextmanager
+def serving(config: Path, dtype: str) -> Iterator[Any]:
+    """Start the server in `dtype` on free ports; yields a client, stops the server whatever happens."""
+    print(heading(f"Starting Triton Inference Server, {dtype}"), flush=True)
+    with (
+        launcher.Server(config, env={"SERVING_DTYPE": dtype}) as server,
+        grpcclient.InferenceServerClient(server.grpc_url) as client,
+    ):
+        print(f"ready after {server.started_in_s:.1f} s on {server.grpc_url}: {', '.join(server.models)}")
+        yield client
+
+
+def show_texts(client: Any, prompts: Sequence[Prompt]) -> dict[str, list[Generation]]:
+    """Stream each prompt under each method; returns the generations by prompt id, in the order of METHODS."""
+    paint = Painter(sys.stdout)
+    print("Plain text came token by token; each stretch of colour is one step whose drafts were accepted.")
+    found: dict[str, list[Generation]] = {}
+    for prompt in prompts:
+        print(heading(f"{prompt.task} ({prompt.id})"), dim("\n".join(prompt.text.splitlines()[-4:])), sep="\n")
+        found[prompt.id] = [show_text(client, prompt, method, paint) for method in METHODS]
+    return found
+
+
+def show_text(client: Any, prompt: Prompt, method: str, paint: Painter) -> Generation:
+    """Stream one prompt under one method, from a cold cache."""
+    print(bold(f"── {method} "))
+    salt = f"show-{method}"
+    done = generate(client, prompt.text, paint, speculation=method, max_tokens=MAX_TOKENS, cache_salt=salt)
+    print(f"\n{dim(ONE_LINE.format(**done.numbers()))}", flush=True)
+    return done
+
+
+def report_same_text(checkpoint: str, prompts: Sequence[Prompt], texts: Mapping[str, Sequence[Generation]]) -> bool:
+    """Print which texts equal plain decoding's; returns False for a difference that no near tie explains."""
+    print(heading("The same text? (float32, compared with none, token by token)"))
+    row, all_fine = "{:<18}" + "{:>34}" * (len(METHODS) - 1), True
+    print(row.format("prompt", *METHODS[1:]))
+    for prompt in prompts:
+        plain, *others = (generation.ids for generation in texts[prompt.id])
+        margins = [None if ids == plain else margin(checkpoint, prompt.text, plain, ids) for ids in others]
+        print(row.format(prompt.id, *map(verdict, margins)))
+        all_fine &= all(found is None or found < NEAR_TIE for found in margins)
+    return all_fine
+
+
+def verdict(found: float | None) -> str:
+    """Return the cell of the first table for the margin at a difference, None when there is none."""
+    if found is None:
+        return "yes"
+    return f"near tie ({found:.0e} in float64)" if found < NEAR_TIE else f"NO (margin {found:.2g})"
+
+
+def margin(checkpoint: str, text: str, plain: Sequence[int], other: Sequence[int]) -> float:
+    """Return how far apart the target's logits of the first two tokens that differ are, in float64.
+
+    Infinite when one output is the beginning of the other: no near tie ends a text.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    at = next((i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), None)
+    if at is None:
+        return math.inf
+    prompt = AutoTokenizer.from_pretrained(checkpoint)(text).input_ids
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64).eval()
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([[*prompt, *plain[:at]]])).logits[0, -1]
+    return abs(float(logits[plain[at]] - logits[other[at]]))
+
+
+def show_speed(client: Any, folder: Path, dtype: str) -> None:
+    """Print the second table: the fair comparison of clients/generate.py over several prompts per task."""
+    row = "{:<12}{:<16}{:>10}{:>14}{:>20}{:>12}"
+    print(heading(f"Sooner? ({dtype}; {NUM_SPEED_PROMPTS} prompts per task, cold caches, methods by turns)"))
+    print(row.format("task", "method", "tokens/s", "first token", "acceptance length", "speed-up"))
+    for task in TASKS:
+        prompts = load_prompts(folder, task)[:NUM_SPEED_PROMPTS]
+        runs = [compare(client, prompt.text, METHODS, 1, max_tokens=MAX_TOKENS) for prompt in prompts]
+        by_method = [[run.numbers() for per_prompt in runs for run in per_prompt[i]] for i in range(len(METHODS))]
+        plain = pooled(by_method[0])["tokens_per_s"]
+        for method, numbers in zip(METHODS, by_method, strict=True):
+            all_of = pooled(numbers)
+            speed_up = f"{ratio(all_of['tokens_per_s'], plain):.2f} ×"
+            cells = f"{all_of['tokens_per_s']:.0f}|{all_of['first_token_s']:.3f} s|{all_of['acceptance_length']:.2f}"
+            print(row.format(task, method, *cells.split("|"), speed_up), flush=True)
+
+
+def pooled(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the rates of several requests taken together: totals over totals, the first token on average."""
+    total = {name: sum(run[name] for run in runs) for name in ("num_tokens", "num_steps", "decode_tokens", "decode_s")}
+    return {
+        "tokens_per_s": ratio(total["decode_tokens"], total["decode_s"]),
+        "first_token_s": ratio(sum(run["first_token_s"] for run in runs), len(runs)),
+        "acceptance_length": ratio(total["num_tokens"], total["num_steps"]),
+    }
+
+
+def heading(text: str) -> str:
+    """Return a line that opens a part of the demo."""
+    return "\n" + bold(f"━━ {text} ")
+
+
+def bold(text: str) -> str:
+    """Return text in bold where colours are welcome."""
+    return f"\x1b[1m{text}\x1b[0m" if Painter(sys.stdout).colours else text
+
+
+def dim(text: str) -> str:
+    """Return text in a weak colour where colours are welcome."""
+    return f"\x1b[2m{text}\x1b[0m" if Painter(sys.stdout).colours else text
+
+
+def demo(config: Path, folder: Path) -> int:
+    """Run the demo; returns its exit status."""
+    keys = tomllib.loads(config.read_text(encoding="utf-8"))
+    dtype = os.environ.get("SERVING_DTYPE") or keys.get("dtype", "float32")
+    target = os.environ.get("SERVING_TARGET") or keys["target"]
+    checkpoint = str(config.parent / target) if (config.parent / target).exists() else target
+    prompts = [load_prompts(folder, task)[0] for task in TASKS]
+    with serving(config, "float32") as client:
+        texts = show_texts(client, prompts)
+        same = report_same_text(checkpoint, prompts, texts)
+        if same and dtype == "float32":
+            show_speed(client, folder, dtype)
+    if same and dtype != "float32":
+        with serving(config, dtype) as client:
+            show_speed(client, folder, dtype)
+    if not same:
+        print("error: a text differs from plain decoding's beyond a near tie", file=sys.stderr)
+    return 0 if same else 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns 1 when a text differs or the server fails."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--config", type=Path, default=ROOT / "serving.toml", help="the deployment (%(default)s)")
+    parser.add_argument("--prompts", type=Path, default=ROOT / "tests/data/prompts", help="folder of held-out prompts")
+    args = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
+    began_s = time.monotonic()
+    try:
+        status = demo(args.config.absolute(), args.prompts)
+    except KeyboardInterrupt:
+        return 130
+    except FAILURES as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(dim(f"\nThe demo took {time.monotonic() - began_s:.0f} s."))
+    return status
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt  # so that the server is stopped on the way out
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,287 @@
+#!/usr/bin/env python3
+"""Stream text from the Triton model `speculative` over gRPC; text that came from accepted drafts shows in colour.
+
+One file to copy: it needs numpy and tritonclient[grpc], and knows nothing of the server but its protocol.
+
+    client = grpcclient.InferenceServerClient("localhost:8001")
+    for chunk in stream(client, "def main(", max_tokens=64, speculation="prompt_lookup"):
+        print(chunk.text, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import queue
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+#: The options of `stream`, which are inputs of the model: type, and help for those that the command has.
+OPTIONS: Mapping[str, tuple[type[Any], str]] = {
+    "text_input": (np.object_, ""),
+    "stream": (np.bool_, ""),
+    "return_stats": (np.bool_, ""),
+    "cache_salt": (np.object_, ""),
+    "stop_words": (np.object_, "end before this text (repeatable)"),
+    "speculation": (np.object_, "drafting method: none, prompt_lookup, draft_model, …"),
+    "speculation_config": (np.object_, 'JSON of the method\'s parameters: {"draft_len": 8}'),
+    "max_tokens": (np.int32, "most tokens of output"),
+    "temperature": (np.float32, "0 is greedy"),
+    "top_k": (np.int32, "draw from the k most probable tokens"),
+    "top_p": (np.float32, "draw from the most probable tokens of this mass"),
+    "min_p": (np.float32, "draw from tokens at least this probable, relative to the best"),
+    "seed": (np.uint64, "the same seed gives the same text, whatever the method"),
+    "timeout_ms": (np.int32, "deadline of the request"),
+}
+FLAGS = {"speculation": "--method", "speculation_config": "--method-config", "stop_words": "--stop"}
+ONE_LINE = (
+    "{num_tokens} tokens in {num_steps} steps · first token {first_token_s:.3f} s, then {tokens_per_s:.1f} tokens/s · "
+    "acceptance length {acceptance_length:.2f} ({acceptance_length_without_bonus:.2f} without bonus) · {finish_reason}"
+)
+HEADER = "method         same text  tokens  tokens/s  first token  acceptance length  speed-up"
+ROW = (
+    "{method:<14} {same:>9} {num_tokens:>7} {tokens_per_s:>9.1f} {first_token_s:>10.3f} s "
+    "{acceptance_length:>18.2f} {speed_up:>9.2f}"
+)
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One response: what its steps added, and when; `totals` come with the last one only."""
+
+    text: str
+    ids: list[int]
+    step_lengths: list[int]
+    at_s: float
+    totals: Mapping[str, Any]
+
+
+@dataclass
+class Generation:
+    """One request: its responses in the order of their arrival."""
+
+    method: str
+    chunks: list[Chunk] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join(chunk.text for chunk in self.chunks)
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids of the whole output."""
+        return [token for chunk in self.chunks for token in chunk.ids]
+
+    def numbers(self) -> dict[str, Any]:
+        """Return the request's figures by name; decoding is what follows the first response."""
+        totals = self.chunks[-1].totals if self.chunks else {}
+        timed = [chunk for chunk in self.chunks if chunk.ids] or [Chunk("", [], [], 0.0, {})]
+        decode_s, decoded = timed[-1].at_s - timed[0].at_s, sum(len(chunk.ids) for chunk in timed[1:])
+        steps, accepted = totals.get("num_steps", 0), totals.get("total_accepted_draft_tokens", 0)
+        return {
+            "method": self.method,
+            **totals,
+            "num_tokens": len(self.ids),
+            "first_token_s": timed[0].at_s,
+            "decode_tokens": decoded,
+            "decode_s": decode_s,
+            "tokens_per_s": ratio(decoded, decode_s),
+            "acceptance_length": ratio(len(self.ids), steps),
+            "acceptance_length_without_bonus": ratio(accepted, steps),
+        }
+
+
+def ratio(part: float, whole: float) -> float:
+    """Return part / whole, 0 when there is no whole."""
+    return part / whole if whole else 0.0
+
+
+def stream(
+    client: Any, prompt: str, *, model: str = "speculative", limit_s: float = 120.0, **options: Any
+) -> Generator[Chunk, None, None]:
+    """Send one request and yield its responses as they arrive; closing the generator early cancels the request.
+
+    `client` is a tritonclient.grpc.InferenceServerClient without a running stream, `limit_s` bounds the whole
+    request, `options` are those of OPTIONS; None leaves one out.
+    Raises ValueError for an option that does not fit, InferenceServerException for what the server refuses (its
+    `status()` is None then) and for a broken connection.
+    """
+    inputs = to_inputs({"text_input": prompt, "stream": True, **options})
+    answers: queue.SimpleQueue[tuple[float, Any, Any]] = queue.SimpleQueue()
+    done, sent_s = False, time.perf_counter()
+
+    def receive(result: Any, error: Any) -> None:
+        answers.put((time.perf_counter() - sent_s, result, error))
+
+    client.start_stream(receive, stream_timeout=limit_s)
+    try:
+        client.async_stream_infer(model, inputs, enable_empty_final_response=True)
+        while not done:
+            at_s, result, error = answers.get(timeout=limit_s + 5)
+            if error is not None:
+                raise error
+            response = result.get_response()
+            done = response.parameters["triton_final_response"].bool_param
+            if response.outputs:
+                yield to_chunk({output.name: result.as_numpy(output.name) for output in response.outputs}, at_s)
+    finally:
+        client.stop_stream(cancel_requests=not done)
+
+
+def to_inputs(options: Mapping[str, Any]) -> list[Any]:
+    """Return the tensors of the options that are set."""
+    return [_to_input(name, value) for name, value in options.items() if value is not None and value != []]
+
+
+def _to_input(name: str, value: Any) -> Any:
+    if name not in OPTIONS:
+        raise ValueError(f"unknown option {name!r} (allowed: {', '.join(OPTIONS)})")
+    kind = OPTIONS[name][0]
+    items = value if isinstance(value, list) else [value]
+    if kind is np.object_:
+        items = [item.encode() for item in items]
+    elif issubclass(kind, np.integer) and not np.iinfo(kind).min <= value <= np.iinfo(kind).max:
+        raise ValueError(f"{name} must be in {np.iinfo(kind).min}..{np.iinfo(kind).max}, got {value}")
+    array = np.array([items], dtype=kind)  # the outer dimension is the model's batch, always 1
+    tensor = grpcclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+    return tensor.set_data_from_numpy(array)
+
+
+def to_chunk(outputs: Mapping[str, Any], at_s: float) -> Chunk:
+    """Read one response from its tensors."""
+    values = {name: array.reshape(-1).tolist() for name, array in outputs.items()}
+    text = b"".join(values.pop("text_output", [])).decode(errors="replace")
+    ids, step_lengths = values.pop("output_ids", []), values.pop("step_lengths", [])
+    firsts = {name: items[0] for name, items in values.items() if items and "finish_reason" in values}
+    totals = {name: value.decode() if isinstance(value, bytes) else value for name, value in firsts.items()}
+    return Chunk(text, ids, step_lengths, at_s, totals)
+
+
+def generate(client: Any, prompt: str, show: Callable[[Chunk], None] | None = None, **options: Any) -> Generation:
+    """Run one request to its end, showing responses as they arrive; options as for `stream`."""
+    generation = Generation(options.get("speculation") or "default")
+    with contextlib.closing(stream(client, prompt, **options)) as chunks:
+        for chunk in chunks:
+            generation.chunks.append(chunk)
+            if show:
+                show(chunk)
+    return generation
+
+
+def compare(client: Any, prompt: str, methods: Sequence[str], rounds: int, **options: Any) -> list[list[Generation]]:
+    """Run a prompt `rounds` times under each method, by turns, after one run of each that is not counted.
+
+    Every run has its own cache salt: all start from a cold cache, and none finds another's blocks.
+    """
+    runs: list[list[Generation]] = [[] for _ in methods]
+    for turn in range(rounds + 1):
+        for index in sorted(range(len(methods)), key=lambda i: (i + turn) % len(methods)):
+            salted = {**options, "speculation": methods[index], "cache_salt": secrets.token_hex(8)}
+            runs[index].append(generate(client, prompt, **salted))
+    return [generations[1:] for generations in runs]
+
+
+def comparison(runs: Sequence[Sequence[Generation]]) -> str:
+    """Return a table of each method's median run beside that of the first method."""
+    medians = [sorted(some, key=lambda run: run.numbers()["tokens_per_s"])[len(some) // 2] for some in runs]
+    lines, first = [HEADER], medians[0]
+    for some, median in zip(runs, medians, strict=True):
+        row, same = median.numbers(), all(run.ids == first.ids for run in some)
+        speed_up = ratio(row["tokens_per_s"], first.numbers()["tokens_per_s"])
+        lines.append(ROW.format(**row, same="yes" if same else "NO", speed_up=speed_up))
+    return "\n".join(lines)
+
+
+class Painter:
+    """Writes responses: text of steps that accepted drafts in two colours by turns, other text plain."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.out, self._turn = out, 0
+        self.colours = out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+    def __call__(self, chunk: Chunk) -> None:
+        """Write one response."""
+        # A model's text shall not steer the terminal.
+        text = _CONTROL.sub("\ufffd", chunk.text) if self.out.isatty() else chunk.text
+        if self.colours and text and max(chunk.step_lengths, default=1) > 1:
+            self._turn += 1
+            text = f"\x1b[{36 - self._turn % 2 * 4}m{text}\x1b[0m"
+        print(text, end="", file=self.out, flush=True)
+
+
+def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, Any]]:
+    """Return the command's arguments, and what of them goes to `stream`."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("prompt", nargs="?", help="the text to continue; else --file, else stdin")
+    parser.add_argument("--file", type=Path, help="read the prompt from a file")
+    parser.add_argument("--url", default="localhost:8001", help="gRPC address (%(default)s)")
+    parser.add_argument("--model", default="speculative", help="Triton model (%(default)s)")
+    parser.add_argument("--compare", metavar="METHOD,…", help="run the prompt under each of these methods")
+    parser.add_argument("--rounds", type=int, default=3, help="runs per compared method (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    for name, (kind, text) in OPTIONS.items():
+        if text:
+            flag, action = FLAGS.get(name, "--" + name.replace("_", "-")), "append" if name == "stop_words" else "store"
+            parse_as = {np.float32: float, np.object_: str}.get(kind, int)
+            parser.add_argument(flag, dest=name, type=parse_as, action=action, help=text)
+    args = parser.parse_args(arguments)
+    try:
+        if args.prompt is None:
+            args.prompt = (args.file.read_bytes() if args.file else sys.stdin.buffer.read()).decode()
+        options = {name: getattr(args, name, None) for name in OPTIONS if name != "text_input"}
+        to_inputs({"text_input": args.prompt, **options})
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    limit_s = args.timeout_ms / 1000 + 5 if args.timeout_ms else 120.0
+    return args, {**options, "stream": True, "model": args.model, "limit_s": limit_s}
+
+
+def run(args: argparse.Namespace, options: dict[str, Any]) -> None:
+    """Generate or compare, and print."""
+    with grpcclient.InferenceServerClient(args.url) as client:
+        if args.compare:
+            options["seed"] = options["seed"] or 0  # else every run draws its own
+            runs = compare(client, args.prompt, args.compare.split(","), max(args.rounds, 1), **options)
+            print(json.dumps([run.numbers() for some in runs for run in some]) if args.json else comparison(runs))
+            return
+        done = generate(client, args.prompt, None if args.json else Painter(sys.stdout), **options)
+        if args.json:
+            print(json.dumps({"text": done.text, "ids": done.ids, **done.numbers()}))
+        else:
+            print(f"\n{ONE_LINE.format(**done.numbers())}", file=sys.stderr)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns 1 for what the server refuses, 2 when there is no server."""
+    args, options = parse(arguments)
+    try:
+        run(args, options)
+    except KeyboardInterrupt:  # the stream is closed by now, and with it the request
+        return 130
+    except BrokenPipeError:  # the reader of our text has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (InferenceServerException, queue.Empty) as error:
+        gone, said = "StatusCode.UNAVAILABLE" in str(error), str(error) or "the server does not answer"
+        hint = f"no server at {args.url}; start one (make serve), or name another with --url"
+        print(f"error: {hint if gone else said}", file=sys.stderr)
+        return 2 if gone else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""`python -m launcher [serving.toml]`: run a deployment until Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from launcher.ports import Ports
+from launcher.server import REPOSITORY, Server
+from orchestrator.errors import ServingError
+
+_EPILOG = """\
+environment:
+  SERVING_<KEY>                      a key of the deployment file; wins over it
+  HTTP_PORT GRPC_PORT METRICS_PORT   8000, 8001, 8002; 0 = any free port
+  HOST                               the address to listen on (127.0.0.1)
+  LOG_LEVEL                          error, warning, info or verbose (warning)
+  TRITON_ROOT                        a Triton installation (/opt/tritonserver, else the wheel)
+
+exit status: 0 stopped on request, 1 the server failed while running, 2 it could not be started
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line's parser."""
+    made = argparse.ArgumentParser(
+        prog="launcher", description=__doc__, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("config", nargs="?", default="serving.toml", help="the deployment (default: serving.toml)")
+    made.add_argument("--model-repository", default=REPOSITORY, metavar="FOLDER", help="Triton's model repository")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the server; return the exit status."""
+    options = parser().parse_args(arguments)
+    try:
+        server = Server(
+            options.config,
+            repository=options.model_repository,
+            ports=Ports.from_environment(os.environ),
+            host=os.environ.get("HOST") or "127.0.0.1",
+            log_level=os.environ.get("LOG_LEVEL") or "warning",
+        )
+    except ServingError as error:
+        return _fail(error, 2)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: server.request_stop())
+    return _run(server)
+
+
+def _run(server: Server) -> int:
+    try:
+        server.start()
+    except ServingError as error:
+        return 0 if server.stop_requested else _fail(error, 2)
+    try:
+        print(server.ready_line(), flush=True)
+        failure = server.wait()
+    finally:
+        server.stop()
+    return _fail(failure, 1) if failure else 0
+
+
+def _fail(what: object, status: int) -> int:
+    print(f"error: {what}", file=sys.stderr, flush=True)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

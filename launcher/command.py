@@ -1,0 +1,87 @@
+"""The server's command line and environment: settings of Triton and OpenMP, as opposed to a deployment's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launcher.ports import Ports
+from launcher.triton import Triton
+
+#: What the stubs inherit unless the user's environment says otherwise.
+STUB_ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "passive",  # threads that spin between steps take the core from the next stub: 0.7-1.0 ms a step
+    "GOMP_SPINCOUNT": "0",
+    "KMP_BLOCKTIME": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+}
+
+#: Interfaces that are closed without the key: whoever has them can run code, read memory or write files.
+#: model-config and statistics stay open, since perf_analyzer asks for them and they tell little more than the metadata.
+RESTRICTED = ("model-repository", "shared-memory", "trace", "logging")
+KEY_HEADER = "admin-key"
+
+#: Triton's log switches by level.
+LOG_LEVELS = {
+    "error": ("--log-info=false", "--log-warning=false"),
+    "warning": ("--log-info=false",),
+    "info": (),
+    "verbose": ("--log-verbose=1",),
+}
+
+
+# A server that cannot restrict does not start at all; every other flag that it does not know is left out.
+_NEEDED = ("--http-restricted-api", "--grpc-restricted-protocol")
+# Without them a machine that has no GPU logs four lines of alarm at each start.
+_WITHOUT_GPU = ("--allow-gpu-metrics=false", "--pinned-memory-pool-byte-size=0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What one server is started with."""
+
+    repository: Path
+    models: tuple[str, ...]
+    host: str
+    ports: Ports
+    key: str = field(repr=False)
+    region_prefix: str
+    stop_limit_s: int
+    log_level: str
+    uses_gpu: bool
+
+    def command(self, triton: Triton) -> list[str]:
+        """Return the command line, less the flags that this Triton does not know: one would keep it from starting."""
+        known = triton.flags() | set(_NEEDED)
+        flags = [flag for flag in self._flags(triton.backends) if flag.partition("=")[0] in known]
+        return [str(triton.binary), *flags]
+
+    def _flags(self, backends: Path) -> list[str]:
+        restriction = f"{','.join(RESTRICTED)}:{KEY_HEADER}={self.key}"
+        return [
+            f"--model-repository={self.repository}",
+            f"--backend-directory={backends}",
+            "--model-control-mode=explicit",
+            *(f"--load-model={name}" for name in self.models),
+            "--exit-on-error=true",
+            "--strict-readiness=true",
+            "--disable-auto-complete-config",
+            f"--exit-timeout-secs={self.stop_limit_s}",
+            f"--backend-config=python,shm-region-prefix-name={self.region_prefix}",
+            *(f"--{door}-address={self.host}" for door in _DOORS),
+            *(f"--{door}-port={getattr(self.ports, door)}" for door in _DOORS),
+            f"--http-restricted-api={restriction}",
+            f"--grpc-restricted-protocol={restriction}",
+            *(() if self.uses_gpu else _WITHOUT_GPU),
+            *LOG_LEVELS[self.log_level],
+        ]
+
+
+_DOORS = ("http", "grpc", "metrics")
+
+
+def stub_environment(environ: Mapping[str, str], config_path: Path) -> dict[str, str]:
+    """Return what the server and its stubs see."""
+    return {**STUB_ENVIRONMENT, **environ, "SERVING_CONFIG": str(config_path)}

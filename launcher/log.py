@@ -1,0 +1,52 @@
+"""Reads a server's log: the one line that says why it did not start, and what has been added since."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+# The first that matches wins: from the root of the trouble to its consequences.
+_CAUSES = (
+    re.compile(r"(?P<why>error while loading shared libraries: .*)"),
+    re.compile(r"(?P<why>Error parsing text-format .*)"),
+    re.compile(r"failed to (?:load|poll) (?:model )?'(?P<model>[^']+)'(?: version \d+)?: (?:Internal: )?(?P<why>.*)"),
+    re.compile(r"Poll failed for model directory '(?P<model>[^']+)': (?P<why>.*)"),
+    re.compile(r"^error: (?:creating server: )?(?P<why>.*)", re.MULTILINE),
+    re.compile(r"^E\d{4} \S+ +\d+ \S+\] (?P<why>.*)", re.MULTILINE),
+)
+_NOISE = "CudaDriverHelper has not been initialized"
+_WRAPPERS = re.compile(r"^(\w+\.)*(TritonModelException|ServingError|ConfigError|EngineError): ")
+
+
+def cause(text: str) -> str:
+    """Return in one line why the server whose log this is has ended."""
+    lines = "\n".join(line for line in text.splitlines() if _NOISE not in line)
+    for pattern in _CAUSES:
+        if match := pattern.search(lines):
+            groups = match.groupdict()
+            model = f"model {groups['model']}: " if groups.get("model") else ""
+            return model + _one_line(groups["why"])
+    rest = lines.strip().splitlines()
+    return rest[-1] if rest else "it wrote nothing"
+
+
+def _one_line(why: str) -> str:
+    """Cut a message before its traceback, and undo Triton's quoting."""
+    text = why.replace('\\"', '"').replace("\\n", "\n").removesuffix('"')
+    text = re.split(r"\n\s*At:\n", text)[0]
+    return _WRAPPERS.sub("", " ".join(text.split()))
+
+
+class Follower:
+    """Hands out what has been added to a file since the last call."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, path.stat().st_size
+
+    def new_text(self) -> str:
+        """Return the complete lines added since the last call."""
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            added, newline, _ = file.read().rpartition(b"\n")
+        self._offset += len(added) + len(newline)
+        return added.decode(errors="replace") + newline.decode()

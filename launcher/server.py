@@ -1,0 +1,243 @@
+"""One running Triton server, from the deployment file to the last byte of shared memory."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+
+from launcher import log, process
+from launcher.admin import Admin
+from launcher.command import LOG_LEVELS, Launch, stub_environment
+from launcher.deployment import models_to_load
+from launcher.ports import Ports, free_ports
+from launcher.triton import find_triton
+from launcher.watch import Watch, stubs
+from launcher.workfolder import WorkFolder
+from orchestrator.config import load_config
+from orchestrator.errors import ConfigError, ServingError, unknown_name
+
+REPOSITORY = Path(__file__).resolve().parent.parent / "model_repository"
+_KILL_AFTER_S = 3.0  # what Triton gets beyond its own exit timeout
+
+
+class StartError(ServingError):
+    """The server did not come up; the message has the cause from its log."""
+
+
+def _print_error(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class Server:
+    """A Triton server over a deployment, as a context manager.
+
+    Start it from a thread that outlives it: the kernel ends the server when the thread that started it ends.
+
+    Args:
+        config_path: the deployment file.
+        repository: Triton's model repository; the project's own unless given.
+        ports: where to listen; free ones unless given.
+        host: the address to listen on.
+        env: joins, and overrides, the process environment (`SERVING_<KEY>` included).
+        ready_limit_s: how long loading may take.
+        stop_limit_s: how long Triton may take to finish its requests when it is stopped.
+        log_level: error, warning, info or verbose.
+        say: takes the launcher's own lines.
+    """
+
+    def __init__(
+        self,
+        config_path: str | os.PathLike[str],
+        *,
+        repository: str | os.PathLike[str] | None = None,
+        ports: Ports | None = None,
+        host: str = "127.0.0.1",
+        env: Mapping[str, str] | None = None,
+        ready_limit_s: float = 180.0,
+        stop_limit_s: int = 10,
+        log_level: str = "warning",
+        say: Callable[[str], None] = _print_error,
+    ) -> None:
+        self.config_path = Path(os.path.abspath(config_path))
+        self.repository = Path(repository or REPOSITORY).absolute()
+        self.ports = ports or free_ports()
+        self.host = host
+        self.models: list[str] = []
+        self.started_in_s = 0.0
+        self.stop_requested = False
+        self._environ = {**os.environ, **(env or {})}
+        self._ready_limit_s, self._stop_limit_s = ready_limit_s, stop_limit_s
+        self._log_level, self._say = log_level, say
+        self._work: WorkFolder | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watch: Watch | None = None
+        address = "127.0.0.1" if host == "0.0.0.0" else host
+        self._key = secrets.token_hex(16)
+        self._admin = Admin(address, self.ports.http, self._key)
+        #: for urllib and browsers; tritonclient.http wants it without the scheme
+        self.http_url = f"http://{address}:{self.ports.http}"
+        #: for tritonclient.grpc
+        self.grpc_url = f"{address}:{self.ports.grpc}"
+        self.metrics_url = f"http://{address}:{self.ports.metrics}/metrics"
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the server and wait until all its models are ready.
+
+        Raises:
+            ConfigError: the deployment, the ports or the installation are wrong.
+            StartError: the server ended, or was not ready in time.
+        """
+        began = time.monotonic()
+        if self._log_level not in LOG_LEVELS:
+            raise ConfigError(unknown_name("log level", self._log_level, LOG_LEVELS, "LOG_LEVEL"))
+        config = load_config(self.config_path, self._environ)
+        self.models = models_to_load(config, self.repository)
+        self.ports.check_free(self.host)
+        self._work = WorkFolder()
+        try:
+            self._process = self._spawn(self._work, config.device)
+            self._wait_until_ready(self._process)
+        except BaseException:
+            self._abandon()
+            raise
+        self.started_in_s = time.monotonic() - began
+        self._watch = Watch(
+            self._process.pid,
+            self.repository,
+            self.models,
+            self._admin,
+            say=self._say,
+            load_limit_s=self._ready_limit_s,
+        )
+        self._watch.start()
+
+    def wait(self) -> str | None:
+        """Block while the server is well, passing on its log; return what ended it, None when a stop was requested."""
+        follower = log.Follower(self.log_path)
+        while not self.stop_requested:
+            for line in follower.new_text().splitlines():
+                self._say(line)
+            if failure := self.failure():
+                return failure
+            time.sleep(0.1)
+        return None
+
+    def failure(self) -> str | None:
+        """Return in one line what is wrong with the running server, None when nothing is."""
+        if self._process is None:
+            return "the server is not running"
+        if (status := self._process.poll()) is not None:
+            ended = f"by signal {-status}" if status < 0 else f"with status {status}"
+            return f"the server ended {ended}: {log.cause(self.log())}"
+        return self._watch.failure if self._watch else None
+
+    def request_stop(self) -> None:
+        """Make `start` and `wait` return soon; may be called from a signal handler."""
+        self.stop_requested = True
+
+    def stop(self) -> None:
+        """End the server and what it left: processes, shared memory, files. Bounded; may be called twice."""
+        if self._end() and self._work:
+            self._work.remove()
+            self._work = None
+
+    def log(self) -> str:
+        """Return what the server and its models have written."""
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    @property
+    def log_path(self) -> Path:
+        """The server's log; it goes with the server, except after a failed start."""
+        if self._work is None:
+            raise ServingError("the server has not been started")
+        return self._work.path / "server.log"
+
+    def pids(self) -> dict[int, str]:
+        """Return {process id: model name, or "tritonserver"} of the server's living processes."""
+        if self._process is None or self._process.poll() is not None:
+            return {}
+        return {self._process.pid: "tritonserver", **stubs(self._process.pid, self.repository)}
+
+    def shared_memory(self) -> dict[str, int]:
+        """Return the server's shared-memory regions and their sizes in bytes."""
+        return self._work.regions() if self._work else {}
+
+    def ready_line(self) -> str:
+        """Return the one line that says where the server is."""
+        return (
+            f"ready in {self.started_in_s:.1f} s: {self.http_url}, gRPC {self.grpc_url}, metrics {self.metrics_url}; "
+            f"models {', '.join(self.models)}"
+        )
+
+    def _spawn(self, work: WorkFolder, device: str) -> subprocess.Popen[bytes]:
+        triton = find_triton(self._environ, work.path)
+        if triton.from_wheel and self.host not in ("127.0.0.1", "localhost"):
+            self._say(
+                f"warning: listening on {self.host}; the wheel's Triton 2.51 is not safe on networks you do not trust"
+            )
+        launch = Launch(
+            repository=self.repository,
+            models=tuple(self.models),
+            host=self.host,
+            ports=self.ports,
+            key=self._key,
+            region_prefix=work.region_prefix,
+            stop_limit_s=self._stop_limit_s,
+            log_level=self._log_level,
+            uses_gpu=device != "cpu",
+        )
+        environ = triton.environment(stub_environment(self._environ, self.config_path))
+        return process.spawn(launch.command(triton), environ, self.log_path)
+
+    def _wait_until_ready(self, server: subprocess.Popen[bytes]) -> None:
+        end = time.monotonic() + self._ready_limit_s
+        waiting = ["the server", *self.models]
+        while waiting:
+            if self.stop_requested:
+                raise StartError("stopped before the server was ready")
+            if server.poll() is not None:
+                raise StartError(f"the server did not start: {log.cause(self.log())}")
+            if time.monotonic() > end:
+                raise StartError(f"not ready after {self._ready_limit_s:g} s: {', '.join(waiting)}")
+            if self._is_ready(waiting[0]):
+                waiting.pop(0)
+            else:
+                time.sleep(0.1)
+
+    def _is_ready(self, name: str) -> bool:
+        return self._admin.server_ready() if name == "the server" else self._admin.model_ready(name)
+
+    def _abandon(self) -> None:
+        """End a server that did not come up; its log stays for a day when it has something to say."""
+        self._end()
+        if self._work and not self.stop_requested and self.log():
+            self._say(f"the server's log: {self._work.keep_log(self.log_path)}")
+        elif self._work:
+            self._work.remove()
+        self._work = None
+
+    def _end(self) -> bool:
+        """End watch and processes; return whether there were any."""
+        if self._watch:
+            self._watch.end()
+            self._watch = None
+        if self._process is None:
+            return False
+        process.stop(self._process, self._stop_limit_s + _KILL_AFTER_S)
+        self._process = None
+        return True

@@ -1,0 +1,92 @@
+"""A server's private folder, whose name is also the prefix of its shared-memory regions; both vanish with the server.
+
+A launcher that was killed leaves them behind. The next one sweeps them: a lock that nobody holds says that the owner is
+gone, also across process namespaces, where process ids say nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+_PREFIX = "specserve-"
+_FAILED = "specserve-failed-"
+_KEEP_FAILED_S = 24 * 3600
+
+
+class WorkFolder:
+    """A locked private folder."""
+
+    def __init__(self) -> None:
+        sweep()
+        parent = Path(tempfile.gettempdir())
+        # Made under a name that no sweep looks at: between mkdtemp and the lock it would pass for an orphan.
+        fresh = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=parent))
+        self._lock = os.open(fresh / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = fresh.rename(parent / fresh.name.removeprefix("."))
+
+    @property
+    def region_prefix(self) -> str:
+        """The beginning of the names of this server's shared-memory regions."""
+        return f"{self.path.name}-"
+
+    def regions(self) -> dict[str, int]:
+        """Return the server's shared-memory regions and their sizes in bytes."""
+        return {path.name: path.stat().st_size for path in _regions(self.path)}
+
+    def remove(self) -> None:
+        """Delete the folder and what is left of the shared memory."""
+        _remove(self.path)
+        self._unlock()
+
+    def keep_log(self, log: Path) -> Path:
+        """Delete everything but `log`; return where it is now (a day long)."""
+        kept = self.path.with_name(self.path.name.replace(_PREFIX, _FAILED, 1) + ".log")
+        with contextlib.suppress(OSError):
+            shutil.move(log, kept)
+        self.remove()
+        return kept
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def sweep() -> None:
+    """Remove what killed launchers of this user have left behind."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # another launcher sweeps too, or the folder is another user's
+            if path.name.startswith(_FAILED):
+                if time.time() - path.stat().st_mtime > _KEEP_FAILED_S:
+                    path.unlink()
+            elif path.stat().st_uid == os.getuid() and _is_orphan(path):
+                _remove(path)
+
+
+def _is_orphan(path: Path) -> bool:
+    lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+def _remove(path: Path) -> None:
+    for region in _regions(path):
+        region.unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _regions(path: Path) -> list[Path]:
+    return list(SHARED_MEMORY.glob(f"{path.name}-*"))
