@@ -38,7 +38,7 @@ bench: $(VENV)/.bench ## acceptance length and speed of every method: make bench
 	@$(PY) -m tests.bench $(ARGS)
 
 lint: $(VENV)/.dev ## style, types, import layers, size of the shipped models
-	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff check --output-format concise .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
 	@$(PY) -m tools.layers

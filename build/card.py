@@ -39,7 +39,7 @@ def _training(provenance: dict[str, Any]) -> str:
         "optimizer": f"AdamW, weight decay {recipe['weight_decay']}, gradient norm at most {recipe['max_grad_norm']}, "
         f"seed {recipe['seed']}, bfloat16 autocast, torch {provenance['torch']}",
     }
-    if recipe["teacher"]:
+    if recipe["teacher_weight"]:
         rows["distilled from"] = f"{recipe['teacher']}, with weight {recipe['teacher_weight']}"
     lines = [f"| {key} | {value} |" for key, value in rows.items()]
     return "\n".join(["## Training\n", "| | |", "|---|---|", *lines, ""])

@@ -154,8 +154,8 @@ def train(run: Run, train_stream: Tokens, held_out: Tokens, path: Path) -> bool:
 
 
 def load_teacher(recipe: Recipe, workspace: Workspace, device: str) -> LlamaForCausalLM | None:
-    """The trained model whose distribution p is distilled, when the recipe names one."""
-    if recipe.teacher is None:
+    """The trained model whose distribution p is distilled, when the recipe gives it weight."""
+    if recipe.teacher is None or recipe.teacher_weight == 0:
         return None
     folder = workspace.models / recipe.teacher
     if not (folder / "config.json").exists():

@@ -32,8 +32,6 @@ TASKS = ("completion", "edit", "docstring")
 NEAR_TIE = 1e-4
 MAX_TOKENS = 96
 NUM_SPEED_PROMPTS = 3
-#: What the launcher and the server may answer; the base of StartError is that of all the launcher's errors.
-FAILURES: tuple[type[BaseException], ...] = (*launcher.StartError.__bases__, InferenceServerException)
 
 
 @dataclass(frozen=True)
@@ -126,9 +124,12 @@ def show_speed(client: Any, folder: Path, dtype: str) -> None:
     row = "{:<12}{:<16}{:>10}{:>14}{:>20}{:>12}"
     print(heading(f"Sooner? ({dtype}; {NUM_SPEED_PROMPTS} prompts per task, cold caches, methods by turns)"))
     print(row.format("task", "method", "tokens/s", "first token", "acceptance length", "speed-up"))
+    warm_ups = 1  # the first prompt alone: from then on the server is warm
     for task in TASKS:
-        prompts = load_prompts(folder, task)[:NUM_SPEED_PROMPTS]
-        runs = [compare(client, prompt.text, METHODS, 1, max_tokens=MAX_TOKENS) for prompt in prompts]
+        runs = []
+        for prompt in load_prompts(folder, task)[:NUM_SPEED_PROMPTS]:
+            runs.append(compare(client, prompt.text, METHODS, 1, warm_ups, max_tokens=MAX_TOKENS))
+            warm_ups = 0
         by_method = [[run.numbers() for per_prompt in runs for run in per_prompt[i]] for i in range(len(METHODS))]
         plain = pooled(by_method[0])["tokens_per_s"]
         for method, numbers in zip(METHODS, by_method, strict=True):
@@ -189,13 +190,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, default=ROOT / "serving.toml", help="the deployment (%(default)s)")
     parser.add_argument("--prompts", type=Path, default=ROOT / "tests/data/prompts", help="folder of held-out prompts")
     args = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
     began_s = time.monotonic()
     try:
         status = demo(args.config.absolute(), args.prompts)
     except KeyboardInterrupt:
         return 130
-    except FAILURES as error:
+    except (launcher.ServingError, InferenceServerException) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(dim(f"\nThe demo took {time.monotonic() - began_s:.0f} s."))
@@ -207,4 +207,5 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _interrupt)
     sys.exit(main())

@@ -129,7 +129,8 @@ def stream(
 
     client.start_stream(receive, stream_timeout=limit_s)
     try:
-        client.async_stream_infer(model, inputs, enable_empty_final_response=True)
+        with contextlib.suppress(InferenceServerException):  # a stream that is broken already tells `receive` why
+            client.async_stream_infer(model, inputs, enable_empty_final_response=True)
         while not done:
             at_s, result, error = answers.get(timeout=limit_s + 5)
             if error is not None:
@@ -165,7 +166,7 @@ def to_chunk(outputs: Mapping[str, Any], at_s: float) -> Chunk:
     """Read one response from its tensors."""
     values = {name: array.reshape(-1).tolist() for name, array in outputs.items()}
     text = b"".join(values.pop("text_output", [])).decode(errors="replace")
-    ids, step_lengths = values.pop("output_ids", []), values.pop("step_lengths", [])
+    ids, step_lengths, _ = (values.pop(name, []) for name in ("output_ids", "step_lengths", "num_output_tokens"))
     firsts = {name: items[0] for name, items in values.items() if items and "finish_reason" in values}
     totals = {name: value.decode() if isinstance(value, bytes) else value for name, value in firsts.items()}
     return Chunk(text, ids, step_lengths, at_s, totals)
@@ -182,17 +183,19 @@ def generate(client: Any, prompt: str, show: Callable[[Chunk], None] | None = No
     return generation
 
 
-def compare(client: Any, prompt: str, methods: Sequence[str], rounds: int, **options: Any) -> list[list[Generation]]:
-    """Run a prompt `rounds` times under each method, by turns, after one run of each that is not counted.
+def compare(
+    client: Any, prompt: str, methods: Sequence[str], turns: int, warm_ups: int = 1, **options: Any
+) -> list[list[Generation]]:
+    """Run a prompt under each method by turns; returns each method's runs but the first `warm_ups`.
 
     Every run has its own cache salt: all start from a cold cache, and none finds another's blocks.
     """
     runs: list[list[Generation]] = [[] for _ in methods]
-    for turn in range(rounds + 1):
+    for turn in range(warm_ups + turns):
         for index in sorted(range(len(methods)), key=lambda i: (i + turn) % len(methods)):
             salted = {**options, "speculation": methods[index], "cache_salt": secrets.token_hex(8)}
             runs[index].append(generate(client, prompt, **salted))
-    return [generations[1:] for generations in runs]
+    return [some[warm_ups:] for some in runs]
 
 
 def comparison(runs: Sequence[Sequence[Generation]]) -> str:
@@ -231,7 +234,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str
     parser.add_argument("--url", default="localhost:8001", help="gRPC address (%(default)s)")
     parser.add_argument("--model", default="speculative", help="Triton model (%(default)s)")
     parser.add_argument("--compare", metavar="METHOD,…", help="run the prompt under each of these methods")
-    parser.add_argument("--rounds", type=int, default=3, help="runs per compared method (%(default)s)")
+    parser.add_argument("--turns", type=int, default=3, help="runs per compared method (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     for name, (kind, text) in OPTIONS.items():
         if text:
@@ -255,7 +258,7 @@ def run(args: argparse.Namespace, options: dict[str, Any]) -> None:
     with grpcclient.InferenceServerClient(args.url) as client:
         if args.compare:
             options["seed"] = options["seed"] or 0  # else every run draws its own
-            runs = compare(client, args.prompt, args.compare.split(","), max(args.rounds, 1), **options)
+            runs = compare(client, args.prompt, args.compare.split(","), max(args.turns, 1), **options)
             print(json.dumps([run.numbers() for some in runs for run in some]) if args.json else comparison(runs))
             return
         done = generate(client, args.prompt, None if args.json else Painter(sys.stdout), **options)

@@ -1,1 +1,1 @@
-"""The speculative-decoding loop and everything it is made of; knows neither torch nor, outside `orchestrator.triton`, Triton."""
+"""The speculative-decoding loop and its parts; knows neither torch nor, outside `orchestrator.triton`, Triton."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 POLL_S = 0.05
+
+log = logging.getLogger(__name__)
 
 
 class Ticket(Protocol):
@@ -77,7 +81,7 @@ class Admission:
 
     def _work(self, ticket: Ticket | None) -> None:
         while ticket is not None:
-            ticket.run()
+            _survive(ticket.run)
             ticket = self._next()
 
     def _next(self) -> Ticket | None:
@@ -99,11 +103,20 @@ class Admission:
             self._waiting = deque(ticket for ticket, reason in tickets if not reason)
         for ticket, reason in tickets:
             if reason:
-                ticket.give_up(reason)
+                _survive(partial(ticket.give_up, reason))
+
+
+def _survive(call: Callable[[], bool | None]) -> bool:
+    """Return what a ticket says, False when it fails: no ticket may take a place, or the reaper, with it."""
+    try:
+        return bool(call())
+    except Exception:
+        log.exception("a request's response could not be sent")
+        return False
 
 
 def _why_not(ticket: Ticket) -> str:
     """Return why a waiting ticket need not wait any longer, or ""."""
-    if ticket.is_cancelled():
+    if _survive(ticket.is_cancelled):
         return "cancelled"
     return "deadline" if time.monotonic() >= ticket.deadline_s else ""

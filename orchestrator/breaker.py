@@ -1,13 +1,14 @@
-"""A bounded, breakable line to something that may hang: it is waited for only so long, and left alone when it stays away."""
+"""A bounded, breakable line to something that may hang: waited for only so long, left alone while it stays away."""
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
@@ -29,7 +30,8 @@ class Breaker(Generic[Result]):
 
     A call that cannot be cancelled goes on after its time-out, and its result is dropped. While
     `max_late` calls are late, or for `cool_down_s` after a failure, no further call is made: the
-    breaker is open.
+    breaker is open. The workers are daemons: ThreadPoolExecutor's are joined when the process exits,
+    so that a hung call would keep it from exiting.
     """
 
     name: str
@@ -40,34 +42,63 @@ class Breaker(Generic[Result]):
     counts: DraftCounts = field(default_factory=DraftCounts)
     _late: int = 0
     _closed_again_s: float = 0.0
+    _is_shut: bool = False
+    _num_workers: int = 0
+    _num_pending: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        workers = self.max_workers + self.max_late
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix=f"drafter-{self.name}")
+        self._calls: queue.SimpleQueue[tuple[Future[Result], Callable[[], Result]] | None] = queue.SimpleQueue()
 
     @property
     def is_open(self) -> bool:
         """True while calls are not made."""
-        return self._late >= self.max_late or time.monotonic() < self._closed_again_s
+        return self._is_shut or self._late >= self.max_late or time.monotonic() < self._closed_again_s
 
     def start(self, function: Callable[[], Result]) -> Future[Result] | None:
         """Begin a call on a worker, or return None while the breaker is open."""
-        if self.is_open:
-            self.counts.num_skipped += 1
-            return None
-        self.counts.num_calls += 1
-        return self._pool.submit(function)
+        with self._lock:
+            if self.is_open:
+                self.counts.num_skipped += 1
+                return None
+            self.counts.num_calls += 1
+            self._num_pending += 1
+            if self._num_workers < min(self._num_pending, self.max_workers + self.max_late):
+                self._num_workers += 1
+                threading.Thread(target=self._work, name=f"drafter-{self.name}", daemon=True).start()
+        future: Future[Result] = Future()
+        self._calls.put((future, function))
+        return future
 
     def wait(self, future: Future[Result]) -> Result | None:
         """Return the result of a call, or None when it fails or is late."""
         try:
-            return future.result(self.timeout_s)
-        except FutureTimeout:
+            error = future.exception(self.timeout_s)
+        except TimeoutError:
             self._note_late(future)
-        except Exception:  # a drafter's failure is never the request's
-            self._note_failure()
+            return None
+        if error is None:
+            return future.result()
+        self._note_failure()  # a drafter's failure is never the request's
         return None
+
+    def close(self) -> None:
+        """Make no further call; a hung one is left behind."""
+        with self._lock:
+            self._is_shut = True
+            for _ in range(self._num_workers):
+                self._calls.put(None)
+
+    def _work(self) -> None:
+        while call := self._calls.get():
+            future, function = call
+            try:
+                settle = partial(future.set_result, function())
+            except BaseException as error:
+                settle = partial(future.set_exception, error)
+            with self._lock:
+                self._num_pending -= 1
+            settle()
 
     def _note_late(self, future: Future[Result]) -> None:
         with self._lock:
@@ -83,7 +114,3 @@ class Breaker(Generic[Result]):
         with self._lock:
             self.counts.num_failed += 1
             self._closed_again_s = time.monotonic() + self.cool_down_s
-
-    def close(self) -> None:
-        """Make no further call; a hung one is left behind."""
-        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -30,15 +30,19 @@ def read_checkpoint(source: str) -> Checkpoint:
     text_config = config.get("text_config", config)
     generation = _read_json(source, "generation_config.json") or {}
     eos = generation.get("eos_token_id", text_config.get("eos_token_id"))
-    try:
-        return Checkpoint(
-            _read_tokenizer(source),
-            int(text_config["vocab_size"]),
-            int(text_config["max_position_embeddings"]),
-            frozenset([] if eos is None else eos if isinstance(eos, list) else [eos]),
-        )
-    except KeyError as error:
-        raise ConfigError(f"{source}: config.json has no {error}") from None
+    return Checkpoint(
+        _read_tokenizer(source),
+        _number(text_config, "vocab_size", source),
+        _number(text_config, "max_position_embeddings", source),
+        frozenset([] if eos is None else eos if isinstance(eos, list) else [eos]),
+    )
+
+
+def _number(config: dict[str, Any], key: str, source: str) -> int:
+    value = config.get(key)
+    if type(value) is not int:
+        raise ConfigError(f"{key} must be a whole number, got {value!r} ({source}/config.json)")
+    return value
 
 
 def _find(source: str, name: str) -> Path | None:
@@ -61,9 +65,11 @@ def _read_json(source: str, name: str) -> dict[str, Any] | None:
     if file is None:
         return None
     try:
-        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{file} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} must hold a JSON object, got {type(content).__name__}")
     return content
 
 

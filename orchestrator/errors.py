@@ -1,4 +1,4 @@
-"""Every error that this project raises on purpose; a message says what was wrong, the value, what is allowed, and where.
+"""Every error raised on purpose; a message says what was wrong, the value, what is allowed, and where to mend it.
 
 ServingError
 ├── ConfigError          a deployment's file or environment is wrong (launcher: exit 2)
@@ -6,12 +6,15 @@ ServingError
 ├── Unavailable          the request is fine, the server cannot take it now
 ├── UnknownSequence      an engine lacks the tokens before `context_start` (the loop resends them)
 └── EngineError          an engine failed or answered what the protocol does not allow
+    └── EngineLost       Triton cannot reach the engine: its process died, or is being restarted
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+
+MAX_SHOWN = 100
 
 
 class ServingError(Exception):
@@ -38,9 +41,19 @@ class EngineError(ServingError):
     """An engine failed, or its answer breaks the protocol."""
 
 
+def shown(value: object) -> str:
+    """Word a value for a message; a long one is cut, since it may be a client's whole text."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+class EngineLost(EngineError):
+    """Triton cannot reach the engine; it may be back in a few seconds."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name most like `name`, or None when nothing is like it."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(name[:MAX_SHOWN], list(known), n=1, cutoff=0.5)
     return matches[0] if matches else None
 
 
@@ -49,4 +62,4 @@ def unknown_name(what: str, name: str, known: Iterable[str], where: str) -> str:
     allowed = sorted(known)
     guess = nearest(name, allowed)
     hint = f"; did you mean {guess!r}?" if guess else ""
-    return f"unknown {what} {name!r}{hint} (allowed: {', '.join(allowed)}; {where})"
+    return f"unknown {what} {shown(name)}{hint} (allowed: {', '.join(allowed)}; {where})"

@@ -1,4 +1,4 @@
-"""From a request's inputs to a job for the loop: prompt, sampling, stops, method, limits; every default in one place."""
+"""From a request's inputs to a job for the loop: prompt, sampling, stops, method, limits; every default is here."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from orchestrator.checkpoint import Checkpoint
 from orchestrator.config import ServingConfig
-from orchestrator.errors import RequestError
+from orchestrator.errors import ConfigError, RequestError
 from orchestrator.loop import Limits
 from orchestrator.methods import Plan, plan
-from orchestrator.request import MAX_TEXT_BYTES, Given, check_range, check_words
+from orchestrator.request import MAX_SALT_BYTES, MAX_TEXT_BYTES, Given, check_range, check_size, check_words
 from orchestrator.text import StopRule
 from orchestrator.types import Sampling, Want
 
@@ -36,26 +36,38 @@ class Job:
 
 @dataclass(frozen=True)
 class JobBuilder:
-    """What jobs are checked against: the deployment and the target's checkpoint."""
+    """What jobs are checked against: the deployment and the target's checkpoint.
+
+    streams: whether this Triton model can send more than one response.
+    """
 
     config: ServingConfig
     checkpoint: Checkpoint
     drafters: frozenset[str]
+    streams: bool = True
+
+    def __post_init__(self) -> None:
+        try:
+            plan(self.config.default_speculation, "", self.drafters, {})
+        except RequestError as error:
+            raise ConfigError(f"default_speculation: {error}") from None
 
     def build(self, given: Given) -> Job:
         """Return the job that a request asks for; raises RequestError for the first thing that is wrong."""
         text, prompt = self._prompt(given)
-        limits = self._limits(given, len(prompt))
+        method = self._plan(given)
+        limits = self._limits(given, len(prompt), method.config.max_nodes)
+        check_size("cache_salt", given.get("cache_salt", ""), MAX_SALT_BYTES)
         return Job(
             prompt=prompt,
             prompt_text=text,
             sampling=sampling_of(given),
             stop=self._stop(given, limits.max_tokens),
-            plan=self._plan(given),
+            plan=method,
             limits=limits,
             want=Want(logprobs=given.get("return_log_probs", False)),
             cache_salt=given.get("cache_salt", ""),
-            stream=given.get("stream", False),
+            stream=self._stream(given),
             repeat_prompt=not given.get("exclude_input_in_output", True),
             return_stats=given.get("return_stats", False),
         )
@@ -64,16 +76,14 @@ class JobBuilder:
         text, ids = given.get("text_input", ""), given.get("input_ids", [])
         if text and ids:
             raise RequestError("text_input and input_ids exclude each other; send one of them")
-        if len(text.encode()) > MAX_TEXT_BYTES:
-            raise RequestError(
-                f"text_input has {len(text.encode())} bytes, at most {MAX_TEXT_BYTES} allowed (input text_input)"
-            )
+        check_size("text_input", text, MAX_TEXT_BYTES)
         if ids:
             self._check_ids("input_ids", ids)
             return self.checkpoint.tokenizer.decode(ids), ids
         ids = self.checkpoint.tokenizer.encode(text).ids
         if not text or not ids:
             raise RequestError("the prompt is empty; text_input or input_ids must hold at least one token")
+        self._check_ids("text_input", ids)  # a tokenizer may know more than the model
         return text, ids
 
     def _check_ids(self, name: str, ids: list[int]) -> None:
@@ -83,7 +93,7 @@ class JobBuilder:
                     f"{name} must hold ids in 0..{self.checkpoint.vocab_size - 1}, got {token} (input {name})"
                 )
 
-    def _limits(self, given: Given, prompt_len: int) -> Limits:
+    def _limits(self, given: Given, prompt_len: int, max_nodes: int) -> Limits:
         room = self.checkpoint.max_positions - prompt_len
         if room < 1:
             raise RequestError(
@@ -98,7 +108,7 @@ class JobBuilder:
                 f"max_tokens must be in 1..{largest} behind a prompt of {prompt_len} tokens, "
                 f"got {max_tokens} (input max_tokens)"
             )
-        return Limits(max_tokens, self.checkpoint.max_positions, self.config.max_nodes)
+        return Limits(max_tokens, self.checkpoint.max_positions, min(max_nodes, self.config.max_nodes))
 
     def _stop(self, given: Given, max_tokens: int) -> StopRule:
         words, ids = given.get("stop_words", []), given.get("stop_ids", [])
@@ -114,6 +124,13 @@ class JobBuilder:
         drafts = given.get("num_draft_tokens", 0)
         check_range("num_draft_tokens", drafts, 0, self.config.max_nodes)
         return plan(method, config, self.drafters, {"draft_len": drafts} if drafts else {})
+
+    def _stream(self, given: Given) -> bool:
+        if given.get("stream", False) and not self.streams:
+            raise RequestError(
+                "stream must be false here: this model sends one response; use the model 'speculative' (input stream)"
+            )
+        return bool(given.get("stream", False))
 
     def timeout_ms(self, given: Given) -> int:
         """Return how long the request may take, its wait in the queue included."""
@@ -135,9 +152,10 @@ def sampling_of(given: Given) -> Sampling:
     draws = top_k > 1 or 0.0 < top_p < 1.0
     temperature = given.get("temperature", 1.0 if draws else 0.0)
     check_range("temperature", temperature, 0.0, 100.0)
-    seed = given.get("seed", given.get("random_seed"))
+    name = "seed" if "seed" in given else "random_seed"
+    seed = given.get(name)
     if seed is not None and not 0 <= seed < 1 << 64:
-        raise RequestError(f"seed must be in 0..2^64 - 1, got {seed} (input seed)")
+        raise RequestError(f"{name} must be in 0..2^64 - 1, got {seed} (input {name})")
     return Sampling(
         temperature,
         max(top_k, 0),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, NamedTuple
 
-from orchestrator.errors import RequestError, unknown_name
+from orchestrator.errors import RequestError, shown, unknown_name
 from orchestrator.proposers.drafter import DraftLine, DraftModel
 from orchestrator.proposers.none import NoProposer
 from orchestrator.proposers.prompt_lookup import PromptLookup
@@ -56,9 +56,7 @@ class Method(NamedTuple):
 
 METHODS: Mapping[str, Method] = {
     "none": Method(MethodConfig, lambda config, lines: NoProposer()),
-    "prompt_lookup": Method(
-        PromptLookupConfig, lambda config, lines: PromptLookup(config.max_ngram, config.draft_len)
-    ),
+    "prompt_lookup": Method(PromptLookupConfig, lambda config, lines: PromptLookup(config.max_ngram, config.draft_len)),
     "draft_model": Method(
         DraftModelConfig,
         lambda config, lines: DraftModel(lines("draft"), config.draft_len),
@@ -103,7 +101,7 @@ def _parse(config_json: str, method: str, known: Mapping[str, Any]) -> dict[str,
         return {}
     try:
         values = json.loads(config_json)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: brackets within brackets
         raise RequestError(f"{WHERE} is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise RequestError(f"{WHERE} must be a JSON object, got {type(values).__name__}")
@@ -117,7 +115,7 @@ def _parse(config_json: str, method: str, known: Mapping[str, Any]) -> dict[str,
 def check_int(name: str, value: Any, low: int, high: int, where: str) -> None:
     """Raise RequestError unless `value` is a whole number in low..high."""
     if type(value) is not int or not low <= value <= high:
-        raise RequestError(f"{name} must be a whole number in {low}..{high}, got {value!r} ({where})")
+        raise RequestError(f"{name} must be a whole number in {low}..{high}, got {shown(value)} ({where})")
 
 
 assert all(f.default is not MISSING for m in METHODS.values() for f in fields(m.config))

@@ -33,10 +33,7 @@ class Stream(IntEnum):
 def key_schedule(seed: int) -> list[tuple[int, int]]:
     """Return the 10 round keys (low word, high word) of a 64-bit seed."""
     low, high = seed & MASK32, (seed >> 32) & MASK32
-    return [
-        ((low + i * KEY_STEPS[0]) & MASK32, (high + i * KEY_STEPS[1]) & MASK32)
-        for i in range(ROUNDS)
-    ]
+    return [((low + i * KEY_STEPS[0]) & MASK32, (high + i * KEY_STEPS[1]) & MASK32) for i in range(ROUNDS)]
 
 
 def philox(seed: int, counter: tuple[Words, Words, Words, Words]) -> tuple[Words, ...]:
@@ -54,9 +51,7 @@ def philox(seed: int, counter: tuple[Words, Words, Words, Words]) -> tuple[Words
     return c0, c1, c2, c3
 
 
-def bits52(
-    seed: int, positions: npt.ArrayLike, tokens: npt.ArrayLike, stream: int, epoch: int
-) -> Words:
+def bits52(seed: int, positions: npt.ArrayLike, tokens: npt.ArrayLike, stream: int, epoch: int) -> Words:
     """Return 52 random bits per (position, token), broadcast: word 0 high, the top 20 bits of word 1 low."""
     counter = (
         np.asarray(positions, np.uint64),

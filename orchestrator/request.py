@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.errors import RequestError, unknown_name
+from orchestrator.errors import RequestError, shown, unknown_name
 
 MAX_TEXT_BYTES = 4 << 20
 MAX_WORDS = 64
 MAX_WORD_BYTES = 1024
+MAX_SALT_BYTES = 1024
 
 # Triton's own request parameters, which are none of a client's options.
 RESERVED = frozenset(
@@ -167,20 +168,18 @@ def _scalar(name: str, kind: str, value: Any) -> Any:
     if kind == "float" and type(value) in (int, float):
         return float(value)
     words = {"bool": "true or false", "int": "a whole number", "seed": "a whole number ≥ 0"}
-    raise RequestError(
-        f"{name} must be {words.get(kind, 'a number')}, got {value!r} (input {name})"
-    )
+    raise RequestError(f"{name} must be {words.get(kind, 'a number')}, got {shown(value)} (input {name})")
 
 
 def _text(name: str, value: Any) -> str:
-    if isinstance(value, bytes):
-        try:
-            value = value.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise RequestError(f"{name} must be UTF-8, byte {error.start} is not (input {name})") from None
-    if not isinstance(value, str):
-        raise RequestError(f"{name} must be text, got {value!r} (input {name})")
-    return value
+    if isinstance(value, str):
+        value = value.encode("utf-8", "surrogatepass")  # half a surrogate pair is refused as bytes are
+    if not isinstance(value, bytes):
+        raise RequestError(f"{name} must be text, got {shown(value)} (input {name})")
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{name} must be UTF-8, byte {error.start} is not (input {name})") from None
 
 
 def _refuse_unsupported(name: str, value: Any) -> None:
@@ -190,15 +189,27 @@ def _refuse_unsupported(name: str, value: Any) -> None:
     if isinstance(value, np.ndarray) and not value.size:
         return
     if isinstance(value, (list, np.ndarray)) or value not in neutral:
-        shown = "a value" if isinstance(value, np.ndarray) else repr(value)
+        got = "a value" if isinstance(value, np.ndarray) else shown(value)
         allowed = f"; allowed: {', '.join(map(repr, neutral))}" if neutral else ""
-        raise RequestError(f"{name} is not supported yet, got {shown}{allowed} (input {name})")
+        raise RequestError(f"{name} is not supported yet, got {got}{allowed} (input {name})")
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:
     """Raise RequestError unless low ≤ value ≤ high; NaN never is."""
     if not (math.isfinite(value) and low <= value <= high):
-        raise RequestError(f"{name} must be in {low:g}..{high:g}, got {value:g} (input {name})")
+        allowed, got = f"{_exact(low)}..{_exact(high)}", _exact(value)
+        raise RequestError(f"{name} must be in {allowed}, got {got} (input {name})")
+
+
+def _exact(value: float) -> str:
+    """Word a number so that one beyond a limit does not look like the limit; float32 has 8 digits."""
+    return f"{value:.8g}" if isinstance(value, float) else str(value)
+
+
+def check_size(name: str, text: str, max_bytes: int) -> None:
+    """Raise RequestError when a text is too long."""
+    if (size := len(text.encode())) > max_bytes:
+        raise RequestError(f"{name} has {size} bytes, at most {max_bytes} allowed (input {name})")
 
 
 def check_words(name: str, words: list[str]) -> None:
@@ -208,6 +219,5 @@ def check_words(name: str, words: list[str]) -> None:
     for word in words:
         if len(word.encode()) > MAX_WORD_BYTES:
             raise RequestError(
-                f"{name} has an entry of {len(word.encode())} bytes, at most {MAX_WORD_BYTES} allowed "
-                f"(input {name})"
+                f"{name} has an entry of {len(word.encode())} bytes, at most {MAX_WORD_BYTES} allowed (input {name})"
             )

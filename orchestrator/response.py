@@ -32,9 +32,7 @@ class Responses:
     comes on the last one alone. Without `stream` there is exactly one.
     """
 
-    def __init__(
-        self, job: Job, output: Output, progress: Progress, send: Callable[[Tensors], None]
-    ) -> None:
+    def __init__(self, job: Job, output: Output, progress: Progress, send: Callable[[Tensors], None]) -> None:
         self._job = job
         self._output = output
         self._progress = progress

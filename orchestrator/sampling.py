@@ -6,6 +6,7 @@ Order: temperature, top-k, top-p, min-p (docs/protocol.md). Every rule renormali
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from orchestrator.noise import Stream, gumbel
 from orchestrator.types import FloatArray, Sampling
@@ -38,7 +39,7 @@ def _point_mass(logits: FloatArray) -> FloatArray:
     return result
 
 
-def _keep(log_probs: FloatArray, kept: np.ndarray) -> FloatArray:
+def _keep(log_probs: FloatArray, kept: npt.NDArray[np.bool_]) -> FloatArray:
     return log_softmax(np.where(kept, log_probs, -np.inf))
 
 
@@ -70,15 +71,17 @@ def _min_p(log_probs: FloatArray, sampling: Sampling) -> FloatArray:
     return _keep(log_probs, log_probs >= floor)
 
 
-def pick(logits: FloatArray, positions: np.ndarray, sampling: Sampling) -> np.ndarray:
+def pick(logits: FloatArray, positions: npt.ArrayLike, sampling: Sampling) -> npt.NDArray[np.int64]:
     """Return the target's pick per row: argmax(log p + noise), ties to the lowest id.
 
     logits: (n, V) float64. positions: (n,) absolute position of the token being drawn. Returns (n,) int64.
     Law: over seeds the pick has the distribution p; at temperature 0 it is the argmax.
     Source: the Gumbel-max trick; drafter-invariant coupling, Daliri et al. 2024, arXiv:2408.07978.
     """
-    if sampling.greedy:
-        return logits.argmax(axis=-1)
-    tokens = np.arange(logits.shape[-1])
-    noise = gumbel(sampling.seed, np.asarray(positions)[:, None], tokens, Stream.PICK)
-    return (log_p(logits, sampling) + noise).argmax(axis=-1)
+    scores = logits
+    if not sampling.greedy:
+        tokens = np.arange(logits.shape[-1])
+        noise = gumbel(sampling.seed, np.asarray(positions)[:, None], tokens, Stream.PICK)
+        scores = log_p(logits, sampling) + noise
+    picks: npt.NDArray[np.int64] = scores.argmax(axis=-1)
+    return picks

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 # Enough of the prompt to tell the decoder whether a leading space belongs to the first new token.
 NUM_PRIMING_IDS = 6
+MAX_CHARACTER_BYTES = 4
+#: What the decoder shows for bytes that are no character, or not yet one.
+TORN = "\ufffd"
 
 
 class FinishReason(Enum):
@@ -34,36 +36,52 @@ class StopRule:
 class Detokenizer:
     """Ids in, whole characters out.
 
-    Law: the pieces that come out, joined, are the decoded text of all ids.
+    Law: the pieces that come out, joined, are the decoded text of all ids. One exception: with byte fallback,
+    a broken byte turns its whole run of bytes into �; what is out by then stays.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._open: list[int] = []
-        for token in prompt[-NUM_PRIMING_IDS:]:
-            self._stream.step(tokenizer, token)
+        self._ids: list[int] = []
+        self._num_shown = 0  # the text of the first ids is out; they stay as context of the others
+        for token in _decodable_end(tokenizer, prompt):
+            self.push(token)
 
     def push(self, token: int) -> str:
         """Return the characters that this token completes."""
-        self._open.append(token)
-        piece = self._stream.step(self._tokenizer, token)
-        if piece is None:
+        self._ids.append(token)
+        piece = self._hidden()
+        if not piece or piece.endswith(TORN):
             return ""
-        self._open.clear()
-        return str(piece)
+        del self._ids[: self._num_shown]
+        self._num_shown = len(self._ids)
+        return piece
 
     def flush(self) -> str:
         """Return what stays incomplete at the end, as the decoder shows it."""
-        rest = self._tokenizer.decode(self._open, skip_special_tokens=True)
-        self._open.clear()
-        return str(rest)
+        rest = self._hidden()
+        self._num_shown = len(self._ids)
+        return rest
+
+    def _hidden(self) -> str:
+        shown = self._tokenizer.decode(self._ids[: self._num_shown])
+        text: str = self._tokenizer.decode(self._ids)
+        return text[len(shown) :]
+
+
+def _decodable_end(tokenizer: Tokenizer, prompt: Sequence[int]) -> Sequence[int]:
+    """Return the last few ids of a prompt, from the beginning of a character on where there is one."""
+    sizes = range(NUM_PRIMING_IDS, NUM_PRIMING_IDS + MAX_CHARACTER_BYTES)
+    ends = [list(prompt[-size:]) for size in sizes]
+    return next((end for end in ends if not tokenizer.decode(end).startswith(TORN)), ends[0])
 
 
 class StopFilter:
     """Text in, text out without the first stop string and all behind it.
 
-    Law: what came out so far never contains a stop string, nor a beginning of one that may yet complete.
+    The first is the one that is complete first, and the longest of several that end together.
+    Law: what came out so far never contains a stop string, nor a beginning of one that may yet complete;
+    it does not depend on how the text was cut into pieces.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -74,10 +92,10 @@ class StopFilter:
     def push(self, piece: str) -> str:
         """Return the text that is safe to show now."""
         self._held += piece
-        found = [at for s in self._strings if (at := self._held.find(s)) >= 0]
+        found = [(at + len(s), at) for s in self._strings if (at := self._held.find(s)) >= 0]
         if found:
             self.stopped = True
-            return self._take(min(found))
+            return self._take(min(found)[1])
         return self._take(len(self._held) - self._possible_stop())
 
     def flush(self) -> str:

@@ -50,9 +50,7 @@ class TokenTree:
         return cls(tokens, np.fromiter((parent for parent, _ in nodes), np.int32, len(nodes)))
 
     @classmethod
-    def checked(
-        cls, tokens: IntArray, parents: IntArray, vocab_size: int, max_nodes: int
-    ) -> TokenTree:
+    def checked(cls, tokens: IntArray, parents: IntArray, vocab_size: int, max_nodes: int) -> TokenTree:
         """Build a tree from outside, or raise EngineError naming the first law that it breaks.
 
         tokens, parents: (m,) int32, as above. max_nodes: most draft nodes allowed.
@@ -87,9 +85,7 @@ class TokenTree:
     def children(self) -> list[dict[int, int]]:
         """Per node its children as {token: node}, in the order in which they are tried."""
         children: list[dict[int, int]] = [{} for _ in range(self.num_nodes + 1)]
-        for node, (token, parent) in enumerate(
-            zip(self.tokens.tolist(), self.parents.tolist(), strict=True), start=1
-        ):
+        for node, (token, parent) in enumerate(zip(self.tokens.tolist(), self.parents.tolist(), strict=True), start=1):
             children[parent][token] = node
         return children
 
@@ -113,9 +109,7 @@ _BARE = TokenTree(np.empty(0, np.int32), np.empty(0, np.int32))
 
 def _check_sizes(tokens: IntArray, parents: IntArray, max_nodes: int) -> None:
     if tokens.shape != parents.shape or tokens.ndim != 1:
-        raise EngineError(
-            f"tree has {tokens.shape} node_ids but {parents.shape} node_parents; they must match"
-        )
+        raise EngineError(f"tree has {tokens.shape} node_ids but {parents.shape} node_parents; they must match")
     if len(tokens) > max_nodes:
         raise EngineError(f"tree has {len(tokens)} nodes, at most {max_nodes} allowed")
 

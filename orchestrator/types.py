@@ -157,9 +157,7 @@ class Budget:
 class Target(Protocol):
     """The model whose distribution is served."""
 
-    def step(
-        self, context: Context, tree: TokenTree, sampling: Sampling, want: Want
-    ) -> Acceptance:
+    def step(self, context: Context, tree: TokenTree, sampling: Sampling, want: Want) -> Acceptance:
         """Run one pass over the tree below the context's root and decide what is accepted."""
 
     def release(self) -> None:
@@ -202,3 +200,16 @@ class StepCount:
     def acceptance_rate(self) -> float:
         """Accepted ÷ drafted tokens; 0 when nothing was drafted."""
         return self.num_accepted_tokens / max(self.num_draft_tokens, 1)
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    """An engine's figures at one moment; passes and the jobs in them are counted since its start."""
+
+    blocks_held: int
+    blocks_cached: int
+    blocks_free: int
+    blocks_total: int
+    num_sequences: int
+    num_passes: int
+    num_jobs: int

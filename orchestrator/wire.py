@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.errors import EngineError, ServingError, Unavailable, UnknownSequence
+from orchestrator.errors import EngineError, EngineLost, ServingError, Unavailable, UnknownSequence
 from orchestrator.tree import TokenTree
 from orchestrator.types import Acceptance, Context, Sampling, Want
 
@@ -84,19 +84,18 @@ class Drafted:
 def delta_of(context: Context, start: int, sequence_id: int, cache_salt: str) -> Delta:
     """Return what an engine that holds the first `start` tokens lacks."""
     ids = np.array(context.ids[start:], np.int32)
-    return Delta(
-        sequence_id, start, ids, context.rolling_hash(start), context.prompt_len, cache_salt
-    )
+    return Delta(sequence_id, start, ids, context.rolling_hash(start), context.prompt_len, cache_salt)
 
 
 def _pack_delta(delta: Delta) -> Tensors:
-    return {
+    tensors: Tensors = {
         "sequence_id": np.array([delta.sequence_id], np.uint64),
         "context_start": np.array([delta.context_start], np.int32),
         "context_ids": delta.context_ids,
         "context_hash": np.array([delta.context_hash], np.uint64),
         "prompt_len": np.array([delta.prompt_len], np.int32),
-    } | _pack_text("cache_salt", delta.cache_salt)
+    }
+    return tensors | _pack_text("cache_salt", delta.cache_salt)
 
 
 def _pack_text(name: str, text: str) -> Tensors:
@@ -108,7 +107,7 @@ def _text(tensors: Mapping[str, npt.NDArray[Any]], name: str) -> str:
 
 
 def _scalar(tensors: Mapping[str, npt.NDArray[Any]], name: str, default: int | None = None) -> int:
-    if name in tensors:
+    if name in tensors and tensors[name].size:
         return int(tensors[name].reshape(-1)[0])
     if default is None:
         raise EngineError(f"tensor {name!r} is missing from an engine call")
@@ -153,13 +152,9 @@ def pack_tree(tree: TokenTree) -> Tensors:
     return {"node_ids": tree.tokens, "node_parents": tree.parents}
 
 
-def unpack_tree(
-    tensors: Mapping[str, npt.NDArray[Any]], vocab_size: int, max_nodes: int
-) -> TokenTree:
+def unpack_tree(tensors: Mapping[str, npt.NDArray[Any]], vocab_size: int, max_nodes: int) -> TokenTree:
     """Unpack and check a tree; raises EngineError when it breaks a law."""
-    return TokenTree.checked(
-        _ids(tensors, "node_ids"), _ids(tensors, "node_parents"), vocab_size, max_nodes
-    )
+    return TokenTree.checked(_ids(tensors, "node_ids"), _ids(tensors, "node_parents"), vocab_size, max_nodes)
 
 
 def pack_step(request: StepRequest) -> Tensors:
@@ -175,9 +170,7 @@ def pack_step(request: StepRequest) -> Tensors:
     return tensors
 
 
-def unpack_step(
-    tensors: Mapping[str, npt.NDArray[Any]], vocab_size: int, max_nodes: int
-) -> StepRequest:
+def unpack_step(tensors: Mapping[str, npt.NDArray[Any]], vocab_size: int, max_nodes: int) -> StepRequest:
     """Unpack a target step; raises EngineError when a tensor is missing or breaks a law."""
     bits = WantBits(_scalar(tensors, "want", 0))
     features_from = _scalar(tensors, "features_from", 0) if bits & WantBits.FEATURES else None
@@ -291,7 +284,7 @@ def error_text(error: ServingError) -> str:
 
 
 def error_from(text: str) -> ServingError:
-    """Return the error that `text` words; text of Triton's own becomes an EngineError."""
+    """Return the error that `text` words; text of Triton's own means that the engine was not reached."""
     code, _, message = text.partition(": ")
     kind = _CODES.get(code)
-    return kind(message) if kind else EngineError(text)
+    return kind(message) if kind else EngineLost(text)

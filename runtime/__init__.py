@@ -1,1 +1,1 @@
-"""What runs inside the `target` and `draft` Triton models: a PyTorch engine with paged, content-addressed KV and tree attention."""
+"""What runs inside `target` and `draft`: a PyTorch engine with paged, content-addressed KV and tree attention."""

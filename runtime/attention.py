@@ -36,8 +36,8 @@ def paged_tree_attention(
     """
     layer: int = module.layer_idx  # type: ignore[assignment]
     keys, values = cache.kv[layer]
-    keys[batch.slots] = key[0].transpose(0, 1)
-    values[batch.slots] = value[0].transpose(0, 1)
+    keys.index_copy_(1, batch.slots, key[0])
+    values.index_copy_(1, batch.slots, value[0])
     groups = query.shape[1] // key.shape[1]
     outputs = []
     start = 0
@@ -46,8 +46,8 @@ def paged_tree_attention(
         grouped = query[:, :, start:stop].reshape(1, key.shape[1], -1, query.shape[-1])
         output = _attend(
             grouped,
-            batch.cached(index, keys, cache.block_tokens).transpose(0, 1)[None],
-            batch.cached(index, values, cache.block_tokens).transpose(0, 1)[None],
+            batch.cached(index, keys, cache.block_tokens)[None],
+            batch.cached(index, values, cache.block_tokens)[None],
             batch.bias(index, sliding_window, groups),
             scaling,
             softcap,
@@ -73,9 +73,7 @@ def _attend(
     query: (1, H_kv, groups · n, d). key, value: (1, H_kv, slots, d). bias: (groups · n, slots).
     """
     if softcap is None and sinks is None:
-        return functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=bias, scale=scaling
-        )
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
     scores = query @ key.transpose(2, 3) * scaling
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
@@ -91,7 +89,5 @@ def _softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
     num_kv_heads, rows = scores.shape[1:3]
     groups = sinks.numel() // num_kv_heads
     sink = sinks.to(scores.dtype).view(1, num_kv_heads, groups, 1, 1)
-    column = sink.expand(1, num_kv_heads, groups, rows // groups, 1).reshape(
-        1, num_kv_heads, rows, 1
-    )
+    column = sink.expand(1, num_kv_heads, groups, rows // groups, 1).reshape(1, num_kv_heads, rows, 1)
     return torch.cat([scores, column], dim=-1).softmax(dim=-1)[..., :-1]

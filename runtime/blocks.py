@@ -1,4 +1,4 @@
-"""Blocks of KV slots found by content: who holds which block, which can be reused, which may be evicted; knows no tensors."""
+"""Blocks of KV slots found by content: which are held, which can be reused, which evicted; knows no tensors."""
 
 from __future__ import annotations
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from orchestrator.config import ServingConfig
+from orchestrator.errors import ConfigError
 from orchestrator.wire import DraftRequest, StepRequest
 from runtime.check import warm_up_draft, warm_up_target
 from runtime.draft import DraftEngine
@@ -13,6 +16,9 @@ from runtime.model import CausalModel
 from runtime.paged import PagedModel
 from runtime.target import TargetEngine
 from runtime.thread import EngineThread
+from runtime.threads import choose_threads
+
+log = logging.getLogger(__name__)
 
 
 def feature_kind(config: ServingConfig) -> str:
@@ -22,25 +28,32 @@ def feature_kind(config: ServingConfig) -> str:
     return "last" if config.medusa or config.eagle or config.redrafter else "none"
 
 
-def _paged(model: CausalModel, config: ServingConfig) -> PagedModel:
-    return PagedModel(model, config.kv_memory_mb, config.block_tokens)
+def _load(checkpoint: str, config: ServingConfig, features: str) -> PagedModel:
+    if config.engine != "torch":
+        raise ConfigError(f"engine = {config.engine!r} is not part of this version; allowed: 'torch' (serving.toml)")
+    if config.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device = {config.device!r}, but torch sees no CUDA device (serving.toml)")
+    model = load_model(checkpoint, config.device, config.dtype, features)
+    paged = PagedModel(model, config.kv_memory_mb, config.block_tokens, share=config.prefix_sharing)
+    log.info("%s: %d threads", checkpoint, choose_threads(paged))
+    return paged
 
 
 @torch.inference_mode()
 def build_target(config: ServingConfig) -> tuple[EngineThread[StepRequest], CausalModel]:
     """Load the target and start its engine; raises ConfigError when it cannot be served."""
-    model = load_model(config.target, config.device, config.dtype, feature_kind(config))
-    engine = EngineThread(TargetEngine(_paged(model, config)), "target-engine")
+    paged = _load(config.target, config, feature_kind(config))
+    engine = EngineThread(TargetEngine(paged), "target-engine", paged.model.prepare)
     engine.start()
-    warm_up_target(engine, model.vocab_size)
-    return engine, model
+    warm_up_target(engine, paged.model.vocab_size)
+    return engine, paged.model
 
 
 @torch.inference_mode()
 def build_draft(config: ServingConfig) -> tuple[EngineThread[DraftRequest], CausalModel]:
     """Load the draft model and start its engine; raises ConfigError when it cannot be served."""
-    model = load_model(config.draft, config.device, config.dtype)
-    engine = EngineThread(DraftEngine(_paged(model, config)), "draft-engine")
+    paged = _load(config.draft, config, features="none")
+    engine = EngineThread(DraftEngine(paged), "draft-engine", paged.model.prepare)
     engine.start()
-    warm_up_draft(engine, model.vocab_size)
-    return engine, model
+    warm_up_draft(engine, paged.model.vocab_size)
+    return engine, paged.model

@@ -6,6 +6,7 @@ import queue
 import time
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,26 +46,52 @@ def stock_log_probs(model: Any) -> Tensor:
 def compare(model: CausalModel, expected: Tensor, name: str) -> None:
     """Raise ConfigError when the replaced attention does not reproduce the stock model.
 
-    The first half goes in as context, the rest as a chain of drafts: both kinds of row are compared.
+    A quarter goes in as context in a pass of its own, a quarter as context beside the drafts, the rest as
+    drafts, each behind a wrong sibling: cached rows, context rows and tree rows are compared.
     """
     ids = check_ids(model.vocab_size)
-    half = NUM_CHECKED // 2
-    cache = KVCache(model.cache_shape, 64, 16, model.dtype, model.device)
+    quarter, half = NUM_CHECKED // 4, NUM_CHECKED // 2
+    tree = _with_wrong_siblings(ids[half:], model.vocab_size)
+    num_slots = half + tree.num_nodes
+    memory_mb = 1 + (num_slots * model.cache_shape.token_bytes(model.dtype) >> 20)
+    cache = KVCache(model.cache_shape, memory_mb, 16, model.dtype, model.device)
     table = SequenceTable(BlockPool(cache.num_blocks, 16), model.max_positions)
-    sequence = table.open(delta_of(Context(ids[:half]), 0, 1, ""), half, half)
-    segment = Segment(sequence, 0, half, TokenTree.chain(ids[half:]))
-    logits = model.forward(Pass([segment], model.device, model.dtype), cache)
+    sequence = table.open(delta_of(Context(ids[:half]), 0, 1, ""), tree.num_nodes, half)
+    first = Pass([Segment(sequence, 0, quarter)], model.device, model.dtype)
+    second = Pass([Segment(sequence, quarter, half, tree)], model.device, model.dtype)
+    model.forward(first, cache)
+    logits = model.forward(second, cache)[::2]
     worst = (logits.double().log_softmax(dim=-1) - expected[half - 1 :]).abs().max().item()
     if not worst <= TOLERANCE[model.dtype]:
         raise ConfigError(
             f"{name}: log-probabilities differ from the stock model by {worst:.2g} "
             f"(allowed {TOLERANCE[model.dtype]:g}); this architecture is not supported"
         )
+    _check_window(model, second.windows, name)
 
 
-def _ask(
-    engine: EngineThread[Any], request: StepRequest | DraftRequest
-) -> Answer:
+def _with_wrong_siblings(tokens: list[int], vocab_size: int) -> TokenTree:
+    """Return the chain of `tokens` with another token before each of them: nodes 2, 4, … are the chain's."""
+    ids = [t for token in tokens for t in ((token + 1) % vocab_size, token)]
+    parents = [2 * level for level in range(len(tokens)) for _ in range(2)]
+    return TokenTree(np.array(ids, np.int32), np.array(parents, np.int32))
+
+
+def _check_window(model: CausalModel, asked: set[int | None], name: str) -> None:
+    """Refuse a family that tells its sliding window to the mask alone: we would not see it, nor would 64 tokens."""
+    config = model.model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    slides = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
+    if not window or not slides or not getattr(config, "use_sliding_window", True):
+        return
+    if window < model.max_positions and window not in asked:
+        raise ConfigError(
+            f"{name}: the sliding window of {window} tokens does not reach the attention; "
+            "this architecture is not supported"
+        )
+
+
+def _ask(engine: EngineThread[Any], request: StepRequest | DraftRequest) -> Answer:
     answers: queue.SimpleQueue[Answer | ServingError] = queue.SimpleQueue()
     engine.submit(request, time.monotonic() + WARM_UP_LIMIT_S, answers.put)
     answer = answers.get(timeout=WARM_UP_LIMIT_S)

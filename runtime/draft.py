@@ -10,6 +10,7 @@ from runtime import sampling
 from runtime.job import Job
 from runtime.layout import Segment
 from runtime.paged import PagedModel
+from runtime.sequences import SequenceTable
 
 DraftJob = Job[DraftRequest]
 
@@ -25,6 +26,11 @@ class DraftEngine:
 
     def __init__(self, paged: PagedModel) -> None:
         self.paged = paged
+
+    @property
+    def sequences(self) -> SequenceTable:
+        """The sequences that it holds."""
+        return self.paged.sequences
 
     def release(self, sequence_id: int) -> None:
         """Forget a sequence."""
@@ -42,17 +48,22 @@ class DraftEngine:
             return jobs
         logits = self.paged.forward([segment for _, segment in shares])
         self._extend(shares, logits)
-        done = [job for job in jobs if _num_drafted(job) >= _length(job)]
+        done = [job for job in jobs if _num_drafted(job) >= self._length(job)]
         for job in done:
             job.reply(_drafted(job))
         return [job for job in jobs if job not in done]
 
     def _open(self, job: DraftJob) -> bool:
-        length = _length(job)
+        length = self._length(job)
         if length < 1:
             job.reply(Drafted(TokenTree.bare(), 0))
             return False
         return self.paged.open(job, length, length)
+
+    def _length(self, job: DraftJob) -> int:
+        """Return how many tokens to draft: what is asked for, as far as the draft model's own context reaches."""
+        room = self.paged.model.max_positions - job.delta.prefix_len
+        return min(job.request.max_nodes, job.request.max_depth, room)
 
     def _extend(self, shares: list[tuple[DraftJob, Segment]], logits: Tensor) -> None:
         """Append a drafted token to the sequences that are computed to their end; logits: (len(shares), V)."""
@@ -65,10 +76,6 @@ class DraftEngine:
             job, segment = shares[row]
             segment.sequence.publish(job.delta.prefix_len)
             segment.sequence.context.commit([token])
-
-
-def _length(job: DraftJob) -> int:
-    return min(job.request.max_nodes, job.request.max_depth)
 
 
 def _num_drafted(job: DraftJob) -> int:

@@ -22,7 +22,7 @@ class FeatureTap:
         self.num_states = {"none": 0, "last": 1, "eagle3": 3}[kind]
         decoder = model.get_decoder()
         if kind == "last":
-            decoder.norm.register_forward_hook(self._after_norm)
+            decoder.register_forward_hook(self._after_norm)
         if kind == "eagle3":
             depth = len(decoder.layers)
             for place, layer in enumerate((2, depth // 2, depth - 3)):
@@ -33,8 +33,9 @@ class FeatureTap:
         states = [self._states.pop(place) for place in range(self.num_states)]
         return torch.cat(states, dim=-1)
 
-    def _after_norm(self, module: torch.nn.Module, args: Any, output: Tensor) -> None:
-        self._states[0] = output[0]
+    def _after_norm(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        # The decoder's own output: its final norm has another name in every other family.
+        self._states[0] = output[0][0]
 
     def _before(self, place: int) -> Any:
         def hook(module: torch.nn.Module, args: tuple[Tensor, ...]) -> None:

@@ -56,9 +56,9 @@ class Gather:
 
     def forget_idle(self, now_s: float, idle_s: float = 2.0) -> None:
         """Note that sequences that were silent for `idle_s` are not expected any more."""
-        gone = [i for i, live in self._live.items() if now_s - (live.answered_s or now_s) > idle_s]
-        for sequence_id in gone:
-            del self._live[sequence_id]
+        for sequence_id, live in list(self._live.items()):
+            if live.answered_s is not None and now_s - live.answered_s > idle_s:
+                del self._live[sequence_id]
 
     def wait_s(self, now_s: float, has_jobs: bool) -> float:
         """Return how long to wait for the next call: 0 = begin the pass.

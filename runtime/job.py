@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +11,9 @@ from typing import Generic, Protocol, TypeVar
 from orchestrator.errors import ServingError
 from orchestrator.types import Acceptance
 from orchestrator.wire import Delta, Drafted, DraftRequest, StepRequest
-from runtime.sequences import Sequence
+from runtime.sequences import Sequence, SequenceTable
+
+log = logging.getLogger(__name__)
 
 Answer = Acceptance | Drafted
 Reply = Callable[[Answer | ServingError], None]
@@ -32,9 +35,12 @@ class Job(Generic[Request]):
     answered: bool = field(default=False, init=False)
 
     def reply(self, answer: Answer | ServingError) -> None:
-        """Answer the call, once."""
+        """Answer the call, once; a receiver that fails harms nobody else in the pass."""
         self.answered = True
-        self.on_answer(answer)
+        try:
+            self.on_answer(answer)
+        except Exception:
+            log.exception("the answer to sequence %d could not be delivered", self.sequence_id)
 
     @property
     def delta(self) -> Delta:
@@ -55,6 +61,10 @@ class Job(Generic[Request]):
 
 class Engine(Protocol[Request]):
     """What runs in an engine thread: one forward pass at a time over all jobs at hand."""
+
+    @property
+    def sequences(self) -> SequenceTable:
+        """The sequences that it holds."""
 
     def advance(self, jobs: list[Job[Request]]) -> list[Job[Request]]:
         """Run one pass, answer the jobs that are done, and return those that need another pass."""

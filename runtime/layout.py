@@ -64,9 +64,7 @@ class Segment:
         with a sliding window, only positions less than `window` before its own.
         """
         seen = np.ones((self.num_tokens, self.num_slots), np.bool_)
-        seen[: self.num_context] = np.tri(
-            self.num_context, self.num_slots, self.first, dtype=np.bool_
-        )
+        seen[: self.num_context] = np.tri(self.num_context, self.num_slots, self.first, dtype=np.bool_)
         seen[self.num_context :, self.last :] = self.tree.mask[1:, 1:]
         if window is not None:
             own = np.array(self.positions())
@@ -103,18 +101,18 @@ class Pass:
         return torch.tensor(rows, device=self.device)
 
     def cached(self, index: int, store: Tensor, block_tokens: int) -> Tensor:
-        """Return the rows of segment `index`'s slots from `store`, (num_slots, …): in place where they are one run.
+        """Return segment `index`'s slots of `store`, (kv_heads, num_slots, head_dim): in place where they are one run.
 
-        store: (slots, …), one layer's keys or values.
+        store: (kv_heads, slots, head_dim), one layer's keys or values.
         """
         segment = self.segments[index]
         if self.runs[index]:
             start = segment.sequence.slot(0)
-            return store[start : start + segment.num_slots]
+            return store[:, start : start + segment.num_slots]
         if index not in self._blocks:
             self._blocks[index] = torch.tensor(segment.sequence.blocks, device=self.device)
-        blocks = store.view(-1, block_tokens, *store.shape[1:])
-        return blocks[self._blocks[index]].flatten(0, 1)[: segment.num_slots]
+        blocks = store.unflatten(1, (-1, block_tokens))
+        return blocks[:, self._blocks[index]].flatten(1, 2)[:, : segment.num_slots]
 
     def bias(self, index: int, window: int | None, groups: int) -> Tensor | None:
         """Return 0 or −inf to add to the scores of segment `index`, (groups · num_tokens, num_slots).
@@ -126,6 +124,11 @@ class Pass:
             seen = self.segments[index].visible(window)
             self._biases[key] = None if seen.all() else self._additive(seen, groups)
         return self._biases[key]
+
+    @property
+    def windows(self) -> set[int | None]:
+        """Sliding windows that layers have asked for, None among them for full attention."""
+        return {window for _, window, _ in self._biases}
 
     def _additive(self, seen: np.ndarray, groups: int) -> Tensor:
         bias = torch.zeros(seen.shape, dtype=self.dtype)

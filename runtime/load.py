@@ -1,8 +1,9 @@
-"""From a checkpoint to a model that was compared with the stock one; refuses, with the reason, what would not be exact."""
+"""From a checkpoint to a model compared with the stock one; refuses, with the reason, what would not be exact."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
@@ -22,19 +23,57 @@ def load_model(folder: str, device_name: str, dtype_name: str, features: str = "
     source = resolve(folder)
     config = _read_config(source)
     _check_supported(config.get_text_config(), folder)
-    model = AutoModelForCausalLM.from_pretrained(
-        source, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
-    )
+    model = _load_stock(source, dtype)
     if not getattr(model, "_supports_attention_backend", False):
         raise ConfigError(
-            f"{folder}: {type(model).__name__} does not let its attention be replaced "
-            "(_supports_attention_backend)"
+            f"{folder}: {type(model).__name__} does not let its attention be replaced (_supports_attention_backend)"
         )
-    model = model.to(device).eval()
+    try:
+        return _adapted(model.to(device).eval(), features, folder)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{folder}: {type(model).__name__} does not run with its attention replaced, so it is not "
+            f"supported ({type(error).__name__}: {_first_line(error)})"
+        ) from error
+
+
+def _adapted(model: Any, features: str, folder: str) -> CausalModel:
     expected = stock_log_probs(model)
     adapted = adapt(model, features)
     compare(adapted, expected, folder)
     return adapted
+
+
+def _load_stock(source: str, dtype: torch.dtype) -> Any:
+    """Load a checkpoint, all of it: transformers makes up at random what a file lacks, and only says so.
+
+    Eager attention is the one that every family has, and the only one that knows softcap and sinks.
+    """
+    # The fused products of experts know no float64.
+    options: dict[str, Any] = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=dtype,
+            attn_implementation="eager",
+            trust_remote_code=False,
+            output_loading_info=True,
+            **options,
+        )
+    except Exception as error:
+        raise ConfigError(f"{source}: no readable checkpoint: {_first_line(error)}") from error
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):
+        raise ConfigError(
+            f"{source}: the checkpoint lacks {len(missing)} of the model's weights (the first: {missing[0]})"
+        )
+    return model
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
 
 
 def resolve(folder: str) -> str:
@@ -48,7 +87,7 @@ def _read_config(source: str) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{source}: no readable checkpoint: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"{source}: no readable checkpoint: {_first_line(error)}") from error
 
 
 def _check_supported(config: PretrainedConfig, folder: str) -> None:
@@ -62,6 +101,4 @@ def _check_supported(config: PretrainedConfig, folder: str) -> None:
         )
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     if unknown := layers.difference(LAYER_TYPES):
-        raise ConfigError(
-            f"{folder}: layer type {min(unknown)!r} is not supported (allowed: {', '.join(LAYER_TYPES)})"
-        )
+        raise ConfigError(f"{folder}: layer type {min(unknown)!r} is not supported (allowed: {', '.join(LAYER_TYPES)})")

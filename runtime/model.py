@@ -12,10 +12,13 @@ from runtime.attention import NAME, paged_tree_attention
 from runtime.cache import CacheShape, KVCache
 from runtime.features import FeatureTap
 from runtime.layout import Pass
+from runtime.linear import compile_kernels, pack_linears
 from runtime.norms import fuse_norms
 
-
 AttentionInterface.register(NAME, paged_tree_attention)
+
+# What one part of a long context has (PagedModel.max_pass_tokens); a pass is rarely longer.
+MAX_PREPARED_ROWS = 256
 
 
 class CausalModel:
@@ -34,12 +37,15 @@ class CausalModel:
         self.taps = FeatureTap(model, features)
         self.cache_shape = CacheShape(
             num_layers=text_config.num_hidden_layers,
-            num_kv_heads=getattr(text_config, "num_key_value_heads", None)
-            or text_config.num_attention_heads,
+            num_kv_heads=getattr(text_config, "num_key_value_heads", None) or text_config.num_attention_heads,
             head_dim=getattr(text_config, "head_dim", None)
             or text_config.hidden_size // text_config.num_attention_heads,
             feature_width=self.taps.num_states * text_config.hidden_size,
         )
+
+    def prepare(self) -> None:
+        """Make ready what is made once per thread; called on the thread that will call `forward`."""
+        compile_kernels(self.model, MAX_PREPARED_ROWS)
 
     @torch.inference_mode()
     def forward(self, batch: Pass, cache: KVCache) -> Tensor:
@@ -64,5 +70,6 @@ class CausalModel:
 def adapt(model: Any, features: str = "none") -> CausalModel:
     """Turn a stock transformers model, in place, into one that runs a `Pass`."""
     fuse_norms(model)
+    pack_linears(model, model.device, model.dtype)
     model.set_attn_implementation(NAME)
     return CausalModel(model, model.device, features)

@@ -34,12 +34,10 @@ def _philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Te
     return c0, c1, c2, c3
 
 
-def uniform(
-    seeds: Sequence[int], positions: Tensor, tokens: Tensor, stream: int, epoch: int = 0
-) -> Tensor:
+def uniform(key: tuple[Tensor, Tensor], positions: Tensor, tokens: Tensor, stream: int, epoch: int = 0) -> Tensor:
     """Return u in (0, 1), float64, bit for bit that of `orchestrator.noise.uniform`.
 
-    seeds: n ints. positions: (n, 1) int64. tokens: (V,) or (n, V) int64. Returns (n, V).
+    key: `seed_words`, and positions and tokens: int64; all broadcast, and the result has their shape.
     """
     device = tokens.device
     counter = (
@@ -48,12 +46,10 @@ def uniform(
         torch.tensor(stream, device=device),
         torch.tensor(epoch, device=device),
     )
-    word0, word1, _, _ = _philox(counter, seed_words(seeds, device))
+    word0, word1, _, _ = _philox(counter, key)
     return (((word0 << 20) | (word1 >> 12)).double() + 0.5) * 2.0**-52
 
 
-def gumbel(
-    seeds: Sequence[int], positions: Tensor, tokens: Tensor, stream: int = 0, epoch: int = 0
-) -> Tensor:
-    """Return g = −log(−log u), (n, V) float64; argmax(log p + g) draws from p."""
-    return uniform(seeds, positions, tokens, stream, epoch).log_().neg_().log_().neg_()
+def gumbel(key: tuple[Tensor, Tensor], positions: Tensor, tokens: Tensor, stream: int = 0, epoch: int = 0) -> Tensor:
+    """Return g = −log(−log u) in float64; argmax(log p + g) draws from p."""
+    return uniform(key, positions, tokens, stream, epoch).log_().neg_().log_().neg_()

@@ -20,6 +20,7 @@ class FusedRMSNorm(nn.Module):
         return functional.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
 
 
+@torch.no_grad()
 def fuse_norms(model: nn.Module) -> int:
     """Replace every norm that FusedRMSNorm reproduces, and return their number.
 
@@ -44,8 +45,11 @@ def _fused(norm: nn.Module) -> FusedRMSNorm | None:
         return None
     probe = torch.linspace(-2.0, 3.0, weight.numel(), dtype=weight.dtype, device=weight.device)
     tolerance = {torch.bfloat16: 0.05, torch.float16: 0.01}.get(weight.dtype, 1e-5)
-    for scale in (weight, 1.0 + weight):
-        candidate = FusedRMSNorm(scale, eps)
-        if torch.allclose(candidate(probe), norm(probe), rtol=tolerance, atol=tolerance):
-            return candidate
-    return None
+    expected = norm(probe)
+    # Large weights lie within bfloat16's tolerance of 1 + weight: the nearer candidate is the one.
+    fused = min(
+        (FusedRMSNorm(scale, eps) for scale in (weight, 1.0 + weight)),
+        key=lambda candidate: float((candidate(probe) - expected).abs().max()),
+    )
+    same = torch.allclose(fused(probe), expected, rtol=tolerance, atol=tolerance)
+    return fused if same else None

@@ -27,13 +27,18 @@ class PagedModel:
     """
 
     def __init__(
-        self, model: CausalModel, memory_mb: int, block_tokens: int, max_pass_tokens: int = 256
+        self,
+        model: CausalModel,
+        memory_mb: int,
+        block_tokens: int,
+        max_pass_tokens: int = 256,
+        share: bool = True,
     ) -> None:
         self.model = model
         self.max_pass_tokens = max_pass_tokens
         self.cache = KVCache(model.cache_shape, memory_mb, block_tokens, model.dtype, model.device)
         self.pool = BlockPool(self.cache.num_blocks, block_tokens)
-        self.sequences = SequenceTable(self.pool, model.max_positions)
+        self.sequences = SequenceTable(self.pool, model.max_positions, share)
 
     def open(self, job: Job, num_drafts: int, max_depth: int) -> bool:
         """Give a job its sequence, with slots for its drafts; False when it was answered with an error."""

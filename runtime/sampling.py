@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from orchestrator.types import Sampling
-from runtime.noise import gumbel
+from runtime.noise import gumbel, seed_words
+
+NUCLEUS_GUESS = 256
 
 
 def picks(logits: Tensor, positions: Sequence[int], sampling: Sequence[Sampling]) -> list[int]:
@@ -28,9 +30,13 @@ def picks(logits: Tensor, positions: Sequence[int], sampling: Sequence[Sampling]
 
 
 def _draw(logits: Tensor, positions: Tensor, sampling: list[Sampling]) -> Tensor:
-    tokens = torch.arange(logits.shape[-1], device=logits.device)
-    noise = gumbel([s.seed for s in sampling], positions, tokens)
-    return noise.add_(log_p(logits, sampling)).argmax(dim=-1)
+    """Return argmax(log p + noise) per row; noise is made for the support alone, which is often small."""
+    scores = log_p(logits, sampling)
+    rows, tokens = torch.nonzero(scores > -torch.inf, as_tuple=True)
+    low, high = seed_words([s.seed for s in sampling], logits.device)
+    key = (low[rows, 0], high[rows, 0])
+    scores[rows, tokens] += gumbel(key, positions[rows, 0], tokens)
+    return scores.argmax(dim=-1)
 
 
 def log_p(logits: Tensor, sampling: Sequence[Sampling]) -> Tensor:
@@ -59,7 +65,6 @@ def _top_k(log_probs: Tensor, sampling: Sequence[Sampling]) -> Tensor:
     limits = [s.top_k if 0 < s.top_k < vocab_size else vocab_size for s in sampling]
     if min(limits) == vocab_size:
         return log_probs
-    # A row without a limit keeps all: its threshold is −inf.
     most = max(k for k in limits if k < vocab_size)
     top = log_probs.topk(most, dim=-1).values
     column = torch.tensor([[min(k, most) - 1] for k in limits], device=log_probs.device)
@@ -71,20 +76,35 @@ def _top_k(log_probs: Tensor, sampling: Sequence[Sampling]) -> Tensor:
 def _top_p(log_probs: Tensor, sampling: Sequence[Sampling]) -> Tensor:
     if all(s.top_p >= 1.0 for s in sampling):
         return log_probs
-    ordered, order = log_probs.sort(dim=-1, descending=True, stable=True)
-    probs = ordered.exp()
     # A row with top_p 1 keeps all, whatever rounding does to its last sums.
     limits = _column(log_probs, [s.top_p if s.top_p < 1.0 else torch.inf for s in sampling])
-    kept_sorted = probs.cumsum(dim=-1) - probs < limits
-    return _keep(log_probs, torch.zeros_like(kept_sorted).scatter_(-1, order, kept_sorted))
+    ordered, num_kept = _nucleus(log_probs, limits)
+    last = ordered.gather(-1, num_kept - 1)
+    # Among equals of the last one kept, as many as there is room for, the lowest ids first.
+    equal = log_probs == last
+    room = num_kept - (log_probs > last).sum(dim=-1, keepdim=True)
+    return _keep(log_probs, (log_probs > last) | (equal & (equal.cumsum(dim=-1) <= room)))
+
+
+def _nucleus(log_probs: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest log-probabilities in order, and per row how many of them reach the limit.
+
+    The first NUCLEUS_GUESS almost always do, and finding them is much cheaper than sorting the vocabulary.
+    """
+    vocab_size = log_probs.shape[-1]
+    for size in (min(NUCLEUS_GUESS, vocab_size), vocab_size):
+        ordered = log_probs.topk(size, dim=-1).values
+        probs = ordered.exp()
+        num_kept = (probs.cumsum(dim=-1) - probs < limits).sum(dim=-1, keepdim=True)
+        if size == vocab_size or bool((num_kept < size).all()):
+            break
+    return ordered, num_kept
 
 
 def _min_p(log_probs: Tensor, sampling: Sequence[Sampling]) -> Tensor:
     if all(s.min_p <= 0.0 for s in sampling):
         return log_probs
-    floor = log_probs.amax(dim=-1, keepdim=True) + _column(
-        log_probs, [s.min_p for s in sampling]
-    ).log()
+    floor = log_probs.amax(dim=-1, keepdim=True) + _column(log_probs, [s.min_p for s in sampling]).log()
     return _keep(log_probs, log_probs >= floor)
 
 

@@ -104,11 +104,15 @@ def _common_prefix(left: list[int], right: list[int]) -> int:
 
 
 class SequenceTable:
-    """The sequences that live in one engine; those that are silent for `idle_s` lose their blocks."""
+    """The sequences that live in one engine; those that are silent for `idle_s` lose their blocks.
 
-    def __init__(self, pool: BlockPool, max_positions: int, idle_s: float = 2.0) -> None:
+    share: a new sequence may begin with blocks that others have computed.
+    """
+
+    def __init__(self, pool: BlockPool, max_positions: int, share: bool = True, idle_s: float = 2.0) -> None:
         self.pool = pool
         self.max_positions = max_positions
+        self.share = share
         self.idle_s = idle_s
         self._live: dict[int, Sequence] = {}
 
@@ -141,7 +145,8 @@ class SequenceTable:
             raise UnknownSequence(f"sequence {delta.sequence_id}")
         sequence = Sequence(delta.sequence_id, self.pool, delta.cache_salt)
         sequence.sync(delta)
-        sequence.adopt()
+        if self.share:
+            sequence.adopt()
         self._live[delta.sequence_id] = sequence
         return sequence
 
@@ -150,9 +155,7 @@ class SequenceTable:
             raise EngineError("context_ids is empty; it must end with the root")
         length = delta.prefix_len + max_depth
         if length > self.max_positions:
-            raise RequestError(
-                f"{length} tokens of context and draft, the model allows {self.max_positions}"
-            )
+            raise RequestError(f"{length} tokens of context and draft, the model allows {self.max_positions}")
         size = self.pool.block_tokens
         needed = -(-(delta.prefix_len + num_drafts) // size)
         if needed > self.pool.num_blocks:

@@ -17,7 +17,7 @@ from runtime import sampling
 from runtime.job import Job
 from runtime.layout import Segment
 from runtime.paged import PagedModel
-from runtime.sequences import Sequence
+from runtime.sequences import Sequence, SequenceTable
 
 StepJob = Job[StepRequest]
 
@@ -30,6 +30,11 @@ class TargetEngine:
 
     def __init__(self, paged: PagedModel) -> None:
         self.paged = paged
+
+    @property
+    def sequences(self) -> SequenceTable:
+        """The sequences that it holds."""
+        return self.paged.sequences
 
     def release(self, sequence_id: int) -> None:
         """Forget a sequence; its full blocks stay to be found by content."""
@@ -54,9 +59,7 @@ class TargetEngine:
         tree = job.request.tree
         return self.paged.open(job, tree.num_nodes, int(tree.depths.max()))
 
-    def _answer(
-        self, shares: list[tuple[StepJob, Segment]], logits: Tensor, began_s: float
-    ) -> set[StepJob]:
+    def _answer(self, shares: list[tuple[StepJob, Segment]], logits: Tensor, began_s: float) -> set[StepJob]:
         finished, rows = _finished_rows(shares)
         if not finished:
             return set()
@@ -72,9 +75,7 @@ class TargetEngine:
             start += size
         return {job for job, _ in finished}
 
-    def _decide(
-        self, job: StepJob, segment: Segment, logits: Tensor, picks: list[int]
-    ) -> Acceptance:
+    def _decide(self, job: StepJob, segment: Segment, logits: Tensor, picks: list[int]) -> Acceptance:
         """Accept, commit, and put together what the step wants to know.
 
         logits: (m + 1, V), picks: m + 1, of the root and the nodes.
@@ -108,16 +109,16 @@ class TargetEngine:
         sequence.num_computed = prefix_len + len(walk.path)
         sequence.publish(len(sequence.ids))
 
-    def _features(
-        self, sequence: Sequence, features_from: int | None
-    ) -> tuple[np.ndarray | None, int]:
+    def _features(self, sequence: Sequence, features_from: int | None) -> tuple[np.ndarray | None, int]:
         """Return the newest rows from `features_from` on, (r, width) float32, and the first one's position."""
         store = self.paged.cache.features
         if features_from is None or not store.shape[1]:
             return None, 0
         stop = sequence.num_computed
         start = max(features_from, stop - MAX_FEATURE_ROWS, 0)
-        slots = torch.tensor([sequence.slot(i) for i in range(start, stop)], device=store.device)
+        # A drafter that claims to have seen more than there is gets no row.
+        rows = [sequence.slot(i) for i in range(start, stop)]
+        slots = torch.tensor(rows, dtype=torch.long, device=store.device)
         return store[slots].float().cpu().numpy(), start
 
 
@@ -132,7 +133,9 @@ def _finished_rows(
     shares: list[tuple[StepJob, Segment]],
 ) -> tuple[list[tuple[StepJob, Segment]], list[int]]:
     """Return the shares that end in their root, and the logit rows that belong to them."""
-    finished, rows, start = [], [], 0
+    finished: list[tuple[StepJob, Segment]] = []
+    rows: list[int] = []
+    start = 0
     for job, segment in shares:
         stop = start + segment.tree.num_nodes + 1
         if segment.last == job.delta.prefix_len:

@@ -6,28 +6,38 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Callable
 from typing import Generic
 
 from orchestrator.errors import EngineError, Unavailable
+from orchestrator.types import EngineStatus
 from runtime.gather import Gather
 from runtime.job import Engine, Job, Reply, Request
 
 log = logging.getLogger(__name__)
 
+REPORT_S = 0.5
+SHUTTING_DOWN = "the engine is shutting down"
+
 
 class EngineThread(Generic[Request]):
     """Runs an engine's passes over all calls at hand, one thread, from `start` to `close`.
 
+    prepare: called first, on the thread.
     Law: every submitted job is answered exactly once, by its deadline or one pass after it.
     """
 
-    def __init__(self, engine: Engine[Request], name: str) -> None:
+    def __init__(self, engine: Engine[Request], name: str, prepare: Callable[[], None] = lambda: None) -> None:
         self.gather = Gather()
         self.num_passes = 0
         self.num_jobs = 0
-        self._engine = engine
+        self._engine: Engine[Request] = engine
+        self._prepare = prepare
         self._inbox: queue.SimpleQueue[Job[Request] | int | None] = queue.SimpleQueue()
         self._jobs: list[Job[Request]] = []
+        self._report: Callable[[EngineStatus], None] | None = None
+        self._reported_s = 0.0
+        self._stopped = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -35,15 +45,21 @@ class EngineThread(Generic[Request]):
         self._thread.start()
 
     def submit(self, request: Request, deadline_s: float, on_answer: Reply) -> None:
-        """Queue a call; `on_answer` is called once, from the engine's thread.
+        """Queue a call; `on_answer` is called once, from the engine's thread (after `close` from the caller's).
 
         deadline_s: when the answer is due, by time.monotonic().
         """
         self._inbox.put(Job(request, deadline_s, on_answer))
+        if self._stopped:
+            self._refuse_inbox()
 
     def release(self, sequence_id: int) -> None:
         """Queue the end of a sequence."""
         self._inbox.put(sequence_id)
+
+    def watch(self, report: Callable[[EngineStatus], None]) -> None:
+        """Let `report` have the engine's figures every REPORT_S, on the engine's thread; it must not raise."""
+        self._report = report
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Stop after the present pass; what is still queued is answered with Unavailable."""
@@ -51,13 +67,31 @@ class EngineThread(Generic[Request]):
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while self._receive():
-            self._expire()
-            self._forget_idle()
-            if self._jobs:
-                self._pass()
+        try:
+            self._prepare()
+            while self._receive():
+                self._expire()
+                self._forget_idle()
+                self._report_status()
+                if self._jobs:
+                    self._pass()
+        except Exception:
+            log.exception("the engine cannot trust its own books any more, and stops")
+        self._stopped = True
         for job in self._jobs:
-            job.reply(Unavailable("the engine is shutting down"))
+            if not job.answered:
+                job.reply(Unavailable(SHUTTING_DOWN))
+        self._refuse_inbox()
+
+    def _refuse_inbox(self) -> None:
+        """Answer the calls that came in behind the end; whoever takes one out of the queue answers it."""
+        while True:
+            try:
+                item = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(item, Job):
+                item.reply(Unavailable(SHUTTING_DOWN))
 
     def _receive(self) -> bool:
         """Take what has arrived; wait for a first job, and for those that `gather` expects. False at the end."""
@@ -86,6 +120,7 @@ class EngineThread(Generic[Request]):
         now_s = time.monotonic()
         for job in self._jobs:
             if job.deadline_s <= now_s:
+                self.gather.left(job.sequence_id)
                 self._engine.release(job.sequence_id)
                 job.reply(Unavailable("the deadline passed before the engine could answer"))
         self._jobs = [job for job in self._jobs if not job.answered]
@@ -102,9 +137,29 @@ class EngineThread(Generic[Request]):
         self.gather.forget_idle(now_s)
         self._engine.drop_idle(now_s, {job.sequence_id for job in self._jobs})
 
+    def _report_status(self) -> None:
+        now_s = time.monotonic()
+        if self._report and now_s - self._reported_s >= REPORT_S:
+            self._reported_s = now_s
+            self._report(self.status())
+
+    def status(self) -> EngineStatus:
+        """Return the engine's figures; they belong together when this is called on the engine's thread."""
+        sequences = self._engine.sequences
+        pool = sequences.pool
+        return EngineStatus(
+            blocks_held=pool.num_held,
+            blocks_cached=pool.num_cached,
+            blocks_free=pool.num_free,
+            blocks_total=pool.num_blocks,
+            num_sequences=len(sequences),
+            num_passes=self.num_passes,
+            num_jobs=self.num_jobs,
+        )
+
     def _pass(self) -> None:
         began_s = time.monotonic()
-        jobs, self._jobs = self._jobs, []
+        jobs = self._jobs
         self._jobs = self._advance(jobs)
         now_s = time.monotonic()
         waiting = {job.sequence_id for job in self._jobs}
@@ -122,7 +177,11 @@ class EngineThread(Generic[Request]):
             return self._fail(jobs[0], error) if len(jobs) == 1 else self._advance_alone(jobs)
 
     def _advance_alone(self, jobs: list[Job[Request]]) -> list[Job[Request]]:
-        return [left for job in jobs if not job.answered for left in self._advance([job])]
+        waiting = [job for job in jobs if not job.answered]
+        for job in waiting:
+            # The failed pass may have got half-way with its sequence; opening it again puts that right.
+            job.sequence = None
+        return [left for job in waiting for left in self._advance([job])]
 
     def _fail(self, job: Job[Request], error: Exception) -> list[Job[Request]]:
         self._engine.release(job.sequence_id)

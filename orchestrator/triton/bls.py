@@ -8,13 +8,16 @@ from concurrent.futures import Future
 
 from orchestrator import wire
 from orchestrator.breaker import Breaker
-from orchestrator.errors import ServingError, Unavailable, UnknownSequence
+from orchestrator.errors import EngineLost, ServingError, Unavailable, UnknownSequence
 from orchestrator.tree import TokenTree
 from orchestrator.triton import pb
 from orchestrator.types import Acceptance, Budget, Context, Sampling, Want
 
 TARGET = "target"
 POOL_RETRY_S = 0.05
+# The launcher restarts a dead engine in a few seconds, most of them the model's own loading time.
+LOST_RETRY_S = 0.25
+LOST_LIMIT_S = 30.0
 STEP_OUTPUTS = ("path", "next_token", "forward_us", "num_in_pass", "num_cached_tokens")
 DRAFT_OUTPUTS = ("node_ids", "node_parents", "cached_len")
 
@@ -36,14 +39,14 @@ class BlsTarget:
         self._deadline_s = deadline_s
         self._num_sent = 0
 
-    def step(
-        self, context: Context, tree: TokenTree, sampling: Sampling, want: Want
-    ) -> Acceptance:
+    def step(self, context: Context, tree: TokenTree, sampling: Sampling, want: Want) -> Acceptance:
         """Run one step; raises what the target answers when neither resending nor waiting helps.
 
         A target that lost the sequence is sent the whole context, once. A full pool refuses a new
-        request; one that is under way waits for blocks until its deadline.
+        request; one that is under way waits for blocks until its deadline. A target whose process
+        died is waited for, and then sent the whole context: the text goes on where it was.
         """
+        lost_s = 0.0
         while True:
             try:
                 return self._call(context, tree, sampling, want)
@@ -56,15 +59,19 @@ class BlsTarget:
                 if is_new or time.monotonic() + POOL_RETRY_S > self._deadline_s:
                     raise
                 time.sleep(POOL_RETRY_S)
+            except EngineLost:
+                self._num_sent = 0
+                if lost_s >= LOST_LIMIT_S or time.monotonic() + LOST_RETRY_S > self._deadline_s:
+                    raise
+                time.sleep(LOST_RETRY_S)
+                lost_s += LOST_RETRY_S
 
     def release(self) -> None:
         """Let the target forget the sequence; a hint that may fail."""
         if self._num_sent:
             try_release(TARGET, self._sequence_id)
 
-    def _call(
-        self, context: Context, tree: TokenTree, sampling: Sampling, want: Want
-    ) -> Acceptance:
+    def _call(self, context: Context, tree: TokenTree, sampling: Sampling, want: Want) -> Acceptance:
         delta = wire.delta_of(context, self._num_sent, self._sequence_id, self._cache_salt)
         left_ms = max(1, int((self._deadline_s - time.monotonic()) * 1000))
         request = wire.StepRequest(delta, tree, sampling, want, left_ms)
@@ -99,9 +106,7 @@ DraftAnswer = TokenTree | UnknownSequence
 class BlsDraftLine:
     """One request's line to a drafter; implements `orchestrator.proposers.drafter.DraftLine`."""
 
-    def __init__(
-        self, model: str, breaker: Breaker[DraftAnswer], vocab_size: int, cache_salt: str
-    ) -> None:
+    def __init__(self, model: str, breaker: Breaker[DraftAnswer], vocab_size: int, cache_salt: str) -> None:
         self._model = model
         self._breaker = breaker
         self._vocab_size = vocab_size
@@ -126,9 +131,7 @@ class BlsDraftLine:
         if self._num_sent:
             self._breaker.start(lambda: self._release())
 
-    def _try(
-        self, context: Context, sampling: Sampling, budget: Budget
-    ) -> DraftAnswer | None:
+    def _try(self, context: Context, sampling: Sampling, budget: Budget) -> DraftAnswer | None:
         """Make one call; None when it failed, is late, or a late one still holds the drafter's sequence."""
         if self._last is not None and not self._last.done():
             return None

@@ -9,6 +9,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from orchestrator import wire
 from orchestrator.errors import EngineError, ServingError
 from orchestrator.triton import pb
+from orchestrator.triton.gauges import EngineGauges
+from orchestrator.types import EngineStatus
 
 Request = TypeVar("Request")
 Contra = TypeVar("Contra", contravariant=True)
@@ -25,6 +27,9 @@ class EngineLine(Protocol[Contra]):
     def release(self, sequence_id: int) -> None:
         """Queue the end of a sequence."""
 
+    def watch(self, report: Callable[[EngineStatus], None]) -> None:
+        """Let `report` have the engine's figures, now and then, on the engine's thread."""
+
     def close(self) -> None:
         """Stop the thread."""
 
@@ -32,12 +37,13 @@ class EngineLine(Protocol[Contra]):
 class EngineHost(Generic[Request]):
     """The Triton side of the `target` and the drafter models.
 
-    unpack: tensors → request, raising ServingError. pack: answer → tensors.
+    model: name of the Triton model. unpack: tensors → request, raising ServingError. pack: answer → tensors.
     Law: every Triton request gets one response with its FINAL flag in the same send.
     """
 
     def __init__(
         self,
+        model: str,
         engine: EngineLine[Request],
         unpack: Callable[[wire.Tensors], Request],
         pack: Callable[[Any], wire.Tensors],
@@ -45,6 +51,7 @@ class EngineHost(Generic[Request]):
         self._engine = engine
         self._unpack = unpack
         self._pack = pack
+        engine.watch(EngineGauges(model).update)
 
     def execute(self, requests: list[Any]) -> list[None]:
         """Hand the requests to the engine thread, which answers through their senders."""

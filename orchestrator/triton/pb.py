@@ -10,7 +10,7 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from orchestrator import wire
-from orchestrator.errors import EngineError, RequestError, Unavailable
+from orchestrator.errors import EngineLost, RequestError, Unavailable
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -18,6 +18,14 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 def tensors_of(request: Any) -> wire.Tensors:
     """Copy a request's inputs out of shared memory, so that they outlive the request."""
     return {tensor.name(): np.array(tensor.as_numpy()) for tensor in request.inputs()}
+
+
+def parameters_of(request: Any) -> str:
+    """Return a request's parameters as JSON; raises RequestError when they are no text."""
+    try:
+        return str(request.parameters())
+    except UnicodeDecodeError as error:
+        raise RequestError(f"request parameters must be UTF-8, byte {error.start} of their JSON is not") from None
 
 
 def _pb_tensors(tensors: Mapping[str, npt.NDArray[Any]]) -> list[Any]:
@@ -35,22 +43,18 @@ def send_final(sender: Any) -> None:
     sender.send(flags=FINAL)
 
 
-def send_error(sender: Any, message: str, error: Exception, final: bool = True) -> None:
-    """Send an error response; Triton's code follows from the kind of the error."""
+def send_error(sender: Any, message: str, error: Exception) -> None:
+    """Send an error response with its FINAL flag; Triton's code follows from the kind of the error."""
     code = pb_utils.TritonError.INTERNAL
     if isinstance(error, RequestError):
         code = pb_utils.TritonError.INVALID_ARG
     elif isinstance(error, Unavailable):
         code = pb_utils.TritonError.UNAVAILABLE
-    response = pb_utils.InferenceResponse(
-        output_tensors=[], error=pb_utils.TritonError(message, code)
-    )
-    sender.send(response, flags=FINAL if final else 0)
+    response = pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(message, code))
+    sender.send(response, flags=FINAL)
 
 
-def call(
-    model: str, tensors: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str]
-) -> wire.Tensors:
+def call(model: str, tensors: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str]) -> wire.Tensors:
     """Call another Triton model and wait for its one answer; raises the error that it answers.
 
     Blocking on purpose: async calls have a use-after-free before mid-2026 (python_backend#439).
@@ -61,8 +65,12 @@ def call(
     try:
         response = request.exec()
     except pb_utils.TritonModelException as error:
-        raise EngineError(f"Triton model {model!r} cannot be called: {error}") from None
+        raise EngineLost(f"Triton model {model!r} cannot be called: {error}") from None
     if response.has_error():
         raise wire.error_from(response.error().message())
     return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
 
+
+def metric_family(name: str, kind: str, description: str) -> Any:
+    """Return a family of series on the metrics port; kind: gauge or counter."""
+    return pb_utils.MetricFamily(name=name, description=description, kind=getattr(pb_utils.MetricFamily, kind.upper()))

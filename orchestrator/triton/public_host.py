@@ -1,7 +1,8 @@
-"""Hosts the public models `speculative` and `speculative_unary`: reads requests, admits them, owns the lines to drafters."""
+"""Hosts `speculative` and `speculative_unary`: reads requests, admits them, owns the lines to the drafters."""
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from typing import Any
@@ -26,11 +27,13 @@ log = logging.getLogger(__name__)
 class PublicHost:
     """One per stub process; every request runs on a thread of its own."""
 
-    def __init__(self, config: ServingConfig) -> None:
+    def __init__(self, config: ServingConfig, model_config: str) -> None:
+        """model_config: Triton's configuration of the model, JSON; a model that is not decoupled cannot stream."""
+        streams = bool(json.loads(model_config).get("model_transaction_policy", {}).get("decoupled"))
         drafters = [name for name in CHECKPOINTS if name != "target" and getattr(config, name)]
         self._config = config
         self._checkpoint = read_checkpoint(config.target)
-        self._builder = JobBuilder(config, self._checkpoint, frozenset(drafters))
+        self._builder = JobBuilder(config, self._checkpoint, frozenset(drafters), streams)
         self._admission = Admission(config.max_running, config.max_waiting)
         self._breakers = {name: self._breaker(name) for name in drafters}
 
@@ -50,7 +53,7 @@ class PublicHost:
             breaker.close()
 
     def _accept(self, request: Any, sender: Any) -> None:
-        given = read(pb.tensors_of(request), request.parameters())
+        given = read(pb.tensors_of(request), pb.parameters_of(request))
         timeout_ms = self._builder.timeout_ms(given)
         deadline_s = time.monotonic() + timeout_ms / 1000
         ticket = RequestTicket(given, sender, deadline_s, self._builder, self._lines)
@@ -72,6 +75,4 @@ class PublicHost:
 
     def _lines(self, cache_salt: str) -> Lines:
         """Return what builds one request's lines to drafters."""
-        return lambda name: BlsDraftLine(
-            name, self._breakers[name], self._checkpoint.vocab_size, cache_salt
-        )
+        return lambda name: BlsDraftLine(name, self._breakers[name], self._checkpoint.vocab_size, cache_salt)

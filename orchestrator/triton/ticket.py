@@ -49,7 +49,6 @@ class RequestTicket:
         """Answer a request that never ran."""
         words = {"deadline": "the request waited until its deadline", "shutdown": "the server stops"}
         self._send_error(Unavailable(words.get(reason, f"the request was {reason}")))
-        pb.send_final(self._sender)
 
     def run(self) -> None:
         """Serve the request to its end."""
@@ -60,8 +59,9 @@ class RequestTicket:
         except Exception:
             log.exception("a request failed")
             self._send_error(ServingError("internal error; the server's log has the cause"))
-        finally:
-            pb.send_final(self._sender)
+        else:
+            if self._builder.streams:
+                pb.send_final(self._sender)
 
     def _serve(self, job: Job) -> None:
         context, progress = Context(job.prompt), Progress()
@@ -88,7 +88,10 @@ class RequestTicket:
         return FinishReason.DEADLINE if time.monotonic() >= self.deadline_s else None
 
     def _send(self, tensors: dict[str, Any]) -> None:
-        pb.send(self._sender, tensors, final=False)
+        # The one response of a model that does not stream takes the flag along: a flag behind it crashes Triton
+        # when the unary call was cancelled meanwhile (SIGSEGV in ResponseFactorySendFlags, 2.51; like server#7265).
+        pb.send(self._sender, tensors, final=not self._builder.streams)
 
     def _send_error(self, error: ServingError) -> None:
-        pb.send_error(self._sender, str(error), error, final=False)
+        # With its flag: unary gRPC answers OK to an error whose flag comes behind it.
+        pb.send_error(self._sender, str(error), error)

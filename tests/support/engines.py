@@ -35,9 +35,7 @@ def make_paged(
 class EngineTarget:
     """The Target protocol over an engine thread; resends the whole context when `stateless`."""
 
-    def __init__(
-        self, engine: EngineThread[StepRequest], sequence_id: int, stateless: bool = False
-    ) -> None:
+    def __init__(self, engine: EngineThread[StepRequest], sequence_id: int, stateless: bool = False) -> None:
         self.engine = engine
         self.sequence_id = sequence_id
         self.stateless = stateless

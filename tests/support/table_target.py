@@ -1,4 +1,4 @@
-"""A target without a network: its logits are a table keyed by the last tokens, or a script; it speaks the Target protocol."""
+"""A target without a network, speaking the Target protocol: its logits are a table over the last tokens, or a script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints in Hugging Face format, made in a second; their text means nothing, their arithmetic is real."""
+"""Tiny random checkpoints in Hugging Face format, made in a second; their text means nothing, their sums do."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ def make_tiny_target(
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(
-        tiny_config(family, **changes), dtype=getattr(torch, dtype)
-    )
+    model = AutoModelForCausalLM.from_config(tiny_config(family, **changes), dtype=getattr(torch, dtype))
     model.save_pretrained(folder)
     write_byte_tokenizer(folder)
     return folder

@@ -37,9 +37,7 @@ def run_with_random_trees(target: TableTarget, sampling: Sampling, forest: list[
 
 @settings(deadline=None)
 @given(st.lists(trees(), min_size=1, max_size=8), st.integers(0, 2**64 - 1), st.sampled_from([0.0, 0.7, 1.5]))
-def test_any_trees_give_the_reference_s_text(
-    forest: list[TokenTree], seed: int, temperature: float
-) -> None:
+def test_any_trees_give_the_reference_s_text(forest: list[TokenTree], seed: int, temperature: float) -> None:
     target = TableTarget(vocab_size=6)
     sampling = Sampling(temperature, top_p=0.9, seed=seed)
     output = run_with_random_trees(target, sampling, forest)

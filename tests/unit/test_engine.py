@@ -70,20 +70,15 @@ def open_segment(paged: PagedModel, sequence_id: int, ids: list[int], tree: Toke
 
 
 def expected_rows(plain: PlainModel, segments: list[Segment]) -> np.ndarray:
-    paths = [
-        path for s in segments for path in node_paths(s.sequence.ids[: s.last], s.tree)
-    ]
+    paths = [path for s in segments for path in node_paths(s.sequence.ids[: s.last], s.tree)]
     return np.stack([plain.logits(path) for path in paths])
 
 
 @pytest.mark.parametrize("round_number", range(4))
-def test_trees_in_ragged_batches_equal_plain_forward(
-    paged: PagedModel, plain: PlainModel, round_number: int
-) -> None:
+def test_trees_in_ragged_batches_equal_plain_forward(paged: PagedModel, plain: PlainModel, round_number: int) -> None:
     sizes = [(int(RNG.integers(1, 60)), int(RNG.integers(0, 20))) for _ in range(5)]
     segments = [
-        open_segment(paged, i + 1, random_ids(length), random_tree(nodes))
-        for i, (length, nodes) in enumerate(sizes)
+        open_segment(paged, i + 1, random_ids(length), random_tree(nodes)) for i, (length, nodes) in enumerate(sizes)
     ]
     logits = paged.forward(segments).numpy()
     assert np.abs(logits - expected_rows(plain, segments)).max() <= 1e-10
@@ -138,9 +133,7 @@ def helpful_tree(truth: list[int]) -> TokenTree:
     return TokenTree.from_paths([wrong[0], wrong[1], truth[:depth], wrong[2]])
 
 
-def test_concurrent_sequences_do_not_disturb_each_other(
-    engine: EngineThread[StepRequest], plain: PlainModel
-) -> None:
+def test_concurrent_sequences_do_not_disturb_each_other(engine: EngineThread[StepRequest], plain: PlainModel) -> None:
     prompts = [random_ids(5 + 3 * i) for i in range(8)]
     outputs: dict[int, list[int]] = {}
 
@@ -178,9 +171,7 @@ def test_prefix_hit_and_eviction_equal_a_cold_cache(folder: Path, plain: PlainMo
         engine.close()
 
 
-def test_published_blocks_are_never_written_again(
-    engine: EngineThread[StepRequest], plain: PlainModel
-) -> None:
+def test_published_blocks_are_never_written_again(engine: EngineThread[StepRequest], plain: PlainModel) -> None:
     """A sequence that goes back behind blocks that another one shares must not disturb it."""
     shared = random_ids(24)
     first, second = EngineTarget(engine, 1, True), EngineTarget(engine, 2, True)
@@ -273,9 +264,7 @@ def test_context_beyond_the_model_and_beyond_the_pool_are_refused(folder: Path) 
         engine.close()
 
 
-def test_full_pool_refuses_a_new_prompt_and_keeps_the_pinned_ones(
-    folder: Path, plain: PlainModel
-) -> None:
+def test_full_pool_refuses_a_new_prompt_and_keeps_the_pinned_ones(folder: Path, plain: PlainModel) -> None:
     paged = make_paged(folder, memory_mb=1)
     engine = start_target(paged)
     prompts = [random_ids(500) for _ in range(3)]

@@ -25,9 +25,7 @@ VECTORS = [
 
 
 @pytest.mark.parametrize(("counter", "key", "expected"), VECTORS)
-def test_philox_gives_the_published_words(
-    counter: tuple[int, ...], key: int, expected: tuple[int, ...]
-) -> None:
+def test_philox_gives_the_published_words(counter: tuple[int, ...], key: int, expected: tuple[int, ...]) -> None:
     words = philox(key, tuple(np.array([word], np.uint64) for word in counter))  # type: ignore[arg-type]
     assert tuple(int(word[0]) for word in words) == expected
 
@@ -39,7 +37,8 @@ def test_bits_are_word_0_above_the_top_of_word_1() -> None:
 
 def test_uniform_never_touches_0_or_1() -> None:
     lowest, highest = 0.5 * 2.0**-52, (2**52 - 0.5) * 2.0**-52
-    assert 0.0 < lowest and highest < 1.0
+    assert lowest > 0.0
+    assert highest < 1.0
     assert np.isfinite(-np.log(-np.log(np.array([lowest, highest])))).all()
 
 
@@ -52,10 +51,7 @@ def test_gumbel_has_its_law() -> None:
 def test_every_part_of_the_key_changes_the_draw(change: str) -> None:
     base = {"seed": 3, "position": 10, "token": 20, "stream": 1, "epoch": 7}
     other = base | {change: base[change] + 1}
-    draws = [
-        uniform(k["seed"], k["position"], k["token"], Stream(k["stream"]), k["epoch"])
-        for k in (base, other)
-    ]
+    draws = [uniform(k["seed"], k["position"], k["token"], Stream(k["stream"]), k["epoch"]) for k in (base, other)]
     assert draws[0] != draws[1]
 
 

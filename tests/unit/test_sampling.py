@@ -43,9 +43,7 @@ def test_temperature_flattens_and_sharpens() -> None:
 def test_top_k_keeps_ties_and_top_p_prefers_the_lowest_id() -> None:
     flat = np.zeros((1, 4))
     assert np.isfinite(log_p(flat, Sampling(1.0, top_k=2))).sum() == 4
-    assert np.isfinite(log_p(flat, Sampling(1.0, top_p=0.5)))[0].tolist() == [True, True] + [
-        False
-    ] * 2
+    assert np.isfinite(log_p(flat, Sampling(1.0, top_p=0.5)))[0].tolist() == [True, True] + [False] * 2
 
 
 def test_greedy_pick_takes_the_lowest_id_of_a_tie() -> None:

@@ -64,9 +64,7 @@ def test_mask_law_holds(tree: TokenTree) -> None:
 
 
 @given(trees(), st.integers(0, 12), st.integers(0, 5))
-def test_cut_leaves_a_tree_within_the_budget(
-    tree: TokenTree, max_nodes: int, max_depth: int
-) -> None:
+def test_cut_leaves_a_tree_within_the_budget(tree: TokenTree, max_nodes: int, max_depth: int) -> None:
     cut = tree.cut(max_nodes, max_depth)
     TokenTree.checked(cut.tokens, cut.parents, 6, max_nodes)
     assert cut.depths.max() <= max_depth
@@ -87,8 +85,6 @@ def test_cut_leaves_a_tree_within_the_budget(
         ([3, 3], [0, 0], "same token"),
     ],
 )
-def test_checked_refuses_what_breaks_a_law(
-    tokens: list[int], parents: list[int], reason: str
-) -> None:
+def test_checked_refuses_what_breaks_a_law(tokens: list[int], parents: list[int], reason: str) -> None:
     with pytest.raises(EngineError, match=reason):
         TokenTree.checked(np.array(tokens, np.int32), np.array(parents, np.int32), 9, 4)

@@ -17,7 +17,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the draft model and warm it up."""
         engine, _ = build_draft(load_config(os.environ["SERVING_CONFIG"]))
-        self._host = EngineHost(engine, wire.unpack_draft, wire.pack_drafted)
+        self._host = EngineHost("draft", engine, wire.unpack_draft, wire.pack_drafted)
 
     def execute(self, requests: list[Any]) -> list[None]:
         """Hand the requests to the engine."""

@@ -14,7 +14,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Read the deployment and the target's tokenizer."""
-        self._host = PublicHost(load_config(os.environ["SERVING_CONFIG"]))
+        self._host = PublicHost(load_config(os.environ["SERVING_CONFIG"]), args["model_config"])
 
     def execute(self, requests: list[Any]) -> Any:
         """Admit the requests; each is answered from its own thread."""

@@ -19,10 +19,8 @@ class TritonPythonModel:
         """Load the target and warm it up."""
         config = load_config(os.environ["SERVING_CONFIG"])
         engine, model = build_target(config)
-        unpack = functools.partial(
-            wire.unpack_step, vocab_size=model.vocab_size, max_nodes=config.max_nodes
-        )
-        self._host = EngineHost(engine, unpack, wire.pack_acceptance)
+        unpack = functools.partial(wire.unpack_step, vocab_size=model.vocab_size, max_nodes=config.max_nodes)
+        self._host = EngineHost("target", engine, unpack, wire.pack_acceptance)
 
     def execute(self, requests: list[Any]) -> list[None]:
         """Hand the requests to the engine."""

@@ -1,0 +1,87 @@
+"""Real servers for the tests of this folder; each leaves neither process nor shared memory, or its tests fail."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import launcher
+from launcher import process, workfolder
+from launcher.server import REPOSITORY, Server
+from tests.support.tiny_models import make_tiny_target
+
+SCRIPTED = Path(__file__).parent / "scripted"
+
+
+@contextlib.contextmanager
+def serving(config: Path, **options: Any) -> Iterator[Server]:
+    """Run a server, and check after its end that nothing of it is left."""
+    said: list[str] = []
+    server = launcher.Server(config, say=said.append, **options)
+    try:
+        with server:
+            yield server
+            pids, regions = server.pids(), server.shared_memory()
+    except BaseException:
+        print(*said, sep="\n")
+        raise
+    assert regions and len(pids) == 1 + len(server.models)
+    assert not [pid for pid in pids if (seen := process.stat(pid)) and seen.state != "Z"]
+    assert not [region for region in regions if (workfolder.SHARED_MEMORY / region).exists()]
+
+
+def deployment(folder: Path, *lines: str) -> Path:
+    """Write a serving.toml over the tiny target in float64, with more lines."""
+    text = ['target = "target"', 'dtype = "float64"', "kv_memory_mb = 32", *lines]
+    (folder / "serving.toml").write_text("\n".join(text))
+    return folder / "serving.toml"
+
+
+def repository(folder: Path, *real: str, **scripted: str) -> Path:
+    """Make a throw-away model repository: links to real models, and scripted ones in the place of others.
+
+    scripted: {model: file in tests/server/scripted}; the model keeps its real configuration.
+    """
+    made = folder / "repository"
+    made.mkdir()
+    for model in real:
+        (made / model).symlink_to(REPOSITORY / model)
+    for model, script in scripted.items():
+        (made / model / "1").mkdir(parents=True)
+        (made / model / "config.pbtxt").symlink_to(REPOSITORY / model / "config.pbtxt")
+        (made / model / "1/model.py").symlink_to(SCRIPTED / script)
+    return made
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny random `target` and a tinier `draft`."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    make_tiny_target(folder / "target")
+    make_tiny_target(folder / "draft", seed=1, num_hidden_layers=1)
+    return folder
+
+
+@pytest.fixture
+def linked(checkpoints: Path, tmp_path: Path) -> Path:
+    """A folder of a test's own in which the tiny checkpoints are linked."""
+    return link(checkpoints, tmp_path)
+
+
+def link(checkpoints: Path, folder: Path) -> Path:
+    """Link the tiny checkpoints into a folder."""
+    for name in ("target", "draft"):
+        (folder / name).symlink_to(checkpoints / name)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The real models over tiny checkpoints in float64, drafts included: for all tests that leave it as it was."""
+    folder = link(checkpoints, tmp_path_factory.mktemp("server"))
+    with serving(deployment(folder, 'draft = "draft"')) as running:
+        yield running

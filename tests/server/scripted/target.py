@@ -1,0 +1,95 @@
+"""Triton model `target` without a network: the token at position p is 1 + p % 60, and a test says when a step may end.
+
+A request's cache_salt is its name, or name:script. In the folder SCRIPT_FOLDER the model writes `<name>.began`, the number
+of steps that have begun, and `<name>.ended` when the sequence is released; step n ends once `<name>.go` holds n or more
+("free…" needs none). A step that is not let go is answered at its deadline, as an engine does.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from orchestrator import wire
+from orchestrator.accept import accept_coupled
+from orchestrator.errors import EngineError, Unavailable, UnknownSequence
+from orchestrator.triton.engine_host import EngineHost
+from orchestrator.types import Acceptance
+from orchestrator.wire import StepRequest
+
+FOLDER = Path(os.environ["SCRIPT_FOLDER"])
+NUM_TOKENS = 60
+
+
+class ScriptedEngine:
+    """Answers every step on a thread of its own."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._began: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def submit(self, request: StepRequest, deadline_s: float, on_answer: Callable[[Any], None]) -> None:
+        threading.Thread(target=lambda: on_answer(self._answer(request, deadline_s)), daemon=True).start()
+
+    def release(self, sequence_id: int) -> None:
+        if name := self._names.get(sequence_id):
+            (FOLDER / f"{name}.ended").touch()
+
+    def watch(self, report: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _answer(self, request: StepRequest, deadline_s: float) -> Any:
+        name, _, script = request.delta.cache_salt.partition(":")
+        number = self._begin(name, request.delta.sequence_id)
+        while not name.startswith("free") and number > _allowed(name):
+            if time.monotonic() >= deadline_s and script != "late":
+                return Unavailable("the deadline passed before the engine could answer")
+            time.sleep(0.005)
+        if script == "fails at 3" and number >= 3:
+            return EngineError("the engine failed on this request: scripted")
+        if script == "forgets at 3" and number >= 3 and request.delta.context_start:
+            return UnknownSequence("scripted")
+        if script == "knows nothing":
+            return UnknownSequence("scripted")
+        picks = [1 + (request.delta.prefix_len + int(depth)) % NUM_TOKENS for depth in request.tree.depths]
+        path, next_token = accept_coupled(request.tree, picks)
+        return Acceptance((7,) if script == "lies at 3" and number >= 3 else path, next_token)
+
+    def _begin(self, name: str, sequence_id: int) -> int:
+        with self._lock:
+            self._names[sequence_id] = name
+            number = self._began[name] = self._began.get(name, 0) + 1
+            _write(f"{name}.began", number)
+        return number
+
+
+def _allowed(name: str) -> int:
+    file = FOLDER / f"{name}.go"
+    return int(file.read_text()) if file.exists() else 0
+
+
+def _write(name: str, number: int) -> None:
+    fresh = FOLDER / f"{name}.new"
+    fresh.write_text(str(number))
+    fresh.rename(FOLDER / name)
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        unpack = functools.partial(wire.unpack_step, vocab_size=64, max_nodes=128)
+        self._host = EngineHost("target", ScriptedEngine(), unpack, wire.pack_acceptance)
+
+    def execute(self, requests: list[Any]) -> list[None]:
+        return self._host.execute(requests)
+
+    def finalize(self) -> None:
+        self._host.finalize()

@@ -1,0 +1,175 @@
+"""The clients, the demo and the benchmark's measuring against the real server."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import tritonclient.grpc as grpcclient
+
+from clients import demo, generate, http_generate
+from launcher import Server
+from tests.benchmark.samples import check_prefix_hits, measure
+from tests.benchmark.server import Method, Passes, measure_crowds
+from tests.server.conftest import deployment, link
+from tests.support.traffic import Prompt, settled_figures
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(180)]
+
+ROOT = Path(__file__).resolve().parents[2]
+#: The tiny target goes on saying Q, so that its text is as long as it may be, and easy to draft.
+PROMPT, REPEATED = "QQQQ", "Q"
+#: Tokens of a request that is to be cancelled: seconds, under a method whose drafts it never accepts.
+LONG, SLOW = 500, "draft_model"
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Any]:
+    with grpcclient.InferenceServerClient(server.grpc_url) as made:
+        yield made
+
+
+def passes(server: Server) -> Passes:
+    found = settled_figures(server)
+    return Passes(found["target", "passes_total"], found["target", "pass_requests_total"])
+
+
+def arguments(server: Server, module: ModuleType) -> list[str]:
+    """Return how a client finds the server."""
+    return ["--url", server.grpc_url if module is generate else server.http_url]
+
+
+def test_stream_joined_is_the_whole_output(client: Any) -> None:
+    done = generate.generate(client, PROMPT, speculation="prompt_lookup", max_tokens=20)
+    numbers = done.numbers()
+
+    assert done.text == REPEATED * 20
+    assert len(done.ids) == numbers["num_tokens"] == sum(sum(c.step_lengths) for c in done.chunks) == 20
+    assert (numbers["finish_reason"], numbers["num_input_tokens"]) == ("length", 4)
+    assert numbers["num_steps"] == len(done.chunks) < 20
+    assert numbers["acceptance_length"] == numbers["acceptance_length_without_bonus"] + 1
+
+
+@pytest.mark.parametrize("module", [generate, http_generate])
+def test_client_prints_the_text_and_what_it_took(server: Server, module: ModuleType, capsys: Any) -> None:
+    status = module.main([PROMPT, "--max-tokens", "12", "--method", "prompt_lookup", *arguments(server, module)])
+
+    printed = capsys.readouterr()
+    assert (status, printed.out) == (0, REPEATED * 12)
+    assert printed.err.startswith("\n12 tokens in ")
+    assert printed.err.endswith(" · length\n")
+
+
+def test_client_prints_json_when_asked(server: Server, capsys: Any) -> None:
+    status = generate.main([PROMPT, "--json", "--stop", "QQQQQ", *arguments(server, generate)])
+
+    found = json.loads(capsys.readouterr().out)
+    assert (status, found["text"], found["finish_reason"], found["num_tokens"]) == (0, "", "stop", 5)
+
+
+def test_client_compares_methods(server: Server, capsys: Any) -> None:
+    methods = "none,prompt_lookup,draft_model"
+    sampled = ["--temperature", "0.9", "--max-tokens", "16", "--turns", "2"]
+    status = generate.main(["abcabc", "--compare", methods, *sampled, *arguments(server, generate)])
+
+    lines = capsys.readouterr().out.splitlines()
+    assert (status, lines[0]) == (0, generate.HEADER)
+    assert [line.split()[:2] for line in lines[1:]] == [[method, "yes"] for method in methods.split(",")]
+
+
+@pytest.mark.parametrize("module", [generate, http_generate])
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [(["--method", "medusaa"], "medusaa"), (["--max-tokens", "-1"], "max_tokens"), (["--model", "nope"], "nope")],
+)
+def test_client_prints_a_refusal_in_one_line(
+    server: Server, module: ModuleType, wrong: list[str], words: str, capsys: Any
+) -> None:
+    assert module.main([PROMPT, *wrong, *arguments(server, module)]) == 1
+
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: ")
+    assert words in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_closing_a_stream_stops_the_server(server: Server, client: Any) -> None:
+    before = passes(server).passes
+    chunks = generate.stream(client, PROMPT, speculation=SLOW, max_tokens=LONG)
+    next(chunks)
+
+    chunks.close()
+
+    assert passes(server).passes - before < LONG
+
+
+def test_closing_an_http_stream_stops_the_server(server: Server) -> None:
+    before = passes(server).passes
+    request = {"text_input": PROMPT, "speculation": SLOW, "max_tokens": LONG}
+    events = http_generate.stream(server.http_url, request)
+    next(events)
+
+    events.close()
+
+    assert passes(server).passes - before < LONG
+
+
+@pytest.mark.parametrize("module", [generate, http_generate])
+def test_ctrl_c_cancels_and_exits_130(server: Server, module: ModuleType) -> None:
+    script = [sys.executable, str(ROOT / f"clients/{module.__name__.rpartition('.')[2]}.py")]
+    request = [PROMPT, "--method", SLOW, "--max-tokens", str(LONG), *arguments(server, module)]
+    with subprocess.Popen([*script, *request], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout and running.stdout.read(1)
+
+        running.send_signal(signal.SIGINT)
+
+        _, error = running.communicate(timeout=60)
+    assert (running.returncode, error) == (130, b"")
+
+
+def test_methods_of_a_comparison_find_the_same_prefix_in_the_cache(client: Any) -> None:
+    prompts = [Prompt(text, "tiny", text) for text in ("abcabcabcabcabcabcabcabc", "QQQQQQQQQQQQQQQQQQQQQQQQ")]
+    methods = [Method(name, client) for name in demo.METHODS]
+
+    samples = list(measure(methods, prompts, 2, 8))
+
+    assert check_prefix_hits(samples)
+    assert {sample.run.num_cached_tokens for sample in samples} == {0}
+    assert len({(sample.prompt, sample.run.ids) for sample in samples}) == len(prompts)
+
+
+def test_crowd_is_measured_by_the_engines_count(server: Server) -> None:
+    texts = [PROMPT + "abcd"[i] for i in range(4)]
+
+    (crowd,) = measure_crowds([Method("none")], server.grpc_url, texts, 1, 24, lambda: passes(server))
+
+    steps = sum(run.num_steps for run in crowd.runs)
+    assert len(crowd.runs) == 4
+    assert crowd.requests_per_pass is not None and 1 <= crowd.requests_per_pass <= 4
+    assert crowd.seen_per_pass is not None and crowd.requests_per_pass <= crowd.seen_per_pass + 1e-9
+    assert steps >= sum(len(run.ids) for run in crowd.runs)
+
+
+def test_demo_shows_the_same_text_and_ends(checkpoints: Path, tmp_path: Path, capsys: Any) -> None:
+    """Its default dtype is not float32 here, so that it starts two servers."""
+    config = deployment(link(checkpoints, tmp_path), 'draft = "draft"')
+    for task in demo.TASKS:
+        lines = [json.dumps({"id": f"{task}-{i}", "task": task, "text": PROMPT * (i + 1)}) for i in range(2)]
+        (tmp_path / f"{task}.jsonl").write_text("\n".join(lines))
+
+    assert demo.main(["--config", str(config), "--prompts", str(tmp_path)]) == 0
+
+    printed = capsys.readouterr().out
+    for method in demo.METHODS:
+        assert printed.count(f"── {method} ") == len(demo.TASKS)
+    rows = [line.split()[:2] for line in printed.splitlines()]
+    assert all([task, method] in rows for task in demo.TASKS for method in demo.METHODS)
+    assert printed.count("yes") == len(demo.TASKS) * (len(demo.METHODS) - 1)
+    assert "float64" in printed

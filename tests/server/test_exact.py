@@ -1,0 +1,94 @@
+"""The exactness law on the real server, in float64: 0 differences, and proof that there was something to get wrong.
+
+The full size is `make exact` (tests/exact.py); this is its small brother: 6 prompts × 48 tokens per setting.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from launcher import Server
+from orchestrator.config import load_config
+from tests.exact import CONFIG, serving
+from tests.support.exactness import METHODS, SAMPLINGS
+from tests.support.suite import ALONE, AT_ONCE, Row, Suite
+from tests.support.traffic import Crowd, ask, mixed_prompts, settled_figures
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+
+NUM_PROMPTS, NUM_TOKENS = 6, 48
+NUM_EQUAL, NUM_EQUAL_TOKENS = 16, 32
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving("float64") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def rows(server: Server) -> dict[str, Row]:
+    suite = Suite(load_config(CONFIG), mixed_prompts(NUM_PROMPTS), NUM_TOKENS, "float64")
+    answers = [suite.run(unit, server.grpc_url) for unit in suite.units]
+    return {row.name: row for row in suite.judge(answers)}
+
+
+def accepted(row: Row, tasks: tuple[str, ...] = ()) -> int:
+    """Return the accepted draft tokens of a row, of some tasks or all."""
+    return sum(answer.num_accepted for case, answer in row.answers if not tasks or case.prompt.task in tasks)
+
+
+@pytest.mark.parametrize("mode", [ALONE, AT_ONCE])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_text_under_any_method_is_the_targets_own(rows: dict[str, Row], sampling: str, method: str, mode: str) -> None:
+    row = rows[f"{sampling}, {method}, {mode}"]
+
+    assert len(row.answers) == NUM_PROMPTS
+    assert not row.differences, "\n".join(map(str, row.differences))
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method.startswith("draft_model")])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_draft_model_has_drafts_accepted_and_refused(rows: dict[str, Row], sampling: str, method: str) -> None:
+    row = rows[f"{sampling}, {method}, {ALONE}"]
+    drafted = sum(answer.num_drafted for _, answer in row.answers)
+
+    assert 0 < accepted(row) < drafted
+
+
+def test_prompt_lookup_has_drafts_accepted_where_text_repeats(rows: dict[str, Row]) -> None:
+    row = rows[f"greedy, prompt_lookup, {ALONE}"]
+
+    assert accepted(row, ("edit", "repetitive")) > 0
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_requests_at_once_share_passes_and_requests_alone_do_not(rows: dict[str, Row], sampling: str) -> None:
+    for method in METHODS:
+        alone, at_once = (rows[f"{sampling}, {method}, {mode}"].answers for mode in (ALONE, AT_ONCE))
+
+        assert all(answer.num_in_pass == 1 for _, answer in alone)
+        assert sum(answer.num_in_pass for _, answer in at_once) / len(at_once) > 1.5
+
+
+def test_sixteen_equal_requests_fill_most_passes(server: Server) -> None:
+    """Counted, not timed: what the requests saw, and what the engine counted, prefill and tail included."""
+    prompt = mixed_prompts(1)[0].text
+    options = {"speculation": "none", "max_tokens": NUM_EQUAL_TOKENS, "timeout_ms": 600_000, "limit_s": 600}
+    before = settled_figures(server)
+
+    answers = Crowd(server.grpc_url, NUM_EQUAL).map(
+        lambda client, number: ask(client, prompt, **options), range(NUM_EQUAL)
+    )
+
+    after = settled_figures(server)
+    passes, requests = (
+        after["target", family] - before["target", family] for family in ("passes_total", "pass_requests_total")
+    )
+    seen = sum(answer.num_in_pass for answer in answers) / NUM_EQUAL
+    print(f"16 equal requests: a step saw {seen:.1f} in its pass, {requests / passes:.1f} a pass by the engine's count")
+    assert len({tuple(answer.ids) for answer in answers}) == 1
+    assert requests >= NUM_EQUAL * len(answers[0].ids)
+    assert seen >= NUM_EQUAL / 2
+    assert requests / passes >= NUM_EQUAL / 2

@@ -1,0 +1,160 @@
+"""The launcher over the real tritonserver: what starts, what is refused, what is left behind."""
+
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
+
+from launcher import process
+from launcher.server import StartError
+from orchestrator.errors import ConfigError
+from tests.support.throwaway import find_server, infer, make_deployment, region_of, server_of, status, until, url_in
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def deployment(tmp_path, monkeypatch):
+    return make_deployment(tmp_path, monkeypatch)
+
+
+def test_server_serves_and_leaves_nothing(deployment):
+    with deployment.server() as server:
+        assert infer(server.http_url, 1) == 1 + 5
+        pids = server.pids()
+        assert sorted(pids.values()) == ["target", "tritonserver"]
+        assert infer(server.http_url, 0) in pids
+        region = region_of(server.http_url)
+        assert list(server.shared_memory()) == [region.name]
+        assert server.log_path.exists()
+    assert not any(process.stat(pid) for pid in pids)
+    assert deployment.leaves_nothing(region)
+
+
+def test_server_environment_reaches_the_models(deployment):
+    with deployment.server(env={"SERVING_MAX_NODES": "7"}) as server:
+        assert infer(server.http_url, 1) == 1 + 7
+
+
+def test_server_loads_what_is_named_and_no_more(deployment):
+    deployment.add("draft", loading="raise ValueError('must not be loaded')")
+    deployment.add("speculative")
+    with deployment.server() as server:
+        assert sorted(server.pids().values()) == ["speculative", "target", "tritonserver"]
+        assert status(server.http_url, "/v2/models/draft/ready") == 400
+
+
+def test_server_two_at_once_keep_apart(deployment):
+    with deployment.server() as first, deployment.server() as second:
+        assert not first.shared_memory().keys() & second.shared_memory().keys()
+        first.stop()
+        assert infer(second.http_url, 1) == 6
+
+
+def test_server_admin_interfaces_are_closed_the_others_open(deployment):
+    with deployment.server() as server:
+        for path in ("/v2/repository/models/target/unload", "/v2/repository/index"):
+            assert status(server.http_url, path, "POST") == 403
+        assert status(server.http_url, "/v2/systemsharedmemory/status") == 403
+        assert status(server.http_url, "/v2/logging") == 403
+        for path in ("/v2", "/v2/models/target", "/v2/models/target/config", "/v2/models/target/stats"):
+            assert status(server.http_url, path) == 200
+        client = grpcclient.InferenceServerClient(server.grpc_url)
+        assert client.is_model_ready("target")
+        with pytest.raises(InferenceServerException, match="restricted"):
+            client.unload_model("target")
+        client.close()
+
+
+def test_command_prints_one_line_and_stops_cleanly_on_each_signal(deployment):
+    for number in (signal.SIGINT, signal.SIGTERM):
+        started = deployment.command()
+        line = started.stdout.readline()
+        assert re.match(
+            r"ready in [\d.]+ s: http://127\.0\.0\.1:\d+, gRPC 127\.0\.0\.1:\d+, metrics http.*; models target$", line
+        )
+        group, region = server_of(started.pid), region_of(url_in(line))
+        started.send_signal(number)
+        rest, errors = started.communicate(timeout=30)
+        assert (started.returncode, rest, errors) == (0, "", "")
+        assert process.group_members(group) == []
+        assert deployment.leaves_nothing(region)
+
+
+def test_command_stopped_while_loading_ends_at_once(deployment):
+    deployment.add("target", loading="time.sleep(60)")
+    started = deployment.command()
+    group = until(lambda: started.poll() is None and find_server(started.pid))
+    time.sleep(1)
+    began = time.monotonic()
+    started.terminate()
+    _, errors = started.communicate(timeout=30)
+    assert (started.returncode, errors) == (0, "")
+    assert time.monotonic() - began < 20
+    assert process.group_members(group) == []
+
+
+def test_command_port_in_use_is_one_line_and_exit_2(deployment):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        code, errors = deployment.fails(GRPC_PORT=taken.getsockname()[1])
+    assert code == 2 and len(errors) == 1
+    assert "Address already in use (set GRPC_PORT)" in errors[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('target = "checkpoint"\nmax_node = 1', "unknown key 'max_node'; did you mean 'max_nodes'?"),
+        ('target = "nowhere"', "nowhere does not exist (key target"),
+        ('target = "checkpoint"\ndraft = "checkpoint"', "no Triton model 'draft' in"),
+        ('target = "checkpoint"\nmax_nodes = 0', "max_nodes must be in 1..128, got 0"),
+    ],
+)
+def test_command_wrong_deployment_is_one_line_and_exit_2(deployment, text, words):
+    deployment.config.write_text(text)
+    code, errors = deployment.fails()
+    assert code == 2 and len(errors) == 1
+    assert errors[0].startswith("error: ") and words in errors[0]
+
+
+@pytest.mark.parametrize(
+    ("loading", "words"),
+    [
+        (
+            "raise pb_utils.TritonModelException('pool full, 3 blocks needed')",
+            "model target: pool full, 3 blocks needed",
+        ),
+        ("import nonsense", "model target: ModuleNotFoundError: No module named 'nonsense'"),
+        ("os._exit(1)", "model target: Stub process 'target_0_0' is not healthy."),
+    ],
+)
+def test_command_model_that_does_not_load_says_why_and_exits_2(deployment, loading, words):
+    deployment.add("target", loading)
+    code, (where, error) = deployment.fails()
+    assert code == 2
+    assert error == f"error: the server did not start: {words}"
+    kept = Path(where.removeprefix("the server's log: "))
+    assert "failed to load" in kept.read_text()
+    kept.unlink()
+
+
+def test_server_not_ready_in_time_is_said_and_ended(deployment):
+    deployment.add("target", loading="time.sleep(60)")
+    said = []
+    server = deployment.server(ready_limit_s=2, stop_limit_s=1, say=said.append)
+    with pytest.raises(StartError, match="not ready after 2 s: the server, target"):
+        server.start()
+    assert server.pids() == {}
+    assert said == [] or Path(said[0].removeprefix("the server's log: ")).unlink() is None
+
+
+def test_server_unknown_log_level_is_refused(deployment):
+    with pytest.raises(ConfigError, match="unknown log level 'warn'; did you mean 'warning'"):
+        deployment.server(log_level="warn").start()

@@ -1,0 +1,117 @@
+"""The launcher over the real tritonserver: processes that die."""
+
+import os
+import re
+import signal
+import threading
+import time
+
+import pytest
+
+from launcher import process, workfolder
+from tests.support.throwaway import (
+    answers_from_another,
+    infer,
+    launched,
+    make_deployment,
+    region_of,
+    server_of,
+    until,
+    url_in,
+)
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def deployment(tmp_path, monkeypatch):
+    return make_deployment(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def running(deployment):
+    with launched(deployment) as started:
+        yield started
+
+
+def test_command_dead_stub_is_healed_and_the_stop_stays_clean(deployment, running):
+    started, line = running
+    url, regions = url_in(line), []
+    for _ in range(2):
+        stub = infer(url, 0)
+        regions.append(region_of(url))
+        os.kill(stub, signal.SIGKILL)
+        until(lambda stub=stub: answers_from_another(url, stub))
+    assert infer(url, 1) == 6
+    group = server_of(started.pid)
+    began = time.monotonic()
+    started.terminate()
+    _, errors = started.communicate(timeout=40)
+    assert time.monotonic() - began < 20
+    assert started.returncode == 0
+    assert re.findall(r"model target: (its process died|reloaded)", errors) == ["its process died", "reloaded"] * 2
+    assert process.group_members(group) == []
+    assert deployment.leaves_nothing(*regions)
+
+
+def test_server_request_under_way_when_its_stub_dies_fails_and_the_next_is_served(deployment):
+    errors = []
+
+    def slow(url):
+        try:
+            infer(url, -30)
+        except OSError as error:
+            errors.append(error)
+
+    with deployment.server() as server:
+        stub = infer(server.http_url, 0)
+        waiting = threading.Thread(target=slow, args=(server.http_url,))
+        waiting.start()
+        time.sleep(0.5)
+        os.kill(stub, signal.SIGKILL)
+        waiting.join(15)
+        assert errors and not waiting.is_alive()
+        until(lambda: answers_from_another(server.http_url, stub))
+
+
+def test_command_model_that_cannot_be_healed_ends_the_launcher(deployment, running):
+    started, line = running
+    stub = infer(url_in(line), 0)
+    deployment.add("target", loading="raise ValueError('broken meanwhile')")
+    group = server_of(started.pid)
+    os.kill(stub, signal.SIGKILL)
+    _, errors = started.communicate(timeout=60)
+    assert started.returncode == 1
+    assert "error: model target could not be reloaded:" in errors and "broken meanwhile" in errors
+    assert "At:" not in errors.splitlines()[-1]
+    assert process.group_members(group) == []
+
+
+def test_command_model_that_keeps_dying_ends_the_launcher(deployment, running):
+    started, line = running
+    stub = infer(url_in(line), 0)
+    deployment.add("target", loading="import threading; threading.Timer(0.3, os._exit, [1]).start()")
+    os.kill(stub, signal.SIGKILL)
+    _, errors = started.communicate(timeout=90)
+    assert started.returncode == 1
+    assert "error: model target died 5 times within a minute" in errors
+
+
+def test_command_server_that_dies_ends_the_launcher_with_the_cause(deployment, running):
+    started, line = running
+    region = region_of(url_in(line))
+    os.kill(server_of(started.pid), signal.SIGKILL)
+    _, errors = started.communicate(timeout=30)
+    assert started.returncode == 1
+    assert "error: the server ended by signal 9" in errors.splitlines()[-1]
+    assert deployment.leaves_nothing(region)
+
+
+def test_command_sigkill_of_the_launcher_leaves_no_server(deployment, running):
+    started, line = running
+    group, region = server_of(started.pid), region_of(url_in(line))
+    started.kill()
+    started.communicate(timeout=10)
+    until(lambda: not process.group_members(group), limit_s=20)
+    workfolder.sweep()  # what the next launcher does first
+    assert deployment.leaves_nothing(region)

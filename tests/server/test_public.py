@@ -1,0 +1,361 @@
+"""The public models over every door, on real engines: the same text whichever door and method, and bad input refused."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+
+from launcher.server import Server
+from orchestrator.request import INPUTS
+from tests.support.clients import (
+    Response,
+    Stream,
+    Tensor,
+    ask,
+    ask_unary,
+    generate,
+    generate_stream,
+    infer,
+    listed,
+    metric,
+    until,
+)
+
+pytestmark = pytest.mark.server
+
+PROMPT = "the quick brown fox jumps over the lazy dog the quick"
+LONG: dict[str, Any] = {"text_input": PROMPT, "max_tokens": 24, "end_id": -1}
+SAMPLED: dict[str, Any] = {**LONG, "temperature": 0.8, "top_p": 0.95, "seed": 7}
+METHODS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "prompt_lookup": {"speculation_config": '{"max_ngram": 2, "draft_len": 5}'},
+    "draft_model": {"num_draft_tokens": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def truth(server: Server) -> dict[str, list[int]]:
+    """What the target says alone."""
+    return {name: ask(server.grpc_url, speculation="none", **inputs).ids for name, inputs in TASKS.items()}
+
+
+TASKS = {"greedy": LONG, "sampled": SAMPLED}
+
+
+def test_the_two_texts_differ_or_these_tests_prove_little(truth: dict[str, list[int]]) -> None:
+    assert len(truth["greedy"]) == len(truth["sampled"]) == 24
+    assert truth["greedy"] != truth["sampled"]
+    assert min(len(set(ids)) for ids in truth.values()) > 5
+
+
+# Doors
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_grpc_stream_any_method_gives_the_target_s_text(
+    server: Server, truth: dict[str, list[int]], task: str, method: str, stream: bool
+) -> None:
+    answer = ask(
+        server.grpc_url, speculation=method, stream=stream, return_stats=True, **TASKS[task], **METHODS[method]
+    )
+    assert answer.ids == truth[task]
+    assert answer.last["finish_reason"] == "length" and answer.stats["method"] == method
+    assert len(answer.parts) == (answer.last["num_steps"] if stream else 1)
+    assert sum(part["num_output_tokens"] for part in answer.parts) == 24
+    assert [n for part in answer.parts for n in part["step_lengths"]] == [
+        len(part["output_ids"]) for part in answer.parts
+    ] or not stream
+    assert answer.last["num_input_tokens"] == len(PROMPT.replace(" ", ""))
+    assert (answer.last["total_draft_tokens"] > 0) == (method != "none")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_http_doors_and_the_unary_sibling_give_the_same_text(
+    server: Server, truth: dict[str, list[int]], method: str
+) -> None:
+    inputs = {**SAMPLED, "speculation": method, **METHODS[method]}
+    whole = generate(server.http_url, inputs)
+    assert whole.status == 200 and whole.body["output_ids"] == truth["sampled"]
+    events = generate_stream(server.http_url, inputs | {"stream": True})
+    assert [token for event in events for token in listed(event["output_ids"])] == truth["sampled"]
+    assert "".join(event["text_output"] for event in events) == whole.body["text_output"]
+    assert ["finish_reason" in event for event in events] == [False] * (len(events) - 1) + [True]
+    assert ask_unary(server.grpc_url, **inputs)["output_ids"] == truth["sampled"]
+    over_http = infer(server.http_url, **inputs)
+    assert over_http.status == 200 and over_http.body["output_ids"] == truth["sampled"]
+    assert generate(server.http_url, inputs, "speculative_unary").body["text_output"] == whole.body["text_output"]
+
+
+def test_generate_needs_one_response_and_says_so_when_asked_to_stream(server: Server) -> None:
+    answer = generate(server.http_url, LONG | {"stream": True})
+    assert answer.status == 200 and "exactly 1 response" in answer.error  # Triton's words
+    assert generate(server.http_url, LONG).error == ""
+
+
+def test_decoupled_model_is_not_for_infer_nor_for_unary_grpc(server: Server) -> None:
+    assert infer(server.http_url, "speculative", text_input="a").status == 501
+    with pytest.raises(grpc.RpcError) as caught:
+        ask_unary(server.grpc_url, "speculative", text_input="a")
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"text_input": "abc", "max_tokens": 5},
+        {"text_input": ["abc"], "max_tokens": [5]},
+        {"text_input": [["abc"]], "max_tokens": [[5]]},
+        {"text_input": "abc", "parameters": {"max_tokens": 5, "bad_words": [""], "stop_words": [""]}, "stream": False},
+        {"text_input": "abc", "max_tokens": 5, "stop_words": "", "bad_words": "", "top_p": 0.0, "top_k": 1},
+        {"text_input": "abc", "parameters": {"max_tokens": 5, "speculation": "draft_model", "temperature": 0}},
+        {"input_ids": [1, 2, 3], "max_tokens": 5},
+        {"text_input": "abc", "max_tokens": 5, "timeout": 0, "priority": 0, "triton_x": 1},
+        {"id": "mine", "text_input": "abc", "max_tokens": 5, "beam_width": 1, "length_penalty": 1.0, "pad_id": 3},
+    ],
+)
+def test_generate_every_form_of_a_request_is_read_alike(server: Server, body: dict[str, Any]) -> None:
+    plain = ask(server.grpc_url, text_input="abc", max_tokens=5)
+    answer = generate(server.http_url, body)
+    assert answer.status == 200, answer.error
+    assert answer.body["output_ids"] == plain.ids and answer.body["text_output"] == plain.text
+    assert answer.body.get("id") == body.get("id")
+
+
+def test_grpc_request_parameters_are_read_as_inputs(server: Server) -> None:
+    with_inputs = ask(server.grpc_url, **SAMPLED)
+    parameters = {name: SAMPLED[name] for name in ("max_tokens", "end_id", "temperature", "top_p", "seed")}
+    assert ask(server.grpc_url, text_input=PROMPT, parameters=parameters).ids == with_inputs.ids
+
+
+def test_output_options(server: Server) -> None:
+    plain = ask(server.grpc_url, text_input="abc", max_tokens=6, end_id=-1)
+    repeated = ask(
+        server.grpc_url, text_input="abc", max_tokens=6, end_id=-1, exclude_input_in_output=False, stream=True
+    )
+    assert repeated.text == "abc" + plain.text and repeated.ids == plain.ids
+    assert "stats" not in plain.last and "output_log_probs" not in plain.last
+    scored = ask(server.grpc_url, text_input="abc", max_tokens=6, end_id=-1, return_log_probs=True, stream=True)
+    scores = [x for part in scored.parts for x in part["output_log_probs"]]
+    assert len(scores) == 6 and max(scores) <= 0
+    assert scored.last["cum_log_probs"] == pytest.approx(sum(scores), rel=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_stop_words_and_ids_end_the_text_wherever_a_step_ends(server: Server, method: str) -> None:
+    plain = ask(server.grpc_url, speculation="none", **LONG)
+    word = plain.text[9:12]
+    cut = ask(server.grpc_url, speculation=method, stop_words=["", word], stream=True, **LONG, **METHODS[method])
+    assert cut.text == plain.text[: plain.text.index(word)] and cut.last["finish_reason"] == "stop"
+    stop_id = plain.ids[7]
+    cut = ask(server.grpc_url, speculation=method, stop_ids=[stop_id], stream=True, **LONG, **METHODS[method])
+    assert cut.ids == plain.ids[: plain.ids.index(stop_id) + 1] and cut.last["finish_reason"] == "stop"
+
+
+def test_max_nodes_of_a_request_bounds_its_trees(server: Server) -> None:
+    answer = ask(
+        server.grpc_url, speculation="draft_model", speculation_config='{"draft_len": 8, "max_nodes": 2}', **LONG
+    )
+    assert 0 < answer.last["total_draft_tokens"] <= 2 * answer.last["num_steps"]
+
+
+def test_prompt_that_fills_the_context_gives_its_last_token(server: Server) -> None:
+    for method, options in METHODS.items():
+        answer = ask(server.grpc_url, text_input="a" * 511, speculation=method, **options)
+        assert len(answer.ids) == 1 and answer.last["finish_reason"] in ("length", "stop")
+    answer = ask(server.grpc_url, text_input="a" * 505, end_id=-1, speculation="prompt_lookup")
+    assert len(answer.ids) == 7 and answer.last["finish_reason"] == "length"
+
+
+# Many at once
+
+
+def test_one_stream_carries_many_requests_told_apart_by_their_ids(server: Server) -> None:
+    jobs = {
+        f"job{number}": {
+            "text_input": PROMPT[number:], "max_tokens": 12 + number % 5, "end_id": -1, "seed": number,
+            "temperature": 0.8 * (number % 2), "stream": number % 3 > 0, "speculation": list(METHODS)[number % 3],
+        }
+        for number in range(18)
+    }  # fmt: skip
+    with Stream(server.grpc_url) as stream:
+        for name, inputs in jobs.items():
+            stream.send(name, **inputs)
+        answers = stream.answers(*jobs)
+        assert stream.finish() == []
+    for name, inputs in jobs.items():
+        alone = ask(server.grpc_url, **inputs | {"speculation": "none"})
+        assert answers[name].ids == alone.ids, name
+        assert answers[name].text == alone.text
+
+
+def test_many_doors_at_once_give_every_one_its_own_text(server: Server, truth: dict[str, list[int]]) -> None:
+    def over_http(number: int) -> list[int]:
+        body = {**TASKS[["greedy", "sampled"][number % 2]], "speculation": list(METHODS)[number % 3]}
+        answer = generate(server.http_url, body, ["speculative", "speculative_unary"][number % 2])
+        assert answer.status == 200, answer.error
+        return answer.body["output_ids"]
+
+    with ThreadPoolExecutor(12) as pool:
+        assert list(pool.map(over_http, range(24))) == [truth["greedy"], truth["sampled"]] * 12
+
+
+def test_request_that_was_cancelled_takes_no_further_step(server: Server) -> None:
+    """Seen from outside: the target's count of steps stands still, far below what the request would have needed."""
+
+    def steps() -> float:
+        return metric(server.metrics_url, "nv_inference_count", model="target")
+
+    before = steps()
+    with Stream(server.grpc_url) as stream:
+        stream.send(text_input="a", max_tokens=500, end_id=-1, stream=True, speculation="none")
+        for _ in range(3):
+            stream.receive()
+        stream.cancel()
+    seen = [steps()]
+
+    def stands_still() -> bool:
+        seen.append(steps())
+        return len(seen) > 20 and len(set(seen[-20:])) == 1
+
+    until(stands_still, "the steps to end")
+    assert seen[-1] - before < 500
+    alone = ask(server.grpc_url, return_stats=True, **LONG)
+    assert alone.stats["requests_per_pass"] == 1.0
+
+
+# Bad input
+
+SOUND = {"text_input": "abc", "max_tokens": 3}
+#: Inputs, and what the refusal must hold: what, value, allowed.
+BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "no text_input": ({"text_input": None}, ["the prompt is empty", "text_input or input_ids", "at least one token"]),
+    "empty prompt": ({"text_input": ""}, ["the prompt is empty", "at least one token"]),
+    "max_tokens 0": ({"max_tokens": 0}, ["max_tokens must be in 1..509", "got 0"]),
+    "max_tokens negative": ({"max_tokens": -5}, ["max_tokens must be in 1..509", "got -5"]),
+    "max_tokens too large": ({"max_tokens": 510}, ["max_tokens must be in 1..509", "got 510", "3 tokens"]),
+    "unknown method": (
+        {"speculation": "promptlookup"},
+        ["'promptlookup'", "mean 'prompt_lookup'", "draft_model, none"],
+    ),
+    "malformed JSON": ({"speculation_config": '{"draft_len": '}, ["speculation_config is not JSON"]),
+    "JSON of brackets": ({"speculation_config": "[" * 50_000}, ["speculation_config is not JSON"]),
+    "JSON that is no object": ({"speculation_config": "[3]"}, ["must be a JSON object", "got list"]),
+    "unknown config key": (
+        {"speculation": "draft_model", "speculation_config": '{"draft_length": 3}'},
+        ["'draft_length'", "did you mean 'draft_len'", "max_nodes"],
+    ),
+    "config value": ({"speculation_config": '{"draft_len": 1000}'}, ["draft_len", "1..128", "got 1000"]),
+    "config boolean": (
+        {"speculation_config": '{"draft_len": true}'},
+        ["draft_len", "whole number in 1..128", "got True"],
+    ),
+    "temperature −1": ({"temperature": -1.0}, ["temperature must be in 0..100", "got -1"]),
+    "temperature NaN": ({"temperature": float("nan")}, ["temperature must be in 0..100", "got nan"]),
+    "temperature inf": ({"temperature": float("inf")}, ["temperature must be in 0..100", "got inf"]),
+    "top_p 2": ({"top_p": 2.0}, ["top_p must be in 0..1", "got 2"]),
+    "min_p −0.1": ({"min_p": -0.1}, ["min_p must be in 0..1", "got -0.1"]),
+    "prompt beyond the context": ({"text_input": "a" * 600}, ["600 tokens", "at most 511"]),
+    "input_ids beyond the vocabulary": ({"text_input": None, "input_ids": [1, 64]}, ["input_ids", "0..63", "got 64"]),
+    "input_ids beside text": ({"input_ids": [1]}, ["text_input and input_ids exclude each other"]),
+    "timeout_ms −1": ({"timeout_ms": -1}, ["timeout_ms must be in 0..86400000", "got -1"]),
+    "num_draft_tokens 999": ({"num_draft_tokens": 999}, ["num_draft_tokens must be in 0..128", "got 999"]),
+    "unsupported option": ({"beam_width": 4}, ["beam_width is not supported yet", "got 4", "allowed: 0, 1"]),
+    "unsupported words": ({"bad_words": ["x"]}, ["bad_words is not supported yet", "got ['x']"]),
+    "unsupported rule": ({"rule": "rejection"}, ["rule is not supported yet", "'rejection'", "'coupled'"]),
+    "too many stop words": ({"stop_words": ["x"] * 65}, ["stop_words has 65 entries", "at most 64"]),
+    "a long method": ({"speculation": "x" * 20_000}, ["unknown method 'xxx", "draft_model, none, prompt_lookup"]),
+}
+
+
+def check_serves(server: Server) -> None:
+    assert len(ask(server.grpc_url, end_id=-1, **SOUND).ids) == 3
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_over_every_door_and_the_next_request_served(server: Server, case: str) -> None:
+    bad, words = BAD[case]
+    inputs = {name: value for name, value in (SOUND | bad).items() if value is not None}
+    answer = ask(server.grpc_url, **inputs)
+    assert not answer.parts and answer.responses[-1].final
+    said = answer.error
+    assert all(word in said for word in words), said
+    assert "\n" not in said and len(said) < 1500
+    # NaN and inf are no JSON; Python writes them, and Triton reads them.
+    assert generate(server.http_url, inputs) == (400, {"error": said})
+    assert infer(server.http_url, **inputs).error == said or "nan" in said or "inf" in said
+    with pytest.raises(grpc.RpcError) as caught:
+        ask_unary(server.grpc_url, **inputs)
+    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, said)
+    check_serves(server)
+
+
+@pytest.mark.parametrize("where", ["beside", "in parameters"])
+@pytest.mark.parametrize(("wrong", "right"), [("tempature", "temperature"), ("maxtokens", "max_tokens")])
+def test_misspelt_parameter_over_generate_is_refused_with_the_nearest(
+    server: Server, wrong: str, right: str, where: str
+) -> None:
+    extra = {wrong: 1} if where == "beside" else {"parameters": {wrong: 1}}
+    answer = generate(server.http_url, SOUND | extra)
+    assert answer.status == 400
+    assert f"unknown parameter {wrong!r}; did you mean {right!r}?" in answer.error
+    assert all(name in answer.error for name in INPUTS)
+    assert "unknown parameter" in ask(server.grpc_url, parameters={wrong: 1}, **SOUND).error
+    check_serves(server)
+
+
+def test_parameter_whose_name_is_no_text_is_refused(server: Server) -> None:
+    answer = generate(server.http_url, b'{"text_input": "abc", "parameters": {"temp\xff": 1}}')
+    assert answer.status == 400 and "request parameters must be UTF-8" in answer.error
+    check_serves(server)
+
+
+@pytest.mark.parametrize("raw", [b"ab\xff", b"\xed\xa0\x80", b"\xc3"])
+@pytest.mark.parametrize("name", ["text_input", "speculation", "cache_salt"])
+def test_invalid_utf8_is_refused(server: Server, name: str, raw: bytes) -> None:
+    said = ask(server.grpc_url, **SOUND | {name: raw}).error
+    assert f"{name} must be UTF-8, byte {raw.index(raw.strip(b'ab')[:1])} is not" in said
+    body = json.dumps(SOUND | {name: "RAW"}).encode().replace(b"RAW", raw)
+    assert generate(server.http_url, body) == (400, {"error": said})
+    check_serves(server)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_tokens": Tensor("INT32", (1, 2), [3, 4])},
+        {"max_tokens": Tensor("INT32", (1,), [3])},
+        {"max_tokens": Tensor("FP32", (1, 1), [3.0])},
+        {"max_tokens": Tensor("BOOL", (1, 1), [True])},
+        {"text_input": Tensor("BYTES", (2, 1), ["a", "b"])},
+        {"stop_ids": Tensor("INT32", (1, 1, 2), [3, 4])},
+    ],
+)
+def test_wrong_shape_or_type_over_grpc_is_refused_in_triton_s_words(server: Server, wrong: dict[str, Tensor]) -> None:
+    """Triton refuses before the model is asked, and sends no FINAL flag then."""
+    with Stream(server.grpc_url) as stream:
+        stream.send("bad", **SOUND | wrong)
+        assert isinstance(refused := stream.receive(), Response) and refused.error and refused.id == "bad"
+        stream.send("good", end_id=-1, **SOUND)
+        assert len(stream.answers("good")["good"].ids) == 3
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b'"abc"', b'{"text_input": 3}', b'{"text_input": null}', b'{"text_input": "abc", "max_tokens": 1.5}',
+        b'{"text_input": "abc", "max_tokens": true}', b'{"text_input": "abc", "temperature": "hot"}',
+        b'{"text_input": "abc", "seed": -1}', b'{"text_input": "abc", "parameters": 3}', b'{"text_input": "\\ud800"}',
+        b'{"text_input": ["abc", "abd"]}', b'{"text_input": "abc", "parameters": {"x": {"y": 1}}}', b"\xff" * 100,
+        b'{"text_input": "abc", "max_tokens": ' + b"9" * 400 + b"}", b'{"text_input": "abc", "top_k": [[[1,2],[3]]]}',
+    ],
+)  # fmt: skip
+def test_generate_body_that_is_none_is_refused_and_the_next_request_served(server: Server, body: bytes) -> None:
+    answer = generate(server.http_url, body)
+    assert answer.status in (400, 500) and answer.error
+    check_serves(server)

@@ -1,0 +1,41 @@
+"""The soak's law at CI size, on tiny random models: their steps are cheap, so that many fit into a minute.
+
+The full size, on the shipped deployment: `python -m tests.soak`.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from launcher import Server
+from tests.soak import CONFIG, Soak, soak
+from tests.support.tiny_models import make_tiny_target
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
+
+WARM_UP, MEASURED = 600, 1800
+SHAPE = {"hidden_size": 64, "num_hidden_layers": 4, "max_position_embeddings": 2048, "initializer_range": 0.2}
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Soak]:
+    target = make_tiny_target(tmp_path_factory.mktemp("target"), **SHAPE)
+    draft = make_tiny_target(tmp_path_factory.mktemp("draft"), **SHAPE)  # the same: all its drafts are accepted
+    # Pools of 12 MB hold eight of the longest requests, and the warm-up fills them.
+    env = {"SERVING_TARGET": str(target), "SERVING_DRAFT": str(draft), "SERVING_KV_MEMORY_MB": "12"}
+    with Server(CONFIG, env=env) as server:
+        yield soak(server, WARM_UP, MEASURED, num_parts=3)
+
+
+def test_mixed_traffic_grows_nothing_and_leaves_nothing_held(result: Soak) -> None:
+    print(result.table())
+
+    assert not result.faults()
+
+
+def test_traffic_was_mixed_and_measured(result: Soak) -> None:
+    assert result.num_steps[-1] - result.num_steps[0] >= MEASURED
+    assert set(result.outcomes) == {"finish", "cancel", "deadline", "refused", "http"}
+    assert all(count >= 10 for count in result.outcomes.values())
+    assert len(result.samples[-1].held) == 4  # blocks and sequences, of the target and of the draft
+    assert {name for _, name in result.samples[-1].rss_mb} >= {"tritonserver", "target", "draft", "speculative"}

@@ -1,0 +1,186 @@
+"""Is the text the target's own? Tokens beside those of stock transformers, and the margin of each difference.
+
+docs/protocol.md, Equality. At temperature 0 the oracle is `generate` of transformers; above, it is the keyed
+noise added to the stock model's log p (orchestrator/sampling.py), position by position.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from orchestrator.noise import gumbel
+from orchestrator.sampling import log_p, pick
+from orchestrator.types import Sampling
+from tests.support.engines import PlainModel
+from tests.support.traffic import Answer, Crowd, Prompt, ask
+
+NEAR_TIE = 1e-4
+LIMIT_S = 900  # the machine may be busy; a deadline would cut a text short
+
+
+def _float32(value: float) -> float:
+    """Return the value that arrives in an FP32 tensor."""
+    return float(np.float32(value))
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "none": {"speculation": "none"},
+    "prompt_lookup": {"speculation": "prompt_lookup"},
+    "draft_model 1": {"speculation": "draft_model", "speculation_config": '{"draft_len": 1}'},
+    "draft_model 4": {"speculation": "draft_model", "speculation_config": '{"draft_len": 4}'},
+    "draft_model 8": {"speculation": "draft_model", "speculation_config": '{"draft_len": 8}'},
+}
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "sampled": Sampling(_float32(0.8), top_p=_float32(0.95)),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request: a prompt under a method and a sampling, `seed` included."""
+
+    prompt: Prompt
+    method: str
+    sampling: Sampling
+
+    def options(self, num_tokens: int) -> dict[str, Any]:
+        """Return the request's inputs."""
+        rule = self.sampling
+        drawn = {"temperature": rule.temperature, "top_p": rule.top_p, "seed": rule.seed}
+        limits = {"max_tokens": num_tokens, "timeout_ms": LIMIT_S * 1000, "limit_s": LIMIT_S}
+        return METHODS[self.method] | ({} if rule.greedy else drawn) | limits
+
+
+def cases_of(prompts: Sequence[Prompt], sampling: str, methods: Sequence[str]) -> list[Case]:
+    """Return the cases of some methods, the methods of one prompt side by side; each prompt has its own seed."""
+    rule = SAMPLINGS[sampling]
+    return [
+        Case(prompt, method, rule if rule.greedy else replace(rule, seed=1 + index))
+        for index, prompt in enumerate(prompts)
+        for method in methods
+    ]
+
+
+def run(url: str, cases: Sequence[Case], num_tokens: int, at_once: int = 1, salt: str = "") -> list[Answer]:
+    """Run the cases on a server, `at_once` of them at a time, and return their answers in order.
+
+    salt: cases with another salt share no KV blocks.
+    """
+
+    def one(client: Any, case: Case) -> Answer:
+        return ask(client, case.prompt.text, **case.options(num_tokens), cache_salt=salt or None)
+
+    return Crowd(url, at_once).map(one, cases)
+
+
+class Oracle:
+    """The stock model of transformers in this process, weights and dtype as served."""
+
+    def __init__(self, folder: str, dtype: str) -> None:
+        from transformers import AutoModelForCausalLM, logging
+
+        logging.set_verbosity_error()
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+        self._tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+
+    def encode(self, text: str) -> list[int]:
+        """Return the prompt's ids."""
+        ids: list[int] = self._tokenizer.encode(text).ids
+        return ids
+
+    def greedy(self, text: str, num_tokens: int) -> list[int]:
+        """Return what `generate` says at temperature 0."""
+        ids = torch.tensor([self.encode(text)])
+        said = self.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens)
+        result: list[int] = said[0, ids.shape[1] :].tolist()
+        return result
+
+    @torch.inference_mode()
+    def picks(self, text: str, tokens: Sequence[int], sampling: Sampling) -> list[int]:
+        """Return what the reference would pick in the place of each of `tokens`, those before it given.
+
+        Law: equals `tokens` if and only if `orchestrator.reference.generate` says them.
+        """
+        prompt = self.encode(text)
+        output = self.model(torch.tensor([[*prompt, *tokens]]), use_cache=False)
+        rows = output.logits[0, len(prompt) - 1 : -1].double().numpy()
+        result: list[int] = pick(rows, len(prompt) + np.arange(len(tokens)), sampling).tolist()
+        return result
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where an answer leaves what was expected; margin: how far from a tie, recomputed exactly in float64."""
+
+    case: str
+    position: int
+    expected: int | None
+    got: int | None
+    margin: float
+
+    @property
+    def near_tie(self) -> bool:
+        """True when rounding in float32 alone can explain it."""
+        return self.margin < NEAR_TIE
+
+    def __str__(self) -> str:
+        return (
+            f"{self.case}: output token {self.position} is {self.got}, expected {self.expected}, "
+            f"margin {self.margin:.3g} ({'near tie' if self.near_tie else 'no tie'})"
+        )
+
+
+def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
+    """Return the first position in which two outputs differ, None when they are the same."""
+    for index, (left, right) in enumerate(zip(expected, got, strict=False)):
+        if left != right:
+            return index
+    return None if len(expected) == len(got) else min(len(expected), len(got))
+
+
+class Judge:
+    """Compares outputs; a difference is examined in float64 with exact norms, by the model in `folder`."""
+
+    def __init__(self, folder: str, encode: Callable[[str], list[int]]) -> None:
+        self._folder = Path(folder)
+        self._encode = encode
+        self._exact: PlainModel | None = None
+
+    def compare(self, case: Case, name: str, expected: Sequence[int], got: Sequence[int]) -> Difference | None:
+        """Return the first difference with its margin, or None."""
+        at = first_difference(expected, got)
+        if at is None:
+            return None
+        left, right = (ids[at] if at < len(ids) else None for ids in (expected, got))
+        margin = math.inf
+        if left is not None and right is not None:
+            ids = [*self._encode(case.prompt.text), *expected[:at]]
+            margin = self._margin(ids, left, right, case.sampling)
+        return Difference(name, at, left, right, margin)
+
+    def _margin(self, ids: list[int], left: int, right: int, sampling: Sampling) -> float:
+        """Return the gap between two tokens' scores after `ids`: log p, and the noise above temperature 0."""
+        self._exact = self._exact or PlainModel(self._folder)
+        row = self._exact.logits(ids)[None]
+        if sampling.greedy:
+            return float(abs(row[0, left] - row[0, right]))
+        scores = log_p(row, sampling)[0] + gumbel(sampling.seed, len(ids), np.arange(row.shape[1]))
+        if np.isfinite(scores[[left, right]]).all():
+            return float(abs(scores[left] - scores[right]))
+        return max(_border_distance(row, token, sampling) for token in (left, right) if not np.isfinite(scores[token]))
+
+
+def _border_distance(row: np.ndarray, token: int, sampling: Sampling) -> float:
+    """Return by how much probability a token that top-p takes out misses being kept; row: (1, V) logits."""
+    probs = np.exp(log_p(row, replace(sampling, top_p=1.0))[0])
+    before = probs[probs > probs[token]].sum()
+    return float(abs(before - sampling.top_p))

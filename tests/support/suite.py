@@ -1,0 +1,112 @@
+"""All settings of the exactness law in one dtype: what is run together, and what its answers are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.config import ServingConfig
+from tests.support.exactness import METHODS, SAMPLINGS, Case, Difference, Judge, Oracle, cases_of, run
+from tests.support.traffic import Answer, Prompt
+
+NUM_AT_ONCE = 8
+ALONE, AT_ONCE = "alone", f"{NUM_AT_ONCE} at once"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Cases that are run, and kept, together."""
+
+    sampling: str
+    name: str
+    cases: list[Case]
+    at_once: int
+
+
+def units_of(prompts: Sequence[Prompt]) -> list[Unit]:
+    """Return a unit per sampling and method alone, and one per sampling in which all methods run at once."""
+    units = []
+    for sampling in SAMPLINGS:
+        for method in METHODS:
+            units.append(Unit(sampling, f"{method}, {ALONE}", cases_of(prompts, sampling, [method]), 1))
+        mixed = cases_of(prompts, sampling, list(METHODS))
+        units.append(Unit(sampling, f"all methods, {AT_ONCE}", mixed, NUM_AT_ONCE))
+    return units
+
+
+@dataclass
+class Row:
+    """One line of the table: what became of one method under one sampling, alone or in company."""
+
+    dtype: str
+    sampling: str
+    method: str
+    mode: str
+    answers: list[tuple[Case, Answer]] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The setting in words."""
+        return f"{self.sampling}, {self.method}, {self.mode}"
+
+    @property
+    def faults(self) -> list[Difference]:
+        """The differences that may not be: all in float64, those that rounding cannot explain in the others."""
+        return [d for d in self.differences if self.dtype == "float64" or not d.near_tie]
+
+    def cells(self) -> list[str]:
+        """Return the row as the table has it."""
+        answers = [answer for _, answer in self.answers]
+        steps, tokens = sum(a.num_steps for a in answers), sum(len(a.ids) for a in answers)
+        accepted, drafted = sum(a.num_accepted for a in answers), sum(a.num_drafted for a in answers)
+        company = sum(a.num_in_pass * a.num_steps for a in answers) / steps
+        return [
+            self.dtype, self.sampling, self.method, self.mode, str(len(answers)), str(tokens), f"{tokens / steps:.2f}",
+            f"{accepted / drafted:.0%}" if drafted else "–", f"{company:.1f}",
+            str(len(self.faults)), str(len(self.differences) - len(self.faults)),
+        ]  # fmt: skip
+
+
+class Suite:
+    """All settings in one dtype."""
+
+    def __init__(self, config: ServingConfig, prompts: Sequence[Prompt], num_tokens: int, dtype: str) -> None:
+        self.units = units_of(prompts)
+        self.num_tokens = num_tokens
+        self._dtype = dtype
+        self._oracle = Oracle(config.target, dtype)
+        self._judge = Judge(config.target, self._oracle.encode)
+
+    def run(self, unit: Unit, url: str) -> list[Answer]:
+        """Run a unit on a server; units alone start from a cold cache, those at once share what they can."""
+        salt = f"{unit.sampling}, {unit.name}" if unit.at_once == 1 else ""
+        return run(url, unit.cases, self.num_tokens, unit.at_once, salt)
+
+    def judge(self, answers: Sequence[Sequence[Answer]]) -> list[Row]:
+        """Compare the answers of all units: with transformers at temperature 0, with `none` alone above it."""
+        rows: dict[tuple[str, str, str], Row] = {}
+        expected: dict[tuple[str, str], list[int]] = {}
+        for unit, some in zip(self.units, answers, strict=True):
+            mode = ALONE if unit.at_once == 1 else AT_ONCE
+            for case, answer in zip(unit.cases, some, strict=True):
+                row = rows.setdefault(
+                    (unit.sampling, case.method, mode), Row(self._dtype, unit.sampling, case.method, mode)
+                )
+                self._compare(row, case, answer, expected)
+        return list(rows.values())
+
+    def _compare(self, row: Row, case: Case, answer: Answer, expected: dict[tuple[str, str], list[int]]) -> None:
+        key = (row.sampling, case.prompt.id)
+        right = expected.get(key) or self._oracle_says(case, answer)
+        # Above temperature 0 the first answer, that of `none` alone, is what the others are compared with.
+        expected.setdefault(key, right if case.sampling.greedy else answer.ids)
+        row.answers.append((case, answer))
+        difference = self._judge.compare(case, f"{row.name}, {case.prompt.id}", right, answer.ids)
+        if difference:
+            row.differences.append(difference)
+
+    def _oracle_says(self, case: Case, answer: Answer) -> list[int]:
+        if case.sampling.greedy:
+            return self._oracle.greedy(case.prompt.text, self.num_tokens)
+        return self._oracle.picks(case.prompt.text, answer.ids, case.sampling)

@@ -1,0 +1,170 @@
+"""A throw-away deployment: one real tritonserver over a model of ten lines, in a folder of its own."""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import launcher
+from launcher import process, workfolder
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = """
+backend: "python"
+max_batch_size: 0
+input [{ name: "x" data_type: TYPE_INT32 dims: [1] }]
+output [{ name: "y" data_type: TYPE_INT32 dims: [1] }]
+instance_group [{ kind: KIND_CPU count: 1 }]
+"""
+MODEL = """
+import os, sys, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from orchestrator.config import load_config
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.config = load_config(os.environ["SERVING_CONFIG"])
+        LOADING
+
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            time.sleep(max(0, -int(x[0])))
+            y = x + self.config.max_nodes if x[0] else np.array([os.getpid()], np.int32)
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", y.astype(np.int32))]))
+        return answers
+"""
+
+
+class Deployment:
+    """A repository and a serving.toml in a folder."""
+
+    def __init__(self, folder):
+        self.folder, self.repository = folder, folder / "repository"
+        self.config = folder / "serving.toml"
+        self.config.write_text('target = "checkpoint"\nmax_nodes = 5\n')
+        (folder / "checkpoint").mkdir()
+        (folder / "checkpoint/config.json").write_text("{}")
+        self.add("target")
+
+    def leaves_nothing(self, *regions):
+        return not any(region.exists() for region in regions) and not list((self.folder / "temporary").iterdir())
+
+    def add(self, model, loading="pass"):
+        (self.repository / model / "1").mkdir(parents=True, exist_ok=True)
+        (self.repository / model / "config.pbtxt").write_text(CONFIG)
+        (self.repository / model / "1/model.py").write_text(MODEL.replace("LOADING", loading))
+
+    def server(self, **options):
+        return launcher.Server(self.config, repository=self.repository, **options)
+
+    def command(self, **environ):
+        """Start `python -m launcher` on free ports."""
+        ports = launcher.free_ports()
+        environ = {"HTTP_PORT": ports.http, "GRPC_PORT": ports.grpc, "METRICS_PORT": ports.metrics, **environ}
+        return subprocess.Popen(
+            [sys.executable, "-m", "launcher", str(self.config), "--model-repository", str(self.repository)],
+            cwd=ROOT,
+            env={**os.environ, **{name: str(value) for name, value in environ.items()}},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def fails(self, **environ):
+        """Run the launcher to its end; return its status and the lines that it wrote to stderr."""
+        running = self.command(**environ)
+        _, errors = running.communicate(timeout=60)
+        return running.returncode, errors.splitlines()
+
+
+def make_deployment(folder, monkeypatch):
+    """Return a Deployment; its launchers keep their work folders apart from those of other servers."""
+    temporary = folder / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return Deployment(folder)
+
+
+@contextlib.contextmanager
+def launched(deployment):
+    """Start a launcher; yield (process, its ready line)."""
+    started = deployment.command()
+    try:
+        yield started, started.stdout.readline()
+    finally:
+        started.terminate()
+        started.communicate(timeout=30)
+
+
+def ask(url, path, method="GET", body=None):
+    """Return (status, text)."""
+    request = urllib.request.Request(url + path, body, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return response.status, response.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def infer(url, x):
+    """Return the model's answer; OSError when there is none."""
+    body = {"inputs": [{"name": "x", "datatype": "INT32", "shape": [1], "data": [x]}]}
+    code, text = ask(url, "/v2/models/target/infer", "POST", json.dumps(body).encode())
+    if code != 200:
+        raise OSError(text)
+    return json.loads(text)["outputs"][0]["data"][0]
+
+
+def status(url, path, method="GET"):
+    return ask(url, path, method)[0]
+
+
+def until(condition, limit_s=30):
+    end = time.monotonic() + limit_s
+    while not (answer := condition()):
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.05)
+    return answer
+
+
+def url_in(line):
+    return re.search(r"http://[\d.]+:\d+", line)[0]
+
+
+def server_of(launcher_pid):
+    """The process id of the tritonserver that a launcher has started."""
+    seen = [process.stat(int(p.name)) for p in Path("/proc").iterdir() if p.name.isdigit()]
+    return next(s.pid for s in seen if s and s.parent == launcher_pid and s.name == "tritonserver")
+
+
+def region_of(url):
+    """The shared-memory region of the model's process; its name is an argument of the stub."""
+    region = workfolder.SHARED_MEMORY / process.arguments(infer(url, 0))[2]
+    assert region.exists()
+    return region
+
+
+def find_server(launcher_pid):
+    try:
+        return server_of(launcher_pid)
+    except StopIteration:
+        return None
+
+
+def answers_from_another(url, stub):
+    try:
+        return infer(url, 0) != stub
+    except OSError:
+        return False

@@ -1,0 +1,121 @@
+"""Requests to a running server by the shipped client, one or many at once, and the server's own figures."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tritonclient.grpc as grpcclient
+
+from clients.generate import generate
+from launcher import Server
+
+PROMPTS = Path(__file__).resolve().parents[1] / "data" / "prompts"
+_SERIES = re.compile(r'^spec_(\w+)\{model="(\w+)"(?:,state="(\w+)")?\} (\S+)$', re.MULTILINE)
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One held-out prompt."""
+
+    id: str
+    task: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a request came back with; num_in_pass: mean number of requests in its target passes."""
+
+    ids: list[int]
+    num_steps: int
+    num_drafted: int
+    num_accepted: int
+    num_in_pass: float
+
+
+def read_prompts() -> dict[str, list[Prompt]]:
+    """Return all prompts by task, in the order of their files."""
+    lines = [line for file in sorted(PROMPTS.glob("*.jsonl")) for line in file.read_text().splitlines()]
+    tasks: dict[str, list[Prompt]] = {}
+    for entry in map(json.loads, lines):
+        tasks.setdefault(entry["task"], []).append(Prompt(entry["id"], entry["task"], entry["text"]))
+    return tasks
+
+
+def mixed_prompts(count: int) -> list[Prompt]:
+    """Return `count` prompts, the tasks by turns."""
+    tasks = read_prompts()
+    most = max(len(some) for some in tasks.values())
+    turns = [some[i] for i in range(most) for some in tasks.values() if i < len(some)]
+    return turns[:count]
+
+
+def ask(client: Any, text: str, **options: Any) -> Answer:
+    """Run one streamed request to its end."""
+    done = generate(client, text, return_stats=True, **options)
+    totals = done.chunks[-1].totals
+    return Answer(
+        done.ids,
+        totals["num_steps"],
+        totals["total_draft_tokens"],
+        totals["total_accepted_draft_tokens"],
+        json.loads(totals["stats"])["requests_per_pass"],
+    )
+
+
+class Crowd:
+    """`size` gRPC clients on threads of their own."""
+
+    def __init__(self, url: str, size: int) -> None:
+        self._url, self._size = url, size
+        self._own = threading.local()
+        self._clients: list[Any] = []
+
+    def map(self, job: Callable[[Any, Item], Result], items: Iterable[Item]) -> list[Result]:
+        """Return job(client, item) for every item, in order; `size` of them run at once."""
+        with contextlib.ExitStack() as stack, ThreadPoolExecutor(self._size) as pool:
+            stack.callback(self._close)
+            return list(pool.map(lambda item: job(self._client(), item), items))
+
+    def _client(self) -> Any:
+        if not hasattr(self._own, "client"):
+            self._own.client = grpcclient.InferenceServerClient(self._url)
+            self._clients.append(self._own.client)
+        return self._own.client
+
+    def _close(self) -> None:
+        while self._clients:
+            self._clients.pop().close()
+
+
+def figures(server: Server) -> dict[tuple[str, ...], float]:
+    """Return the engines' series: (model, family) or (model, family, state) → value."""
+    with urllib.request.urlopen(server.metrics_url, timeout=10) as answer:
+        text = answer.read().decode()
+    found: Iterator[re.Match[str]] = _SERIES.finditer(text)
+    return {tuple(k for k in (m[2], m[1], m[3]) if k): float(m[4]) for m in found}
+
+
+def settled_figures(server: Server, limit_s: float = 10.0) -> dict[tuple[str, ...], float]:
+    """Return the figures once they have stood still for a second: the engines report twice a second."""
+    seen, since = figures(server), time.monotonic()
+    end = since + limit_s
+    while time.monotonic() - since < 1.2 and time.monotonic() < end:
+        time.sleep(0.1)
+        now = figures(server)
+        if now != seen:
+            seen, since = now, time.monotonic()
+    return seen

@@ -1,0 +1,127 @@
+"""The trainer on a model of a few thousand parameters: exact resume, schedule, cut, distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from build.checkpoint import save_checkpoint
+from build.errors import BuildError
+from build.losses import agreement, held_out_loss
+from build.recipe import Plan, Recipe, Shape
+from build.train import Run, begin_run, finish_now, resume_run, train_step
+
+PLAN = Plan(tokens=10 * 64, peak_rate=1e-2, step_tokens=64, short_length=16, long_length=32, long_share=0.3)
+TINY = Recipe("tiny", Shape(hidden=16, layers=2, heads=2, kv_heads=1, head_dim=8, mlp=24, vocab=32), PLAN)
+UNCUT = Plan(tokens=8_000_000, peak_rate=1.5e-3)
+STREAM = np.random.default_rng(0).integers(0, 32, 5_000).astype(np.uint16)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other cost more than these matrices."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def tiny_run() -> Run:
+    return begin_run(TINY, "corpus", None, "cpu")
+
+
+def steps(run: Run, count: int) -> list[float]:
+    return [train_step(run, STREAM) for _ in range(count)]
+
+
+def save(run: Run, path: Path) -> Path:
+    save_checkpoint(path, run.model, run.optimizer, run.progress)
+    return path
+
+
+@pytest.mark.parametrize("stop", [3, 8])
+def test_resumed_run_ends_with_the_parameters_of_an_uninterrupted_one(tmp_path: Path, stop: int):
+    whole, first = tiny_run(), tiny_run()
+    steps(whole, 10)
+    steps(first, stop)
+    second = tiny_run()
+    resume_run(second, save(first, tmp_path / "checkpoint.pt"))
+    steps(second, 10 - stop)
+    for one, other in zip(whole.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_cut_run_resumes_with_its_own_schedule(tmp_path: Path):
+    run = tiny_run()
+    steps(run, 3)
+    finish_now(run)
+    resumed = tiny_run()
+    resume_run(resumed, save(run, tmp_path / "checkpoint.pt"))
+    assert resumed.progress == run.progress
+    assert resumed.progress.plan.steps == 5
+    assert steps(resumed, 2) == steps(run, 2)
+
+
+def test_checkpoint_of_another_corpus_is_refused(tmp_path: Path):
+    path = save(tiny_run(), tmp_path / "checkpoint.pt")
+    with pytest.raises(BuildError, match="another corpus"):
+        resume_run(begin_run(TINY, "other", None, "cpu"), path)
+
+
+def test_damaged_checkpoint_is_named(tmp_path: Path):
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(b"not a checkpoint")
+    with pytest.raises(BuildError, match=r"checkpoint\.pt cannot be read"):
+        resume_run(tiny_run(), path)
+
+
+def test_plan_warms_up_decays_and_ends_with_long_windows():
+    plan = UNCUT
+    rates = [plan.rate(step) for step in range(plan.steps)]
+    top = rates.index(max(rates))
+    assert rates[: top + 1] == sorted(rates[: top + 1])
+    assert rates[top:] == sorted(rates[top:], reverse=True)
+    assert rates[-1] == pytest.approx(plan.peak_rate * plan.floor, rel=1e-2)
+    assert plan.phase(plan.long_from - 1).length == 512
+    assert plan.phase(plan.long_from).length == 2_048
+    assert (plan.steps - plan.long_from) / plan.steps == pytest.approx(0.15, abs=0.01)
+
+
+def test_cut_plan_keeps_the_past_and_decays_from_the_cut():
+    plan = UNCUT
+    cut = replace(plan, cut_step=500)
+    assert [cut.rate(step) for step in range(500)] == [plan.rate(step) for step in range(500)]
+    assert cut.rate(500) == pytest.approx(plan.rate(500))
+    assert cut.rate(cut.steps - 1) < plan.peak_rate * 0.06
+    assert (cut.steps - 500) / cut.steps == pytest.approx(0.15, abs=0.01)
+
+
+def test_cut_in_the_last_phase_changes_nothing():
+    run = tiny_run()
+    run.progress.step = PLAN.long_from
+    finish_now(run)
+    assert run.progress.plan == PLAN
+
+
+def test_loss_of_a_learnable_stream_falls_and_bands_are_reported():
+    run = tiny_run()
+    stream = np.tile(np.arange(8, dtype=np.uint16), 1_000)
+    losses = [train_step(run, stream) for _ in range(10)]
+    assert losses[-1] < losses[0]
+    held_out = held_out_loss(run.model, stream, max_windows=2, length=512)
+    assert list(held_out.bands) == ["0-128", "128-512"]
+    assert held_out.mean == pytest.approx((held_out.bands["0-128"] * 128 + held_out.bands["128-512"] * 384) / 512)
+
+
+def test_distilled_draft_of_a_perfect_copy_has_no_divergence():
+    teacher = tiny_run().model.eval().requires_grad_(False)
+    copy = begin_run(replace(TINY, teacher="tiny", teacher_weight=1.0), "corpus", teacher, "cpu")
+    assert train_step(copy, STREAM) == pytest.approx(0.0, abs=1e-5)
+    same = agreement(teacher, teacher, np.tile(STREAM, 2), max_windows=1)
+    assert same.greedy == 1.0
+    assert same.overlap == pytest.approx(1.0, abs=1e-5)

@@ -1,0 +1,143 @@
+"""Methods by name: their parameters, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from orchestrator.config import METHODS as CONFIG_METHODS
+from orchestrator.errors import RequestError
+from orchestrator.methods import MAX_NODES, METHODS, plan
+from orchestrator.tree import TokenTree
+from orchestrator.types import Budget, Context, Sampling
+
+LOADED = frozenset(["draft"])
+DEFAULTS = {
+    "none": {"max_nodes": 128},
+    "prompt_lookup": {"max_nodes": 128, "max_ngram": 3, "draft_len": 10},
+    "draft_model": {"max_nodes": 128, "draft_len": 4},
+}
+
+
+def refusal(
+    method: str, config: Any = "", aliases: dict[str, int] | None = None, loaded: frozenset[str] = LOADED
+) -> str:
+    with pytest.raises(RequestError) as caught:
+        plan(method, config if isinstance(config, str) else json.dumps(config), loaded, aliases or {})
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
+    return str(caught.value)
+
+
+def test_methods_are_among_those_that_a_deployment_may_name() -> None:
+    assert set(METHODS) <= set(CONFIG_METHODS)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_plan_without_a_config_has_the_protocol_s_defaults(method: str) -> None:
+    for text in ("", "{}", " {\n} "):
+        made = plan(method, text, LOADED, {})
+        assert made.method == method
+        assert {f.name: getattr(made.config, f.name) for f in fields(made.config)} == DEFAULTS[method]
+
+
+@pytest.mark.parametrize(("method", "key"), [(method, key) for method in METHODS for key in DEFAULTS[method]])
+def test_plan_every_key_has_its_range(method: str, key: str) -> None:
+    rules = {f.name: f.metadata for f in fields(METHODS[method].config)}[key]
+    low, high = rules["low"], rules["high"]
+    for value in (low, high):
+        assert getattr(plan(method, json.dumps({key: value}), LOADED, {}).config, key) == value
+    for bad in (low - 1, high + 1, 1.0, True, False, "3", None, [], 10**30):
+        said = refusal(method, {key: bad})
+        assert said == f"{key} must be a whole number in {low}..{high}, got {bad!r} (input speculation_config)"
+
+
+def test_plan_unknown_method_names_the_nearest_and_all() -> None:
+    said = refusal("draftmodel")
+    assert "unknown method 'draftmodel'; did you mean 'draft_model'?" in said
+    assert "(allowed: draft_model, none, prompt_lookup; input speculation)" in said
+    assert "did you mean" not in refusal("xyz")
+    assert "'x" in refusal("x" * 100_000)
+
+
+@pytest.mark.parametrize("method", ["PROMPT_LOOKUP", " none", "none ", "none+prompt_lookup", "suffix", "\x00"])
+def test_plan_method_is_taken_by_its_exact_name(method: str) -> None:
+    assert "unknown method" in refusal(method)
+
+
+def test_plan_unknown_key_names_the_nearest_and_all() -> None:
+    said = refusal("prompt_lookup", {"ngram": 3})
+    assert "unknown key of prompt_lookup 'ngram'; did you mean 'max_ngram'?" in said
+    assert "(allowed: draft_len, max_ngram, max_nodes; input speculation_config)" in said
+    assert "unknown key of none 'draft_len'" in refusal("none", {"draft_len": 3})
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "draft_len=3", "{'draft_len': 3}", '{"draft_len": }', "\x00", "{" * 9, "[" * 100_000]
+)
+def test_plan_malformed_json_is_refused_as_such(text: str) -> None:
+    assert refusal("prompt_lookup", text).startswith("input speculation_config is not JSON: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"), [("[]", "list"), ("3", "int"), ('"draft_len"', "str"), ("null", "NoneType"), ("true", "bool")]
+)
+def test_plan_json_that_is_no_object_is_refused(text: str, kind: str) -> None:
+    assert refusal("prompt_lookup", text) == f"input speculation_config must be a JSON object, got {kind}"
+
+
+def test_plan_long_value_is_not_echoed_whole() -> None:
+    refusal("prompt_lookup", {"draft_len": "9" * 100_000})
+    refusal("prompt_lookup", {"x" * 100_000: 3})
+
+
+def test_plan_alias_gives_the_key_where_the_method_has_it_and_the_json_goes_before() -> None:
+    aliases = {"draft_len": 7}
+    assert plan("draft_model", "", LOADED, aliases).config.draft_len == 7  # type: ignore[attr-defined]
+    assert plan("draft_model", '{"draft_len": 2}', LOADED, aliases).config.draft_len == 2  # type: ignore[attr-defined]
+    assert plan("none", "", LOADED, aliases).config.max_nodes == MAX_NODES
+
+
+def test_plan_drafter_that_is_not_loaded_is_refused_with_its_key() -> None:
+    said = refusal("draft_model", loaded=frozenset())
+    assert said == (
+        "method 'draft_model' needs the drafter 'draft', which this server has not loaded (key draft in serving.toml)"
+    )
+    for method in ("none", "prompt_lookup"):
+        plan(method, "", frozenset(), {})
+
+
+def test_plan_proposer_is_the_method_s_and_keeps_its_parameters() -> None:
+    context, budget = Context([5, 6, 7, 8, 5, 6]), Budget(99, 99)
+    lookup = plan("prompt_lookup", '{"draft_len": 3, "max_ngram": 1}', LOADED, {}).proposer(no_lines)
+    assert lookup.name == "prompt_lookup"
+    assert lookup.propose(context, Sampling(), budget).tree.tokens.tolist() == [7, 8, 5]
+    assert plan("none", "", LOADED, {}).proposer(no_lines).propose(context, Sampling(), budget).tree.num_nodes == 0
+    line = ScriptedLine()
+    draft = plan("draft_model", '{"draft_len": 3}', LOADED, {}).proposer(lambda name: line if name == "draft" else None)  # type: ignore[arg-type, return-value]
+    assert draft.propose(context, Sampling(), Budget(99, 2)).tree.num_nodes == 2
+    assert draft.propose(context, Sampling(), budget).tree.num_nodes == 3
+    assert draft.propose(context, Sampling(), Budget(99, 0)).tree.num_nodes == 0
+    draft.close()
+    assert line.asked == [Budget(2, 2), Budget(3, 3)] and line.closed
+
+
+class ScriptedLine:
+    """A line to a drafter that always has an idea."""
+
+    def __init__(self) -> None:
+        self.asked: list[Budget] = []
+        self.closed = False
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> TokenTree:
+        self.asked.append(budget)
+        return TokenTree.chain([1] * budget.max_depth)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def no_lines(name: str) -> Any:
+    raise AssertionError(f"this method asks no drafter, but wanted {name}")

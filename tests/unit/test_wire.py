@@ -1,0 +1,281 @@
+"""The wire: what is packed comes back the same, and what breaks a law is refused before it does harm."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator import wire
+from orchestrator.errors import (
+    EngineError,
+    EngineLost,
+    RequestError,
+    ServingError,
+    Unavailable,
+    UnknownSequence,
+)
+from orchestrator.tree import TokenTree
+from orchestrator.types import Acceptance, Context, Sampling, Want
+
+VOCAB_SIZE = 50
+MAX_NODES = 16
+
+float32s = st.floats(0.0, 1.0, width=32)
+token_ids = st.integers(0, VOCAB_SIZE - 1)
+trees = st.lists(st.lists(token_ids, max_size=4), max_size=4).map(TokenTree.from_paths)
+samplings = st.builds(
+    Sampling,
+    temperature=st.floats(0.0, 10.0, width=32),
+    top_k=st.integers(0, 300_000),
+    top_p=float32s,
+    min_p=float32s,
+    seed=st.integers(0, 2**64 - 1),
+)
+wants = st.builds(Want, st.booleans(), st.booleans(), st.one_of(st.none(), st.integers(0, 100_000)))
+
+
+@st.composite
+def deltas(draw: st.DrawFn) -> wire.Delta:
+    context = Context(draw(st.lists(token_ids, min_size=1, max_size=20)))
+    start = draw(st.integers(0, len(context) - 1))
+    salt = draw(st.text(max_size=5))
+    return wire.delta_of(context, start, draw(st.integers(1, 2**64 - 1)), salt)
+
+
+@st.composite
+def acceptances(draw: st.DrawFn) -> tuple[TokenTree, Acceptance]:
+    """A tree and what a target may say of it."""
+    tree = draw(trees)
+    path: list[int] = []
+    while (below := list(tree.children[path[-1] if path else 0].values())) and draw(st.booleans()):
+        path.append(draw(st.sampled_from(below)))
+    rows = draw(st.integers(0, 4))
+    return tree, Acceptance(
+        tuple(path),
+        draw(token_ids),
+        picks=draw(st.sampled_from([None, np.arange(tree.num_nodes + 1, dtype=np.int32)])),
+        logprobs=draw(st.sampled_from([None, -np.linspace(1e-12, 40.0, len(path) + 1)])),
+        features=np.arange(rows * 3, dtype=np.float32).reshape(rows, 3) if rows else None,
+        features_start=draw(st.integers(0, 1000)) if rows else 0,
+        forward_us=draw(st.integers(0, 10**9)),
+        num_in_pass=draw(st.integers(1, 500)),
+        num_cached_tokens=draw(st.integers(0, 10**6)),
+    )
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equality of the wire's nouns, arrays by dtype and content."""
+    if isinstance(left, np.ndarray):
+        return left.dtype == right.dtype and left.shape == right.shape and bool((left == right).all())
+    if hasattr(left, "__dataclass_fields__"):
+        return type(left) is type(right) and all(
+            same(getattr(left, name), getattr(right, name)) for name in left.__dataclass_fields__
+        )
+    return bool(left == right)
+
+
+def crossed(tensors: wire.Tensors) -> wire.Tensors:
+    """What Triton makes of tensors: flat, contiguous copies of declared types; none may be empty."""
+    assert all(tensor.size for tensor in tensors.values()), "empty tensors are omitted"
+    assert {t.dtype for t in tensors.values()} <= {
+        np.dtype(kind) for kind in (np.int32, np.uint64, np.float32, np.float64, np.bool_, np.object_)
+    }
+    return {name: tensor.copy() for name, tensor in tensors.items()}
+
+
+@settings(max_examples=100, deadline=None)
+@given(deltas(), trees, samplings, wants, st.integers(1, 10**7))
+def test_a_step_comes_back_the_same(
+    delta: wire.Delta, tree: TokenTree, sampling: Sampling, want: Want, deadline_ms: int
+) -> None:
+    request = wire.StepRequest(delta, tree, sampling, want, deadline_ms)
+    back = wire.unpack_step(crossed(wire.pack_step(request)), VOCAB_SIZE, MAX_NODES)
+    assert same(request, back)
+    assert back.delta.prefix_len == delta.prefix_len
+
+
+@settings(max_examples=60, deadline=None)
+@given(deltas(), samplings, st.integers(0, 128), st.integers(0, 128))
+def test_a_draft_call_comes_back_the_same(
+    delta: wire.Delta, sampling: Sampling, max_nodes: int, max_depth: int
+) -> None:
+    request = wire.DraftRequest(delta, sampling, max_nodes, max_depth)
+    assert same(request, wire.unpack_draft(crossed(wire.pack_draft(request))))
+
+
+@settings(max_examples=100, deadline=None)
+@given(acceptances())
+def test_an_acceptance_comes_back_the_same(case: tuple[TokenTree, Acceptance]) -> None:
+    tree, acceptance = case
+    assert same(acceptance, wire.unpack_acceptance(crossed(wire.pack_acceptance(acceptance)), tree))
+
+
+@settings(max_examples=50, deadline=None)
+@given(trees, st.integers(0, 1000))
+def test_a_drafter_s_tree_comes_back_the_same(tree: TokenTree, cached_len: int) -> None:
+    tensors = crossed(wire.pack_drafted(wire.Drafted(tree, cached_len)))
+    assert same(tree, wire.unpack_tree(tensors, VOCAB_SIZE, MAX_NODES))
+    assert tensors["cached_len"].tolist() == [cached_len]
+
+
+def test_the_hash_names_the_tokens_before_the_start() -> None:
+    context = Context([7, 8, 9, 10])
+    delta = wire.delta_of(context, 2, 1, "")
+    assert (delta.context_start, delta.context_ids.tolist(), delta.prefix_len) == (2, [9, 10], 4)
+    assert delta.context_hash == Context([7, 8]).rolling_hash(2)
+    assert delta.context_hash != Context([8, 7]).rolling_hash(2)
+    assert delta.context_hash != Context([0, 7, 8]).rolling_hash(3)
+
+
+def test_sequence_ids_and_seeds_use_all_64_bits() -> None:
+    delta = wire.delta_of(Context([1]), 0, 2**64 - 1, "")
+    tensors = wire.pack_draft(wire.DraftRequest(delta, Sampling(1.0, seed=2**64 - 2), 1, 1))
+    assert tensors["sequence_id"].dtype == tensors["seed"].dtype == np.uint64
+    back = wire.unpack_draft(tensors)
+    assert (back.delta.sequence_id, back.sampling.seed) == (2**64 - 1, 2**64 - 2)
+
+
+def full_step() -> wire.Tensors:
+    delta = wire.delta_of(Context([1, 2, 3]), 1, 9, "salt")
+    tree = TokenTree.from_paths([[4, 5], [6]])
+    return wire.pack_step(wire.StepRequest(delta, tree, Sampling(0.5), Want(True, True, 0), 1000))
+
+
+def full_draft() -> wire.Tensors:
+    delta = wire.delta_of(Context([1, 2, 3]), 1, 9, "salt")
+    return wire.pack_draft(wire.DraftRequest(delta, Sampling(0.5), 4, 4))
+
+
+@pytest.mark.parametrize("lack", ["absent", "empty"])
+@pytest.mark.parametrize("name", ["sequence_id", "sampling", "deadline_ms", "max_nodes", "max_depth"])
+def test_what_a_call_cannot_do_without_is_named(name: str, lack: str) -> None:
+    unpack, tensors = (
+        (lambda t: wire.unpack_step(t, VOCAB_SIZE, MAX_NODES), full_step())
+        if name == "deadline_ms"
+        else (wire.unpack_draft, full_draft())
+    )
+    if lack == "absent":
+        del tensors[name]
+    else:
+        tensors[name] = tensors[name][:0]
+    with pytest.raises(EngineError, match=name):
+        unpack(tensors)
+
+
+def test_an_answer_without_a_token_is_refused() -> None:
+    with pytest.raises(EngineError, match="next_token"):
+        wire.unpack_acceptance({}, TokenTree.bare())
+
+
+def test_a_sampling_vector_of_another_length_is_refused() -> None:
+    tensors = full_step() | {"sampling": np.ones(3, np.float32)}
+    with pytest.raises(EngineError, match="temperature, top_k, top_p, min_p"):
+        wire.unpack_step(tensors, VOCAB_SIZE, MAX_NODES)
+
+
+BAD_TREES = {
+    "more parents than nodes": ([1, 2], [0], "must match"),
+    "nodes without parents": ([1, 2], [], "must match"),
+    "parents without nodes": ([], [0], "must match"),
+    "a node that is its own parent": ([1, 2], [0, 2], "stand before"),
+    "a cycle": ([1, 2], [2, 1], "stand before"),
+    "a parent that comes later": ([1, 2, 3], [0, 3, 0], "stand before"),
+    "a parent that does not exist": ([1, 2], [0, 99], "stand before"),
+    "a parent below 0": ([1], [-1], "stand before"),
+    "an id below 0": ([-1], [0], "outside 0..49"),
+    "an id beyond the vocabulary": ([50], [0], "outside 0..49"),
+    "twins": ([1, 2, 1], [0, 0, 0], "same token"),
+    "twins further down": ([1, 2, 3, 3], [0, 1, 2, 2], "same token"),
+    "one node too many": ([*range(17)], [0] * 17, "at most 16"),
+    "the largest numbers there are": ([2**31 - 1], [2**31 - 1], "outside"),
+    "the smallest": ([-(2**31)], [-(2**31)], "outside"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TREES)
+def test_garbage_is_no_tree(name: str) -> None:
+    ids, parents, reason = BAD_TREES[name]
+    tensors = {
+        "node_ids": np.array(ids, np.int32),
+        "node_parents": np.array(parents, np.int32),
+    }
+    with pytest.raises(EngineError, match=reason):
+        wire.unpack_tree(tensors, VOCAB_SIZE, MAX_NODES)
+    with pytest.raises(EngineError, match=reason):
+        wire.unpack_step(full_step() | tensors, VOCAB_SIZE, MAX_NODES)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(-2, VOCAB_SIZE + 1), st.integers(-2, 9)), max_size=8))
+def test_what_is_let_through_obeys_the_laws(nodes: list[tuple[int, int]]) -> None:
+    ids, parents = (np.array([node[i] for node in nodes], np.int32) for i in (0, 1))
+    lawful = all(0 <= token < VOCAB_SIZE and 0 <= parent <= i for i, (token, parent) in enumerate(nodes)) and len(
+        {(parent, token) for token, parent in nodes}
+    ) == len(nodes)
+    try:
+        tree = wire.unpack_tree({"node_ids": ids, "node_parents": parents}, VOCAB_SIZE, MAX_NODES)
+    except EngineError:
+        assert not lawful
+    else:
+        assert lawful
+        assert sum(len(below) for below in tree.children) == tree.num_nodes
+
+
+def test_a_million_nodes_are_refused_at_once() -> None:
+    many = np.zeros(10**6, np.int32)
+    began_s = time.monotonic()
+    with pytest.raises(EngineError, match="1000000 nodes, at most 16"):
+        wire.unpack_tree({"node_ids": many, "node_parents": many}, VOCAB_SIZE, MAX_NODES)
+    assert time.monotonic() - began_s < 0.5
+
+
+#      0
+#     / \
+#    1   3      1-2 and 3-4-5 are its paths, and their beginnings
+#    |   |
+#    2   4-5
+FORK = TokenTree.from_paths([[10, 11], [12, 13, 14]])
+PATHS = {(), (1,), (1, 2), (3,), (3, 4), (3, 4, 5)}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*sorted(PATHS), (0,), (2,), (1, 3), (3, 5), (1, 2, 3), (3, 4, 5, 5), (1, 1), (-1,), (6,), (4, 3), (3, 4, 2)],
+)
+def test_a_path_that_is_none_of_the_tree_s_is_refused(path: tuple[int, ...]) -> None:
+    tensors = {"next_token": np.array([1], np.int32), "path": np.array(path, np.int32)}
+    if path in PATHS:
+        assert wire.unpack_acceptance(tensors, FORK).path == path
+    else:
+        with pytest.raises(EngineError, match="none of the tree's"):
+            wire.unpack_acceptance(tensors, FORK)
+
+
+def test_a_release_is_told_from_a_step() -> None:
+    assert wire.released(crossed(wire.pack_release(2**64 - 1))) == 2**64 - 1
+    assert wire.released(full_step()) == 0
+    assert wire.released(wire.pack_release(5) | {"release": np.array([False])}) == 0
+
+
+@pytest.mark.parametrize("kind", [UnknownSequence, Unavailable, EngineError])
+@pytest.mark.parametrize("words", ["the reason", "a: b: c", "engine: twice", "two\nlines", ""])
+def test_an_error_comes_back_as_what_it_was(kind: type[ServingError], words: str) -> None:
+    back = wire.error_from(wire.error_text(kind(words)))
+    assert type(back) is kind
+    assert str(back) == words
+
+
+def test_an_error_of_another_kind_keeps_its_words() -> None:
+    back = wire.error_from(wire.error_text(RequestError("context too long")))
+    assert isinstance(back, ServingError) and "context too long" in str(back)
+
+
+@pytest.mark.parametrize("text", ["Stub process is not healthy.", "Failed: no model", "", "engines: x"])
+def test_triton_s_own_words_mean_that_the_engine_is_lost(text: str) -> None:
+    assert type(wire.error_from(text)) is EngineLost
+    assert str(wire.error_from(text)) == text
