@@ -30,10 +30,11 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: (…, rows, in_features) → (…, rows, out_features)."""
         rows = x.shape[-2]
-        if missing := padded_rows(rows) - rows:
+        missing = padded_rows(rows) - rows
+        if missing:
             x = functional.pad(x, (0, 0, 0, missing))
-        result = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
-        return cast(Tensor, result.narrow(-2, 0, rows))
+        result = cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], ""))
+        return result.narrow(-2, 0, rows) if missing else result
 
 
 def padded_rows(rows: int) -> int:

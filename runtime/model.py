@@ -12,6 +12,7 @@ from runtime.attention import NAME, paged_tree_attention
 from runtime.cache import CacheShape, KVCache
 from runtime.features import FeatureTap
 from runtime.layout import Pass
+from runtime.lean import make_lean
 from runtime.linear import compile_kernels, pack_linears
 from runtime.norms import fuse_norms
 
@@ -70,6 +71,7 @@ class CausalModel:
 def adapt(model: Any, features: str = "none") -> CausalModel:
     """Turn a stock transformers model, in place, into one that runs a `Pass`."""
     fuse_norms(model)
+    make_lean(model)
     pack_linears(model, model.device, model.dtype)
     model.set_attn_implementation(NAME)
     return CausalModel(model, model.device, features)
