@@ -40,7 +40,7 @@ class PromptLookupConfig(MethodConfig):
 class DraftModelConfig(MethodConfig):
     """draft_len: tokens proposed (γ)."""
 
-    draft_len: int = _int(4, 1, MAX_NODES)
+    draft_len: int = _int(3, 1, MAX_NODES)
 
 
 Lines = Callable[[str], DraftLine]

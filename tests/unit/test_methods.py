@@ -18,7 +18,7 @@ LOADED = frozenset(["draft"])
 DEFAULTS = {
     "none": {"max_nodes": 128},
     "prompt_lookup": {"max_nodes": 128, "max_ngram": 3, "draft_len": 10},
-    "draft_model": {"max_nodes": 128, "draft_len": 4},
+    "draft_model": {"max_nodes": 128, "draft_len": 3},
 }
 
 
