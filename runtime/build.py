@@ -39,7 +39,6 @@ def _load(checkpoint: str, config: ServingConfig, features: str) -> PagedModel:
     return paged
 
 
-@torch.inference_mode()
 def build_target(config: ServingConfig) -> tuple[EngineThread[StepRequest], CausalModel]:
     """Load the target and start its engine; raises ConfigError when it cannot be served."""
     paged = _load(config.target, config, feature_kind(config))
@@ -49,7 +48,6 @@ def build_target(config: ServingConfig) -> tuple[EngineThread[StepRequest], Caus
     return engine, paged.model
 
 
-@torch.inference_mode()
 def build_draft(config: ServingConfig) -> tuple[EngineThread[DraftRequest], CausalModel]:
     """Load the draft model and start its engine; raises ConfigError when it cannot be served."""
     paged = _load(config.draft, config, features="none")

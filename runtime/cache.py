@@ -53,6 +53,7 @@ class KVCache:
         )
         self.features = torch.empty((slots, shape.feature_width), dtype=dtype, device=device)
 
+    @torch.inference_mode()
     def move(self, sources: list[int], destinations: list[int]) -> None:
         """Copy slots to other slots, all read before any is written."""
         source = torch.tensor(sources, device=self.kv.device)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from orchestrator import reference
 from orchestrator.errors import EngineError, RequestError, Unavailable, UnknownSequence
@@ -131,6 +132,26 @@ def helpful_tree(truth: list[int]) -> TokenTree:
     depth = int(RNG.integers(0, 5))
     wrong = [random_ids(int(RNG.integers(1, 4))) for _ in range(3)]
     return TokenTree.from_paths([wrong[0], wrong[1], truth[:depth], wrong[2]])
+
+
+@torch.inference_mode()
+def make_paged_in_inference_mode(folder: Path) -> PagedModel:
+    return make_paged(folder)
+
+
+def test_branch_is_committed_whatever_mode_the_cache_was_made_in(folder: Path, plain: PlainModel) -> None:
+    """An accepted branch moves rows in place, on another thread than the one that made the cache."""
+    engine = start_target(make_paged_in_inference_mode(folder))
+    prompt = random_ids(9)
+    truth = reference.generate(plain.logits, prompt, Sampling(), 5)
+    context, target = Context(prompt), EngineTarget(engine, 1)
+    tree = TokenTree.from_paths([[(truth[0] + 1) % VOCAB_SIZE], truth[:3]])
+    try:
+        for drafts in (tree, TokenTree.bare()):
+            context.commit(target.step(context, drafts, Sampling(), Want()).tokens(drafts))
+    finally:
+        engine.close()
+    assert context.output == truth
 
 
 def test_concurrent_sequences_do_not_disturb_each_other(engine: EngineThread[StepRequest], plain: PlainModel) -> None:
