@@ -24,12 +24,15 @@ def serving(config: Path, **options: Any) -> Iterator[Server]:
     server = launcher.Server(config, say=said.append, **options)
     try:
         with server:
-            yield server
             pids, regions = server.pids(), server.shared_memory()
+            assert regions and len(pids) == 1 + len(server.models)
+            yield server
+            assert server.failure() is None or not server.pids(), server.failure()
+            pids |= server.pids()  # others by now where one was killed
+            regions |= server.shared_memory()
     except BaseException:
         print(*said, sep="\n")
         raise
-    assert regions and len(pids) == 1 + len(server.models)
     assert not [pid for pid in pids if (seen := process.stat(pid)) and seen.state != "Z"]
     assert not [region for region in regions if (workfolder.SHARED_MEMORY / region).exists()]
 
