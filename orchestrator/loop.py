@@ -6,18 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from orchestrator.stats import Tally
 from orchestrator.text import Chunk, FinishReason, Output
-from orchestrator.tree import TokenTree
-from orchestrator.types import (
-    Acceptance,
-    Budget,
-    Context,
-    Proposer,
-    Sampling,
-    StepCount,
-    Target,
-    Want,
-)
+from orchestrator.types import Acceptance, Budget, Context, Proposal, Proposer, Sampling, Target, Want
 
 Guard = Callable[[], FinishReason | None]
 Emit = Callable[[Chunk], None]
@@ -25,21 +16,23 @@ Emit = Callable[[Chunk], None]
 
 @dataclass
 class Progress:
-    """What became of one request; times in seconds, step totals as the papers count them."""
+    """What became of one request; times in seconds."""
 
-    counts: StepCount = field(default_factory=StepCount)
+    tally: Tally = field(default_factory=Tally)
     num_in_pass: int = 0
     num_cached_tokens: int = 0
     forward_us: int = 0
     began_s: float = field(default_factory=time.monotonic)
     first_token_s: float = 0.0
 
-    def observe(self, tree: TokenTree, acceptance: Acceptance, num_emitted: int) -> None:
+    def observe(
+        self, proposal: Proposal, acceptance: Acceptance, num_emitted: int, draft_s: float, target_s: float
+    ) -> None:
         """Count one step."""
-        if not self.counts.num_steps:
+        if not self.tally.num_steps:
             self.first_token_s = time.monotonic() - self.began_s
             self.num_cached_tokens = acceptance.num_cached_tokens
-        self.counts.observe(tree.num_nodes, len(acceptance.path), num_emitted)
+        self.tally.observe(proposal, acceptance.path, num_emitted, draft_s, target_s)
         self.num_in_pass += acceptance.num_in_pass
         self.forward_us += acceptance.forward_us
 
@@ -76,16 +69,19 @@ def generate(
     Law: the emitted tokens are those of `orchestrator.reference.generate`, whatever the proposer.
     Source: Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1; trees: SpecInfer, arXiv:2305.09781.
     """
+    want = want.joined(proposer.want)
     while output.finish is None:
         if reason := guard():
             emit(Chunk(output.close(reason), [], []))
             break
-        budget = limits.budget(context)
-        tree = proposer.propose(context, sampling, budget).tree.cut(budget.max_nodes, budget.max_depth)
-        acceptance = target.step(context, tree, sampling, want)
-        tokens = acceptance.tokens(tree)
+        budget, began_s = limits.budget(context), time.perf_counter()
+        proposal = proposer.propose(context, sampling, budget).cut(budget)
+        drafted_s = time.perf_counter()
+        acceptance = target.step(context, proposal.tree, sampling, want)
+        stepped_s = time.perf_counter()
+        tokens = acceptance.tokens(proposal.tree)
         context.commit(tokens)
-        proposer.observe(tree, acceptance)
+        proposer.observe(proposal.tree, acceptance)
         chunk = output.push(tokens, acceptance.logprobs_list())
-        progress.observe(tree, acceptance, len(chunk.ids))
+        progress.observe(proposal, acceptance, len(chunk.ids), drafted_s - began_s, stepped_s - drafted_s)
         emit(chunk)

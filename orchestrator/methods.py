@@ -1,66 +1,46 @@
-"""The methods that a request may name, their parameters, and how to build their proposers."""
+"""The methods that a request may name, and how to build their proposers."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from orchestrator.errors import RequestError, shown, unknown_name
-from orchestrator.proposers.drafter import DraftLine, DraftModel
+from orchestrator.errors import RequestError, unknown_name
+from orchestrator.proposers.drafter import DraftLine, DraftModel, DraftModelConfig
 from orchestrator.proposers.none import NoProposer
-from orchestrator.proposers.prompt_lookup import PromptLookup
+from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig
+from orchestrator.settings import MAX_NODES, MethodConfig, read_config
 from orchestrator.types import Proposer
-
-MAX_NODES = 128
-WHERE = "input speculation_config"
-
-
-def _int(default: int, low: int, high: int) -> Any:
-    return field(default=default, metadata={"low": low, "high": high})
-
-
-@dataclass(frozen=True, kw_only=True)
-class MethodConfig:
-    """Parameters that every method has. max_nodes: most draft nodes of a tree, root not counted."""
-
-    max_nodes: int = _int(MAX_NODES, 0, MAX_NODES)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptLookupConfig(MethodConfig):
-    """max_ngram: longest suffix looked up. draft_len: tokens proposed."""
-
-    max_ngram: int = _int(3, 1, 32)
-    draft_len: int = _int(10, 1, MAX_NODES)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftModelConfig(MethodConfig):
-    """draft_len: tokens proposed (γ)."""
-
-    draft_len: int = _int(3, 1, MAX_NODES)
-
 
 Lines = Callable[[str], DraftLine]
 
 
+@dataclass(frozen=True)
+class Materials:
+    """What a proposer may draft from beside the context.
+
+    lines: name of a drafter → the request's line to it. max_nodes: most draft nodes that a tree of this request may
+    have.
+    """
+
+    lines: Lines
+    max_nodes: int = MAX_NODES
+
+
 class Method(NamedTuple):
-    """config: its parameters. build: (config, lines to drafters) → proposer. drafter: Triton model it asks, if any."""
+    """config: its parameters. build: (config, materials) → proposer. drafter: Triton model it asks, if any."""
 
     config: type[MethodConfig]
-    build: Callable[[Any, Lines], Proposer]
+    build: Callable[[Any, Materials], Proposer]
     drafter: str | None = None
 
 
 METHODS: Mapping[str, Method] = {
-    "none": Method(MethodConfig, lambda config, lines: NoProposer()),
-    "prompt_lookup": Method(PromptLookupConfig, lambda config, lines: PromptLookup(config.max_ngram, config.draft_len)),
+    "none": Method(MethodConfig, lambda config, materials: NoProposer()),
+    "prompt_lookup": Method(PromptLookupConfig, lambda config, materials: PromptLookup(config)),
     "draft_model": Method(
-        DraftModelConfig,
-        lambda config, lines: DraftModel(lines("draft"), config.draft_len),
-        drafter="draft",
+        DraftModelConfig, lambda config, materials: DraftModel(config, materials.lines("draft")), drafter="draft"
     ),
 }
 
@@ -71,9 +51,9 @@ class Plan(NamedTuple):
     method: str
     config: MethodConfig
 
-    def proposer(self, lines: Lines) -> Proposer:
+    def proposer(self, materials: Materials) -> Proposer:
         """Build the request's proposer."""
-        return METHODS[self.method].build(self.config, lines)
+        return METHODS[self.method].build(self.config, materials)
 
 
 def plan(method: str, config_json: str, drafters: frozenset[str], aliases: Mapping[str, int]) -> Plan:
@@ -90,32 +70,4 @@ def plan(method: str, config_json: str, drafters: frozenset[str], aliases: Mappi
             f"method {method!r} needs the drafter {spec.drafter!r}, which this server has not loaded "
             f"(key {spec.drafter} in serving.toml)"
         )
-    known = {f.name: f for f in fields(spec.config)}
-    given = {name: value for name, value in aliases.items() if name in known}
-    given |= _parse(config_json, method, known)
-    return Plan(method, spec.config(**given))
-
-
-def _parse(config_json: str, method: str, known: Mapping[str, Any]) -> dict[str, int]:
-    if not config_json:
-        return {}
-    try:
-        values = json.loads(config_json)
-    except (ValueError, RecursionError) as error:  # the latter: brackets within brackets
-        raise RequestError(f"{WHERE} is not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise RequestError(f"{WHERE} must be a JSON object, got {type(values).__name__}")
-    for name, value in values.items():
-        if name not in known:
-            raise RequestError(unknown_name(f"key of {method}", name, known, WHERE))
-        check_int(name, value, known[name].metadata["low"], known[name].metadata["high"], WHERE)
-    return values
-
-
-def check_int(name: str, value: Any, low: int, high: int, where: str) -> None:
-    """Raise RequestError unless `value` is a whole number in low..high."""
-    if type(value) is not int or not low <= value <= high:
-        raise RequestError(f"{name} must be a whole number in {low}..{high}, got {shown(value)} ({where})")
-
-
-assert all(f.default is not MISSING for m in METHODS.values() for f in fields(m.config))
+    return Plan(method, read_config(spec.config, method, config_json, aliases))

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from orchestrator.job import Job
 from orchestrator.loop import Progress
+from orchestrator.stats import told
 from orchestrator.text import Chunk, FinishReason, Output
 
 Tensors = dict[str, npt.NDArray[Any]]
@@ -73,32 +74,28 @@ class Responses:
         return tensors
 
     def _summary(self, reason: FinishReason) -> Tensors:
-        counts = self._progress.counts
+        tally = self._progress.tally
         tensors: Tensors = {
             "finish_reason": _text(reason.value),
             "num_input_tokens": _int32(len(self._job.prompt)),
-            "num_steps": _int32(counts.num_steps),
-            "acceptance_rate": np.array([[counts.acceptance_rate]], np.float32),
-            "total_accepted_draft_tokens": _int32(counts.num_accepted_tokens),
-            "total_draft_tokens": _int32(counts.num_draft_tokens),
+            "num_steps": _int32(tally.num_steps),
+            "acceptance_rate": np.array([[tally.acceptance_rate]], np.float32),
+            "total_accepted_draft_tokens": _int32(tally.num_accepted_tokens),
+            "total_draft_tokens": _int32(tally.num_draft_tokens),
         }
         if self._job.return_stats:
             tensors["stats"] = _text(json.dumps(self._stats()))
         return tensors
 
     def _stats(self) -> dict[str, Any]:
-        """Return what is told when asked for; both conventions of acceptance length, so that none is guessed."""
-        progress, counts = self._progress, self._progress.counts
-        steps = max(counts.num_steps, 1)
+        """Return what is told when asked for."""
+        progress = self._progress
         return {
             "method": self._job.plan.method,
-            "num_steps": counts.num_steps,
-            "acceptance_length": self._output.num_tokens / steps,
-            "accepted_per_step": counts.num_accepted_tokens / steps,
-            "draft_acceptance_rate": counts.acceptance_rate,
             "time_to_first_token_ms": 1e3 * progress.first_token_s,
             "total_ms": 1e3 * (time.monotonic() - progress.began_s),
             "forward_ms": progress.forward_us / 1e3,
             "num_cached_tokens": progress.num_cached_tokens,
-            "requests_per_pass": progress.num_in_pass / steps,
+            "requests_per_pass": progress.num_in_pass / max(progress.tally.num_steps, 1),
+            **told(progress.tally),
         }

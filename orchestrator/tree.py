@@ -94,14 +94,18 @@ class TokenTree:
         """True when every node hangs below the one before it (a bare root is a chain)."""
         return bool((self.parents == np.arange(self.num_nodes)).all())
 
-    def cut(self, max_nodes: int, max_depth: int) -> TokenTree:
-        """Return the tree without nodes deeper than `max_depth` or beyond the first `max_nodes`."""
-        if self.num_nodes <= max_nodes and (not self.num_nodes or self.depths.max() <= max_depth):
-            return self
-        keep = np.flatnonzero(self.depths[1:] <= max_depth)[: max(max_nodes, 0)] + 1
+    def within(self, max_nodes: int, max_depth: int) -> IntArray:
+        """Return the first `max_nodes` of the nodes no deeper than `max_depth`: (k,) int32, ascending."""
+        return (np.flatnonzero(self.depths[1:] <= max_depth)[: max(max_nodes, 0)] + 1).astype(np.int32)
+
+    def only(self, nodes: IntArray) -> TokenTree:
+        """Return the tree of these nodes alone, renumbered 1…k.
+
+        nodes: (k,) int32, ascending; the parent of each is the root or one of them.
+        """
         renumbered = np.zeros(self.num_nodes + 1, np.int32)
-        renumbered[keep] = np.arange(1, len(keep) + 1)
-        return TokenTree(self.tokens[keep - 1], renumbered[self.parents[keep - 1]])
+        renumbered[nodes] = np.arange(1, len(nodes) + 1)
+        return TokenTree(self.tokens[nodes - 1], renumbered[self.parents[nodes - 1]])
 
 
 _BARE = TokenTree(np.empty(0, np.int32), np.empty(0, np.int32))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -88,17 +88,47 @@ def extend_hash(value: int, token: int) -> int:
     return ((value + token + 1) * HASH_MULTIPLIER) & MASK64
 
 
+class Distribution(NamedTuple):
+    """A sparse q: ids (k,) int32, and their probabilities probs (k,) float64, which sum to 1."""
+
+    ids: npt.NDArray[np.int32]
+    probs: FloatArray
+
+
 @dataclass(frozen=True, eq=False)
 class Proposal:
-    """A proposer's answer: a tree and the name of what made it; a bare root means "no idea"."""
+    """A proposer's answer; a bare root means "no idea".
+
+    sources: what made each of the nodes 1…m, for the statistics.
+    q: for drawn drafts, the distribution that each of the nodes 1…m was drawn from; empty for chosen ones.
+    """
 
     tree: TokenTree
-    source: str
+    sources: tuple[str, ...]
+    q: tuple[Distribution, ...] = ()
 
     @classmethod
-    def none(cls, source: str = "none") -> Proposal:
+    def none(cls) -> Proposal:
         """Return the proposal without a draft."""
-        return cls(TokenTree.bare(), source)
+        return cls(TokenTree.bare(), ())
+
+    @classmethod
+    def of(cls, tree: TokenTree, source: str) -> Proposal:
+        """Return the proposal of a tree that one source made."""
+        return cls(tree, (source,) * tree.num_nodes)
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], source: str) -> Proposal:
+        """Return the proposal of one continuation."""
+        return cls.of(TokenTree.chain(tokens), source)
+
+    def cut(self, budget: Budget) -> Proposal:
+        """Return the proposal without the nodes that the budget does not cover."""
+        kept = self.tree.within(budget.max_nodes, budget.max_depth)
+        if len(kept) == self.tree.num_nodes:
+            return self
+        drawn_from = tuple(self.q[node - 1] for node in kept) if self.q else ()
+        return Proposal(self.tree.only(kept), tuple(self.sources[node - 1] for node in kept), drawn_from)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +171,11 @@ class Want:
     logprobs: bool = False
     features_from: int | None = None
 
+    def joined(self, other: Want) -> Want:
+        """Return what either asks for; features from the earlier position."""
+        starts = [want.features_from for want in (self, other) if want.features_from is not None]
+        return Want(self.picks or other.picks, self.logprobs or other.logprobs, min(starts, default=None))
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -178,28 +213,6 @@ class Proposer(Protocol):
 
     def close(self) -> None:
         """Free what is held for this request."""
-
-
-@dataclass
-class StepCount:
-    """Running totals of one request; acceptance length counts the bonus or recovered token."""
-
-    num_steps: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    step_lengths: list[int] = field(default_factory=list)
-
-    def observe(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
-        """Count one step."""
-        self.num_steps += 1
-        self.num_draft_tokens += num_drafted
-        self.num_accepted_tokens += num_accepted
-        self.step_lengths.append(num_emitted)
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Accepted ÷ drafted tokens; 0 when nothing was drafted."""
-        return self.num_accepted_tokens / max(self.num_draft_tokens, 1)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
+from orchestrator.settings import MAX_NODES, MethodConfig, whole
 from orchestrator.tree import TokenTree
 from orchestrator.types import Acceptance, Budget, Context, Proposal, Sampling, Want
 
@@ -18,22 +20,29 @@ class DraftLine(Protocol):
         """Tell the drafter that the request has ended."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class DraftModelConfig(MethodConfig):
+    """draft_len: tokens proposed (γ)."""
+
+    draft_len: int = whole(3, 1, MAX_NODES)
+
+
 class DraftModel:
     """A draft language model that proposes a chain in one call."""
 
     name = "draft_model"
     want = Want()
 
-    def __init__(self, line: DraftLine, draft_len: int) -> None:
+    def __init__(self, config: DraftModelConfig, line: DraftLine) -> None:
         self._line = line
-        self._draft_len = draft_len
+        self._draft_len = config.draft_len
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the draft model's chain of at most draft_len tokens."""
         length = budget.clipped(self._draft_len)
         if not length:
-            return Proposal.none(self.name)
-        return Proposal(self._line.propose(context, sampling, Budget(length, length)), self.name)
+            return Proposal.none()
+        return Proposal.of(self._line.propose(context, sampling, Budget(length, length)), self.name)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Learn nothing: the next call's context tells the drafter what was accepted."""

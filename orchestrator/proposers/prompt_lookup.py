@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from orchestrator.settings import MAX_NODES, MethodConfig, whole
 from orchestrator.tree import TokenTree
 from orchestrator.types import Acceptance, Budget, Context, Proposal, Sampling, Want
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptLookupConfig(MethodConfig):
+    """max_ngram: longest suffix looked up. draft_len: tokens proposed."""
+
+    max_ngram: int = whole(3, 1, 32)
+    draft_len: int = whole(10, 1, MAX_NODES)
 
 
 class PromptLookup:
@@ -17,9 +28,9 @@ class PromptLookup:
     name = "prompt_lookup"
     want = Want()
 
-    def __init__(self, max_ngram: int, draft_len: int) -> None:
-        self._max_ngram = max_ngram
-        self._draft_len = draft_len
+    def __init__(self, config: PromptLookupConfig) -> None:
+        self._max_ngram = config.max_ngram
+        self._draft_len = config.draft_len
         self._ends: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0
 
@@ -29,8 +40,8 @@ class PromptLookup:
         start = self._find(context.ids)
         length = budget.clipped(self._draft_len)
         if start is None or not length:
-            return Proposal.none(self.name)
-        return Proposal(TokenTree.chain(continuation(context.ids, start, length)), self.name)
+            return Proposal.none()
+        return Proposal.chain(continuation(context.ids, start, length), self.name)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Learn nothing: the context says it all."""

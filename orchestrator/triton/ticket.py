@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.errors import ServingError, Unavailable
 from orchestrator.job import Job, JobBuilder
 from orchestrator.loop import Progress, generate
-from orchestrator.methods import Lines
+from orchestrator.methods import Lines, Materials
 from orchestrator.request import Given
 from orchestrator.response import Responses
 from orchestrator.text import FinishReason, Output
@@ -67,7 +67,7 @@ class RequestTicket:
         context, progress = Context(job.prompt), Progress()
         output = Output(self._builder.checkpoint.tokenizer, job.prompt, job.stop)
         target = BlsTarget(job.cache_salt, self.deadline_s)
-        proposer = job.plan.proposer(self._lines(job.cache_salt))
+        proposer = job.plan.proposer(Materials(self._lines(job.cache_salt), job.limits.max_nodes))
         responses = Responses(job, output, progress, self._send)
         try:
             generate(

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from orchestrator import reference
 from orchestrator.loop import Limits, Progress, generate
 from orchestrator.proposers.none import NoProposer
-from orchestrator.proposers.prompt_lookup import PromptLookup
+from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig
 from orchestrator.text import Chunk, FinishReason, Output, StopRule
 from orchestrator.tree import TokenTree
 from orchestrator.types import Acceptance, Budget, Context, Proposal, Proposer, Sampling, Want
@@ -55,7 +55,7 @@ class RandomTrees:
             [self.rng.randint(*self.tokens) for _ in range(self.rng.randint(0, self.depth))]
             for _ in range(self.rng.randint(0, self.num_paths))
         ]
-        return Proposal(TokenTree.from_paths(paths), self.name)
+        return Proposal.of(TokenTree.from_paths(paths), self.name)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         self.observed.append((tree, acceptance))
@@ -75,7 +75,7 @@ class Oracle(RandomTrees):
         truth = reference.generate(self.target.logits, context.ids, self.sampling, 12)
         if self.wrong_every:
             truth[self.wrong_every - 1] = (truth[self.wrong_every - 1] + 1) % VOCAB_SIZE
-        return Proposal(TokenTree.chain(truth), self.name)
+        return Proposal.chain(truth, self.name)
 
 
 @dataclass
@@ -126,7 +126,7 @@ def run(
 
 PROPOSERS: dict[str, Callable[[TableTarget, Sampling], Proposer]] = {
     "none": lambda target, sampling: NoProposer(),
-    "prompt_lookup": lambda target, sampling: PromptLookup(3, 5),
+    "prompt_lookup": lambda target, sampling: PromptLookup(PromptLookupConfig(draft_len=5)),
     "random trees": lambda target, sampling: RandomTrees(1),
     "outside the vocabulary": lambda target, sampling: RandomTrees(2, tokens=(-3, 2 * VOCAB_SIZE)),
     "far too much": lambda target, sampling: RandomTrees(3, num_paths=200, depth=30),
@@ -224,7 +224,7 @@ def test_loop_guard_is_not_asked_once_the_output_has_ended(tokenizer: Tokenizer)
 def test_loop_steps_are_counted_as_the_papers_do(tokenizer: Tokenizer) -> None:
     target, sampling = SpyTarget(VOCAB_SIZE), Sampling(0.9, seed=4)
     made = run(tokenizer, target, Oracle(target, sampling, wrong_every=3), sampling, StopRule(8))
-    counts = made.progress.counts
+    counts = made.progress.tally
     assert counts.num_steps == target.num_steps == len(made.chunks)
     assert counts.step_lengths == [len(chunk.ids) for chunk in made.chunks] == [3, 3, 2]
     assert counts.num_draft_tokens == sum(tree.num_nodes for tree in target.trees) == 7 + 4 + 1

@@ -10,7 +10,8 @@ import pytest
 
 from orchestrator.config import METHODS as CONFIG_METHODS
 from orchestrator.errors import RequestError
-from orchestrator.methods import MAX_NODES, METHODS, plan
+from orchestrator.methods import METHODS, Materials, plan
+from orchestrator.settings import MAX_NODES
 from orchestrator.tree import TokenTree
 from orchestrator.types import Budget, Context, Sampling
 
@@ -111,12 +112,17 @@ def test_plan_drafter_that_is_not_loaded_is_refused_with_its_key() -> None:
 
 def test_plan_proposer_is_the_method_s_and_keeps_its_parameters() -> None:
     context, budget = Context([5, 6, 7, 8, 5, 6]), Budget(99, 99)
-    lookup = plan("prompt_lookup", '{"draft_len": 3, "max_ngram": 1}', LOADED, {}).proposer(no_lines)
+    lookup = plan("prompt_lookup", '{"draft_len": 3, "max_ngram": 1}', LOADED, {}).proposer(Materials(no_lines))
     assert lookup.name == "prompt_lookup"
     assert lookup.propose(context, Sampling(), budget).tree.tokens.tolist() == [7, 8, 5]
-    assert plan("none", "", LOADED, {}).proposer(no_lines).propose(context, Sampling(), budget).tree.num_nodes == 0
+    assert (
+        plan("none", "", LOADED, {}).proposer(Materials(no_lines)).propose(context, Sampling(), budget).tree.num_nodes
+        == 0
+    )
     line = ScriptedLine()
-    draft = plan("draft_model", '{"draft_len": 3}', LOADED, {}).proposer(lambda name: line if name == "draft" else None)  # type: ignore[arg-type, return-value]
+    draft = plan("draft_model", '{"draft_len": 3}', LOADED, {}).proposer(
+        Materials(lambda name: line if name == "draft" else no_lines(name))
+    )
     assert draft.propose(context, Sampling(), Budget(99, 2)).tree.num_nodes == 2
     assert draft.propose(context, Sampling(), budget).tree.num_nodes == 3
     assert draft.propose(context, Sampling(), Budget(99, 0)).tree.num_nodes == 0

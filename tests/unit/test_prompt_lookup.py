@@ -6,10 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.proposers.prompt_lookup import PromptLookup, continuation
+from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig, continuation
 from orchestrator.types import Budget, Context, Sampling
 
 WIDE = Budget(1000, 1000)
+
+
+def lookup(max_ngram: int, draft_len: int) -> PromptLookup:
+    return PromptLookup(PromptLookupConfig(max_ngram=max_ngram, draft_len=draft_len))
 
 
 def proposed(proposer: PromptLookup, ids: list[int], budget: Budget = WIDE) -> list[int]:
@@ -39,7 +43,7 @@ def rescan(ids: list[int], max_ngram: int, draft_len: int) -> list[int]:
 def test_lookup_grown_step_by_step_equals_a_rescan(
     prompt: list[int], steps: list[list[int]], max_ngram: int, draft_len: int
 ) -> None:
-    proposer, ids = PromptLookup(max_ngram, draft_len), list(prompt)
+    proposer, ids = lookup(max_ngram, draft_len), list(prompt)
     for step in [*steps, []]:
         assert proposed(proposer, ids) == rescan(ids, max_ngram, draft_len)
         ids += step
@@ -58,17 +62,17 @@ def test_lookup_grown_step_by_step_equals_a_rescan(
     ],
 )
 def test_lookup_by_hand(ids: list[int], max_ngram: int, expected: list[int]) -> None:
-    assert proposed(PromptLookup(max_ngram, 3), ids) == expected
+    assert proposed(lookup(max_ngram, 3), ids) == expected
 
 
 def test_lookup_periodic_text_is_drafted_beyond_its_period() -> None:
-    assert proposed(PromptLookup(3, 7), [5, 6, 5, 6]) == [5, 6, 5, 6, 5, 6, 5]
+    assert proposed(lookup(3, 7), [5, 6, 5, 6]) == [5, 6, 5, 6, 5, 6, 5]
     assert continuation([1, 2, 3], 1, 5) == [2, 3, 2, 3, 2]
 
 
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=20), st.integers(0, 6), st.integers(0, 6))
 def test_lookup_stays_within_the_budget(ids: list[int], max_nodes: int, max_depth: int) -> None:
-    draft = proposed(PromptLookup(3, 5), ids, Budget(max_nodes, max_depth))
+    draft = proposed(lookup(3, 5), ids, Budget(max_nodes, max_depth))
     assert draft == rescan(ids, 3, 5)[: min(max_nodes, max_depth)]
 
 
@@ -87,7 +91,7 @@ class CountingDict(dict):  # type: ignore[type-arg]
 
 
 def test_lookup_work_is_linear_in_the_text_however_often_it_is_asked() -> None:
-    proposer, index, ids = PromptLookup(3, 4), CountingDict(), [n * n % 101 for n in range(500)]
+    proposer, index, ids = lookup(3, 4), CountingDict(), [n * n % 101 for n in range(500)]
     proposer._ends = index
     for num_calls in range(1, 501):
         proposed(proposer, ids)

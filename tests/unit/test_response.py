@@ -17,8 +17,7 @@ from orchestrator.loop import Limits, Progress
 from orchestrator.methods import plan
 from orchestrator.response import Responses
 from orchestrator.text import Chunk, FinishReason, Output, StopRule
-from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Sampling, Want
+from orchestrator.types import Acceptance, Proposal, Sampling, Want
 
 DEMO = Tokenizer.from_file(str(Path(__file__).resolve().parents[2] / "models/target/tokenizer.json"))
 PROMPT = DEMO.encode("once upon").ids
@@ -46,7 +45,8 @@ def responses_of(
     responses = Responses(job, output, progress, sent.append)
     for step in steps:
         chunk = output.push(step, [-0.5 * (token % 3) for token in step])
-        progress.observe(TokenTree.chain(step), Acceptance(tuple(range(1, len(step))), step[-1]), len(chunk.ids))
+        acceptance = Acceptance(tuple(range(1, len(step))), step[-1])
+        progress.observe(Proposal.chain(step, "test"), acceptance, len(chunk.ids), 0.001, 0.01)
         responses.emit(chunk)
         if output.finish:
             break

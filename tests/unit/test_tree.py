@@ -29,7 +29,7 @@ T.T..T
 def trees(max_nodes: int = 12, vocab_size: int = 6) -> st.SearchStrategy[TokenTree]:
     """Random trees, grown from random paths."""
     path = st.lists(st.integers(0, vocab_size - 1), max_size=5)
-    return st.lists(path, max_size=6).map(TokenTree.from_paths).map(lambda t: t.cut(max_nodes, 99))
+    return st.lists(path, max_size=6).map(TokenTree.from_paths).map(lambda t: t.only(t.within(max_nodes, 99)))
 
 
 def test_mask_drawn_by_hand() -> None:
@@ -65,7 +65,7 @@ def test_mask_law_holds(tree: TokenTree) -> None:
 
 @given(trees(), st.integers(0, 12), st.integers(0, 5))
 def test_cut_leaves_a_tree_within_the_budget(tree: TokenTree, max_nodes: int, max_depth: int) -> None:
-    cut = tree.cut(max_nodes, max_depth)
+    cut = tree.only(tree.within(max_nodes, max_depth))
     TokenTree.checked(cut.tokens, cut.parents, 6, max_nodes)
     assert cut.depths.max() <= max_depth
     shallow = int((tree.depths[1:] <= max_depth).sum())

@@ -1,0 +1,101 @@
+"""Parameters that a request may set: declared as fields of frozen dataclasses, read from JSON, checked by kind."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from orchestrator.errors import RequestError, shown, unknown_name
+
+MAX_NODES = 128
+WHERE = "input speculation_config"
+
+Config = TypeVar("Config", bound="MethodConfig")
+
+
+def whole(default: int, low: int, high: int) -> Any:
+    """Declare a whole number in low..high."""
+    return field(default=default, metadata={"kind": int, "low": low, "high": high})
+
+
+def real(default: float, low: float, high: float) -> Any:
+    """Declare a finite number in low..high."""
+    return field(default=default, metadata={"kind": float, "low": low, "high": high})
+
+
+def choice(default: str, *others: str) -> Any:
+    """Declare a word out of a few."""
+    return field(default=default, metadata={"kind": str, "allowed": (default, *others)})
+
+
+def flag(default: bool) -> Any:
+    """Declare true or false."""
+    return field(default=default, metadata={"kind": bool})
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodConfig:
+    """Parameters that every method has. max_nodes: most draft nodes of a tree, root not counted."""
+
+    max_nodes: int = whole(MAX_NODES, 0, MAX_NODES)
+
+    def __init_subclass__(cls) -> None:
+        """Every parameter has a default, so that a request may leave out any."""
+        for name in cls.__annotations__:
+            assert name in vars(cls), f"{cls.__name__}.{name} has no default"
+
+
+def read_config(config: type[Config], method: str, config_json: str, aliases: Mapping[str, int]) -> Config:
+    """Return the parameters that a request sets, the others at their defaults.
+
+    aliases: parameters from inputs of their own (num_draft_tokens gives draft_len); the JSON goes before them.
+    Raises RequestError for what is no JSON object, an unknown key (naming the nearest) and a value out of range.
+    """
+    known = {f.name: f for f in fields(config)}
+    given: dict[str, Any] = {name: value for name, value in aliases.items() if name in known}
+    for name, value in _parse(config_json).items():
+        if name not in known:
+            raise RequestError(unknown_name(f"key of {method}", name, known, WHERE))
+        given[name] = _checked(name, value, known[name].metadata)
+    return config(**given)
+
+
+def _parse(config_json: str) -> dict[str, Any]:
+    try:
+        values = json.loads(config_json or "{}")
+    except (ValueError, RecursionError) as error:  # the latter: brackets within brackets
+        raise RequestError(f"{WHERE} is not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise RequestError(f"{WHERE} must be a JSON object, got {type(values).__name__}")
+    return values
+
+
+def _checked(name: str, value: Any, rules: Mapping[str, Any]) -> Any:
+    """Return `value` when the parameter may have it, else say what is allowed; exact types: True is no number."""
+    kind = rules["kind"]
+    if kind is bool and type(value) is bool:
+        return value
+    if kind is str and value in rules["allowed"]:
+        return value
+    if kind is int and type(value) is int and rules["low"] <= value <= rules["high"]:
+        return value
+    if (
+        kind is float
+        and type(value) in (int, float)
+        and math.isfinite(value)
+        and rules["low"] <= value <= rules["high"]
+    ):
+        return float(value)
+    raise RequestError(f"{name} must be {_allowed(rules)}, got {shown(value)} ({WHERE})")
+
+
+def _allowed(rules: Mapping[str, Any]) -> str:
+    if rules["kind"] is bool:
+        return "true or false"
+    if rules["kind"] is str:
+        return f"one of {', '.join(rules['allowed'])}"
+    noun = "a whole number" if rules["kind"] is int else "a number"
+    return f"{noun} in {rules['low']}..{rules['high']}"
