@@ -1,27 +1,44 @@
-"""Prompt lookup: what followed the last few tokens the last time they stood in the text (Saxena 2023)."""
+"""Prompt lookup: what followed the last few tokens where they stood in the text before (Saxena 2023)."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
-from orchestrator.settings import MAX_NODES, MethodConfig, whole
+from orchestrator.proposers.ngram_index import NgramIndex
+from orchestrator.settings import MAX_NODES, MethodConfig, choice, flag, whole
 from orchestrator.tree import TokenTree
 from orchestrator.types import Acceptance, Budget, Context, Proposal, Sampling, Want
+
+# A token may have stood in a long text ten thousand times: so many places are looked at.
+MAX_PLACES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptLookupConfig(MethodConfig):
-    """max_ngram: longest suffix looked up. draft_len: tokens proposed."""
+    """Which places count, and how much of what followed is proposed.
+
+    max_ngram: longest suffix looked up. draft_len: most tokens of a continuation.
+    match: which of several places comes first; frequent: those whose next token is the most frequent one.
+    branches: most continuations, which differ in their first token.
+    length: fixed = draft_len tokens; grown = twice as many as agree before the place.
+    clip: end a continuation where the text ends, instead of going on into its own copy.
+    """
 
     max_ngram: int = whole(3, 1, 32)
     draft_len: int = whole(10, 1, MAX_NODES)
+    match: str = choice("recent", "frequent", "leftmost")
+    branches: int = whole(1, 1, 16)
+    length: str = choice("fixed", "grown")
+    clip: bool = flag(False)
 
 
 class PromptLookup:
-    """Proposes the continuation of the most recent earlier occurrence of the longest matching suffix.
+    """Proposes the continuations of earlier occurrences of the longest matching suffix.
 
-    max_ngram: longest suffix that is looked up; shorter ones are tried down to one token.
-    draft_len: length of the continuation. Costs O(max_ngram) per new token and O(draft_len) per proposal.
+    Costs O(max_ngram) per new token and O(branches · draft_len + MAX_PLACES) per proposal, however long the text.
     Source: prompt lookup decoding, Saxena 2023; docs/methods/prompt_lookup.md.
     """
 
@@ -29,19 +46,16 @@ class PromptLookup:
     want = Want()
 
     def __init__(self, config: PromptLookupConfig) -> None:
-        self._max_ngram = config.max_ngram
-        self._draft_len = config.draft_len
-        self._ends: dict[tuple[int, ...], int] = {}
-        self._num_indexed = 0
+        self._config = config
+        self._index = NgramIndex(config.max_ngram)
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
-        """Return a chain, or a bare root when no suffix occurred before."""
-        self._index(context.ids)
-        start = self._find(context.ids)
-        length = budget.clipped(self._draft_len)
-        if start is None or not length:
-            return Proposal.none()
-        return Proposal.chain(continuation(context.ids, start, length), self.name)
+        """Return a chain, several branches, or a bare root when no suffix occurred before."""
+        self._index.extend(context.ids)
+        longest = budget.clipped(self._config.draft_len)
+        starts = islice(self._starts(context.ids), self._config.branches if longest else 0)
+        paths = [continuation(context.ids, start, self._length(context.ids, start, longest)) for start in starts]
+        return Proposal.of(TokenTree.from_paths(paths), self.name)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Learn nothing: the context says it all."""
@@ -49,19 +63,51 @@ class PromptLookup:
     def close(self) -> None:
         """Hold nothing."""
 
-    def _index(self, ids: list[int]) -> None:
-        """Note where each n-gram that has a continuation ended last: all but those that end in the root."""
-        for end in range(self._num_indexed + 1, len(ids)):
-            for size in range(1, min(self._max_ngram, end) + 1):
-                self._ends[tuple(ids[end - size : end])] = end
-        self._num_indexed = len(ids) - 1
+    def _starts(self, ids: list[int]) -> Iterator[int]:
+        """Yield where continuations start, the best first, each with another first token."""
+        seen: set[int] = set()
+        for places in self._index.matches(ids):
+            for start in ORDERS[self._config.match](places, ids):
+                if ids[start] not in seen:
+                    seen.add(ids[start])
+                    yield start
 
-    def _find(self, ids: list[int]) -> int | None:
-        for size in range(min(self._max_ngram, len(ids)), 0, -1):
-            end = self._ends.get(tuple(ids[-size:]))
-            if end is not None:
-                return end
-        return None
+    def _length(self, ids: list[int], start: int, longest: int) -> int:
+        if self._config.length == "grown":
+            longest = min(longest, 2 * agreement(ids, start, longest))
+        return min(longest, len(ids) - start) if self._config.clip else longest
+
+
+def recent(places: Sequence[int], ids: list[int]) -> Iterator[int]:
+    """Yield places, the last one first."""
+    return islice(reversed(places), MAX_PLACES)
+
+
+def leftmost(places: Sequence[int], ids: list[int]) -> Iterator[int]:
+    """Yield places, the first one first."""
+    return islice(places, MAX_PLACES)
+
+
+def frequent(places: Sequence[int], ids: list[int]) -> Iterator[int]:
+    """Yield places, those with the most frequent next token first; of equals the last one."""
+    newest = list(recent(places, ids))
+    counts = Counter(ids[start] for start in newest)
+    return iter(sorted(newest, key=lambda start: -counts[ids[start]]))
+
+
+ORDERS: Mapping[str, Callable[[Sequence[int], list[int]], Iterator[int]]] = {
+    "recent": recent,
+    "frequent": frequent,
+    "leftmost": leftmost,
+}
+
+
+def agreement(ids: list[int], start: int, most: int) -> int:
+    """Return how many tokens before `start` equal those at the end of ids, at most `most`."""
+    count = 0
+    while count < min(most, start) and ids[start - 1 - count] == ids[-1 - count]:
+        count += 1
+    return count
 
 
 def continuation(ids: list[int], start: int, length: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -18,7 +19,10 @@ from orchestrator.types import Budget, Context, Sampling
 LOADED = frozenset(["draft"])
 DEFAULTS = {
     "none": {"max_nodes": 128},
-    "prompt_lookup": {"max_nodes": 128, "max_ngram": 3, "draft_len": 10},
+    "prompt_lookup": {
+        "max_nodes": 128, "max_ngram": 3, "draft_len": 10, "match": "recent", "branches": 1, "length": "fixed",
+        "clip": False,
+    },  # fmt: skip
     "draft_model": {"max_nodes": 128, "draft_len": 3},
 }
 
@@ -44,15 +48,51 @@ def test_plan_without_a_config_has_the_protocol_s_defaults(method: str) -> None:
         assert {f.name: getattr(made.config, f.name) for f in fields(made.config)} == DEFAULTS[method]
 
 
-@pytest.mark.parametrize(("method", "key"), [(method, key) for method in METHODS for key in DEFAULTS[method]])
-def test_plan_every_key_has_its_range(method: str, key: str) -> None:
-    rules = {f.name: f.metadata for f in fields(METHODS[method].config)}[key]
-    low, high = rules["low"], rules["high"]
-    for value in (low, high):
-        assert getattr(plan(method, json.dumps({key: value}), LOADED, {}).config, key) == value
+def keys_of(kind: type) -> list[tuple[str, str]]:
+    """Every parameter of a kind, as (method, key)."""
+    return [(m, f.name) for m in METHODS for f in fields(METHODS[m].config) if f.metadata["kind"] is kind]
+
+
+def rules_of(method: str, key: str) -> Any:
+    return {f.name: f.metadata for f in fields(METHODS[method].config)}[key]
+
+
+def accepted(method: str, key: str, value: Any) -> Any:
+    return getattr(plan(method, json.dumps({key: value}), LOADED, {}).config, key)
+
+
+@pytest.mark.parametrize(("method", "key"), keys_of(int))
+def test_plan_whole_number_has_its_range(method: str, key: str) -> None:
+    low, high = rules_of(method, key)["low"], rules_of(method, key)["high"]
+    assert [accepted(method, key, value) for value in (low, high)] == [low, high]
     for bad in (low - 1, high + 1, 1.0, True, False, "3", None, [], 10**30):
         said = refusal(method, {key: bad})
         assert said == f"{key} must be a whole number in {low}..{high}, got {bad!r} (input speculation_config)"
+
+
+@pytest.mark.parametrize(("method", "key"), keys_of(float))
+def test_plan_number_has_its_range(method: str, key: str) -> None:
+    low, high = rules_of(method, key)["low"], rules_of(method, key)["high"]
+    assert [accepted(method, key, value) for value in (low, high)] == [low, high]
+    for bad in (low - 1, high + 1, math.nan, math.inf, True, "3", None, []):
+        said = refusal(method, {key: bad})
+        assert said == f"{key} must be a number in {low}..{high}, got {bad!r} (input speculation_config)"
+
+
+@pytest.mark.parametrize(("method", "key"), keys_of(str))
+def test_plan_word_is_one_of_those_allowed(method: str, key: str) -> None:
+    allowed = rules_of(method, key)["allowed"]
+    assert tuple(accepted(method, key, word) for word in allowed) == allowed
+    for bad in ("", allowed[0].upper(), 3, None, True, [allowed[0]], {}):
+        said = refusal(method, {key: bad})
+        assert said == f"{key} must be one of {', '.join(allowed)}, got {bad!r} (input speculation_config)"
+
+
+@pytest.mark.parametrize(("method", "key"), keys_of(bool))
+def test_plan_flag_is_true_or_false(method: str, key: str) -> None:
+    assert [accepted(method, key, value) for value in (True, False)] == [True, False]
+    for bad in (0, 1, "true", None, []):
+        assert refusal(method, {key: bad}) == f"{key} must be true or false, got {bad!r} (input speculation_config)"
 
 
 def test_plan_unknown_method_names_the_nearest_and_all() -> None:
@@ -71,7 +111,7 @@ def test_plan_method_is_taken_by_its_exact_name(method: str) -> None:
 def test_plan_unknown_key_names_the_nearest_and_all() -> None:
     said = refusal("prompt_lookup", {"ngram": 3})
     assert "unknown key of prompt_lookup 'ngram'; did you mean 'max_ngram'?" in said
-    assert "(allowed: draft_len, max_ngram, max_nodes; input speculation_config)" in said
+    assert "(allowed: branches, clip, draft_len, length, match, max_ngram, max_nodes; input speculation_config)" in said
     assert "unknown key of none 'draft_len'" in refusal("none", {"draft_len": 3})
 
 
