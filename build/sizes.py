@@ -7,7 +7,15 @@ from pathlib import Path
 from build.workspace import MODELS
 
 MIB = 1024 * 1024
-CEILINGS_MIB = {"target": 24.0, "draft": 2.0, "medusa": 9.0, "eagle": 2.0, "eagle3": 3.5, "redrafter": 5.0}
+CEILINGS_MIB = {
+    "target": 24.0,
+    "draft": 2.0,
+    "ngram": 1.0,
+    "medusa": 9.0,
+    "eagle": 2.0,
+    "eagle3": 3.5,
+    "redrafter": 5.0,
+}
 TOTAL_CEILING_MIB = 48.0
 
 

@@ -1,4 +1,4 @@
-"""`make demo`: the real server under three drafting methods: the text is the same, and it comes sooner.
+"""`make demo`: the real server under its drafting methods: the text is the same, and it comes sooner.
 
 Of the project's packages it uses the launcher only; whatever it asks, it asks as a client.
 """
@@ -27,11 +27,13 @@ import launcher
 from clients.generate import ONE_LINE, Generation, Painter, compare, generate, ratio
 
 ROOT = Path(__file__).resolve().parent.parent
-METHODS = ("none", "prompt_lookup", "draft_model")
+METHODS = ("none", "prompt_lookup", "suffix", "ngram", "lookahead", "jacobi", "draft_model")
+# It drafts from what the client expects; only of an edit does the demo know that.
+PREDICTED, PREDICTABLE = "predicted", "edit"
 TASKS = ("completion", "edit", "docstring")
 NEAR_TIE = 1e-4
 MAX_TOKENS = 96
-NUM_SPEED_PROMPTS = 3
+NUM_SPEED_PROMPTS = 2
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,12 @@ class Prompt:
     id: str
     task: str
     text: str
+
+    @property
+    def prediction(self) -> str:
+        """What is expected of an edit: that the rest of the text is copied as it was."""
+        original, _, copy = self.text.partition("\n\n\n# the same with ")
+        return "\n" + "\n".join(original.split("\n")[copy.count("\n") :])
 
 
 def load_prompts(folder: Path, task: str) -> list[Prompt]:
@@ -61,37 +69,50 @@ def serving(config: Path, dtype: str) -> Iterator[Any]:
         yield client
 
 
-def show_texts(client: Any, prompts: Sequence[Prompt]) -> dict[str, list[Generation]]:
-    """Stream each prompt under each method; returns the generations by prompt id, in the order of METHODS."""
-    paint = Painter(sys.stdout)
+Texts = dict[tuple[str, str], Generation]
+
+
+def show_texts(client: Any, prompts: Sequence[Prompt]) -> Texts:
+    """Stream each prompt under each method; returns the generations by method and prompt id."""
+    paint, found = Painter(sys.stdout), {}
     print("Plain text came token by token; each stretch of colour is one step whose drafts were accepted.")
-    found: dict[str, list[Generation]] = {}
     for prompt in prompts:
         print(heading(f"{prompt.task} ({prompt.id})"), dim("\n".join(prompt.text.splitlines()[-4:])), sep="\n")
-        found[prompt.id] = [show_text(client, prompt, method, paint) for method in METHODS]
+        for method in (*METHODS, PREDICTED) if prompt.task == PREDICTABLE else METHODS:
+            found[method, prompt.id] = show_text(client, prompt, method, paint)
     return found
 
 
 def show_text(client: Any, prompt: Prompt, method: str, paint: Painter) -> Generation:
     """Stream one prompt under one method, from a cold cache."""
     print(bold(f"── {method} "))
-    salt = f"show-{method}"
-    done = generate(client, prompt.text, paint, speculation=method, max_tokens=MAX_TOKENS, cache_salt=salt)
+    inputs = {"speculation": method, "max_tokens": MAX_TOKENS, "cache_salt": f"show-{method}"}
+    if method == PREDICTED:
+        inputs["draft_text"] = prompt.prediction
+    done = generate(client, prompt.text, paint, **inputs)
     print(f"\n{dim(ONE_LINE.format(**done.numbers()))}", flush=True)
     return done
 
 
-def report_same_text(checkpoint: str, prompts: Sequence[Prompt], texts: Mapping[str, Sequence[Generation]]) -> bool:
+def report_same_text(checkpoint: str, prompts: Sequence[Prompt], texts: Texts) -> bool:
     """Print which texts equal plain decoding's; returns False for a difference that no near tie explains."""
     print(heading("The same text? (float32, compared with none, token by token)"))
-    row, all_fine = "{:<18}" + "{:>34}" * (len(METHODS) - 1), True
-    print(row.format("prompt", *METHODS[1:]))
-    for prompt in prompts:
-        plain, *others = (generation.ids for generation in texts[prompt.id])
-        margins = [None if ids == plain else margin(checkpoint, prompt.text, plain, ids) for ids in others]
-        print(row.format(prompt.id, *map(verdict, margins)))
-        all_fine &= all(found is None or found < NEAR_TIE for found in margins)
+    row, all_fine = "{:<18}" + "{:>34}" * len(prompts), True
+    print(row.format("method", *(prompt.id for prompt in prompts)))
+    for method in (*METHODS[1:], PREDICTED):
+        cells = []
+        for prompt in prompts:
+            plain, other = (texts.get((name, prompt.id)) for name in (METHODS[0], method))
+            apart = difference(checkpoint, prompt, plain, other) if plain and other else None
+            cells.append(verdict(apart) if other else "–")
+            all_fine &= apart is None or apart < NEAR_TIE
+        print(row.format(method, *cells))
     return all_fine
+
+
+def difference(checkpoint: str, prompt: Prompt, plain: Generation, other: Generation) -> float | None:
+    """Return the margin at the first token that differs, None when none does."""
+    return None if plain.ids == other.ids else margin(checkpoint, prompt.text, plain.ids, other.ids)
 
 
 def verdict(found: float | None) -> str:

@@ -14,12 +14,16 @@ from orchestrator.errors import ConfigError
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """max_positions: longest context in tokens. eos_ids: the ids that end a text."""
+    """max_positions: longest context in tokens. eos_ids: the ids that end a text.
+
+    num_parameters: about as many as a token passes through; 0 = not known.
+    """
 
     tokenizer: Tokenizer
     vocab_size: int
     max_positions: int
     eos_ids: frozenset[int]
+    num_parameters: int = 0
 
 
 def read_checkpoint(source: str) -> Checkpoint:
@@ -35,7 +39,33 @@ def read_checkpoint(source: str) -> Checkpoint:
         _number(text_config, "vocab_size", source),
         _number(text_config, "max_position_embeddings", source),
         frozenset([] if eos is None else eos if isinstance(eos, list) else [eos]),
+        estimated_parameters(text_config),
     )
+
+
+def estimated_parameters(config: dict[str, Any]) -> int:
+    """Estimate from config.json how many parameters a token passes through: of a mixture, its active experts.
+
+    Every MLP is taken for a gated one (three matrices). Returns 0 where the config does not say.
+    """
+    hidden = _size(config, "hidden_size", "n_embd")
+    heads = _size(config, "num_attention_heads", "n_head", default=1)
+    head_width = _size(config, "head_dim", default=hidden // heads)
+    kv_heads = _size(config, "num_key_value_heads", default=heads)
+    attention = 2 * hidden * head_width * (heads + kv_heads)
+    dense = _size(config, "intermediate_size", "n_inner", default=4 * hidden)
+    num_experts = _size(config, "num_experts_per_tok", default=1)
+    routed = num_experts * _size(config, "moe_intermediate_size", default=dense)
+    mlp = 3 * hidden * (routed + _size(config, "shared_expert_intermediate_size"))
+    embeddings = hidden * _size(config, "vocab_size") * (1 if config.get("tie_word_embeddings") else 2)
+    num_layers = _size(config, "num_hidden_layers", "n_layer")
+    return num_layers * (attention + mlp) + embeddings
+
+
+def _size(config: dict[str, Any], *names: str, default: int = 0) -> int:
+    """Return the first of these keys that holds a positive whole number."""
+    values = [config[name] for name in names if name in config]
+    return next((value for value in values if type(value) is int and value > 0), default)
 
 
 def _number(config: dict[str, Any], key: str, source: str) -> int:

@@ -88,6 +88,8 @@ class ServingConfig:
     request_timeout_ms: int = _key(60_000, low=1, high=86_400_000)
     #: folder of token statistics for the method ngram; empty = none
     ngram_tables: str = _key("", path=True)
+    #: tokens of earlier responses that suffix and ngram may draft from; 0 = none (docs/operations.md, Memory)
+    remember_tokens: int = _key(0, low=0, high=4_000_000)
     #: requests with one beginning share KV blocks
     prefix_sharing: bool = _key(True)
 
@@ -183,4 +185,8 @@ def _consistent(values: dict[str, Any], file: Path) -> ServingConfig:
         drafter = DRAFTER_OF.get(method)
         if drafter and not getattr(config, drafter):
             raise ConfigError(f"default_speculation {method!r} needs the key {drafter}, which is empty ({file})")
+        if method == "ngram" and not (config.ngram_tables or config.remember_tokens):
+            raise ConfigError(
+                f"default_speculation {method!r} needs the key ngram_tables or remember_tokens; both are off ({file})"
+            )
     return config

@@ -15,6 +15,7 @@ from orchestrator.text import StopRule
 from orchestrator.types import Sampling, Want
 
 MAX_TIMEOUT_MS = 86_400_000
+PREDICTED = "predicted"
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Job:
     sampling: Sampling
     stop: StopRule
     plan: Plan
+    prediction: tuple[int, ...]
     limits: Limits
     want: Want
     cache_salt: str
@@ -47,6 +49,10 @@ class JobBuilder:
     streams: bool = True
 
     def __post_init__(self) -> None:
+        if self.config.default_speculation == PREDICTED:
+            raise ConfigError(
+                "default_speculation: 'predicted' needs a prediction in every request; one that has any gets it anyway"
+            )
         try:
             plan(self.config.default_speculation, "", self.drafters, {})
         except RequestError as error:
@@ -55,7 +61,8 @@ class JobBuilder:
     def build(self, given: Given) -> Job:
         """Return the job that a request asks for; raises RequestError for the first thing that is wrong."""
         text, prompt = self._prompt(given)
-        method = self._plan(given)
+        prediction = self._prediction(given)
+        method = self._plan(given, bool(prediction))
         limits = self._limits(given, len(prompt), method.config.max_nodes)
         check_size("cache_salt", given.get("cache_salt", ""), MAX_SALT_BYTES)
         return Job(
@@ -64,6 +71,7 @@ class JobBuilder:
             sampling=sampling_of(given),
             stop=self._stop(given, limits.max_tokens),
             plan=method,
+            prediction=prediction,
             limits=limits,
             want=Want(logprobs=given.get("return_log_probs", False)),
             cache_salt=given.get("cache_salt", ""),
@@ -118,8 +126,26 @@ class JobBuilder:
         eos = frozenset({given.get("end_id", 0)}) if "end_id" in given else self.checkpoint.eos_ids
         return StopRule(max_tokens, eos.union(ids), tuple(words))
 
-    def _plan(self, given: Given) -> Plan:
-        method = given.get("speculation", "") or self.config.default_speculation
+    def _prediction(self, given: Given) -> tuple[int, ...]:
+        """Return the ids that the client expects, empty when it says nothing."""
+        text, ids = given.get("draft_text", ""), given.get("draft_input_ids", [])
+        if text and ids:
+            raise RequestError("draft_text and draft_input_ids exclude each other; send one of them")
+        check_size("draft_text", text, MAX_TEXT_BYTES)
+        name = "draft_text" if text else "draft_input_ids"
+        ids = self.checkpoint.tokenizer.encode(text, add_special_tokens=False).ids if text else ids
+        self._check_ids(name, ids)
+        return tuple(ids)
+
+    def _plan(self, given: Given, predicted: bool) -> Plan:
+        """Return the method: the one asked for, else `predicted` for a prediction, else the deployment's default."""
+        method = given.get("speculation", "") or (PREDICTED if predicted else self.config.default_speculation)
+        if method == PREDICTED and not predicted:
+            raise RequestError("method 'predicted' needs what to expect: draft_text or draft_input_ids")
+        if predicted and method != PREDICTED:
+            raise RequestError(
+                f"draft_text and draft_input_ids are for the method {PREDICTED!r}, got {method!r} (input speculation)"
+            )
         config = given.get("speculation_config", "")
         drafts = given.get("num_draft_tokens", 0)
         check_range("num_draft_tokens", drafts, 0, self.config.max_nodes)

@@ -8,8 +8,15 @@ from typing import Any, NamedTuple
 
 from orchestrator.errors import RequestError, unknown_name
 from orchestrator.proposers.drafter import DraftLine, DraftModel, DraftModelConfig
+from orchestrator.proposers.jacobi import Jacobi, JacobiConfig
+from orchestrator.proposers.lookahead import Lookahead, LookaheadConfig
+from orchestrator.proposers.memory import Recollection
+from orchestrator.proposers.ngram import Ngram, NgramConfig
 from orchestrator.proposers.none import NoProposer
+from orchestrator.proposers.predicted import Predicted, PredictedConfig
 from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig
+from orchestrator.proposers.suffix import Suffix, SuffixConfig
+from orchestrator.proposers.tables import Tables
 from orchestrator.settings import MAX_NODES, MethodConfig, read_config
 from orchestrator.types import Proposer
 
@@ -21,11 +28,16 @@ class Materials:
     """What a proposer may draft from beside the context.
 
     lines: name of a drafter → the request's line to it. max_nodes: most draft nodes that a tree of this request may
-    have.
+    have. prediction: ids that the client expects as output. num_parameters: of the target; 0 = not known.
+    tables: token statistics of this deployment. memory: earlier responses that this request may draft from.
     """
 
     lines: Lines
+    prediction: tuple[int, ...] = ()
     max_nodes: int = MAX_NODES
+    num_parameters: int = 0
+    tables: Tables | None = None
+    memory: Recollection | None = None
 
 
 class Method(NamedTuple):
@@ -39,6 +51,14 @@ class Method(NamedTuple):
 METHODS: Mapping[str, Method] = {
     "none": Method(MethodConfig, lambda config, materials: NoProposer()),
     "prompt_lookup": Method(PromptLookupConfig, lambda config, materials: PromptLookup(config)),
+    "predicted": Method(PredictedConfig, lambda config, materials: Predicted(config, materials.prediction)),
+    "lookahead": Method(
+        LookaheadConfig,
+        lambda config, materials: Lookahead(config, materials.num_parameters, materials.max_nodes),
+    ),
+    "jacobi": Method(JacobiConfig, lambda config, materials: Jacobi(config)),
+    "ngram": Method(NgramConfig, lambda config, materials: Ngram(config, materials.tables, materials.memory)),
+    "suffix": Method(SuffixConfig, lambda config, materials: Suffix(config, materials.memory)),
     "draft_model": Method(
         DraftModelConfig, lambda config, materials: DraftModel(config, materials.lines("draft")), drafter="draft"
     ),

@@ -59,8 +59,8 @@ INPUTS: Mapping[str, Input] = {
     "num_draft_tokens": Input("int"),
     "rule": Input("text", ("", "coupled")),
     "use_draft_logits": Input("bool", (False,)),
-    "draft_text": Input("text", ("",)),
-    "draft_input_ids": Input("ints", ()),
+    "draft_text": Input("text"),
+    "draft_input_ids": Input("ints"),
     # what comes back
     "stream": Input("bool"),
     "exclude_input_in_output": Input("bool"),

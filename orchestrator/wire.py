@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.errors import EngineError, EngineLost, ServingError, Unavailable, UnknownSequence
+from orchestrator.errors import EngineError, EngineLost, RequestError, ServingError, Unavailable, UnknownSequence
 from orchestrator.tree import TokenTree
 from orchestrator.types import Acceptance, Context, Sampling, Want
 
@@ -269,10 +269,12 @@ def deadline_ms(tensors: Mapping[str, npt.NDArray[Any]], default: int) -> int:
     return _scalar(tensors, "deadline_ms", default)
 
 
-# Triton carries an error as text alone; the first word says which of ours it is.
+# Triton carries an error as text alone; the first word says which of ours it is. The first kind that fits names it.
 _CODES: dict[str, type[ServingError]] = {
     "unknown_sequence": UnknownSequence,
     "unavailable": Unavailable,
+    "request": RequestError,
+    "lost": EngineLost,
     "engine": EngineError,
 }
 

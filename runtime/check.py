@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,9 +24,22 @@ from runtime.thread import EngineThread
 
 NUM_CHECKED = 64
 WARM_UP_LIMIT_S = 120.0
-# Largest |Δ log p| allowed. The stock norms round to float32, so float64 cannot be held to more than that;
-# bfloat16 has 8 bits.
-TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 1.0}
+
+
+class Tolerance(NamedTuple):
+    """So large a share of the rows must have no |Δ log p| above `most`."""
+
+    share: float
+    most: float
+
+
+# The stock norms round to float32, so float64 cannot be held to more than that. bfloat16 has 8 bits, in which a
+# router now and then sends a token to another expert: a few rows of a sound model may be far off.
+TOLERANCE = {
+    torch.float64: Tolerance(1.0, 1e-3),
+    torch.float32: Tolerance(1.0, 1e-3),
+    torch.bfloat16: Tolerance(0.75, 1.0),
+}
 
 
 def check_ids(vocab_size: int) -> list[int]:
@@ -61,13 +74,19 @@ def compare(model: CausalModel, expected: Tensor, name: str) -> None:
     second = Pass([Segment(sequence, quarter, half, tree)], model.device, model.dtype)
     model.forward(first, cache)
     logits = model.forward(second, cache)[::2]
-    worst = (logits.double().log_softmax(dim=-1) - expected[half - 1 :]).abs().max().item()
-    if not worst <= TOLERANCE[model.dtype]:
+    _check_log_probs(logits.double().log_softmax(dim=-1), expected[half - 1 :], TOLERANCE[model.dtype], name)
+    _check_window(model, second.windows, name)
+
+
+def _check_log_probs(found: Tensor, expected: Tensor, allowed: Tolerance, name: str) -> None:
+    """Refuse rows of log p, (n, V) both, that differ by more than is allowed, or are no numbers."""
+    worst_of_row = (found - expected).abs().amax(dim=-1)
+    worst = worst_of_row.quantile(allowed.share, interpolation="higher").item()
+    if not worst <= allowed.most:
         raise ConfigError(
             f"{name}: log-probabilities differ from the stock model by {worst:.2g} "
-            f"(allowed {TOLERANCE[model.dtype]:g}); this architecture is not supported"
+            f"(allowed {allowed.most:g}); this architecture is not supported"
         )
-    _check_window(model, second.windows, name)
 
 
 def _with_wrong_siblings(tokens: list[int], vocab_size: int) -> TokenTree:

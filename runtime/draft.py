@@ -32,14 +32,6 @@ class DraftEngine:
         """The sequences that it holds."""
         return self.paged.sequences
 
-    def release(self, sequence_id: int) -> None:
-        """Forget a sequence."""
-        self.paged.sequences.drop(sequence_id)
-
-    def drop_idle(self, now_s: float, busy: set[int]) -> None:
-        """Unpin the sequences that have been silent too long."""
-        self.paged.sequences.drop_idle(now_s, busy)
-
     def advance(self, jobs: list[DraftJob]) -> list[DraftJob]:
         """Draft one more token for every request whose context is computed, and a part of the others' context."""
         jobs = [job for job in jobs if job.sequence or self._open(job)]

@@ -64,13 +64,7 @@ class Engine(Protocol[Request]):
 
     @property
     def sequences(self) -> SequenceTable:
-        """The sequences that it holds."""
+        """The sequences that it holds; the thread drops those that have ended or fallen silent."""
 
     def advance(self, jobs: list[Job[Request]]) -> list[Job[Request]]:
         """Run one pass, answer the jobs that are done, and return those that need another pass."""
-
-    def release(self, sequence_id: int) -> None:
-        """Forget a sequence."""
-
-    def drop_idle(self, now_s: float, busy: set[int]) -> None:
-        """Forget the sequences that have been silent too long; `busy` ones have a job under way."""

@@ -6,7 +6,7 @@ import time
 
 from torch import Tensor
 
-from orchestrator.errors import EngineError, ServingError
+from orchestrator.errors import RequestError, ServingError
 from orchestrator.wire import Delta
 from runtime.blocks import BlockPool
 from runtime.cache import KVCache
@@ -53,7 +53,7 @@ class PagedModel:
     def _check_ids(self, delta: Delta) -> None:
         ids = delta.context_ids
         if len(ids) and (ids.min() < 0 or ids.max() >= self.model.vocab_size):
-            raise EngineError(f"context_ids has an id outside 0..{self.model.vocab_size - 1}")
+            raise RequestError(f"context_ids has an id outside 0..{self.model.vocab_size - 1}")
 
     def plan(self, jobs: list[Job]) -> list[tuple[Job, Segment]]:
         """Return each job's share of the next pass: all that its sequence lacks, or the next part of it."""

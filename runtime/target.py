@@ -36,14 +36,6 @@ class TargetEngine:
         """The sequences that it holds."""
         return self.paged.sequences
 
-    def release(self, sequence_id: int) -> None:
-        """Forget a sequence; its full blocks stay to be found by content."""
-        self.paged.sequences.drop(sequence_id)
-
-    def drop_idle(self, now_s: float, busy: set[int]) -> None:
-        """Unpin the sequences that have been silent too long."""
-        self.paged.sequences.drop_idle(now_s, busy)
-
     def advance(self, jobs: list[StepJob]) -> list[StepJob]:
         """Run one pass: whole steps, and parts of the contexts that are too long for one pass."""
         jobs = [job for job in jobs if job.sequence or self._open(job)]

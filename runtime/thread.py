@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Generic
 
-from orchestrator.errors import EngineError, Unavailable
+from orchestrator.errors import EngineError, EngineLost, ServingError, Unavailable
 from orchestrator.types import EngineStatus
 from runtime.gather import Gather
 from runtime.job import Engine, Job, Reply, Request
@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 REPORT_S = 0.5
 SHUTTING_DOWN = "the engine is shutting down"
+BROKEN = "the engine stopped on an internal error"
 
 
 class EngineThread(Generic[Request]):
@@ -37,7 +38,8 @@ class EngineThread(Generic[Request]):
         self._jobs: list[Job[Request]] = []
         self._report: Callable[[EngineStatus], None] | None = None
         self._reported_s = 0.0
-        self._stopped = False
+        self._refusal: ServingError | None = None
+        self._on_broken: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -50,8 +52,8 @@ class EngineThread(Generic[Request]):
         deadline_s: when the answer is due, by time.monotonic().
         """
         self._inbox.put(Job(request, deadline_s, on_answer))
-        if self._stopped:
-            self._refuse_inbox()
+        if self._refusal:
+            self._refuse_inbox(self._refusal)
 
     def release(self, sequence_id: int) -> None:
         """Queue the end of a sequence."""
@@ -60,6 +62,15 @@ class EngineThread(Generic[Request]):
     def watch(self, report: Callable[[EngineStatus], None]) -> None:
         """Let `report` have the engine's figures every REPORT_S, on the engine's thread; it must not raise."""
         self._report = report
+
+    def on_broken(self, end: Callable[[], None]) -> None:
+        """Let `end` be called, at least once, when the engine has stopped on an internal error and answered every call.
+
+        Such an engine refuses whatever comes, so its process had better end and be started anew.
+        """
+        self._on_broken = end
+        if isinstance(self._refusal, EngineLost):
+            end()
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Stop after the present pass; what is still queued is answered with Unavailable."""
@@ -77,13 +88,20 @@ class EngineThread(Generic[Request]):
                     self._pass()
         except Exception:
             log.exception("the engine cannot trust its own books any more, and stops")
-        self._stopped = True
+            self._refuse_all(EngineLost(BROKEN))
+            self._on_broken()
+        else:
+            self._refuse_all(Unavailable(SHUTTING_DOWN))
+
+    def _refuse_all(self, refusal: ServingError) -> None:
+        """Answer the calls at hand and, from now on, every other."""
+        self._refusal = refusal
         for job in self._jobs:
             if not job.answered:
-                job.reply(Unavailable(SHUTTING_DOWN))
-        self._refuse_inbox()
+                job.reply(refusal)
+        self._refuse_inbox(refusal)
 
-    def _refuse_inbox(self) -> None:
+    def _refuse_inbox(self, refusal: ServingError) -> None:
         """Answer the calls that came in behind the end; whoever takes one out of the queue answers it."""
         while True:
             try:
@@ -91,7 +109,7 @@ class EngineThread(Generic[Request]):
             except queue.Empty:
                 return
             if isinstance(item, Job):
-                item.reply(Unavailable(SHUTTING_DOWN))
+                item.reply(refusal)
 
     def _receive(self) -> bool:
         """Take what has arrived; wait for a first job, and for those that `gather` expects. False at the end."""
@@ -109,7 +127,7 @@ class EngineThread(Generic[Request]):
         if isinstance(item, int):
             self._end(item, "the sequence was released")
             self.gather.left(item)
-            self._engine.release(item)
+            self._engine.sequences.drop(item)
         elif any(job.sequence_id == item.sequence_id for job in self._jobs):
             item.reply(Unavailable(f"sequence {item.sequence_id} has a call under way"))
         else:
@@ -121,7 +139,7 @@ class EngineThread(Generic[Request]):
         for job in self._jobs:
             if job.deadline_s <= now_s:
                 self.gather.left(job.sequence_id)
-                self._engine.release(job.sequence_id)
+                self._engine.sequences.drop(job.sequence_id)
                 job.reply(Unavailable("the deadline passed before the engine could answer"))
         self._jobs = [job for job in self._jobs if not job.answered]
 
@@ -135,7 +153,7 @@ class EngineThread(Generic[Request]):
     def _forget_idle(self) -> None:
         now_s = time.monotonic()
         self.gather.forget_idle(now_s)
-        self._engine.drop_idle(now_s, {job.sequence_id for job in self._jobs})
+        self._engine.sequences.drop_idle(now_s, {job.sequence_id for job in self._jobs})
 
     def _report_status(self) -> None:
         now_s = time.monotonic()
@@ -184,7 +202,7 @@ class EngineThread(Generic[Request]):
         return [left for job in waiting for left in self._advance([job])]
 
     def _fail(self, job: Job[Request], error: Exception) -> list[Job[Request]]:
-        self._engine.release(job.sequence_id)
+        self._engine.sequences.drop(job.sequence_id)
         if not job.answered:
             job.reply(EngineError(f"the engine failed on this request: {type(error).__name__}"))
         return []

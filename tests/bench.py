@@ -23,7 +23,8 @@ import launcher
 from launcher.command import STUB_ENVIRONMENT
 from orchestrator.config import ServingConfig, load_config
 from orchestrator.errors import ServingError
-from tests.benchmark import report
+from orchestrator.methods import METHODS
+from tests.benchmark import picture, report
 from tests.benchmark.figures import compare_rates, rows
 from tests.benchmark.samples import BenchError, Runner, Sample, check_prefix_hits, measure
 from tests.benchmark.server import Count, Crowd, Method, Passes, measure_crowds
@@ -44,7 +45,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--methods",
         nargs="+",
-        default=[BASE, "prompt_lookup", "draft_model"],
+        default=[BASE, *(method for method in METHODS if method != BASE)],
         help='method, or method:{"parameter": value}',
     )
     parser.add_argument("--tasks", nargs="+", default=TASKS, help="held-out prompts (%(default)s)")
@@ -123,7 +124,8 @@ def take(runners: Sequence[Runner], args: argparse.Namespace) -> list[Sample]:
     samples: list[Sample] = []
     for task in args.tasks:
         prompts = read_prompts()[task][: args.num_prompts]
-        expected = len(samples) + len(prompts) * len(runners) * args.turns
+        fitting = sum(all(map(runner.fits, prompts)) for runner in runners)
+        expected = len(samples) + len(prompts) * fitting * args.turns
         for sample in measure(runners, prompts, args.turns, args.max_tokens):
             samples.append(sample)
             if sys.stderr.isatty():
@@ -137,9 +139,10 @@ def take_crowds(methods: Sequence[Method], door: Door, args: argparse.Namespace)
     if not args.concurrency:
         return []
     by_task = read_prompts()
-    mixed = [prompt.text for group in zip(*(by_task[task] for task in args.tasks), strict=False) for prompt in group]
-    texts = list(itertools.islice(itertools.cycle(mixed), args.concurrency))
-    return measure_crowds(methods, door.url, texts, args.turns, args.max_tokens, door.count_passes)
+    mixed = [prompt for group in zip(*(by_task[task] for task in args.tasks), strict=False) for prompt in group]
+    prompts = list(itertools.islice(itertools.cycle(mixed), args.concurrency))
+    fitting = [method for method in methods if all(map(method.fits, prompts))]
+    return measure_crowds(fitting, door.url, prompts, args.turns, args.max_tokens, door.count_passes)
 
 
 def tell(args: argparse.Namespace, about: dict[str, Any], samples: Sequence[Sample], crowds: Sequence[Crowd]) -> None:
@@ -153,12 +156,13 @@ def tell(args: argparse.Namespace, about: dict[str, Any], samples: Sequence[Samp
         print("\n".join(f"\n{base} ÷ {PEER}, {task}: {report.said(found)}" for task, found in ratios.items()))
         figures["base_over_peer"] = {task: asdict(found) for task, found in ratios.items()}
     if crowds:
-        print(f"\n{report.crowd_table(crowds, args.methods, base)}")
+        print(f"\n{report.crowd_table(crowds, base)}")
     if about["prefix_hits_equal"] is not True:
         print("\nThe server does not tell its prefix hits: that they were equal could not be checked.")
     print("\n" + "; ".join(f"{name} {value}" for name, value in about.items() if name != "settings"))
     report.keep(args.json, about, figures, samples, crowds)
-    print(f"kept in {args.json}", file=sys.stderr)
+    picture.draw(found, base, args.json.with_suffix(".svg"))
+    print(f"kept in {args.json}, drawn in {args.json.with_suffix('.svg')}", file=sys.stderr)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -90,7 +90,7 @@ def answers_of(suite: Suite, store: Store, dtype: str, say: Callable[[str], None
 
 
 HEADER = (
-    "| dtype | sampling | method | mode | requests | tokens | tokens per step | drafts accepted | requests per pass "
+    "| dtype | sampling | setting | mode | requests | tokens | tokens per step | drafts accepted | requests per pass "
     "| differences | near ties |\n|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|"
 )
 
@@ -132,13 +132,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--dtypes", default="float64,float32")
+    parser.add_argument("--samplings", default=",".join(SAMPLINGS), help="to share the work between two machines")
     parser.add_argument("--table", type=Path, default=TABLE)
     options = parser.parse_args(arguments)
     config, prompts = load_config(CONFIG), mixed_prompts(options.prompts)
     print_name = fingerprint(config, prompts, options.tokens)
     rows: list[Row] = []
     for dtype in options.dtypes.split(","):
-        suite = Suite(config, prompts, options.tokens, dtype)
+        suite = Suite(config, prompts, options.tokens, dtype, options.samplings.split(","))
         answers = answers_of(suite, Store(STORE / print_name / dtype), dtype, say)
         rows += suite.judge(answers)
     options.table.parent.mkdir(parents=True, exist_ok=True)

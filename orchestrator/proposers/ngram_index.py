@@ -23,8 +23,11 @@ class NgramIndex:
                 self._places.setdefault(tuple(ids[end - size : end]), []).append(end)
         self._num_indexed = len(ids) - 1
 
-    def matches(self, ids: Sequence[int]) -> Iterator[list[int]]:
-        """Yield the places of the longest suffix of `ids` that has any, ascending; then of each shorter one."""
-        for size in range(min(self._max_ngram, len(ids)), 0, -1):
+    def matches(self, ids: Sequence[int], min_ngram: int = 1) -> Iterator[list[int]]:
+        """Yield the places of the longest suffix of `ids` that has any, ascending; then of each shorter one.
+
+        min_ngram: tokens of the shortest suffix that is looked up.
+        """
+        for size in range(min(self._max_ngram, len(ids)), min_ngram - 1, -1):
             if places := self._places.get(tuple(ids[-size:])):
                 yield places

@@ -18,6 +18,8 @@ POOL_RETRY_S = 0.05
 # The launcher restarts a dead engine in a few seconds, most of them the model's own loading time.
 LOST_RETRY_S = 0.25
 LOST_LIMIT_S = 30.0
+# An engine answers by its deadline, or one pass after it; what is later than this is never.
+GRACE_S = 10.0
 STEP_OUTPUTS = ("path", "next_token", "forward_us", "num_in_pass", "num_cached_tokens")
 DRAFT_OUTPUTS = ("node_ids", "node_parents", "cached_len")
 
@@ -75,7 +77,7 @@ class BlsTarget:
         delta = wire.delta_of(context, self._num_sent, self._sequence_id, self._cache_salt)
         left_ms = max(1, int((self._deadline_s - time.monotonic()) * 1000))
         request = wire.StepRequest(delta, tree, sampling, want, left_ms)
-        tensors = pb.call(TARGET, wire.pack_step(request), _step_outputs(want))
+        tensors = pb.call(TARGET, wire.pack_step(request), _step_outputs(want), left_ms / 1000 + GRACE_S)
         acceptance = wire.unpack_acceptance(tensors, tree)
         self._num_sent = len(context)
         return acceptance

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
@@ -16,6 +18,11 @@ Request = TypeVar("Request")
 Contra = TypeVar("Contra", contravariant=True)
 
 DEFAULT_DEADLINE_MS = 60_000
+# Shorter than callers wait before they try again: by then no thread holds a lock in the memory shared with Triton,
+# which aborts when a process dies that does (triton#8882).
+QUIET_S = 0.1
+
+log = logging.getLogger(__name__)
 
 
 class EngineLine(Protocol[Contra]):
@@ -29,6 +36,9 @@ class EngineLine(Protocol[Contra]):
 
     def watch(self, report: Callable[[EngineStatus], None]) -> None:
         """Let `report` have the engine's figures, now and then, on the engine's thread."""
+
+    def on_broken(self, end: Callable[[], None]) -> None:
+        """Let `end` be called when the engine has stopped on an internal error and answered every call."""
 
     def close(self) -> None:
         """Stop the thread."""
@@ -52,6 +62,7 @@ class EngineHost(Generic[Request]):
         self._unpack = unpack
         self._pack = pack
         engine.watch(EngineGauges(model).update)
+        engine.on_broken(_end_process)
 
     def execute(self, requests: list[Any]) -> list[None]:
         """Hand the requests to the engine thread, which answers through their senders."""
@@ -89,3 +100,10 @@ class EngineHost(Generic[Request]):
         if not isinstance(error, ServingError):
             error = EngineError(f"{type(error).__name__}: {error}")
         pb.send_error(sender, wire.error_text(error), error)
+
+
+def _end_process() -> None:
+    """End the process, threads and all, in a quiet moment: nobody mends an engine, but the launcher starts another."""
+    log.critical("process %d ends, since its engine is broken", os.getpid())
+    time.sleep(QUIET_S)
+    os._exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,8 +12,11 @@ import triton_python_backend_utils as pb_utils
 
 from orchestrator import wire
 from orchestrator.errors import EngineLost, RequestError, Unavailable
+from orchestrator.triton import siblings
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+_CALLERS: siblings.Callers[Any] = siblings.Callers()
 
 
 def tensors_of(request: Any) -> wire.Tensors:
@@ -54,16 +58,25 @@ def send_error(sender: Any, message: str, error: Exception) -> None:
     sender.send(response, flags=FINAL)
 
 
-def call(model: str, tensors: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str]) -> wire.Tensors:
+def call(
+    model: str, tensors: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str], limit_s: float = math.inf
+) -> wire.Tensors:
     """Call another Triton model and wait for its one answer; raises the error that it answers.
 
+    Raises EngineLost when the model's process has died, or has not answered within `limit_s`.
     Blocking on purpose: async calls have a use-after-free before mid-2026 (python_backend#439).
     """
     request = pb_utils.InferenceRequest(
         model_name=model, requested_output_names=list(outputs), inputs=_pb_tensors(tensors)
     )
+    siblings.note(model)
+    began_s = siblings.now_s()
+
+    def is_lost() -> bool:
+        return siblings.now_s() - began_s > limit_s or siblings.is_gone(model, began_s)
+
     try:
-        response = request.exec()
+        response = _CALLERS.run(request.exec, is_lost)
     except pb_utils.TritonModelException as error:
         raise EngineLost(f"Triton model {model!r} cannot be called: {error}") from None
     if response.has_error():

@@ -12,8 +12,10 @@ from orchestrator.breaker import Breaker
 from orchestrator.checkpoint import read_checkpoint
 from orchestrator.config import CHECKPOINTS, ServingConfig
 from orchestrator.errors import ServingError, Unavailable
-from orchestrator.job import JobBuilder
-from orchestrator.methods import Lines
+from orchestrator.job import Job, JobBuilder
+from orchestrator.methods import Lines, Materials
+from orchestrator.proposers.memory import Memory
+from orchestrator.proposers.tables import load_tables
 from orchestrator.request import read
 from orchestrator.triton import pb
 from orchestrator.triton.bls import BlsDraftLine, DraftAnswer
@@ -36,6 +38,9 @@ class PublicHost:
         self._builder = JobBuilder(config, self._checkpoint, frozenset(drafters), streams)
         self._admission = Admission(config.max_running, config.max_waiting)
         self._breakers = {name: self._breaker(name) for name in drafters}
+        tables, tokenizer = config.ngram_tables, self._checkpoint.tokenizer
+        self._tables = load_tables(tables, tokenizer) if tables else None
+        self._memory = Memory(config.remember_tokens) if config.remember_tokens else None
 
     def execute(self, requests: list[Any]) -> None:
         """Admit the requests; they are answered from their own threads."""
@@ -56,7 +61,7 @@ class PublicHost:
         given = read(pb.tensors_of(request), pb.parameters_of(request))
         timeout_ms = self._builder.timeout_ms(given)
         deadline_s = time.monotonic() + timeout_ms / 1000
-        ticket = RequestTicket(given, sender, deadline_s, self._builder, self._lines)
+        ticket = RequestTicket(given, sender, deadline_s, self._builder, self._materials, self._memory)
         if not self._admission.admit(ticket):
             raise Unavailable(
                 f"{self._config.max_running} requests run and {self._config.max_waiting} wait; "
@@ -72,6 +77,16 @@ class PublicHost:
 
     def _breaker(self, name: str) -> Breaker[DraftAnswer]:
         return Breaker(name, self._config.max_running, self._config.draft_timeout_ms / 1000)
+
+    def _materials(self, job: Job) -> Materials:
+        return Materials(
+            lines=self._lines(job.cache_salt),
+            prediction=job.prediction,
+            max_nodes=job.limits.max_nodes,
+            num_parameters=self._checkpoint.num_parameters,
+            tables=self._tables,
+            memory=self._memory.of(job.cache_salt) if self._memory else None,
+        )
 
     def _lines(self, cache_salt: str) -> Lines:
         """Return what builds one request's lines to drafters."""

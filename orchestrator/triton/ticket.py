@@ -10,7 +10,8 @@ from typing import Any
 from orchestrator.errors import ServingError, Unavailable
 from orchestrator.job import Job, JobBuilder
 from orchestrator.loop import Progress, generate
-from orchestrator.methods import Lines, Materials
+from orchestrator.methods import Materials
+from orchestrator.proposers.memory import Memory
 from orchestrator.request import Given
 from orchestrator.response import Responses
 from orchestrator.text import FinishReason, Output
@@ -33,13 +34,15 @@ class RequestTicket:
         sender: Any,
         deadline_s: float,
         builder: JobBuilder,
-        lines: Callable[[str], Lines],
+        materials: Callable[[Job], Materials],
+        memory: Memory | None,
     ) -> None:
         self.deadline_s = deadline_s
         self._given = given
         self._sender = sender
         self._builder = builder
-        self._lines = lines
+        self._materials = materials
+        self._memory = memory
 
     def is_cancelled(self) -> bool:
         """True when the client has gone."""
@@ -53,7 +56,8 @@ class RequestTicket:
     def run(self) -> None:
         """Serve the request to its end."""
         try:
-            self._serve(self._builder.build(self._given))
+            job = self._builder.build(self._given)
+            response = self._serve(job)
         except ServingError as error:
             self._send_error(error)
         except Exception:
@@ -62,12 +66,15 @@ class RequestTicket:
         else:
             if self._builder.streams:
                 pb.send_final(self._sender)
+            if self._memory:
+                self._memory.learn(job.cache_salt, response)
 
-    def _serve(self, job: Job) -> None:
+    def _serve(self, job: Job) -> list[int]:
+        """Run the loop to its end; return the response, empty when it was broken off: it is not to be learnt."""
         context, progress = Context(job.prompt), Progress()
         output = Output(self._builder.checkpoint.tokenizer, job.prompt, job.stop)
         target = BlsTarget(job.cache_salt, self.deadline_s)
-        proposer = job.plan.proposer(Materials(self._lines(job.cache_salt), job.limits.max_nodes))
+        proposer = job.plan.proposer(self._materials(job))
         responses = Responses(job, output, progress, self._send)
         try:
             generate(
@@ -81,6 +88,8 @@ class RequestTicket:
         finally:
             proposer.close()
             target.release()
+        ended = output.finish in (FinishReason.STOP, FinishReason.LENGTH)
+        return context.output[: output.num_tokens] if ended else []
 
     def _guard(self) -> FinishReason | None:
         if self.is_cancelled():

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 from transformers.generation.streamers import BaseStreamer
 
 from tests.benchmark.samples import Run
+from tests.support.traffic import Prompt
 
 #: Draft length and longest n-gram of the server's prompt_lookup, for an equal comparison.
 LOOKUP = {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": 3}
@@ -42,10 +43,14 @@ class Peer:
     tokenizer: Any
     options: dict[str, Any]
 
+    def fits(self, prompt: Prompt) -> bool:
+        """Return True: the prompt is all that it needs."""
+        return True
+
     @torch.inference_mode()
-    def run(self, text: str, max_tokens: int) -> Run:
-        """Continue a text greedily and measure it."""
-        inputs, clock = self.tokenizer(text, return_tensors="pt"), Clock()
+    def run(self, prompt: Prompt, max_tokens: int) -> Run:
+        """Continue a prompt greedily and measure it."""
+        inputs, clock = self.tokenizer(prompt.text, return_tensors="pt"), Clock()
         began_s = time.perf_counter()
         output = self.model.generate(
             **inputs, max_new_tokens=max_tokens, do_sample=False, streamer=clock, **self.options

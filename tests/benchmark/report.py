@@ -92,11 +92,12 @@ def said(found: Ratio) -> str:
     return f"{found.overall:.2f} × ({found.low:.2f}–{found.high:.2f})"
 
 
-def crowd_table(crowds: Sequence[Crowd], methods: Sequence[str], base: str) -> str:
+def crowd_table(crowds: Sequence[Crowd], base: str) -> str:
     """Return a Markdown table of the methods' medians over turns, many requests at once."""
     lines = ["| requests at once | method | tokens/s in all | turns | speed-up | requests per pass |"]
     lines.append("|---:|---|---:|---:|---:|---:|")
-    rates = {name: sorted(crowd.tokens_per_s for crowd in crowds if crowd.method == name) for name in methods}
+    names = dict.fromkeys(crowd.method for crowd in crowds)
+    rates = {name: sorted(crowd.tokens_per_s for crowd in crowds if crowd.method == name) for name in names}
     for name, some in rates.items():
         mine = [crowd for crowd in crowds if crowd.method == name]
         faster = f"{ratio(statistics.median(some), statistics.median(rates[base])):.2f} ×"

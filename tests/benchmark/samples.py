@@ -52,18 +52,25 @@ class Runner(Protocol):
     def name(self) -> str:
         """What the tables call it."""
 
-    def run(self, text: str, max_tokens: int) -> Run:
-        """Continue the text from a cold cache and measure it."""
+    def fits(self, prompt: Prompt) -> bool:
+        """Say whether there is all that it needs to continue this prompt."""
+
+    def run(self, prompt: Prompt, max_tokens: int) -> Run:
+        """Continue the prompt from a cold cache and measure it."""
 
 
 def measure(runners: Sequence[Runner], prompts: Sequence[Prompt], turns: int, max_tokens: int) -> Iterator[Sample]:
-    """Run every prompt `turns` times under every runner, by turns, after one run of each that is not counted."""
-    for runner in runners:
-        runner.run(prompts[0].text, max_tokens)
+    """Run every prompt `turns` times under every runner, by turns, after one run of each that is not counted.
+
+    A runner that does not fit all the prompts is left out.
+    """
+    fitting = [runner for runner in runners if all(map(runner.fits, prompts))]
+    for runner in fitting:
+        runner.run(prompts[0], max_tokens)
     for turn in range(turns):
         for index, prompt in enumerate(prompts):
-            for runner in rotated(runners, turn + index):
-                run = runner.run(prompt.text, max_tokens)
+            for runner in rotated(fitting, turn + index):
+                run = runner.run(prompt, max_tokens)
                 yield Sample(runner.name, prompt.task, prompt.id, turn, run)
 
 

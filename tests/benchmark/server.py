@@ -15,6 +15,7 @@ import tritonclient.grpc as grpcclient
 
 from clients.generate import Generation, generate
 from tests.benchmark.samples import Run, rotated
+from tests.support.traffic import Prompt
 
 START_LIMIT_S = 30.0
 
@@ -34,15 +35,26 @@ class Method:
         _, _, config = text.partition(":")
         return cls(text, client, config or None, options)
 
-    def generate(self, client: Any, text: str, max_tokens: int) -> Generation:
-        """Continue a text from a cold cache: no other request has the same salt."""
-        options = {**self.options, "speculation": self.name.partition(":")[0], "speculation_config": self.config}
-        salt = secrets.token_hex(8)
-        return generate(client, text, max_tokens=max_tokens, cache_salt=salt, return_stats=True, **options)
+    @property
+    def method(self) -> str:
+        """The method's name without parameters."""
+        return self.name.partition(":")[0]
 
-    def run(self, text: str, max_tokens: int) -> Run:
-        """Continue a text and measure it."""
-        return to_run(self.generate(self.client, text, max_tokens))
+    def fits(self, prompt: Prompt) -> bool:
+        """Say whether the prompt has what the method needs."""
+        return self.method != "predicted" or bool(prompt.prediction)
+
+    def generate(self, client: Any, prompt: Prompt, max_tokens: int) -> Generation:
+        """Continue a prompt from a cold cache: no other request has the same salt."""
+        options = {**self.options, "speculation": self.method, "speculation_config": self.config}
+        if self.method == "predicted":
+            options["draft_text"] = prompt.prediction
+        salt = secrets.token_hex(8)
+        return generate(client, prompt.text, max_tokens=max_tokens, cache_salt=salt, return_stats=True, **options)
+
+    def run(self, prompt: Prompt, max_tokens: int) -> Run:
+        """Continue a prompt and measure it."""
+        return to_run(self.generate(self.client, prompt, max_tokens))
 
 
 def to_run(done: Generation) -> Run:
@@ -99,14 +111,14 @@ Count = Callable[[], Passes | None]
 
 
 def measure_crowds(
-    methods: Sequence[Method], url: str, texts: Sequence[str], turns: int, max_tokens: int, count: Count
+    methods: Sequence[Method], url: str, prompts: Sequence[Prompt], turns: int, max_tokens: int, count: Count
 ) -> list[Crowd]:
-    """Send all texts at once under each method, by turns; the first turn is not counted."""
+    """Send all prompts at once under each method, by turns; the first turn is not counted."""
     crowds = []
     for turn in range(turns + 1):
         for method in rotated(methods, turn):
             before = count()
-            crowd = run_crowd(method, url, texts, max_tokens)
+            crowd = run_crowd(method, url, prompts, max_tokens)
             after = count()
             if before and after and after.passes > before.passes:
                 shared = (after.requests - before.requests) / (after.passes - before.passes)
@@ -115,17 +127,17 @@ def measure_crowds(
     return crowds
 
 
-def run_crowd(method: Method, url: str, texts: Sequence[str], max_tokens: int) -> Crowd:
-    """Continue all texts at once, each over a stream of its own."""
-    start = threading.Barrier(len(texts) + 1)
+def run_crowd(method: Method, url: str, prompts: Sequence[Prompt], max_tokens: int) -> Crowd:
+    """Continue all prompts at once, each over a stream of its own."""
+    start = threading.Barrier(len(prompts) + 1)
 
-    def one(text: str) -> Run:
+    def one(prompt: Prompt) -> Run:
         with grpcclient.InferenceServerClient(url) as client:
             start.wait(START_LIMIT_S)
-            return to_run(method.generate(client, text, max_tokens))
+            return to_run(method.generate(client, prompt, max_tokens))
 
-    with ThreadPoolExecutor(len(texts)) as pool:
-        pending = [pool.submit(one, text) for text in texts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        pending = [pool.submit(one, prompt) for prompt in prompts]
         start.wait(START_LIMIT_S)
         began_s = time.perf_counter()
         runs = tuple(answer.result() for answer in pending)

@@ -146,9 +146,9 @@ def test_methods_of_a_comparison_find_the_same_prefix_in_the_cache(client: Any) 
 
 
 def test_crowd_is_measured_by_the_engines_count(server: Server) -> None:
-    texts = [PROMPT + "abcd"[i] for i in range(4)]
+    prompts = [Prompt(letter, "tiny", PROMPT + letter) for letter in "abcd"]
 
-    (crowd,) = measure_crowds([Method("none")], server.grpc_url, texts, 1, 24, lambda: passes(server))
+    (crowd,) = measure_crowds([Method("none")], server.grpc_url, prompts, 1, 24, lambda: passes(server))
 
     steps = sum(run.num_steps for run in crowd.runs)
     assert len(crowd.runs) == 4
@@ -159,7 +159,7 @@ def test_crowd_is_measured_by_the_engines_count(server: Server) -> None:
 
 def test_demo_shows_the_same_text_and_ends(checkpoints: Path, tmp_path: Path, capsys: Any) -> None:
     """Its default dtype is not float32 here, so that it starts two servers."""
-    config = deployment(link(checkpoints, tmp_path), 'draft = "draft"')
+    config = deployment(link(checkpoints, tmp_path), 'draft = "draft"', "remember_tokens = 1000")
     for task in demo.TASKS:
         lines = [json.dumps({"id": f"{task}-{i}", "task": task, "text": PROMPT * (i + 1)}) for i in range(2)]
         (tmp_path / f"{task}.jsonl").write_text("\n".join(lines))
@@ -171,5 +171,6 @@ def test_demo_shows_the_same_text_and_ends(checkpoints: Path, tmp_path: Path, ca
         assert printed.count(f"── {method} ") == len(demo.TASKS)
     rows = [line.split()[:2] for line in printed.splitlines()]
     assert all([task, method] in rows for task in demo.TASKS for method in demo.METHODS)
-    assert printed.count("yes") == len(demo.TASKS) * (len(demo.METHODS) - 1)
+    assert printed.count("── predicted ") == 1
+    assert printed.count("yes") == len(demo.TASKS) * (len(demo.METHODS) - 1) + 1
     assert "float64" in printed

@@ -10,7 +10,8 @@ import pytest
 from launcher import Server
 from orchestrator.config import load_config
 from tests.exact import CONFIG, serving
-from tests.support.exactness import METHODS, SAMPLINGS
+from tests.support.exactness import SAMPLINGS
+from tests.support.settings import SETTINGS
 from tests.support.suite import ALONE, AT_ONCE, Row, Suite
 from tests.support.traffic import Crowd, ask, mixed_prompts, settled_figures
 
@@ -39,22 +40,21 @@ def accepted(row: Row, tasks: tuple[str, ...] = ()) -> int:
 
 
 @pytest.mark.parametrize("mode", [ALONE, AT_ONCE])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_text_under_any_method_is_the_targets_own(rows: dict[str, Row], sampling: str, method: str, mode: str) -> None:
-    row = rows[f"{sampling}, {method}, {mode}"]
+def test_text_under_any_method_is_the_targets_own(rows: dict[str, Row], sampling: str, setting: str, mode: str) -> None:
+    row = rows[f"{sampling}, {setting}, {mode}"]
 
     assert len(row.answers) == NUM_PROMPTS
     assert not row.differences, "\n".join(map(str, row.differences))
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if method.startswith("draft_model")])
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_draft_model_has_drafts_accepted_and_refused(rows: dict[str, Row], sampling: str, method: str) -> None:
-    row = rows[f"{sampling}, {method}, {ALONE}"]
-    drafted = sum(answer.num_drafted for _, answer in row.answers)
+@pytest.mark.parametrize("setting", [setting for setting in SETTINGS if setting != "none"])
+def test_drafts_were_accepted_and_refused_so_that_the_law_was_at_stake(rows: dict[str, Row], setting: str) -> None:
+    both = [rows[f"{sampling}, {setting}, {ALONE}"] for sampling in SAMPLINGS]
+    drafted = sum(answer.num_drafted for row in both for _, answer in row.answers)
 
-    assert 0 < accepted(row) < drafted
+    assert 0 < sum(map(accepted, both)) < drafted
 
 
 def test_prompt_lookup_has_drafts_accepted_where_text_repeats(rows: dict[str, Row]) -> None:
@@ -65,8 +65,8 @@ def test_prompt_lookup_has_drafts_accepted_where_text_repeats(rows: dict[str, Ro
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_requests_at_once_share_passes_and_requests_alone_do_not(rows: dict[str, Row], sampling: str) -> None:
-    for method in METHODS:
-        alone, at_once = (rows[f"{sampling}, {method}, {mode}"].answers for mode in (ALONE, AT_ONCE))
+    for setting in SETTINGS:
+        alone, at_once = (rows[f"{sampling}, {setting}, {mode}"].answers for mode in (ALONE, AT_ONCE))
 
         assert all(answer.num_in_pass == 1 for _, answer in alone)
         assert sum(answer.num_in_pass for _, answer in at_once) / len(at_once) > 1.5

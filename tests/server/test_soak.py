@@ -22,8 +22,8 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Soak]:
     target = make_tiny_target(tmp_path_factory.mktemp("target"), **SHAPE)
     draft = make_tiny_target(tmp_path_factory.mktemp("draft"), **SHAPE)  # the same: all its drafts are accepted
     # Pools of 12 MB hold eight of the longest requests, and the warm-up fills them.
-    env = {"SERVING_TARGET": str(target), "SERVING_DRAFT": str(draft), "SERVING_KV_MEMORY_MB": "12"}
-    with Server(CONFIG, env=env) as server:
+    sizes = {"SERVING_KV_MEMORY_MB": "12", "SERVING_NGRAM_TABLES": "", "SERVING_REMEMBER_TOKENS": "2000"}
+    with Server(CONFIG, env={"SERVING_TARGET": str(target), "SERVING_DRAFT": str(draft), **sizes}) as server:
         yield soak(server, WARM_UP, MEASURED, num_parts=3)
 
 

@@ -20,6 +20,7 @@ from orchestrator.noise import gumbel
 from orchestrator.sampling import log_p, pick
 from orchestrator.types import Sampling
 from tests.support.engines import PlainModel
+from tests.support.settings import inputs_of
 from tests.support.traffic import Answer, Crowd, Prompt, ask
 
 NEAR_TIE = 1e-4
@@ -31,13 +32,6 @@ def _float32(value: float) -> float:
     return float(np.float32(value))
 
 
-METHODS: dict[str, dict[str, Any]] = {
-    "none": {"speculation": "none"},
-    "prompt_lookup": {"speculation": "prompt_lookup"},
-    "draft_model 1": {"speculation": "draft_model", "speculation_config": '{"draft_len": 1}'},
-    "draft_model 4": {"speculation": "draft_model", "speculation_config": '{"draft_len": 4}'},
-    "draft_model 8": {"speculation": "draft_model", "speculation_config": '{"draft_len": 8}'},
-}
 SAMPLINGS = {
     "greedy": Sampling(),
     "sampled": Sampling(_float32(0.8), top_p=_float32(0.95)),
@@ -46,10 +40,10 @@ SAMPLINGS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One request: a prompt under a method and a sampling, `seed` included."""
+    """One request: a prompt under a setting of a method and a sampling, `seed` included."""
 
     prompt: Prompt
-    method: str
+    setting: str
     sampling: Sampling
 
     def options(self, num_tokens: int) -> dict[str, Any]:
@@ -57,16 +51,16 @@ class Case:
         rule = self.sampling
         drawn = {"temperature": rule.temperature, "top_p": rule.top_p, "seed": rule.seed}
         limits = {"max_tokens": num_tokens, "timeout_ms": LIMIT_S * 1000, "limit_s": LIMIT_S}
-        return METHODS[self.method] | ({} if rule.greedy else drawn) | limits
+        return inputs_of(self.setting, self.prompt.text) | ({} if rule.greedy else drawn) | limits
 
 
-def cases_of(prompts: Sequence[Prompt], sampling: str, methods: Sequence[str]) -> list[Case]:
-    """Return the cases of some methods, the methods of one prompt side by side; each prompt has its own seed."""
+def cases_of(prompts: Sequence[Prompt], sampling: str, names: Sequence[str]) -> list[Case]:
+    """Return the cases of some settings, those of one prompt side by side; each prompt has its own seed."""
     rule = SAMPLINGS[sampling]
     return [
-        Case(prompt, method, rule if rule.greedy else replace(rule, seed=1 + index))
+        Case(prompt, name, rule if rule.greedy else replace(rule, seed=1 + index))
         for index, prompt in enumerate(prompts)
-        for method in methods
+        for name in names
     ]
 
 

@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from clients.generate import stream
 from launcher import Server
-from tests.support.exactness import METHODS
+from tests.support.settings import SETTINGS, inputs_of
 from tests.support.traffic import Crowd, Prompt
 
 NUM_AT_ONCE = 8
@@ -64,25 +64,26 @@ class Traffic:
                 self.num_steps += num_steps
                 self.outcomes[kind.__name__.strip("_")] += 1
 
-    def _options(self, rng: random.Random) -> dict[str, Any]:
+    def _inputs(self, rng: random.Random) -> tuple[str, dict[str, Any]]:
+        """Return a prompt and the other inputs of a request."""
+        text = rng.choice(self._prompts).text
         drawn = {"temperature": 0.8, "top_p": 0.95, "seed": rng.getrandbits(32)}
         stop = {"stop_words": ["return", "\n\n"]} if rng.random() < 0.3 else {}
-        method = METHODS[rng.choice(list(METHODS))]
-        return {**method, **stop, **(drawn if rng.random() < 0.5 else {}), "max_tokens": rng.randint(1, MAX_TOKENS)}
-
-    def _text(self, rng: random.Random) -> str:
-        return rng.choice(self._prompts).text
+        method = inputs_of(rng.choice(list(SETTINGS)), text)
+        length = {"max_tokens": rng.randint(1, MAX_TOKENS)}
+        return text, {**method, **stop, **(drawn if rng.random() < 0.5 else {}), **length}
 
     def _finish(self, client: Any, rng: random.Random) -> int:
         """Let a request end by itself; an error here is a failure of the soak."""
-        chunks = list(stream(client, self._text(rng), limit_s=300, timeout_ms=300_000, **self._options(rng)))
+        text, inputs = self._inputs(rng)
+        chunks = list(stream(client, text, limit_s=300, timeout_ms=300_000, **inputs))
         return sum(len(chunk.step_lengths) for chunk in chunks)
 
     def _cancel(self, client: Any, rng: random.Random) -> int:
         """Go away after a few responses."""
         num_steps, patience = 0, rng.randint(0, 8)
-        options = {**self._options(rng), "max_tokens": 4 * MAX_TOKENS}
-        with closing(stream(client, self._text(rng), limit_s=300, **options)) as chunks:
+        text, inputs = self._inputs(rng)
+        with closing(stream(client, text, limit_s=300, **{**inputs, "max_tokens": 4 * MAX_TOKENS})) as chunks:
             for chunk in chunks:
                 num_steps += len(chunk.step_lengths)
                 if num_steps > patience:
@@ -91,24 +92,27 @@ class Traffic:
 
     def _deadline(self, client: Any, rng: random.Random) -> int:
         """Ask for more than there is time for."""
-        options = {**self._options(rng), "max_tokens": 8 * MAX_TOKENS, "timeout_ms": rng.randint(1, 150)}
+        text, inputs = self._inputs(rng)
+        inputs |= {"max_tokens": 8 * MAX_TOKENS, "timeout_ms": rng.randint(1, 150)}
         num_steps = 0
         with suppress(InferenceServerException):
-            for chunk in stream(client, self._text(rng), **options):
+            for chunk in stream(client, text, **inputs):
                 num_steps += len(chunk.step_lengths)
         return num_steps
 
     def _refused(self, client: Any, rng: random.Random) -> int:
         """Ask for what there is not."""
         try:
-            list(stream(client, self._text(rng), **{**self._options(rng), **rng.choice(BAD)}))
+            text, inputs = self._inputs(rng)
+            list(stream(client, text, **{**inputs, **rng.choice(BAD)}))
         except InferenceServerException:
             return 0
         raise AssertionError("a bad request was served")
 
     def _http(self, client: Any, rng: random.Random) -> int:
         """Stream over HTTP; every other time close the connection in the middle."""
-        body = json.dumps({"text_input": self._text(rng), "stream": True, **self._options(rng)})
+        text, inputs = self._inputs(rng)
+        body = json.dumps({"text_input": text, "stream": True, **inputs})
         with closing(http.client.HTTPConnection(self._server.http_url.removeprefix("http://"), timeout=300)) as door:
             door.request("POST", "/v2/models/speculative/generate_stream", body)
             answer = door.getresponse()

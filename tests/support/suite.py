@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.config import ServingConfig
-from tests.support.exactness import METHODS, SAMPLINGS, Case, Difference, Judge, Oracle, cases_of, run
+from tests.support.exactness import SAMPLINGS, Case, Difference, Judge, Oracle, cases_of, run
+from tests.support.settings import SETTINGS
 from tests.support.traffic import Answer, Prompt
 
 NUM_AT_ONCE = 8
@@ -23,24 +24,24 @@ class Unit:
     at_once: int
 
 
-def units_of(prompts: Sequence[Prompt]) -> list[Unit]:
-    """Return a unit per sampling and method alone, and one per sampling in which all methods run at once."""
+def units_of(prompts: Sequence[Prompt], samplings: Sequence[str]) -> list[Unit]:
+    """Return a unit per sampling and setting alone, and one per sampling in which all settings run at once."""
     units = []
-    for sampling in SAMPLINGS:
-        for method in METHODS:
-            units.append(Unit(sampling, f"{method}, {ALONE}", cases_of(prompts, sampling, [method]), 1))
-        mixed = cases_of(prompts, sampling, list(METHODS))
+    for sampling in samplings:
+        for name in SETTINGS:
+            units.append(Unit(sampling, f"{name}, {ALONE}", cases_of(prompts, sampling, [name]), 1))
+        mixed = cases_of(prompts, sampling, list(SETTINGS))
         units.append(Unit(sampling, f"all methods, {AT_ONCE}", mixed, NUM_AT_ONCE))
     return units
 
 
 @dataclass
 class Row:
-    """One line of the table: what became of one method under one sampling, alone or in company."""
+    """One line of the table: what became of one setting under one sampling, alone or in company."""
 
     dtype: str
     sampling: str
-    method: str
+    setting: str
     mode: str
     answers: list[tuple[Case, Answer]] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
@@ -48,7 +49,7 @@ class Row:
     @property
     def name(self) -> str:
         """The setting in words."""
-        return f"{self.sampling}, {self.method}, {self.mode}"
+        return f"{self.sampling}, {self.setting}, {self.mode}"
 
     @property
     def faults(self) -> list[Difference]:
@@ -62,7 +63,7 @@ class Row:
         accepted, drafted = sum(a.num_accepted for a in answers), sum(a.num_drafted for a in answers)
         company = sum(a.num_in_pass * a.num_steps for a in answers) / steps
         return [
-            self.dtype, self.sampling, self.method, self.mode, str(len(answers)), str(tokens), f"{tokens / steps:.2f}",
+            self.dtype, self.sampling, self.setting, self.mode, str(len(answers)), str(tokens), f"{tokens / steps:.2f}",
             f"{accepted / drafted:.0%}" if drafted else "–", f"{company:.1f}",
             str(len(self.faults)), str(len(self.differences) - len(self.faults)),
         ]  # fmt: skip
@@ -71,8 +72,15 @@ class Row:
 class Suite:
     """All settings in one dtype."""
 
-    def __init__(self, config: ServingConfig, prompts: Sequence[Prompt], num_tokens: int, dtype: str) -> None:
-        self.units = units_of(prompts)
+    def __init__(
+        self,
+        config: ServingConfig,
+        prompts: Sequence[Prompt],
+        num_tokens: int,
+        dtype: str,
+        samplings: Sequence[str] = tuple(SAMPLINGS),
+    ) -> None:
+        self.units = units_of(prompts, samplings)
         self.num_tokens = num_tokens
         self._dtype = dtype
         self._oracle = Oracle(config.target, dtype)
@@ -91,7 +99,7 @@ class Suite:
             mode = ALONE if unit.at_once == 1 else AT_ONCE
             for case, answer in zip(unit.cases, some, strict=True):
                 row = rows.setdefault(
-                    (unit.sampling, case.method, mode), Row(self._dtype, unit.sampling, case.method, mode)
+                    (unit.sampling, case.setting, mode), Row(self._dtype, unit.sampling, case.setting, mode)
                 )
                 self._compare(row, case, answer, expected)
         return list(rows.values())

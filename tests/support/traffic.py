@@ -34,6 +34,13 @@ class Prompt:
     task: str
     text: str
 
+    @property
+    def prediction(self) -> str:
+        """What a client would expect as output: of an edit, the rest of the text that is copied; else nothing."""
+        original, announced, copy = self.text.partition("\n\n\n# the same with ")
+        num_shown = copy.count("\n")
+        return "\n" + "\n".join(original.split("\n")[num_shown:]) if announced else ""
+
 
 @dataclass(frozen=True)
 class Answer:

@@ -15,12 +15,12 @@ import pytest
 from clients import demo
 from clients.generate import Chunk, Generation
 from tests import bench
-from tests.benchmark import figures, report, samples
+from tests.benchmark import figures, picture, report, samples
 from tests.benchmark.samples import BenchError, Run, Sample
 from tests.benchmark.server import Crowd, Method, to_run
 from tests.support.engines import PlainModel
 from tests.support.tiny_models import make_tiny_target
-from tests.support.traffic import Prompt
+from tests.support.traffic import Prompt, read_prompts
 
 RUN = Run((1, 2, 3), num_steps=2, num_accepted=1, first_token_s=0.1, decode_tokens=2, decode_s=1.0, num_drafted=4)
 
@@ -67,8 +67,11 @@ class Scripted:
     def __init__(self, name: str, calls: list[str]) -> None:
         self.name, self.calls = name, calls
 
-    def run(self, text: str, max_tokens: int) -> Run:
-        self.calls.append(f"{self.name}:{text}")
+    def fits(self, prompt: Prompt) -> bool:
+        return prompt.task != "long" or self.name != "b"
+
+    def run(self, prompt: Prompt, max_tokens: int) -> Run:
+        self.calls.append(f"{self.name}:{prompt.text}")
         return RUN
 
 
@@ -81,6 +84,22 @@ def test_measure_takes_turns_after_one_uncounted_run_each() -> None:
 
     assert calls == ["a:x", "b:x", "a:x", "b:x", "b:y", "a:y", "b:x", "a:x", "a:y", "b:y"]
     assert [f"{s.runner}:{s.prompt}" for s in found] == calls[2:]
+
+
+def test_measure_leaves_out_a_runner_that_a_prompt_does_not_fit() -> None:
+    calls: list[str] = []
+    prompts = [Prompt("x", "edit", "x"), Prompt("y", "long", "y")]
+    list(samples.measure([Scripted(name, calls) for name in "ab"], prompts, 1, 9))
+    assert calls == ["a:x", "a:x", "a:y"]
+
+
+def test_prediction_of_an_edit_is_the_rest_of_what_is_copied() -> None:
+    text = "def f(a):\n    b = a\n    return b\n\n\n# the same with `a` renamed to `total`\ndef f(total):"
+    assert Prompt("e", "edit", text).prediction == "\n    b = a\n    return b"
+    assert Prompt("c", "completion", "def f(a):").prediction == ""
+    for prompt in read_prompts()["edit"]:
+        copied = prompt.text + prompt.prediction
+        assert copied.count("\n") == 2 * prompt.text.split("\n\n\n# the same with")[0].count("\n") + 4, prompt.id
 
 
 def test_prefix_hits_must_be_equal_for_a_prompt() -> None:
@@ -137,7 +156,7 @@ def crowds(rates: Sequence[float], **changes: Any) -> list[Crowd]:
 
 
 def test_crowd_table_prefers_the_engines_own_count() -> None:
-    table = report.crowd_table(crowds([10.0, 20.0], requests_per_pass=1.75), ["m0", "m1"], "m0")
+    table = report.crowd_table(crowds([10.0, 20.0], requests_per_pass=1.75), "m0")
     assert table.splitlines()[-1] == "| 2 | m1 | 20 | 20–20 | 2.00 × | 1.8 |"
 
 
@@ -165,3 +184,15 @@ def test_weights_are_named_by_their_hash(tmp_path: Path) -> None:
 def test_bench_refuses_sampled_peers() -> None:
     with pytest.raises(SystemExit):
         bench.parse(["--peers", "--temperature", "0.8"])
+
+
+def test_picture_has_a_bar_per_task_and_runner_and_is_the_same_file_again(tmp_path: Path) -> None:
+    found = [row for row in figures.rows(SAMPLES, "none") for row in (row, replace(row, task="long"))]
+    one, two = tmp_path / "one.svg", tmp_path / "two.svg"
+    for path in (one, two):
+        picture.draw([*found, replace(found[-1], runner="slow")], "none", path)
+
+    drawn = one.read_text()
+    assert all(f">{word}<" in drawn for word in ("edit", "long", "fast", "slow", "speed-up over none"))
+    assert ">none<" not in drawn
+    assert two.read_text() == drawn

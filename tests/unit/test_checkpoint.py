@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.checkpoint import Checkpoint, read_checkpoint
+from orchestrator.checkpoint import Checkpoint, estimated_parameters, read_checkpoint
 from orchestrator.errors import ConfigError
 from tests.support.tiny_models import write_byte_tokenizer
 
@@ -53,6 +53,43 @@ def test_checkpoint_eos_of_the_generation_config_goes_before_the_config_s(
 ) -> None:
     plain = {"vocab_size": 64, "max_position_embeddings": 512}
     assert checkpoint(tmp_path, plain | config, generation).eos_ids == eos_ids
+
+
+LLAMA_2_7B = {
+    "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008,
+    "vocab_size": 32000,
+}  # fmt: skip
+LLAMA_3_8B = LLAMA_2_7B | {"num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256}
+QWEN_3_30B_A3B = LLAMA_2_7B | {
+    "hidden_size": 2048, "num_hidden_layers": 48, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936,
+    "moe_intermediate_size": 768, "num_experts_per_tok": 8,
+}  # fmt: skip
+GPT_2 = {
+    "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": None, "vocab_size": 50257, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "billions", "share_off"),
+    [
+        (LLAMA_2_7B, 6.738, 0.001),
+        (LLAMA_3_8B, 8.030, 0.001),
+        (LLAMA_3_8B | {"num_experts_per_tok": 2, "num_local_experts": 8, "vocab_size": 32000}, 12.88, 0.001),  # Mixtral
+        (QWEN_3_30B_A3B, 3.3, 0.02),
+        (GPT_2, 0.124, 0.25),  # its MLP has no gate
+        ({}, 0, 0),
+        ({"hidden_size": "x", "num_hidden_layers": None, "vocab_size": 64}, 0, 0),
+    ],
+)
+def test_estimated_parameters_are_those_of_the_model_card(
+    config: dict[str, Any], billions: float, share_off: float
+) -> None:
+    assert estimated_parameters(config) / 1e9 == pytest.approx(billions, rel=share_off)
+
+
+def test_checkpoint_counts_the_parameters_of_the_text_part(tmp_path: Path) -> None:
+    assert checkpoint(tmp_path).num_parameters == 0
+    assert checkpoint(tmp_path, {"text_config": CONFIG | LLAMA_2_7B}).num_parameters == estimated_parameters(LLAMA_2_7B)
 
 
 def test_checkpoint_of_a_composite_model_is_its_text_part(tmp_path: Path) -> None:

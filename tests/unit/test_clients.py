@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import socket
 from collections.abc import Iterator
+from concurrent import futures
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
+from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from clients import generate, http_generate
@@ -234,3 +237,30 @@ def test_client_without_a_server_says_what_to_do(client: Any, nobody: str, capsy
     assert nobody in error
     assert error.count("\n") == 1
     assert "--url" in error
+
+
+class FullServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """Refuses every stream as a server does that has no place free, with gRPC's status for it."""
+
+    def ModelStreamInfer(self, requests: Any, context: Any) -> None:  # noqa: N802
+        context.abort(grpc.StatusCode.UNAVAILABLE, "2 requests run and 3 wait; try again later (max_running, …)")
+
+
+@pytest.fixture
+def full() -> Iterator[str]:
+    """Return the address of a server that is full."""
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(FullServer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+def test_client_of_a_full_server_says_so_and_not_that_there_is_none(full: str, capsys: Any) -> None:
+    assert generate.main(["x", "--url", full]) == 1
+
+    error = capsys.readouterr().err
+    assert "2 requests run and 3 wait" in error
+    assert "no server" not in error
+    assert error.count("\n") == 1

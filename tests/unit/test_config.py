@@ -111,6 +111,9 @@ def test_config_variables_of_a_kubernetes_service_called_serving_are_not_keys(wr
         ('device = "gpu"', ("device", "cpu, cuda or cuda:N", "'gpu'")),
         ('default_speculation = "magic"', ("prompt_lookup", "'magic'")),
         ('default_speculation = "draft_model"', ("'draft_model'", "needs the key draft")),
+        ('default_speculation = "ngram"', ("'ngram'", "needs the key ngram_tables or remember_tokens")),
+        ('default_speculation = "suffix+ngram"', ("'ngram'", "needs the key ngram_tables or remember_tokens")),
+        ("remember_tokens = 4000001", ("remember_tokens", "0..4000000", "4000001")),
         ('default_speculation = "suffix+eagle2"', ("'eagle2'", "needs the key eagle")),
         ("default_max_tokens = 5000", ("1..4096", "max_tokens_limit", "5000")),
         ("[table]\nkey = 1", ("unknown key", "'table'")),
@@ -120,6 +123,11 @@ def test_config_variables_of_a_kubernetes_service_called_serving_are_not_keys(wr
 def test_config_bad_value_says_what_value_allowed_and_where(write, line, words):
     said = refusal(write(f'target = "m"\n{line}' if line != "target" else "target = "))
     assert all(word in said for word in (*words, "serving.toml")), said
+
+
+@pytest.mark.parametrize("line", ['ngram_tables = "t"', "remember_tokens = 1"])
+def test_config_ngram_by_default_needs_only_one_source_of_statistics(write, line):
+    assert load_config(write(f'target = "m"\ndefault_speculation = "ngram"\n{line}'), {})
 
 
 @pytest.mark.parametrize("text", ["", 'target = ""'])
@@ -138,7 +146,7 @@ def test_config_shipped_file_names_every_key_and_is_the_default_otherwise():
     text = (ROOT / "serving.toml").read_text()
     for f in fields(ServingConfig):
         assert f"\n{f.name} = " in text, f.name
-    models = {key: "" for key in CHECKPOINTS if key != "target"}
+    models = {key: "" for key in (*CHECKPOINTS, "ngram_tables") if key != "target"}
     assert replace(config, **models) == ServingConfig(target=config.target)
 
 

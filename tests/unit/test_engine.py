@@ -307,7 +307,7 @@ def test_full_pool_refuses_a_new_prompt_and_keeps_the_pinned_ones(folder: Path, 
 
 def test_ids_outside_the_vocabulary_are_refused(engine: EngineThread[StepRequest]) -> None:
     for bad in (-1, VOCAB_SIZE):
-        with pytest.raises(EngineError, match="outside"):
+        with pytest.raises(RequestError, match="outside"):
             EngineTarget(engine, 4).step(Context([1, bad]), TokenTree.bare(), Sampling(), Want())
 
 

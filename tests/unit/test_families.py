@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import runtime.attention
+import runtime.check
 from orchestrator.errors import ConfigError
 from orchestrator.tree import TokenTree
 from orchestrator.types import Context
@@ -146,8 +147,7 @@ def test_trees_over_long_contexts_equal_the_stock_model(name: str, tmp_path: Pat
 # bfloat16 stands for the default dtype of real deployments: norms, packed products and caches in 8 bits.
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [(name, dtype) for name in ("llama", "gemma2", "gpt_oss") for dtype in ("float32", "bfloat16")]
-    + [("qwen3_moe", "float32")],
+    [(name, dtype) for name in ("llama", "gemma2", "gpt_oss", "qwen3_moe") for dtype in ("float32", "bfloat16")],
 )
 def test_other_dtypes_load(name: str, dtype: str, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, name, **FAMILIES[name] | {"initializer_range": 0.2})
@@ -320,15 +320,41 @@ def siblings_seen(query: Any, key: Any, value: Any, bias: Any, *rest: Any) -> An
 ATTEND = runtime.attention._attend
 
 
-@pytest.mark.parametrize("bug", [scaled, unmasked, without_cache, siblings_seen])
+@pytest.fixture(scope="module")
+def sharp_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One whose tokens depend on their context as much as a trained model's do."""
+    return write_checkpoint(tmp_path_factory.mktemp("sharp"), "llama", initializer_range=0.2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bug"),
+    [("float64", bug) for bug in (scaled, unmasked, without_cache, siblings_seen)]
+    + [("bfloat16", bug) for bug in (unmasked, without_cache, siblings_seen)],
+)
 def test_a_model_that_differs_from_the_stock_one_is_refused(
-    llama: Path, monkeypatch: pytest.MonkeyPatch, bug: Any
+    sharp_llama: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, bug: Any
 ) -> None:
     """What the comparison at load is for; each bug shows itself in another of its rows."""
-    load_model(str(llama), "cpu", "float64")
+    load_model(str(sharp_llama), "cpu", dtype)
     monkeypatch.setattr(runtime.attention, "_attend", bug)
     with pytest.raises(ConfigError, match="differ from the stock model by"):
-        load_model(str(llama), "cpu", "float64")
+        load_model(str(sharp_llama), "cpu", dtype)
+
+
+@pytest.mark.parametrize(("dtype", "num_off"), [(torch.bfloat16, 8), (torch.float32, 0), (torch.float64, 0)])
+def test_rows_may_be_off_where_a_router_may_flip_and_no_more_of_them(dtype: torch.dtype, num_off: int) -> None:
+    expected = torch.randn(33, 50, dtype=torch.float64).log_softmax(dim=-1)
+
+    def check(num_rows: int, off: float) -> None:
+        found = expected.clone()
+        found[33 - num_rows :, 7] -= off
+        runtime.check._check_log_probs(found, expected, runtime.check.TOLERANCE[dtype], "here")
+
+    check(num_off, off=5.0)
+    with pytest.raises(ConfigError, match="here: log-probabilities differ from the stock model by 5 "):
+        check(num_off + 1, off=5.0)
+    with pytest.raises(ConfigError, match="by nan"):
+        check(1, off=torch.nan)
 
 
 def test_tiny_configs_are_what_they_claim() -> None:

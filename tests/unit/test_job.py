@@ -16,6 +16,7 @@ from orchestrator.checkpoint import Checkpoint
 from orchestrator.config import ServingConfig
 from orchestrator.errors import ConfigError, RequestError
 from orchestrator.job import Job, JobBuilder, sampling_of
+from orchestrator.methods import Materials
 from orchestrator.request import MAX_TEXT_BYTES, Given, read
 from orchestrator.types import Context, Sampling
 from tests.support.tiny_models import VOCAB_SIZE, write_byte_tokenizer
@@ -256,7 +257,25 @@ def test_job_drafter_that_is_not_loaded_is_refused_with_its_key(builder: JobBuil
     assert "'draft_model' needs the drafter 'draft'" in said and "key draft in serving.toml" in said
 
 
-@pytest.mark.parametrize("method", ["magic", "draft_model"])
+def test_job_prediction_is_read_and_chooses_its_method(builder: JobBuilder) -> None:
+    for inputs in ({"draft_text": "bcd"}, {"draft_input_ids": [2, 3, 4]}):
+        assert built(builder, **inputs).prediction == (2, 3, 4)
+        assert built(builder, **inputs).plan.method == "predicted"
+        assert built(builder, speculation="predicted", **inputs).plan.method == "predicted"
+    assert built(builder, draft_text="", draft_input_ids=[]).plan.method == DEPLOYMENT.default_speculation
+
+
+def test_job_prediction_is_refused_when_it_cannot_be_used(builder: JobBuilder) -> None:
+    assert "exclude each other" in refusal(builder, draft_text="b", draft_input_ids=[2])
+    assert "needs what to expect: draft_text or draft_input_ids" in refusal(builder, speculation="predicted")
+    assert "for the method 'predicted', got 'none'" in refusal(builder, speculation="none", draft_text="b")
+    assert f"draft_input_ids must hold ids in 0..{VOCAB_SIZE - 1}, got {VOCAB_SIZE}" in refusal(
+        builder, draft_input_ids=[VOCAB_SIZE]
+    )
+    assert "draft_text has" in refusal(builder, draft_text="b" * (MAX_TEXT_BYTES + 1))
+
+
+@pytest.mark.parametrize("method", ["magic", "draft_model", "predicted"])
 def test_builder_default_method_that_no_request_could_use_fails_at_load(builder: JobBuilder, method: str) -> None:
     with pytest.raises(ConfigError, match="default_speculation"):
         JobBuilder(replace(DEPLOYMENT, default_speculation=method), builder.checkpoint, frozenset())
@@ -268,7 +287,7 @@ scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text("aé
 names = st.sampled_from(
     ["text_input", "input_ids", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "random_seed", "stop_words",
      "stop_ids", "end_id", "speculation", "speculation_config", "num_draft_tokens", "timeout_ms", "stream", "cache_salt",
-     "return_stats", "rule", "pad_id", "bad_words", "lora_config", "tempratur"]
+     "return_stats", "rule", "pad_id", "bad_words", "lora_config", "tempratur", "draft_text", "draft_input_ids"]
 )  # fmt: skip
 
 
@@ -283,4 +302,4 @@ def test_job_any_parameters_give_a_job_or_a_refusal(builder: JobBuilder, inputs:
         assert str(error) and "\n" not in str(error)
         return
     assert 0 < len(job.prompt) < CONTEXT and 0 < job.limits.max_tokens <= CONTEXT - len(job.prompt)
-    job.plan.proposer(lambda name: None)  # type: ignore[arg-type, return-value]
+    job.plan.proposer(Materials(lambda name: None, job.prediction))  # type: ignore[arg-type, return-value]

@@ -20,9 +20,19 @@ LOADED = frozenset(["draft"])
 DEFAULTS = {
     "none": {"max_nodes": 128},
     "prompt_lookup": {
-        "max_nodes": 128, "max_ngram": 3, "draft_len": 10, "match": "recent", "branches": 1, "length": "fixed",
+        "max_nodes": 128,
+        "max_ngram": 3,
+        "draft_len": 10,
+        "match": "recent",
+        "branches": 1,
+        "length": "fixed",
         "clip": False,
-    },  # fmt: skip
+    },
+    "lookahead": {"max_nodes": 128, "window": 0, "ngram": 0, "guesses": 0, "pool_from_prompt": True},
+    "jacobi": {"max_nodes": 128, "draft_len": 3},
+    "ngram": {"max_nodes": 128, "order": 4, "draft_len": 2},
+    "suffix": {"max_nodes": 128, "max_depth": 24, "factor": 4.0, "min_prob": 0.1, "draft_len": 32, "tree": True},
+    "predicted": {"max_nodes": 128, "draft_len": 16, "max_ngram": 6},
     "draft_model": {"max_nodes": 128, "draft_len": 3},
 }
 
@@ -98,12 +108,12 @@ def test_plan_flag_is_true_or_false(method: str, key: str) -> None:
 def test_plan_unknown_method_names_the_nearest_and_all() -> None:
     said = refusal("draftmodel")
     assert "unknown method 'draftmodel'; did you mean 'draft_model'?" in said
-    assert "(allowed: draft_model, none, prompt_lookup; input speculation)" in said
+    assert f"(allowed: {', '.join(sorted(METHODS))}; input speculation)" in said
     assert "did you mean" not in refusal("xyz")
     assert "'x" in refusal("x" * 100_000)
 
 
-@pytest.mark.parametrize("method", ["PROMPT_LOOKUP", " none", "none ", "none+prompt_lookup", "suffix", "\x00"])
+@pytest.mark.parametrize("method", ["PROMPT_LOOKUP", " none", "none ", "none+prompt_lookup", "suffix-tree", "\x00"])
 def test_plan_method_is_taken_by_its_exact_name(method: str) -> None:
     assert "unknown method" in refusal(method)
 

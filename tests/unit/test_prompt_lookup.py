@@ -54,7 +54,7 @@ def rescan(ids: list[int], max_ngram: int, draft_len: int, match: str = "recent"
             rank = {
                 "recent": lambda end: end,
                 "leftmost": lambda end: -end,
-                "frequent": lambda end: (sum(ids[other] == ids[end] for other in found), end),  # noqa: B023
+                "frequent": lambda end: (sum(ids[other] == ids[end] for other in found), end),
             }
             start = max(found, key=rank[match])
             text = list(ids)
@@ -139,9 +139,7 @@ def test_lookup_stays_within_the_budget(ids: list[int], max_nodes: int, max_dept
     st.integers(1, 5),
     st.integers(1, 12),
 )
-def test_lookup_proposes_what_transformers_does_at_its_settings(
-    ids: list[int], max_ngram: int, draft_len: int
-) -> None:
+def test_lookup_proposes_what_transformers_does_at_its_settings(ids: list[int], max_ngram: int, draft_len: int) -> None:
     torch = pytest.importorskip("torch")
     from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 

@@ -32,7 +32,7 @@ def job_of(rule: StopRule, stream: bool, **options: Any) -> Job:
     values = {"repeat_prompt": False, "return_stats": False, "want": Want(logprobs=True)} | options
     return Job(
         prompt=PROMPT, prompt_text="once upon", sampling=Sampling(), stop=rule, cache_salt="", stream=stream,
-        plan=plan("none", "", frozenset(), {}), limits=Limits(rule.max_tokens, 999, 9), **values,
+        plan=plan("none", "", frozenset(), {}), prediction=(), limits=Limits(rule.max_tokens, 999, 9), **values,
     )  # fmt: skip
 
 

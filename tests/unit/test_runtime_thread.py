@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.errors import EngineError, ServingError, Unavailable
+from orchestrator.errors import EngineError, EngineLost, ServingError, Unavailable
 from orchestrator.tree import TokenTree
 from orchestrator.types import Acceptance, Context, Sampling, Want
 from orchestrator.wire import StepRequest, delta_of
@@ -20,6 +20,21 @@ from runtime.job import Job
 from runtime.thread import EngineThread
 
 LIMIT_S = 20.0
+
+
+@dataclass
+class ScriptedSequences:
+    """Notes which sequences are dropped; `drop_idle` raises what it is told to."""
+
+    dropped: list[int] = field(default_factory=list)
+    drop_idle_error: Exception | None = None
+
+    def drop(self, sequence_id: int) -> None:
+        self.dropped.append(sequence_id)
+
+    def drop_idle(self, now_s: float, busy: set[int]) -> None:
+        if self.drop_idle_error:
+            raise self.drop_idle_error
 
 
 @dataclass
@@ -35,8 +50,7 @@ class ScriptedEngine:
     gate: threading.Event = field(default_factory=threading.Event)
     entered: threading.Event = field(default_factory=threading.Event)
     seen: list[list[int]] = field(default_factory=list)
-    released: list[int] = field(default_factory=list)
-    drop_idle_error: Exception | None = None
+    sequences: ScriptedSequences = field(default_factory=ScriptedSequences)
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -56,13 +70,6 @@ class ScriptedEngine:
                 del self.passes[job.sequence_id]
                 job.reply(Acceptance((), job.sequence_id))
         return left
-
-    def release(self, sequence_id: int) -> None:
-        self.released.append(sequence_id)
-
-    def drop_idle(self, now_s: float, busy: set[int]) -> None:
-        if self.drop_idle_error:
-            raise self.drop_idle_error
 
 
 class Answers:
@@ -155,7 +162,7 @@ def test_a_deadline_that_passes_in_the_queue_is_said_and_the_engine_never_asked(
     assert "Unavailable: the deadline passed" in late.error()
     assert bench.submit(2).token() == 2
     assert all(1 not in batch for batch in bench.script.seen)
-    assert 1 in bench.script.released
+    assert 1 in bench.script.sequences.dropped
     assert 1 not in bench.thread.gather._live
 
 
@@ -171,7 +178,7 @@ def test_a_release_answers_the_call_that_is_still_waiting(bench: Bench) -> None:
     bench.go()
     assert "Unavailable: the sequence was released" in waiting.error()
     assert other.token() == 2
-    assert bench.script.released == [1]
+    assert bench.script.sequences.dropped == [1]
     assert all(1 not in batch for batch in bench.script.seen)
 
 
@@ -226,7 +233,7 @@ def test_a_pass_that_breaks_refuses_the_culprit_alone(bench: Bench) -> None:
     assert held.token() == 100
     assert [answers[1].token(), answers[3].token()] == [1, 3]
     assert "EngineError: the engine failed on this request: RuntimeError" in answers[2].error()
-    assert 2 in bench.script.released and 3 not in bench.script.released
+    assert 2 in bench.script.sequences.dropped and 3 not in bench.script.sequences.dropped
     assert bench.submit(4).token() == 4
 
 
@@ -244,14 +251,40 @@ def test_a_reply_that_breaks_harms_nobody_else(bench: Bench) -> None:
     assert sorted(i for batch in bench.script.seen for i in batch if i != 100) == [1, 1, 2, 2]
 
 
-def test_an_engine_that_breaks_outside_a_pass_leaves_no_call_unanswered(bench: Bench) -> None:
+def test_an_engine_that_breaks_outside_a_pass_answers_every_call_and_then_says_so(bench: Bench) -> None:
+    """The host ends the process when it is told: whoever were not answered by then would never be."""
+    answered_at_end: list[int] = []
+    ended = threading.Event()
     held = bench.hold()
-    bench.script.drop_idle_error = RuntimeError("boom")
-    waiting = bench.submit(1)
+    waiting = [bench.submit(1), bench.submit(2)]
+
+    def end() -> None:
+        answered_at_end.extend(len(answers.received) for answers in (held, *waiting))
+        ended.set()
+
+    bench.thread.on_broken(end)
+    bench.script.sequences.drop_idle_error = RuntimeError("boom")
     bench.go()
-    assert held.token() == 100
-    assert "Unavailable" in waiting.error()
-    assert "Unavailable" in bench.submit(2).error()
+    assert ended.wait(LIMIT_S)
+    assert answered_at_end == [1, 1, 1] and held.token() == 100
+    for answers in (*waiting, bench.submit(3)):
+        assert isinstance(answers.only(), EngineLost)
+
+
+def test_an_engine_that_broke_before_anyone_listened_says_so_at_once(bench: Bench) -> None:
+    bench.script.sequences.drop_idle_error = RuntimeError("boom")
+    bench.submit(1).only()
+    told: list[bool] = []
+    bench.thread.on_broken(lambda: told.append(True))
+    assert told == [True]
+
+
+def test_an_engine_that_is_closed_is_not_broken(bench: Bench) -> None:
+    told: list[bool] = []
+    bench.thread.on_broken(lambda: told.append(True))
+    bench.thread.close()
+    bench.thread.on_broken(lambda: told.append(True))
+    assert told == []
 
 
 def test_the_thread_is_prepared_before_its_first_pass() -> None:
@@ -274,9 +307,9 @@ def test_a_thread_that_cannot_be_prepared_says_so_to_every_call() -> None:
     bench.thread = EngineThread(bench.script, "broken", broken)
     early = bench.submit(1)
     bench.thread.start()
-    assert "Unavailable" in early.error()
+    assert "EngineLost" in early.error()
     bench.thread.close()
-    assert "Unavailable" in bench.submit(2).error()
+    assert "EngineLost" in bench.submit(2).error()
 
 
 @pytest.mark.parametrize("seed", range(2))

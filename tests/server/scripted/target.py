@@ -44,6 +44,9 @@ class ScriptedEngine:
     def watch(self, report: Any) -> None:
         pass
 
+    def on_broken(self, end: Any) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -1,0 +1,158 @@
+"""Counts n-grams of any text for the method `ngram`; it trains nothing and knows no model, only a tokenizer."""
+
+import argparse
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from build.corpus import load_corpus
+from build.errors import BuildError, run_command
+from build.tokenizer import load_tokenizer
+from build.workspace import MODELS
+from orchestrator.proposers.ngram import MAX_CANDIDATES
+from orchestrator.proposers.tables import MAX_ORDER, Level, Tables, save_tables, vocabulary_of
+
+Ids = npt.NDArray[np.int64]
+
+
+class Text(NamedTuple):
+    """Documents, which no n-gram runs across, and what they are, for the record."""
+
+    documents: list[str]
+    provenance: dict[str, Any]
+
+
+class Counts(NamedTuple):
+    """Rows (r,) by context, then follower: packed context, follower, and how often the one followed the other."""
+
+    contexts: Ids
+    followers: Ids
+    times: Ids
+
+    def only(self, kept: npt.NDArray[np.bool_]) -> "Counts":
+        """The rows where `kept` is true."""
+        return Counts(*(column[kept] for column in self))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """min_count: n-grams seen less often are left out. max_contexts: most contexts of one length, the most frequent."""
+
+    min_count: int = 2
+    max_contexts: int = 60_000
+
+
+def count_tables(documents: Sequence[Ids], tokenizer: Tokenizer, order: int, limits: Limits) -> Tables:
+    """The tables of all n-grams up to `order`; the 64 best followers of a context are kept, as q has no more."""
+    vocabulary = vocabulary_of(tokenizer)
+    if vocabulary.size ** (order - 1) >= 1 << 63:
+        raise BuildError(f"a vocabulary of {vocabulary.size} tokens is too large for n-grams of order {order}")
+    levels = [_level(count(documents, size, vocabulary.size), limits) for size in range(order)]
+    return Tables(vocabulary, tuple(levels))
+
+
+def count(documents: Sequence[Ids], size: int, vocab_size: int) -> Counts:
+    """Every context of `size` tokens with each of its followers."""
+    digits = vocab_size ** np.arange(size - 1, -1, -1, dtype=np.int64)
+    windows = [np.lib.stride_tricks.sliding_window_view(ids, size + 1) for ids in documents if len(ids) > size]
+    if not windows:
+        raise BuildError(f"the text has no {size + 1} tokens in a row, so there is nothing to count")
+    contexts = np.concatenate([rows[:, :-1] @ digits for rows in windows])
+    followers = np.concatenate([rows[:, -1] for rows in windows])
+    order = np.lexsort((followers, contexts))
+    contexts, followers = contexts[order], followers[order]
+    changes = (np.diff(contexts) != 0) | (np.diff(followers) != 0)
+    first = np.flatnonzero(np.concatenate([[True], changes]))
+    return Counts(contexts[first], followers[first], np.diff(first, append=len(contexts)))
+
+
+def _level(counts: Counts, limits: Limits) -> Level:
+    counts = counts.only(counts.times >= limits.min_count)
+    counts = _frequent_contexts(_best_followers(counts), limits.max_contexts)
+    keys, first = np.unique(counts.contexts, return_index=True)
+    return Level(keys, np.append(first, len(counts.contexts)), counts.followers, counts.times)
+
+
+def _best_followers(counts: Counts) -> Counts:
+    """The most frequent followers of each context, the lowest id first among equals."""
+    order = np.lexsort((counts.followers, -counts.times, counts.contexts))
+    _, first, group = np.unique(counts.contexts[order], return_index=True, return_inverse=True)
+    kept = np.zeros(len(order), np.bool_)
+    kept[order] = np.arange(len(order)) - first[group] < MAX_CANDIDATES
+    return counts.only(kept)
+
+
+def _frequent_contexts(counts: Counts, max_contexts: int) -> Counts:
+    """The rows of the contexts with the most occurrences, the lowest key first among equals."""
+    keys, group = np.unique(counts.contexts, return_inverse=True)
+    totals = np.bincount(group, counts.times, len(keys))
+    kept = np.zeros(len(keys), np.bool_)
+    kept[np.argsort(-totals, kind="stable")[:max_contexts]] = True
+    return counts.only(kept[group])
+
+
+def corpus_text() -> Text:
+    """The training part of the demo corpus."""
+    corpus = load_corpus()
+    provenance = {"source": "Python standard library", "interpreter": corpus.interpreter, "sha256": corpus.sha256}
+    licence = {"licence": "PSF-2.0", "train_files": len(corpus.train), "held_out_files": len(corpus.held_out)}
+    return Text([document.text for document in corpus.train], provenance | licence)
+
+
+def files_text(files: Sequence[Path]) -> Text:
+    """The text of files, one document each."""
+    digest, documents = hashlib.sha256(), []
+    for file in files:
+        try:
+            documents.append(file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise BuildError(f"{file} cannot be read as UTF-8 text: {error}") from None
+        digest.update(hashlib.sha256(documents[-1].encode()).digest())
+    return Text(documents, {"source": "files", "files": len(files), "sha256": digest.hexdigest()})
+
+
+def publish(text: Text, tokenizer: Tokenizer, order: int, limits: Limits, folder: Path) -> None:
+    """Counts the text, writes the tables into `folder`, and beside them how they were made."""
+    encodings = tokenizer.encode_batch(text.documents, add_special_tokens=False)
+    documents = [np.array(encoding.ids, np.int64) for encoding in encodings]
+    tables = count_tables(documents, tokenizer, order, limits)
+    save_tables(tables, folder)
+    provenance = {
+        "script": "build/ngrams.py",
+        "corpus": text.provenance,
+        "vocabulary": tables.vocabulary._asdict(),
+        "order": order,
+        "min_count": limits.min_count,
+        "max_contexts": limits.max_contexts,
+        "tokens": sum(len(ids) for ids in documents),
+        "contexts": [len(level.keys) for level in tables.levels],
+        "followers": [len(level.ids) for level in tables.levels],
+    }
+    (folder / "provenance.json").write_text(json.dumps(provenance, indent=2) + "\n")
+
+
+def main() -> None:
+    """Command line: `python -m build.ngrams --out FOLDER [FILES…]`; without files, the demo corpus."""
+    parser = argparse.ArgumentParser(prog="python -m build.ngrams", description=__doc__)
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILES", help="UTF-8 text (default: the demo corpus)")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="what ngram_tables will name")
+    parser.add_argument("--tokenizer", type=Path, default=MODELS / "target", metavar="FOLDER", help="the target's")
+    parser.add_argument("--order", type=int, default=MAX_ORDER, choices=range(1, MAX_ORDER + 1), help="longest n-gram")
+    parser.add_argument("--min-count", type=int, default=Limits.min_count, metavar="K", help="rarer ones are left out")
+    parser.add_argument("--max-contexts", type=int, default=Limits.max_contexts, metavar="M", help="of each length")
+    options = parser.parse_args()
+    text = files_text(options.files) if options.files else corpus_text()
+    limits = Limits(options.min_count, options.max_contexts)
+    publish(text, load_tokenizer(options.tokenizer), options.order, limits, options.out)
+    print(f"wrote {options.out}")
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,164 @@
+"""A suffix automaton over token sequences, grown token by token; knows neither requests nor drafting.
+
+A state stands for all strings that end at the same places. Of these the longest has `len` tokens, and the shortest
+one more than the state that `link` names, which holds the next shorter suffix.
+Source: Blumer et al. 1985; over several sequences: Mohri et al. 2009 (general suffix automaton).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+ROOT = 0
+# So that a short string, which half the vocabulary may follow, costs no more than a long one.
+MAX_FOLLOWERS = 256
+
+
+class Match(NamedTuple):
+    """A string that occurs in the text: its state and its length; state ROOT is the empty string."""
+
+    state: int
+    length: int
+
+
+class Follower(NamedTuple):
+    """A token seen behind a string: how often, and where last (for which of two is more recent)."""
+
+    token: int
+    times: int
+    end: int
+
+
+class Automaton:
+    """All substrings of one or more sequences; a token costs O(1) amortised and at most max_depth + 1 increments.
+
+    max_depth: longest string that is matched. Occurrences are exact for strings of up to max_depth + 1 tokens: those
+    matched, and those with one token behind them.
+    """
+
+    def __init__(self, max_depth: int) -> None:
+        self.max_depth = max_depth
+        self.num_tokens = 0
+        self._len = [0]
+        self._link = [-1]
+        self._next: list[dict[int, int]] = [{}]
+        self._count = [0]
+        self._end = [0]
+        self._whole = ROOT
+        self._recent = Match(ROOT, 0)
+
+    def begin(self) -> None:
+        """Begin another sequence; no string runs across two."""
+        self._whole, self._recent = ROOT, Match(ROOT, 0)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append tokens to the present sequence."""
+        for token in tokens:
+            self._append(token)
+
+    def repeated(self) -> Match:
+        """Return the longest suffix of the present sequence, of at most max_depth tokens, that occurred before."""
+        if self._whole == ROOT:
+            return Match(ROOT, 0)
+        earlier = self._link[self._whole]
+        if self._len[earlier] < self.max_depth:
+            return Match(earlier, self._len[earlier])
+        return self._recent
+
+    def find(self, tokens: Sequence[int]) -> Match:
+        """Return the longest suffix of `tokens`, of at most max_depth tokens, that occurs before another token."""
+        match = Match(ROOT, 0)
+        for token in tokens[-self.max_depth :]:
+            match = self._matched(match, token)
+        return self._continuing(match)
+
+    def follow(self, match: Match, token: int) -> Match:
+        """Return the match with one of its followers behind it, cut to its last max_depth tokens.
+
+        Where the text ends there, its longest suffix that goes on: a period is followed beyond its last repetition.
+        """
+        return self._continuing(self._cut(Match(self._next[match.state][token], match.length + 1)))
+
+    def followers(self, match: Match) -> list[Follower]:
+        """Return what followed the string, in the order first seen; of very many only the first MAX_FOLLOWERS.
+
+        Law: the counts are those of the string with the token behind it.
+        """
+        seen = islice(self._next[match.state].items(), MAX_FOLLOWERS)
+        return [Follower(token, self._count[state], self._end[state]) for token, state in seen]
+
+    def continued(self, match: Match) -> int:
+        """Return how often a token followed the string (not the empty one): its occurrences less one at the end."""
+        return self._count[match.state] - (self._end[match.state] == self.num_tokens)
+
+    def _append(self, token: int) -> None:
+        self.num_tokens += 1
+        last = self._whole
+        if token in self._next[last]:  # only when another sequence began alike
+            self._whole = self._split(last, token)
+        else:
+            self._whole = self._new_state(self._len[last] + 1)
+            while last >= 0 and token not in self._next[last]:
+                self._next[last][token] = self._whole
+                last = self._link[last]
+            self._link[self._whole] = self._split(last, token) if last >= 0 else ROOT
+        self._count_up(token)
+
+    def _split(self, state: int, token: int) -> int:
+        """Return the state whose longest string is that of `state` and `token`, made from a longer one if need be."""
+        longer = self._next[state][token]
+        length = self._len[state] + 1
+        if self._len[longer] == length:
+            return longer
+        clone = self._new_state(length)
+        self._next[clone] = dict(self._next[longer])
+        self._link[clone], self._link[longer] = self._link[longer], clone
+        self._count[clone], self._end[clone] = self._count[longer], self._end[longer]
+        while state >= 0 and self._next[state].get(token) == longer:
+            self._next[state][token] = clone
+            state = self._link[state]
+        return clone
+
+    def _new_state(self, length: int) -> int:
+        self._len.append(length)
+        self._link.append(ROOT)
+        self._next.append({})
+        self._count.append(0)
+        self._end.append(0)
+        return len(self._len) - 1
+
+    def _count_up(self, token: int) -> None:
+        """Count one occurrence more of each suffix of at most max_depth + 1 tokens."""
+        state = self._next[self._recent.state][token]  # of a state just split, old and clone have the same
+        self._recent = self._cut(Match(state, self._recent.length + 1))
+        while state != ROOT:
+            self._count[state] += 1
+            self._end[state] = self.num_tokens
+            state = self._link[state]
+
+    def _cut(self, match: Match) -> Match:
+        """Return the last max_depth tokens of a match of at most one more."""
+        if match.length <= self.max_depth:
+            return match
+        shorter = self._link[match.state]
+        return Match(shorter if self._len[shorter] >= self.max_depth else match.state, self.max_depth)
+
+    def _continuing(self, match: Match) -> Match:
+        """Return the longest suffix of a match that has a follower."""
+        state, length = match
+        while not self._next[state] and state != ROOT:
+            state = self._link[state]
+            length = self._len[state]
+        return Match(state, length)
+
+    def _matched(self, match: Match, token: int) -> Match:
+        """Return the longest suffix of a match and `token` that occurs."""
+        state, length = match
+        while token not in self._next[state]:
+            if state == ROOT:
+                return Match(ROOT, 0)
+            state = self._link[state]
+            length = self._len[state]
+        return Match(self._next[state][token], length + 1)

@@ -1,0 +1,61 @@
+"""Jacobi decoding: guesses of the next tokens, replaced by the target's answers until they agree with themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import cycle, islice
+
+from orchestrator.settings import MAX_NODES, MethodConfig, whole
+from orchestrator.tree import TokenTree
+from orchestrator.types import Acceptance, Budget, Context, Proposal, Sampling, Want
+
+
+@dataclass(frozen=True, kw_only=True)
+class JacobiConfig(MethodConfig):
+    """draft_len: tokens guessed at once (the unknowns of the equations)."""
+
+    draft_len: int = whole(3, 1, MAX_NODES)
+
+
+class Jacobi:
+    """Proposes its guesses y of the tokens behind the root, and takes the target's answers for the next ones.
+
+    Law: y_i ← pick(x, y_<i) at every absolute position, all at once; what is accepted leaves at the front, tokens of
+    the prompt enter at the end. At least one more token is right after each step.
+    Source: Santilli et al. 2023, arXiv:2305.10427, Algorithm 1; docs/methods/jacobi.md.
+    """
+
+    name = "jacobi"
+    want = Want(picks=True)
+
+    def __init__(self, config: JacobiConfig) -> None:
+        self._draft_len = config.draft_len
+        self._guesses: list[int] = []
+        self._prompt: Iterator[int] | None = None
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+        """Return the guesses as a chain."""
+        if self._prompt is None:
+            self._prompt = prompt_tokens(context)
+        self._guesses = filled(self._guesses, self._draft_len, self._prompt)
+        return Proposal.chain(self._guesses[: budget.clipped(self._draft_len)], self.name)
+
+    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
+        """Replace each guess by its answer; one that was not proposed stays at its position."""
+        answers = [] if acceptance.picks is None else acceptance.picks.tolist()
+        answers += self._guesses[len(answers) :]
+        self._guesses = answers[len(acceptance.path) + 1 :]
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+def prompt_tokens(context: Context) -> Iterator[int]:
+    """Yield the tokens of the prompt in order, again and again: guesses where nothing better is known."""
+    return cycle(context.ids[: context.prompt_len])
+
+
+def filled(tokens: list[int], length: int, spare: Iterator[int]) -> list[int]:
+    """Return the first `length` of `tokens`, those that are missing taken from `spare`."""
+    return [*tokens[:length], *islice(spare, max(length - len(tokens), 0))]

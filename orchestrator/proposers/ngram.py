@@ -1,0 +1,112 @@
+"""N-gram statistics as the draft model: q from counts, backed off to shorter contexts (Leviathan et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from orchestrator.errors import RequestError
+from orchestrator.noise import Stream, gumbel
+from orchestrator.proposers.memory import Recollection
+from orchestrator.proposers.tables import MAX_ORDER, Followers, Tables
+from orchestrator.sampling import log_p
+from orchestrator.settings import MAX_NODES, MethodConfig, whole
+from orchestrator.tree import TokenTree
+from orchestrator.types import Acceptance, Budget, Context, Distribution, Proposal, Sampling, Want
+
+#: A drafter draws from its best tokens only (docs/protocol.md, Siblings): their distribution is q.
+MAX_CANDIDATES = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class NgramConfig(MethodConfig):
+    """order: a token is drafted from the order − 1 before it, or fewer where these are unknown; 1 is the unigram.
+
+    draft_len: tokens proposed (γ).
+    """
+
+    order: int = whole(MAX_ORDER, 1, MAX_ORDER)
+    draft_len: int = whole(2, 1, MAX_NODES)
+
+
+class Ngram:
+    """Draws a chain, token by token, from what followed the same context in counted text and earlier responses.
+
+    Law: the token at node i is a draw from q[i − 1] over seeds, with the target's own noise; at temperature 0 the
+    most frequent, and of equals the lowest id. Costs O(order) lookups a token.
+    Source: Leviathan et al. 2023, arXiv:2211.17192, section 3.6 (trivial approximation models).
+    """
+
+    name = "ngram"
+    want = Want()
+
+    def __init__(self, config: NgramConfig, tables: Tables | None, memory: Recollection | None) -> None:
+        """Raises RequestError where the deployment has nothing counted."""
+        if tables is None and memory is None:
+            raise RequestError(
+                "method 'ngram' needs token statistics, and this server has none "
+                "(keys ngram_tables and remember_tokens in serving.toml)"
+            )
+        self._draft_len = config.draft_len
+        self._context_len = config.order - 1
+        self._tables = tables
+        self._memory = memory
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+        """Return a chain with its q, which ends where no context is known."""
+        recent = context.ids[len(context) - self._context_len :] if self._context_len < len(context) else context.ids[:]
+        tokens: list[int] = []
+        drawn_from: list[Distribution] = []
+        for position in range(len(context), len(context) + budget.clipped(self._draft_len)):
+            followers = self._followers(recent)
+            if followers is None:
+                break
+            drawn_from.append(q_of(followers, sampling))
+            tokens.append(draw(drawn_from[-1], position, sampling))
+            recent.append(tokens[-1])
+        return Proposal(TokenTree.chain(tokens), (self.name,) * len(tokens), tuple(drawn_from))
+
+    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
+        """Learn nothing: responses are remembered when they have ended."""
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+    def _followers(self, recent: Sequence[int]) -> Followers | None:
+        """Return what followed the longest known context that ends here."""
+        for length in range(min(self._context_len, len(recent)), -1, -1):
+            followers = self._counted(recent[len(recent) - length :])
+            if followers is not None:
+                return followers
+        return None
+
+    def _counted(self, context: Sequence[int]) -> Followers | None:
+        counted = self._tables.followers(context) if self._tables else None
+        remembered = self._memory.followers(context) if self._memory and context else None
+        if not remembered:
+            return counted
+        if counted:
+            remembered.update(dict(zip(counted.ids.tolist(), counted.weights.tolist(), strict=True)))
+        ids = sorted(remembered)
+        return Followers(np.array(ids), np.array([remembered[token] for token in ids], np.float64))
+
+
+def q_of(followers: Followers, sampling: Sampling) -> Distribution:
+    """Return q: the best followers, renormalised, then under the request's temperature, top-k, top-p and min-p."""
+    ids, weights = followers
+    if len(ids) > MAX_CANDIDATES:
+        best = np.sort(np.argsort(-weights, kind="stable")[:MAX_CANDIDATES])
+        ids, weights = ids[best], weights[best]
+    log_q = log_p(np.log(weights)[None], sampling)[0]
+    kept = log_q > -np.inf
+    return Distribution(ids[kept].astype(np.int32), np.exp(log_q[kept]))
+
+
+def draw(q: Distribution, position: int, sampling: Sampling) -> int:
+    """Return a token of q, with the noise that the target adds to log p there; ties go to the lowest id."""
+    if len(q.ids) == 1:
+        return int(q.ids[0])
+    noise = gumbel(sampling.seed, position, q.ids, Stream.PICK)
+    return int(q.ids[(np.log(q.probs) + noise).argmax()])

@@ -1,0 +1,127 @@
+"""Suffix decoding: what followed the longest repeated suffix, as far as its statistics reach (Oliaro et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+
+from orchestrator.proposers.automaton import ROOT, Automaton, Match
+from orchestrator.proposers.memory import MAX_DEPTH, Recollection
+from orchestrator.settings import MAX_NODES, MethodConfig, flag, real, whole
+from orchestrator.tree import TokenTree
+from orchestrator.types import Acceptance, Budget, Context, Proposal, Sampling, Want
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuffixConfig(MethodConfig):
+    """max_depth: longest suffix looked up. factor: draft nodes per token of the match.
+
+    min_prob: least estimated probability of a draft node's path. draft_len: most draft nodes.
+    tree: the likeliest paths, or the one chain of the most frequent followers.
+    """
+
+    max_depth: int = whole(24, 1, MAX_DEPTH)
+    factor: float = real(4.0, 0.0, MAX_NODES)
+    min_prob: float = real(0.1, 0.0, 1.0)
+    draft_len: int = whole(32, 1, MAX_NODES)
+    tree: bool = flag(True)
+
+
+class Node(NamedTuple):
+    """A draft node that may be added next; a heap gives the most probable, and of equals the one found first.
+
+    minus_prob: minus the estimated probability of its path. rank: among its siblings.
+    above, token: the match that it continues.
+    """
+
+    minus_prob: float
+    parent: int
+    rank: int
+    depth: int
+    above: Match
+    token: int
+
+
+@dataclass(eq=False)
+class Draft:
+    """Nodes in the order of their adding, parents by number (0 the root), and the estimated path probabilities."""
+
+    source: str
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    score: float = 0.0
+
+    def add(self, node: Node) -> int:
+        """Add a node and return its number; the score, Σ path probabilities, is the expected number accepted."""
+        self.tokens.append(node.token)
+        self.parents.append(node.parent)
+        self.score -= node.minus_prob
+        return len(self.tokens)
+
+    def proposal(self) -> Proposal:
+        """Return the draft as a proposal."""
+        tree = TokenTree(np.array(self.tokens, np.int32), np.array(self.parents, np.int32))
+        return Proposal.of(tree, self.source)
+
+
+class Suffix:
+    """Drafts from the request's own text, or from earlier responses where these promise more accepted tokens.
+
+    A token costs O(max_depth) to index, a proposal O(max_depth + draft_len).
+    Source: suffix decoding, Oliaro et al. 2024, arXiv:2411.04975; docs/methods/suffix.md.
+    """
+
+    name = "suffix"
+    want = Want()
+
+    def __init__(self, config: SuffixConfig, memory: Recollection | None = None) -> None:
+        self._config = config
+        self._text = Automaton(config.max_depth)
+        self._memory = memory
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+        """Return a tree or a chain, or a bare root when the last token stands nowhere else."""
+        self._text.extend(context.ids[self._text.num_tokens :])
+        drafts = [self._drafted("suffix.text", self._text, self._text.repeated(), budget)]
+        if self._memory and (remembered := self._recalled(self._memory, context, budget)):
+            drafts.append(remembered)
+        return max(drafts, key=lambda draft: draft.score).proposal()
+
+    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
+        """Learn nothing: the context says it all."""
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+    def _recalled(self, memory: Recollection, context: Context, budget: Budget) -> Draft | None:
+        def use(text: Automaton, match: Match) -> Draft:
+            return self._drafted("suffix.memory", text, match, budget)
+
+        return memory.longest(context.ids[-self._config.max_depth :], use)
+
+    def _drafted(self, source: str, text: Automaton, match: Match, budget: Budget) -> Draft:
+        """Add the most probable node that is left, again and again, within what the match's length deserves."""
+        size = min(int(self._config.factor * match.length), self._config.draft_len, budget.max_nodes)
+        draft, found = Draft(source), [*self._below(text, match, 0, 0, 1.0)] if budget.max_depth else []
+        while found and len(draft.tokens) < size:
+            node = heappop(found)
+            number = draft.add(node)
+            if node.depth < budget.max_depth and number < size:
+                reached = text.follow(node.above, node.token)
+                for below in self._below(text, reached, number, node.depth, -node.minus_prob):
+                    heappush(found, below)
+        return draft
+
+    def _below(self, text: Automaton, match: Match, parent: int, depth: int, prob: float) -> Iterator[Node]:
+        """Yield the likely nodes below one that a match has led to: the more frequent first, then the more recent."""
+        if match.state == ROOT:
+            return
+        scale = prob / text.continued(match)
+        likely = [f for f in text.followers(match) if f.times * scale >= self._config.min_prob]
+        likely.sort(key=lambda follower: (-follower.times, -follower.end))
+        for rank, follower in enumerate(likely if self._config.tree else likely[:1]):
+            yield Node(-follower.times * scale, parent, rank, depth + 1, match, follower.token)

@@ -1,0 +1,164 @@
+"""Token statistics that `python -m build.ngrams` counts: what followed which context how often; knows no request."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from orchestrator.errors import ConfigError
+from orchestrator.types import FloatArray
+
+FILE = "ngrams.npz"
+#: Longest n-gram: a context of three tokens of any vocabulary below 2²¹ is one int64.
+MAX_ORDER = 4
+WHERE = "key ngram_tables in serving.toml"
+REMEDY = f"count anew with python -m build.ngrams, or leave it empty ({WHERE})"
+
+IntArray = npt.NDArray[Any]
+
+
+class Followers(NamedTuple):
+    """What followed a context: ids (k,) ascending, and how often each did, weights (k,) float64 > 0."""
+
+    ids: npt.NDArray[np.int64]
+    weights: FloatArray
+
+
+class Vocabulary(NamedTuple):
+    """Names a tokenizer's vocabulary: how many tokens, and the SHA-256 of the lines `id token` in id order."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """All known contexts of one length.
+
+    keys: (c,) ascending — contexts, packed. starts: (c + 1,) — context i has the followers starts[i]…starts[i + 1] − 1.
+    ids, weights: (f,) — the followers, ids ascending within a context.
+    """
+
+    keys: IntArray
+    starts: IntArray
+    ids: IntArray
+    weights: IntArray | FloatArray
+
+    def followers(self, key: int) -> Followers | None:
+        """Return what followed a context, None for an unknown one; a binary search."""
+        row = int(self.keys.searchsorted(key))
+        if row == len(self.keys) or self.keys[row] != key:
+            return None
+        kept = slice(self.starts[row], self.starts[row + 1])
+        return Followers(self.ids[kept].astype(np.int64), self.weights[kept].astype(np.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """levels[k]: the contexts of k tokens; so n-grams up to n = len(levels)."""
+
+    vocabulary: Vocabulary
+    levels: tuple[Level, ...]
+
+    def followers(self, context: Sequence[int]) -> Followers | None:
+        """Return what followed all of `context`, None when that is not known."""
+        if len(context) >= len(self.levels):
+            return None
+        return self.levels[len(context)].followers(packed(context, self.vocabulary.size))
+
+
+def packed(context: Sequence[int], vocab_size: int) -> int:
+    """Return a context as one number: its ids are the digits to the base vocab_size."""
+    key = 0
+    for token in context:
+        key = key * vocab_size + token
+    return key
+
+
+def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+    """Return what tells whether two tokenizers give a token the same id."""
+    ids = sorted((token_id, token) for token, token_id in tokenizer.get_vocab().items())
+    lines = "".join(f"{token_id} {token}\n" for token_id, token in ids)
+    return Vocabulary(ids[-1][0] + 1 if ids else 0, hashlib.sha256(lines.encode()).hexdigest())
+
+
+def save_tables(tables: Tables, folder: Path) -> None:
+    """Write arrays of the smallest types that hold them; keys as differences, starts as lengths: they compress."""
+    arrays: dict[str, IntArray] = {
+        "vocab_size": np.array(tables.vocabulary.size),
+        "vocab_sha256": np.frombuffer(bytes.fromhex(tables.vocabulary.sha256), np.uint8),
+    }
+    for size, level in enumerate(tables.levels):
+        arrays[f"steps_{size}"] = np.diff(level.keys, prepend=0)
+        arrays[f"lengths_{size}"] = np.diff(level.starts)
+        arrays[f"ids_{size}"] = level.ids
+        arrays[f"weights_{size}"] = level.weights
+    folder.mkdir(parents=True, exist_ok=True)
+    small = {name: values.astype(np.min_scalar_type(values.max(initial=0))) for name, values in arrays.items()}
+    np.savez_compressed(folder / FILE, **small)
+
+
+def load_tables(folder: str | Path, tokenizer: Tokenizer) -> Tables:
+    """Read the tables of a folder; raises ConfigError for a broken file, and for another vocabulary than the target's.
+
+    Nothing in the file is executed (no pickle), and every array is checked, so that no lookup can fail later.
+    """
+    file = Path(folder) / FILE
+    try:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+            tables = _unpacked(arrays)
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror or error} ({WHERE})") from None
+    except (ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ConfigError(f"{file} holds no token statistics: {error} ({WHERE})") from None
+    _check_vocabulary(file, tables.vocabulary, vocabulary_of(tokenizer))
+    return tables
+
+
+def _unpacked(arrays: Mapping[str, IntArray]) -> Tables:
+    vocab_size = int(arrays["vocab_size"])
+    sha256 = arrays["vocab_sha256"].astype(np.uint8).tobytes().hex()
+    sizes = [size for size in range(MAX_ORDER) if f"ids_{size}" in arrays]
+    if not sizes or sizes[-1] >= len(sizes):
+        raise ValueError("it lacks the contexts of some length")
+    if any(arrays[name].dtype.kind not in "ui" for name in arrays):
+        raise ValueError("its arrays are not whole numbers")
+    return Tables(Vocabulary(vocab_size, sha256), tuple(_level(arrays, size, vocab_size) for size in sizes))
+
+
+def _level(arrays: Mapping[str, IntArray], size: int, vocab_size: int) -> Level:
+    steps, lengths = arrays[f"steps_{size}"], arrays[f"lengths_{size}"].astype(np.int64)
+    ids, weights = arrays[f"ids_{size}"], arrays[f"weights_{size}"]
+    keys, starts = np.cumsum(steps, dtype=np.int64), np.concatenate([[0], np.cumsum(lengths)])
+    sound = (
+        len(steps) == len(lengths)
+        and len(ids) == len(weights) == starts[-1]
+        and (steps[1:] > 0).all()
+        and (lengths > 0).all()
+        and (weights > 0).all()
+        and 0 <= ids.min(initial=0) <= ids.max(initial=0) < vocab_size
+    )
+    if not sound:
+        raise ValueError(f"its arrays for contexts of {size} tokens do not fit together")
+    return Level(keys, starts, ids, weights)
+
+
+def _check_vocabulary(file: Path, counted: Vocabulary, served: Vocabulary) -> None:
+    if counted.size != served.size:
+        raise ConfigError(
+            f"{file} was counted with a vocabulary of {counted.size} tokens, the target's has {served.size}; {REMEDY}"
+        )
+    if counted.sha256 != served.sha256:
+        raise ConfigError(
+            f"{file} was counted with another vocabulary of {counted.size} tokens than the target's: SHA-256 "
+            f"{counted.sha256[:12]}, the target's {served.sha256[:12]}; {REMEDY}"
+        )

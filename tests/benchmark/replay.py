@@ -1,0 +1,154 @@
+"""`python -m tests.benchmark.replay`: what a proposer's options bring on texts that are known beforehand.
+
+The target's greedy texts are made once, by transformers; then each setting drafts along them without a model. That
+gives acceptance length and nodes per step exactly and in seconds, for every method that does not need the target's
+picks. What a node costs is not in it: `make bench` measures that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from orchestrator.accept import accept_coupled
+from orchestrator.checkpoint import read_checkpoint
+from orchestrator.config import load_config
+from orchestrator.loop import Limits
+from orchestrator.methods import Materials, plan
+from orchestrator.proposers.tables import load_tables
+from orchestrator.stats import Tally
+from orchestrator.types import Acceptance, Context, Proposer, Sampling
+from tests.support.exactness import Oracle
+from tests.support.traffic import Prompt, read_prompts
+
+ROOT = Path(__file__).resolve().parents[2]
+TASKS = ("completion", "edit", "repetitive", "docstring")
+SETTINGS = (
+    "prompt_lookup",
+    'prompt_lookup:{"match": "frequent"}',
+    'prompt_lookup:{"match": "leftmost"}',
+    'prompt_lookup:{"clip": true}',
+    'prompt_lookup:{"max_ngram": 2}',
+    'prompt_lookup:{"max_ngram": 5}',
+    'prompt_lookup:{"draft_len": 5}',
+    'prompt_lookup:{"draft_len": 20}',
+    'prompt_lookup:{"length": "grown", "draft_len": 20}',
+    'prompt_lookup:{"branches": 2}',
+    'prompt_lookup:{"branches": 4}',
+    "suffix",
+    'suffix:{"tree": false}',
+    'suffix:{"factor": 2.0}',
+    'suffix:{"min_prob": 0.03}',
+    'suffix:{"min_prob": 0.3}',
+    "ngram",
+    'ngram:{"draft_len": 1}',
+    'ngram:{"draft_len": 5}',
+    'ngram:{"order": 1, "draft_len": 1}',
+    'ngram:{"order": 2}',
+    'ngram:{"order": 3}',
+    "predicted",
+    'predicted:{"draft_len": 8}',
+    'predicted:{"draft_len": 32}',
+    'predicted:{"max_ngram": 2}',
+)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt and what the target says behind it."""
+
+    prompt: Prompt
+    prompt_ids: list[int]
+    output: list[int]
+
+
+def replay(proposer: Proposer, text: Text, max_nodes: int) -> Tally:
+    """Run the loop's steps with a target that says `text`; returns the counts."""
+    context, tally = Context(text.prompt_ids), Tally()
+    said = [*text.prompt_ids, *text.output]
+    limits = Limits(len(text.output), len(said), max_nodes)
+    while len(context) < len(said):
+        proposal = proposer.propose(context, Sampling(), limits.budget(context)).cut(limits.budget(context))
+        picks = np.array([said[len(context) + depth] for depth in proposal.tree.depths.tolist()], np.int32)
+        walk = accept_coupled(proposal.tree, picks.tolist())
+        acceptance = Acceptance(walk.path, walk.next_token)
+        context.commit(acceptance.tokens(proposal.tree))
+        proposer.observe(proposal.tree, acceptance)
+        tally.observe(proposal, walk.path, len(walk.path) + 1, 0.0, 1.0)
+    return tally
+
+
+def cells(setting: str, texts: Sequence[Text], tables: Any) -> Iterator[str]:
+    """Yield acceptance length and nodes per step for each task."""
+    method, _, config = setting.partition(":")
+    for task in TASKS:
+        mine = [
+            text for text in texts if text.prompt.task == task and (text.prompt.prediction or method != "predicted")
+        ]
+        tallies = [replay(_proposer(method, config, text, tables), text, 128) for text in mine]
+        steps = sum(tally.num_steps for tally in tallies)
+        tokens, nodes = (sum(map(count, tallies)) for count in (_num_tokens, _num_nodes))
+        yield f"{tokens / steps:.2f} ({nodes / steps:.1f})" if steps else "–"
+
+
+def _num_tokens(tally: Tally) -> int:
+    return sum(tally.step_lengths)
+
+
+def _num_nodes(tally: Tally) -> int:
+    return tally.num_draft_tokens
+
+
+def _proposer(method: str, config: str, text: Text, tables: Any) -> Proposer:
+    prediction = tuple(tables.tokenizer.encode(text.prompt.prediction).ids)
+    materials = Materials(lines=lambda name: None, prediction=prediction, tables=tables.counts)  # type: ignore[arg-type, return-value]
+    return plan(method, config, frozenset(), {}).proposer(materials)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What drafts are made from beside the text."""
+
+    tokenizer: Any
+    counts: Any
+
+
+def known_texts(config: Any, num_prompts: int, num_tokens: int, store: Path | None) -> list[Text]:
+    """Return the target's greedy texts; kept in a file when one is named."""
+    prompts = [prompt for task in TASKS for prompt in read_prompts()[task][:num_prompts]]
+    kept: Mapping[str, Any] = json.loads(store.read_text()) if store and store.exists() else {}
+    if not kept:
+        oracle = Oracle(config.target, "float32")
+        kept = {p.id: (oracle.encode(p.text), oracle.greedy(p.text, num_tokens)) for p in prompts}
+        if store:
+            store.write_text(json.dumps(kept))
+    return [Text(prompt, *kept[prompt.id]) for prompt in prompts]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a Markdown table: acceptance length, and in brackets draft nodes per step."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--settings", nargs="+", default=SETTINGS, help='method, or method:{"parameter": value}')
+    parser.add_argument("--num-prompts", type=int, default=24, help="prompts per task (%(default)s)")
+    parser.add_argument("--num-tokens", type=int, default=128, help="tokens of a text (%(default)s)")
+    parser.add_argument("--texts", type=Path, help="file to keep the texts in, for the next time")
+    options = parser.parse_args(arguments)
+    config = load_config(ROOT / "serving.toml")
+    tokenizer = read_checkpoint(config.target).tokenizer
+    tables = Tables(tokenizer, load_tables(config.ngram_tables, tokenizer) if config.ngram_tables else None)
+    texts = known_texts(config, options.num_prompts, options.num_tokens, options.texts)
+    print(f"| setting | {' | '.join(TASKS)} |\n|---|{'---:|' * len(TASKS)}")
+    for setting in options.settings:
+        print(f"| `{setting}` | {' | '.join(cells(setting, texts, tables))} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

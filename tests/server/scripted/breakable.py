@@ -1,0 +1,27 @@
+"""The real Triton model `target`; its engine breaks, outside a pass, once the file `break` appears in SCRIPT_FOLDER."""
+
+from __future__ import annotations
+
+import os
+import runpy
+from pathlib import Path
+
+import runtime.paged
+from launcher.server import REPOSITORY
+from runtime.sequences import SequenceTable
+
+ORDER = Path(os.environ["SCRIPT_FOLDER"]) / "break"
+
+
+class BreakableTable(SequenceTable):
+    """Fails where no request is to blame: in the engine's own housekeeping."""
+
+    def drop_idle(self, now_s: float, busy: set[int]) -> None:
+        if ORDER.exists():
+            ORDER.unlink()
+            raise RuntimeError("broken by a test")
+        super().drop_idle(now_s, busy)
+
+
+runtime.paged.SequenceTable = BreakableTable  # type: ignore[misc]
+TritonPythonModel = runpy.run_path(str(REPOSITORY / "target/1/model.py"))["TritonPythonModel"]

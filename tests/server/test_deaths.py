@@ -1,0 +1,163 @@
+"""Processes that die: a draft's death costs no text, the target's only time, that of `speculative` what it was serving."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from launcher.server import Server
+from tests.server.conftest import deployment, link, repository, serving
+from tests.support.clients import Stream, ask, generate, until
+
+# Limits are for hangs alone: nothing here fails because the machine is slow.
+pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
+
+NUM_REQUESTS = 4
+
+
+def inputs_of(number: int) -> dict[str, Any]:
+    """A long request; greedy and sampled by turns."""
+    return {
+        "text_input": "the quick brown fox"[number:], "max_tokens": 200, "end_id": -1, "stream": True, "seed": number,
+        "temperature": 0.8 * (number % 2),
+    }  # fmt: skip
+
+
+NAMES = [f"r{number}" for number in range(NUM_REQUESTS)]
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which a file `break` breaks the target's engine."""
+    return tmp_path_factory.mktemp("script")
+
+
+@pytest.fixture(scope="module")
+def served(checkpoints: Path, script: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = link(checkpoints, tmp_path_factory.mktemp("deaths"))
+    models = repository(folder, "draft", "speculative", "speculative_unary", target="breakable.py")
+    config, environ = deployment(folder, 'draft = "draft"'), {"SCRIPT_FOLDER": str(script)}
+    # A Triton that has lost a process waits for it until its exit time-out; that wait is no part of these tests.
+    with serving(config, repository=models, env=environ, stop_limit_s=2) as running:
+        yield running
+
+
+def skip_if_triton_aborted(server: Server) -> None:
+    """Triton 2.51 aborts when a process dies that holds a lock in shared memory (triton#8882): not ours to mend."""
+    if "boost::interprocess::lock_exception" in server.log():
+        pytest.skip("Triton aborted: the process was killed while it held a lock in shared memory (triton#8882)")
+
+
+@pytest.fixture(autouse=True)
+def triton_lives(served: Server) -> None:
+    skip_if_triton_aborted(served)
+
+
+@contextlib.contextmanager
+def unless_triton_aborts(server: Server) -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError:
+        until(server.failure, "what the server died of")
+        skip_if_triton_aborted(server)
+        raise
+
+
+@pytest.fixture(scope="module")
+def truth(served: Server) -> list[list[int]]:
+    """What the target says alone, undisturbed."""
+    with Stream(served.grpc_url) as stream:
+        for number, name in enumerate(NAMES):
+            stream.send(name, speculation="none", **inputs_of(number))
+        return [answer.ids for answer in stream.answers(*NAMES).values()]
+
+
+def pid_of(server: Server, model: str) -> int:
+    """Return the id of a model's process."""
+    (pid,) = [pid for pid, name in server.pids().items() if name == model]
+    return pid
+
+
+def kill(server: Server, model: str) -> None:
+    """Kill a model's process as the kernel would for want of memory."""
+    os.kill(pid_of(server, model), signal.SIGKILL)
+
+
+def await_heir(server: Server, model: str, dead: int) -> None:
+    """Wait until the launcher has started another process for the model."""
+    until(lambda: [p for p, name in server.pids().items() if name == model and p != dead], f"another {model}")
+
+
+def harmed(server: Server, model: str, harm: Callable[[], None]) -> list[list[int]]:
+    """Do harm to a model in the middle of running requests; return their ids once its process has an heir."""
+    before = pid_of(server, model)
+    with unless_triton_aborts(server), Stream(server.grpc_url) as stream:
+        for number, name in enumerate(NAMES):
+            stream.send(name, speculation="draft_model", **inputs_of(number))
+        first = [stream.receive() for _ in range(5 * NUM_REQUESTS)]
+        assert not any(response.final for response in first), "too late to be under traffic"
+        harm()
+        answers = stream.answers(*NAMES)
+    for response in reversed(first):
+        answers[response.id].responses.insert(0, response)
+    assert [answer.error for answer in answers.values()] == [""] * NUM_REQUESTS
+    await_heir(server, model, before)
+    return [answer.ids for answer in answers.values()]
+
+
+def await_drafts(server: Server, expected: list[int]) -> None:
+    """Wait until a request is drafted for; its text is the same before and after."""
+
+    def num_drafted() -> int:
+        answer = ask(server.grpc_url, speculation="draft_model", **inputs_of(1))
+        assert answer.ids == expected
+        total: int = answer.last["total_draft_tokens"]
+        return total
+
+    until(num_drafted, "drafts")
+
+
+def test_draft_killed_under_traffic_changes_no_text_and_drafts_again_once_healed(
+    served: Server, truth: list[list[int]]
+) -> None:
+    """Calls that the dead process had taken are never answered: they must not keep the breaker open for ever."""
+    assert harmed(served, "draft", lambda: kill(served, "draft")) == truth
+    await_drafts(served, truth[1])
+    assert served.failure() is None
+
+
+def test_target_killed_under_traffic_is_healed_and_every_text_goes_on(served: Server, truth: list[list[int]]) -> None:
+    assert harmed(served, "target", lambda: kill(served, "target")) == truth
+    assert ask(served.grpc_url, **inputs_of(2)).ids == truth[2]
+    assert served.failure() is None
+
+
+def test_target_whose_engine_breaks_ends_its_process_and_every_text_goes_on(
+    served: Server, script: Path, truth: list[list[int]]
+) -> None:
+    assert harmed(served, "target", (script / "break").touch) == truth
+    assert ask(served.grpc_url, **inputs_of(2)).ids == truth[2]
+    assert served.failure() is None and "the engine cannot trust its own books any more" in served.log()
+
+
+def test_target_killed_while_idle_is_healed_and_the_next_request_served(served: Server, truth: list[list[int]]) -> None:
+    dead = pid_of(served, "target")
+    kill(served, "target")
+    assert ask(served.grpc_url, **inputs_of(3)).ids == truth[3]
+    assert pid_of(served, "target") != dead
+
+
+def test_public_model_killed_is_healed_and_serves_again(served: Server, truth: list[list[int]]) -> None:
+    dead = pid_of(served, "speculative")
+    kill(served, "speculative")
+    await_heir(served, "speculative", dead)
+    body = {name: value for name, value in inputs_of(0).items() if name != "stream"}
+    until(lambda: generate(served.http_url, body).status == 200, "an answer of the new process")
+    assert ask(served.grpc_url, **inputs_of(0)).ids == truth[0]

@@ -1,0 +1,63 @@
+"""The loop around a proposer, without text: what it says, and what it proposed on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tokenizers import Tokenizer, models
+
+from orchestrator.loop import Limits, Progress, generate
+from orchestrator.text import Chunk, Output, StopRule
+from orchestrator.tree import TokenTree
+from orchestrator.types import Acceptance, Budget, Context, Proposal, Proposer, Sampling, Target, Want
+
+
+@dataclass
+class Strict:
+    """Another proposer, whose trees must obey the budget and their own law without being cut."""
+
+    inner: Proposer
+    vocab_size: int = 1 << 20
+    name: str = "strict"
+    trees: list[TokenTree] = field(default_factory=list)
+
+    @property
+    def want(self) -> Want:
+        """Return what the other one asks for."""
+        return self.inner.want
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+        """Return the other one's proposal, checked."""
+        proposal = self.inner.propose(context, sampling, budget)
+        tree = TokenTree.checked(proposal.tree.tokens, proposal.tree.parents, self.vocab_size, budget.max_nodes)
+        assert proposal.cut(budget) is proposal and len(proposal.sources) == tree.num_nodes
+        self.trees.append(tree)
+        return proposal
+
+    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
+        """Pass it on."""
+        self.inner.observe(tree, acceptance)
+
+    def close(self) -> None:
+        """Pass it on."""
+        self.inner.close()
+
+
+def decode(
+    target: Target,
+    proposer: Proposer,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    limits: Limits,
+    stop_ids: frozenset[int] = frozenset(),
+) -> tuple[list[int], Progress]:
+    """Return the tokens that the loop emits, and what it counted; the proposer is checked as `Strict` does."""
+    tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
+    chunks: list[Chunk] = []
+    output, progress = Output(tokenizer, prompt, StopRule(limits.max_tokens, stop_ids)), Progress()
+    generate(
+        Context(prompt), target, Strict(proposer), sampling, limits, Want(),
+        output, progress, lambda: None, chunks.append,
+    )  # fmt: skip
+    return [token for chunk in chunks for token in chunk.ids], progress
