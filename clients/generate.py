@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import secrets
 import sys
 import time
@@ -27,22 +28,25 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-TEXT, INT, FLOAT, BOOL = np.object_, np.int32, np.float32, np.bool_
-#: The options of `stream`, which are inputs of the model: type, and the command's flag and help where it has one.
-OPTIONS: Mapping[str, tuple[type[Any], str, str]] = {
-    **dict.fromkeys(("text_input", "cache_salt"), (TEXT, "", "")),
-    **dict.fromkeys(("stream", "return_stats"), (BOOL, "", "")),
-    "stop_words": (TEXT, "--stop", "end before this text (repeatable)"),
-    "speculation": (TEXT, "--method", "drafting method: none, prompt_lookup, draft_model, …"),
-    "speculation_config": (TEXT, "--method-config", 'JSON of the method\'s parameters: {"draft_len": 8}'),
-    "max_tokens": (INT, "--max-tokens", "most tokens of output"),
-    "temperature": (FLOAT, "--temperature", "0 is greedy"),
-    "top_k": (INT, "--top-k", "draw from the k most probable tokens"),
-    "top_p": (FLOAT, "--top-p", "draw from the most probable tokens of this mass"),
-    "min_p": (FLOAT, "--min-p", "draw from tokens at least this probable, relative to the best"),
-    "seed": (np.uint64, "--seed", "the same seed gives the same text, whatever the method"),
-    "timeout_ms": (INT, "--timeout-ms", "deadline of the request"),
+#: The options of `stream`, which are inputs of the model: type, and help for those that the command has.
+OPTIONS: Mapping[str, tuple[type[Any], str]] = {
+    "text_input": (np.object_, ""),
+    "stream": (np.bool_, ""),
+    "return_stats": (np.bool_, ""),
+    "cache_salt": (np.object_, ""),
+    "stop_words": (np.object_, "end before this text (repeatable)"),
+    "speculation": (np.object_, "drafting method: none, prompt_lookup, draft_model, …"),
+    "draft_text": (np.object_, "the text that is expected, for the method predicted"),
+    "speculation_config": (np.object_, 'JSON of the method\'s parameters: {"draft_len": 8}'),
+    "max_tokens": (np.int32, "most tokens of output"),
+    "temperature": (np.float32, "0 is greedy"),
+    "top_k": (np.int32, "draw from the k most probable tokens"),
+    "top_p": (np.float32, "draw from the most probable tokens of this mass"),
+    "min_p": (np.float32, "draw from tokens at least this probable, relative to the best"),
+    "seed": (np.uint64, "the same seed gives the same text, whatever the method"),
+    "timeout_ms": (np.int32, "deadline of the request"),
 }
+FLAGS = {"speculation": "--method", "speculation_config": "--method-config", "stop_words": "--stop"}
 ONE_LINE = (
     "{num_tokens} tokens in {num_steps} steps · first token {first_token_s:.3f} s, then {tokens_per_s:.1f} tokens/s · "
     "acceptance length {acceptance_length:.2f} ({acceptance_length_without_bonus:.2f} without bonus) · {finish_reason}"
@@ -52,7 +56,7 @@ ROW = (
     "{method:<14} {same:>9} {num_tokens:>7} {tokens_per_s:>9.1f} {first_token_s:>10.3f} s "
     "{acceptance_length:>18.2f} {speed_up:>9.2f}"
 )
-_CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\ufffd")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True)
@@ -85,14 +89,21 @@ class Generation:
 
     def numbers(self) -> dict[str, Any]:
         """Return the request's figures by name; decoding is what follows the first response."""
-        totals, num_tokens = self.chunks[-1].totals if self.chunks else {}, len(self.ids)
+        totals = self.chunks[-1].totals if self.chunks else {}
         timed = [chunk for chunk in self.chunks if chunk.ids] or [Chunk("", [], [], 0.0, {})]
-        decode_s, decoded = timed[-1].at_s - timed[0].at_s, num_tokens - len(timed[0].ids)
+        decode_s, decoded = timed[-1].at_s - timed[0].at_s, sum(len(chunk.ids) for chunk in timed[1:])
         steps, accepted = totals.get("num_steps", 0), totals.get("total_accepted_draft_tokens", 0)
-        whole = {"method": self.method, **totals, "num_tokens": num_tokens, "first_token_s": timed[0].at_s}
-        speed = {"decode_tokens": decoded, "decode_s": decode_s, "tokens_per_s": ratio(decoded, decode_s)}
-        lengths = {"acceptance_length": num_tokens, "acceptance_length_without_bonus": accepted}
-        return whole | speed | {name: ratio(tokens, steps) for name, tokens in lengths.items()}
+        return {
+            "method": self.method,
+            **totals,
+            "num_tokens": len(self.ids),
+            "first_token_s": timed[0].at_s,
+            "decode_tokens": decoded,
+            "decode_s": decode_s,
+            "tokens_per_s": ratio(decoded, decode_s),
+            "acceptance_length": ratio(len(self.ids), steps),
+            "acceptance_length_without_bonus": ratio(accepted, steps),
+        }
 
 
 def ratio(part: float, whole: float) -> float:
@@ -106,15 +117,20 @@ def stream(
     """Send one request and yield its responses as they arrive; closing the generator early cancels the request.
 
     `client` is a tritonclient.grpc.InferenceServerClient without a running stream, `limit_s` bounds the whole
-    request, `options` are those of OPTIONS; None leaves one out. Raises ValueError for an option that does not fit,
-    InferenceServerException for what the server refuses (its `status()` is None then) and for a broken connection.
+    request, `options` are those of OPTIONS; None leaves one out.
+    Raises ValueError for an option that does not fit, InferenceServerException for what the server refuses (its
+    `status()` is None then) and for a broken connection.
     """
     inputs = to_inputs({"text_input": prompt, "stream": True, **options})
     answers: queue.SimpleQueue[tuple[float, Any, Any]] = queue.SimpleQueue()
     done, sent_s = False, time.perf_counter()
-    client.start_stream(lambda result, error: answers.put((time.perf_counter(), result, error)), stream_timeout=limit_s)
+
+    def receive(result: Any, error: Any) -> None:
+        answers.put((time.perf_counter() - sent_s, result, error))
+
+    client.start_stream(receive, stream_timeout=limit_s)
     try:
-        with contextlib.suppress(InferenceServerException):  # a stream that is broken already tells the callback why
+        with contextlib.suppress(InferenceServerException):  # a stream that is broken already tells `receive` why
             client.async_stream_infer(model, inputs, enable_empty_final_response=True)
         while not done:
             at_s, result, error = answers.get(timeout=limit_s + 5)
@@ -123,27 +139,28 @@ def stream(
             response = result.get_response()
             done = response.parameters["triton_final_response"].bool_param
             if response.outputs:
-                outputs = {output.name: result.as_numpy(output.name) for output in response.outputs}
-                yield to_chunk(outputs, at_s - sent_s)
+                yield to_chunk({output.name: result.as_numpy(output.name) for output in response.outputs}, at_s)
     finally:
         client.stop_stream(cancel_requests=not done)
 
 
 def to_inputs(options: Mapping[str, Any]) -> list[Any]:
     """Return the tensors of the options that are set."""
-    tensors = []
-    for name, value in options.items():
-        if name not in OPTIONS:
-            raise ValueError(f"unknown option {name!r} (allowed: {', '.join(OPTIONS)})")
-        if value is not None and value != []:
-            kind, items = OPTIONS[name][0], value if isinstance(value, list) else [value]
-            items = [item.encode() for item in items] if kind is TEXT else items
-            if issubclass(kind, np.integer) and not np.iinfo(kind).min <= value <= np.iinfo(kind).max:
-                raise ValueError(f"{name} must be in {np.iinfo(kind).min}..{np.iinfo(kind).max}, got {value}")
-            array = np.array([items], dtype=kind)  # the outer dimension is the model's batch, always 1
-            tensor = grpcclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
-            tensors.append(tensor.set_data_from_numpy(array))
-    return tensors
+    return [_to_input(name, value) for name, value in options.items() if value is not None and value != []]
+
+
+def _to_input(name: str, value: Any) -> Any:
+    if name not in OPTIONS:
+        raise ValueError(f"unknown option {name!r} (allowed: {', '.join(OPTIONS)})")
+    kind = OPTIONS[name][0]
+    items = value if isinstance(value, list) else [value]
+    if kind is np.object_:
+        items = [item.encode() for item in items]
+    elif issubclass(kind, np.integer) and not np.iinfo(kind).min <= value <= np.iinfo(kind).max:
+        raise ValueError(f"{name} must be in {np.iinfo(kind).min}..{np.iinfo(kind).max}, got {value}")
+    array = np.array([items], dtype=kind)  # the outer dimension is the model's batch, always 1
+    tensor = grpcclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+    return tensor.set_data_from_numpy(array)
 
 
 def to_chunk(outputs: Mapping[str, Any], at_s: float) -> Chunk:
@@ -170,7 +187,10 @@ def generate(client: Any, prompt: str, show: Callable[[Chunk], None] | None = No
 def compare(
     client: Any, prompt: str, methods: Sequence[str], turns: int, warm_ups: int = 1, **options: Any
 ) -> list[list[Generation]]:
-    """Run a prompt under each method by turns, always on a cold cache; returns each method's runs after `warm_ups`."""
+    """Run a prompt under each method by turns; returns each method's runs but the first `warm_ups`.
+
+    Every run has its own cache salt: all start from a cold cache, and none finds another's blocks.
+    """
     runs: list[list[Generation]] = [[] for _ in methods]
     for turn in range(warm_ups + turns):
         for index in sorted(range(len(methods)), key=lambda i: (i + turn) % len(methods)):
@@ -182,10 +202,11 @@ def compare(
 def comparison(runs: Sequence[Sequence[Generation]]) -> str:
     """Return a table of each method's median run beside that of the first method."""
     medians = [sorted(some, key=lambda run: run.numbers()["tokens_per_s"])[len(some) // 2] for some in runs]
-    rows, lines = [median.numbers() for median in medians], [HEADER]
-    for some, row in zip(runs, rows, strict=True):
-        same = "yes" if all(run.ids == medians[0].ids for run in some) else "NO"
-        lines.append(ROW.format(**row, same=same, speed_up=ratio(row["tokens_per_s"], rows[0]["tokens_per_s"])))
+    lines, first = [HEADER], medians[0]
+    for some, median in zip(runs, medians, strict=True):
+        row, same = median.numbers(), all(run.ids == first.ids for run in some)
+        speed_up = ratio(row["tokens_per_s"], first.numbers()["tokens_per_s"])
+        lines.append(ROW.format(**row, same="yes" if same else "NO", speed_up=speed_up))
     return "\n".join(lines)
 
 
@@ -199,7 +220,7 @@ class Painter:
     def __call__(self, chunk: Chunk) -> None:
         """Write one response."""
         # A model's text shall not steer the terminal.
-        text = chunk.text.translate(_CONTROL) if self.out.isatty() else chunk.text
+        text = _CONTROL.sub("\ufffd", chunk.text) if self.out.isatty() else chunk.text
         if self.colours and text and max(chunk.step_lengths, default=1) > 1:
             self._turn += 1
             text = f"\x1b[{36 - self._turn % 2 * 4}m{text}\x1b[0m"
@@ -216,9 +237,10 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str
     parser.add_argument("--compare", metavar="METHOD,…", help="run the prompt under each of these methods")
     parser.add_argument("--turns", type=int, default=3, help="runs per compared method (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    for name, (kind, flag, text) in OPTIONS.items():
-        if flag:
-            parse_as, action = {FLOAT: float, TEXT: str}.get(kind, int), "append" if name == "stop_words" else "store"
+    for name, (kind, text) in OPTIONS.items():
+        if text:
+            flag, action = FLAGS.get(name, "--" + name.replace("_", "-")), "append" if name == "stop_words" else "store"
+            parse_as = {np.float32: float, np.object_: str}.get(kind, int)
             parser.add_argument(flag, dest=name, type=parse_as, action=action, help=text)
     args = parser.parse_args(arguments)
     try:
@@ -228,8 +250,8 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str
         to_inputs({"text_input": args.prompt, **options})
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    options |= {"stream": True, "model": args.model, "limit_s": (args.timeout_ms or 115_000) / 1000 + 5}
-    return args, options
+    limit_s = args.timeout_ms / 1000 + 5 if args.timeout_ms else 120.0
+    return args, {**options, "stream": True, "model": args.model, "limit_s": limit_s}
 
 
 def run(args: argparse.Namespace, options: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ PREDICTED = "predicted"
 
 @dataclass(frozen=True)
 class Job:
-    """One request, checked: nothing in it can be refused any more."""
+    """One request, checked: nothing in it can be refused any more, but a method that lacks what it drafts from."""
 
     prompt: list[int]
     prompt_text: str
@@ -134,6 +134,10 @@ class JobBuilder:
         check_size("draft_text", text, MAX_TEXT_BYTES)
         name = "draft_text" if text else "draft_input_ids"
         ids = self.checkpoint.tokenizer.encode(text, add_special_tokens=False).ids if text else ids
+        if len(ids) > self.checkpoint.max_positions:
+            raise RequestError(
+                f"{name} has {len(ids)} tokens, at most {self.checkpoint.max_positions} allowed (context of the target)"
+            )
         self._check_ids(name, ids)
         return tuple(ids)
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from orchestrator.errors import RequestError, unknown_name
 from orchestrator.proposers.drafter import DraftLine, DraftModel, DraftModelConfig
+from orchestrator.proposers.guarded import Guarded
 from orchestrator.proposers.jacobi import Jacobi, JacobiConfig
 from orchestrator.proposers.lookahead import Lookahead, LookaheadConfig
 from orchestrator.proposers.memory import Recollection
@@ -27,12 +28,13 @@ Lines = Callable[[str], DraftLine]
 class Materials:
     """What a proposer may draft from beside the context.
 
-    lines: name of a drafter → the request's line to it. max_nodes: most draft nodes that a tree of this request may
-    have. prediction: ids that the client expects as output. num_parameters: of the target; 0 = not known.
+    lines: name of a drafter → the request's line to it. vocab_size, num_parameters: of the target; the latter 0 = not
+    known. prediction: ids that the client expects as output. max_nodes: most draft nodes of a tree of this request.
     tables: token statistics of this deployment. memory: earlier responses that this request may draft from.
     """
 
     lines: Lines
+    vocab_size: int
     prediction: tuple[int, ...] = ()
     max_nodes: int = MAX_NODES
     num_parameters: int = 0
@@ -72,8 +74,8 @@ class Plan(NamedTuple):
     config: MethodConfig
 
     def proposer(self, materials: Materials) -> Proposer:
-        """Build the request's proposer."""
-        return METHODS[self.method].build(self.config, materials)
+        """Build the request's proposer; raises RequestError when the deployment lacks what it drafts from."""
+        return Guarded(METHODS[self.method].build(self.config, materials), materials.vocab_size)
 
 
 def plan(method: str, config_json: str, drafters: frozenset[str], aliases: Mapping[str, int]) -> Plan:

@@ -63,6 +63,7 @@ class SourceCount:
 class Tally:
     """Running totals of one request's steps.
 
+    num_accepted_tokens: those that the client gets; behind a stop nothing counts.
     drafted, tested, accepted: by depth d ≥ 1 (index d − 1), the draft tokens proposed there; the steps whose accepted
     path reached depth d − 1 and found a draft below it; and those in which one of depth d was accepted.
     num_levels: depths of all trees, summed. draft_s, target_s, timed_levels: proposing, verifying, and levels of the
@@ -89,9 +90,9 @@ class Tally:
         self._observe_times(int(proposal.tree.depths.max()), draft_s, target_s)
         self.num_steps += 1
         self.num_draft_tokens += proposal.tree.num_nodes
-        self.num_accepted_tokens += len(path)
+        self.num_accepted_tokens += len(path[:num_emitted])
         self.step_lengths.append(num_emitted)
-        self._observe_sources(proposal, path)
+        self._observe_sources(proposal, path[:num_emitted])
         self._observe_depths(proposal, path)
 
     def _observe_times(self, num_levels: int, draft_s: float, target_s: float) -> None:

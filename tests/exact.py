@@ -1,7 +1,8 @@
 """`python -m tests.exact` (make exact): all settings over 40 prompts × 128 tokens, in float64 and then in float32.
 
 Answers are kept per setting under .exact/, so that a run that was broken off goes on where it stopped; a change
-of the weights, the prompts or the code starts afresh. The table goes to docs/figures/exact.md.
+of the weights, the prompts or the code starts afresh. The table goes to docs/figures/exact.md; a run over some
+settings replaces their rows alone.
 """
 
 from __future__ import annotations
@@ -12,25 +13,25 @@ import dataclasses
 import datetime
 import hashlib
 import json
-import platform
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-
-import torch
-import transformers
+from typing import Any
 
 from launcher import Server
 from orchestrator.config import ServingConfig, load_config
 from tests.support.exactness import NEAR_TIE, SAMPLINGS
-from tests.support.suite import AT_ONCE, Row, Suite, Unit
+from tests.support.settings import SETTINGS
+from tests.support.suite import ALONE, AT_ONCE, Row, Suite, Unit
 from tests.support.traffic import Answer, Prompt, mixed_prompts
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "serving.toml"
 STORE = ROOT / ".exact"
 TABLE = ROOT / "docs" / "figures" / "exact.md"
+BASE = "none"
 # A late draft costs speed, not text; but a test of speculation wants to see it happen on a busy machine too.
 ENVIRONMENT = {"SERVING_DRAFT_TIMEOUT_MS": "10000"}
 
@@ -61,7 +62,9 @@ class Store:
         part.rename(self._file(unit))
 
     def _file(self, unit: Unit) -> Path:
-        return self.folder / f"{unit.sampling}-{unit.name.replace(', ', '-').replace(' ', '_')}.json"
+        names = "+".join(dict.fromkeys(case.setting for case in unit.cases))
+        slug = f"{unit.sampling}-{unit.name}".replace(", ", "-").replace(" ", "_")
+        return self.folder / f"{slug}-{zlib.crc32(names.encode()):08x}.json"
 
 
 def fingerprint(config: ServingConfig, prompts: Sequence[Prompt], num_tokens: int) -> str:
@@ -91,28 +94,51 @@ def answers_of(suite: Suite, store: Store, dtype: str, say: Callable[[str], None
 
 HEADER = (
     "| dtype | sampling | setting | mode | requests | tokens | tokens per step | drafts accepted | requests per pass "
-    "| differences | near ties |\n|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|"
+    "| differences | near ties | made |\n|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|---|"
 )
 
 
-def table(rows: Sequence[Row], config: ServingConfig, num_tokens: int, print_name: str) -> str:
+class Table:
+    """The rows of all runs so far; a row that is made again replaces the one before it."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._rows: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
+
+    def add(self, row: Row, made: str) -> None:
+        """Take in a row; made: when, and by which weights, prompts and code."""
+        found = [f"{row.dtype}: {difference}" for difference in row.differences]
+        self._rows[f"{row.dtype}, {row.name}"] = {"cells": row.cells(), "made": made, "found": found}
+
+    def write(self, text: Path) -> None:
+        """Keep the rows as JSON, and as the page that people read; dtypes, samplings, modes and settings in order."""
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.write_text(json.dumps(self._rows, indent=1) + "\n")
+        text.write_text(page(sorted(self._rows.values(), key=_place)))
+
+
+def _place(row: dict[str, Any]) -> tuple[int, ...]:
+    dtype, sampling, setting, mode = row["cells"][:4]
+    orders = (["float64", "float32"], list(SAMPLINGS), [ALONE, AT_ONCE], list(SETTINGS))
+    return tuple(order.index(value) for order, value in zip(orders, (dtype, sampling, mode, setting), strict=True))
+
+
+def page(rows: Sequence[dict[str, Any]]) -> str:
     """Return docs/figures/exact.md."""
-    lines = [f"| {' | '.join(row.cells())} |" for row in rows]
-    found = [f"- {row.dtype}: {difference}" for row in rows for difference in row.differences]
+    lines = [f"| {' | '.join([*row['cells'], row['made']])} |" for row in rows]
+    found = [f"- {difference}" for row in rows for difference in row["found"]]
     rule = SAMPLINGS["sampled"]
     return f"""# Exactness: the same text, whatever the method
 
-Made by `make exact` on {datetime.datetime.now(datetime.UTC):%Y-%m-%d} ({platform.machine()}, \
-torch {torch.__version__}, transformers {transformers.__version__}; \
-target `{Path(config.target).name}`, draft `{Path(config.draft).name}`; \
-fingerprint of weights, prompts and code {print_name}). Held-out prompts of `tests/data/prompts`, the tasks by turns, \
-at most {num_tokens} tokens each, over gRPC on the real server.
+Made by `make exact` over held-out prompts of `tests/data/prompts`, the tasks by turns, over gRPC on the real server. \
+The last column says when, and names weights, prompts and code by a fingerprint.
 
 *greedy* is temperature 0, compared with `transformers` `generate` on the same weights in the same dtype. *sampled* is \
 temperature {rule.temperature:.3g}, top-p {rule.top_p:.3g}, one seed a prompt: `none` alone is compared with the stock \
 model's log p plus the keyed noise, everything else with `none` alone. *alone* starts from a cold cache; \
-*{AT_ONCE}* mixes all methods and shares KV blocks. A near tie is a difference whose two tokens are less than \
-{NEAR_TIE:g} apart when recomputed in float64; *differences* are those that are none.
+*{AT_ONCE}* mixes the settings of its run and shares KV blocks. A near tie is a difference whose two tokens are less \
+than {NEAR_TIE:g} apart when recomputed in float64; *differences* are those that are none. The settings are those of \
+`tests/support/settings.py`.
 
 {HEADER}
 {chr(10).join(lines)}
@@ -131,21 +157,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--dtypes", default="float64,float32")
-    parser.add_argument("--samplings", default=",".join(SAMPLINGS), help="to share the work between two machines")
-    parser.add_argument("--table", type=Path, default=TABLE)
+    parser.add_argument("--dtypes", nargs="+", default=["float64", "float32"])
+    parser.add_argument("--samplings", nargs="+", default=list(SAMPLINGS), choices=SAMPLINGS)
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS, help="`none` is needed")
+    parser.add_argument("--table", type=Path, default=TABLE, help="its rows are kept beside it as JSON")
     options = parser.parse_args(arguments)
+    if options.settings[0] != BASE:
+        parser.error(f"--settings must begin with {BASE!r}: the others are compared with it")
     config, prompts = load_config(CONFIG), mixed_prompts(options.prompts)
     print_name = fingerprint(config, prompts, options.tokens)
-    rows: list[Row] = []
-    for dtype in options.dtypes.split(","):
-        suite = Suite(config, prompts, options.tokens, dtype, options.samplings.split(","))
-        answers = answers_of(suite, Store(STORE / print_name / dtype), dtype, say)
-        rows += suite.judge(answers)
-    options.table.parent.mkdir(parents=True, exist_ok=True)
-    options.table.write_text(table(rows, config, options.tokens, print_name))
+    table, faults = Table(options.table.with_suffix(".json")), 0
+    for dtype in options.dtypes:
+        suite = Suite(config, prompts, options.tokens, dtype, options.samplings, options.settings)
+        rows = suite.judge(answers_of(suite, Store(STORE / print_name / dtype), dtype, say))
+        for row in rows:
+            table.add(row, f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d} {print_name}")
+        faults += sum(len(row.faults) for row in rows)
+        table.write(options.table)
     say(options.table.read_text())
-    return int(any(row.faults for row in rows))
+    return int(faults > 0)
 
 
 if __name__ == "__main__":

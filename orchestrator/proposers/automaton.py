@@ -46,11 +46,16 @@ class Automaton:
         self._next: list[dict[int, int]] = [{}]
         self._count = [0]
         self._end = [0]
+        self._ended = [0]
         self._whole = ROOT
         self._recent = Match(ROOT, 0)
 
     def begin(self) -> None:
         """Begin another sequence; no string runs across two."""
+        state = self._recent.state
+        while state != ROOT:  # every suffix of the sequence that ends here occurs once without a follower
+            self._ended[state] += 1
+            state = self._link[state]
         self._whole, self._recent = ROOT, Match(ROOT, 0)
 
     def extend(self, tokens: Iterable[int]) -> None:
@@ -59,7 +64,7 @@ class Automaton:
             self._append(token)
 
     def repeated(self) -> Match:
-        """Return the longest suffix of the present sequence, of at most max_depth tokens, that occurred before."""
+        """Return the longest suffix of the only sequence, of at most max_depth tokens, that occurred before."""
         if self._whole == ROOT:
             return Match(ROOT, 0)
         earlier = self._link[self._whole]
@@ -90,8 +95,9 @@ class Automaton:
         return [Follower(token, self._count[state], self._end[state]) for token, state in seen]
 
     def continued(self, match: Match) -> int:
-        """Return how often a token followed the string (not the empty one): its occurrences less one at the end."""
-        return self._count[match.state] - (self._end[match.state] == self.num_tokens)
+        """Return how often a token followed the string (not the empty one): its occurrences but those at an end."""
+        ends_here = self._whole != ROOT and self._end[match.state] == self.num_tokens
+        return self._count[match.state] - self._ended[match.state] - ends_here
 
     def _append(self, token: int) -> None:
         self.num_tokens += 1
@@ -116,6 +122,7 @@ class Automaton:
         self._next[clone] = dict(self._next[longer])
         self._link[clone], self._link[longer] = self._link[longer], clone
         self._count[clone], self._end[clone] = self._count[longer], self._end[longer]
+        self._ended[clone] = self._ended[longer]
         while state >= 0 and self._next[state].get(token) == longer:
             self._next[state][token] = clone
             state = self._link[state]
@@ -125,8 +132,8 @@ class Automaton:
         self._len.append(length)
         self._link.append(ROOT)
         self._next.append({})
-        self._count.append(0)
-        self._end.append(0)
+        for numbers in (self._count, self._end, self._ended):
+            numbers.append(0)
         return len(self._len) - 1
 
     def _count_up(self, token: int) -> None:

@@ -100,8 +100,8 @@ def q_of(followers: Followers, sampling: Sampling) -> Distribution:
         best = np.sort(np.argsort(-weights, kind="stable")[:MAX_CANDIDATES])
         ids, weights = ids[best], weights[best]
     log_q = log_p(np.log(weights)[None], sampling)[0]
-    kept = log_q > -np.inf
-    return Distribution(ids[kept].astype(np.int32), np.exp(log_q[kept]))
+    probs = np.exp(log_q)
+    return Distribution(ids[probs > 0].astype(np.int32), probs[probs > 0])
 
 
 def draw(q: Distribution, position: int, sampling: Sampling) -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+# A token costs about 150 bytes for each n: a request with a long prompt shall not be able to fill the memory.
+MAX_NGRAM = 8
+
 
 class NgramIndex:
     """Places of all n-grams of 1…max_ngram tokens that have a continuation.

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.proposers.ngram_index import NgramIndex
+from orchestrator.proposers.ngram_index import MAX_NGRAM, NgramIndex
 from orchestrator.settings import MAX_NODES, MethodConfig, whole
 from orchestrator.tree import TokenTree
 from orchestrator.types import Acceptance, Budget, Context, Proposal, Sampling, Want
@@ -17,7 +17,7 @@ class PredictedConfig(MethodConfig):
     """draft_len: tokens proposed. max_ngram: most tokens that must agree before the prediction is followed again."""
 
     draft_len: int = whole(16, 1, MAX_NODES)
-    max_ngram: int = whole(6, 1, 32)
+    max_ngram: int = whole(6, 1, MAX_NGRAM)
 
 
 class Predicted:

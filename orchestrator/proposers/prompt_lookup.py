@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from orchestrator.proposers.ngram_index import NgramIndex
+from orchestrator.proposers.ngram_index import MAX_NGRAM, NgramIndex
 from orchestrator.settings import MAX_NODES, MethodConfig, choice, flag, whole
 from orchestrator.tree import TokenTree
 from orchestrator.types import Acceptance, Budget, Context, Proposal, Sampling, Want
@@ -27,7 +27,7 @@ class PromptLookupConfig(MethodConfig):
     clip: end a continuation where the text ends, instead of going on into its own copy.
     """
 
-    max_ngram: int = whole(3, 1, 32)
+    max_ngram: int = whole(3, 1, MAX_NGRAM)
     draft_len: int = whole(10, 1, MAX_NODES)
     match: str = choice("recent", "frequent", "leftmost")
     branches: int = whole(1, 1, 16)

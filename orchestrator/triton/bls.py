@@ -97,7 +97,7 @@ def _step_outputs(want: Want) -> list[str]:
 def try_release(model: str, sequence_id: int) -> None:
     """Tell an engine that a sequence has ended; it finds out by itself if this fails."""
     try:
-        pb.call(model, wire.pack_release(sequence_id), [])
+        pb.call(model, wire.pack_release(sequence_id), [], GRACE_S)
     except ServingError:
         return
 

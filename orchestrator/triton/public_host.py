@@ -11,12 +11,12 @@ from orchestrator.admission import Admission
 from orchestrator.breaker import Breaker
 from orchestrator.checkpoint import read_checkpoint
 from orchestrator.config import CHECKPOINTS, ServingConfig
-from orchestrator.errors import ServingError, Unavailable
+from orchestrator.errors import ConfigError, RequestError, ServingError, Unavailable
 from orchestrator.job import Job, JobBuilder
 from orchestrator.methods import Lines, Materials
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.tables import load_tables
-from orchestrator.request import read
+from orchestrator.request import Given, read
 from orchestrator.triton import pb
 from orchestrator.triton.bls import BlsDraftLine, DraftAnswer
 from orchestrator.triton.ticket import RequestTicket
@@ -41,6 +41,7 @@ class PublicHost:
         tables, tokenizer = config.ngram_tables, self._checkpoint.tokenizer
         self._tables = load_tables(tables, tokenizer) if tables else None
         self._memory = Memory(config.remember_tokens) if config.remember_tokens else None
+        self._check_default()
 
     def execute(self, requests: list[Any]) -> None:
         """Admit the requests; they are answered from their own threads."""
@@ -78,9 +79,18 @@ class PublicHost:
     def _breaker(self, name: str) -> Breaker[DraftAnswer]:
         return Breaker(name, self._config.max_running, self._config.draft_timeout_ms / 1000)
 
+    def _check_default(self) -> None:
+        """Raise ConfigError when a request that names no method could not be served."""
+        job = self._builder.build(Given({"input_ids": [0]}))
+        try:
+            job.plan.proposer(self._materials(job))
+        except RequestError as error:
+            raise ConfigError(f"default_speculation: {error}") from None
+
     def _materials(self, job: Job) -> Materials:
         return Materials(
             lines=self._lines(job.cache_salt),
+            vocab_size=self._checkpoint.vocab_size,
             prediction=job.prediction,
             max_nodes=job.limits.max_nodes,
             num_parameters=self._checkpoint.num_parameters,

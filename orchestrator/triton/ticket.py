@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.errors import ServingError, Unavailable
+from orchestrator.errors import EngineLost, ServingError, Unavailable
 from orchestrator.job import Job, JobBuilder
 from orchestrator.loop import Progress, generate
 from orchestrator.methods import Materials
@@ -81,7 +81,7 @@ class RequestTicket:
                 context, target, proposer, job.sampling, job.limits, job.want,
                 output, progress, self._guard, responses.emit,
             )  # fmt: skip
-        except Unavailable:
+        except (Unavailable, EngineLost):
             if time.monotonic() < self.deadline_s - 0.1:
                 raise
             responses.finish_late()

@@ -70,6 +70,7 @@ def materials_of(config: Any, checkpoint: Any, ids: Sequence[int], num_prompt: i
     tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
     return Materials(
         lines=lambda name: None,  # type: ignore[arg-type, return-value]
+        vocab_size=checkpoint.vocab_size,
         prediction=tuple(ids[num_prompt:]),
         tables=tables,
         memory=memory.of(""),

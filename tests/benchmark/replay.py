@@ -108,7 +108,9 @@ def _num_nodes(tally: Tally) -> int:
 
 def _proposer(method: str, config: str, text: Text, tables: Any) -> Proposer:
     prediction = tuple(tables.tokenizer.encode(text.prompt.prediction).ids)
-    materials = Materials(lines=lambda name: None, prediction=prediction, tables=tables.counts)  # type: ignore[arg-type, return-value]
+    materials = Materials(
+        lines=lambda name: None, vocab_size=tables.vocab_size, prediction=prediction, tables=tables.counts
+    )  # type: ignore[arg-type, return-value]
     return plan(method, config, frozenset(), {}).proposer(materials)
 
 

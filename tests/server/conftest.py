@@ -86,5 +86,5 @@ def link(checkpoints: Path, folder: Path) -> Path:
 def server(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The real models over tiny checkpoints in float64, drafts included: for all tests that leave it as it was."""
     folder = link(checkpoints, tmp_path_factory.mktemp("server"))
-    with serving(deployment(folder, 'draft = "draft"')) as running:
+    with serving(deployment(folder, 'draft = "draft"', "remember_tokens = 10000")) as running:
         yield running

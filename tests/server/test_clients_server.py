@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import signal
 import subprocess
@@ -125,7 +126,10 @@ def test_closing_an_http_stream_stops_the_server(server: Server) -> None:
 def test_ctrl_c_cancels_and_exits_130(server: Server, module: ModuleType) -> None:
     script = [sys.executable, str(ROOT / f"clients/{module.__name__.rpartition('.')[2]}.py")]
     request = [PROMPT, "--method", SLOW, "--max-tokens", str(LONG), *arguments(server, module)]
-    with subprocess.Popen([*script, *request], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+    # A shell's background job, which the tests may be, ignores Ctrl-C, and so would its children.
+    as_in_a_terminal = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": as_in_a_terminal}
+    with subprocess.Popen([*script, *request], **pipes) as running:
         assert running.stdout and running.stdout.read(1)
 
         running.send_signal(signal.SIGINT)

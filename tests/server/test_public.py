@@ -33,8 +33,19 @@ SAMPLED: dict[str, Any] = {**LONG, "temperature": 0.8, "top_p": 0.95, "seed": 7}
 METHODS: dict[str, dict[str, Any]] = {
     "none": {},
     "prompt_lookup": {"speculation_config": '{"max_ngram": 2, "draft_len": 5}'},
+    "ngram": {"num_draft_tokens": 2},
+    "suffix": {"speculation_config": '{"min_prob": 0.3}'},
+    "lookahead": {"speculation_config": '{"window": 3, "ngram": 3, "guesses": 2}'},
+    "jacobi": {"num_draft_tokens": 4},
+    "predicted": {"draft_text": PROMPT},
     "draft_model": {"num_draft_tokens": 3},
 }
+
+
+def method_inputs(number: int) -> dict[str, Any]:
+    """Return what asks for a method, all of them by turns."""
+    method = list(METHODS)[number % len(METHODS)]
+    return {"speculation": method, **METHODS[method]}
 
 
 @pytest.fixture(scope="module")
@@ -179,13 +190,13 @@ def test_one_stream_carries_many_requests_told_apart_by_their_ids(server: Server
     jobs = {
         f"job{number}": {
             "text_input": PROMPT[number:], "max_tokens": 12 + number % 5, "end_id": -1, "seed": number,
-            "temperature": 0.8 * (number % 2), "stream": number % 3 > 0, "speculation": list(METHODS)[number % 3],
+            "temperature": 0.8 * (number % 2), "stream": number % 3 > 0,
         }
         for number in range(18)
     }  # fmt: skip
     with Stream(server.grpc_url) as stream:
-        for name, inputs in jobs.items():
-            stream.send(name, **inputs)
+        for number, (name, inputs) in enumerate(jobs.items()):
+            stream.send(name, **inputs, **method_inputs(number))
         answers = stream.answers(*jobs)
         assert stream.finish() == []
     for name, inputs in jobs.items():
@@ -196,7 +207,7 @@ def test_one_stream_carries_many_requests_told_apart_by_their_ids(server: Server
 
 def test_many_doors_at_once_give_every_one_its_own_text(server: Server, truth: dict[str, list[int]]) -> None:
     def over_http(number: int) -> list[int]:
-        body = {**TASKS[["greedy", "sampled"][number % 2]], "speculation": list(METHODS)[number % 3]}
+        body = {**TASKS[["greedy", "sampled"][number % 2]], **method_inputs(number)}
         answer = generate(server.http_url, body, ["speculative", "speculative_unary"][number % 2])
         assert answer.status == 200, answer.error
         return answer.body["output_ids"]
@@ -241,7 +252,7 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     "max_tokens too large": ({"max_tokens": 510}, ["max_tokens must be in 1..509", "got 510", "3 tokens"]),
     "unknown method": (
         {"speculation": "promptlookup"},
-        ["'promptlookup'", "mean 'prompt_lookup'", "draft_model, none"],
+        ["'promptlookup'", "mean 'prompt_lookup'", "draft_model, jacobi, lookahead, ngram, none"],
     ),
     "malformed JSON": ({"speculation_config": '{"draft_len": '}, ["speculation_config is not JSON"]),
     "JSON of brackets": ({"speculation_config": "[" * 50_000}, ["speculation_config is not JSON"]),
@@ -269,7 +280,23 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     "unsupported words": ({"bad_words": ["x"]}, ["bad_words is not supported yet", "got ['x']"]),
     "unsupported rule": ({"rule": "rejection"}, ["rule is not supported yet", "'rejection'", "'coupled'"]),
     "too many stop words": ({"stop_words": ["x"] * 65}, ["stop_words has 65 entries", "at most 64"]),
-    "a long method": ({"speculation": "x" * 20_000}, ["unknown method 'xxx", "draft_model, none, prompt_lookup"]),
+    "a long method": ({"speculation": "x" * 20_000}, ["unknown method 'xxx", "draft_model, jacobi"]),
+    "config word": (
+        {"speculation": "prompt_lookup", "speculation_config": '{"match": "best"}'},
+        ["match must be one of recent, frequent, leftmost", "got 'best'"],
+    ),
+    "config number": (
+        {"speculation": "suffix", "speculation_config": '{"min_prob": 1.5}'},
+        ["min_prob must be a number in 0.0..1.0", "got 1.5"],
+    ),
+    "a window that does not fit": (
+        {"speculation": "lookahead", "speculation_config": '{"window": 128}'},
+        ["window 128", "needs", "128 are allowed"],
+    ),
+    "a prediction beside another": ({"draft_text": "a", "draft_input_ids": [1]}, ["exclude each other"]),
+    "a prediction for another method": ({"draft_text": "a", "speculation": "none"}, ["'predicted'", "got 'none'"]),
+    "no prediction": ({"speculation": "predicted"}, ["draft_text or draft_input_ids"]),
+    "a prediction beyond the vocabulary": ({"draft_input_ids": [64]}, ["draft_input_ids", "0..63", "got 64"]),
 }
 
 

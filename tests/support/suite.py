@@ -24,14 +24,13 @@ class Unit:
     at_once: int
 
 
-def units_of(prompts: Sequence[Prompt], samplings: Sequence[str]) -> list[Unit]:
+def units_of(prompts: Sequence[Prompt], samplings: Sequence[str], names: Sequence[str]) -> list[Unit]:
     """Return a unit per sampling and setting alone, and one per sampling in which all settings run at once."""
     units = []
     for sampling in samplings:
-        for name in SETTINGS:
+        for name in names:
             units.append(Unit(sampling, f"{name}, {ALONE}", cases_of(prompts, sampling, [name]), 1))
-        mixed = cases_of(prompts, sampling, list(SETTINGS))
-        units.append(Unit(sampling, f"all methods, {AT_ONCE}", mixed, NUM_AT_ONCE))
+        units.append(Unit(sampling, f"all, {AT_ONCE}", cases_of(prompts, sampling, names), NUM_AT_ONCE))
     return units
 
 
@@ -79,8 +78,9 @@ class Suite:
         num_tokens: int,
         dtype: str,
         samplings: Sequence[str] = tuple(SAMPLINGS),
+        names: Sequence[str] = tuple(SETTINGS),
     ) -> None:
-        self.units = units_of(prompts, samplings)
+        self.units = units_of(prompts, samplings, names)
         self.num_tokens = num_tokens
         self._dtype = dtype
         self._oracle = Oracle(config.target, dtype)

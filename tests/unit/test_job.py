@@ -273,6 +273,10 @@ def test_job_prediction_is_refused_when_it_cannot_be_used(builder: JobBuilder) -
         builder, draft_input_ids=[VOCAB_SIZE]
     )
     assert "draft_text has" in refusal(builder, draft_text="b" * (MAX_TEXT_BYTES + 1))
+    for inputs in ({"draft_text": "b" * (CONTEXT + 1)}, {"draft_input_ids": [2] * (CONTEXT + 1)}):
+        said = refusal(builder, **inputs)
+        assert f"has {CONTEXT + 1} tokens, at most {CONTEXT} allowed" in said
+    assert len(built(builder, draft_input_ids=[2] * CONTEXT).prediction) == CONTEXT
 
 
 @pytest.mark.parametrize("method", ["magic", "draft_model", "predicted"])
@@ -302,4 +306,4 @@ def test_job_any_parameters_give_a_job_or_a_refusal(builder: JobBuilder, inputs:
         assert str(error) and "\n" not in str(error)
         return
     assert 0 < len(job.prompt) < CONTEXT and 0 < job.limits.max_tokens <= CONTEXT - len(job.prompt)
-    job.plan.proposer(Materials(lambda name: None, job.prediction))  # type: ignore[arg-type, return-value]
+    job.plan.proposer(Materials(lambda name: None, VOCAB_SIZE, job.prediction))  # type: ignore[arg-type, return-value]

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from orchestrator import reference
 from orchestrator.checkpoint import Checkpoint
 from orchestrator.config import ServingConfig
-from orchestrator.errors import EngineError
+from orchestrator.errors import EngineError, EngineLost
 from orchestrator.job import Job, JobBuilder
 from orchestrator.methods import Materials
 from orchestrator.proposers.memory import Memory
@@ -78,7 +78,7 @@ def run(
     monkeypatch.setattr(ticket.pb, "send_error", lambda *args: events.append("error"))
 
     def materials(job: Job) -> Materials:
-        return Materials(pytest.fail, prediction=job.prediction, memory=memory.of(job.cache_salt))
+        return Materials(pytest.fail, VOCAB_SIZE, prediction=job.prediction, memory=memory.of(job.cache_salt))
 
     given = read({}, json.dumps({"input_ids": PROMPT, "cache_salt": "s", "max_tokens": 9, **inputs}))
     sender = SimpleNamespace(is_cancelled=is_cancelled)
@@ -134,6 +134,23 @@ def test_request_that_was_broken_off_or_failed_leaves_nothing(
     assert run(ticket, builder, monkeypatch) == ["error"]
 
 
+def test_text_so_far_is_sent_when_the_target_is_lost_until_the_deadline(
+    ticket: ModuleType, builder: JobBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lost(TableTarget):
+        def step(self, *args: Any) -> Any:
+            if self.num_steps < 5:
+                return super().step(*args)
+            time.sleep(0.1)
+            raise EngineLost("it has gone")
+
+    monkeypatch.setattr(ticket, "BlsTarget", lambda salt, deadline_s: Lost(VOCAB_SIZE))
+    in_time = run(ticket, builder, monkeypatch, deadline_s=time.monotonic() + 60, speculation="none", stream=True)
+    assert in_time == ["send"] * 5 + ["error"]
+    late = run(ticket, builder, monkeypatch, deadline_s=time.monotonic() + 0.1, speculation="none", stream=True)
+    assert late == ["send"] * 6 + ["final", ("learn", "s", [])]
+
+
 def test_ngram_without_statistics_is_one_error_to_the_client(
     ticket: ModuleType, builder: JobBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,5 +158,5 @@ def test_ngram_without_statistics_is_one_error_to_the_client(
     monkeypatch.setattr(ticket.pb, "send_error", lambda sender, message, error: said.append(message))
     given = read({}, json.dumps({"input_ids": PROMPT, "speculation": "ngram"}))
     sender = SimpleNamespace(is_cancelled=lambda: False)
-    ticket.RequestTicket(given, sender, 1e12, builder, lambda job: Materials(pytest.fail), None).run()
+    ticket.RequestTicket(given, sender, 1e12, builder, lambda job: Materials(pytest.fail, VOCAB_SIZE), None).run()
     assert len(said) == 1 and "ngram_tables and remember_tokens" in said[0]

@@ -285,7 +285,7 @@ def test_shape_needs_as_many_nodes_as_the_source_says(shape: tuple[int, int, int
 def refusal(config: dict[str, int], max_nodes: int = 128, num_parameters: int = 0) -> str:
     made = plan("lookahead", json.dumps(config), frozenset(), {})
     with pytest.raises(RequestError) as caught:
-        made.proposer(Materials(lambda name: None, max_nodes=max_nodes, num_parameters=num_parameters))  # type: ignore[arg-type, return-value]
+        made.proposer(Materials(lambda name: None, 64, max_nodes=max_nodes, num_parameters=num_parameters))  # type: ignore[arg-type, return-value]
     return str(caught.value)
 
 
@@ -295,7 +295,7 @@ def test_lookahead_window_that_does_not_fit_is_refused_with_its_nodes() -> None:
     assert refusal({"window": 15, "ngram": 5, "guesses": 15}, max_nodes=118).startswith(said)
     assert refusal({}, max_nodes=118, num_parameters=7 * 10**9).startswith(said)
     assert "needs 29 nodes, but 28 are allowed" in refusal({}, max_nodes=28)
-    plan("lookahead", "", frozenset(), {}).proposer(Materials(lambda name: None, max_nodes=29))  # type: ignore[arg-type, return-value]
+    plan("lookahead", "", frozenset(), {}).proposer(Materials(lambda name: None, 64, max_nodes=29))  # type: ignore[arg-type, return-value]
 
 
 def test_lookahead_ngram_of_one_token_is_refused() -> None:

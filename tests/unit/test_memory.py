@@ -123,10 +123,16 @@ def test_memory_longest_match_comes_from_the_newest_generation_of_equals() -> No
     assert memory.of("").followers([1, 2]) == {3: 1, 4: 1}
 
 
-def test_memory_learning_lets_proposals_in_between() -> None:
+def test_memory_learning_lets_proposals_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long response is learnt in pieces; the lock is free between two of them."""
-    memory, entered = Memory(1_000_000), []
+    memory, entered, num_free = Memory(1_000_000), list[int](), 0
     num_pieces = 40
+
+    def rest(seconds: float) -> None:
+        nonlocal num_free
+        num_free += not memory._lock.locked()
+
+    monkeypatch.setattr("orchestrator.proposers.memory.time.sleep", rest)
 
     class Spy(Automaton):
         def extend(self, tokens: list[int]) -> None:  # type: ignore[override]
@@ -136,7 +142,7 @@ def test_memory_learning_lets_proposals_in_between() -> None:
 
     memory._by_salt[""] = [Spy(MAX_DEPTH)]
     memory.learn("", list(range(num_pieces * PIECE_TOKENS)))
-    assert len(entered) == num_pieces and not memory._lock.locked()
+    assert len(entered) == num_free == num_pieces and not memory._lock.locked()
 
 
 def test_memory_learn_and_propose_from_many_threads() -> None:

@@ -162,16 +162,19 @@ def test_plan_drafter_that_is_not_loaded_is_refused_with_its_key() -> None:
 
 def test_plan_proposer_is_the_method_s_and_keeps_its_parameters() -> None:
     context, budget = Context([5, 6, 7, 8, 5, 6]), Budget(99, 99)
-    lookup = plan("prompt_lookup", '{"draft_len": 3, "max_ngram": 1}', LOADED, {}).proposer(Materials(no_lines))
+    lookup = plan("prompt_lookup", '{"draft_len": 3, "max_ngram": 1}', LOADED, {}).proposer(Materials(no_lines, 64))
     assert lookup.name == "prompt_lookup"
     assert lookup.propose(context, Sampling(), budget).tree.tokens.tolist() == [7, 8, 5]
     assert (
-        plan("none", "", LOADED, {}).proposer(Materials(no_lines)).propose(context, Sampling(), budget).tree.num_nodes
+        plan("none", "", LOADED, {})
+        .proposer(Materials(no_lines, 64))
+        .propose(context, Sampling(), budget)
+        .tree.num_nodes
         == 0
     )
     line = ScriptedLine()
     draft = plan("draft_model", '{"draft_len": 3}', LOADED, {}).proposer(
-        Materials(lambda name: line if name == "draft" else no_lines(name))
+        Materials(lambda name: line if name == "draft" else no_lines(name), 64)
     )
     assert draft.propose(context, Sampling(), Budget(99, 2)).tree.num_nodes == 2
     assert draft.propose(context, Sampling(), budget).tree.num_nodes == 3

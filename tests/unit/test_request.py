@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import RequestError
-from orchestrator.request import INPUTS, MAX_WORD_BYTES, MAX_WORDS, RESERVED, Given, check_words, read
+from orchestrator.request import INPUTS, MAX_WORD_BYTES, MAX_WORDS, RESERVED, Given, check_range, check_words, read
 
 REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
 
@@ -143,9 +143,21 @@ def test_read_lone_surrogate_in_a_parameter_is_not_text() -> None:
 
 
 @given(st.floats(allow_nan=True))
-def test_read_float_passes_as_it_is_to_be_ranged_later(value: float) -> None:
+def test_read_float_passes_as_fp32_to_be_ranged_later(value: float) -> None:
     got = one("temperature", np.array([value], np.float64))
-    assert got == value or (np.isnan(got) and np.isnan(value))
+    with np.errstate(over="ignore"):
+        expected = np.float32(value)
+    assert got == expected or (np.isnan(got) and np.isnan(expected))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_read_number_beyond_every_float_is_ranged_like_infinity(sign: int) -> None:
+    huge = read({}, json.dumps({"temperature": sign * 10**400})).get("temperature")
+    assert huge == sign * float("inf")
+    with pytest.raises(RequestError, match=r"temperature must be in 0\.\.1"):
+        check_range("temperature", huge, 0.0, 1.0)
+    with pytest.raises(RequestError, match=r"max_tokens must be in 0\.\.1"):
+        check_range("max_tokens", sign * 10**400, 0, 1)
 
 
 def test_read_empty_words_are_ignored() -> None:

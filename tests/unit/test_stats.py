@@ -95,6 +95,16 @@ def test_tally_by_hand() -> None:
     assert tally.acceptance_rate == 3 / 15
 
 
+def test_tokens_behind_a_stop_are_no_accepted_tokens() -> None:
+    """Both lengths are of what the client gets; the depths, and α, are of what the target agreed with."""
+    tally = Tally()
+    tally.observe(Proposal.chain([1] * 12, "s"), range(1, 13), 3, 0.0, 1.0)
+    assert (tally.num_accepted_tokens, tally.sources["s"].num_accepted) == (3, 3)
+    assert tally.accepted == [1] * 12 and tally.alpha == 1.0
+    said = told(tally)
+    assert said["acceptance_length"] == said["accepted_per_step"] == 3.0
+
+
 def test_told_has_both_lengths_and_is_json() -> None:
     tally = Tally()
     tally.observe(tree_by_hand(), [1, 4], 3, 0.5, 9.0)

@@ -1,0 +1,53 @@
+"""Drafts are hints: what a proposer does wrong costs the request its drafts, never its text."""
+
+from __future__ import annotations
+
+import logging
+
+from orchestrator.tree import TokenTree
+from orchestrator.types import Acceptance, Budget, Context, Proposal, Proposer, Sampling
+
+log = logging.getLogger(__name__)
+
+
+class Guarded:
+    """A proposer whose failures and broken trees become bare roots; after the first one it is asked no more.
+
+    vocab_size: of the target; a tree with another id is broken, too.
+    """
+
+    def __init__(self, proposer: Proposer, vocab_size: int) -> None:
+        self.name = proposer.name
+        self.want = proposer.want
+        self._proposer = proposer
+        self._vocab_size = vocab_size
+        self._failed = False
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+        """Return the proposal within the budget, or a bare root when it breaks a law."""
+        if self._failed:
+            return Proposal.none()
+        try:
+            proposal = self._proposer.propose(context, sampling, budget).cut(budget)
+            TokenTree.checked(proposal.tree.tokens, proposal.tree.parents, self._vocab_size, budget.max_nodes)
+        except Exception:
+            self._fail("propose")
+            return Proposal.none()
+        return proposal
+
+    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
+        """Let the proposer learn."""
+        if self._failed:
+            return
+        try:
+            self._proposer.observe(tree, acceptance)
+        except Exception:
+            self._fail("observe")
+
+    def close(self) -> None:
+        """Free what the proposer holds."""
+        self._proposer.close()
+
+    def _fail(self, what: str) -> None:
+        log.exception("%s failed in %s: the request goes on undrafted", self.name, what)
+        self._failed = True
