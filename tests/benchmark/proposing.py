@@ -6,11 +6,12 @@ The text is real: held-out prompts, one after the other, tokenised, and then fol
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ BUDGET = Budget(128, 1000)
 
 
 class Cost(NamedTuple):
-    """Milliseconds: of the first call, which sees the whole prompt, and of the later steps."""
+    """Milliseconds: of the building and the first call, which sees the whole prompt, and of the later steps."""
 
     first: float
     median: float
@@ -45,9 +46,12 @@ def text_of(length: int, tokenizer: Any) -> list[int]:
     return list(itertools.islice(itertools.cycle(tokenizer.encode(texts).ids), length))
 
 
-def cost_of(proposer: Proposer, ids: Sequence[int], num_prompt: int) -> Cost:
+def cost_of(build: Callable[[], Proposer], ids: Sequence[int], num_prompt: int) -> Cost:
     """Return what the steps cost while the text of `ids` behind the prompt is said."""
     context, times_ms = Context(ids[:num_prompt]), []
+    began_s = time.perf_counter()
+    proposer = build()
+    built_ms = 1e3 * (time.perf_counter() - began_s)
     while len(context) + BUDGET.max_nodes + 1 < len(ids):
         began_s = time.perf_counter()
         tree = proposer.propose(context, SAMPLING, BUDGET).tree
@@ -60,7 +64,7 @@ def cost_of(proposer: Proposer, ids: Sequence[int], num_prompt: int) -> Cost:
         proposer.observe(tree, acceptance)
         times_ms.append(1e3 * (drafted_s - began_s + time.perf_counter() - observed_s))
     first, *later = times_ms
-    return Cost(first, statistics.median(later), statistics.quantiles(later, n=20)[-1], max(later))
+    return Cost(built_ms + first, statistics.median(later), statistics.quantiles(later, n=20)[-1], max(later))
 
 
 def materials_of(config: Any, checkpoint: Any, ids: Sequence[int], num_prompt: int) -> Materials:
@@ -91,7 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ids = text_of(length + options.tokens, checkpoint.tokenizer)
         materials = materials_of(config, checkpoint, ids, length)
         for name in (name for name, method in METHODS.items() if not method.drafter):
-            cost = cost_of(plan(name, "", frozenset(), {}).proposer(materials), ids, length)
+            made = plan(name, "", frozenset(), {})
+            cost = cost_of(functools.partial(made.proposer, materials), ids, length)
             print(f"| {name} | {length} | {cost.first:.1f} | {cost.median:.3f} | {cost.p95:.3f} | {cost.most:.3f} |")
     return 0
 

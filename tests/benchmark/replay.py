@@ -13,16 +13,16 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from orchestrator.accept import accept_coupled
-from orchestrator.checkpoint import read_checkpoint
+from orchestrator.checkpoint import Checkpoint, read_checkpoint
 from orchestrator.config import load_config
 from orchestrator.loop import Limits
 from orchestrator.methods import Materials, plan
-from orchestrator.proposers.tables import load_tables
+from orchestrator.proposers.tables import Tables, load_tables
 from orchestrator.stats import Tally
 from orchestrator.types import Acceptance, Context, Proposer, Sampling
 from tests.support.exactness import Oracle
@@ -69,6 +69,13 @@ class Text:
     output: list[int]
 
 
+class Deployment(NamedTuple):
+    """What drafts are made from beside the text."""
+
+    checkpoint: Checkpoint
+    tables: Tables | None
+
+
 def replay(proposer: Proposer, text: Text, max_nodes: int) -> Tally:
     """Run the loop's steps with a target that says `text`; returns the counts."""
     context, tally = Context(text.prompt_ids), Tally()
@@ -85,41 +92,28 @@ def replay(proposer: Proposer, text: Text, max_nodes: int) -> Tally:
     return tally
 
 
-def cells(setting: str, texts: Sequence[Text], tables: Any) -> Iterator[str]:
+def cells(setting: str, texts: Sequence[Text], deployment: Deployment) -> Iterator[str]:
     """Yield acceptance length and nodes per step for each task."""
     method, _, config = setting.partition(":")
     for task in TASKS:
         mine = [
             text for text in texts if text.prompt.task == task and (text.prompt.prediction or method != "predicted")
         ]
-        tallies = [replay(_proposer(method, config, text, tables), text, 128) for text in mine]
+        tallies = [replay(_proposer(method, config, text, deployment), text, 128) for text in mine]
         steps = sum(tally.num_steps for tally in tallies)
-        tokens, nodes = (sum(map(count, tallies)) for count in (_num_tokens, _num_nodes))
+        tokens = sum(sum(tally.step_lengths) for tally in tallies)
+        nodes = sum(tally.num_draft_tokens for tally in tallies)
         yield f"{tokens / steps:.2f} ({nodes / steps:.1f})" if steps else "–"
 
 
-def _num_tokens(tally: Tally) -> int:
-    return sum(tally.step_lengths)
-
-
-def _num_nodes(tally: Tally) -> int:
-    return tally.num_draft_tokens
-
-
-def _proposer(method: str, config: str, text: Text, tables: Any) -> Proposer:
-    prediction = tuple(tables.tokenizer.encode(text.prompt.prediction).ids)
+def _proposer(method: str, config: str, text: Text, deployment: Deployment) -> Proposer:
     materials = Materials(
-        lines=lambda name: None, vocab_size=tables.vocab_size, prediction=prediction, tables=tables.counts
-    )  # type: ignore[arg-type, return-value]
+        lines=lambda name: None,  # type: ignore[arg-type, return-value]
+        vocab_size=deployment.checkpoint.vocab_size,
+        prediction=tuple(deployment.checkpoint.tokenizer.encode(text.prompt.prediction).ids),
+        tables=deployment.tables,
+    )
     return plan(method, config, frozenset(), {}).proposer(materials)
-
-
-@dataclass(frozen=True)
-class Tables:
-    """What drafts are made from beside the text."""
-
-    tokenizer: Any
-    counts: Any
 
 
 def known_texts(config: Any, num_prompts: int, num_tokens: int, store: Path | None) -> list[Text]:
@@ -143,12 +137,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--texts", type=Path, help="file to keep the texts in, for the next time")
     options = parser.parse_args(arguments)
     config = load_config(ROOT / "serving.toml")
-    tokenizer = read_checkpoint(config.target).tokenizer
-    tables = Tables(tokenizer, load_tables(config.ngram_tables, tokenizer) if config.ngram_tables else None)
+    checkpoint = read_checkpoint(config.target)
+    tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
+    deployment = Deployment(checkpoint, tables)
     texts = known_texts(config, options.num_prompts, options.num_tokens, options.texts)
     print(f"| setting | {' | '.join(TASKS)} |\n|---|{'---:|' * len(TASKS)}")
     for setting in options.settings:
-        print(f"| `{setting}` | {' | '.join(cells(setting, texts, tables))} |", flush=True)
+        print(f"| `{setting}` | {' | '.join(cells(setting, texts, deployment))} |", flush=True)
     return 0
 
 
