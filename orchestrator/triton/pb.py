@@ -12,11 +12,13 @@ import triton_python_backend_utils as pb_utils
 
 from orchestrator import wire
 from orchestrator.errors import EngineLost, RequestError, Unavailable
-from orchestrator.triton import siblings
+from orchestrator.triton.callers import Callers
+from orchestrator.triton.stubs import Stubs, now_s
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
-_CALLERS: siblings.Callers[Any] = siblings.Callers()
+_CALLERS: Callers[Any] = Callers()
+_STUBS = Stubs()
 
 
 def tensors_of(request: Any) -> wire.Tensors:
@@ -69,11 +71,11 @@ def call(
     request = pb_utils.InferenceRequest(
         model_name=model, requested_output_names=list(outputs), inputs=_pb_tensors(tensors)
     )
-    siblings.note(model)
-    began_s = siblings.now_s()
+    _STUBS.note(model)
+    began_s = now_s()
 
     def is_lost() -> bool:
-        return siblings.now_s() - began_s > limit_s or siblings.is_gone(model, began_s)
+        return now_s() - began_s > limit_s or _STUBS.is_gone(model, began_s)
 
     try:
         response = _CALLERS.run(request.exec, is_lost)

@@ -39,25 +39,41 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("script")
 
 
+class Servers:
+    """Starts another server when Triton has aborted, so that the next test has one."""
+
+    def __init__(self, start: Callable[[], Server]) -> None:
+        self._start = start
+        self._last: Server | None = None
+
+    def living(self) -> Server:
+        if self._last is None or has_aborted(self._last):
+            self._last = self._start()
+        return self._last
+
+
 @pytest.fixture(scope="module")
-def served(checkpoints: Path, script: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = link(checkpoints, tmp_path_factory.mktemp("deaths"))
-    models = repository(folder, "draft", "speculative", "speculative_unary", target="breakable.py")
-    config, environ = deployment(folder, 'draft = "draft"'), {"SCRIPT_FOLDER": str(script)}
-    # A Triton that has lost a process waits for it until its exit time-out; that wait is no part of these tests.
-    with serving(config, repository=models, env=environ, stop_limit_s=2) as running:
-        yield running
+def servers(checkpoints: Path, script: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    with contextlib.ExitStack() as stack:
+
+        def start() -> Server:
+            folder = link(checkpoints, tmp_path_factory.mktemp("deaths"))
+            models = repository(folder, "draft", "speculative", "speculative_unary", target="breakable.py")
+            config, environ = deployment(folder, 'draft = "draft"'), {"SCRIPT_FOLDER": str(script)}
+            # A Triton that has lost a process waits for it until its exit time-out: no part of these tests.
+            return stack.enter_context(serving(config, repository=models, env=environ, stop_limit_s=2))
+
+        yield Servers(start)
 
 
-def skip_if_triton_aborted(server: Server) -> None:
+@pytest.fixture
+def served(servers: Servers) -> Server:
+    return servers.living()
+
+
+def has_aborted(server: Server) -> bool:
     """Triton 2.51 aborts when a process dies that holds a lock in shared memory (triton#8882): not ours to mend."""
-    if "boost::interprocess::lock_exception" in server.log():
-        pytest.skip("Triton aborted: the process was killed while it held a lock in shared memory (triton#8882)")
-
-
-@pytest.fixture(autouse=True)
-def triton_lives(served: Server) -> None:
-    skip_if_triton_aborted(served)
+    return "boost::interprocess::lock_exception" in server.log()
 
 
 @contextlib.contextmanager
@@ -66,14 +82,15 @@ def unless_triton_aborts(server: Server) -> Iterator[None]:
         yield
     except grpc.RpcError:
         until(server.failure, "what the server died of")
-        skip_if_triton_aborted(server)
+        if has_aborted(server):
+            pytest.skip("Triton aborted: the process was killed while it held a lock in shared memory (triton#8882)")
         raise
 
 
 @pytest.fixture(scope="module")
-def truth(served: Server) -> list[list[int]]:
+def truth(servers: Servers) -> list[list[int]]:
     """What the target says alone, undisturbed."""
-    with Stream(served.grpc_url) as stream:
+    with Stream(servers.living().grpc_url) as stream:
         for number, name in enumerate(NAMES):
             stream.send(name, speculation="none", **inputs_of(number))
         return [answer.ids for answer in stream.answers(*NAMES).values()]

@@ -6,11 +6,15 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator import reference
+from orchestrator.loop import Limits
 from orchestrator.proposers.predicted import Predicted, PredictedConfig, nearest
 from orchestrator.types import Acceptance, Budget, Context, Sampling
+from tests.support.decode import decode
+from tests.support.table_target import TableTarget
 
 PROMPT = [90, 91]
 WIDE = Budget(1000, 1000)
@@ -115,3 +119,25 @@ def test_prediction_stays_within_the_budget(max_nodes: int, max_depth: int) -> N
     proposer = Predicted(PredictedConfig(), [1, 2, 3, 4])
     tree = proposer.propose(Context(PROMPT), Sampling(), Budget(max_nodes, max_depth)).tree
     assert tree.tokens.tolist() == [1, 2, 3, 4][: min(max_nodes, max_depth)]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([0.0, 0.9]),
+    st.integers(1, 30),
+    st.floats(0, 1),
+    st.integers(1, 8),
+)
+def test_predicted_gives_the_reference_s_text_however_good_the_prediction(
+    seed: int, temperature: float, max_tokens: int, noise: float, draft_len: int
+) -> None:
+    target, sampling, rng = TableTarget(6, table_seed=seed % 7), Sampling(temperature, seed=seed), random.Random(seed)
+    prompt = [1, 2, 3]
+    truth = reference.generate(target.logits, prompt, sampling, max_tokens)
+    prediction = [rng.randrange(6) if rng.random() < noise else token for token in truth]
+    proposer = Predicted(PredictedConfig(draft_len=draft_len), prediction)
+    said, progress = decode(target, proposer, prompt, sampling, Limits(max_tokens, 10_000, 128))
+    assert said == truth
+    if prediction == truth:
+        assert progress.tally.num_steps == -(-max_tokens // (draft_len + 1))

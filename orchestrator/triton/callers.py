@@ -1,14 +1,11 @@
-"""The other Triton models' processes, and calls to them that would never return: knows Linux, not `pb_utils`."""
+"""Calls that may never return, made on threads that can be left behind."""
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Generic, TypeVar
 
 from orchestrator.errors import EngineLost
@@ -16,8 +13,6 @@ from orchestrator.errors import EngineLost
 Result = TypeVar("Result")
 
 POLL_S = 0.25
-_PROC = Path("/proc")
-_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 class Callers(Generic[Result]):
@@ -66,58 +61,3 @@ class _Caller(Generic[Result]):
                 outcome.set_exception(error)
             self.outbox.put(outcome)
             del call, outcome  # and with them the tensors of request and response
-
-
-def now_s() -> float:
-    """Return the time on the clock of `is_gone`: seconds since the machine's start."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-_last_seen: dict[str, Path | None] = {}
-
-
-def note(model: str) -> None:
-    """Look for a model's process, once; only of one that was seen can be said that it is gone."""
-    if model not in _last_seen:
-        _last_seen[model] = None
-        _search(model)
-
-
-def is_gone(model: str, since_s: float) -> bool:
-    """Tell whether the process that a Python model had at `since_s` has ended; its heir knows nothing of its calls."""
-    known = _last_seen.get(model)
-    process = known if known and _is_stub_of(model, known) else _search(model)
-    if process is None:
-        return known is not None
-    return _started_s(process) > since_s
-
-
-def _search(model: str) -> Path | None:
-    """Go through all processes for a living one of a model, and note it."""
-    for process in _PROC.iterdir():
-        if process.name.isdigit() and _is_stub_of(model, process):
-            _last_seen[model] = process
-            return process
-    return None
-
-
-def _is_stub_of(model: str, process: Path) -> bool:
-    """A stub's first argument is the path of its model.py: …/<model>/<version>/model.py; a dead one has none."""
-    try:
-        arguments = (process / "cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    path = Path(os.fsdecode(arguments[1])) if len(arguments) > 1 else Path()
-    return path.name == "model.py" and path.parts[-3:-2] == (model,) and _stat(process)[1] == str(os.getppid())
-
-
-def _started_s(process: Path) -> float:
-    return float(_stat(process)[19]) * _TICK_S
-
-
-def _stat(process: Path) -> list[str]:
-    """Return the fields of a process behind its name: state, parent, …; of one that is gone, such as never fit."""
-    try:
-        return (process / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ["X", *["inf"] * 49]
