@@ -46,9 +46,9 @@ class Prompt:
 
     @property
     def prediction(self) -> str:
-        """What is expected of an edit: that the rest of the text is copied as it was."""
-        original, _, copy = self.text.partition("\n\n\n# the same with ")
-        return "\n" + "\n".join(original.split("\n")[copy.count("\n") :])
+        """What a client would expect of an edit: that the rest is copied as it was; of other texts nothing."""
+        original, announced, copy = self.text.partition("\n\n\n# the same with ")
+        return "\n" + "\n".join(original.split("\n")[copy.count("\n") :]) if announced else ""
 
 
 def load_prompts(folder: Path, task: str) -> list[Prompt]:

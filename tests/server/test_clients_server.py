@@ -165,7 +165,9 @@ def test_demo_shows_the_same_text_and_ends(checkpoints: Path, tmp_path: Path, ca
     """Its default dtype is not float32 here, so that it starts two servers."""
     config = deployment(link(checkpoints, tmp_path), 'draft = "draft"', "remember_tokens = 1000")
     for task in demo.TASKS:
-        lines = [json.dumps({"id": f"{task}-{i}", "task": task, "text": PROMPT * (i + 1)}) for i in range(2)]
+        copy = "\n\n\n# the same with `Q` renamed to `R`" if task == demo.PREDICTABLE else ""
+        texts = [PROMPT * (i + 1) + copy for i in range(2)]
+        lines = [json.dumps({"id": f"{task}-{i}", "task": task, "text": text}) for i, text in enumerate(texts)]
         (tmp_path / f"{task}.jsonl").write_text("\n".join(lines))
 
     assert demo.main(["--config", str(config), "--prompts", str(tmp_path)]) == 0

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import tritonclient.grpc as grpcclient
 
+from clients.demo import Prompt
 from clients.generate import generate
 from launcher import Server
 
@@ -24,22 +25,6 @@ _SERIES = re.compile(r'^spec_(\w+)\{model="(\w+)"(?:,state="(\w+)")?\} (\S+)$', 
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One held-out prompt."""
-
-    id: str
-    task: str
-    text: str
-
-    @property
-    def prediction(self) -> str:
-        """What a client would expect as output: of an edit, the rest of the text that is copied; else nothing."""
-        original, announced, copy = self.text.partition("\n\n\n# the same with ")
-        num_shown = copy.count("\n")
-        return "\n" + "\n".join(original.split("\n")[num_shown:]) if announced else ""
 
 
 @dataclass(frozen=True)
