@@ -49,12 +49,8 @@ class JobBuilder:
     streams: bool = True
 
     def __post_init__(self) -> None:
-        if self.config.default_speculation == PREDICTED:
-            raise ConfigError(
-                "default_speculation: 'predicted' needs a prediction in every request; one that has any gets it anyway"
-            )
         try:
-            plan(self.config.default_speculation, "", self.drafters, {})
+            self.build(Given({"input_ids": [0]}))
         except RequestError as error:
             raise ConfigError(f"default_speculation: {error}") from None
 

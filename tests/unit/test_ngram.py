@@ -10,31 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
-from tokenizers import Tokenizer
 
 from orchestrator import reference
 from orchestrator.errors import RequestError
-from orchestrator.loop import Limits, Progress, generate
+from orchestrator.loop import Limits, Progress
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.ngram import MAX_CANDIDATES, Ngram, NgramConfig, draw, q_of
 from orchestrator.proposers.tables import Followers, Tables
 from orchestrator.sampling import log_p, pick
-from orchestrator.text import Output, StopRule
-from orchestrator.types import Budget, Context, FloatArray, Proposal, Sampling, Want
+from orchestrator.types import Budget, Context, FloatArray, Proposal, Sampling
 from tests.support.counted import tables_of
+from tests.support.decode import decode
 from tests.support.table_target import TableTarget
-from tests.support.tiny_models import write_byte_tokenizer
 
 VOCAB_SIZE = 8
 WIDE = Budget(128, 1000)
 GREEDY = Sampling()
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    write_byte_tokenizer(folder)
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 def law_of(target: TableTarget) -> Tables:
@@ -171,26 +162,18 @@ def test_each_node_carries_the_q_it_was_drawn_from() -> None:
 # With the target
 
 
-def run(
-    tokenizer: Tokenizer, target: TableTarget, proposer: Ngram, prompt: list[int], sampling: Sampling, num_tokens: int
-) -> Progress:
-    context, progress, ids = Context(prompt), Progress(), list[int]()
-    generate(
-        context, target, proposer, sampling, Limits(num_tokens, 10_000, 128), Want(),
-        Output(tokenizer, prompt, StopRule(num_tokens)), progress, lambda: None, lambda chunk: ids.extend(chunk.ids),
-    )  # fmt: skip
+def run(target: TableTarget, proposer: Ngram, prompt: list[int], sampling: Sampling, num_tokens: int) -> Progress:
+    ids, progress = decode(target, proposer, prompt, sampling, Limits(num_tokens, 10_000, 128))
     assert ids == reference.generate(target.logits, prompt, sampling, num_tokens)
     return progress
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8), Sampling(0.8, 5, 0.9, 0.02)], ids=str)
-def test_every_draft_is_accepted_where_q_equals_p(tokenizer: Tokenizer, sampling: Sampling) -> None:
+def test_every_draft_is_accepted_where_q_equals_p(sampling: Sampling) -> None:
     target = TableTarget(VOCAB_SIZE, order=2, table_seed=3)
     config, num_tokens = NgramConfig(order=3, draft_len=5), 60
     for seed in range(10):
-        progress = run(
-            tokenizer, target, Ngram(config, law_of(target), None), [1, 2], replace(sampling, seed=seed), num_tokens
-        )
+        progress = run(target, Ngram(config, law_of(target), None), [1, 2], replace(sampling, seed=seed), num_tokens)
         assert progress.tally.num_accepted_tokens == progress.tally.num_draft_tokens == 50
         assert progress.tally.num_steps == 10
 
@@ -205,16 +188,16 @@ def test_every_draft_is_accepted_where_q_equals_p(tokenizer: Tokenizer, sampling
     st.integers(1, 9),
 )
 def test_ngram_any_setting_gives_the_reference_s_text(
-    tokenizer: Tokenizer, temperature: float, seed: int, prompt: list[int], length: int, order: int, draft_len: int
+    temperature: float, seed: int, prompt: list[int], length: int, order: int, draft_len: int
 ) -> None:
     memory, config = Memory(300), NgramConfig(order=order, draft_len=draft_len)
     target = TableTarget(VOCAB_SIZE, table_seed=seed % 5)
     memory.learn("", reference.generate(target.logits, prompt, Sampling(1.0), 50))
     for tables in (tables_of(COUNTED, VOCAB_SIZE), None):
-        run(tokenizer, target, Ngram(config, tables, memory.of("")), prompt, Sampling(temperature, seed=seed), length)
+        run(target, Ngram(config, tables, memory.of("")), prompt, Sampling(temperature, seed=seed), length)
 
 
-def test_ngram_acceptance_is_the_coupling_s_share_of_the_overlap(tokenizer: Tokenizer) -> None:
+def test_ngram_acceptance_is_the_coupling_s_share_of_the_overlap() -> None:
     """Between (1 − TV)/(1 + TV) and 1 − TV for each first token (Daliri et al. 2024)."""
     target, sampling = TableTarget(VOCAB_SIZE, order=2, table_seed=3, sharpness=0.7), Sampling(1.0)
     p, q = np.exp(log_p(target.logits([1, 2])[None], sampling))[0], np.full(VOCAB_SIZE, 1 / VOCAB_SIZE)

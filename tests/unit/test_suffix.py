@@ -7,26 +7,17 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
 from orchestrator import reference
-from orchestrator.loop import Limits, Progress, generate
+from orchestrator.loop import Limits, Progress
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.suffix import Suffix, SuffixConfig
-from orchestrator.text import Output, StopRule
-from orchestrator.types import Budget, Context, Proposal, Sampling, Want
+from orchestrator.types import Budget, Context, Proposal, Sampling
+from tests.support.decode import decode
 from tests.support.table_target import TableTarget
-from tests.support.tiny_models import write_byte_tokenizer
 
 WIDE = Budget(128, 1000)
 VOCAB_SIZE = 6
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    write_byte_tokenizer(folder)
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 def proposed(ids: list[int], budget: Budget = WIDE, memory: Memory | None = None, **keys: object) -> Proposal:
@@ -139,15 +130,9 @@ def test_suffix_of_text_and_memory_the_one_that_promises_more_wins() -> None:
     assert proposed(level, memory=memory).tree.tokens.tolist() == [50]
 
 
-def run(
-    tokenizer: Tokenizer, proposer: Suffix, prompt: list[int], sampling: Sampling, num_tokens: int
-) -> tuple[list[int], Progress]:
+def run(proposer: Suffix, prompt: list[int], sampling: Sampling, num_tokens: int) -> tuple[list[int], Progress]:
     target = TableTarget(VOCAB_SIZE, table_seed=sampling.seed % 5, sharpness=3.0)
-    context, progress, ids = Context(prompt), Progress(), list[int]()
-    generate(
-        context, target, proposer, sampling, Limits(num_tokens, 10_000, 128), Want(),
-        Output(tokenizer, prompt, StopRule(num_tokens)), progress, lambda: None, lambda chunk: ids.extend(chunk.ids),
-    )  # fmt: skip
+    ids, progress = decode(target, proposer, prompt, sampling, Limits(num_tokens, 10_000, 128))
     assert ids == reference.generate(target.logits, prompt, sampling, num_tokens)
     return ids, progress
 
@@ -162,7 +147,6 @@ def run(
     st.sampled_from([{}, {"factor": 4.0, "min_prob": 0.0}, {"max_depth": 2, "draft_len": 3}]),
 )
 def test_suffix_any_setting_gives_the_reference_s_text(
-    tokenizer: Tokenizer,
     temperature: float,
     seed: int,
     prompt: list[int],
@@ -173,20 +157,20 @@ def test_suffix_any_setting_gives_the_reference_s_text(
     memory = Memory(200)
     for lesson in range(3):
         proposer = Suffix(SuffixConfig(tree=tree, **keys), memory.of("a"))  # type: ignore[arg-type]
-        ids, _ = run(tokenizer, proposer, prompt, Sampling(temperature, seed=seed + lesson // 2), length)
+        ids, _ = run(proposer, prompt, Sampling(temperature, seed=seed + lesson // 2), length)
         memory.learn("a", ids)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("tree", [False, True])
-def test_suffix_drafts_are_accepted(tokenizer: Tokenizer, temperature: float, tree: bool) -> None:
+def test_suffix_drafts_are_accepted(temperature: float, tree: bool) -> None:
     """So the law above is not vacuous; a second run of one request repeats what the memory holds."""
     memory, sampling = Memory(10_000), Sampling(temperature, seed=7)
     config = SuffixConfig(tree=tree, factor=4.0)
-    ids, cold = run(tokenizer, Suffix(config), [1, 2, 3], sampling, 200)
+    ids, cold = run(Suffix(config), [1, 2, 3], sampling, 200)
     assert cold.tally.sources["suffix.text"].num_accepted > 20
     memory.learn("", ids)
-    _, warm = run(tokenizer, Suffix(config, memory.of("")), [1, 2, 3], sampling, 200)
+    _, warm = run(Suffix(config, memory.of("")), [1, 2, 3], sampling, 200)
     accepted = {name: count.num_accepted for name, count in warm.tally.sources.items()}
     assert accepted.get("suffix.text", 0) + accepted["suffix.memory"] == warm.tally.num_accepted_tokens
     if temperature:
