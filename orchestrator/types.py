@@ -200,7 +200,7 @@ class Target(Protocol):
 
 
 class Proposer(Protocol):
-    """A drafting method at work for one request."""
+    """A drafting method at work for one request; a subclass that learns or holds nothing need not say so."""
 
     name: str
     want: Want
@@ -209,10 +209,12 @@ class Proposer(Protocol):
         """Return a tree below the context's root, within the budget; a bare root is legal."""
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Learn what the target made of the last proposal."""
+        """Learn what the target made of the last proposal; the context itself says what was committed."""
+        return
 
     def close(self) -> None:
         """Free what is held for this request."""
+        return
 
 
 @dataclass(frozen=True)

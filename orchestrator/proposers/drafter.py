@@ -7,7 +7,7 @@ from typing import Protocol
 
 from orchestrator.settings import MAX_NODES, MethodConfig, whole
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Context, Proposal, Sampling, Want
+from orchestrator.types import Budget, Context, Proposal, Proposer, Sampling, Want
 
 
 class DraftLine(Protocol):
@@ -27,7 +27,7 @@ class DraftModelConfig(MethodConfig):
     draft_len: int = whole(3, 1, MAX_NODES)
 
 
-class DraftModel:
+class DraftModel(Proposer):
     """A draft language model that proposes a chain in one call."""
 
     name = "draft_model"
@@ -43,9 +43,6 @@ class DraftModel:
         if not length:
             return Proposal.none()
         return Proposal.of(self._line.propose(context, sampling, Budget(length, length)), self.name)
-
-    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Learn nothing: the next call's context tells the drafter what was accepted."""
 
     def close(self) -> None:
         """End the drafter's sequence."""

@@ -8,7 +8,7 @@ from itertools import cycle, islice
 
 from orchestrator.settings import MAX_NODES, MethodConfig, whole
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Context, Proposal, Sampling, Want
+from orchestrator.types import Acceptance, Budget, Context, Proposal, Proposer, Sampling, Want
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class JacobiConfig(MethodConfig):
     draft_len: int = whole(3, 1, MAX_NODES)
 
 
-class Jacobi:
+class Jacobi(Proposer):
     """Proposes its guesses y of the tokens behind the root, and takes the target's answers for the next ones.
 
     Law: y_i ← pick(x, y_<i) at every absolute position, all at once; what is accepted leaves at the front, tokens of
@@ -46,9 +46,6 @@ class Jacobi:
         answers = [] if acceptance.picks is None else acceptance.picks.tolist()
         answers += self._guesses[len(answers) :]
         self._guesses = answers[len(acceptance.path) + 1 :]
-
-    def close(self) -> None:
-        """Hold nothing."""
 
 
 def prompt_tokens(context: Context) -> Iterator[int]:

@@ -15,7 +15,7 @@ from orchestrator.proposers.lookahead_window import Window
 from orchestrator.proposers.ngram_pool import NgramPool
 from orchestrator.settings import MAX_NODES, WHERE, MethodConfig, flag, whole
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Context, Proposal, Sampling, Want
+from orchestrator.types import Acceptance, Budget, Context, Proposal, Proposer, Sampling, Want
 
 
 class Shape(NamedTuple):
@@ -68,7 +68,7 @@ def shape_of(config: LookaheadConfig, num_parameters: int, max_nodes: int) -> Sh
     return shape
 
 
-class Lookahead:
+class Lookahead(Proposer):
     """Proposes the window of a Jacobi trajectory and the pool's n-grams that begin with the root, as one token tree.
 
     num_parameters, max_nodes: of the target and of a tree of this deployment.
@@ -109,9 +109,6 @@ class Lookahead:
             for column, answer in zip(self._window.columns, answers, strict=False):
                 self._pool.add((*column, answer))
         self._window.advance(len(acceptance.path), answers, acceptance.next_token)
-
-    def close(self) -> None:
-        """Hold nothing."""
 
     def _begin(self, context: Context) -> Window:
         if self._pool_from_prompt:

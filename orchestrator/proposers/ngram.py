@@ -14,7 +14,7 @@ from orchestrator.proposers.tables import MAX_ORDER, Followers, Tables
 from orchestrator.sampling import log_p
 from orchestrator.settings import MAX_NODES, MethodConfig, whole
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Context, Distribution, Proposal, Sampling, Want
+from orchestrator.types import Budget, Context, Distribution, Proposal, Proposer, Sampling, Want
 
 #: A drafter draws from its best tokens only (docs/protocol.md, Siblings): their distribution is q.
 MAX_CANDIDATES = 64
@@ -31,7 +31,7 @@ class NgramConfig(MethodConfig):
     draft_len: int = whole(2, 1, MAX_NODES)
 
 
-class Ngram:
+class Ngram(Proposer):
     """Draws a chain, token by token, from what followed the same context in counted text and earlier responses.
 
     Law: the token at node i is a draw from q[i − 1] over seeds, with the target's own noise; at temperature 0 the
@@ -67,12 +67,6 @@ class Ngram:
             tokens.append(draw(drawn_from[-1], position, sampling))
             recent.append(tokens[-1])
         return Proposal(TokenTree.chain(tokens), (self.name,) * len(tokens), tuple(drawn_from))
-
-    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Learn nothing: responses are remembered when they have ended."""
-
-    def close(self) -> None:
-        """Hold nothing."""
 
     def _followers(self, recent: Sequence[int]) -> Followers | None:
         """Return what followed the longest known context that ends here."""

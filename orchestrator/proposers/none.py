@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Context, Proposal, Sampling, Want
+from orchestrator.types import Budget, Context, Proposal, Proposer, Sampling, Want
 
 
-class NoProposer:
+class NoProposer(Proposer):
     """Always proposes the bare root."""
 
     name = "none"
@@ -15,9 +14,3 @@ class NoProposer:
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return no draft."""
         return Proposal.none()
-
-    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Learn nothing."""
-
-    def close(self) -> None:
-        """Hold nothing."""

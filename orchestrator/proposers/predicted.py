@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from orchestrator.proposers.ngram_index import MAX_NGRAM, NgramIndex
 from orchestrator.settings import MAX_NODES, MethodConfig, whole
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Context, Proposal, Sampling, Want
+from orchestrator.types import Acceptance, Budget, Context, Proposal, Proposer, Sampling, Want
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class PredictedConfig(MethodConfig):
     max_ngram: int = whole(6, 1, MAX_NGRAM)
 
 
-class Predicted:
+class Predicted(Proposer):
     """Proposes the client's prediction, found again after a divergence where the last tokens agree with it.
 
     Law: after k > 1 rejected drafts in a row the last k − 1 tokens must agree; beyond max_ngram the prediction is
@@ -55,9 +55,6 @@ class Predicted:
         """Count the drafts that were rejected at their first token."""
         if tree.num_nodes:
             self._num_rejected = 0 if acceptance.path else self._num_rejected + 1
-
-    def close(self) -> None:
-        """Hold nothing."""
 
     def _read(self, context: Context) -> None:
         """Follow the output since the last call; it leaves the prediction at the first token that differs."""

@@ -10,7 +10,7 @@ from itertools import islice
 from orchestrator.proposers.ngram_index import MAX_NGRAM, NgramIndex
 from orchestrator.settings import MAX_NODES, MethodConfig, choice, flag, whole
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Context, Proposal, Sampling, Want
+from orchestrator.types import Budget, Context, Proposal, Proposer, Sampling, Want
 
 # A token may have stood in a long text ten thousand times: so many places are looked at.
 MAX_PLACES = 256
@@ -35,7 +35,7 @@ class PromptLookupConfig(MethodConfig):
     clip: bool = flag(False)
 
 
-class PromptLookup:
+class PromptLookup(Proposer):
     """Proposes the continuations of earlier occurrences of the longest matching suffix.
 
     Costs O(max_ngram) per new token and O(branches · draft_len + MAX_PLACES) per proposal, however long the text.
@@ -56,12 +56,6 @@ class PromptLookup:
         starts = islice(self._starts(context.ids), self._config.branches if longest else 0)
         paths = [continuation(context.ids, start, self._length(context.ids, start, longest)) for start in starts]
         return Proposal.of(TokenTree.from_paths(paths), self.name)
-
-    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Learn nothing: the context says it all."""
-
-    def close(self) -> None:
-        """Hold nothing."""
 
     def _starts(self, ids: list[int]) -> Iterator[int]:
         """Yield where continuations start, the best first, each with another first token."""

@@ -13,7 +13,7 @@ from orchestrator.proposers.automaton import ROOT, Automaton, Match
 from orchestrator.proposers.memory import MAX_DEPTH, Recollection
 from orchestrator.settings import MAX_NODES, MethodConfig, flag, real, whole
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Context, Proposal, Sampling, Want
+from orchestrator.types import Budget, Context, Proposal, Proposer, Sampling, Want
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Draft:
         return Proposal.of(tree, self.source)
 
 
-class Suffix:
+class Suffix(Proposer):
     """Drafts from the request's own text, or from earlier responses where these promise more accepted tokens.
 
     A token costs O(max_depth) to index, a proposal O(max_depth + draft_len).
@@ -90,12 +90,6 @@ class Suffix:
         if self._memory and (remembered := self._recalled(self._memory, context, budget)):
             drafts.append(remembered)
         return max(drafts, key=lambda draft: draft.score).proposal()
-
-    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Learn nothing: the context says it all."""
-
-    def close(self) -> None:
-        """Hold nothing."""
 
     def _recalled(self, memory: Recollection, context: Context, budget: Budget) -> Draft | None:
         def use(text: Automaton, match: Match) -> Draft:
