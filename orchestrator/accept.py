@@ -15,10 +15,7 @@ import numpy as np
 
 from orchestrator.noise import Stream, gumbel, uniform
 from orchestrator.tree import TokenTree
-from orchestrator.types import FloatArray
-
-# Medusa's: arXiv:2401.10774, section 2.3.1.
-EPSILON, DELTA = 0.09, 0.3
+from orchestrator.types import DELTA, EPSILON, FloatArray
 
 
 class Walk(NamedTuple):

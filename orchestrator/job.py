@@ -184,8 +184,8 @@ def sampling_of(given: Given) -> Sampling:
         raise RequestError(f"{name} must be in 0..2^64 - 1, got {seed} (input {name})")
     return Sampling(
         temperature,
-        max(top_k, 0),
-        top_p or 1.0,
-        min_p,
-        secrets.randbits(64) if seed is None else seed,
+        top_k=max(top_k, 0),
+        top_p=top_p or 1.0,
+        min_p=min_p,
+        seed=secrets.randbits(64) if seed is None else seed,
     )

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from orchestrator.context import Context
 from orchestrator.stats import Tally
 from orchestrator.text import Chunk, FinishReason, Output
-from orchestrator.types import Acceptance, Budget, Context, Proposal, Proposer, Sampling, Target, Want
+from orchestrator.types import Acceptance, Budget, Proposal, Proposer, Sampling, Target, Want
 
 Guard = Callable[[], FinishReason | None]
 Emit = Callable[[Chunk], None]

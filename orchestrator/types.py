@@ -4,32 +4,80 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.context import Context
 from orchestrator.tree import TokenTree
 
 FloatArray = npt.NDArray[np.float64]
 Features = npt.NDArray[np.float32]
 
-HASH_MULTIPLIER = 0x9E3779B97F4A7C15
-MASK64 = (1 << 64) - 1
+# Medusa's (arXiv:2401.10774, section 2.3.1), as float32 has them, since that is how they cross the wire.
+EPSILON, DELTA = float(np.float32(0.09)), float(np.float32(0.3))
+
+
+class Rule(StrEnum):
+    """How drafts are accepted (orchestrator/accept.py); `typical` alone is lossy."""
+
+    COUPLED = "coupled"
+    REJECTION = "rejection"
+    BLOCK = "block"
+    TYPICAL = "typical"
+
+
+class Grammar(NamedTuple):
+    """What the output must match. kind: json, json_schema or regex. text: the schema or the expression."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Edits:
+    """What a request changes of single tokens' logits; empty changes nothing.
+
+    bias: (id, weight), added to the logit. grammar: what the output must match. allowed: the only ids that may come;
+    empty = all. bad_words: id sequences that may not come. end_ids: those that end the output, and that may not come
+    before min_tokens.
+    """
+
+    bias: tuple[tuple[int, float], ...] = ()
+    grammar: Grammar | None = None
+    allowed: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    end_ids: tuple[int, ...] = ()
+
+
+NO_EDITS = Edits()
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How logits become the one distribution p; the defaults change nothing, and temperature 0 is greedy.
+    """How logits become the one distribution p, and how drafts are accepted; the defaults change nothing.
 
-    temperature ≥ 0 · top_k 0 = off · top_p 1 = off · min_p 0 = off. The seed keys the noise.
+    temperature 0 = greedy · top_k 0 = off · top_p, typical_p 1 = off · min_p 0 = off · repetition_penalty 1 = off,
+    on prompt and output · presence_penalty, frequency_penalty 0 = off, on the output · min_tokens: so many before an
+    end. The seed keys the noise. epsilon, delta: of the rule `typical`.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_tokens: int = 0
+    epsilon: float = EPSILON
+    delta: float = DELTA
     seed: int = 0
+    rule: Rule = Rule.COUPLED
+    edits: Edits = NO_EDITS
 
     @property
     def greedy(self) -> bool:
@@ -39,60 +87,33 @@ class Sampling:
     @property
     def truncated(self) -> bool:
         """True when a rule takes tokens out of p."""
-        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
-
-
-class Context:
-    """The committed tokens of one request, the last one the root; the loop only ever appends.
-
-    `rolling_hash(n)` names the first n tokens, so that an engine can tell that it holds the same ones.
-    """
-
-    def __init__(self, prompt: Sequence[int]) -> None:
-        self.ids: list[int] = list(prompt)
-        self.prompt_len = len(self.ids)
-        self._hashes = [0]
-
-    def __len__(self) -> int:
-        """Return prefix_len: prompt and output, the root included."""
-        return len(self.ids)
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0 or self.typical_p < 1.0
 
     @property
-    def root(self) -> int:
-        """Id of the last committed token."""
-        return self.ids[-1]
+    def penalised(self) -> bool:
+        """True when what was said changes what may be said."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
     @property
-    def output(self) -> list[int]:
-        """Ids committed since the prompt."""
-        return self.ids[self.prompt_len :]
-
-    def commit(self, tokens: Sequence[int]) -> None:
-        """Append tokens for good."""
-        self.ids.extend(tokens)
-
-    def truncate(self, length: int) -> None:
-        """Forget all but the first `length` tokens (an engine's view may run ahead of the loop's)."""
-        del self.ids[length:]
-        del self._hashes[length + 1 :]
-
-    def rolling_hash(self, length: int) -> int:
-        """Return the 64-bit hash of the first `length` tokens, in O(tokens since the last call)."""
-        for token in self.ids[len(self._hashes) - 1 : length]:
-            self._hashes.append(extend_hash(self._hashes[-1], token))
-        return self._hashes[length]
-
-
-def extend_hash(value: int, token: int) -> int:
-    """Return the rolling hash of a token sequence and one more token; the hash of none is 0."""
-    return ((value + token + 1) * HASH_MULTIPLIER) & MASK64
+    def shaped(self) -> bool:
+        """True when single logits change before the temperature (orchestrator/shaping.py)."""
+        edits = self.edits
+        masked = edits.bias or edits.grammar or edits.allowed or edits.bad_words
+        return bool(self.penalised or masked or (self.min_tokens and edits.end_ids))
 
 
 class Distribution(NamedTuple):
-    """A sparse q: ids (k,) int32, and their probabilities probs (k,) float64, which sum to 1."""
+    """A sparse q: ids (k,) int32, ascending, and weights (k,) float32 > 0, which cross a wire unchanged."""
 
     ids: npt.NDArray[np.int32]
-    probs: FloatArray
+    weights: npt.NDArray[np.float32]
+
+    @property
+    def probs(self) -> FloatArray:
+        """Return the probabilities of `ids`, (k,) float64, which sum to 1."""
+        weights = self.weights.astype(np.float64)
+        probs: FloatArray = weights / weights.sum()
+        return probs
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.context import Context
 from orchestrator.errors import EngineError, EngineLost, RequestError, ServingError, Unavailable, UnknownSequence
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Context, Sampling, Want
+from orchestrator.types import Acceptance, Sampling, Want
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -142,7 +143,7 @@ def _unpack_sampling(tensors: Mapping[str, npt.NDArray[Any]]) -> Sampling:
     if values is None or values.size != len(SAMPLING_FIELDS):
         raise EngineError(f"tensor 'sampling' must hold {', '.join(SAMPLING_FIELDS)}")
     temperature, top_k, top_p, min_p = (float(x) for x in values.reshape(-1))
-    return Sampling(temperature, int(top_k), top_p, min_p, _scalar(tensors, "seed", 0))
+    return Sampling(temperature, int(top_k), top_p, min_p, seed=_scalar(tensors, "seed", 0))
 
 
 def pack_tree(tree: TokenTree) -> Tensors:

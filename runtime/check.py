@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from orchestrator.context import Context
 from orchestrator.errors import ConfigError, ServingError
 from orchestrator.tree import TokenTree
-from orchestrator.types import Context, Sampling, Want
+from orchestrator.types import Sampling, Want
 from orchestrator.wire import Delta, DraftRequest, StepRequest, delta_of
 from runtime.blocks import BlockPool
 from runtime.cache import KVCache

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from orchestrator.context import Context
 from orchestrator.errors import EngineError, RequestError, UnknownSequence
-from orchestrator.types import Context
 from orchestrator.wire import Delta
 from runtime.blocks import BlockKey, BlockPool
 

@@ -11,8 +11,8 @@ import time
 
 import torch
 
+from orchestrator.context import Context
 from orchestrator.tree import TokenTree
-from orchestrator.types import Context
 from orchestrator.wire import delta_of
 from runtime.layout import Segment
 from runtime.paged import PagedModel

@@ -14,7 +14,7 @@ _OURS = ("orchestrator", "runtime", "launcher", "gateway", "build", "clients", "
 
 #: The orchestrator from bottom to top; a module may import its own layer and those below it.
 _ORCHESTRATOR = (
-    ("errors", "noise", "tree", "types"),
+    ("errors", "noise", "tree", "context", "types"),
     ("config", "checkpoint", "wire", "breaker", "admission"),
     ("sampling", "accept", "text", "stats"),
     ("settings", "reference"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from orchestrator.context import Context
 from orchestrator.settings import MAX_NODES, MethodConfig, whole
 from orchestrator.tree import TokenTree
-from orchestrator.types import Budget, Context, Proposal, Proposer, Sampling, Want
+from orchestrator.types import Budget, Proposal, Proposer, Sampling, Want
 
 
 class DraftLine(Protocol):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 
+from orchestrator.context import Context
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Context, Proposal, Proposer, Sampling
+from orchestrator.types import Acceptance, Budget, Proposal, Proposer, Sampling
 
 log = logging.getLogger(__name__)
 

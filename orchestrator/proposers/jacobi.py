@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle, islice
 
+from orchestrator.context import Context
 from orchestrator.settings import MAX_NODES, MethodConfig, whole
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Context, Proposal, Proposer, Sampling, Want
+from orchestrator.types import Acceptance, Budget, Proposal, Proposer, Sampling, Want
 
 
 @dataclass(frozen=True, kw_only=True)

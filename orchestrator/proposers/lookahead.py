@@ -9,13 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from orchestrator.context import Context
 from orchestrator.errors import RequestError
 from orchestrator.proposers.jacobi import prompt_tokens
 from orchestrator.proposers.lookahead_window import Window
 from orchestrator.proposers.ngram_pool import NgramPool
 from orchestrator.settings import MAX_NODES, WHERE, MethodConfig, flag, whole
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Context, Proposal, Proposer, Sampling, Want
+from orchestrator.types import Acceptance, Budget, Proposal, Proposer, Sampling, Want
 
 
 class Shape(NamedTuple):

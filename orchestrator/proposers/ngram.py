@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from orchestrator.context import Context
 from orchestrator.errors import RequestError
 from orchestrator.noise import Stream, gumbel
 from orchestrator.proposers.memory import Recollection
@@ -14,7 +15,7 @@ from orchestrator.proposers.tables import MAX_ORDER, Followers, Tables
 from orchestrator.sampling import log_p
 from orchestrator.settings import MAX_NODES, MethodConfig, whole
 from orchestrator.tree import TokenTree
-from orchestrator.types import Budget, Context, Distribution, Proposal, Proposer, Sampling, Want
+from orchestrator.types import Budget, Distribution, Proposal, Proposer, Sampling, Want
 
 #: A drafter draws from its best tokens only (docs/protocol.md, Siblings): their distribution is q.
 MAX_CANDIDATES = 64
@@ -94,8 +95,8 @@ def q_of(followers: Followers, sampling: Sampling) -> Distribution:
         best = np.sort(np.argsort(-weights, kind="stable")[:MAX_CANDIDATES])
         ids, weights = ids[best], weights[best]
     log_q = log_p(np.log(weights)[None], sampling)[0]
-    probs = np.exp(log_q)
-    return Distribution(ids[probs > 0].astype(np.int32), probs[probs > 0])
+    weights = np.exp(log_q).astype(np.float32)
+    return Distribution(ids[weights > 0].astype(np.int32), weights[weights > 0])
 
 
 def draw(q: Distribution, position: int, sampling: Sampling) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.types import Budget, Context, Proposal, Proposer, Sampling, Want
+from orchestrator.context import Context
+from orchestrator.types import Budget, Proposal, Proposer, Sampling, Want
 
 
 class NoProposer(Proposer):

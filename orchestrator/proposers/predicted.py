@@ -6,10 +6,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from orchestrator.context import Context
 from orchestrator.proposers.ngram_index import MAX_NGRAM, NgramIndex
 from orchestrator.settings import MAX_NODES, MethodConfig, whole
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Context, Proposal, Proposer, Sampling, Want
+from orchestrator.types import Acceptance, Budget, Proposal, Proposer, Sampling, Want
 
 
 @dataclass(frozen=True, kw_only=True)

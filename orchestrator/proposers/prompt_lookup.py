@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from orchestrator.context import Context
 from orchestrator.proposers.ngram_index import MAX_NGRAM, NgramIndex
 from orchestrator.settings import MAX_NODES, MethodConfig, choice, flag, whole
 from orchestrator.tree import TokenTree
-from orchestrator.types import Budget, Context, Proposal, Proposer, Sampling, Want
+from orchestrator.types import Budget, Proposal, Proposer, Sampling, Want
 
 # A token may have stood in a long text ten thousand times: so many places are looked at.
 MAX_PLACES = 256

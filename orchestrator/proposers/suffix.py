@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from orchestrator.context import Context
 from orchestrator.proposers.automaton import ROOT, Automaton, Match
 from orchestrator.proposers.memory import MAX_DEPTH, Recollection
 from orchestrator.settings import MAX_NODES, MethodConfig, flag, real, whole
 from orchestrator.tree import TokenTree
-from orchestrator.types import Budget, Context, Proposal, Proposer, Sampling, Want
+from orchestrator.types import Budget, Proposal, Proposer, Sampling, Want
 
 
 @dataclass(frozen=True, kw_only=True)

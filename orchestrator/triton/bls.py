@@ -8,10 +8,11 @@ from concurrent.futures import Future
 
 from orchestrator import wire
 from orchestrator.breaker import Breaker
+from orchestrator.context import Context
 from orchestrator.errors import EngineLost, ServingError, Unavailable, UnknownSequence
 from orchestrator.tree import TokenTree
 from orchestrator.triton import pb
-from orchestrator.types import Acceptance, Budget, Context, Sampling, Want
+from orchestrator.types import Acceptance, Budget, Sampling, Want
 
 TARGET = "target"
 POOL_RETRY_S = 0.05

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from orchestrator.context import Context
 from orchestrator.errors import EngineLost, ServingError, Unavailable
 from orchestrator.job import Job, JobBuilder
 from orchestrator.loop import Progress, generate
@@ -17,7 +18,6 @@ from orchestrator.response import Responses
 from orchestrator.text import FinishReason, Output
 from orchestrator.triton import pb
 from orchestrator.triton.bls import BlsTarget
-from orchestrator.types import Context
 
 log = logging.getLogger(__name__)
 

@@ -20,10 +20,11 @@ import numpy as np
 from orchestrator.accept import accept_coupled
 from orchestrator.checkpoint import read_checkpoint
 from orchestrator.config import load_config
+from orchestrator.context import Context
 from orchestrator.methods import METHODS, Materials, plan
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.tables import load_tables
-from orchestrator.types import Acceptance, Budget, Context, Proposer, Sampling
+from orchestrator.types import Acceptance, Budget, Proposer, Sampling
 from tests.support.traffic import read_prompts
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,11 +20,12 @@ import numpy as np
 from orchestrator.accept import accept_coupled
 from orchestrator.checkpoint import Checkpoint, read_checkpoint
 from orchestrator.config import load_config
+from orchestrator.context import Context
 from orchestrator.loop import Limits
 from orchestrator.methods import Materials, plan
 from orchestrator.proposers.tables import Tables, load_tables
 from orchestrator.stats import Tally
-from orchestrator.types import Acceptance, Context, Proposer, Sampling
+from orchestrator.types import Acceptance, Proposer, Sampling
 from tests.support.exactness import Oracle
 from tests.support.traffic import Prompt, read_prompts
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer, models
 
+from orchestrator.context import Context
 from orchestrator.loop import Limits, Progress, generate
 from orchestrator.text import Chunk, Output, StopRule
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Context, Proposal, Proposer, Sampling, Target, Want
+from orchestrator.types import Acceptance, Budget, Proposal, Proposer, Sampling, Target, Want
 
 
 @dataclass

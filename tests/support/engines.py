@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from orchestrator.context import Context
 from orchestrator.errors import ServingError
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Context, Sampling, Want
+from orchestrator.types import Acceptance, Sampling, Want
 from orchestrator.wire import StepRequest, delta_of
 from runtime.load import load_model
 from runtime.norms import fuse_norms

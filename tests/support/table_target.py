@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from orchestrator.accept import accept_coupled
+from orchestrator.context import Context
 from orchestrator.noise import Stream, uniform
 from orchestrator.sampling import log_softmax, pick
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Context, FloatArray, Sampling, Want
+from orchestrator.types import Acceptance, FloatArray, Sampling, Want
 
 
 @dataclass

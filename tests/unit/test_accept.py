@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from orchestrator import reference
 from orchestrator.accept import accept_coupled
+from orchestrator.context import Context
 from orchestrator.tree import TokenTree
-from orchestrator.types import Context, Sampling, Want
+from orchestrator.types import Sampling, Want
 from tests.support.table_target import TableTarget
 from tests.unit.test_tree import TREE, trees
 

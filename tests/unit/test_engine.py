@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from orchestrator import reference
+from orchestrator.context import Context
 from orchestrator.errors import EngineError, RequestError, Unavailable, UnknownSequence
 from orchestrator.tree import TokenTree
-from orchestrator.types import Context, Sampling, Want
+from orchestrator.types import Sampling, Want
 from orchestrator.wire import StepRequest, delta_of
 from runtime.layout import Segment
 from runtime.paged import PagedModel

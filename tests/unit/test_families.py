@@ -14,9 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import runtime.attention
 import runtime.check
+from orchestrator.context import Context
 from orchestrator.errors import ConfigError
 from orchestrator.tree import TokenTree
-from orchestrator.types import Context
 from orchestrator.wire import delta_of
 from runtime.layout import Segment
 from runtime.load import load_model

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from orchestrator.context import Context
 from orchestrator.proposers.guarded import Guarded
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Context, Proposal, Sampling, Want
+from orchestrator.types import Acceptance, Budget, Proposal, Sampling, Want
 
 VOCAB_SIZE = 10
 BUDGET = Budget(4, 3)

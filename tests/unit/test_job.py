@@ -14,11 +14,12 @@ from tokenizers import Tokenizer
 
 from orchestrator.checkpoint import Checkpoint
 from orchestrator.config import ServingConfig
+from orchestrator.context import Context
 from orchestrator.errors import ConfigError, RequestError
 from orchestrator.job import Job, JobBuilder, sampling_of
 from orchestrator.methods import Materials
 from orchestrator.request import MAX_TEXT_BYTES, Given, read
-from orchestrator.types import Context, Sampling
+from orchestrator.types import Sampling
 from tests.support.tiny_models import VOCAB_SIZE, write_byte_tokenizer
 
 CONTEXT = 32

@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator import reference
+from orchestrator.context import Context
 from orchestrator.errors import RequestError
 from orchestrator.loop import Limits
 from orchestrator.methods import Materials, plan
 from orchestrator.proposers.lookahead import Lookahead, LookaheadConfig, Shape, shape_of
 from orchestrator.proposers.ngram_pool import NgramPool
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Context, Proposal, Sampling
+from orchestrator.types import Acceptance, Budget, Proposal, Sampling
 from tests.support.decode import decode
 from tests.support.lookahead_figures import (
     ACCEPTED_IN_WARM_UP,

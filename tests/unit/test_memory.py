@@ -7,11 +7,12 @@ import threading
 
 import pytest
 
+from orchestrator.context import Context
 from orchestrator.proposers import memory as memory_module
 from orchestrator.proposers.automaton import Automaton, Match
 from orchestrator.proposers.memory import MAX_DEPTH, NUM_GENERATIONS, PIECE_TOKENS, Memory
 from orchestrator.proposers.suffix import Suffix, SuffixConfig
-from orchestrator.types import Budget, Context, Sampling
+from orchestrator.types import Budget, Sampling
 
 
 def found(memory: Memory, salt: str, tokens: list[int]) -> int:

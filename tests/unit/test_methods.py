@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from orchestrator.config import METHODS as CONFIG_METHODS
+from orchestrator.context import Context
 from orchestrator.errors import RequestError
 from orchestrator.methods import METHODS, Materials, plan
 from orchestrator.settings import MAX_NODES
 from orchestrator.tree import TokenTree
-from orchestrator.types import Budget, Context, Sampling
+from orchestrator.types import Budget, Sampling
 
 LOADED = frozenset(["draft"])
 DEFAULTS = {

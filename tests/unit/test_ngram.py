@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from orchestrator import reference
+from orchestrator.context import Context
 from orchestrator.errors import RequestError
 from orchestrator.loop import Limits, Progress
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.ngram import MAX_CANDIDATES, Ngram, NgramConfig, draw, q_of
 from orchestrator.proposers.tables import Followers, Tables
 from orchestrator.sampling import log_p, pick
-from orchestrator.types import Budget, Context, FloatArray, Proposal, Sampling
+from orchestrator.types import Budget, FloatArray, Proposal, Sampling
 from tests.support.counted import tables_of
 from tests.support.decode import decode
 from tests.support.table_target import TableTarget

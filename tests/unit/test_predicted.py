@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator import reference
+from orchestrator.context import Context
 from orchestrator.loop import Limits
 from orchestrator.proposers.predicted import Predicted, PredictedConfig, nearest
-from orchestrator.types import Acceptance, Budget, Context, Sampling
+from orchestrator.types import Acceptance, Budget, Sampling
 from tests.support.decode import decode
 from tests.support.table_target import TableTarget
 

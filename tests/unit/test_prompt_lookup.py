@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.context import Context
 from orchestrator.proposers.ngram_index import NgramIndex
 from orchestrator.proposers.prompt_lookup import MAX_PLACES, PromptLookup, PromptLookupConfig, continuation
 from orchestrator.tree import TokenTree
-from orchestrator.types import Budget, Context, Sampling
+from orchestrator.types import Budget, Sampling
 
 WIDE = Budget(1000, 1000)
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from orchestrator import reference
+from orchestrator.context import Context
 from orchestrator.errors import UnknownSequence
-from orchestrator.types import Context, Sampling
+from orchestrator.types import Sampling
 from orchestrator.wire import Drafted, DraftRequest, delta_of
 from runtime.draft import DraftEngine
 from runtime.paged import PagedModel

@@ -11,8 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from orchestrator import reference
+from orchestrator.context import Context
 from orchestrator.tree import TokenTree
-from orchestrator.types import Context, Sampling, Want
+from orchestrator.types import Sampling, Want
 from runtime.norms import fuse_norms
 from tests.support.engines import EngineTarget, PlainModel, make_paged, start_target
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target

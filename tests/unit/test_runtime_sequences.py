@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from orchestrator.context import Context
 from orchestrator.errors import EngineError, RequestError, Unavailable, UnknownSequence
-from orchestrator.types import Context
 from orchestrator.wire import Delta, delta_of
 from runtime.blocks import BlockPool
 from runtime.sequences import Sequence, SequenceTable

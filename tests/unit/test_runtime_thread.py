@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from orchestrator.context import Context
 from orchestrator.errors import EngineError, EngineLost, ServingError, Unavailable
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Context, Sampling, Want
+from orchestrator.types import Acceptance, Sampling, Want
 from orchestrator.wire import StepRequest, delta_of
 from runtime.job import Job
 from runtime.thread import EngineThread

@@ -72,7 +72,7 @@ def test_expected_tokens_is_the_mean_of_simulated_steps(alpha: float) -> None:
 def tree_by_hand() -> Proposal:
     """1 → 2 → 3 and 1 → 4, 5; nodes 1…5 by depth: 1, 2, 3, 2, 1."""
     tree = TokenTree(np.array([1, 2, 3, 4, 5], np.int32), np.array([0, 1, 2, 1, 0], np.int32))
-    q = tuple(Distribution(np.array([node], np.int32), np.ones(1)) for node in range(1, 6))
+    q = tuple(Distribution(np.array([node], np.int32), np.ones(1, np.float32)) for node in range(1, 6))
     return Proposal(tree, ("a", "a", "b", "b", "a"), q)
 
 

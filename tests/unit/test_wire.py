@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator import wire
+from orchestrator.context import Context
 from orchestrator.errors import (
     ConfigError,
     EngineError,
@@ -21,7 +22,7 @@ from orchestrator.errors import (
     UnknownSequence,
 )
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Context, Sampling, Want
+from orchestrator.types import Acceptance, Sampling, Want
 
 VOCAB_SIZE = 50
 MAX_NODES = 16
