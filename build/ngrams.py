@@ -16,7 +16,7 @@ from build.corpus import load_corpus
 from build.errors import BuildError, run_command
 from build.tokenizer import load_tokenizer
 from build.workspace import MODELS
-from orchestrator.proposers.ngram import MAX_CANDIDATES
+from orchestrator.drawn import MAX_CANDIDATES
 from orchestrator.proposers.tables import MAX_ORDER, Level, Tables, save_tables, vocabulary_of
 
 Ids = npt.NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""Who may run: at most max_running requests, each on a thread of its own; max_waiting more wait their turn."""
+"""Who may run: max_running sequences in all, each request on a thread of its own; max_waiting requests may wait."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ log = logging.getLogger(__name__)
 
 
 class Ticket(Protocol):
-    """A request that waits or runs."""
+    """A request that waits or runs. num_places: how many of max_running it takes."""
 
     deadline_s: float
+    num_places: int
 
     def run(self) -> None:
         """Serve the request to its end; must not raise."""
@@ -35,8 +36,8 @@ class Ticket(Protocol):
 class Admission:
     """Starts tickets in the order of their arrival.
 
-    Law: running ≤ max_running, waiting ≤ max_waiting; every ticket is run or given up, exactly once,
-    by its deadline (plus the poll) if it only ever waits.
+    Law: places taken ≤ max_running, waiting ≤ max_waiting; every ticket is run or given up, exactly once,
+    by its deadline (plus the poll) if it only ever waits. None may ask for more places than there are.
     """
 
     max_running: int
@@ -60,14 +61,12 @@ class Admission:
         with self._lock:
             if self._closed.is_set():
                 return False
-            if self.num_running < self.max_running:
-                self.num_running += 1
-            elif len(self._waiting) < self.max_waiting:
-                self._waiting.append(ticket)
-                return True
-            else:
+            self._waiting.append(ticket)
+            started = self._start()
+            if len(self._waiting) > self.max_waiting:
+                self._waiting.pop()  # the ticket: whoever waited before it still does
                 return False
-        threading.Thread(target=self._work, args=(ticket,), name="request", daemon=True).start()
+        self._run(started)
         return True
 
     def close(self, timeout_s: float) -> bool:
@@ -79,18 +78,31 @@ class Admission:
             time.sleep(POLL_S)
         return not self.num_running
 
-    def _work(self, ticket: Ticket | None) -> None:
-        while ticket is not None:
-            _survive(ticket.run)
-            ticket = self._next()
+    def _start(self) -> list[Ticket]:
+        """Take the next tickets out of the queue, as many as there are places for, in their order."""
+        started = []
+        while self._waiting and self.num_running + self._waiting[0].num_places <= self.max_running:
+            started.append(self._waiting.popleft())
+            self.num_running += started[-1].num_places
+        return started
 
-    def _next(self) -> Ticket | None:
-        """Return the next ticket for a thread that has finished one, or None, and then its place is free."""
+    def _run(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            threading.Thread(target=self._work, args=(ticket,), name="request", daemon=True).start()
+
+    def _work(self, ticket: Ticket) -> None:
+        """Run a ticket; then the thread goes on with the first of those whose turn has come."""
+        following: Ticket | None = ticket
+        while following:
+            _survive(following.run)
+            started = self._ended(following)
+            following = started[0] if started else None
+            self._run(started[1:])
+
+    def _ended(self, ticket: Ticket) -> list[Ticket]:
         with self._lock:
-            if self._waiting:
-                return self._waiting.popleft()
-            self.num_running -= 1
-            return None
+            self.num_running -= ticket.num_places
+            return self._start()
 
     def _reap(self) -> None:
         while not self._closed.wait(POLL_S):

@@ -16,7 +16,7 @@ from orchestrator.errors import ConfigError
 class Checkpoint:
     """max_positions: longest context in tokens. eos_ids: the ids that end a text.
 
-    num_parameters: about as many as a token passes through; 0 = not known.
+    num_parameters: about as many as a token passes through; 0 = not known. tokenizer_file: its tokenizer.json.
     """
 
     tokenizer: Tokenizer
@@ -24,6 +24,7 @@ class Checkpoint:
     max_positions: int
     eos_ids: frozenset[int]
     num_parameters: int = 0
+    tokenizer_file: str = ""
 
 
 def read_checkpoint(source: str) -> Checkpoint:
@@ -34,12 +35,16 @@ def read_checkpoint(source: str) -> Checkpoint:
     text_config = config.get("text_config", config)
     generation = _read_json(source, "generation_config.json") or {}
     eos = generation.get("eos_token_id", text_config.get("eos_token_id"))
+    tokenizer_file = _find(source, "tokenizer.json")
+    if tokenizer_file is None:
+        raise ConfigError(f"{source}: tokenizer.json is missing (a fast tokenizer is needed)")
     return Checkpoint(
-        _read_tokenizer(source),
+        _read_tokenizer(tokenizer_file),
         _number(text_config, "vocab_size", source),
         _number(text_config, "max_position_embeddings", source),
         frozenset([] if eos is None else eos if isinstance(eos, list) else [eos]),
         estimated_parameters(text_config),
+        str(tokenizer_file),
     )
 
 
@@ -103,10 +108,7 @@ def _read_json(source: str, name: str) -> dict[str, Any] | None:
     return content
 
 
-def _read_tokenizer(source: str) -> Tokenizer:
-    file = _find(source, "tokenizer.json")
-    if file is None:
-        raise ConfigError(f"{source}: tokenizer.json is missing (a fast tokenizer is needed)")
+def _read_tokenizer(file: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises bare Exception

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.checkpoint import Checkpoint
 from orchestrator.config import ServingConfig
 from orchestrator.errors import ConfigError, RequestError
+from orchestrator.grammar import Grammars
 from orchestrator.loop import Limits
 from orchestrator.methods import Plan, plan
-from orchestrator.request import MAX_SALT_BYTES, MAX_TEXT_BYTES, Given, check_range, check_size, check_words
+from orchestrator.noise import child_seed
+from orchestrator.request import MAX_SALT_BYTES, MAX_TEXT_BYTES, Given, check_ids, check_range, check_size, check_words
+from orchestrator.sampled import edits_of, min_tokens_of, sampling_of
 from orchestrator.text import StopRule
 from orchestrator.types import Sampling, Want
 
 MAX_TIMEOUT_MS = 86_400_000
+MAX_TOP = 20
+MAX_SEQUENCES = 16
+MAX_TRACED = 512
 PREDICTED = "predicted"
 
 
@@ -30,22 +35,30 @@ class Job:
     prediction: tuple[int, ...]
     limits: Limits
     want: Want
+    num_sequences: int
     cache_salt: str
     stream: bool
     repeat_prompt: bool
     return_stats: bool
+    return_steps: bool
+
+    def sampling_of(self, index: int) -> Sampling:
+        """Return the sampling of the sequence `index`: the request's own but for the seed."""
+        return replace(self.sampling, seed=child_seed(self.sampling.seed, index)) if index else self.sampling
 
 
 @dataclass(frozen=True)
 class JobBuilder:
     """What jobs are checked against: the deployment and the target's checkpoint.
 
-    streams: whether this Triton model can send more than one response.
+    grammars: what structured output is checked with. streams: whether this Triton model can send more than one
+    response.
     """
 
     config: ServingConfig
     checkpoint: Checkpoint
     drafters: frozenset[str]
+    grammars: Grammars
     streams: bool = True
 
     def __post_init__(self) -> None:
@@ -60,20 +73,25 @@ class JobBuilder:
         prediction = self._prediction(given)
         method = self._plan(given, bool(prediction))
         limits = self._limits(given, len(prompt), method.config.max_nodes)
+        stop = self._stop(given, limits.max_tokens)
+        sampling = sampling_of(given, edits_of(given, self.checkpoint, self.grammars, stop.ids), limits.max_tokens)
+        method.check_rule(sampling.rule)
         check_size("cache_salt", given.get("cache_salt", ""), MAX_SALT_BYTES)
         return Job(
             prompt=prompt,
             prompt_text=text,
-            sampling=sampling_of(given),
-            stop=self._stop(given, limits.max_tokens),
+            sampling=sampling,
+            stop=stop,
             plan=method,
             prediction=prediction,
             limits=limits,
-            want=Want(logprobs=given.get("return_log_probs", False)),
+            want=self._want(given),
+            num_sequences=self.num_sequences(given),
             cache_salt=given.get("cache_salt", ""),
             stream=self._stream(given),
             repeat_prompt=not given.get("exclude_input_in_output", True),
             return_stats=given.get("return_stats", False),
+            return_steps=self._return_steps(given, limits.max_tokens),
         )
 
     def _prompt(self, given: Given) -> tuple[str, list[int]]:
@@ -82,20 +100,13 @@ class JobBuilder:
             raise RequestError("text_input and input_ids exclude each other; send one of them")
         check_size("text_input", text, MAX_TEXT_BYTES)
         if ids:
-            self._check_ids("input_ids", ids)
+            check_ids("input_ids", ids, self.checkpoint.vocab_size)
             return self.checkpoint.tokenizer.decode(ids), ids
         ids = self.checkpoint.tokenizer.encode(text).ids
         if not text or not ids:
             raise RequestError("the prompt is empty; text_input or input_ids must hold at least one token")
-        self._check_ids("text_input", ids)  # a tokenizer may know more than the model
+        check_ids("text_input", ids, self.checkpoint.vocab_size)  # a tokenizer may know more than the model
         return text, ids
-
-    def _check_ids(self, name: str, ids: list[int]) -> None:
-        for token in ids:
-            if not 0 <= token < self.checkpoint.vocab_size:
-                raise RequestError(
-                    f"{name} must hold ids in 0..{self.checkpoint.vocab_size - 1}, got {token} (input {name})"
-                )
 
     def _limits(self, given: Given, prompt_len: int, max_nodes: int) -> Limits:
         room = self.checkpoint.max_positions - prompt_len
@@ -117,10 +128,26 @@ class JobBuilder:
     def _stop(self, given: Given, max_tokens: int) -> StopRule:
         words, ids = given.get("stop_words", []), given.get("stop_ids", [])
         check_words("stop_words", words)
-        self._check_ids("stop_ids", ids)
-        # A negative end_id is how TensorRT-LLM's clients say "never stop at EOS".
-        eos = frozenset({given.get("end_id", 0)}) if "end_id" in given else self.checkpoint.eos_ids
-        return StopRule(max_tokens, eos.union(ids), tuple(words))
+        check_ids("stop_ids", ids, self.checkpoint.vocab_size)
+        return StopRule(max_tokens, self._eos(given).union(ids), tuple(words), min_tokens_of(given, max_tokens))
+
+    def _eos(self, given: Given) -> frozenset[int]:
+        """Return the ids that end a text; a negative end_id is how TensorRT-LLM's clients say "never stop at EOS"."""
+        end_id = given.get("end_id")
+        if given.get("ignore_eos", False) or (end_id is not None and end_id < 0):
+            return frozenset()
+        return self.checkpoint.eos_ids if end_id is None else frozenset({end_id})
+
+    def _want(self, given: Given) -> Want:
+        num_top = given.get("num_top_log_probs", 0)
+        check_range("num_top_log_probs", num_top, 0, MAX_TOP)
+        return Want(logprobs=given.get("return_log_probs", False) or num_top > 0, num_top=num_top)
+
+    def num_sequences(self, given: Given) -> int:
+        """Return how many sequences the request wants; they run at once, and each takes a place."""
+        num_sequences: int = given.get("num_return_sequences", 1)
+        check_range("num_return_sequences", num_sequences, 0, min(MAX_SEQUENCES, self.config.max_running))
+        return max(num_sequences, 1)
 
     def _prediction(self, given: Given) -> tuple[int, ...]:
         """Return the ids that the client expects, empty when it says nothing."""
@@ -134,7 +161,7 @@ class JobBuilder:
             raise RequestError(
                 f"{name} has {len(ids)} tokens, at most {self.checkpoint.max_positions} allowed (context of the target)"
             )
-        self._check_ids(name, ids)
+        check_ids(name, ids, self.checkpoint.vocab_size)
         return tuple(ids)
 
     def _plan(self, given: Given, predicted: bool) -> Plan:
@@ -151,6 +178,14 @@ class JobBuilder:
         check_range("num_draft_tokens", drafts, 0, self.config.max_nodes)
         return plan(method, config, self.drafters, {"draft_len": drafts} if drafts else {})
 
+    def _return_steps(self, given: Given, max_tokens: int) -> bool:
+        wanted: bool = given.get("return_steps", False)
+        if wanted and max_tokens > MAX_TRACED:
+            raise RequestError(
+                f"return_steps tells of at most {MAX_TRACED} tokens, got max_tokens {max_tokens} (input return_steps)"
+            )
+        return wanted
+
     def _stream(self, given: Given) -> bool:
         if given.get("stream", False) and not self.streams:
             raise RequestError(
@@ -163,29 +198,3 @@ class JobBuilder:
         timeout_ms: int = given.get("timeout_ms", 0)
         check_range("timeout_ms", timeout_ms, 0, MAX_TIMEOUT_MS)
         return timeout_ms or self.config.request_timeout_ms
-
-
-def sampling_of(given: Given) -> Sampling:
-    """Return the sampling that a request asks for; none of its inputs set means greedy.
-
-    top_k ≤ 0 and top_p 0 or 1 are off. Without a temperature, top_k > 1 or 0 < top_p < 1 mean temperature 1.
-    An unseeded request draws its own seed.
-    """
-    top_k, top_p = given.get("top_k", 0), given.get("top_p", 1.0)
-    min_p = given.get("min_p", 0.0)
-    check_range("top_p", top_p, 0.0, 1.0)
-    check_range("min_p", min_p, 0.0, 1.0)
-    draws = top_k > 1 or 0.0 < top_p < 1.0
-    temperature = given.get("temperature", 1.0 if draws else 0.0)
-    check_range("temperature", temperature, 0.0, 100.0)
-    name = "seed" if "seed" in given else "random_seed"
-    seed = given.get(name)
-    if seed is not None and not 0 <= seed < 1 << 64:
-        raise RequestError(f"{name} must be in 0..2^64 - 1, got {seed} (input {name})")
-    return Sampling(
-        temperature,
-        top_k=max(top_k, 0),
-        top_p=top_p or 1.0,
-        min_p=min_p,
-        seed=secrets.randbits(64) if seed is None else seed,
-    )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from orchestrator.context import Context
 from orchestrator.stats import Tally
 from orchestrator.text import Chunk, FinishReason, Output
+from orchestrator.trace import Trace
 from orchestrator.types import Acceptance, Budget, Proposal, Proposer, Sampling, Target, Want
 
 Guard = Callable[[], FinishReason | None]
@@ -17,7 +18,7 @@ Emit = Callable[[Chunk], None]
 
 @dataclass
 class Progress:
-    """What became of one request; times in seconds."""
+    """What became of one sequence; times in seconds. trace: its steps, where they are to be told."""
 
     tally: Tally = field(default_factory=Tally)
     num_in_pass: int = 0
@@ -25,6 +26,7 @@ class Progress:
     forward_us: int = 0
     began_s: float = field(default_factory=time.monotonic)
     first_token_s: float = 0.0
+    trace: Trace | None = None
 
     def observe(
         self, proposal: Proposal, acceptance: Acceptance, num_emitted: int, draft_s: float, target_s: float
@@ -36,6 +38,8 @@ class Progress:
         self.tally.observe(proposal, acceptance.path, num_emitted, draft_s, target_s)
         self.num_in_pass += acceptance.num_in_pass
         self.forward_us += acceptance.forward_us
+        if self.trace:
+            self.trace.observe(proposal, acceptance)
 
 
 @dataclass(frozen=True)
@@ -78,11 +82,12 @@ def generate(
         budget, began_s = limits.budget(context), time.perf_counter()
         proposal = proposer.propose(context, sampling, budget).cut(budget)
         drafted_s = time.perf_counter()
-        acceptance = target.step(context, proposal.tree, sampling, want)
+        acceptance = target.step(context, proposal.tree, sampling, want, proposal.q)
         stepped_s = time.perf_counter()
         tokens = acceptance.tokens(proposal.tree)
         context.commit(tokens)
         proposer.observe(proposal.tree, acceptance)
         chunk = output.push(tokens, acceptance.logprobs_list())
+        chunk.top_ids, chunk.top_logprobs = acceptance.top_lists(len(chunk.ids))
         progress.observe(proposal, acceptance, len(chunk.ids), drafted_s - began_s, stepped_s - drafted_s)
         emit(chunk)

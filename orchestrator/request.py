@@ -46,46 +46,55 @@ INPUTS: Mapping[str, Input] = {
     "stop_ids": Input("ints"),
     "stop_words": Input("texts"),
     "timeout_ms": Input("int"),
+    "ignore_eos": Input("bool"),
+    "min_tokens": Input("int"),
+    "min_length": Input("int"),
     # which token comes next
     "temperature": Input("float"),
     "top_k": Input("int"),
     "top_p": Input("float"),
     "min_p": Input("float"),
+    "typical_p": Input("float"),
+    "repetition_penalty": Input("float"),
+    "presence_penalty": Input("float"),
+    "frequency_penalty": Input("float"),
+    "logit_bias_ids": Input("ints"),
+    "logit_bias_weights": Input("floats"),
+    "embedding_bias_words": Input("texts"),
+    "embedding_bias_weights": Input("floats"),
+    "bad_words": Input("texts"),
+    "allowed_token_ids": Input("ints"),
+    "guided_decoding_guide_type": Input("text"),
+    "guided_decoding_guide": Input("text"),
     "seed": Input("seed"),
     "random_seed": Input("seed"),
     # how it is drafted
     "speculation": Input("text"),
     "speculation_config": Input("text"),
     "num_draft_tokens": Input("int"),
-    "rule": Input("text", ("", "coupled")),
-    "use_draft_logits": Input("bool", (False,)),
+    "rule": Input("text"),
+    "typical_epsilon": Input("float"),
+    "typical_delta": Input("float"),
+    "use_draft_logits": Input("bool"),
     "draft_text": Input("text"),
     "draft_input_ids": Input("ints"),
     # what comes back
     "stream": Input("bool"),
     "exclude_input_in_output": Input("bool"),
+    "num_return_sequences": Input("int"),
     "return_log_probs": Input("bool"),
+    "num_top_log_probs": Input("int"),
     "return_stats": Input("bool"),
+    "return_steps": Input("bool"),
     "return_num_input_tokens": Input("bool"),
     "return_num_output_tokens": Input("bool"),
     # accepted when they ask for nothing
     "pad_id": Input("any"),
-    "bad_words": Input("texts", ()),
-    "min_tokens": Input("int", (0,)),
-    "min_length": Input("int", (0,)),
     "length_penalty": Input("float", (0.0, 1.0)),
-    "repetition_penalty": Input("float", (1.0,)),
-    "presence_penalty": Input("float", (0.0,)),
-    "frequency_penalty": Input("float", (0.0,)),
     "beam_width": Input("int", (0, 1)),
-    "num_return_sequences": Input("int", (0, 1)),
     "return_context_logits": Input("bool", (False,)),
     "return_generation_logits": Input("bool", (False,)),
     "return_perf_metrics": Input("bool", (False,)),
-    "guided_decoding_guide_type": Input("text", ("",)),
-    "guided_decoding_guide": Input("text", ("",)),
-    "embedding_bias_words": Input("texts", ()),
-    "embedding_bias_weights": Input("floats", ()),
     "decoder_text_input": Input("text", ("",)),
     "image_input": Input("any", ()),
     "image_bytes_input": Input("any", ()),
@@ -212,6 +221,13 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
 def _exact(value: float) -> str:
     """Word a number so that one beyond a limit does not look like the limit; float32 has 8 digits."""
     return f"{value:.8g}" if isinstance(value, float) else str(value)
+
+
+def check_ids(name: str, ids: list[int], vocab_size: int) -> None:
+    """Raise RequestError when an id is none of the vocabulary's."""
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise RequestError(f"{name} must hold ids in 0..{vocab_size - 1}, got {token} (input {name})")
 
 
 def check_size(name: str, text: str, max_bytes: int) -> None:

@@ -13,9 +13,12 @@ import numpy.typing as npt
 from orchestrator.job import Job
 from orchestrator.loop import Progress
 from orchestrator.stats import told
+from orchestrator.tensors import Tensors
 from orchestrator.text import Chunk, FinishReason, Output
+from orchestrator.types import Rule
 
-Tensors = dict[str, npt.NDArray[Any]]
+#: A lossy rule says so wherever it is named.
+RULE_NAMES = {Rule.TYPICAL: "typical (lossy)"}
 
 
 def _int32(*values: int) -> npt.NDArray[np.int32]:
@@ -27,7 +30,7 @@ def _text(value: str) -> npt.NDArray[np.object_]:
 
 
 class Responses:
-    """Sends the responses of one request.
+    """Sends the responses of one sequence.
 
     Law: joined, the texts, ids and counts of all responses are those of the whole output; the summary
     comes on the last one alone. Without `stream` there is exactly one.
@@ -47,6 +50,8 @@ class Responses:
         self._held.text += chunk.text
         self._held.ids += chunk.ids
         self._held.logprobs += chunk.logprobs
+        self._held.top_ids += chunk.top_ids
+        self._held.top_logprobs += chunk.top_logprobs
         self._sum_logprobs += sum(chunk.logprobs)
         if chunk.ids:
             self._step_lengths.append(len(chunk.ids))
@@ -71,12 +76,16 @@ class Responses:
         if self._job.want.logprobs:
             tensors["output_log_probs"] = np.array([[held.logprobs]], np.float32)
             tensors["cum_log_probs"] = np.array([[self._sum_logprobs]], np.float32)
+        if num_top := self._job.want.num_top:
+            tensors["top_ids"] = np.array(held.top_ids, np.int32).reshape(1, -1, num_top)
+            tensors["top_log_probs"] = np.array(held.top_logprobs, np.float32).reshape(1, -1, num_top)
         return tensors
 
     def _summary(self, reason: FinishReason) -> Tensors:
         tally = self._progress.tally
         tensors: Tensors = {
             "finish_reason": _text(reason.value),
+            "rule": _text(RULE_NAMES.get(self._job.sampling.rule, self._job.sampling.rule)),
             "num_input_tokens": _int32(len(self._job.prompt)),
             "num_steps": _int32(tally.num_steps),
             "acceptance_rate": np.array([[tally.acceptance_rate]], np.float32),
@@ -85,6 +94,8 @@ class Responses:
         }
         if self._job.return_stats:
             tensors["stats"] = _text(json.dumps(self._stats()))
+        if self._progress.trace:
+            tensors["steps"] = _text(json.dumps(self._progress.trace.told()))
         return tensors
 
     def _stats(self) -> dict[str, Any]:
@@ -92,6 +103,7 @@ class Responses:
         progress = self._progress
         return {
             "method": self._job.plan.method,
+            "rule": self._job.sampling.rule,
             "time_to_first_token_ms": 1e3 * progress.first_token_s,
             "total_ms": 1e3 * (time.monotonic() - progress.began_s),
             "forward_ms": progress.forward_us / 1e3,

@@ -1,6 +1,7 @@
 """Logits to the one distribution p (numpy, float64): the reference that `runtime/sampling.py` is tested against.
 
-Order: temperature, top-k, top-p, min-p (docs/protocol.md). Every rule renormalises what it keeps.
+Order: temperature, top-k, top-p, min-p, typical-p (docs/sampling.md). Every rule renormalises what it keeps. What a
+request changes of single logits comes before: `orchestrator/shaping.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def log_p(logits: FloatArray, sampling: Sampling) -> FloatArray:
     if sampling.greedy:
         return _point_mass(logits)
     result = log_softmax(logits / sampling.temperature)
-    for rule in (_top_k, _top_p, _min_p):
+    for rule in (_top_k, _top_p, _min_p, _typical_p):
         result = rule(result, sampling)
     return result
 
@@ -53,11 +54,26 @@ def _top_k(log_probs: FloatArray, sampling: Sampling) -> FloatArray:
 
 def _top_p(log_probs: FloatArray, sampling: Sampling) -> FloatArray:
     """Keep the fewest most probable tokens whose mass reaches top_p; the lowest id first among equals."""
-    if sampling.top_p >= 1.0:
+    return log_probs if sampling.top_p >= 1.0 else _nucleus(log_probs, -log_probs, sampling.top_p)
+
+
+def _typical_p(log_probs: FloatArray, sampling: Sampling) -> FloatArray:
+    """Keep the fewest tokens of the most usual surprise whose mass reaches typical_p; the lowest id first of equals.
+
+    Usual: −log p near the entropy. Source: Meister et al. 2022, arXiv:2202.00666.
+    """
+    if sampling.typical_p >= 1.0:
         return log_probs
-    order = np.argsort(-log_probs, axis=-1, kind="stable")
+    probs = np.exp(log_probs)
+    usual = (probs * np.where(probs > 0, log_probs, 0.0)).sum(axis=-1, keepdims=True)
+    return _nucleus(log_probs, np.abs(log_probs - usual), sampling.typical_p)
+
+
+def _nucleus(log_probs: FloatArray, ranks: FloatArray, mass: float) -> FloatArray:
+    """Keep the tokens of the lowest ranks, as many as it takes to reach a probability mass; of equals the lowest id."""
+    order = np.argsort(ranks, axis=-1, kind="stable")
     probs = np.exp(np.take_along_axis(log_probs, order, axis=-1))
-    kept_sorted = probs.cumsum(axis=-1) - probs < sampling.top_p
+    kept_sorted = probs.cumsum(axis=-1) - probs < mass
     kept = np.zeros_like(kept_sorted)
     np.put_along_axis(kept, order, kept_sorted, axis=-1)
     return _keep(log_probs, kept)

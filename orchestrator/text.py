@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from tokenizers import Tokenizer
@@ -26,11 +26,15 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True)
 class StopRule:
-    """What ends a request: an id (EOS among them), a string, or the number of tokens."""
+    """What ends a request: an id (EOS among them), a string, or the number of tokens; case by case in docs/stopping.md.
+
+    Law: an id or a string ends it only with a token behind the first min_tokens, max_tokens always.
+    """
 
     max_tokens: int
     ids: frozenset[int] = frozenset()
     strings: tuple[str, ...] = ()
+    min_tokens: int = 0
 
 
 class Detokenizer:
@@ -77,11 +81,13 @@ def _decodable_end(tokenizer: Tokenizer, prompt: Sequence[int]) -> Sequence[int]
 
 
 class StopFilter:
-    """Text in, text out without the first stop string and all behind it.
+    """Text in, text out without the first stop string that counts and all behind it.
 
-    The first is the one that is complete first, and the longest of several that end together.
-    Law: what came out so far never contains a stop string, nor a beginning of one that may yet complete;
-    it does not depend on how the text was cut into pieces.
+    A stop string counts if its last character came in a piece that may stop; else it is text like any other, and may
+    only be part of one that ends later. The first is the one that is complete first, and the longest of several that
+    end together.
+    Law: what came out so far holds no stop string that counts, nor a beginning of one that may yet complete;
+    it does not depend on how the text was cut into pieces, but on which characters may stop.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -89,22 +95,29 @@ class StopFilter:
         self._held = ""
         self.stopped = False
 
-    def push(self, piece: str) -> str:
-        """Return the text that is safe to show now."""
+    def push(self, piece: str, may_stop: bool = True) -> str:
+        """Return the text that is safe to show now; nothing may follow once `stopped`."""
+        start = self._first_stop(piece) if may_stop else None
         self._held += piece
-        found = [(at + len(s), at) for s in self._strings if (at := self._held.find(s)) >= 0]
-        if found:
-            self.stopped = True
-            return self._take(min(found)[1])
-        return self._take(len(self._held) - self._possible_stop())
+        if start is None:
+            return self._take(len(self._held) - self._possible_stop())
+        self.stopped = True
+        shown, self._held = self._held[:start], ""
+        return shown
 
     def flush(self) -> str:
         """Return what was held back, once nothing can follow."""
-        return "" if self.stopped else self._take(len(self._held))
+        return self._take(len(self._held))
 
     def _take(self, length: int) -> str:
         shown, self._held = self._held[:length], self._held[length:]
         return shown
+
+    def _first_stop(self, piece: str) -> int | None:
+        """Return where the first stop string that ends in the piece begins in the held text and the piece."""
+        text, num_held = self._held + piece, len(self._held)
+        found = [(at + len(s), at) for s in self._strings if (at := text.find(s, max(num_held + 1 - len(s), 0))) >= 0]
+        return min(found)[1] if found else None
 
     def _possible_stop(self) -> int:
         """Length of the longest end of the held text that begins a stop string."""
@@ -118,18 +131,22 @@ class StopFilter:
 
 @dataclass
 class Chunk:
-    """What one step adds to a response: deltas throughout."""
+    """What one step adds to a response: deltas throughout. top_ids, top_logprobs: the likeliest tokens per position."""
 
     text: str
     ids: list[int]
     logprobs: list[float]
+    top_ids: list[list[int]] = field(default_factory=list)
+    top_logprobs: list[list[float]] = field(default_factory=list)
 
 
 class Output:
     """The text of one request as it grows; decides where in an accepted path it ends.
 
+    Order where several reasons meet on a token: stop id, stop string, max_tokens; from outside only between steps.
+    The first reason stays. What the end itself lets out is cut at a stop string, but gives no other reason.
     Law: the tokens behind a stop are dropped, so that output and reason are those of one token at a time;
-    a stop id counts as a token and gives no text.
+    a stop id that ends the request counts as a token and gives no text.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], rule: StopRule) -> None:
@@ -143,28 +160,34 @@ class Output:
         """Take the tokens of one step up to the first that ends the request."""
         chunk = Chunk("", [], [])
         for index, token in enumerate(tokens):
+            if self.finish:
+                break
             chunk.ids.append(token)
             chunk.logprobs += logprobs[index : index + 1]
             chunk.text += self._take(token)
-            if self.finish:
-                break
         return chunk
 
     def close(self, reason: FinishReason) -> str:
-        """End the request from outside and return the text that was still held back."""
+        """End the request, unless it has ended, and return the text that was still held back."""
+        if self.finish:
+            return ""
         self.finish = reason
-        return self._flush()
+        return self._show(self._detokenizer.flush()) + self._filter.flush()
 
     def _take(self, token: int) -> str:
         self.num_tokens += 1
-        if token in self._rule.ids:
+        if token in self._rule.ids and self._may_stop():
             return self.close(FinishReason.STOP)
-        text = self._filter.push(self._detokenizer.push(token))
+        text = self._show(self._detokenizer.push(token))
         if self._filter.stopped:
             self.finish = FinishReason.STOP
         elif self.num_tokens >= self._rule.max_tokens:
             text += self.close(FinishReason.LENGTH)
         return text
 
-    def _flush(self) -> str:
-        return self._filter.push(self._detokenizer.flush()) + self._filter.flush()
+    def _show(self, piece: str) -> str:
+        return self._filter.push(piece, self._may_stop())
+
+    def _may_stop(self) -> bool:
+        """True when the newest token, or a character that comes out with it, may end the request."""
+        return self.num_tokens > self._rule.min_tokens

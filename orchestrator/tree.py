@@ -90,6 +90,14 @@ class TokenTree:
         return children
 
     @cached_property
+    def paths(self) -> list[tuple[int, ...]]:
+        """Per node the tokens that lead to it from below the root, its own last; the root's is empty."""
+        paths: list[tuple[int, ...]] = [()]
+        for token, parent in zip(self.tokens.tolist(), self.parents.tolist(), strict=True):
+            paths.append((*paths[parent], token))
+        return paths
+
+    @cached_property
     def is_chain(self) -> bool:
         """True when every node hangs below the one before it (a bare root is a chain)."""
         return bool((self.parents == np.arange(self.num_nodes)).all())

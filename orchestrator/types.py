@@ -15,6 +15,7 @@ from orchestrator.tree import TokenTree
 
 FloatArray = npt.NDArray[np.float64]
 Features = npt.NDArray[np.float32]
+IdArray = npt.NDArray[np.int32]
 
 # Medusa's (arXiv:2401.10774, section 2.3.1), as float32 has them, since that is how they cross the wire.
 EPSILON, DELTA = float(np.float32(0.09)), float(np.float32(0.3))
@@ -27,6 +28,11 @@ class Rule(StrEnum):
     REJECTION = "rejection"
     BLOCK = "block"
     TYPICAL = "typical"
+
+    @property
+    def uses_q(self) -> bool:
+        """True when it matters what a draft was drawn from."""
+        return self in (Rule.REJECTION, Rule.BLOCK)
 
 
 class Grammar(NamedTuple):
@@ -105,7 +111,7 @@ class Sampling:
 class Distribution(NamedTuple):
     """A sparse q: ids (k,) int32, ascending, and weights (k,) float32 > 0, which cross a wire unchanged."""
 
-    ids: npt.NDArray[np.int32]
+    ids: IdArray
     weights: npt.NDArray[np.float32]
 
     @property
@@ -145,7 +151,10 @@ class Proposal:
 
     def cut(self, budget: Budget) -> Proposal:
         """Return the proposal without the nodes that the budget does not cover."""
-        kept = self.tree.within(budget.max_nodes, budget.max_depth)
+        return self.only(self.tree.within(budget.max_nodes, budget.max_depth))
+
+    def only(self, kept: IdArray) -> Proposal:
+        """Return the proposal of these nodes alone, (k,) int32 ascending, the parent of each among them or the root."""
         if len(kept) == self.tree.num_nodes:
             return self
         drawn_from = tuple(self.q[node - 1] for node in kept) if self.q else ()
@@ -159,7 +168,8 @@ class Acceptance:
     path: accepted nodes, root not included, each the child of the one before it.
     next_token: the bonus or recovered token; it becomes the new root.
     picks: (m + 1,) int32, the target's own pick at every node, when wanted.
-    logprobs: (a + 1,) float64, log-probability of each emitted token, when wanted.
+    logprobs: (a + 1,) float64, log-probability of each emitted token, when wanted. top_ids, top_logprobs: (a + 1, n)
+    int32 and float64, the n likeliest tokens of each position in order, when wanted.
     features: (r, width) float32, hidden states of positions features_start …, when wanted.
     forward_us: cost of the pass. num_in_pass: requests that shared it. num_cached_tokens: tokens of the
     context that were found in the cache when the engine first saw the sequence.
@@ -167,8 +177,10 @@ class Acceptance:
 
     path: tuple[int, ...]
     next_token: int
-    picks: npt.NDArray[np.int32] | None = None
+    picks: IdArray | None = None
     logprobs: FloatArray | None = None
+    top_ids: IdArray | None = None
+    top_logprobs: FloatArray | None = None
     features: Features | None = None
     features_start: int = 0
     forward_us: int = 0
@@ -179,23 +191,43 @@ class Acceptance:
         """Return the log-probabilities as a list, empty when they were not wanted."""
         return [] if self.logprobs is None else [float(x) for x in self.logprobs]
 
+    def top_lists(self, num_tokens: int) -> tuple[list[list[int]], list[list[float]]]:
+        """Return the likeliest tokens of the first positions, and their log-probabilities; empty when not wanted."""
+        if self.top_ids is None or self.top_logprobs is None:
+            return [], []
+        return self.top_ids[:num_tokens].tolist(), self.top_logprobs[:num_tokens].tolist()
+
     def tokens(self, tree: TokenTree) -> list[int]:
         """Return the a + 1 tokens that this step commits."""
         return [int(tree.tokens[node - 1]) for node in self.path] + [self.next_token]
 
 
+class Drafted(NamedTuple):
+    """A drafter's answer: a tree, what its nodes were drawn from (empty = chosen), and how far its cache reaches."""
+
+    tree: TokenTree
+    q: tuple[Distribution, ...] = ()
+    cached_len: int = 0
+
+
 @dataclass(frozen=True)
 class Want:
-    """What a step shall answer beside the accepted path; `features_from` None means no features."""
+    """What a step shall answer beside the accepted path; `features_from` None means no features.
+
+    num_top: so many of the likeliest tokens of each position.
+    """
 
     picks: bool = False
     logprobs: bool = False
     features_from: int | None = None
+    num_top: int = 0
 
     def joined(self, other: Want) -> Want:
         """Return what either asks for; features from the earlier position."""
         starts = [want.features_from for want in (self, other) if want.features_from is not None]
-        return Want(self.picks or other.picks, self.logprobs or other.logprobs, min(starts, default=None))
+        features_from = min(starts, default=None)
+        num_top = max(self.num_top, other.num_top)
+        return Want(self.picks or other.picks, self.logprobs or other.logprobs, features_from, num_top)
 
 
 @dataclass(frozen=True)
@@ -213,8 +245,13 @@ class Budget:
 class Target(Protocol):
     """The model whose distribution is served."""
 
-    def step(self, context: Context, tree: TokenTree, sampling: Sampling, want: Want) -> Acceptance:
-        """Run one pass over the tree below the context's root and decide what is accepted."""
+    def step(
+        self, context: Context, tree: TokenTree, sampling: Sampling, want: Want, q: tuple[Distribution, ...] = ()
+    ) -> Acceptance:
+        """Run one pass over the tree below the context's root and decide what is accepted.
+
+        q: what the nodes were drawn from; empty = chosen.
+        """
 
     def release(self) -> None:
         """Say that no step follows; a hint, never needed for correctness."""

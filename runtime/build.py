@@ -6,8 +6,10 @@ import logging
 
 import torch
 
+from orchestrator.checkpoint import read_checkpoint
 from orchestrator.config import ServingConfig
 from orchestrator.errors import ConfigError
+from orchestrator.grammar import Grammars
 from orchestrator.wire import DraftRequest, StepRequest
 from runtime.check import warm_up_draft, warm_up_target
 from runtime.draft import DraftEngine
@@ -39,10 +41,16 @@ def _load(checkpoint: str, config: ServingConfig, features: str) -> PagedModel:
     return paged
 
 
+def _grammars(config: ServingConfig, paged: PagedModel) -> Grammars:
+    """Return what structured output is checked with: the target's tokenizer, masks as wide as the engine's logits."""
+    checkpoint = read_checkpoint(config.target)
+    return Grammars(checkpoint.tokenizer_file, paged.model.vocab_size, checkpoint.eos_ids)
+
+
 def build_target(config: ServingConfig) -> tuple[EngineThread[StepRequest], CausalModel]:
     """Load the target and start its engine; raises ConfigError when it cannot be served."""
     paged = _load(config.target, config, feature_kind(config))
-    engine = EngineThread(TargetEngine(paged), "target-engine", paged.model.prepare)
+    engine = EngineThread(TargetEngine(paged, _grammars(config, paged)), "target-engine", paged.model.prepare)
     engine.start()
     warm_up_target(engine, paged.model.vocab_size)
     return engine, paged.model
@@ -51,7 +59,7 @@ def build_target(config: ServingConfig) -> tuple[EngineThread[StepRequest], Caus
 def build_draft(config: ServingConfig) -> tuple[EngineThread[DraftRequest], CausalModel]:
     """Load the draft model and start its engine; raises ConfigError when it cannot be served."""
     paged = _load(config.draft, config, features="none")
-    engine = EngineThread(DraftEngine(paged), "draft-engine", paged.model.prepare)
+    engine = EngineThread(DraftEngine(paged, _grammars(config, paged)), "draft-engine", paged.model.prepare)
     engine.start()
     warm_up_draft(engine, paged.model.vocab_size)
     return engine, paged.model

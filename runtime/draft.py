@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
+from orchestrator.drawn import MAX_CANDIDATES, cut, draw
+from orchestrator.grammar import Grammars
 from orchestrator.tree import TokenTree
-from orchestrator.wire import Drafted, DraftRequest
+from orchestrator.types import Distribution, Drafted, Rule, Sampling
+from orchestrator.wire import DraftRequest
 from runtime import sampling
 from runtime.job import Job
 from runtime.layout import Segment
 from runtime.paged import PagedModel
 from runtime.sequences import SequenceTable
+from runtime.shaping import shaper_of
 
 DraftJob = Job[DraftRequest]
 
@@ -20,12 +27,14 @@ class DraftEngine:
 
     A sequence's ids are the committed context and, behind it, the tokens drafted so far; what the target
     accepts of them is found computed at the next call.
-    Law: token i of a chain is argmax(log q + noise) at position prefix_len + i, the same noise that the
-    target adds to log p there, so that both pick alike as often as q resembles p.
+    Law: token i of a chain is argmax(log q + noise) at position prefix_len + i. Under `coupled` it is the noise that
+    the target adds to log p there, so that both pick alike as often as q resembles p; under the other rules it is the
+    drafter's own, and q goes along.
     """
 
-    def __init__(self, paged: PagedModel) -> None:
+    def __init__(self, paged: PagedModel, grammars: Grammars | None = None) -> None:
         self.paged = paged
+        self._grammars = grammars
 
     @property
     def sequences(self) -> SequenceTable:
@@ -48,8 +57,9 @@ class DraftEngine:
     def _open(self, job: DraftJob) -> bool:
         length = self._length(job)
         if length < 1:
-            job.reply(Drafted(TokenTree.bare(), 0))
+            job.reply(Drafted(TokenTree.bare()))
             return False
+        job.drawn_from.clear()
         return self.paged.open(job, length, length)
 
     def _length(self, job: DraftJob) -> int:
@@ -62,12 +72,47 @@ class DraftEngine:
         ready = [row for row, (_, s) in enumerate(shares) if s.last == len(s.sequence.ids)]
         if not ready:
             return
-        positions = [shares[row][1].last for row in ready]
-        rules = [shares[row][0].request.sampling for row in ready]
-        for row, token in zip(ready, sampling.picks(logits[ready], positions, rules), strict=True):
-            job, segment = shares[row]
-            segment.sequence.publish(job.delta.prefix_len)
-            segment.sequence.context.commit([token])
+        jobs = [shares[row][0] for row in ready]
+        shaped = torch.cat([self._shaped(job, logits[row, None]) for job, row in zip(jobs, ready, strict=True)])
+        for job, token in zip(jobs, _picked(jobs, shaped), strict=True):
+            job.opened.publish(job.delta.prefix_len)
+            job.opened.context.commit([token])
+
+    def _shaped(self, job: DraftJob, logits: Tensor) -> Tensor:
+        """Return (1, V) logits as the request wants them; what was drafted so far counts as said."""
+        sequence, prefix_len = job.opened, job.delta.prefix_len
+        shaper = shaper_of(sequence, job.request.sampling, job.delta.prompt_len, self._grammars)
+        if shaper is None:
+            return logits
+        shaped = logits.double()
+        shaper.apply(shaped, sequence.context, prefix_len, [sequence.ids[prefix_len:]])
+        return shaped.to(logits.dtype)
+
+
+def _picked(jobs: list[DraftJob], logits: Tensor) -> list[int]:
+    """Return the next token of each draft; under a rule that asks for it, note what it was drawn from.
+
+    logits: (len(jobs), V).
+    """
+    positions = [len(job.opened.ids) for job in jobs]
+    tokens = sampling.picks(logits, positions, [job.request.sampling for job in jobs])
+    drawn = [row for row, job in enumerate(jobs) if job.request.sampling.rule is not Rule.COUPLED]
+    if drawn:
+        found = candidates(logits[drawn].double(), [jobs[row].request.sampling for row in drawn])
+        for row, q in zip(drawn, found, strict=True):
+            job = jobs[row]
+            job.drawn_from.append(q)
+            tokens[row] = draw(q, positions[row], job.request.sampling, job.delta.prefix_len)
+    return tokens
+
+
+def candidates(logits: Tensor, rules: Sequence[Sampling]) -> list[Distribution]:
+    """Return q of every row: its MAX_CANDIDATES most probable tokens; logits: (n, V) float64."""
+    log_q = sampling.log_p(logits, rules)
+    top = log_q.topk(min(MAX_CANDIDATES, log_q.shape[-1]), dim=-1)
+    ids, order = top.indices.sort(dim=-1)
+    probs = top.values.gather(-1, order).exp()
+    return [cut(*row) for row in zip(ids.int().cpu().numpy(), probs.cpu().numpy(), strict=True)]
 
 
 def _num_drafted(job: DraftJob) -> int:
@@ -77,4 +122,4 @@ def _num_drafted(job: DraftJob) -> int:
 def _drafted(job: DraftJob) -> Drafted:
     prefix_len = job.delta.prefix_len
     cached_len = min(job.opened.num_computed, prefix_len)
-    return Drafted(TokenTree.chain(job.opened.ids[prefix_len:]), cached_len)
+    return Drafted(TokenTree.chain(job.opened.ids[prefix_len:]), tuple(job.drawn_from), cached_len)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from orchestrator.errors import ServingError
-from orchestrator.types import Acceptance
-from orchestrator.wire import Delta, Drafted, DraftRequest, StepRequest
+from orchestrator.types import Acceptance, Distribution, Drafted
+from orchestrator.wire import Delta, DraftRequest, StepRequest
 from runtime.sequences import Sequence, SequenceTable
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ Request = TypeVar("Request", StepRequest, DraftRequest)
 class Job(Generic[Request]):
     """One step or draft call; `sequence` is set by the engine that opens it.
 
-    deadline_s: when an answer is due at the latest, by time.monotonic().
+    deadline_s: when an answer is due at the latest, by time.monotonic(). drawn_from: q of the tokens drafted so far.
     """
 
     request: Request
@@ -33,6 +33,7 @@ class Job(Generic[Request]):
     arrived_s: float = field(default_factory=time.monotonic)
     sequence: Sequence | None = field(default=None, init=False)
     answered: bool = field(default=False, init=False)
+    drawn_from: list[Distribution] = field(default_factory=list, init=False)
 
     def reply(self, answer: Answer | ServingError) -> None:
         """Answer the call, once; a receiver that fails harms nobody else in the pass."""

@@ -12,9 +12,9 @@ from orchestrator.noise import KEY_STEPS, MASK32, MULTIPLIERS, ROUNDS
 
 def seed_words(seeds: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
     """Split 64-bit seeds into (n, 1) int64 low and high words."""
-    low = torch.tensor([[seed & MASK32] for seed in seeds], device=device)
-    high = torch.tensor([[(seed >> 32) & MASK32] for seed in seeds], device=device)
-    return low, high
+    low = torch.tensor([seed & MASK32 for seed in seeds], dtype=torch.int64, device=device)
+    high = torch.tensor([(seed >> 32) & MASK32 for seed in seeds], dtype=torch.int64, device=device)
+    return low[:, None], high[:, None]
 
 
 def _philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
@@ -34,22 +34,40 @@ def _philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Te
     return c0, c1, c2, c3
 
 
-def uniform(key: tuple[Tensor, Tensor], positions: Tensor, tokens: Tensor, stream: int, epoch: int = 0) -> Tensor:
+def uniform(
+    key: tuple[Tensor, Tensor], positions: Tensor, tokens: Tensor, stream: int | Tensor, epoch: int | Tensor = 0
+) -> Tensor:
     """Return u in (0, 1), float64, bit for bit that of `orchestrator.noise.uniform`.
 
-    key: `seed_words`, and positions and tokens: int64; all broadcast, and the result has their shape.
+    key: `seed_words`, and positions, tokens, stream, epoch: int64; all broadcast, and the result has their shape.
     """
     device = tokens.device
     counter = (
         positions,
         tokens,
-        torch.tensor(stream, device=device),
-        torch.tensor(epoch, device=device),
+        torch.as_tensor(stream, device=device),
+        torch.as_tensor(epoch, device=device),
     )
     word0, word1, _, _ = _philox(counter, key)
     return (((word0 << 20) | (word1 >> 12)).double() + 0.5) * 2.0**-52
 
 
-def gumbel(key: tuple[Tensor, Tensor], positions: Tensor, tokens: Tensor, stream: int = 0, epoch: int = 0) -> Tensor:
+def gumbel(
+    key: tuple[Tensor, Tensor], positions: Tensor, tokens: Tensor, stream: int | Tensor = 0, epoch: int | Tensor = 0
+) -> Tensor:
     """Return g = −log(−log u) in float64; argmax(log p + g) draws from p."""
     return uniform(key, positions, tokens, stream, epoch).log_().neg_().log_().neg_()
+
+
+def draw(
+    log_weights: Tensor, key: tuple[Tensor, Tensor], positions: Tensor, stream: int | Tensor, epochs: Tensor
+) -> Tensor:
+    """Return argmax(log weights + noise) per row, (n,) int64; ties go to the lowest id.
+
+    log_weights: (n, V) float64, overwritten; the weights need not sum to 1. Noise is made for their support alone,
+    which is often small. key, positions, epochs: (n, 1).
+    """
+    rows, tokens = torch.nonzero(log_weights > -torch.inf, as_tuple=True)
+    low, high, places, epoch = (column[rows, 0] for column in (*key, positions, epochs))
+    log_weights[rows, tokens] += gumbel((low, high), places, tokens, stream, epoch)
+    return log_weights.argmax(dim=-1)

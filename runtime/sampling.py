@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,7 +32,7 @@ def picks(logits: Tensor, positions: Sequence[int], sampling: Sequence[Sampling]
 
 def _draw(logits: Tensor, positions: Tensor, sampling: list[Sampling]) -> Tensor:
     """Return argmax(log p + noise) per row; noise is made for the support alone, which is often small."""
-    scores = log_p(logits, sampling)
+    scores = _log_p(logits, sampling)
     rows, tokens = torch.nonzero(scores > -torch.inf, as_tuple=True)
     low, high = seed_words([s.seed for s in sampling], logits.device)
     key = (low[rows, 0], high[rows, 0])
@@ -40,15 +41,25 @@ def _draw(logits: Tensor, positions: Tensor, sampling: list[Sampling]) -> Tensor
 
 
 def log_p(logits: Tensor, sampling: Sequence[Sampling]) -> Tensor:
-    """Return log p per row, −inf outside its support; (n, V) float64. No row may be greedy.
+    """Return log p per row, −inf outside its support; (n, V) float64.
 
-    logits: (n, V) float64. Law: equals `orchestrator.sampling.log_p` row by row.
+    logits: (n, V) float64. Law: equals `orchestrator.sampling.log_p` row by row, whatever the other rows.
     """
+    drawn = [row for row, s in enumerate(sampling) if not s.greedy]
+    if len(drawn) == len(sampling):
+        return _log_p(logits, sampling)
+    result = torch.full_like(logits, -torch.inf).scatter_(-1, logits.argmax(dim=-1, keepdim=True), 0.0)
+    if drawn:
+        result[drawn] = _log_p(logits[drawn], [sampling[row] for row in drawn])
+    return result
+
+
+def _log_p(logits: Tensor, sampling: Sequence[Sampling]) -> Tensor:
     result = (logits / _column(logits, [s.temperature for s in sampling])).log_softmax(dim=-1)
-    if not any(s.truncated for s in sampling):
-        return result
-    for rule in (_top_k, _top_p, _min_p):
-        result = rule(result, sampling)
+    for is_on, rule in RULES:
+        rows = [row for row, s in enumerate(sampling) if is_on(s)]
+        if rows:
+            result[rows] = rule(result[rows], [sampling[row] for row in rows])
     return result
 
 
@@ -61,24 +72,14 @@ def _keep(log_probs: Tensor, kept: Tensor) -> Tensor:
 
 
 def _top_k(log_probs: Tensor, sampling: Sequence[Sampling]) -> Tensor:
-    vocab_size = log_probs.shape[-1]
-    limits = [s.top_k if 0 < s.top_k < vocab_size else vocab_size for s in sampling]
-    if min(limits) == vocab_size:
-        return log_probs
-    most = max(k for k in limits if k < vocab_size)
-    top = log_probs.topk(most, dim=-1).values
-    column = torch.tensor([[min(k, most) - 1] for k in limits], device=log_probs.device)
-    kth = top.gather(-1, column)
-    kth[[row for row, k in enumerate(limits) if k == vocab_size]] = -torch.inf
+    limits = [min(s.top_k, log_probs.shape[-1]) for s in sampling]
+    top = log_probs.topk(max(limits), dim=-1).values
+    kth = top.gather(-1, torch.tensor([[k - 1] for k in limits], device=log_probs.device))
     return _keep(log_probs, log_probs >= kth)
 
 
 def _top_p(log_probs: Tensor, sampling: Sequence[Sampling]) -> Tensor:
-    if all(s.top_p >= 1.0 for s in sampling):
-        return log_probs
-    # A row with top_p 1 keeps all, whatever rounding does to its last sums.
-    limits = _column(log_probs, [s.top_p if s.top_p < 1.0 else torch.inf for s in sampling])
-    ordered, num_kept = _nucleus(log_probs, limits)
+    ordered, num_kept = _nucleus(log_probs, _column(log_probs, [s.top_p for s in sampling]))
     last = ordered.gather(-1, num_kept - 1)
     # Among equals of the last one kept, as many as there is room for, the lowest ids first.
     equal = log_probs == last
@@ -102,10 +103,26 @@ def _nucleus(log_probs: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _min_p(log_probs: Tensor, sampling: Sequence[Sampling]) -> Tensor:
-    if all(s.min_p <= 0.0 for s in sampling):
-        return log_probs
     floor = log_probs.amax(dim=-1, keepdim=True) + _column(log_probs, [s.min_p for s in sampling]).log()
     return _keep(log_probs, log_probs >= floor)
+
+
+def _typical_p(log_probs: Tensor, sampling: Sequence[Sampling]) -> Tensor:
+    probs = log_probs.exp()
+    usual = (probs * log_probs).nan_to_num(0.0).sum(dim=-1, keepdim=True)
+    order = (log_probs - usual).abs().sort(dim=-1, stable=True).indices
+    ordered = probs.gather(-1, order)
+    kept = ordered.cumsum(dim=-1) - ordered < _column(log_probs, [s.typical_p for s in sampling])
+    return _keep(log_probs, torch.zeros_like(kept).scatter(-1, order, kept))
+
+
+#: In the order in which they are applied: for whom, and what it does to log p of the rows (n, V) of these samplings.
+RULES: tuple[tuple[Callable[[Sampling], bool], Callable[[Tensor, Sequence[Sampling]], Tensor]], ...] = (
+    (lambda s: s.top_k > 0, _top_k),
+    (lambda s: s.top_p < 1.0, _top_p),
+    (lambda s: s.min_p > 0.0, _min_p),
+    (lambda s: s.typical_p < 1.0, _typical_p),
+)
 
 
 def log_probs_of(logits: Tensor, tokens: Sequence[int]) -> list[float]:
@@ -115,3 +132,13 @@ def log_probs_of(logits: Tensor, tokens: Sequence[int]) -> list[float]:
     """
     column = torch.tensor(tokens, device=logits.device)[:, None]
     return logits.double().log_softmax(dim=-1).gather(-1, column)[:, 0].tolist()
+
+
+def top_log_probs(logits: Tensor, num_top: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the likeliest tokens of every row by the model's own logits, the likeliest first, of equals the lowest id.
+
+    logits: (n, V). Returns ids (n, k) int32 and log-probabilities (n, k) float64; k = num_top, at most V.
+    """
+    log_probs = logits.double().log_softmax(dim=-1)
+    order = log_probs.sort(dim=-1, descending=True, stable=True).indices[:, :num_top]
+    return order.int().cpu().numpy(), log_probs.gather(-1, order).cpu().numpy()

@@ -6,6 +6,7 @@ from orchestrator.context import Context
 from orchestrator.errors import EngineError, RequestError, UnknownSequence
 from orchestrator.wire import Delta
 from runtime.blocks import BlockKey, BlockPool
+from runtime.shaping import Shaper
 
 
 class Sequence:
@@ -22,6 +23,7 @@ class Sequence:
         self.num_cached = 0
         self.blocks: list[int] = []
         self.last_used_s = 0.0
+        self.shaper: Shaper | None = None
         self._pool = pool
         self._keys = [BlockKey.root(cache_salt)]
 

@@ -9,15 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from orchestrator.accept import Walk, accept_coupled
+from orchestrator.accept import Walk
+from orchestrator.grammar import Grammars
 from orchestrator.tree import TokenTree
 from orchestrator.types import Acceptance
 from orchestrator.wire import MAX_FEATURE_ROWS, StepRequest
 from runtime import sampling
+from runtime.accept import Ask
 from runtime.job import Job
 from runtime.layout import Segment
 from runtime.paged import PagedModel
 from runtime.sequences import Sequence, SequenceTable
+from runtime.shaping import shaper_of
+from runtime.verdict import Question, Verdict, decide
 
 StepJob = Job[StepRequest]
 
@@ -28,8 +32,10 @@ class TargetEngine:
     Law: an answer depends on its own request alone, not on the others in the pass (exactly so in float64).
     """
 
-    def __init__(self, paged: PagedModel) -> None:
+    def __init__(self, paged: PagedModel, grammars: Grammars | None = None) -> None:
+        """grammars: what structured output is checked with; None = there is none."""
         self.paged = paged
+        self._grammars = grammars
 
     @property
     def sequences(self) -> SequenceTable:
@@ -56,31 +62,38 @@ class TargetEngine:
         if not finished:
             return set()
         logits = logits[rows]
-        picks = _picks(finished, logits)
+        verdicts = decide([self._question(job, segment) for job, segment in finished], logits)
         forward_us = int((time.monotonic() - began_s) * 1e6)
-        start = 0
-        for job, segment in finished:
-            size = segment.tree.num_nodes + 1
-            part = slice(start, start + size)
-            answer = self._decide(job, segment, logits[part], picks[part])
+        parts = logits.split([segment.tree.num_nodes + 1 for _, segment in finished])
+        for (job, segment), part, verdict in zip(finished, parts, verdicts, strict=True):
+            answer = self._settle(job, segment, part, verdict)
             job.reply(replace(answer, forward_us=forward_us, num_in_pass=len(shares)))
-            start += size
         return {job for job, _ in finished}
 
-    def _decide(self, job: StepJob, segment: Segment, logits: Tensor, picks: list[int]) -> Acceptance:
-        """Accept, commit, and put together what the step wants to know.
+    def _question(self, job: StepJob, segment: Segment) -> Question:
+        request, sequence = job.request, job.opened
+        return Question(
+            Ask(request.tree, request.q, segment.last, request.sampling),
+            sequence.context,
+            shaper_of(sequence, request.sampling, job.delta.prompt_len, self._grammars),
+            request.want.picks,
+        )
 
-        logits: (m + 1, V), picks: m + 1, of the root and the nodes.
-        """
-        walk = accept_coupled(segment.tree, picks)
+    def _settle(self, job: StepJob, segment: Segment, logits: Tensor, verdict: Verdict) -> Acceptance:
+        """Commit what was accepted, and put together what the step wants to know; logits: (m + 1, V)."""
+        walk, picks = verdict
         want, sequence = job.request.want, job.opened
         self._commit(sequence, segment.tree, walk)
         features, features_start = self._features(sequence, want.features_from)
+        rows = [0, *walk.path]
+        top_ids, top_logprobs = sampling.top_log_probs(logits[rows], want.num_top) if want.num_top else (None, None)
         return Acceptance(
             walk.path,
             walk.next_token,
             picks=np.array(picks, np.int32) if want.picks else None,
-            logprobs=_logprobs(logits, segment.tree, walk) if want.logprobs else None,
+            logprobs=_logprobs(logits[rows], segment.tree, walk) if want.logprobs else None,
+            top_ids=top_ids,
+            top_logprobs=top_logprobs,
             features=features,
             features_start=features_start,
             num_cached_tokens=sequence.num_cached,
@@ -137,17 +150,7 @@ def _finished_rows(
     return finished, rows
 
 
-def _picks(shares: list[tuple[StepJob, Segment]], logits: Tensor) -> list[int]:
-    """Return the target's pick at every root and node of all requests."""
-    positions: list[int] = []
-    rules = []
-    for job, segment in shares:
-        positions += (segment.tree.depths + segment.last).tolist()
-        rules += [job.request.sampling] * (segment.tree.num_nodes + 1)
-    return sampling.picks(logits, positions, rules)
-
-
 def _logprobs(logits: Tensor, tree: TokenTree, walk: Walk) -> np.ndarray:
-    rows = [0, *walk.path]
+    """Return the model's own log-probability of each emitted token; logits: (a + 1, V)."""
     tokens = [int(tree.tokens[node - 1]) for node in walk.path] + [walk.next_token]
-    return np.array(sampling.log_probs_of(logits[rows], tokens))
+    return np.array(sampling.log_probs_of(logits, tokens))

@@ -204,5 +204,6 @@ class EngineThread(Generic[Request]):
     def _fail(self, job: Job[Request], error: Exception) -> list[Job[Request]]:
         self._engine.sequences.drop(job.sequence_id)
         if not job.answered:
-            job.reply(EngineError(f"the engine failed on this request: {type(error).__name__}"))
+            unknown = EngineError(f"the engine failed on this request: {type(error).__name__}")
+            job.reply(error if isinstance(error, ServingError) else unknown)
         return []

@@ -15,17 +15,18 @@ _OURS = ("orchestrator", "runtime", "launcher", "gateway", "build", "clients", "
 #: The orchestrator from bottom to top; a module may import its own layer and those below it.
 _ORCHESTRATOR = (
     ("errors", "noise", "tree", "context", "types"),
+    ("drawn", "tensors", "wire_sampling", "wire_errors"),
     ("config", "checkpoint", "wire", "breaker", "admission"),
-    ("sampling", "accept", "text", "stats"),
+    ("sampling", "accept", "shaping", "grammar", "text", "stats"),
     ("settings", "reference"),
     ("proposers",),
     ("methods",),
-    ("loop", "request"),
-    ("job", "response"),
+    ("trace", "loop", "request"),
+    ("job", "sampled", "response", "together"),
     ("triton",),
 )
 #: What every engine may use of the orchestrator.
-_PURE_CORE = tuple(name for layer in _ORCHESTRATOR[:3] for name in layer)
+_PURE_CORE = tuple(name for layer in _ORCHESTRATOR[:4] for name in layer)
 
 
 class Rule(NamedTuple):

@@ -7,14 +7,13 @@ from typing import Protocol
 
 from orchestrator.context import Context
 from orchestrator.settings import MAX_NODES, MethodConfig, whole
-from orchestrator.tree import TokenTree
-from orchestrator.types import Budget, Proposal, Proposer, Sampling, Want
+from orchestrator.types import Budget, Drafted, Proposal, Proposer, Sampling, Want
 
 
 class DraftLine(Protocol):
     """One request's line to a drafter; never raises and never blocks beyond its limit."""
 
-    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> TokenTree:
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Drafted:
         """Return the drafter's tree, or a bare root when none came in time."""
 
     def close(self) -> None:
@@ -43,7 +42,8 @@ class DraftModel(Proposer):
         length = budget.clipped(self._draft_len)
         if not length:
             return Proposal.none()
-        return Proposal.of(self._line.propose(context, sampling, Budget(length, length)), self.name)
+        drafted = self._line.propose(context, sampling, Budget(length, length))
+        return Proposal(drafted.tree, (self.name,) * drafted.tree.num_nodes, drafted.q)
 
     def close(self) -> None:
         """End the drafter's sequence."""

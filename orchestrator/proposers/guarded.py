@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from orchestrator.context import Context
+from orchestrator.drawn import check_drawn
 from orchestrator.tree import TokenTree
 from orchestrator.types import Acceptance, Budget, Proposal, Proposer, Sampling
 
@@ -31,6 +32,7 @@ class Guarded:
         try:
             proposal = self._proposer.propose(context, sampling, budget).cut(budget)
             TokenTree.checked(proposal.tree.tokens, proposal.tree.parents, self._vocab_size, budget.max_nodes)
+            check_drawn(proposal.tree, proposal.q, self._vocab_size)
         except Exception:
             self._fail("propose")
             return Proposal.none()

@@ -8,17 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from orchestrator.context import Context
+from orchestrator.drawn import cut, draw
 from orchestrator.errors import RequestError
-from orchestrator.noise import Stream, gumbel
 from orchestrator.proposers.memory import Recollection
 from orchestrator.proposers.tables import MAX_ORDER, Followers, Tables
 from orchestrator.sampling import log_p
 from orchestrator.settings import MAX_NODES, MethodConfig, whole
 from orchestrator.tree import TokenTree
 from orchestrator.types import Budget, Distribution, Proposal, Proposer, Sampling, Want
-
-#: A drafter draws from its best tokens only (docs/protocol.md, Siblings): their distribution is q.
-MAX_CANDIDATES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +32,8 @@ class NgramConfig(MethodConfig):
 class Ngram(Proposer):
     """Draws a chain, token by token, from what followed the same context in counted text and earlier responses.
 
-    Law: the token at node i is a draw from q[i − 1] over seeds, with the target's own noise; at temperature 0 the
-    most frequent, and of equals the lowest id. Costs O(order) lookups a token.
+    Law: the token at node i is a draw from q[i − 1] over seeds, by the noise of `orchestrator.drawn`; at temperature 0
+    the most frequent, and of equals the lowest id. Costs O(order) lookups a token.
     Source: Leviathan et al. 2023, arXiv:2211.17192, section 3.6 (trivial approximation models).
     """
 
@@ -65,7 +62,7 @@ class Ngram(Proposer):
             if followers is None:
                 break
             drawn_from.append(q_of(followers, sampling))
-            tokens.append(draw(drawn_from[-1], position, sampling))
+            tokens.append(draw(drawn_from[-1], position, sampling, len(context)))
             recent.append(tokens[-1])
         return Proposal(TokenTree.chain(tokens), (self.name,) * len(tokens), tuple(drawn_from))
 
@@ -89,19 +86,6 @@ class Ngram(Proposer):
 
 
 def q_of(followers: Followers, sampling: Sampling) -> Distribution:
-    """Return q: the best followers, renormalised, then under the request's temperature, top-k, top-p and min-p."""
-    ids, weights = followers
-    if len(ids) > MAX_CANDIDATES:
-        best = np.sort(np.argsort(-weights, kind="stable")[:MAX_CANDIDATES])
-        ids, weights = ids[best], weights[best]
-    log_q = log_p(np.log(weights)[None], sampling)[0]
-    weights = np.exp(log_q).astype(np.float32)
-    return Distribution(ids[weights > 0].astype(np.int32), weights[weights > 0])
-
-
-def draw(q: Distribution, position: int, sampling: Sampling) -> int:
-    """Return a token of q, with the noise that the target adds to log p there; ties go to the lowest id."""
-    if len(q.ids) == 1:
-        return int(q.ids[0])
-    noise = gumbel(sampling.seed, position, q.ids, Stream.PICK)
-    return int(q.ids[(np.log(q.probs) + noise).argmax()])
+    """Return q: the best followers, renormalised, then under the request's temperature, top-k, top-p and the like."""
+    best = cut(followers.ids.astype(np.int32), followers.weights)
+    return cut(best.ids, np.exp(log_p(np.log(best.probs)[None], sampling)[0]))

@@ -12,7 +12,7 @@ from orchestrator.context import Context
 from orchestrator.errors import EngineLost, ServingError, Unavailable, UnknownSequence
 from orchestrator.tree import TokenTree
 from orchestrator.triton import pb
-from orchestrator.types import Acceptance, Budget, Sampling, Want
+from orchestrator.types import Acceptance, Budget, Distribution, Drafted, Sampling, Want
 
 TARGET = "target"
 POOL_RETRY_S = 0.05
@@ -23,6 +23,7 @@ LOST_LIMIT_S = 30.0
 GRACE_S = 10.0
 STEP_OUTPUTS = ("path", "next_token", "forward_us", "num_in_pass", "num_cached_tokens")
 DRAFT_OUTPUTS = ("node_ids", "node_parents", "cached_len")
+DRAWN_OUTPUTS = ("q_counts", "q_ids", "q_probs")
 
 
 def new_sequence_id() -> int:
@@ -42,7 +43,9 @@ class BlsTarget:
         self._deadline_s = deadline_s
         self._num_sent = 0
 
-    def step(self, context: Context, tree: TokenTree, sampling: Sampling, want: Want) -> Acceptance:
+    def step(
+        self, context: Context, tree: TokenTree, sampling: Sampling, want: Want, q: tuple[Distribution, ...] = ()
+    ) -> Acceptance:
         """Run one step; raises what the target answers when neither resending nor waiting helps.
 
         A target that lost the sequence is sent the whole context, once. A full pool refuses a new
@@ -52,7 +55,7 @@ class BlsTarget:
         lost_s = 0.0
         while True:
             try:
-                return self._call(context, tree, sampling, want)
+                return self._call(context, tree, sampling, want, q if sampling.rule.uses_q else ())
             except UnknownSequence:
                 if not self._num_sent:
                     raise
@@ -74,10 +77,12 @@ class BlsTarget:
         if self._num_sent:
             try_release(TARGET, self._sequence_id)
 
-    def _call(self, context: Context, tree: TokenTree, sampling: Sampling, want: Want) -> Acceptance:
+    def _call(
+        self, context: Context, tree: TokenTree, sampling: Sampling, want: Want, q: tuple[Distribution, ...]
+    ) -> Acceptance:
         delta = wire.delta_of(context, self._num_sent, self._sequence_id, self._cache_salt)
         left_ms = max(1, int((self._deadline_s - time.monotonic()) * 1000))
-        request = wire.StepRequest(delta, tree, sampling, want, left_ms)
+        request = wire.StepRequest(delta, tree, sampling, want, left_ms, q)
         tensors = pb.call(TARGET, wire.pack_step(request), _step_outputs(want), left_ms / 1000 + GRACE_S)
         acceptance = wire.unpack_acceptance(tensors, tree)
         self._num_sent = len(context)
@@ -90,6 +95,8 @@ def _step_outputs(want: Want) -> list[str]:
         outputs.append("picks")
     if want.logprobs:
         outputs.append("logprobs")
+    if want.num_top:
+        outputs += ["top_ids", "top_logprobs"]
     if want.features_from is not None:
         outputs += ["features", "features_start"]
     return outputs
@@ -103,7 +110,7 @@ def try_release(model: str, sequence_id: int) -> None:
         return
 
 
-DraftAnswer = TokenTree | UnknownSequence
+DraftAnswer = Drafted | UnknownSequence
 
 
 class BlsDraftLine:
@@ -118,14 +125,14 @@ class BlsDraftLine:
         self._num_sent = 0
         self._last: Future[DraftAnswer] | None = None
 
-    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> TokenTree:
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Drafted:
         """Ask for a tree; the drafter's silence, failure or nonsense comes back as a bare root."""
         answer = self._try(context, sampling, budget)
         if isinstance(answer, UnknownSequence) and self._num_sent:
             self._num_sent = 0
             answer = self._try(context, sampling, budget)
-        if not isinstance(answer, TokenTree):
-            return TokenTree.bare()
+        if not isinstance(answer, Drafted):
+            return Drafted(TokenTree.bare())
         self._num_sent = len(context)
         return answer
 
@@ -146,11 +153,12 @@ class BlsDraftLine:
 
     def _ask(self, request: wire.DraftRequest) -> DraftAnswer:
         try:
-            tensors = pb.call(self._model, wire.pack_draft(request), DRAFT_OUTPUTS)
+            outputs = (*DRAFT_OUTPUTS, *DRAWN_OUTPUTS) if request.sampling.rule.uses_q else DRAFT_OUTPUTS
+            tensors = pb.call(self._model, wire.pack_draft(request), outputs)
         except UnknownSequence as error:
             return error
-        return wire.unpack_tree(tensors, self._vocab_size, request.max_nodes)
+        return wire.unpack_drafted(tensors, self._vocab_size, request.max_nodes)
 
     def _release(self) -> DraftAnswer:
         try_release(self._model, self._sequence_id)
-        return TokenTree.bare()
+        return Drafted(TokenTree.bare())

@@ -10,9 +10,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from orchestrator import wire
 from orchestrator.errors import EngineError, ServingError
+from orchestrator.tensors import Tensors
 from orchestrator.triton import pb
 from orchestrator.triton.gauges import EngineGauges
 from orchestrator.types import EngineStatus
+from orchestrator.wire_errors import error_text
 
 Request = TypeVar("Request")
 Contra = TypeVar("Contra", contravariant=True)
@@ -55,8 +57,8 @@ class EngineHost(Generic[Request]):
         self,
         model: str,
         engine: EngineLine[Request],
-        unpack: Callable[[wire.Tensors], Request],
-        pack: Callable[[Any], wire.Tensors],
+        unpack: Callable[[Tensors], Request],
+        pack: Callable[[Any], Tensors],
     ) -> None:
         self._engine = engine
         self._unpack = unpack
@@ -74,7 +76,7 @@ class EngineHost(Generic[Request]):
         """Stop the engine thread."""
         self._engine.close()
 
-    def _accept(self, tensors: wire.Tensors, sender: Any) -> None:
+    def _accept(self, tensors: Tensors, sender: Any) -> None:
         try:
             if sequence_id := wire.released(tensors):
                 self._engine.release(sequence_id)
@@ -99,7 +101,7 @@ class EngineHost(Generic[Request]):
     def _send_error(sender: Any, error: Exception) -> None:
         if not isinstance(error, ServingError):
             error = EngineError(f"{type(error).__name__}: {error}")
-        pb.send_error(sender, wire.error_text(error), error)
+        pb.send_error(sender, error_text(error), error)
 
 
 def _end_process() -> None:

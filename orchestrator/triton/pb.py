@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
-from orchestrator import wire
 from orchestrator.errors import EngineLost, RequestError, Unavailable
+from orchestrator.tensors import Tensors
 from orchestrator.triton.callers import Callers
 from orchestrator.triton.stubs import Stubs, now_s
+from orchestrator.wire_errors import error_from
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -21,7 +22,7 @@ _CALLERS: Callers[Any] = Callers()
 _STUBS = Stubs()
 
 
-def tensors_of(request: Any) -> wire.Tensors:
+def tensors_of(request: Any) -> Tensors:
     """Copy a request's inputs out of shared memory, so that they outlive the request."""
     return {tensor.name(): np.array(tensor.as_numpy()) for tensor in request.inputs()}
 
@@ -62,7 +63,7 @@ def send_error(sender: Any, message: str, error: Exception) -> None:
 
 def call(
     model: str, tensors: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str], limit_s: float = math.inf
-) -> wire.Tensors:
+) -> Tensors:
     """Call another Triton model and wait for its one answer; raises the error that it answers.
 
     Raises EngineLost when the model's process has died, or has not answered within `limit_s`.
@@ -82,7 +83,7 @@ def call(
     except pb_utils.TritonModelException as error:
         raise EngineLost(f"Triton model {model!r} cannot be called: {error}") from None
     if response.has_error():
-        raise wire.error_from(response.error().message())
+        raise error_from(response.error().message())
     return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
 
 

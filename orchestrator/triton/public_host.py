@@ -12,6 +12,7 @@ from orchestrator.breaker import Breaker
 from orchestrator.checkpoint import read_checkpoint
 from orchestrator.config import CHECKPOINTS, ServingConfig
 from orchestrator.errors import ConfigError, RequestError, ServingError, Unavailable
+from orchestrator.grammar import Grammars, Matcher
 from orchestrator.job import Job, JobBuilder
 from orchestrator.methods import Lines, Materials
 from orchestrator.proposers.memory import Memory
@@ -20,6 +21,7 @@ from orchestrator.request import Given, read
 from orchestrator.triton import pb
 from orchestrator.triton.bls import BlsDraftLine, DraftAnswer
 from orchestrator.triton.ticket import RequestTicket
+from orchestrator.types import Edits
 
 SHUTDOWN_LIMIT_S = 20.0
 
@@ -35,7 +37,9 @@ class PublicHost:
         drafters = [name for name in CHECKPOINTS if name != "target" and getattr(config, name)]
         self._config = config
         self._checkpoint = read_checkpoint(config.target)
-        self._builder = JobBuilder(config, self._checkpoint, frozenset(drafters), streams)
+        checkpoint = self._checkpoint
+        self._grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
+        self._builder = JobBuilder(config, self._checkpoint, frozenset(drafters), self._grammars, streams)
         self._admission = Admission(config.max_running, config.max_waiting)
         self._breakers = {name: self._breaker(name) for name in drafters}
         tables, tokenizer = config.ngram_tables, self._checkpoint.tokenizer
@@ -96,7 +100,11 @@ class PublicHost:
             num_parameters=self._checkpoint.num_parameters,
             tables=self._tables,
             memory=self._memory.of(job.cache_salt) if self._memory else None,
+            matcher=self._matcher(job.sampling.edits),
         )
+
+    def _matcher(self, edits: Edits) -> Matcher | None:
+        return self._grammars.matcher(edits.grammar, edits.end_ids) if edits.grammar else None
 
     def _lines(self, cache_salt: str) -> Lines:
         """Return what builds one request's lines to drafters."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from orchestrator.context import Context
@@ -16,6 +18,8 @@ from orchestrator.proposers.memory import Memory
 from orchestrator.request import Given
 from orchestrator.response import Responses
 from orchestrator.text import FinishReason, Output
+from orchestrator.together import Send, Together
+from orchestrator.trace import Trace
 from orchestrator.triton import pb
 from orchestrator.triton.bls import BlsTarget
 
@@ -38,6 +42,8 @@ class RequestTicket:
         memory: Memory | None,
     ) -> None:
         self.deadline_s = deadline_s
+        self.num_places = builder.num_sequences(given)
+        self._failed = False
         self._given = given
         self._sender = sender
         self._builder = builder
@@ -57,7 +63,7 @@ class RequestTicket:
         """Serve the request to its end."""
         try:
             job = self._builder.build(self._given)
-            response = self._serve(job)
+            outputs = self._serve(job)
         except ServingError as error:
             self._send_error(error)
         except Exception:
@@ -67,18 +73,38 @@ class RequestTicket:
             if self._builder.streams:
                 pb.send_final(self._sender)
             if self._memory:
-                self._memory.learn(job.cache_salt, response)
+                for output in outputs:
+                    self._memory.learn(job.cache_salt, output)
 
-    def _serve(self, job: Job) -> list[int]:
+    def _serve(self, job: Job) -> list[list[int]]:
+        """Generate the request's sequences, several at once; return those that came to their own end."""
+        together = Together(job.num_sequences, job.stream, self._send)
+        sequences = [partial(self._generate, job, i, together.sender(i)) for i in range(job.num_sequences)]
+        if len(sequences) == 1:
+            return [sequences[0]()]
+        with ThreadPoolExecutor(len(sequences), "sequence") as pool:
+            started = [pool.submit(self._stopping_all, sequence) for sequence in sequences]
+        return [future.result() for future in started]
+
+    def _stopping_all(self, sequence: Callable[[], list[int]]) -> list[int]:
+        """Generate one of several sequences; when it fails, the others need not go on."""
+        try:
+            return sequence()
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _generate(self, job: Job, index: int, send: Send) -> list[int]:
         """Run the loop to its end; return the response, empty when it was broken off: it is not to be learnt."""
-        context, progress = Context(job.prompt), Progress()
+        context, sampling = Context(job.prompt), job.sampling_of(index)
+        progress = Progress(trace=Trace(context, sampling) if job.return_steps else None)
         output = Output(self._builder.checkpoint.tokenizer, job.prompt, job.stop)
         target = BlsTarget(job.cache_salt, self.deadline_s)
         proposer = job.plan.proposer(self._materials(job))
-        responses = Responses(job, output, progress, self._send)
+        responses = Responses(job, output, progress, send)
         try:
             generate(
-                context, target, proposer, job.sampling, job.limits, job.want,
+                context, target, proposer, sampling, job.limits, job.want,
                 output, progress, self._guard, responses.emit,
             )  # fmt: skip
         except (Unavailable, EngineLost):
@@ -92,7 +118,7 @@ class RequestTicket:
         return context.output[: output.num_tokens] if ended else []
 
     def _guard(self) -> FinishReason | None:
-        if self.is_cancelled():
+        if self._failed or self.is_cancelled():
             return FinishReason.CANCELLED
         return FinishReason.DEADLINE if time.monotonic() >= self.deadline_s else None
 

@@ -13,7 +13,7 @@ import torch
 from orchestrator.context import Context
 from orchestrator.errors import ServingError
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Sampling, Want
+from orchestrator.types import Acceptance, Distribution, Sampling, Want
 from orchestrator.wire import StepRequest, delta_of
 from runtime.load import load_model
 from runtime.norms import fuse_norms
@@ -42,11 +42,13 @@ class EngineTarget:
         self.stateless = stateless
         self.sent = 0
 
-    def step(self, context: Context, tree: TokenTree, sampling: Sampling, want: Want) -> Acceptance:
+    def step(
+        self, context: Context, tree: TokenTree, sampling: Sampling, want: Want, q: tuple[Distribution, ...] = ()
+    ) -> Acceptance:
         """Submit one step and wait for its answer."""
         start = 0 if self.stateless else self.sent
         delta = delta_of(context, start, self.sequence_id, "")
-        answer = ask(self.engine, StepRequest(delta, tree, sampling, want, 60_000))
+        answer = ask(self.engine, StepRequest(delta, tree, sampling, want, 60_000, q))
         self.sent = len(context)
         return answer
 

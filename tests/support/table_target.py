@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from orchestrator.accept import accept_coupled
 from orchestrator.context import Context
 from orchestrator.noise import Stream, uniform
+from orchestrator.reference import decide, shaped_rows
 from orchestrator.sampling import log_softmax, pick
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, FloatArray, Sampling, Want
+from orchestrator.types import Acceptance, Distribution, FloatArray, Sampling, Want
 
 
 @dataclass
@@ -41,31 +41,25 @@ class TableTarget:
         u = uniform(self.table_seed, row % 2**32, np.arange(self.vocab_size), Stream.DRAFT)
         return self.sharpness * np.log(u / (1 - u))
 
-    def step(self, context: Context, tree: TokenTree, sampling: Sampling, want: Want) -> Acceptance:
+    def step(
+        self, context: Context, tree: TokenTree, sampling: Sampling, want: Want, q: tuple[Distribution, ...] = ()
+    ) -> Acceptance:
         """Evaluate every node by its own path, one row at a time."""
         self.num_steps += 1
-        paths = _node_prefixes(context.ids, tree)
-        rows = np.stack([self.logits(path) for path in paths])
-        positions = np.array([len(path) for path in paths])
-        picks = pick(rows, positions, sampling)
-        walk = accept_coupled(tree, picks.tolist())
-        acceptance = Acceptance(walk.path, walk.next_token)
-        chosen = np.array(acceptance.tokens(tree))
-        logprobs = log_softmax(rows)[[0, *walk.path], chosen]
+        rows = np.stack([self.logits([*context.ids, *path]) for path in tree.paths])
+        prompt, output = context.ids[: context.prompt_len], context.output
+        shaped = shaped_rows(rows, tree, prompt, output, sampling)
+        walk = decide(shaped, tree, q, len(context), sampling)
+        tokens = np.array(Acceptance(walk.path, walk.next_token).tokens(tree))
+        picks = pick(shaped, len(context) + tree.depths, sampling).astype(np.int32)
+        logprobs = log_softmax(rows)[[0, *walk.path], tokens]
         return Acceptance(
             walk.path,
             walk.next_token,
-            picks=picks.astype(np.int32) if want.picks else None,
+            picks=picks if want.picks else None,
             logprobs=logprobs if want.logprobs else None,
         )
 
     def release(self) -> None:
         """Note that the request has ended."""
         self.released = True
-
-
-def _node_prefixes(ids: list[int], tree: TokenTree) -> list[list[int]]:
-    prefixes = [ids]
-    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-        prefixes.append([*prefixes[parent], token])
-    return prefixes

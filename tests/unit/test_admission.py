@@ -43,6 +43,8 @@ class Crowd:
 class ScriptedTicket:
     """Runs until its gate opens; notes what becomes of it."""
 
+    num_places = 1
+
     def __init__(
         self, crowd: Crowd, number: int = 0, deadline_s: float = 1e12, gate: threading.Event | None = None
     ) -> None:

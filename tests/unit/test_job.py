@@ -16,10 +16,13 @@ from orchestrator.checkpoint import Checkpoint
 from orchestrator.config import ServingConfig
 from orchestrator.context import Context
 from orchestrator.errors import ConfigError, RequestError
-from orchestrator.job import Job, JobBuilder, sampling_of
+from orchestrator.grammar import Grammars
+from orchestrator.job import Job, JobBuilder
 from orchestrator.methods import Materials
+from orchestrator.noise import child_seed
 from orchestrator.request import MAX_TEXT_BYTES, Given, read
-from orchestrator.types import Sampling
+from orchestrator.sampled import sampling_of
+from orchestrator.types import NO_EDITS, Grammar, Rule, Sampling
 from tests.support.tiny_models import VOCAB_SIZE, write_byte_tokenizer
 
 CONTEXT = 32
@@ -32,7 +35,10 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> JobBuilder:
     folder = tmp_path_factory.mktemp("tokenizer")
     write_byte_tokenizer(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return JobBuilder(DEPLOYMENT, Checkpoint(tokenizer, VOCAB_SIZE, CONTEXT, frozenset([EOS])), frozenset(["draft"]))
+    checkpoint = Checkpoint(tokenizer, VOCAB_SIZE, CONTEXT, frozenset([EOS]))
+    return JobBuilder(
+        DEPLOYMENT, checkpoint, frozenset(["draft"]), Grammars(folder / "tokenizer.json", VOCAB_SIZE, [EOS])
+    )
 
 
 def built(builder: JobBuilder, **inputs: Any) -> Job:
@@ -86,7 +92,7 @@ def test_job_speculation_empty_is_the_default_method(builder: JobBuilder) -> Non
     assert built(builder, speculation="", speculation_config="").plan.method == DEPLOYMENT.default_speculation
 
 
-@pytest.mark.parametrize(("end_id", "ids"), [(7, {7}), (-1, {-1})])
+@pytest.mark.parametrize(("end_id", "ids"), [(7, {7}), (-1, set())])
 def test_job_end_id_replaces_the_checkpoint_s_and_a_negative_one_ends_nothing(
     builder: JobBuilder, end_id: int, ids: set[int]
 ) -> None:
@@ -105,6 +111,10 @@ def test_job_exclude_input_true_and_absent_are_the_same(builder: JobBuilder) -> 
 
 
 # Sampling
+
+
+def sampled(given: Given) -> Sampling:
+    return sampling_of(given, NO_EDITS, 16)
 
 
 @pytest.mark.parametrize(
@@ -128,17 +138,62 @@ def test_job_exclude_input_true_and_absent_are_the_same(builder: JobBuilder) -> 
     ],
 )
 def test_sampling_defaults(inputs: dict[str, Any], expected: Sampling) -> None:
-    assert replace(sampling_of(Given(inputs)), seed=0) == expected
+    assert replace(sampled(Given(inputs)), seed=0) == expected
+
+
+def test_sampling_penalties_and_the_like_as_given() -> None:
+    inputs = {
+        "temperature": 0.5, "typical_p": 0.25, "repetition_penalty": 1.5, "presence_penalty": -1.0,
+        "frequency_penalty": 2.0, "min_length": 3, "rule": "typical", "typical_epsilon": 0.5, "typical_delta": 0.25,
+    }  # fmt: skip
+    expected = Sampling(0.5, 0, 1.0, 0.0, 0.25, 1.5, -1.0, 2.0, 3, 0.5, 0.25, rule=Rule.TYPICAL)
+    assert replace(sampled(Given(inputs)), seed=0) == expected
+    assert sampled(Given({"typical_p": 0.0})).typical_p == 1.0
+    assert sampled(Given({"min_tokens": 2, "min_length": 3})).min_tokens == 2
+
+
+def test_sampling_use_draft_logits_means_rejection() -> None:
+    assert sampled(Given({"use_draft_logits": True})).rule is Rule.REJECTION
+    assert sampled(Given({"use_draft_logits": True, "rule": "rejection"})).rule is Rule.REJECTION
+    assert sampled(Given({"use_draft_logits": False, "rule": ""})).rule is Rule.COUPLED
+
+
+def test_job_edits_by_ids_and_by_words(builder: JobBuilder) -> None:
+    """The tokenizer of these tests has a token per byte."""
+    ids = {char: builder.checkpoint.tokenizer.encode(char).ids for char in "abc"}
+    (a,), (b,), (c,) = ids.values()
+    edits = built(
+        builder, logit_bias_ids=[a, 5, a], logit_bias_weights=[1.0, -2.0, 0.5], embedding_bias_words=["ab", "c"],
+        embedding_bias_weights=[0.25, -1.0], bad_words=["bc", ""], allowed_token_ids=[1, 2], stop_ids=[9],
+    ).sampling.edits  # fmt: skip
+    assert dict(edits.bias) == {a: 1.75, 5: -2.0, b: 0.25, c: -1.0}
+    assert edits.allowed == (1, 2) and edits.end_ids == (EOS, 9)
+    assert (b, c) in edits.bad_words and all(word[-2:] == (b, c) for word in edits.bad_words)
+
+
+def test_job_grammar_and_ends(builder: JobBuilder) -> None:
+    job = built(builder, guided_decoding_guide_type="regex", guided_decoding_guide="[ab]+")
+    assert job.sampling.edits.grammar == Grammar("regex", "[ab]+") and job.sampling.shaped
+    assert built(builder, ignore_eos=True).stop.ids == set()
+    assert built(builder, ignore_eos=True, stop_ids=[3]).sampling.edits.end_ids == (3,)
+    assert not built(builder).sampling.shaped
+
+
+def test_job_sequences_have_seeds_of_their_own(builder: JobBuilder) -> None:
+    job = built(builder, num_return_sequences=3, seed=7)
+    assert job.num_sequences == 3 and built(builder, num_return_sequences=0).num_sequences == 1
+    assert [job.sampling_of(i).seed for i in range(3)] == [7, child_seed(7, 1), child_seed(7, 2)]
+    assert replace(job.sampling_of(2), seed=7) == job.sampling
 
 
 def test_sampling_seed_as_given_under_either_name() -> None:
-    assert sampling_of(Given({"seed": 2**64 - 1})).seed == 2**64 - 1
-    assert sampling_of(Given({"random_seed": 5})).seed == 5
-    assert sampling_of(Given({"seed": 0, "random_seed": 5})).seed == 0
+    assert sampled(Given({"seed": 2**64 - 1})).seed == 2**64 - 1
+    assert sampled(Given({"random_seed": 5})).seed == 5
+    assert sampled(Given({"seed": 0, "random_seed": 5})).seed == 0
 
 
 def test_sampling_without_a_seed_draws_a_new_one() -> None:
-    seeds = {sampling_of(Given({})).seed for _ in range(20)}
+    seeds = {sampled(Given({})).seed for _ in range(20)}
     assert len(seeds) == 20 and all(0 <= seed < 2**64 for seed in seeds)
 
 
@@ -146,7 +201,7 @@ def test_sampling_without_a_seed_draws_a_new_one() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), -1.0, 101.0, np.nextafter(0, -1)])
 def test_sampling_out_of_range_is_refused(name: str, value: float) -> None:
     with pytest.raises(RequestError, match=rf"{name} must be in 0\.\.1(00)?, got "):
-        sampling_of(Given({name: value}))
+        sampled(Given({name: value}))
 
 
 @given_examples(
@@ -154,7 +209,7 @@ def test_sampling_out_of_range_is_refused(name: str, value: float) -> None:
 )
 def test_sampling_is_in_range_or_refused(temperature: float, top_p: float, min_p: float, top_k: int) -> None:
     try:
-        sampling = sampling_of(Given({"temperature": temperature, "top_p": top_p, "min_p": min_p, "top_k": top_k}))
+        sampling = sampled(Given({"temperature": temperature, "top_p": top_p, "min_p": min_p, "top_k": top_k}))
     except RequestError:
         return
     assert 0 <= sampling.temperature <= 100 and 0 < sampling.top_p <= 1 and 0 <= sampling.min_p <= 1
@@ -202,9 +257,48 @@ def test_sampling_is_in_range_or_refused(temperature: float, top_p: float, min_p
         ({"speculation_config": "{"}, ["input speculation_config is not JSON"]),
         ({"speculation_config": "[1]"}, ["speculation_config must be a JSON object", "got list"]),
         ({"speculation_config": '{"draft_length": 3}'}, ["'draft_length'", "did you mean 'draft_len'?", "max_ngram"]),
-        ({"bad_words": ["x"]}, ["bad_words is not supported yet", "['x']"]),
         ({"beam_width": 4}, ["beam_width is not supported yet", "got 4", "allowed: 0, 1"]),
-        ({"use_draft_logits": True}, ["use_draft_logits is not supported yet", "allowed: False"]),
+        ({"rule": "blok"}, ["unknown rule 'blok'", "did you mean 'block'", "allowed: block, coupled", "input rule"]),
+        ({"rule": "block", "use_draft_logits": True}, ["use_draft_logits", "'rejection'", "got 'block'"]),
+        (
+            {"rule": "block", "speculation": "suffix"},
+            ["rule 'block'", "chains alone", "'suffix' has tree true", "input rule"],
+        ),
+        ({"rule": "block", "speculation": "lookahead"}, ["'lookahead' has a window"]),
+        (
+            {"rule": "block", "speculation": "prompt_lookup", "speculation_config": '{"branches": 2}'},
+            ["'prompt_lookup' has branches above 1"],
+        ),
+        ({"typical_epsilon": 1.5}, ["typical_epsilon must be in 0..1", "got 1.5"]),
+        ({"repetition_penalty": 0.0}, ["repetition_penalty must be in 0.01..100", "got 0"]),
+        ({"presence_penalty": float("nan")}, ["presence_penalty must be in -100..100", "got nan"]),
+        ({"typical_p": -0.5}, ["typical_p must be in 0..1", "got -0.5"]),
+        ({"min_tokens": 9, "max_tokens": 8}, ["min_tokens must be in 0..8", "got 9"]),
+        ({"allowed_token_ids": [1, 64]}, ["allowed_token_ids", "0..63", "got 64"]),
+        ({"logit_bias_ids": [64], "logit_bias_weights": [1.0]}, ["logit_bias_ids", "0..63", "got 64"]),
+        ({"logit_bias_ids": [1]}, ["logit_bias_ids has 1 entries, but logit_bias_weights has 0"]),
+        ({"logit_bias_ids": [1], "logit_bias_weights": [1e6]}, ["logit_bias_weights must be in -1000..1000"]),
+        ({"logit_bias_ids": [1] * 1025, "logit_bias_weights": [1.0] * 1025}, ["there are 1025 biased tokens", "at most 1024"]),
+        ({"embedding_bias_words": ["a"]}, ["embedding_bias_words has 1 entries, but embedding_bias_weights has 0"]),
+        ({"bad_words": ["a"] * 65}, ["bad_words has 65 entries", "at most 64"]),
+        ({"num_return_sequences": 17}, ["num_return_sequences must be in 0..16", "got 17"]),
+        ({"num_top_log_probs": 21}, ["num_top_log_probs must be in 0..20", "got 21"]),
+        ({"guided_decoding_guide_type": "xml"}, ["unknown guide type 'xml'", "json, json_schema, regex"]),
+        ({"guided_decoding_guide": "a+"}, ["unknown guide type ''", "regex"]),
+        ({"guided_decoding_guide_type": "regex"}, ["'regex' needs guided_decoding_guide"]),
+        (
+            {"guided_decoding_guide_type": "json", "guided_decoding_guide": "{}"},
+            ["'json' takes no guided_decoding_guide"],
+        ),
+        ({"guided_decoding_guide_type": "regex", "guided_decoding_guide": "(a"}, ["guided_decoding_guide"]),
+        (
+            {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "a+", "min_tokens": 2},
+            ["min_tokens and a grammar exclude each other"],
+        ),
+        (
+            {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "a+", "ignore_eos": True},
+            ["a grammar needs an end", "ignore_eos"],
+        ),
     ],
 )  # fmt: skip
 def test_job_bad_input_says_what_value_allowed_and_where(
@@ -283,7 +377,7 @@ def test_job_prediction_is_refused_when_it_cannot_be_used(builder: JobBuilder) -
 @pytest.mark.parametrize("method", ["magic", "draft_model", "predicted"])
 def test_builder_default_method_that_no_request_could_use_fails_at_load(builder: JobBuilder, method: str) -> None:
     with pytest.raises(ConfigError, match="default_speculation"):
-        JobBuilder(replace(DEPLOYMENT, default_speculation=method), builder.checkpoint, frozenset())
+        JobBuilder(replace(DEPLOYMENT, default_speculation=method), builder.checkpoint, frozenset(), builder.grammars)
 
 
 # Whatever comes in

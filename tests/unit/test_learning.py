@@ -17,6 +17,7 @@ from orchestrator import reference
 from orchestrator.checkpoint import Checkpoint
 from orchestrator.config import ServingConfig
 from orchestrator.errors import EngineError, EngineLost
+from orchestrator.grammar import Grammars
 from orchestrator.job import Job, JobBuilder
 from orchestrator.methods import Materials
 from orchestrator.proposers.memory import Memory
@@ -47,7 +48,8 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> JobBuilder:
     write_byte_tokenizer(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     config = ServingConfig(target="t", remember_tokens=1000)
-    return JobBuilder(config, Checkpoint(tokenizer, VOCAB_SIZE, 512, frozenset()), frozenset())
+    checkpoint = Checkpoint(tokenizer, VOCAB_SIZE, 512, frozenset())
+    return JobBuilder(config, checkpoint, frozenset(), Grammars(folder / "tokenizer.json", VOCAB_SIZE, []))
 
 
 class Spy(Memory):

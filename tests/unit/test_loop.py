@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,10 +87,10 @@ class SpyTarget(TableTarget):
     max_positions: int = 10_000
     trees: list[TokenTree] = field(default_factory=list)
 
-    def step(self, context: Context, tree: TokenTree, sampling: Sampling, want: Want) -> Acceptance:
+    def step(self, context: Context, tree: TokenTree, sampling: Sampling, want: Want, q: Any = ()) -> Acceptance:
         assert len(context) + tree.depths.max() <= self.max_positions
         self.trees.append(tree)
-        return super().step(context, tree, sampling, want)
+        return super().step(context, tree, sampling, want, q)
 
 
 @dataclass
@@ -251,7 +252,7 @@ def test_loop_logprobs_come_with_their_tokens(tokenizer: Tokenizer) -> None:
 
 def test_loop_target_that_fails_stops_it_with_its_error(tokenizer: Tokenizer) -> None:
     class Broken(TableTarget):
-        def step(self, context: Context, tree: TokenTree, sampling: Sampling, want: Want) -> Acceptance:
+        def step(self, context: Context, tree: TokenTree, sampling: Sampling, want: Want, q: Any = ()) -> Acceptance:
             raise RuntimeError("broken")
 
     with pytest.raises(RuntimeError, match="broken"):

@@ -15,7 +15,7 @@ from orchestrator.errors import RequestError
 from orchestrator.methods import METHODS, Materials, plan
 from orchestrator.settings import MAX_NODES
 from orchestrator.tree import TokenTree
-from orchestrator.types import Budget, Sampling
+from orchestrator.types import Budget, Drafted, Sampling
 
 LOADED = frozenset(["draft"])
 DEFAULTS = {
@@ -191,9 +191,9 @@ class ScriptedLine:
         self.asked: list[Budget] = []
         self.closed = False
 
-    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> TokenTree:
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Drafted:
         self.asked.append(budget)
-        return TokenTree.chain([1] * budget.max_depth)
+        return Drafted(TokenTree.chain([1] * budget.max_depth))
 
     def close(self) -> None:
         self.closed = True

@@ -194,18 +194,6 @@ def test_read_unsupported_option_empty_tensor_is_accepted(name: str) -> None:
     read({name: np.zeros((1, 0), np.object_ if kind == "texts" else np.float32 if kind == "any" else np.int32)}, "")
 
 
-@pytest.mark.parametrize("value", [2.0, float("nan"), float("inf")])
-def test_read_unsupported_penalty_is_refused(value: float) -> None:
-    assert "presence_penalty is not supported yet" in refusal({"presence_penalty": np.array([[value]], np.float32)})
-
-
-def test_read_rule_coupled_is_the_only_one() -> None:
-    assert read({}, '{"rule": "coupled"}').get("rule") == "coupled"
-    assert refusal({}, {"rule": "typical"}) == (
-        "rule is not supported yet, got 'typical'; allowed: '', 'coupled' (input rule)"
-    )
-
-
 # Word lists
 
 

@@ -24,14 +24,19 @@ PROMPT = DEMO.encode("once upon").ids
 DELTAS = {"text_output", "output_ids", "num_output_tokens", "step_lengths"}
 LOGPROBS = {"output_log_probs", "cum_log_probs"}
 SUMMARY = {
-    "finish_reason", "num_input_tokens", "num_steps", "acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens",
+    "finish_reason", "rule", "num_input_tokens", "num_steps", "acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens",
 }  # fmt: skip
 
 
 def job_of(rule: StopRule, stream: bool, **options: Any) -> Job:
-    values = {"repeat_prompt": False, "return_stats": False, "want": Want(logprobs=True)} | options
+    values = {
+        "repeat_prompt": False,
+        "return_stats": False,
+        "return_steps": False,
+        "want": Want(logprobs=True),
+    } | options
     return Job(
-        prompt=PROMPT, prompt_text="once upon", sampling=Sampling(), stop=rule, cache_salt="", stream=stream,
+        prompt=PROMPT, prompt_text="once upon", sampling=Sampling(), stop=rule, cache_salt="", stream=stream, num_sequences=1,
         plan=plan("none", "", frozenset(), {}), prediction=(), limits=Limits(rule.max_tokens, 999, 9), **values,
     )  # fmt: skip
 

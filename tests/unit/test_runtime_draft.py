@@ -13,8 +13,8 @@ import torch
 from orchestrator import reference
 from orchestrator.context import Context
 from orchestrator.errors import UnknownSequence
-from orchestrator.types import Sampling
-from orchestrator.wire import Drafted, DraftRequest, delta_of
+from orchestrator.types import Drafted, Sampling
+from orchestrator.wire import DraftRequest, delta_of
 from runtime.draft import DraftEngine
 from runtime.paged import PagedModel
 from runtime.thread import EngineThread

@@ -35,6 +35,8 @@ MIXED = [
     Sampling(0.7, top_k=20, top_p=0.9),
     Sampling(0.9, top_k=40, top_p=0.8, min_p=0.05),
     Sampling(1.5, top_p=0.7, min_p=0.3),
+    Sampling(1.0, typical_p=0.5),
+    Sampling(0.6, top_k=30, top_p=0.9, min_p=0.01, typical_p=0.8),
 ]
 
 
@@ -48,8 +50,9 @@ def one_thread() -> Iterator[None]:
 
 def boundary_distance(logits: np.ndarray, rules: Sampling) -> float:
     """How far the nearest keep-or-drop decision of one row is from a float tie, (V,) logits."""
-    after_k = reference.log_p(logits[None], replace(rules, top_p=1.0, min_p=0.0))[0]
-    after_p = reference.log_p(logits[None], replace(rules, min_p=0.0))[0]
+    after_k = reference.log_p(logits[None], replace(rules, top_p=1.0, min_p=0.0, typical_p=1.0))[0]
+    after_p = reference.log_p(logits[None], replace(rules, min_p=0.0, typical_p=1.0))[0]
+    before_typical = reference.log_p(logits[None], replace(rules, typical_p=1.0))[0]
     distances = [1.0]
     if rules.top_p < 1.0:
         probs = np.sort(np.exp(after_k))[::-1]
@@ -57,6 +60,11 @@ def boundary_distance(logits: np.ndarray, rules: Sampling) -> float:
     if rules.min_p > 0.0:
         below = after_p.max() - after_p[np.isfinite(after_p)]
         distances.append(np.abs(below[below > 0.0] + np.log(rules.min_p)).min(initial=1.0))
+    if rules.typical_p < 1.0:
+        log_probs = before_typical[np.isfinite(before_typical)]
+        ranks = np.abs(log_probs - (np.exp(log_probs) * log_probs).sum())
+        probs = np.exp(log_probs)[ranks.argsort()]
+        distances += [np.abs(probs.cumsum() - probs - rules.typical_p).min(), np.diff(np.sort(ranks)).min(initial=1.0)]
     return float(min(distances))
 
 
@@ -118,6 +126,7 @@ drawn_rules = st.builds(
     temperature=st.floats(0.05, 3.0),
     top_k=st.one_of(st.just(0), st.integers(0, 30)),
     top_p=st.one_of(st.just(1.0), st.floats(0.01, 1.0)),
+    typical_p=st.one_of(st.just(1.0), st.floats(0.01, 1.0)),
     min_p=st.one_of(st.just(0.0), st.floats(0.0, 1.0)),
 )
 

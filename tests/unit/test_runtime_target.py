@@ -20,6 +20,7 @@ from runtime.layout import Segment
 from runtime.paged import PagedModel
 from runtime.target import StepJob, TargetEngine
 from runtime.thread import EngineThread
+from runtime.verdict import Verdict
 from tests.support.engines import PlainModel, ask, make_paged, submit
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
 
@@ -59,10 +60,10 @@ class Failing(TargetEngine):
         super().__init__(paged)
         self.place = place
 
-    def _decide(self, job: StepJob, segment: Segment, logits: torch.Tensor, picks: list[int]) -> Acceptance:
+    def _settle(self, job: StepJob, segment: Segment, logits: torch.Tensor, verdict: Verdict) -> Acceptance:
         if job.sequence_id == 2 and self.place == "after the forward pass":
             raise RuntimeError("boom")
-        answer = super()._decide(job, segment, logits, picks)
+        answer = super()._settle(job, segment, logits, verdict)
         if job.sequence_id == 2 and self.place == "after its commit":
             raise RuntimeError("boom")
         return answer

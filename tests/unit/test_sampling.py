@@ -27,6 +27,10 @@ def kept(sampling: Sampling) -> list[float]:
         (Sampling(1.0, top_p=0.701), [0.470588, 0.352941, 0.176471, 0, 0]),
         (Sampling(1.0, top_p=1e-9), [1, 0, 0, 0, 0]),
         (Sampling(1.0, min_p=0.3), [0.470588, 0.352941, 0.176471, 0, 0]),
+        # The entropy is 1.39: the surprises 0.92, 1.20, 1.90, 2.30, 3.00 lie 0.47, 0.19, 0.50, 0.91, 1.60 from it.
+        (Sampling(1.0, typical_p=0.2), [0, 1, 0, 0, 0]),
+        (Sampling(1.0, typical_p=0.31), [0.571429, 0.428571, 0, 0, 0]),
+        (Sampling(1.0, typical_p=0.71), [0.470588, 0.352941, 0.176471, 0, 0]),
         (Sampling(1.0, top_k=99), [0.4, 0.3, 0.15, 0.1, 0.05]),
         (Sampling(1.0, top_k=3, top_p=0.8), [0.571429, 0.428571, 0, 0, 0]),
     ],

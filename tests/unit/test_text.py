@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from orchestrator.text import Detokenizer, FinishReason, Output, StopFilter, StopRule
+from orchestrator.text import Chunk, Detokenizer, FinishReason, Output, StopFilter, StopRule
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The demo's byte-level BPE: characters outside its merges are torn into bytes.
@@ -126,10 +126,15 @@ def test_detokenizer_byte_fallback_broken_bytes_never_fail_nor_hide_what_follows
 # Stop strings
 
 
-def cut_at_first_stop(text: str, strings: Sequence[str]) -> tuple[str, bool]:
-    """The truth: the stop string that is complete first ends the text; of several complete at once, the longest."""
-    found = [(at + len(s), at) for s in strings if s and (at := text.find(s)) >= 0]
-    return (text[: min(found)[1]], True) if found else (text, False)
+def cut_at_first_stop(text: str, strings: Sequence[str], num_early: int = 0) -> tuple[str, bool]:
+    """The truth: the stop string that is complete first ends the text; of several complete at once, the longest.
+
+    One that is complete within the first num_early characters is text like any other.
+    """
+    for end in range(num_early + 1, len(text) + 1):
+        if lengths := [len(s) for s in strings if s and text[:end].endswith(s)]:
+            return text[: end - max(lengths)], True
+    return text, False
 
 
 def filtered(pieces: Sequence[str], strings: Sequence[str]) -> tuple[str, bool]:
@@ -184,6 +189,29 @@ def test_stop_filter_random_splits_and_overlapping_stops(pieces: list[str], stri
 
 @settings(max_examples=400)
 @given(
+    st.lists(st.text("ab", max_size=4), max_size=4),
+    st.lists(st.text("ab", max_size=4), max_size=6),
+    st.lists(st.text("abc", min_size=1, max_size=4), max_size=4),
+)
+@example(["ab"], ["c"], ["ab", "abd"])  # complete too early, held back as the beginning of another, then released
+@example(["ab"], ["d"], ["ab", "abd"])  # the same, and the other comes
+@example(["aba"], ["ba"], ["aba"])  # once more, from its own end on
+def test_stop_filter_a_stop_that_is_complete_too_early_is_text_for_ever(
+    early: list[str], pieces: list[str], strings: list[str]
+) -> None:
+    text = "".join(early + pieces)
+    expected = cut_at_first_stop(text, strings, len("".join(early)))
+    stop_filter, shown = StopFilter(strings), ""
+    for index, piece in enumerate(early + pieces):
+        shown += stop_filter.push(piece, index >= len(early))
+        assert expected[0].startswith(shown)  # nothing of a stop that counts
+        if stop_filter.stopped:
+            break
+    assert (shown + stop_filter.flush(), stop_filter.stopped) == expected
+
+
+@settings(max_examples=400)
+@given(
     st.lists(st.text("ab", max_size=4), max_size=8),
     st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
 )
@@ -218,18 +246,20 @@ def output_of(rule: StopRule, steps: Sequence[Sequence[int]]) -> tuple[list[int]
 
 def naive_end(rule: StopRule, tokens: Sequence[int]) -> tuple[list[int], str, FinishReason | None]:
     """One token at a time, decoding everything from the start at each."""
-    whole = ""  # the longest text so far that ends in no half character
+    whole, num_early = "", 0  # the longest text so far that ends in no half character; how much of it came too early
     for num in range(1, len(tokens) + 1):
-        ids = list(tokens[:num])
-        if ids[-1] in rule.ids:
-            return ids, cut_at_first_stop(DEMO.decode(ids[:-1]), rule.strings)[0], FinishReason.STOP
+        ids, early = list(tokens[:num]), num <= rule.min_tokens
+        if ids[-1] in rule.ids and not early:
+            return ids, cut_at_first_stop(DEMO.decode(ids[:-1]), rule.strings, num_early)[0], FinishReason.STOP
         text = DEMO.decode(ids)
         whole = whole if text.endswith(TORN) else text
-        cut, stopped = cut_at_first_stop(whole, rule.strings)
+        num_early = len(whole) if early else num_early
+        cut, stopped = cut_at_first_stop(whole, rule.strings, num_early)
         if stopped:
             return ids, cut, FinishReason.STOP
         if num == rule.max_tokens:
-            return ids, cut_at_first_stop(text, rule.strings)[0], FinishReason.LENGTH
+            num_early = len(text) if early else num_early
+            return ids, cut_at_first_stop(text, rule.strings, num_early)[0], FinishReason.LENGTH
     return list(tokens), whole, None
 
 
@@ -248,17 +278,26 @@ def torn(tokens: list[int], lengths: Sequence[int]) -> list[list[int]]:
     lengths=st.lists(st.integers(1, 6), max_size=8),
     max_tokens=st.integers(1, 30),
     stop_ids=st.frozensets(st.sampled_from([EOS, *DEMO.encode(" a漢").ids]), max_size=3),
-    strings=st.lists(st.sampled_from(["a", "é", "漢字", "\x00", "a ", " ", "👩‍👧"]), max_size=3),
+    strings=st.lists(st.sampled_from(["a", "é", "漢字", "\x00", "a ", " ", "👩‍👧", TORN]), max_size=3),
+    min_tokens=st.integers(0, 3) | st.integers(0, 30),
 )
+@example(tokens=[65, 65, 65], lengths=[3], max_tokens=9, stop_ids=frozenset(), strings=["a"], min_tokens=2)  # "aaa"
+@example(tokens=[65, EOS, EOS], lengths=[3], max_tokens=9, stop_ids=frozenset([EOS]), strings=[], min_tokens=2)
 def test_output_end_does_not_depend_on_the_steps(
-    tokens: list[int], lengths: list[int], max_tokens: int, stop_ids: frozenset[int], strings: list[str]
+    tokens: list[int],
+    lengths: list[int],
+    max_tokens: int,
+    stop_ids: frozenset[int],
+    strings: list[str],
+    min_tokens: int,
 ) -> None:
-    rule = StopRule(max_tokens, stop_ids, tuple(strings))
+    rule = StopRule(max_tokens, stop_ids, tuple(strings), min_tokens)
     in_steps, one_by_one = output_of(rule, torn(tokens, lengths)), output_of(rule, [[token] for token in tokens])
     assert in_steps[:3] == one_by_one[:3]
     ids, text, reason = naive_end(rule, tokens)
     assert in_steps[0] == ids
     assert in_steps[2] == reason
+    assert reason is not FinishReason.STOP or len(ids) > min_tokens
     if reason:
         assert in_steps[1] == text
     else:
@@ -308,6 +347,14 @@ def test_output_close_gives_out_what_was_held_back(reason: FinishReason) -> None
     text = output.push(IDS).text
     assert (text, text + output.close(reason)) == ("one two three ", "one two three four")
     assert output.finish is reason
+
+
+def test_output_first_end_stays_and_nothing_comes_behind_it() -> None:
+    output = Output(DEMO, [], StopRule(99, strings=("two",)))
+    output.push(IDS)
+    assert output.close(FinishReason.CANCELLED) == ""
+    assert output.push(IDS) == Chunk("", [], [])
+    assert (output.finish, output.num_tokens) == (FinishReason.STOP, 2)
 
 
 def test_output_stop_string_that_began_in_the_prompt_ends_nothing() -> None:

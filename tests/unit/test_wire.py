@@ -21,8 +21,10 @@ from orchestrator.errors import (
     Unavailable,
     UnknownSequence,
 )
+from orchestrator.tensors import Tensors
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Sampling, Want
+from orchestrator.types import Acceptance, Drafted, Sampling, Want
+from orchestrator.wire_errors import error_from, error_text
 
 VOCAB_SIZE = 50
 MAX_NODES = 16
@@ -81,7 +83,7 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-def crossed(tensors: wire.Tensors) -> wire.Tensors:
+def crossed(tensors: Tensors) -> Tensors:
     """What Triton makes of tensors: flat, contiguous copies of declared types; none may be empty."""
     assert all(tensor.size for tensor in tensors.values()), "empty tensors are omitted"
     assert {t.dtype for t in tensors.values()} <= {
@@ -120,7 +122,7 @@ def test_an_acceptance_comes_back_the_same(case: tuple[TokenTree, Acceptance]) -
 @settings(max_examples=50, deadline=None)
 @given(trees, st.integers(0, 1000))
 def test_a_drafter_s_tree_comes_back_the_same(tree: TokenTree, cached_len: int) -> None:
-    tensors = crossed(wire.pack_drafted(wire.Drafted(tree, cached_len)))
+    tensors = crossed(wire.pack_drafted(Drafted(tree, (), cached_len)))
     assert same(tree, wire.unpack_tree(tensors, VOCAB_SIZE, MAX_NODES))
     assert tensors["cached_len"].tolist() == [cached_len]
 
@@ -142,13 +144,13 @@ def test_sequence_ids_and_seeds_use_all_64_bits() -> None:
     assert (back.delta.sequence_id, back.sampling.seed) == (2**64 - 1, 2**64 - 2)
 
 
-def full_step() -> wire.Tensors:
+def full_step() -> Tensors:
     delta = wire.delta_of(Context([1, 2, 3]), 1, 9, "salt")
     tree = TokenTree.from_paths([[4, 5], [6]])
     return wire.pack_step(wire.StepRequest(delta, tree, Sampling(0.5), Want(True, True, 0), 1000))
 
 
-def full_draft() -> wire.Tensors:
+def full_draft() -> Tensors:
     delta = wire.delta_of(Context([1, 2, 3]), 1, 9, "salt")
     return wire.pack_draft(wire.DraftRequest(delta, Sampling(0.5), 4, 4))
 
@@ -267,17 +269,17 @@ def test_a_release_is_told_from_a_step() -> None:
 @pytest.mark.parametrize("kind", [UnknownSequence, Unavailable, RequestError, EngineLost, EngineError])
 @pytest.mark.parametrize("words", ["the reason", "a: b: c", "engine: twice", "request: other", "two\nlines", ""])
 def test_an_error_comes_back_as_what_it_was(kind: type[ServingError], words: str) -> None:
-    back = wire.error_from(wire.error_text(kind(words)))
+    back = error_from(error_text(kind(words)))
     assert type(back) is kind
     assert str(back) == words
 
 
 def test_an_error_of_another_kind_keeps_its_words() -> None:
-    back = wire.error_from(wire.error_text(ConfigError("no such device")))
+    back = error_from(error_text(ConfigError("no such device")))
     assert type(back) is EngineError and str(back) == "no such device"
 
 
 @pytest.mark.parametrize("text", ["Stub process is not healthy.", "Failed: no model", "", "engines: x"])
 def test_triton_s_own_words_mean_that_the_engine_is_lost(text: str) -> None:
-    assert type(wire.error_from(text)) is EngineLost
-    assert str(wire.error_from(text)) == text
+    assert type(error_from(text)) is EngineLost
+    assert str(error_from(text)) == text
