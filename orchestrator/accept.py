@@ -156,7 +156,8 @@ def _norm(weights: FloatArray) -> FloatArray:
 
 def _block_chance(joint: float, p: FloatArray, q: FloatArray) -> float:
     gain = float(np.maximum(joint * p - q, 0.0).sum())
-    return gain / (gain + 1.0 - joint) if gain + 1.0 - joint > 0 else 1.0
+    left = gain + (1.0 - joint)  # in this order a small gain is not lost beside 1
+    return gain / left if left > 0 else 1.0
 
 
 def _entropy(probs: FloatArray) -> float:

@@ -29,11 +29,11 @@ class Checkpoint:
 
 def read_checkpoint(source: str) -> Checkpoint:
     """Read a checkpoint folder or hub id; raises ConfigError naming the file that is missing or broken."""
-    config = _read_json(source, "config.json")
+    config = read_json(source, "config.json")
     if config is None:
         raise ConfigError(f"{source}: config.json is missing")
     text_config = config.get("text_config", config)
-    generation = _read_json(source, "generation_config.json") or {}
+    generation = read_json(source, "generation_config.json") or {}
     eos = generation.get("eos_token_id", text_config.get("eos_token_id"))
     tokenizer_file = _find(source, "tokenizer.json")
     if tokenizer_file is None:
@@ -85,17 +85,20 @@ def _find(source: str, name: str) -> Path | None:
         file = Path(source) / name
         return file if file.is_file() else None
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     try:
         return Path(hf_hub_download(source, name))
+    except LocalEntryNotFoundError as error:  # the hub cannot be reached: nothing is known of the file
+        raise ConfigError(f"{source}: not in the local cache, and the hub cannot be reached: {error}") from None
     except EntryNotFoundError:
         return None
     except Exception as error:  # the hub client raises many kinds; all mean "not to be had"
         raise ConfigError(f"{source}: neither a folder nor a hub id that can be fetched: {error}") from None
 
 
-def _read_json(source: str, name: str) -> dict[str, Any] | None:
+def read_json(source: str, name: str) -> dict[str, Any] | None:
+    """Return a JSON file of a checkpoint (folder or hub id), None when it has none; ConfigError when it is broken."""
     file = _find(source, name)
     if file is None:
         return None

@@ -113,7 +113,7 @@ def load_config(path: str | os.PathLike[str], environ: Mapping[str, str] = os.en
             raise ConfigError(unknown_name("key", key, known, where))
         values[key] = _checked(key, value, known[key].type, known[key].metadata, where)
         if known[key].metadata["path"]:
-            values[key] = _resolved(values[key], file.parent)
+            values[key] = resolved(values[key], file.parent)
     return _consistent(values, file)
 
 
@@ -164,7 +164,7 @@ _FORMS = {
 }
 
 
-def _resolved(value: str, folder: Path) -> str:
+def resolved(value: str, folder: Path) -> str:
     """Return an absolute path, or `value` itself when it is empty or a hub id."""
     path = folder / Path(value).expanduser()
     is_hub_id = _HUB_ID.fullmatch(value) and not path.parent.exists()

@@ -28,6 +28,8 @@ Result = TypeVar("Result")
 KINDS = ("json", "json_schema", "regex")
 MAX_TEXT_BYTES = 64 * 1024
 MAX_COMPILED = 16
+# Between two lexemes of JSON. Any run of blanks, the library's default, is a place where a weak model stays for ever.
+WHITESPACE = " "
 GUIDE = "input guided_decoding_guide"
 # What `json` means elsewhere too (xgrammar in TensorRT-LLM): a bare number would be JSON, but nobody's wish.
 ANY_JSON = '{"type": ["object", "array"]}'
@@ -45,8 +47,8 @@ class Grammars:
     tokenizer: the path of a tokenizer.json, or its text. vocab_size: width of the masks; may be more than the
     tokenizer knows (such ids are never legal) or fewer. eos_ids: the ids that end a text.
     The library reads the tokenizer on first use: 50 ms for models/target (4096 ids), and more for more ids.
-    JSON comes as the library lets it by default: "," and ":" with any run of space, tab, CR, LF between two lexemes,
-    none before the first or behind the last; in strings no unicode escape of what can stand as itself.
+    JSON comes with at most one space between two lexemes, none before the first or behind the last; in strings there is
+    no unicode escape of what can stand as itself.
     """
 
     def __init__(self, tokenizer: str | Path, vocab_size: int, eos_ids: Collection[int]) -> None:
@@ -287,7 +289,8 @@ def _compiled(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
 def _definition(grammar: Grammar) -> str:
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(grammar.text)
-    return LLMatcher.grammar_from_json_schema(ANY_JSON if grammar.kind == "json" else grammar.text)
+    schema = ANY_JSON if grammar.kind == "json" else grammar.text
+    return LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": WHITESPACE})
 
 
 def _worded(what: str, error: str, num_tokens: int = 0) -> str:

@@ -74,8 +74,13 @@ def uniform(
 
     positions, tokens: broadcastable integers < 2³². epoch: 0 in stream PICK, else the step's prefix_len.
     """
-    bits = bits52(seed, positions, tokens, int(stream), epoch)
-    return (bits.astype(np.float64) + 0.5) * 2.0**-52
+    return unit(bits52(seed, positions, tokens, int(stream), epoch))
+
+
+def unit(bits: Words) -> FloatArray:
+    """Return u = (b + ½)·2⁻⁵² of bits b < 2⁵²: exact in float64, 2⁻⁵³ at the least and 1 − 2⁻⁵³ at the most."""
+    result: FloatArray = (bits.astype(np.float64) + 0.5) * 2.0**-52
+    return result
 
 
 def gumbel(

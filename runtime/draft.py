@@ -84,7 +84,7 @@ class DraftEngine:
         shaper = shaper_of(sequence, job.request.sampling, job.delta.prompt_len, self._grammars)
         if shaper is None:
             return logits
-        shaped = logits.double()
+        shaped = logits.to(torch.float64, copy=True)
         shaper.apply(shaped, sequence.context, prefix_len, [sequence.ids[prefix_len:]])
         return shaped.to(logits.dtype)
 

@@ -49,7 +49,12 @@ def uniform(
         torch.as_tensor(epoch, device=device),
     )
     word0, word1, _, _ = _philox(counter, key)
-    return (((word0 << 20) | (word1 >> 12)).double() + 0.5) * 2.0**-52
+    return unit((word0 << 20) | (word1 >> 12))
+
+
+def unit(bits: Tensor) -> Tensor:
+    """Return u = (b + ½)·2⁻⁵² of int64 bits b < 2⁵², as `orchestrator.noise.unit` does."""
+    return (bits.double() + 0.5) * 2.0**-52
 
 
 def gumbel(

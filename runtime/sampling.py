@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from orchestrator.noise import Stream
 from orchestrator.types import Sampling
-from runtime.noise import gumbel, seed_words
+from runtime.noise import draw, seed_words
 
 NUCLEUS_GUESS = 256
 
@@ -31,13 +32,9 @@ def picks(logits: Tensor, positions: Sequence[int], sampling: Sequence[Sampling]
 
 
 def _draw(logits: Tensor, positions: Tensor, sampling: list[Sampling]) -> Tensor:
-    """Return argmax(log p + noise) per row; noise is made for the support alone, which is often small."""
-    scores = _log_p(logits, sampling)
-    rows, tokens = torch.nonzero(scores > -torch.inf, as_tuple=True)
-    low, high = seed_words([s.seed for s in sampling], logits.device)
-    key = (low[rows, 0], high[rows, 0])
-    scores[rows, tokens] += gumbel(key, positions[rows, 0], tokens)
-    return scores.argmax(dim=-1)
+    """Return argmax(log p + noise) per row."""
+    key = seed_words([s.seed for s in sampling], logits.device)
+    return draw(_log_p(logits, sampling), key, positions, Stream.PICK, torch.zeros_like(positions))
 
 
 def log_p(logits: Tensor, sampling: Sequence[Sampling]) -> Tensor:

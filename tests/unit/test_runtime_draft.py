@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,12 @@ import torch
 
 from orchestrator import reference
 from orchestrator.context import Context
+from orchestrator.drawn import MAX_CANDIDATES, check_drawn
 from orchestrator.errors import UnknownSequence
-from orchestrator.types import Drafted, Sampling
+from orchestrator.noise import Stream, gumbel
+from orchestrator.sampling import log_p
+from orchestrator.shaping import shape
+from orchestrator.types import Drafted, Edits, Rule, Sampling
 from orchestrator.wire import DraftRequest, delta_of
 from runtime.draft import DraftEngine
 from runtime.paged import PagedModel
@@ -90,6 +95,38 @@ def test_a_chain_equals_drafting_token_by_token(
     assert chain_of(drafted) == reference.generate(plain.logits, context.ids, sampling, length)
     assert drafted.cached_len == 11
     assert bench.pass_tokens == [11] + [1] * (length - 1)
+
+
+def test_a_chain_follows_the_request_s_penalties_bias_and_masks(bench: Bench, plain: PlainModel) -> None:
+    """What was drafted counts as said, as it will when the target has accepted it."""
+    edits = Edits(bias=((3, 2.0),), allowed=tuple(range(2, 30)), bad_words=((5,), (3, 7)), end_ids=(9,))
+    sampling = Sampling(0.9, repetition_penalty=1.5, frequency_penalty=0.7, min_tokens=5, seed=11, edits=edits)
+    bench.thread.start()
+    context = Context(random_ids(9))
+    for sequence_id, rules in enumerate((sampling, replace(sampling, temperature=0.0)), start=1):
+        chain = chain_of(ask(bench.thread, request(context, rules, 8, sequence_id)))
+        assert chain == reference.generate(plain.logits, context.ids, rules, 8)
+        assert chain != reference.generate(plain.logits, context.ids, Sampling(rules.temperature, seed=11), 8)
+
+
+@pytest.mark.parametrize("rule", [Rule.REJECTION, Rule.BLOCK])
+def test_a_drawn_chain_carries_the_q_that_its_own_noise_drew_from(bench: Bench, plain: PlainModel, rule: Rule) -> None:
+    bench.thread.start()
+    context, sampling = Context(random_ids(9)), Sampling(0.9, top_k=70, repetition_penalty=1.3, seed=4, rule=rule)
+    drafted = ask(bench.thread, request(context, sampling, 6))
+    check_drawn(drafted.tree, drafted.q, VOCAB_SIZE)
+    tokens = chain_of(drafted)
+    for depth, (token, q) in enumerate(zip(tokens, drafted.q, strict=True)):
+        said = [*context.ids, *tokens[:depth]]
+        truth = np.exp(log_p(shape(plain.logits(said), said, [], sampling)[None], sampling)[0])
+        kept = np.sort(np.argsort(-truth)[:MAX_CANDIDATES])
+        kept = kept[truth[kept] > 0]
+        assert q.ids.tolist() == kept.tolist()
+        np.testing.assert_allclose(q.probs, truth[kept] / truth[kept].sum(), rtol=1e-6)
+        noise = gumbel(sampling.seed, 9 + depth, q.ids, Stream.DRAFT, 9)
+        assert token == q.ids[(np.log(q.probs) + noise).argmax()]
+    assert tokens != reference.generate(plain.logits, context.ids, replace(sampling, rule=Rule.COUPLED), 6)
+    assert not ask(bench.thread, request(context, replace(sampling, rule=Rule.COUPLED), 6, 2)).q
 
 
 @pytest.mark.parametrize("accepted", range(5))

@@ -1,0 +1,171 @@
+"""Runs a plan's stages in order inside the container, resuming where an earlier run ended; knows no sizes."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from build.trtllm.commands import Stage
+from build.trtllm.engines import Engine
+from build.trtllm.manifest import Manifest, missing_files, write_manifest
+from build.trtllm.plan import Plan
+from build.trtllm.record import input_hashes, read_record, stage_hashes, write_done
+from build.trtllm.render import plan_json
+from orchestrator.errors import ConfigError, ServingError
+
+#: Seconds between two signs of life of a running stage, and for a stage to end when told to.
+BEAT_S = 60.0
+GRACE_S = 10.0
+_LOG_LINES = 12
+_VERSION = "from importlib.metadata import version; print(version('tensorrt_llm'))"
+
+
+class StageFailed(ServingError):
+    """A stage's command failed, or left no output."""
+
+
+def build(plan: Plan, out: Path) -> None:
+    """Run the stages that are not done; engine.json is written into each engine's folder.
+
+    Raises ConfigError when a tool is missing, of another version, or another build runs in `out`; StageFailed.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with _locked(out):
+        hashes = stage_hashes(plan)
+        done = read_record(out)
+        left = [
+            stage for stage in plan.stages if done.get(stage.name) != hashes[stage.name] or _missing(stage, plan, out)
+        ]
+        _check_tools(left, plan)
+        for number, stage in enumerate(plan.stages, start=1):
+            label = f"[{number}/{len(plan.stages)}] {stage.name}"
+            if stage in left:
+                _run_stage(stage, plan, out, label)
+                write_done(out, stage, hashes[stage.name])
+            else:
+                _say(f"{label}: done before, skipped")
+        for engine in plan.engines:
+            write_manifest(out / engine.engine_folder, _manifest(engine, plan))
+    _say(f"engines ready: {', '.join(str(out / engine.engine_folder) for engine in plan.engines)}")
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Hold the output folder for one build; the lock goes with the process."""
+    with (out / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"another build runs in {out} (flag --out)") from None
+        yield
+
+
+def _check_tools(stages: list[Stage], plan: Plan) -> None:
+    """Refuse before the first stage what would fail after hours."""
+    if not stages:
+        return
+    for tool in dict.fromkeys(["python3", *(stage.argv[0] for stage in stages)]):
+        if not shutil.which(tool):
+            raise ConfigError(f"{tool} is not on PATH: run this in the container {plan.image}")
+    for script in (stage.argv[1] for stage in stages):
+        if script.endswith(".py") and not Path(script).is_file():
+            raise ConfigError(f"{script} does not exist: run this in the container {plan.image}, or set examples_dir")
+    _check_version(plan)
+
+
+def _check_version(plan: Plan) -> None:
+    asked = subprocess.run(["python3", "-c", _VERSION], capture_output=True, text=True, check=False)
+    wanted, found = plan.spec.trtllm_version, asked.stdout.strip()
+    if asked.returncode:
+        raise ConfigError(f"python3 has no package tensorrt_llm: run this in the container {plan.image}")
+    if found != wanted:
+        raise ConfigError(
+            f"TensorRT-LLM here is {found}, the plan is for {wanted}: run this in the container {plan.image}, "
+            "or plan for the other (key trtllm_version)"
+        )
+
+
+def _run_stage(stage: Stage, plan: Plan, out: Path, label: str) -> None:
+    """Run one stage from a clean output folder, its words in logs/<stage>.log."""
+    log = out / "logs" / f"{stage.name}.log"
+    log.parent.mkdir(exist_ok=True)
+    write_done(out, stage, None)
+    if not stage.name.startswith("fetch-"):  # an interrupted download goes on
+        shutil.rmtree(out / stage.output, ignore_errors=True)
+    (out / stage.output).mkdir(parents=True, exist_ok=True)
+    _say(f"{label}: started, log {log}")
+    began = time.monotonic()
+    status = _run(stage.argv, out, log, label)
+    if status:
+        raise StageFailed(f"{stage.name} failed with exit status {status}; the end of {log}:\n{_tail(log)}")
+    if missing := _missing(stage, plan, out):
+        raise StageFailed(f"{stage.name} ended without an error, but {out / stage.output} lacks {', '.join(missing)}")
+    _say(f"{label}: done in {time.monotonic() - began:.0f} s")
+
+
+def _run(argv: tuple[str, ...], out: Path, log: Path, label: str) -> int:
+    """Run a command in `out` and return its exit status; it and its children end when we are interrupted."""
+    began = time.monotonic()
+    with log.open("wb") as words:
+        process = subprocess.Popen(argv, cwd=out, stdout=words, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            while True:
+                try:
+                    return process.wait(BEAT_S)
+                except subprocess.TimeoutExpired:
+                    _say(f"{label}: running for {time.monotonic() - began:.0f} s")
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is not None:
+        return
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _missing(stage: Stage, plan: Plan, out: Path) -> list[str]:
+    """Return the names of the files that the stage's output lacks."""
+    ranks = next((engine.num_ranks for engine in plan.engines if engine.engine_folder == stage.output), 0)
+    return missing_files(out / stage.output, ranks)
+
+
+def _manifest(engine: Engine, plan: Plan) -> Manifest:
+    limits = engine.limits
+    return Manifest(
+        role=engine.role,
+        method=plan.spec.method,
+        mode=engine.mode,
+        gpu=plan.gpu.name,
+        trtllm_version=plan.spec.trtllm_version,
+        image=plan.image,
+        num_ranks=engine.num_ranks,
+        max_batch_size=limits.max_batch_size,
+        max_input_len=limits.max_input_len,
+        max_seq_len=limits.max_seq_len,
+        max_draft_len=limits.max_draft_len,
+        vocab_size=limits.vocab_size,
+        inputs=input_hashes(plan) | {f"stage {name}": value for name, value in stage_hashes(plan).items()},
+        plan=json.loads(plan_json(plan)),
+    )
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:])
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,166 @@
+"""The engines of a plan: which there are, their sizes, and the rules that a spec must keep. Counts no bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from build.trtllm.gpus import Gpu
+from build.trtllm.modes import EXTERNAL, MODES, length_growth, max_draft_len
+from build.trtllm.shapes import HeadShape, ModelShape
+from build.trtllm.spec import EngineSpec
+
+#: What --max_num_tokens is at least where the spec leaves it open: TensorRT-LLM's own default.
+LEAST_NUM_TOKENS = 8192
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes that an engine is built for, in tokens except max_batch_size (sequences).
+
+    max_seq_len is the flag's value; engine_seq_len what the builder makes of it, the draft tokens included.
+    """
+
+    max_batch_size: int
+    max_input_len: int
+    max_seq_len: int
+    engine_seq_len: int
+    max_num_tokens: int
+    opt_num_tokens: int
+    max_draft_len: int
+    vocab_size: int
+    max_beam_width: int = 1
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One engine. role: target or draft. mode: value of --speculative_decoding_mode, "" = none.
+
+    quantisation: none where the weights are of `dtype`. A draft model lies on the first of the target's GPUs.
+    """
+
+    role: str
+    source: str
+    shape: ModelShape
+    heads: HeadShape
+    mode: str
+    dtype: str
+    quantisation: str
+    kv_cache_dtype: str
+    tensor_parallel: int
+    pipeline_parallel: int
+    limits: Limits
+
+    @property
+    def num_ranks(self) -> int:
+        """GPUs of the engine, and rank files in its folder."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def checkpoint_folder(self) -> str:
+        """Where the converted checkpoint goes, below the output folder."""
+        return f"checkpoints/{self.role}"
+
+    @property
+    def engine_folder(self) -> str:
+        """Where the engine goes, below the output folder."""
+        return f"engines/{self.role}"
+
+
+@dataclass(frozen=True)
+class Models:
+    """The sizes that a spec's checkpoints have; draft: None without a draft model."""
+
+    target: ModelShape
+    heads: HeadShape
+    draft: ModelShape | None
+
+
+def engines_of(spec: EngineSpec, models: Models) -> tuple[Engine, ...]:
+    """Return the target's engine and, where there is a draft model, its engine."""
+    target = target_engine(spec, models.target, models.heads)
+    return (target, draft_engine(spec, models.draft)) if models.draft else (target,)
+
+
+def target_engine(spec: EngineSpec, shape: ModelShape, heads: HeadShape) -> Engine:
+    """Return the target's engine."""
+    mode = MODES[spec.method]
+    return Engine(
+        role="target",
+        source=spec.target,
+        shape=shape,
+        heads=heads,
+        mode=mode.flag,
+        dtype=_DTYPES.get(spec.quantisation, mode.dtype),
+        quantisation=_quantised(spec.quantisation),
+        kv_cache_dtype=spec.kv_cache_dtype,
+        tensor_parallel=spec.tensor_parallel or spec.num_gpus // spec.pipeline_parallel,
+        pipeline_parallel=spec.pipeline_parallel,
+        limits=target_limits(spec, shape.vocab),
+    )
+
+
+def draft_engine(spec: EngineSpec, shape: ModelShape) -> Engine:
+    """Return the draft model's engine: an ordinary one, without any flag of speculation."""
+    quantisation = spec.quantisation if spec.drafter_quantisation == "same" else spec.drafter_quantisation
+    return Engine(
+        role="draft",
+        source=spec.drafter,
+        shape=shape,
+        heads=HeadShape(),
+        mode="",
+        dtype=_DTYPES.get(quantisation, "bfloat16"),
+        quantisation=_quantised(quantisation),
+        kv_cache_dtype=spec.kv_cache_dtype,
+        tensor_parallel=spec.drafter_tensor_parallel,
+        pipeline_parallel=1,
+        limits=draft_limits(spec, shape.vocab),
+    )
+
+
+def target_limits(spec: EngineSpec, vocab_size: int) -> Limits:
+    """Return the target's sizes; law: max_num_tokens >= max_batch_size * (max_draft_len + 1)."""
+    draft = max_draft_len(spec)
+    tokens = spec.max_batch_size * (draft + 1)
+    return Limits(
+        max_batch_size=spec.max_batch_size,
+        max_input_len=_input_len(spec),
+        max_seq_len=spec.max_seq_len,
+        engine_seq_len=spec.max_seq_len + length_growth(spec),
+        max_num_tokens=max(spec.max_num_tokens or LEAST_NUM_TOKENS, tokens),
+        opt_num_tokens=tokens,
+        max_draft_len=draft,
+        vocab_size=vocab_size,
+    )
+
+
+def draft_limits(spec: EngineSpec, vocab_size: int) -> Limits:
+    """Return the draft model's sizes: the target's, without drafts."""
+    return replace(
+        target_limits(spec, vocab_size),
+        engine_seq_len=spec.max_seq_len,
+        max_num_tokens=max(spec.max_num_tokens or LEAST_NUM_TOKENS, spec.max_batch_size),
+        opt_num_tokens=spec.max_batch_size,
+        max_draft_len=0,
+    )
+
+
+def formats_used(engine: Engine) -> tuple[str, ...]:
+    """Return the number formats that the GPU must have."""
+    return tuple(name for name in (engine.quantisation, engine.kv_cache_dtype) if name not in ("none", "auto"))
+
+
+def lacking_format(engine: Engine, gpu: Gpu) -> str:
+    """Return a number format that the engine uses and the GPU has not, or ""."""
+    return next((name for name in formats_used(engine) if not gpu.has_format(name)), "")
+
+
+def _quantised(quantisation: str) -> str:
+    return "none" if quantisation in _DTYPES else quantisation
+
+
+def _input_len(spec: EngineSpec) -> int:
+    # A round sends the whole text so far to both engines, so a "prompt" grows to the longest sequence.
+    if MODES[spec.method].flag == EXTERNAL:
+        return spec.max_seq_len
+    return spec.max_input_len or spec.max_seq_len - 1

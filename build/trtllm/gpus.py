@@ -1,0 +1,59 @@
+"""The GPUs that a plan may be made for: memory and compute capability; it asks no driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.errors import ConfigError, unknown_name
+
+GIB = 1 << 30
+#: The least compute capability of a number format (fp8: Ada, Hopper; nvfp4: Blackwell), and of any engine.
+LEAST_CAPABILITY = {"fp8": (8, 9), "nvfp4": (10, 0)}
+LEAST_OF_ANY = (8, 0)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """memory_gib: what a process can use, in whole GiB. capability: (major, minor)."""
+
+    name: str
+    memory_gib: int
+    capability: tuple[int, int]
+
+    def has_format(self, number_format: str) -> bool:
+        """True when the GPU computes in `number_format`; 16-bit and integer formats need no more than any engine."""
+        return self.capability >= LEAST_CAPABILITY.get(number_format, LEAST_OF_ANY)
+
+
+# Inferred: the nominal size less what the driver and ECC hold, rounded down; `gpu_memory_gib` overrides it.
+KNOWN = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("a10g", 22, (8, 6)),
+        Gpu("a100-40", 39, (8, 0)),
+        Gpu("a100-80", 79, (8, 0)),
+        Gpu("b200", 178, (10, 0)),
+        Gpu("h100", 79, (9, 0)),
+        Gpu("h100-nvl", 93, (9, 0)),
+        Gpu("h200", 139, (9, 0)),
+        Gpu("l4", 22, (8, 9)),
+        Gpu("l40", 44, (8, 9)),
+        Gpu("l40s", 44, (8, 9)),
+        Gpu("rtx-4090", 23, (8, 9)),
+        Gpu("rtx-6000-ada", 47, (8, 9)),
+    )
+}
+
+
+def find_gpu(name: str, memory_gib: int = 0) -> Gpu:
+    """Return a known GPU, with `memory_gib` in place of its own when not 0; raises ConfigError listing the known."""
+    if not name:
+        raise ConfigError(
+            f"gpu is missing: name the GPU that the engines are for (known: {', '.join(sorted(KNOWN))}; "
+            "key gpu, flag --gpu)"
+        )
+    spelt = name.casefold().replace(" ", "-").replace("_", "-").removesuffix("gb")
+    if spelt not in KNOWN:
+        raise ConfigError(unknown_name("gpu", name, KNOWN, "key gpu, flag --gpu"))
+    gpu = KNOWN[spelt]
+    return Gpu(gpu.name, memory_gib or gpu.memory_gib, gpu.capability)

@@ -1,0 +1,100 @@
+"""From a spec to a plan: engines, commands, memory; refuses what cannot be built or does not fit. Runs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from build.trtllm.capacity import Memory, memory_of
+from build.trtllm.commands import Stage, stages_of
+from build.trtllm.engines import Engine, Models, engines_of
+from build.trtllm.gpus import Gpu, find_gpu
+from build.trtllm.memory import kv_fractions
+from build.trtllm.modes import MODES
+from build.trtllm.notes import notes_of
+from build.trtllm.rules import check_draft, check_engine_fits, check_spec, check_target
+from build.trtllm.shapes import HeadShape, ModelShape, eagle_heads, medusa_heads, read_shape, redrafter_heads
+from build.trtllm.spec import EngineSpec
+from build.trtllm.versions import find_release
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that follows from a spec. servers: parameters of the server, in TensorRT-LLM's names, per engine."""
+
+    spec: EngineSpec
+    gpu: Gpu
+    image: str
+    engines: tuple[Engine, ...]
+    stages: tuple[Stage, ...]
+    memory: Memory
+    servers: dict[str, dict[str, str]]
+    notes: tuple[str, ...]
+
+
+def make_plan(spec: EngineSpec) -> Plan:
+    """Plan the engines of `spec`.
+
+    Raises ConfigError: a GPU, a release or a checkpoint that is not known, a rule that is broken, too little memory.
+    """
+    gpu = find_gpu(spec.gpu, spec.gpu_memory_gib)
+    release = find_release(spec.trtllm_version)
+    check_spec(spec)
+    models = _read_models(spec)
+    engines = engines_of(spec, models)
+    for engine in engines:
+        check_engine_fits(engine, gpu)
+    memory = memory_of(spec, gpu, models)
+    return Plan(
+        spec=spec,
+        gpu=gpu,
+        image=release.image,
+        engines=engines,
+        stages=tuple(stage for engine in engines for stage in stages_of(engine, spec)),
+        memory=memory,
+        servers=_servers(spec, engines, memory),
+        notes=notes_of(spec, engines, memory.largest_batch),
+    )
+
+
+def _read_models(spec: EngineSpec) -> Models:
+    target = read_shape(spec.target)
+    check_target(spec, target)
+    draft = read_shape(spec.drafter) if MODES[spec.method].drafter == "model" else None
+    if draft:
+        check_draft(target, draft, spec)
+    return Models(target, _read_heads(spec, target), draft)
+
+
+def _read_heads(spec: EngineSpec, target: ModelShape) -> HeadShape:
+    if spec.method == "medusa":
+        return medusa_heads(spec.drafter, target, spec.medusa_heads)
+    if spec.method == "eagle":
+        return eagle_heads(spec.drafter, target, spec.eagle_layers)
+    if spec.method == "redrafter":
+        return redrafter_heads(spec.drafter, target)
+    return HeadShape()
+
+
+def _servers(spec: EngineSpec, engines: tuple[Engine, ...], memory: Memory) -> dict[str, dict[str, str]]:
+    fractions = kv_fractions(memory.gpus, memory.tokens)
+    tokens = (memory.tokens.target, memory.tokens.draft)
+    return {engine.role: _server(engine, spec, tokens[at], fractions[at]) for at, engine in enumerate(engines)}
+
+
+def _server(engine: Engine, spec: EngineSpec, tokens: int, fraction: float) -> dict[str, str]:
+    """Return the parameters of an engine's server; the limit in tokens holds whichever engine is loaded first."""
+    parameters = {
+        "max_tokens_in_paged_kv_cache": str(tokens),
+        "kv_cache_free_gpu_mem_fraction": f"{fraction:.3f}",
+        "enable_kv_cache_reuse": "true",
+        "gpu_device_ids": ",".join(map(str, range(engine.num_ranks))),
+    }
+    if engine.role == "target" and (mode := MODES[spec.method].decoding_mode):
+        parameters["decoding_mode"] = mode
+    if engine.mode == "lookahead_decoding":
+        parameters |= {
+            "lookahead_window_size": str(spec.lookahead_window),
+            "lookahead_ngram_size": str(spec.lookahead_ngram),
+            "lookahead_verification_set_size": str(spec.lookahead_guesses),
+        }
+    return parameters

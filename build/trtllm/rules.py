@@ -1,0 +1,116 @@
+"""What TensorRT-LLM does not allow, checked before anything is planned; each refusal is one sentence."""
+
+from __future__ import annotations
+
+from build.trtllm.engines import Engine, lacking_format
+from build.trtllm.gpus import LEAST_CAPABILITY, LEAST_OF_ANY, Gpu
+from build.trtllm.modes import MODES, SIXTEEN_BIT, max_draft_len
+from build.trtllm.shapes import LLAMA, ModelShape
+from build.trtllm.spec import EngineSpec
+from orchestrator.errors import ConfigError
+
+
+def check_spec(spec: EngineSpec) -> None:
+    """Check what needs no checkpoint; raises ConfigError."""
+    if not spec.target:
+        raise ConfigError("target is missing: name the model to serve, a folder or a hub id (key target)")
+    _check_drafter(spec)
+    _check_draft_len(spec)
+    _check_parallel(spec)
+    _check_sizes(spec)
+    allowed = MODES[spec.method].quantisations
+    if allowed and spec.quantisation not in allowed:
+        _refuse("quantisation", f"one of {', '.join(allowed)} for method {spec.method}", spec.quantisation)
+    if allowed == SIXTEEN_BIT and spec.kv_cache_dtype != "auto":  # those scripts have no flag for the cache, either
+        _refuse("kv_cache_dtype", f"auto for method {spec.method}", spec.kv_cache_dtype)
+    if spec.gather_context_logits and spec.method != "none":
+        _refuse("gather_context_logits", "false for an engine that takes drafts", True)
+
+
+def check_target(spec: EngineSpec, shape: ModelShape) -> None:
+    """Check the spec against the target's shape; raises ConfigError."""
+    if MODES[spec.method].llama_only and shape.architecture != LLAMA:
+        _refuse("method", f"another for {shape.architecture}: its engines exist for {LLAMA} only", spec.method)
+    if spec.max_seq_len > shape.max_positions:
+        _refuse("max_seq_len", f"in 2..{shape.max_positions}, the target's longest context", spec.max_seq_len)
+
+
+def check_draft(target: ModelShape, draft: ModelShape, spec: EngineSpec) -> None:
+    """Check that a draft model fits its target; raises ConfigError."""
+    if draft.vocab != target.vocab:
+        raise ConfigError(
+            f"drafter must have the target's vocabulary of {target.vocab} tokens, got {draft.vocab} "
+            f"({spec.drafter}/config.json, key drafter)"
+        )
+    if spec.max_seq_len > draft.max_positions:
+        _refuse("max_seq_len", f"in 2..{draft.max_positions}, the draft model's longest context", spec.max_seq_len)
+
+
+def check_engine_fits(engine: Engine, gpu: Gpu) -> None:
+    """Check that the GPUs can share the engine and have its number formats; raises ConfigError."""
+    shape, tp = engine.shape, engine.tensor_parallel
+    key = "tensor_parallel" if engine.role == "target" else "drafter_tensor_parallel"
+    even = shape.heads % tp == 0 and shape.intermediate % tp == 0
+    if not even or (shape.kv_heads % tp and tp % shape.kv_heads):
+        what = f"{shape.heads} heads, {shape.kv_heads} KV heads and {shape.intermediate} MLP columns"
+        _refuse(key, f"a number that divides {what} of {engine.source}", tp)
+    if shape.layers % engine.pipeline_parallel:
+        _refuse("pipeline_parallel", f"a number that divides {shape.layers} layers", engine.pipeline_parallel)
+    if gpu.capability < LEAST_OF_ANY:
+        raise ConfigError(f"{gpu.name} has compute capability {_dotted(gpu.capability)}; engines need 8.0 (key gpu)")
+    if lacking := lacking_format(engine, gpu):
+        raise ConfigError(
+            f"{lacking} needs compute capability {_dotted(LEAST_CAPABILITY[lacking])}, {gpu.name} has "
+            f"{_dotted(gpu.capability)} (keys gpu, quantisation, kv_cache_dtype)"
+        )
+
+
+def _check_drafter(spec: EngineSpec) -> None:
+    wanted = MODES[spec.method].drafter
+    if wanted and not spec.drafter:
+        what = "a draft model" if wanted == "model" else "the heads' checkpoint"
+        raise ConfigError(f"method {spec.method!r} needs {what}, a folder or a hub id (key drafter)")
+    if spec.drafter and not wanted:
+        with_one = ", ".join(name for name, mode in MODES.items() if mode.drafter)
+        _refuse("drafter", f"empty for method {spec.method} (with one: {with_one})", spec.drafter)
+
+
+def _check_draft_len(spec: EngineSpec) -> None:
+    mode, length = MODES[spec.method], max_draft_len(spec)
+    if spec.draft_len and not mode.draft_len and spec.draft_len != length:
+        _refuse("draft_len", f"0 (worked out: {length}) for method {spec.method}", spec.draft_len)
+    if length > mode.most_draft:
+        _refuse("draft_len", f"at most {mode.most_draft} for method {spec.method}", length)
+
+
+def _check_parallel(spec: EngineSpec) -> None:
+    tensor = spec.tensor_parallel or spec.num_gpus // spec.pipeline_parallel
+    if tensor * spec.pipeline_parallel != spec.num_gpus:
+        raise ConfigError(
+            f"tensor_parallel x pipeline_parallel must be num_gpus {spec.num_gpus}, "
+            f"got {tensor} x {spec.pipeline_parallel} (keys num_gpus, tensor_parallel, pipeline_parallel)"
+        )
+    if spec.drafter_tensor_parallel > spec.num_gpus:
+        _refuse("drafter_tensor_parallel", f"in 1..{spec.num_gpus} (num_gpus)", spec.drafter_tensor_parallel)
+    if spec.method == "redrafter" and spec.pipeline_parallel > 1:  # its conversion has no --pp_size
+        _refuse("pipeline_parallel", "1 for method redrafter", spec.pipeline_parallel)
+
+
+def _check_sizes(spec: EngineSpec) -> None:
+    most = MODES[spec.method].most_sequences
+    if spec.max_batch_size > most:
+        _refuse("max_batch_size", f"in 1..{most} for method {spec.method}", spec.max_batch_size)
+    if spec.max_input_len >= spec.max_seq_len:
+        _refuse("max_input_len", f"in 0..{spec.max_seq_len - 1}, below max_seq_len", spec.max_input_len)
+    tokens = spec.max_batch_size * (max_draft_len(spec) + 1)
+    if spec.max_num_tokens and spec.max_num_tokens < tokens:
+        sizes = f"max_batch_size {spec.max_batch_size} x (max_draft_len {max_draft_len(spec)} + 1)"
+        _refuse("max_num_tokens", f"0 (worked out) or at least {tokens} = {sizes}", spec.max_num_tokens)
+
+
+def _refuse(key: str, allowed: str, value: object) -> None:
+    raise ConfigError(f"{key} must be {allowed}, got {value} (key {key})")
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
