@@ -168,7 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print_name = fingerprint(config, prompts, options.tokens)
     table, faults = Table(options.table.with_suffix(".json")), 0
     for dtype in options.dtypes:
-        suite = Suite(config, prompts, options.tokens, dtype, options.samplings, options.settings)
+        turns = [[name] for name in options.settings]
+        suite = Suite(config, prompts, options.tokens, dtype, options.samplings, turns)
         rows = suite.judge(answers_of(suite, Store(STORE / print_name / dtype), dtype, say))
         for row in rows:
             table.add(row, f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d} {print_name}")

@@ -32,9 +32,15 @@ def _float32(value: float) -> float:
     return float(np.float32(value))
 
 
+#: The samplings of `make exact`, and those of `make audit-full`; a prompt's number is added to the seed.
 SAMPLINGS = {
     "greedy": Sampling(),
     "sampled": Sampling(_float32(0.8), top_p=_float32(0.95)),
+}
+TEMPERATURES = {
+    f"{temperature}, seed {number}": Sampling(_float32(temperature), seed=1000 * number)
+    for temperature in (0.7, 1.0, 1.5)
+    for number in (1, 2)
 }
 
 
@@ -54,13 +60,16 @@ class Case:
         return inputs_of(self.setting, self.prompt.text) | ({} if rule.greedy else drawn) | limits
 
 
-def cases_of(prompts: Sequence[Prompt], sampling: str, names: Sequence[str]) -> list[Case]:
-    """Return the cases of some settings, those of one prompt side by side; each prompt has its own seed."""
-    rule = SAMPLINGS[sampling]
+def cases_of(prompts: Sequence[Prompt], sampling: str, turns: Sequence[Sequence[str]]) -> list[Case]:
+    """Return the cases of some settings, those of one prompt side by side; each prompt has its own seed.
+
+    turns: lists of settings; each prompt gets one of every list, by turns.
+    """
+    rule = (SAMPLINGS | TEMPERATURES)[sampling]
     return [
-        Case(prompt, name, rule if rule.greedy else replace(rule, seed=1 + index))
+        Case(prompt, names[index % len(names)], rule if rule.greedy else replace(rule, seed=rule.seed + 1 + index))
         for index, prompt in enumerate(prompts)
-        for name in names
+        for names in turns
     ]
 
 

@@ -24,13 +24,13 @@ class Unit:
     at_once: int
 
 
-def units_of(prompts: Sequence[Prompt], samplings: Sequence[str], names: Sequence[str]) -> list[Unit]:
-    """Return a unit per sampling and setting alone, and one per sampling in which all settings run at once."""
+def units_of(prompts: Sequence[Prompt], samplings: Sequence[str], turns: Sequence[Sequence[str]]) -> list[Unit]:
+    """Return a unit per sampling and list of settings alone, and one per sampling in which all run at once."""
     units = []
     for sampling in samplings:
-        for name in names:
-            units.append(Unit(sampling, f"{name}, {ALONE}", cases_of(prompts, sampling, [name]), 1))
-        units.append(Unit(sampling, f"all, {AT_ONCE}", cases_of(prompts, sampling, names), NUM_AT_ONCE))
+        for names in turns:
+            units.append(Unit(sampling, f"{names[0]}, {ALONE}", cases_of(prompts, sampling, [names]), 1))
+        units.append(Unit(sampling, f"all, {AT_ONCE}", cases_of(prompts, sampling, turns), NUM_AT_ONCE))
     return units
 
 
@@ -78,9 +78,10 @@ class Suite:
         num_tokens: int,
         dtype: str,
         samplings: Sequence[str] = tuple(SAMPLINGS),
-        names: Sequence[str] = tuple(SETTINGS),
+        turns: Sequence[Sequence[str]] = tuple([name] for name in SETTINGS),
     ) -> None:
-        self.units = units_of(prompts, samplings, names)
+        """turns: lists of settings, `none` first; each prompt gets one of every list, by turns."""
+        self.units = units_of(prompts, samplings, turns)
         self.num_tokens = num_tokens
         self._dtype = dtype
         self._oracle = Oracle(config.target, dtype)
