@@ -14,10 +14,10 @@ TORCH_FITS := from importlib.metadata import version as v; exit(not (2, 11) <= t
 
 .DEFAULT_GOAL := help
 # build, tests, docker and clients are folders: no target may be mistaken for one.
-.PHONY: help setup demo serve test exact bench lint models size clean build tests docker clients
+.PHONY: help setup demo serve test exact audit audit-full bench lint models size clean build tests docker clients
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.serve ## check the machine, install what serving needs into .venv
 
@@ -33,6 +33,12 @@ test: $(VENV)/.dev ## unit tests, then tests against a real server
 
 exact: $(VENV)/.dev ## every method against transformers, 40 prompts x 128 tokens (long)
 	@$(PY) -m tests.exact $(ARGS)
+
+audit: $(VENV)/.dev ## prove on a running server that its text is the target's own: make audit ARGS=--help
+	@$(PY) -m tests.audit $(ARGS)
+
+audit-full: $(VENV)/.dev ## one text per seed: every method, four temperatures, alone and 8 at once (two hours)
+	@$(PY) -m tests.invariance $(ARGS)
 
 bench: $(VENV)/.bench ## acceptance length and speed of every method: make bench ARGS=--help
 	@$(PY) -m tests.bench $(ARGS)

@@ -43,10 +43,31 @@ OPTIONS: Mapping[str, tuple[type[Any], str]] = {
     "top_k": (np.int32, "draw from the k most probable tokens"),
     "top_p": (np.float32, "draw from the most probable tokens of this mass"),
     "min_p": (np.float32, "draw from tokens at least this probable, relative to the best"),
+    "typical_p": (np.float32, "draw from the tokens of the most usual surprise of this mass"),
+    "repetition_penalty": (np.float32, "above 1: less of what prompt or output hold"),
+    "presence_penalty": (np.float32, "above 0: less of what the output holds"),
+    "frequency_penalty": (np.float32, "above 0: less of it the more often the output holds it"),
+    "logit_bias_ids": (np.int32, ""),
+    "logit_bias_weights": (np.float32, ""),
+    "allowed_token_ids": (np.int32, ""),
+    "bad_words": (np.object_, "never say this (repeatable)"),
+    "stop_ids": (np.int32, ""),
+    "ignore_eos": (np.bool_, ""),
+    "min_tokens": (np.int32, "no end before so many tokens"),
+    "guided_decoding_guide_type": (np.object_, "what the text must match: json, json_schema or regex"),
+    "guided_decoding_guide": (np.object_, "the schema or the expression"),
+    "rule": (np.object_, "how drafts are accepted: coupled, rejection, block, or typical (lossy)"),
+    "return_log_probs": (np.bool_, ""),
+    "num_top_log_probs": (np.int32, ""),
+    "return_steps": (np.bool_, ""),
     "seed": (np.uint64, "the same seed gives the same text, whatever the method"),
     "timeout_ms": (np.int32, "deadline of the request"),
 }
-FLAGS = {"speculation": "--method", "speculation_config": "--method-config", "stop_words": "--stop"}
+FLAGS = {
+    "speculation": "--method", "speculation_config": "--method-config", "stop_words": "--stop", "bad_words": "--ban",
+    "guided_decoding_guide_type": "--guide-type", "guided_decoding_guide": "--guide",
+}  # fmt: skip
+REPEATABLE = ("stop_words", "bad_words")
 ONE_LINE = (
     "{num_tokens} tokens in {num_steps} steps · first token {first_token_s:.3f} s, then {tokens_per_s:.1f} tokens/s · "
     "acceptance length {acceptance_length:.2f} ({acceptance_length_without_bonus:.2f} without bonus) · {finish_reason}"
@@ -156,8 +177,10 @@ def _to_input(name: str, value: Any) -> Any:
     items = value if isinstance(value, list) else [value]
     if kind is np.object_:
         items = [item.encode() for item in items]
-    elif issubclass(kind, np.integer) and not np.iinfo(kind).min <= value <= np.iinfo(kind).max:
-        raise ValueError(f"{name} must be in {np.iinfo(kind).min}..{np.iinfo(kind).max}, got {value}")
+    elif issubclass(kind, np.integer):
+        for item in items:
+            if not np.iinfo(kind).min <= item <= np.iinfo(kind).max:
+                raise ValueError(f"{name} must be in {np.iinfo(kind).min}..{np.iinfo(kind).max}, got {item}")
     array = np.array([items], dtype=kind)  # the outer dimension is the model's batch, always 1
     tensor = grpcclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
     return tensor.set_data_from_numpy(array)
@@ -239,7 +262,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     for name, (kind, text) in OPTIONS.items():
         if text:
-            flag, action = FLAGS.get(name, "--" + name.replace("_", "-")), "append" if name == "stop_words" else "store"
+            flag, action = FLAGS.get(name, "--" + name.replace("_", "-")), "append" if name in REPEATABLE else "store"
             parse_as = {np.float32: float, np.object_: str}.get(kind, int)
             parser.add_argument(flag, dest=name, type=parse_as, action=action, help=text)
     args = parser.parse_args(arguments)

@@ -232,3 +232,42 @@ def test_admission_ticket_that_cannot_be_asked_or_answered_does_not_stop_the_oth
     assert late.ended.wait(LIMIT_S)
     assert late.reasons == ["deadline"]
     gate.set()
+
+
+class Wide(ScriptedTicket):
+    """Takes several places."""
+
+    def __init__(self, crowd: Crowd, number: int, places: int, gate: threading.Event) -> None:
+        super().__init__(crowd, number, gate=gate)
+        self.num_places = places
+
+
+def test_a_ticket_takes_as_many_places_as_it_says_and_waits_for_them_in_its_turn() -> None:
+    crowd, admission = Crowd(), Admission(max_running=4, max_waiting=4)
+    gates = [threading.Event() for _ in range(4)]
+    two, three, one, last = (Wide(crowd, i, places, gates[i]) for i, places in enumerate((2, 3, 1, 2)))
+    for ticket in (two, three, one, last):
+        assert admission.admit(ticket)
+    assert (admission.num_running, admission.num_waiting) == (2, 3), "what fits does not overtake what came before"
+    gates[0].set()
+    assert two.ended.wait(5)
+    until(lambda: admission.num_running == 4)
+    assert admission.num_waiting == 1, "three and one run, side by side"
+    gates[1].set()
+    assert three.ended.wait(5)
+    until(lambda: admission.num_running == 3)
+    for gate in gates:
+        gate.set()
+    assert all(ticket.ended.wait(5) for ticket in (one, last))
+    until(lambda: admission.num_running == 0)
+    assert admission.close(1.0)
+
+
+def test_a_wide_ticket_is_refused_when_the_queue_is_full_and_those_before_it_stay() -> None:
+    crowd, admission, gate = Crowd(), Admission(max_running=2, max_waiting=1), threading.Event()
+    running, waiting, refused = (Wide(crowd, i, 2, gate) for i in range(3))
+    assert admission.admit(running) and admission.admit(waiting) and not admission.admit(refused)
+    gate.set()
+    assert running.ended.wait(5) and waiting.ended.wait(5)
+    until(lambda: admission.num_running == 0)
+    assert refused.num_runs == 0 and admission.close(1.0)

@@ -23,7 +23,7 @@ from orchestrator.errors import (
 )
 from orchestrator.tensors import Tensors
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Drafted, Sampling, Want
+from orchestrator.types import Acceptance, Distribution, Drafted, Edits, Grammar, Rule, Sampling, Want
 from orchestrator.wire_errors import error_from, error_text
 
 VOCAB_SIZE = 50
@@ -38,9 +38,36 @@ samplings = st.builds(
     top_k=st.integers(0, 300_000),
     top_p=float32s,
     min_p=float32s,
+    typical_p=float32s,
+    repetition_penalty=st.floats(0.5, 2.0, width=32),
+    presence_penalty=st.floats(-2.0, 2.0, width=32),
+    frequency_penalty=st.floats(-2.0, 2.0, width=32),
+    min_tokens=st.integers(0, 4096),
+    epsilon=float32s,
+    delta=float32s,
     seed=st.integers(0, 2**64 - 1),
+    rule=st.sampled_from(Rule),
+    edits=st.builds(
+        Edits,
+        bias=st.lists(st.tuples(token_ids, st.floats(-100, 100, width=32)), max_size=3).map(tuple),
+        grammar=st.one_of(st.none(), st.builds(Grammar, st.sampled_from(["json", "regex"]), st.text(max_size=9))),
+        allowed=st.lists(token_ids, max_size=3).map(tuple),
+        bad_words=st.lists(st.lists(token_ids, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
+        end_ids=st.lists(token_ids, max_size=2).map(tuple),
+    ),
 )
-wants = st.builds(Want, st.booleans(), st.booleans(), st.one_of(st.none(), st.integers(0, 100_000)))
+wants = st.builds(Want, st.booleans(), st.booleans(), st.one_of(st.none(), st.integers(0, 100_000)), st.integers(0, 20))
+
+
+@st.composite
+def drawn(draw: st.DrawFn, tree: TokenTree) -> tuple[Distribution, ...]:
+    """A q for every node, that of its siblings, which holds its token."""
+    by_parent: dict[int, Distribution] = {}
+    for parent, children in enumerate(tree.children):
+        ids = sorted({*children, *draw(st.lists(token_ids, max_size=4))})
+        weights = draw(st.lists(st.floats(2.0**-60, 1.0, width=32), min_size=len(ids), max_size=len(ids)))
+        by_parent[parent] = Distribution(np.array(ids, np.int32), np.array(weights, np.float32))
+    return tuple(by_parent[parent] for parent in tree.parents.tolist())
 
 
 @st.composite
@@ -64,6 +91,8 @@ def acceptances(draw: st.DrawFn) -> tuple[TokenTree, Acceptance]:
         draw(token_ids),
         picks=draw(st.sampled_from([None, np.arange(tree.num_nodes + 1, dtype=np.int32)])),
         logprobs=draw(st.sampled_from([None, -np.linspace(1e-12, 40.0, len(path) + 1)])),
+        top_ids=(top := draw(st.sampled_from([None, np.zeros((len(path) + 1, 2), np.int32)]))),
+        top_logprobs=None if top is None else np.full((len(path) + 1, 2), -0.1),
         features=np.arange(rows * 3, dtype=np.float32).reshape(rows, 3) if rows else None,
         features_start=draw(st.integers(0, 1000)) if rows else 0,
         forward_us=draw(st.integers(0, 10**9)),
@@ -80,6 +109,8 @@ def same(left: Any, right: Any) -> bool:
         return type(left) is type(right) and all(
             same(getattr(left, name), getattr(right, name)) for name in left.__dataclass_fields__
         )
+    if isinstance(left, tuple):
+        return len(left) == len(right) and all(map(same, left, right))
     return bool(left == right)
 
 
@@ -93,11 +124,12 @@ def crossed(tensors: Tensors) -> Tensors:
 
 
 @settings(max_examples=100, deadline=None)
-@given(deltas(), trees, samplings, wants, st.integers(1, 10**7))
+@given(deltas(), trees, samplings, wants, st.integers(1, 10**7), st.data())
 def test_a_step_comes_back_the_same(
-    delta: wire.Delta, tree: TokenTree, sampling: Sampling, want: Want, deadline_ms: int
+    delta: wire.Delta, tree: TokenTree, sampling: Sampling, want: Want, deadline_ms: int, data: st.DataObject
 ) -> None:
-    request = wire.StepRequest(delta, tree, sampling, want, deadline_ms)
+    q = data.draw(st.one_of(st.just(()), drawn(tree)))
+    request = wire.StepRequest(delta, tree, sampling, want, deadline_ms, q)
     back = wire.unpack_step(crossed(wire.pack_step(request)), VOCAB_SIZE, MAX_NODES)
     assert same(request, back)
     assert back.delta.prefix_len == delta.prefix_len
@@ -120,11 +152,50 @@ def test_an_acceptance_comes_back_the_same(case: tuple[TokenTree, Acceptance]) -
 
 
 @settings(max_examples=50, deadline=None)
-@given(trees, st.integers(0, 1000))
-def test_a_drafter_s_tree_comes_back_the_same(tree: TokenTree, cached_len: int) -> None:
-    tensors = crossed(wire.pack_drafted(Drafted(tree, (), cached_len)))
-    assert same(tree, wire.unpack_tree(tensors, VOCAB_SIZE, MAX_NODES))
-    assert tensors["cached_len"].tolist() == [cached_len]
+@given(trees, st.integers(0, 1000), st.data())
+def test_a_drafter_s_tree_and_q_come_back_the_same(tree: TokenTree, cached_len: int, data: st.DataObject) -> None:
+    q = data.draw(st.one_of(st.just(()), drawn(tree)))
+    back = wire.unpack_drafted(crossed(wire.pack_drafted(Drafted(tree, q, cached_len))), VOCAB_SIZE, MAX_NODES)
+    assert same(tree, back.tree) and same(q, back.q) and back.cached_len == cached_len
+
+
+def ids_of(*ids: int) -> np.ndarray:
+    return np.array(ids, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("q", "words"),
+    [
+        ([([1], [1.0])], "1 distributions q for 2 nodes"),
+        ([([1], [1.0]), ([3], [1.0])], "node 2 has a token that its q does not hold"),
+        ([([1, 2], [1.0, 0.0]), ([2], [1.0])], "q of node 1 has a weight that is not positive"),
+        ([([1, 2], [1.0, float("nan")]), ([2], [1.0])], "q of node 1 has a weight"),
+        ([([2, 1], [1.0, 1.0]), ([2], [1.0])], "q of node 1 must have ascending ids in 0..49"),
+        ([([1, 50], [1.0, 1.0]), ([2], [1.0])], "q of node 1 must have ascending ids in 0..49"),
+        ([([1, 2], [1.0, 1.0]), ([1, 2], [1.0, 2.0])], "node 2 was drawn from another q than its siblings"),
+    ],
+)
+def test_a_q_that_would_bend_the_law_is_refused(q: list[tuple[list[int], list[float]]], words: str) -> None:
+    """Two children of the root, 1 and 2."""
+    tree = TokenTree.from_paths([[1], [2]])
+    distributions = tuple(Distribution(ids_of(*ids), np.array(weights, np.float32)) for ids, weights in q)
+    tensors = wire.pack_drafted(Drafted(tree, distributions, 0))
+    with pytest.raises(EngineError, match=words):
+        wire.unpack_drafted(tensors, VOCAB_SIZE, MAX_NODES)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("rule", np.array([b"fair"], np.object_), "unknown rule 'fair'"),
+        ("bias_ids", ids_of(1, 2), "2 bias_ids, but 0 bias_weights"),
+        ("bad_word_lengths", ids_of(3), "bad_word_ids: lengths add up to 3, but there are 0"),
+        ("bad_word_lengths", ids_of(-1), "bad_word_ids: lengths"),
+    ],
+)
+def test_a_sampling_that_does_not_fit_is_refused(name: str, value: np.ndarray, words: str) -> None:
+    with pytest.raises(EngineError, match=words):
+        wire.unpack_draft(full_draft() | {name: value})
 
 
 def test_the_hash_names_the_tokens_before_the_start() -> None:
