@@ -38,7 +38,7 @@ LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
 
 
 class _Exhausted(RequestError):
-    """The library hit a limit mid-way; what it answered last is worth nothing."""
+    """The library hit a limit that others may have brought it to; what it answered last is worth nothing."""
 
 
 class Grammars:
@@ -61,6 +61,11 @@ class Grammars:
         """Raise RequestError when the grammar is broken, too complex, or nothing can match it."""
         self._pristine(grammar)
 
+    def is_ready(self, grammar: Grammar) -> bool:
+        """Return True when a matcher of the grammar can be had at once; compiling an odd one takes 300 ms."""
+        with self._lock:
+            return grammar in self._compiled
+
     def matcher(self, grammar: Grammar, end_ids: Collection[int]) -> Matcher:
         """Return a matcher at the start of an output that the ids `end_ids` end; raises as `check` does."""
         pristine = self._pristine(grammar)
@@ -71,7 +76,7 @@ class Grammars:
             if grammar in self._compiled:
                 self._compiled.move_to_end(grammar)
                 return self._compiled[grammar]
-        # Not under the lock: an odd schema takes 300 ms. At worst two threads do the same work.
+        # Not under the lock, since it may take long. At worst two threads do the same work.
         return self._compile(grammar)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
@@ -215,13 +220,16 @@ class Matcher:
             legal[other] = self._is_known(other) and self._library.validate_tokens([other]) == 1
 
     def _bits(self) -> bytes:
-        """Return the library's mask, one bit a token; empty at a dead end; raises _Exhausted at a limit."""
+        """Return the library's mask, one bit a token; empty at a dead end; raises RequestError at a limit."""
         bits = self._library.compute_bitmask()
         if not self._library.is_error():
             return bits
         if self._library.get_error().startswith("NoExtension"):
             return b""
-        raise _Exhausted(_worded("grows too complex", self._library.get_error(), len(self._consumed)))
+        # The lexer's states are shared with other copies of the grammar, whose doing it may be; the parser's are not.
+        error = self._library.get_error()
+        kind = RequestError if error.startswith("Parser Error") else _Exhausted
+        raise kind(_worded("grows too complex", error, len(self._consumed)))
 
     def _retreat(self, length: int) -> None:
         """Take back all but the first `length` consumed tokens."""

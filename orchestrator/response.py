@@ -85,7 +85,7 @@ class Responses:
         tally = self._progress.tally
         tensors: Tensors = {
             "finish_reason": _text(reason.value),
-            "rule": _text(RULE_NAMES.get(self._job.sampling.rule, self._job.sampling.rule)),
+            "rule": _text(self._rule),
             "num_input_tokens": _int32(len(self._job.prompt)),
             "num_steps": _int32(tally.num_steps),
             "acceptance_rate": np.array([[tally.acceptance_rate]], np.float32),
@@ -98,12 +98,17 @@ class Responses:
             tensors["steps"] = _text(json.dumps(self._progress.trace.told()))
         return tensors
 
+    @property
+    def _rule(self) -> str:
+        rule = self._job.sampling.rule
+        return RULE_NAMES.get(rule, rule)
+
     def _stats(self) -> dict[str, Any]:
         """Return what is told when asked for."""
         progress = self._progress
         return {
             "method": self._job.plan.method,
-            "rule": self._job.sampling.rule,
+            "rule": self._rule,
             "time_to_first_token_ms": 1e3 * progress.first_token_s,
             "total_ms": 1e3 * (time.monotonic() - progress.began_s),
             "forward_ms": progress.forward_us / 1e3,

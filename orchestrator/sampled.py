@@ -6,6 +6,8 @@ import secrets
 from collections.abc import Collection
 from typing import Any
 
+import numpy as np
+
 from orchestrator.checkpoint import Checkpoint
 from orchestrator.errors import RequestError, shown, unknown_name
 from orchestrator.grammar import Grammars
@@ -15,6 +17,8 @@ from orchestrator.types import DELTA, EPSILON, Edits, Grammar, Rule, Sampling
 
 MAX_BIASED = 1024
 MAX_PENALTY = 100.0
+# As float32 has it, since every number of a request is one.
+MIN_PENALTY = float(np.float32(0.01))
 MAX_WEIGHT = 1000.0
 #: The values of guided_decoding_guide_type, and whether the guide says something.
 GUIDES = {"json": False, "json_schema": True, "regex": True}
@@ -34,7 +38,7 @@ def sampling_of(given: Given, edits: Edits, max_tokens: int) -> Sampling:
         top_p=top_p or 1.0,
         min_p=_number(given, "min_p", 0.0, 0.0, 1.0),
         typical_p=_number(given, "typical_p", 1.0, 0.0, 1.0) or 1.0,
-        repetition_penalty=_number(given, "repetition_penalty", 1.0, 1 / MAX_PENALTY, MAX_PENALTY),
+        repetition_penalty=_number(given, "repetition_penalty", 1.0, MIN_PENALTY, MAX_PENALTY),
         presence_penalty=_number(given, "presence_penalty", 0.0, -MAX_PENALTY, MAX_PENALTY),
         frequency_penalty=_number(given, "frequency_penalty", 0.0, -MAX_PENALTY, MAX_PENALTY),
         min_tokens=min_tokens_of(given, max_tokens),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from runtime.job import Job
 from runtime.layout import Segment
 from runtime.paged import PagedModel
 from runtime.sequences import SequenceTable
-from runtime.shaping import shaper_of
+from runtime.shaping import preparation, shaper_of
 
 DraftJob = Job[DraftRequest]
 
@@ -40,6 +40,10 @@ class DraftEngine:
     def sequences(self) -> SequenceTable:
         """The sequences that it holds."""
         return self.paged.sequences
+
+    def preparation(self, request: DraftRequest) -> Callable[[], None] | None:
+        """Return what is to be done before the request is submitted, on another thread; None as a rule."""
+        return preparation(request.sampling, self._grammars)
 
     def advance(self, jobs: list[DraftJob]) -> list[DraftJob]:
         """Draft one more token for every request whose context is computed, and a part of the others' context."""

@@ -67,5 +67,8 @@ class Engine(Protocol[Request]):
     def sequences(self) -> SequenceTable:
         """The sequences that it holds; the thread drops those that have ended or fallen silent."""
 
+    def preparation(self, request: Request) -> Callable[[], None] | None:
+        """Return what is to be done before the request is submitted, on another thread; None as a rule."""
+
     def advance(self, jobs: list[Job[Request]]) -> list[Job[Request]]:
         """Run one pass, answer the jobs that are done, and return those that need another pass."""

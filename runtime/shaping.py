@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -105,6 +106,14 @@ def shaper_of(sequence: Shapable, sampling: Sampling, prompt_len: int, grammars:
     if sequence.shaper is None or sequence.shaper.sampling != sampling:
         sequence.shaper = Shaper(sampling, prompt_len, _matcher(sampling, grammars))
     return sequence.shaper
+
+
+def preparation(sampling: Sampling, grammars: Grammars | None) -> Callable[[], None] | None:
+    """Return what had better be done before the engine's thread meets the sampling: a grammar is to be compiled."""
+    grammar = sampling.edits.grammar
+    if grammar is None or grammars is None or grammars.is_ready(grammar):
+        return None
+    return partial(grammars.check, grammar)
 
 
 def _matcher(sampling: Sampling, grammars: Grammars | None) -> Matcher | None:

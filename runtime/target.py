@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from runtime.job import Job
 from runtime.layout import Segment
 from runtime.paged import PagedModel
 from runtime.sequences import Sequence, SequenceTable
-from runtime.shaping import shaper_of
+from runtime.shaping import preparation, shaper_of
 from runtime.verdict import Question, Verdict, decide
 
 StepJob = Job[StepRequest]
@@ -41,6 +42,10 @@ class TargetEngine:
     def sequences(self) -> SequenceTable:
         """The sequences that it holds."""
         return self.paged.sequences
+
+    def preparation(self, request: StepRequest) -> Callable[[], None] | None:
+        """Return what is to be done before the request is submitted, on another thread; None as a rule."""
+        return preparation(request.sampling, self._grammars)
 
     def advance(self, jobs: list[StepJob]) -> list[StepJob]:
         """Run one pass: whole steps, and parts of the contexts that are too long for one pass."""

@@ -46,6 +46,10 @@ class EngineThread(Generic[Request]):
         """Begin to answer."""
         self._thread.start()
 
+    def preparation(self, request: Request) -> Callable[[], None] | None:
+        """Return what takes too long for this thread, and is to be done before `submit`; None as a rule."""
+        return self._engine.preparation(request)
+
     def submit(self, request: Request, deadline_s: float, on_answer: Reply) -> None:
         """Queue a call; `on_answer` is called once, from the engine's thread (after `close` from the caller's).
 

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, Protocol, TypeVar
 
 from orchestrator import wire
@@ -20,6 +21,7 @@ Request = TypeVar("Request")
 Contra = TypeVar("Contra", contravariant=True)
 
 DEFAULT_DEADLINE_MS = 60_000
+NUM_SLOW = 2
 # Shorter than callers wait before they try again: by then no thread holds a lock in the memory shared with Triton,
 # which aborts when a process dies that does (triton#8882).
 QUIET_S = 0.1
@@ -29,6 +31,9 @@ log = logging.getLogger(__name__)
 
 class EngineLine(Protocol[Contra]):
     """An engine thread, as the host sees it."""
+
+    def preparation(self, request: Contra) -> Callable[[], None] | None:
+        """Return what is to be done before `submit`, on a thread that may take its time; None as a rule."""
 
     def submit(self, request: Contra, deadline_s: float, on_answer: Callable[[Any], None]) -> None:
         """Queue a call that is answered once, by its deadline."""
@@ -63,6 +68,7 @@ class EngineHost(Generic[Request]):
         self._engine = engine
         self._unpack = unpack
         self._pack = pack
+        self._slow = ThreadPoolExecutor(NUM_SLOW, "preparation")
         engine.watch(EngineGauges(model).update)
         engine.on_broken(_end_process)
 
@@ -73,7 +79,8 @@ class EngineHost(Generic[Request]):
         return [None] * len(requests)
 
     def finalize(self) -> None:
-        """Stop the engine thread."""
+        """Stop the engine thread; what is still being prepared is answered by it."""
+        self._slow.shutdown()
         self._engine.close()
 
     def _accept(self, tensors: Tensors, sender: Any) -> None:
@@ -87,6 +94,19 @@ class EngineHost(Generic[Request]):
             self._send_error(sender, error)
             return
         deadline_s = time.monotonic() + wire.deadline_ms(tensors, DEFAULT_DEADLINE_MS) / 1000
+        if work := self._engine.preparation(request):
+            self._slow.submit(self._submit, request, deadline_s, sender, work)
+        else:
+            self._submit(request, deadline_s, sender)
+
+    def _submit(
+        self, request: Request, deadline_s: float, sender: Any, work: Callable[[], None] = lambda: None
+    ) -> None:
+        try:
+            work()
+        except Exception as error:
+            self._send_error(sender, error)
+            return
         self._engine.submit(request, deadline_s, lambda answer: self._answer(sender, answer))
 
     def _answer(self, sender: Any, answer: Any) -> None:

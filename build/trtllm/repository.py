@@ -1,0 +1,173 @@
+"""`python -m build.trtllm.repository`: model folders for NVIDIA's Triton backend `tensorrtllm`, ready to be loaded.
+
+From an engine plan to `tensorrt_llm` (the target) and `tensorrt_llm_draft` (the draft model, where there is one), each
+a complete config.pbtxt: no template, nothing to fill in. EXPERIMENTAL: names, types and dims are checked against a
+table compiled from NVIDIA's own configuration; no server has loaded one of these folders.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from build.trtllm.backend_tensors import Tensor, inputs, outputs
+from build.trtllm.engines import Engine
+from build.trtllm.plan import Plan, make_plan
+from build.trtllm.spec import load_spec
+from orchestrator.errors import ConfigError
+
+#: The Triton model of each engine.
+MODELS = {"target": "tensorrt_llm", "draft": "tensorrt_llm_draft"}
+WORKER = "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
+#: Modes whose tree the server is told, node by node; without one the backend takes its own of 63 nodes.
+_TREE_PARAMETERS = {"medusa": "medusa_choices", "eagle": "eagle_choices"}
+_BACKENDS_OWN_NODES = 63
+
+Choices = Sequence[Sequence[int]]
+
+
+def write_repository(
+    plan: Plan, engines: Path, out: Path, *, decoupled: bool = False, choices: Choices = ()
+) -> list[Path]:
+    """Write a model folder for each engine of the plan; return the config.pbtxt files.
+
+    engines: the output folder of the plan's build, as the server will see it. decoupled: several responses a request,
+    which streaming needs. choices: for Medusa and EAGLE, the tree; each node as its path of child numbers.
+    Raises ConfigError: a release whose tensors are not known, or a tree that the engine does not take.
+    """
+    configs = {
+        MODELS[engine.role]: config_text(plan, engine, engines, decoupled=decoupled, choices=choices)
+        for engine in plan.engines
+    }
+    for name, text in configs.items():
+        (out / name / "1").mkdir(parents=True, exist_ok=True)  # Triton wants a version; the engine lies elsewhere
+        (out / name / "config.pbtxt").write_text(text, encoding="utf-8")
+    return [out / name / "config.pbtxt" for name in configs]
+
+
+def config_text(plan: Plan, engine: Engine, engines: Path, *, decoupled: bool = False, choices: Choices = ()) -> str:
+    """Return the config.pbtxt of one engine of the plan; arguments and errors as in `write_repository`."""
+    version = plan.spec.trtllm_version
+    parameters = _parameters(plan, engine, engines) | _tree(engine, choices)
+    lines = (
+        f"# The {engine.role} for method {plan.spec.method}, TensorRT-LLM {version}; made by build.trtllm.repository",
+        f"name: {_word(MODELS[engine.role])}",
+        'backend: "tensorrtllm"',
+        f"max_batch_size: {engine.limits.max_batch_size}",
+        f"model_transaction_policy {{ decoupled: {str(decoupled).lower()} }}",
+        "dynamic_batching { max_queue_delay_microseconds: 0 }",  # the executor batches by itself
+        "",
+        *_list("input", [_input(tensor) for tensor in inputs(version)]),
+        "",
+        *_list("output", [_tensor(tensor) for tensor in outputs(version)]),
+        "",
+        "instance_group [ { count: 1, kind: KIND_CPU } ]",
+        "",
+        *(_parameter(key, value) for key, value in parameters.items()),
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _parameters(plan: Plan, engine: Engine, engines: Path) -> dict[str, str]:
+    """Return the parameters that are not the backend's own defaults, and those whose value our adapter counts on.
+
+    Inferred: a parameter that is left out is one that is not specified, like a `${...}` that nobody has filled.
+    """
+    return {
+        "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
+        "gpt_model_type": "inflight_fused_batching",
+        "gpt_model_path": str(engines / engine.engine_folder),
+        "executor_worker_path": WORKER,
+        "max_beam_width": str(engine.limits.max_beam_width),
+        "batch_scheduler_policy": "guaranteed_no_evict",
+        "exclude_input_in_output": "false",
+        **plan.servers[engine.role],
+    }
+
+
+def _tree(engine: Engine, choices: Choices) -> dict[str, str]:
+    """Return the parameter that names the tree, none where the backend's own fits."""
+    name, most = _TREE_PARAMETERS.get(engine.mode), engine.limits.max_draft_len
+    if not name:
+        return {}
+    if not choices and most != _BACKENDS_OWN_NODES:
+        raise ConfigError(
+            f"{name} must be given: the backend's own tree has {_BACKENDS_OWN_NODES} nodes, "
+            f"the engine is built for {most}"
+        )
+    _check_choices([tuple(path) for path in choices], name, most)
+    return {name: choices_text(choices)} if choices else {}
+
+
+def _check_choices(paths: list[tuple[int, ...]], name: str, most: int) -> None:
+    if len(paths) > most:
+        raise ConfigError(f"{name} must have at most {most} nodes, got {len(paths)} (draft_len of the engine's plan)")
+    if len(set(paths)) < len(paths) or not all(paths) or any(child < 0 for path in paths for child in path):
+        raise ConfigError(f"{name} must be different paths of child numbers from 0 on")
+    if orphan := next((path for path in paths if path[:-1] and path[:-1] not in paths), None):
+        raise ConfigError(f"{name} names the node {list(orphan)}, but not its parent: every node must be listed")
+
+
+def choices_text(choices: Choices) -> str:
+    """Return a tree as the backend reads it: `{0},{0,0},{1}`."""
+    return ",".join("{" + ",".join(map(str, path)) + "}" for path in choices)
+
+
+def _parameter(key: str, value: str) -> str:
+    return f"parameters {{ key: {_word(key)}, value {{ string_value: {_word(value)} }} }}"
+
+
+def _list(field: str, items: Sequence[str]) -> list[str]:
+    return [f"{field} [", ",\n".join(f"  {{ {item} }}" for item in items), "]"]
+
+
+def _tensor(tensor: Tensor) -> str:
+    return f'name: "{tensor.name}", data_type: TYPE_{tensor.data_type}, dims: {list(tensor.dims)}'
+
+
+def _input(tensor: Tensor) -> str:
+    flags = {
+        "reshape { shape: [] }": tensor.is_scalar,
+        "allow_ragged_batch: true": tensor.is_ragged,
+        "optional: true": tensor.is_optional,
+    }
+    return ", ".join((_tensor(tensor), *(flag for flag, holds in flags.items() if holds)))
+
+
+def _word(text: str) -> str:
+    """Quote a string of the text format, which escapes as JSON does."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line's parser."""
+    made = argparse.ArgumentParser(prog="python -m build.trtllm.repository", description=__doc__)
+    made.add_argument("file", type=Path, metavar="FILE", help="the engines, in TOML, as they were built")
+    made.add_argument(
+        "--engines", type=Path, required=True, metavar="DIR", help="the build's --out, as the server sees it"
+    )
+    made.add_argument("--out", type=Path, required=True, metavar="DIR", help="the model repository")
+    made.add_argument("--decoupled", action="store_true", help="several responses a request, which streaming needs")
+    made.add_argument("--choices", type=Path, metavar="FILE", help="the tree of Medusa or EAGLE: JSON, a list of paths")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the folders; return the exit status."""
+    options = parser().parse_args(arguments)
+    try:
+        choices = json.loads(options.choices.read_text(encoding="utf-8")) if options.choices else ()
+        plan = make_plan(load_spec(options.file, {}))
+        made = write_repository(plan, options.engines, options.out, decoupled=options.decoupled, choices=choices)
+    except (ConfigError, OSError, ValueError, TypeError) as error:
+        print(f"trtllm: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(map(str, made)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""Makes an image's Python environment; stdlib and pip only, run by the base image's own Python while it is built.
+
+`make FOLDER` makes it: our packages first, the container's behind them, our code found in place. So what the container
+needs keeps its versions, and Triton's Python stub, which ignores PYTHONPATH, finds all three.
+`requirements [EXTRA ...]` prints what pyproject.toml asks for, less what is not pip's to install here, and with
+`--lacking` less what the container has in a version that will do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import re
+import site
+import sys
+import tomllib
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+APP = Path(__file__).resolve().parent.parent
+#: Triton is the container's own; torch has a layer to itself, or is the container's, too.
+LEFT_OUT = ("nvidia-pytriton", "torch")
+
+
+def make(folder: Path) -> None:
+    """Make the environment; without pip, because the container's own installs into it."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    packages = folder / "lib" / f"python{version}" / "site-packages"
+    behind = [f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages() if Path(path).is_dir()]
+    (packages / "container.pth").write_text("".join(behind), encoding="utf-8")
+    (packages / "specserve.pth").write_text(f"{APP}\n", encoding="utf-8")
+
+
+def requirements(project: dict[str, Any], extras: Sequence[str]) -> list[str]:
+    """Return the requirements of pyproject.toml's [project] and of these extras, without LEFT_OUT."""
+    wanted = [*project["dependencies"], *(word for extra in extras for word in project["optional-dependencies"][extra])]
+    return [word for word in wanted if name_of(word) not in LEFT_OUT]
+
+
+def lacking(requirement: str) -> bool:
+    """True when the container's own packages do not meet the requirement."""
+    from pip._vendor.packaging.requirements import Requirement
+
+    try:
+        found = importlib.metadata.version(name_of(requirement))
+    except importlib.metadata.PackageNotFoundError:
+        return True
+    return found not in Requirement(requirement).specifier
+
+
+def name_of(requirement: str) -> str:
+    """Return a requirement's package: `numpy` of `numpy>=1.26,<2`."""
+    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0].lower()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("make").add_argument("folder", type=Path)
+    listed = verbs.add_parser("requirements")
+    listed.add_argument("extras", nargs="*")
+    listed.add_argument("--lacking", action="store_true", help="only what the container does not have")
+    options = parser.parse_args(arguments)
+    if options.verb == "make":
+        make(options.folder)
+    else:
+        project = tomllib.loads((APP / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        wanted = requirements(project, options.extras)
+        print("\n".join(word for word in wanted if not options.lacking or lacking(word)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""One text led through the target in one dtype, and two dtypes compared step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from orchestrator import sampling as reference
+from orchestrator.accept import Walk, accept_coupled
+from orchestrator.context import Context
+from orchestrator.loop import Limits
+from orchestrator.noise import gumbel
+from orchestrator.tree import TokenTree
+from orchestrator.types import Acceptance, FloatArray, Proposer, Sampling
+from orchestrator.wire import delta_of
+from runtime import sampling as rules
+from runtime.layout import Segment
+from runtime.load import load_model
+from runtime.paged import PagedModel
+from runtime.target import TargetEngine
+from tests.numerics.counts import CLOSE, EXACT, NUM_TOP, Tally
+from tests.support.exactness import border_distance
+
+
+class Forced:
+    """The target in one dtype, led along a text that another one says, by the engine's own passes and commits."""
+
+    def __init__(self, folder: str, device: str, dtype: str) -> None:
+        self.paged = PagedModel(load_model(folder, device, dtype), 96, 16)
+        self._engine = TargetEngine(self.paged)
+
+    def begin(self, context: Context) -> None:
+        """Start a text afresh."""
+        self.paged.sequences.drop(1)
+        self._sequence = self.paged.sequences.open(delta_of(context, 0, 1, ""), 0, 0)
+
+    def rows(self, tree: TokenTree) -> Tensor:
+        """Return the logits of the root and every node, (m + 1, V), in the dtype; a long prompt goes in by parts."""
+        sequence, part = self._sequence, self.paged.max_pass_tokens
+        stop = len(sequence.ids)
+        sequence.reserve(stop + tree.num_nodes)
+        while stop - sequence.num_computed > part:
+            first = sequence.num_computed
+            self.paged.forward([Segment(sequence, first, first + part)])
+        return self.paged.forward([Segment(sequence, sequence.num_computed, stop, tree)])
+
+    def commit(self, tree: TokenTree, walk: Walk) -> None:
+        """Keep the path of the step, whatever this dtype would have picked."""
+        self._engine._commit(self._sequence, tree, walk)
+
+
+class Rows(NamedTuple):
+    """The picks of one dtype behind the root and the nodes of a path, and their logits, (a + 1, V) float64."""
+
+    picks: list[int]
+    logits: Tensor
+
+
+class Step(NamedTuple):
+    """A step of float64, and what every dtype made of its path. prompt: its number."""
+
+    prompt: int
+    prefix_len: int
+    tree: TokenTree
+    path: tuple[int, ...]
+    rows: dict[str, Rows]
+
+
+def follow(
+    sides: Mapping[str, Forced], proposer: Proposer, context: Context, rule: Sampling, limits: Limits, end: int
+) -> Iterator[tuple[TokenTree, Walk, dict[str, Rows]]]:
+    """Yield the steps of float64's own text up to the token `end`, before they are committed; all sides go along."""
+    for side in sides.values():
+        side.begin(context)
+    while len(context.output) < limits.max_tokens and end not in context.output:
+        budget = limits.budget(context)
+        tree = proposer.propose(context, rule, budget).cut(budget).tree
+        logits = {name: side.rows(tree) for name, side in sides.items()}
+        picks = rules.picks(logits[EXACT], (tree.depths + len(context)).tolist(), [rule] * (tree.num_nodes + 1))
+        walk = accept_coupled(tree, picks)
+        rows = {name: _on_path(own, walk.path, len(context), rule) for name, own in logits.items()}
+        yield tree, walk, rows
+        for side in sides.values():
+            side.commit(tree, walk)
+        acceptance = Acceptance(walk.path, walk.next_token, picks=np.array(picks, np.int32))
+        context.commit(acceptance.tokens(tree))
+        proposer.observe(tree, acceptance)
+
+
+def _on_path(logits: Tensor, path: tuple[int, ...], prefix_len: int, rule: Sampling) -> Rows:
+    own = logits[[0, *path]]
+    picks = rules.picks(own, range(prefix_len, prefix_len + len(own)), [rule] * len(own))
+    return Rows(picks, own.double().cpu())
+
+
+def compare(step: Step, left: Rows, right: Rows, rule: Sampling) -> Tally:
+    """Return what came of one step's picks by two dtypes, or by a tree and plain decoding."""
+    exact, nodes = step.rows[EXACT].logits, [0, *step.path]
+    apart = [i for i, (a, b) in enumerate(zip(left.picks, right.picks, strict=True)) if a != b]
+    tally = Tally(len(nodes), len(apart), 1, int(bool(apart)), **_distances(exact, left.logits, right.logits))
+    if apart:
+        first = apart[0]
+        tally.paths = int(bool({left.picks[first], right.picks[first]} & step.tree.children[nodes[first]].keys()))
+    if not rule.greedy:
+        each = [rule] * len(nodes)
+        tally.chance = float(
+            chance_of_difference(rules.log_p(left.logits, each), rules.log_p(right.logits, each)).sum()
+        )
+    for i in apart:
+        position, logits = step.prefix_len + i, exact[i : i + 1].numpy()
+        gap = margin(logits, left.picks[i], right.picks[i], position, rule)
+        tally.margins.append([step.prompt, position, gap])
+    return tally
+
+
+def _distances(exact: Tensor, left: Tensor, right: Tensor) -> dict[str, Any]:
+    """Return how far two logits, (n, V), lie apart, and how near float64's two likeliest tokens are to each other."""
+    top = exact.topk(min(NUM_TOP, exact.shape[-1]), dim=-1).indices
+    a, b = (logits.log_softmax(dim=-1).gather(-1, top) for logits in (left, right))
+    deltas, gaps = (a - b).abs(), ((a - b)[:, 0] - (a - b)[:, 1]).abs()
+    keys, counts = (20 * deltas.clamp(min=1e-20).log10()).ceil().int().unique(return_counts=True)
+    close = exact.topk(2, dim=-1).values
+    return {
+        "deltas": {str(key): count for key, count in zip(keys.tolist(), counts.tolist(), strict=True)},
+        "largest": float(deltas.max()),
+        "gaps": float(gaps.sum()),
+        "close": int((close[:, 0] - close[:, 1] < CLOSE).sum()),
+    }
+
+
+def chance_of_difference(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Return the probability, over seeds, that the picks of p and of q differ under the same noise; (n, V) → (n,).
+
+    1 − Σᵢ 1 / Σⱼ max(pⱼ/pᵢ, qⱼ/qᵢ), the sum over j by the order of qⱼ/pⱼ (Daliri et al. 2024, arXiv:2408.07978).
+    """
+    order = (log_q - log_p).nan_to_num(0.0, torch.inf, -torch.inf).argsort(dim=-1)
+    p, q = log_p.exp().gather(-1, order), log_q.exp().gather(-1, order)
+    behind = q.flip(-1).cumsum(-1).flip(-1) - q
+    same = 1 / (p.cumsum(-1) / p + behind / q)
+    return (1 - same.nan_to_num(0.0).sum(-1)).clamp(min=0.0)
+
+
+def margin(row: FloatArray, left: int, right: int, position: int, rule: Sampling) -> float:
+    """Return float64's distance between two picks, or of one from top-p's border; row: (1, V) logits."""
+    if rule.greedy:
+        return float(abs(row[0, left] - row[0, right]))
+    scores = reference.log_p(row, rule)[0] + gumbel(rule.seed, position, np.arange(row.shape[1]))
+    outside = [token for token in (left, right) if not np.isfinite(scores[token])]
+    if outside:
+        return max(border_distance(row, token, rule) for token in outside)
+    return float(abs(scores[left] - scores[right]))

@@ -1,0 +1,38 @@
+"""A small audit of the shipped deployment in float64: no finding, and every rule had drafts to accept and to refuse.
+
+The full size is `make audit` (tests/audit.py, docs/auditor.md).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.config import load_config
+from tests.auditing.auditor import Auditor
+from tests.auditing.served import ServerSubject
+from tests.auditing.truth import Truth
+from tests.auditing.workload import Size
+from tests.exact import CONFIG, serving
+from tests.support.traffic import mixed_prompts
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+
+SETTINGS = ("none", "prompt_lookup", "draft_model 4", "ngram")
+RULES = ("coupled", "rejection", "block")
+SIZE = Size(prompts=2, tokens=12, seeds=16)
+CHARACTERS = 120
+
+
+def test_the_shipped_deployment_has_no_finding() -> None:
+    prompts = [prompt.text[-CHARACTERS:] for prompt in mixed_prompts(SIZE.prompts)]
+    with serving("float64") as server, ServerSubject(server.grpc_url) as subject:
+        results = Auditor(Truth(load_config(CONFIG).target), subject, prompts, SIZE, SETTINGS).run()
+
+    found = [f"{result.check}: {finding}" for result in results for finding in result.faults]
+    by_name = {result.check: result.counts for result in results}
+    assert not found, "\n".join(found)
+    for rule in RULES:
+        counts = by_name[f"replay, {rule}"]
+        assert 0 < counts["accepted"] < counts["drafted"] and counts["steps"] >= 8
+    for check in ("greedy", "invariance", "text, stopped", "log-probs", "law, block, draft_model 4"):
+        assert by_name[check]["tokens"] > 0, check

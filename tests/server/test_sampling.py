@@ -1,0 +1,430 @@
+"""The sampling surface on the real server in float64: every option under every method, beside the plain truth."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from launcher import Server
+from orchestrator.context import Context
+from orchestrator.grammar import Matcher
+from orchestrator.methods import METHODS as BUILDERS
+from orchestrator.noise import child_seed
+from orchestrator.sampling import log_p, log_softmax, pick
+from orchestrator.tree import TokenTree
+from orchestrator.types import Budget, Grammar, Sampling
+from tests.exact import serving
+from tests.support.clients import Stream, listed, metric, until
+from tests.support.settings import SETTINGS, inputs_of
+from tests.support.surface import (
+    DEMO,
+    EOS,
+    NUM_TOKENS,
+    OPTIONS,
+    REGEX,
+    SCHEMA,
+    Door,
+    Refused,
+    Said,
+    Truth,
+    sequences,
+)
+from tests.unit.test_stopping import CASES, Case, table
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+
+PROMPTS = (
+    "def add(first, second):\n    return first + second\n\n\ndef sub(first, second):\n    return first",
+    "class Node:\n    def __init__(self, name, size):\n        self.name = name\n        self.size = ",
+)
+PROMPT = PROMPTS[0]
+#: One setting of each method, trees where it has them.
+METHODS = {
+    "none": "none", "prompt_lookup": "prompt_lookup branches", "ngram": "ngram 2", "suffix": "suffix wide",
+    "lookahead": "lookahead 2 3 2", "jacobi": "jacobi", "predicted": "predicted 3", "draft_model": "draft_model 4",
+}  # fmt: skip
+#: The settings that propose more than a chain, and what they are told.
+TREES = {
+    "prompt_lookup branches": "branches above 1",
+    "suffix wide": "tree true",
+    "lookahead 2 3 2": "a window and guesses side by side",
+}
+CHAINS = ["none", "prompt_lookup", "ngram 2", "suffix chain", "jacobi", "predicted 3", "draft_model 4"]
+DRAWN = {"temperature": 0.9, "seed": 5}
+
+
+#: An option's prompt, by turns.
+PROMPT_OF = {name: PROMPTS[number % 2] for number, name in enumerate(OPTIONS)}
+
+
+def asked(setting: str, prompt: str = PROMPT, **inputs: Any) -> dict[str, Any]:
+    """Return a request's inputs; the server's own deadline would cut a text short on a busy machine."""
+    base = {"text_input": prompt, "max_tokens": NUM_TOKENS, "timeout_ms": 280_000}
+    return base | inputs_of(setting, prompt) | inputs
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving("float64") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def door(server: Server) -> Iterator[Door]:
+    opened = Door(server)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def truth() -> Truth:
+    return Truth()
+
+
+# Options
+
+
+@pytest.fixture(scope="module")
+def told(door: Door) -> dict[tuple[str, str], Said]:
+    """All options under all methods, at once, so that options share passes with others."""
+    return door.crowd(
+        {
+            (name, method): asked(setting, PROMPT_OF[name], **option.inputs)
+            for method, setting in METHODS.items()
+            for name, option in OPTIONS.items()
+        }
+    )
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_option_says_the_same_under_every_method_and_as_the_reference(
+    told: dict[tuple[str, str], Said], truth: Truth, name: str
+) -> None:
+    said = {method: told[name, method] for method in METHODS}
+    ids = said["none"].ids
+    assert truth.says(OPTIONS[name], DEMO.encode(PROMPT_OF[name]).ids, ids) == ids
+    assert {method: answer.ids for method, answer in said.items()} == dict.fromkeys(METHODS, ids)
+    assert len({(answer.text, answer.totals["finish_reason"]) for answer in said.values()}) == 1
+
+
+def test_options_changed_the_text_so_that_something_was_at_stake(
+    told: dict[tuple[str, str], Said], truth: Truth
+) -> None:
+    """Beside what the same seed and temperature pick when nothing else is asked for."""
+    changed = set()
+    for name, option in OPTIONS.items():
+        prompt, ids = DEMO.encode(PROMPT_OF[name]).ids, told[name, "none"].ids
+        plain = Sampling(option.sampling.temperature, seed=option.sampling.seed)
+        picks = pick(truth.rows(prompt, ids)[:-1], len(prompt) + np.arange(len(ids)), plain)
+        changed |= {name} if picks.tolist() != ids else set()
+    assert len(changed) >= 14, changed
+
+
+def test_every_method_had_drafts_accepted(told: dict[tuple[str, str], Said]) -> None:
+    for wanted in set(METHODS) - {"none"}:
+        assert sum(s.totals["total_accepted_draft_tokens"] for (_, m), s in told.items() if m == wanted) > 0, wanted
+
+
+# Log-probabilities
+
+
+@pytest.fixture(scope="module")
+def scored(door: Door) -> dict[tuple[str, bool], Said]:
+    """Every setting, streamed and not."""
+    inputs = {"num_top_log_probs": 3, "repetition_penalty": 1.3, "top_k": 50, **DRAWN}
+    return door.crowd({(s, t): asked(s, **inputs, stream=t) for s in METHODS.values() for t in (True, False)})
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("setting", METHODS.values())
+def test_log_probs_are_those_of_a_plain_pass(
+    scored: dict[tuple[str, bool], Said], truth: Truth, setting: str, stream: bool
+) -> None:
+    """1e-6: the public outputs are FP32. They say what the model itself holds, whatever the sampling."""
+    said = scored[setting, stream]
+    rows = log_softmax(truth.rows(DEMO.encode(PROMPT).ids, said.ids)[:-1])
+    top = np.argsort(-rows, axis=1, kind="stable")[:, :3]
+    assert len(said.logprobs) == len(said.top_ids) == len(said.ids) == NUM_TOKENS
+    np.testing.assert_allclose(said.logprobs, rows[range(NUM_TOKENS), said.ids], rtol=1e-6, atol=1e-6)
+    assert said.top_ids == top.tolist()
+    np.testing.assert_allclose(said.top_logprobs, np.take_along_axis(rows, top, 1), rtol=1e-6, atol=1e-6)
+    assert said.totals["cum_log_probs"] == pytest.approx(sum(said.logprobs), rel=1e-5)
+
+
+def test_return_log_probs_alone_brings_no_others(door: Door) -> None:
+    said = door.ask(**asked("none", return_log_probs=True, max_tokens=3))
+    assert len(said.logprobs) == 3 and not said.top_ids
+
+
+# Structured output
+
+GUIDED_PROMPT = (
+    'pairs = [\n    {"name": "left", "size": 22},\n    {"name": "up-1", "size": 333},\n    # right-22; up-1\n    '
+)
+GUIDES = {"json_schema": SCHEMA, "regex": REGEX}
+
+
+def guided(kind: str, setting: str, **inputs: Any) -> dict[str, Any]:
+    guide = {"guided_decoding_guide_type": kind, "guided_decoding_guide": GUIDES[kind]}
+    return asked(setting, GUIDED_PROMPT, max_tokens=96, **{**guide, "temperature": 0.7, "seed": 4, **inputs})
+
+
+def check_matches(kind: str, said: Said) -> None:
+    """By hand, not by what made it."""
+    assert said.totals["finish_reason"] == "stop" and said.ids[-1] == EOS
+    if kind == "regex":
+        assert re.fullmatch(REGEX, said.text)
+        return
+    value = json.loads(said.text)
+    assert list(value) == ["name", "size"] and len(value["name"]) <= 4 and value["size"] in (1, 22, 333)
+
+
+@pytest.mark.parametrize("kind", GUIDES)
+def test_structured_output_matches_ends_itself_and_is_the_same_text(door: Door, kind: str) -> None:
+    said = door.crowd({setting: guided(kind, setting) for setting in METHODS.values()})
+    for answer in said.values():
+        check_matches(kind, answer)
+    assert len({tuple(answer.ids) for answer in said.values()}) == 1
+
+
+@pytest.mark.parametrize("rule", ["coupled", "rejection", "block", "typical"])
+def test_structured_output_matches_under_every_rule(door: Door, rule: str) -> None:
+    kinds = dict(zip(CHAINS, [*GUIDES] * len(CHAINS), strict=False))  # by turns
+    said = door.crowd({(k, s): guided(k, s, rule=rule, temperature=1.0) for s, k in kinds.items()})
+    for (kind, _), answer in said.items():
+        check_matches(kind, answer)
+
+
+def steps_of(said: Said, matcher: Matcher) -> Iterator[tuple[Context, TokenTree, int]]:
+    """Yield what stood before each step, its tree, and how many of its nodes the grammar lets stand."""
+    told = json.loads(said.totals["steps"])
+    prompt_len, ids = len(told["prompt_ids"]), told["prompt_ids"] + said.ids
+    for step in told["steps"]:
+        context = Context(told["prompt_ids"])
+        context.commit(ids[prompt_len : step["prefix_len"]])
+        matcher.follow(context.output)
+        tree = TokenTree(np.array(step["node_ids"], np.int32), np.array(step["node_parents"], np.int32))
+        yield context, tree, len(matcher.kept(tree))
+
+
+@pytest.mark.parametrize("setting", METHODS.values())
+def test_drafts_that_the_grammar_forbids_are_left_out(door: Door, truth: Truth, setting: str) -> None:
+    said = door.ask(**guided("json_schema", setting, return_steps=True))
+    matcher = truth.grammars.matcher(Grammar("json_schema", SCHEMA), [EOS])
+    counts = [(tree.num_nodes, legal) for _, tree, legal in steps_of(said, matcher)]
+    if SETTINGS[setting][0] in ("lookahead", "jacobi"):  # they learn from the picks at all their nodes
+        assert any(legal < nodes for nodes, legal in counts)
+    else:
+        assert all(legal == nodes for nodes, legal in counts)
+
+
+def test_pruned_prompt_lookup_drafts_fewer_tokens_and_loses_none_that_is_accepted(door: Door, truth: Truth) -> None:
+    said = door.ask(**guided("json_schema", "prompt_lookup", return_steps=True, temperature=0.0))
+    matcher = truth.grammars.matcher(Grammar("json_schema", SCHEMA), [EOS])
+    lookup = BUILDERS["prompt_lookup"]
+    whole, accepted = 0, 0
+    for context, _, _ in steps_of(said, matcher):
+        tree = lookup.build(lookup.config(), None).propose(context, Sampling(), Budget(128, 128)).tree
+        rest = said.ids[len(context.output) :]
+        whole += tree.num_nodes
+        accepted += next((n for n, pair in enumerate(zip(tree.tokens, rest, strict=False)) if pair[0] != pair[1]), 0)
+    assert 0 < said.totals["total_draft_tokens"] < whole
+    assert said.totals["total_accepted_draft_tokens"] >= accepted > 0
+
+
+HOSTILE = {
+    "broken": ("json_schema", "{", "the guide "),
+    "deep": ("json_schema", "[" * 50_000, "recursion limit"),
+    "nothing matches": ("json_schema", "false", "the guide "),
+    "lost reference": ("json_schema", '{"properties": {"a": {"$ref": "#/x"}}}', "does not exist"),
+    "bracket": ("regex", "([", "unclosed"),
+    "empty class": ("regex", r"[^\s\S]", "no regex that can be matched"),
+    "long": ("regex", "a" * 70_000, "70000 bytes, at most 65536"),
+    "unknown type": ("jsn", "", "did you mean 'json'?"),
+    "guide for json": ("json", "{}", "takes no guided_decoding_guide"),
+    "no guide": ("regex", "", "needs guided_decoding_guide"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_guide_is_refused_at_once_in_one_sentence_and_the_server_goes_on(door: Door, case: str) -> None:
+    kind, guide, words = HOSTILE[case]
+    began_s = time.monotonic()
+    with pytest.raises(Refused, match=re.escape(words)) as caught:
+        door.ask(**asked("none", guided_decoding_guide_type=kind, guided_decoding_guide=guide))
+    assert time.monotonic() - began_s < 5
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+    assert len(door.ask(**asked("none", max_tokens=1)).ids) == 1
+
+
+@pytest.mark.parametrize("guide", ["(a{1,1000}){1,1000}{1,1000}", "((((((a*)*)*)*)*)*)*", "(a|aa|aaa)*" * 50])
+def test_regex_that_explodes_is_cut_by_max_tokens_like_any_text(door: Door, guide: str) -> None:
+    said = door.ask(**asked("draft_model 4", guided_decoding_guide_type="regex", guided_decoding_guide=guide))
+    assert len(said.ids) <= NUM_TOKENS and set(said.text) <= {"a"}
+
+
+# Several sequences
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_returned_sequences_are_those_of_requests_with_child_seeds_over_every_door(door: Door, number: int) -> None:
+    inputs = {**DRAWN, "max_tokens": 8, "num_top_log_probs": 2, "num_return_sequences": number}
+    alone = {i: asked("none", **{**inputs, "seed": child_seed(5, i), "num_return_sequences": 1}) for i in range(number)}
+    expected = list(door.crowd(alone).values())
+    streamed = door.parts(**asked("draft_model 4", **inputs, stream=True))
+    whole, unary = door.parts(**asked("suffix", **inputs)), door.unary(**asked("lookahead", **inputs))
+    assert all(("sequence_index" in part) == (number > 1) for part in streamed)
+    assert len(whole) == 1 and len(streamed) > number
+    for parts in (streamed, whole, [unary]):
+        for got, right in zip(sequences(parts), expected, strict=True):
+            assert (got.text, got.ids, got.logprobs) == (right.text, right.ids, right.logprobs)
+            assert (got.top_ids, got.totals["finish_reason"]) == (right.top_ids, right.totals["finish_reason"])
+    for part in (whole[0], unary):
+        assert (
+            part["text_output"].shape == part["num_output_tokens"].shape == part["cum_log_probs"].shape == (1, number)
+        )
+    body = door.http(**asked("jacobi", **inputs)).body
+    assert listed(body["text_output"]) == [said.text for said in expected]
+    assert body["output_ids"] == [token for said in expected for token in said.ids]
+
+
+def test_sequences_of_one_request_differ(door: Door) -> None:
+    texts = [said.text for said in sequences(door.parts(**asked("none", **DRAWN, num_return_sequences=4)))]
+    assert len(set(texts)) == 4
+
+
+@pytest.mark.parametrize("number", [17, -1])
+def test_number_of_sequences_beyond_the_limit_is_refused(door: Door, number: int) -> None:
+    with pytest.raises(Refused, match=rf"num_return_sequences must be in 0\.\.16, got {number}"):
+        door.parts(**asked("none", num_return_sequences=number))
+    assert door.http(**asked("none", num_return_sequences=number)).status == 400
+
+
+ENDLESS = {"max_tokens": 1500, "ignore_eos": True, "temperature": 1.0, "num_return_sequences": 4}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_deadline_ends_all_sequences_with_what_they_have(door: Door, stream: bool) -> None:
+    said = sequences(door.parts(**asked("none", **ENDLESS, timeout_ms=1000, stream=stream)))
+    assert [answer.totals["finish_reason"] for answer in said] == ["deadline"] * 4
+    assert all(len(answer.ids) < 1500 for answer in said)
+
+
+def test_cancelling_a_request_ends_all_its_sequences(server: Server, door: Door) -> None:
+    def steps() -> float:
+        return metric(server.metrics_url, "nv_inference_count", model="target")
+
+    with Stream(server.grpc_url) as stream:
+        stream.send(**asked("none", **ENDLESS, stream=True))
+        assert {stream.receive().values["sequence_index"] for _ in range(12)} <= {0, 1, 2, 3}
+        stream.cancel()
+    seen = [-1.0]
+    until(lambda: seen.append(steps()) or (len(seen) > 20 and len(set(seen[-20:])) == 1), "the steps to end")
+    alone = door.ask(**asked("none", return_stats=True))
+    assert json.loads(alone.totals["stats"])["requests_per_pass"] == 1.0
+
+
+# Rules
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_rule_gives_one_text_a_seed_under_every_method_that_it_takes(door: Door, rule: str) -> None:
+    settings = CHAINS if rule == "block" else [*CHAINS, *TREES]
+    jobs = {(s, t): asked(s, **DRAWN, rule=rule, max_tokens=10) for s in settings for t in (1, 2)}
+    said = door.crowd(jobs)
+    for setting in settings:
+        assert said[setting, 1].ids == said[setting, 2].ids, setting
+        assert said[setting, 1].totals["rule"] == rule and said[setting, 1].totals["finish_reason"] == "length"
+    assert said["draft_model 4", 1].totals["total_accepted_draft_tokens"] > 0
+    assert said["none", 1].ids != door.ask(**asked("none", **DRAWN, max_tokens=10)).ids
+
+
+@pytest.mark.parametrize("setting", TREES)
+def test_block_refuses_trees_before_anything_is_generated(door: Door, setting: str) -> None:
+    method = SETTINGS[setting][0]
+    words = f"rule 'block' decides on chains alone, and the method '{method}' has {TREES[setting]}; use the rule"
+    with pytest.raises(Refused, match=re.escape(words)):
+        door.parts(**asked(setting, rule="block", stream=True))
+
+
+@pytest.mark.parametrize(("setting", "rule"), [
+    ("none", "rejection"), ("draft_model 4", "rejection"), ("draft_model 4", "block"),
+])  # fmt: skip
+def test_first_token_has_the_target_s_law_under_every_lossless_rule(
+    door: Door, truth: Truth, setting: str, rule: str
+) -> None:
+    """The seeds are fixed, and so are the counts: no luck."""
+    inputs = {"temperature": 1.0, "top_k": 4, "max_tokens": 2, "num_return_sequences": 16, "rule": rule}
+    with ThreadPoolExecutor(2) as pool:
+        parts = pool.map(lambda seed: door.parts(**asked(setting, **inputs, seed=seed)), range(4))
+        firsts = Counter(said.ids[0] for some in parts for said in sequences(some))
+    p = np.exp(log_p(truth.rows(DEMO.encode(PROMPT).ids, [])[:1], Sampling(1.0, top_k=4))[0])
+    assert set(firsts) <= set(np.flatnonzero(p).tolist())
+    tokens = np.flatnonzero(p).tolist()
+    assert chisquare([firsts[t] for t in tokens], 64 * p[tokens]).pvalue > 1e-3
+
+
+def test_use_draft_logits_asks_for_rejection(door: Door) -> None:
+    flag = door.ask(**asked("draft_model 4", **DRAWN, use_draft_logits=True))
+    assert flag.ids == door.ask(**asked("draft_model 4", **DRAWN, rule="rejection")).ids
+    assert flag.totals["rule"] == "rejection"
+
+
+def test_lossy_rule_is_labelled_and_its_thresholds_count(door: Door) -> None:
+    said = [
+        door.ask(**asked("prompt_lookup", **DRAWN, rule="typical", typical_epsilon=e, typical_delta=d))
+        for e, d in ((0.0, 0.0), (0.09, 0.3), (1.0, 1.0))
+    ]
+    assert {answer.totals["rule"] for answer in said} == {"typical (lossy)"}
+    accepted = [answer.totals["total_accepted_draft_tokens"] / answer.totals["num_steps"] for answer in said]
+    assert accepted[0] > accepted[2]
+
+
+# Ends over the wire
+
+
+def forcing(case: Case) -> dict[str, Any]:
+    """Return what makes the model say the tokens of a row, one after the other, each said once."""
+    weights = [600.0 - 30.0 * place for place in range(len(case.ids))]
+    order = {"logit_bias_ids": case.ids, "logit_bias_weights": weights, "allowed_token_ids": case.ids}
+    once = {"presence_penalty": 100.0, "frequency_penalty": 100.0, "ignore_eos": True}
+    ends = {"stop_ids": sorted(case.stop_ids), "stop_words": list(case.words)}
+    return {**order, **once, **ends, "max_tokens": case.max_tokens, "min_tokens": case.min_tokens}
+
+
+#: The rows whose tokens can be forced: said once each, no stop id where the target may not choose it.
+FORCED = [
+    name for name, case in CASES.items()
+    if len({*case.ids}) == len(case.ids) and not case.outside and case.min_tokens <= case.max_tokens
+    and not case.stop_ids.intersection(case.ids[: case.min_tokens])
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ended(door: Door) -> dict[str, Said]:
+    """The rows, streamed, the methods by turns."""
+    settings = [*METHODS.values()] * len(FORCED)
+    return door.crowd(
+        {row: asked(s, **forcing(CASES[row]), stream=True) for row, s in zip(FORCED, settings, strict=False)}
+    )
+
+
+def test_most_rows_of_the_table_are_forced() -> None:
+    assert len(FORCED) >= 25
+
+
+@pytest.mark.parametrize("name", FORCED)
+def test_output_ends_as_docs_stopping_says(ended: dict[str, Said], name: str) -> None:
+    """The deltas joined are the text, so none of them ever held a part of the stop word."""
+    said, row = ended[name], dict(table())[name]
+    assert (said.text, len(said.ids), said.totals["finish_reason"]) == (row.text, row.num_tokens, row.reason)
+    assert said.ids == CASES[name].ids[: row.num_tokens]
