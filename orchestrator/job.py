@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from orchestrator.capabilities import Capabilities
 from orchestrator.checkpoint import Checkpoint
 from orchestrator.config import ServingConfig
 from orchestrator.errors import ConfigError, RequestError
@@ -52,7 +53,7 @@ class JobBuilder:
     """What jobs are checked against: the deployment and the target's checkpoint.
 
     grammars: what structured output is checked with. streams: whether this Triton model can send more than one
-    response.
+    response. capabilities: what the target's engine serves.
     """
 
     config: ServingConfig
@@ -60,6 +61,7 @@ class JobBuilder:
     drafters: frozenset[str]
     grammars: Grammars
     streams: bool = True
+    capabilities: Capabilities = field(default_factory=Capabilities)
 
     def __post_init__(self) -> None:
         try:
@@ -76,6 +78,8 @@ class JobBuilder:
         stop = self._stop(given, limits.max_tokens)
         sampling = sampling_of(given, edits_of(given, self.checkpoint, self.grammars, stop.ids), limits.max_tokens)
         method.check_rule(sampling.rule)
+        want = self._want(given)
+        method.check_served(self.capabilities, sampling, want)
         check_size("cache_salt", given.get("cache_salt", ""), MAX_SALT_BYTES)
         return Job(
             prompt=prompt,
@@ -85,7 +89,7 @@ class JobBuilder:
             plan=method,
             prediction=prediction,
             limits=limits,
-            want=self._want(given),
+            want=want,
             num_sequences=self.num_sequences(given),
             cache_salt=given.get("cache_salt", ""),
             stream=self._stream(given),

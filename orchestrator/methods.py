@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from orchestrator.capabilities import Capabilities
 from orchestrator.errors import RequestError, unknown_name
 from orchestrator.grammar import Matcher
 from orchestrator.proposers.drafter import DraftLine, DraftModel, DraftModelConfig
@@ -21,7 +22,7 @@ from orchestrator.proposers.pruned import Pruned
 from orchestrator.proposers.suffix import Suffix, SuffixConfig
 from orchestrator.proposers.tables import Tables
 from orchestrator.settings import MAX_NODES, MethodConfig, read_config
-from orchestrator.types import Proposer, Rule
+from orchestrator.types import Proposer, Rule, Sampling, Want
 
 Lines = Callable[[str], DraftLine]
 
@@ -50,12 +51,14 @@ class Method(NamedTuple):
     """config: its parameters. build: (config, materials) → proposer. drafter: Triton model it asks, if any.
 
     branches: why, with these parameters, it may propose more than a chain; empty = it does not.
+    want: what its proposer asks the target for.
     """
 
     config: type[MethodConfig]
     build: Callable[[Any, Materials], Proposer]
     drafter: str | None = None
     branches: Callable[[Any], str] = lambda config: ""
+    want: Want = Want()
 
 
 METHODS: Mapping[str, Method] = {
@@ -70,8 +73,9 @@ METHODS: Mapping[str, Method] = {
         LookaheadConfig,
         lambda config, materials: Lookahead(config, materials.num_parameters, materials.max_nodes),
         branches=lambda config: "a window and guesses side by side",
+        want=Lookahead.want,
     ),
-    "jacobi": Method(JacobiConfig, lambda config, materials: Jacobi(config)),
+    "jacobi": Method(JacobiConfig, lambda config, materials: Jacobi(config), want=Jacobi.want),
     "ngram": Method(NgramConfig, lambda config, materials: Ngram(config, materials.tables, materials.memory)),
     "suffix": Method(
         SuffixConfig,
@@ -98,6 +102,14 @@ class Plan(NamedTuple):
                 f"rule 'block' decides on chains alone, and the method {self.method!r} has {branches}; "
                 "use the rule 'rejection' (input rule)"
             )
+
+    def check_served(self, capabilities: Capabilities, sampling: Sampling, want: Want) -> None:
+        """Raise RequestError when the target's engine cannot serve the method with this sampling and these wants."""
+        spec = METHODS[self.method]
+        wanted = want.joined(spec.want)
+        branches = spec.branches(self.config)
+        if refusal := capabilities.refusal(sampling, wanted, method=self.method, branches=branches):
+            raise RequestError(refusal)
 
     def proposer(self, materials: Materials) -> Proposer:
         """Build the request's proposer; raises RequestError when the deployment lacks what it drafts from."""

@@ -8,6 +8,7 @@ import torch
 
 from orchestrator.checkpoint import read_checkpoint
 from orchestrator.config import ServingConfig
+from orchestrator.engine_manifest import Manifest
 from orchestrator.errors import ConfigError
 from orchestrator.grammar import Grammars
 from orchestrator.wire import DraftRequest, StepRequest
@@ -19,6 +20,8 @@ from runtime.paged import PagedModel
 from runtime.target import TargetEngine
 from runtime.thread import EngineThread
 from runtime.threads import choose_threads
+from runtime.trtllm import build as trtllm
+from runtime.trtllm.line import ExecutorLine
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +35,9 @@ def feature_kind(config: ServingConfig) -> str:
 
 def _load(checkpoint: str, config: ServingConfig, features: str) -> PagedModel:
     if config.engine != "torch":
-        raise ConfigError(f"engine = {config.engine!r} is not part of this version; allowed: 'torch' (serving.toml)")
+        raise ConfigError(
+            f"engine = {config.engine!r} is not part of this version; allowed: 'torch', 'tensorrt_llm' (serving.toml)"
+        )
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device = {config.device!r}, but torch sees no CUDA device (serving.toml)")
     model = load_model(checkpoint, config.device, config.dtype, features)
@@ -47,8 +52,12 @@ def _grammars(config: ServingConfig, paged: PagedModel) -> Grammars:
     return Grammars(checkpoint.tokenizer_file, paged.model.vocab_size, checkpoint.eos_ids)
 
 
-def build_target(config: ServingConfig) -> tuple[EngineThread[StepRequest], CausalModel]:
+def build_target(
+    config: ServingConfig,
+) -> tuple[EngineThread[StepRequest] | ExecutorLine[StepRequest], CausalModel | Manifest]:
     """Load the target and start its engine; raises ConfigError when it cannot be served."""
+    if config.engine == "tensorrt_llm":
+        return trtllm.build_target(config)
     paged = _load(config.target, config, feature_kind(config))
     engine = EngineThread(TargetEngine(paged, _grammars(config, paged)), "target-engine", paged.model.prepare)
     engine.start()
@@ -56,8 +65,12 @@ def build_target(config: ServingConfig) -> tuple[EngineThread[StepRequest], Caus
     return engine, paged.model
 
 
-def build_draft(config: ServingConfig) -> tuple[EngineThread[DraftRequest], CausalModel]:
+def build_draft(
+    config: ServingConfig,
+) -> tuple[EngineThread[DraftRequest] | ExecutorLine[DraftRequest], CausalModel | Manifest]:
     """Load the draft model and start its engine; raises ConfigError when it cannot be served."""
+    if config.engine == "tensorrt_llm":
+        return trtllm.build_draft(config)
     paged = _load(config.draft, config, features="none")
     engine = EngineThread(DraftEngine(paged, _grammars(config, paged)), "draft-engine", paged.model.prepare)
     engine.start()

@@ -16,7 +16,7 @@ _OURS = ("orchestrator", "runtime", "launcher", "gateway", "build", "clients", "
 _ORCHESTRATOR = (
     ("errors", "noise", "tree", "context", "types"),
     ("drawn", "tensors", "wire_sampling", "wire_errors"),
-    ("config", "checkpoint", "wire", "breaker", "admission"),
+    ("config", "checkpoint", "engine_manifest", "capabilities", "wire", "breaker", "admission"),
     ("sampling", "accept", "shaping", "grammar", "text", "stats"),
     ("settings", "reference"),
     ("proposers",),

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from build.trtllm.commands import Stage
+from build.trtllm.commands import Stage, is_hub_id
 from build.trtllm.engines import Engine
-from build.trtllm.manifest import Manifest, missing_files, write_manifest
+from build.trtllm.manifest import copy_checkpoint, write_manifest
 from build.trtllm.plan import Plan
 from build.trtllm.record import input_hashes, read_record, stage_hashes, write_done
 from build.trtllm.render import plan_json
+from orchestrator.engine_manifest import Manifest, missing_files
 from orchestrator.errors import ConfigError, ServingError
 
 #: Seconds between two signs of life of a running stage, and for a stage to end when told to.
@@ -53,6 +54,8 @@ def build(plan: Plan, out: Path) -> None:
             else:
                 _say(f"{label}: done before, skipped")
         for engine in plan.engines:
+            source = out / f"sources/{engine.role}" if is_hub_id(engine.source) else Path(engine.source)
+            copy_checkpoint(source, out / engine.engine_folder)
             write_manifest(out / engine.engine_folder, _manifest(engine, plan))
     _say(f"engines ready: {', '.join(str(out / engine.engine_folder) for engine in plan.engines)}")
 

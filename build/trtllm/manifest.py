@@ -1,41 +1,21 @@
-"""engine.json: what an engine folder says of itself, and the check that a server makes of it at load.
-
-Stdlib and the project's errors only, so that a server can use it without the planner.
-"""
+"""Finishes an engine's folder: engine.json (orchestrator/engine_manifest.py) and the checkpoint's small files."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+import shutil
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from orchestrator.errors import ConfigError
-
-NAME = "engine.json"
+from orchestrator.engine_manifest import CHECKPOINT, NAME, Manifest
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """max_seq_len: tokens of prompt and text, the draft tokens not counted. mode: build mode, "" = none.
-
-    inputs: {folder or stage: SHA-256} of what the engine was made from. plan: the plan as JSON values.
-    """
-
-    role: str
-    method: str
-    mode: str
-    gpu: str
-    trtllm_version: str
-    image: str
-    num_ranks: int
-    max_batch_size: int
-    max_input_len: int
-    max_seq_len: int
-    max_draft_len: int
-    vocab_size: int
-    inputs: dict[str, str]
-    plan: dict[str, Any]
+def copy_checkpoint(source: Path, folder: Path) -> None:
+    """Put beside an engine what the server reads of its checkpoint: the tokenizer and two small files, no weights."""
+    (folder / CHECKPOINT).mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", "generation_config.json", "tokenizer.json"):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / CHECKPOINT / name)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -43,69 +23,3 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     partial = folder / f"{NAME}.partial"
     partial.write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")
     partial.replace(folder / NAME)
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """Read engine.json; raises ConfigError when it is missing or broken."""
-    values = _json(folder / NAME)
-    known = {f.name for f in fields(Manifest)}
-    if values.keys() != known:
-        odd = sorted(values.keys() ^ known)
-        raise ConfigError(
-            f"{folder / NAME} has not the keys of this version: {', '.join(odd)} (build the engine again)"
-        )
-    return Manifest(**values)
-
-
-def missing_files(folder: Path, num_ranks: int) -> list[str]:
-    """Return the names of an engine's files that `folder` lacks."""
-    names = ["config.json", *(f"rank{rank}.engine" for rank in range(num_ranks))]
-    return [name for name in names if not (folder / name).is_file()]
-
-
-def check_engine(folder: Path, *, version: str, draft: Path | None = None, draft_len: int = 0) -> Manifest:
-    """Check that a server of TensorRT-LLM `version` can load the engine in `folder`; return its manifest.
-
-    draft: folder of the draft model's engine, when there is one. draft_len: most draft tokens the server will send.
-    Raises ConfigError: files missing, another version, another vocabulary, too short for `draft_len`.
-    """
-    manifest = read_manifest(folder)
-    if missing := missing_files(folder, manifest.num_ranks):
-        raise ConfigError(f"the engine {folder} lacks {', '.join(missing)} (build it again)")
-    built = _json(folder / "config.json").get("version")
-    if built != manifest.trtllm_version:
-        raise ConfigError(
-            f"the engine {folder} was made by TensorRT-LLM {built}, its {NAME} says {manifest.trtllm_version} "
-            "(build it again)"
-        )
-    if built != version:
-        raise ConfigError(f"the engine {folder} is of TensorRT-LLM {built}, this server is {version} (build it again)")
-    if draft_len > manifest.max_draft_len:
-        raise ConfigError(
-            f"draft_len must be in 0..{manifest.max_draft_len}, got {draft_len} (the engine {folder} takes no more)"
-        )
-    if draft:
-        _check_pair(folder, manifest, draft, check_engine(draft, version=version))
-    return manifest
-
-
-def _check_pair(folder: Path, target: Manifest, draft_folder: Path, draft: Manifest) -> None:
-    if draft.vocab_size != target.vocab_size:
-        raise ConfigError(
-            f"the draft engine {draft_folder} has {draft.vocab_size} tokens in its vocabulary, "
-            f"the target {folder} has {target.vocab_size}"
-        )
-    if draft.mode:
-        raise ConfigError(f"the draft engine {draft_folder} is built for {draft.mode}; a draft model has no such mode")
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror} (python -m build.trtllm build makes it)") from None
-    except ValueError as error:
-        raise ConfigError(f"{file} is not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{file} must hold a JSON object, got {type(values).__name__}")
-    return values

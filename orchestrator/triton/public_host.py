@@ -9,8 +9,9 @@ from typing import Any
 
 from orchestrator.admission import Admission
 from orchestrator.breaker import Breaker
-from orchestrator.checkpoint import read_checkpoint
+from orchestrator.capabilities import capabilities_of
 from orchestrator.config import CHECKPOINTS, ServingConfig
+from orchestrator.engine_manifest import served_checkpoint
 from orchestrator.errors import ConfigError, RequestError, ServingError, Unavailable
 from orchestrator.grammar import Grammars, Matcher
 from orchestrator.job import Job, JobBuilder
@@ -36,10 +37,12 @@ class PublicHost:
         streams = bool(json.loads(model_config).get("model_transaction_policy", {}).get("decoupled"))
         drafters = [name for name in CHECKPOINTS if name != "target" and getattr(config, name)]
         self._config = config
-        self._checkpoint = read_checkpoint(config.target)
+        self._checkpoint = served_checkpoint(config)
         checkpoint = self._checkpoint
         self._grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
-        self._builder = JobBuilder(config, self._checkpoint, frozenset(drafters), self._grammars, streams)
+        self._builder = JobBuilder(
+            config, self._checkpoint, frozenset(drafters), self._grammars, streams, capabilities_of(config)
+        )
         self._admission = Admission(config.max_running, config.max_waiting)
         self._breakers = {name: self._breaker(name) for name in drafters}
         tables, tokenizer = config.ngram_tables, self._checkpoint.tokenizer

@@ -12,11 +12,11 @@ import pytest
 
 from build.trtllm.builder import StageFailed, build
 from build.trtllm.cli import main
-from build.trtllm.manifest import check_engine, read_manifest
 from build.trtllm.plan import make_plan
 from build.trtllm.record import folder_hash
 from build.trtllm.render import plan_json
 from build.trtllm.spec import EngineSpec, load_spec
+from orchestrator.engine_manifest import check_engine, read_manifest
 from tests.unit.test_trtllm_plan import CHECKPOINTS, DATA, DRAFT, LLAMA_8B
 from tests.unit.test_trtllm_refusals import refusal
 
@@ -95,6 +95,8 @@ def test_build_runs_every_stage_in_order_and_writes_the_manifests(tools, out, ca
     )
     assert target.plan == json.loads(plan_json(plan))
     assert target.inputs[DRAFT["target"]] == folder_hash(CHECKPOINTS / "llama-3.1-8b")
+    kept = out / "engines/target/checkpoint/config.json"
+    assert kept.read_text() == (CHECKPOINTS / "llama-3.1-8b/config.json").read_text()
     assert "stand-in for" in (out / "logs/convert-target.log").read_text()
 
 

@@ -5,7 +5,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from build.trtllm.manifest import Manifest, check_engine, read_manifest, write_manifest
+from build.trtllm.manifest import write_manifest
+from orchestrator.engine_manifest import Manifest, check_engine, read_manifest
 from tests.unit.test_trtllm_refusals import refusal
 
 TARGET = Manifest(

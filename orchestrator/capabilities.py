@@ -1,0 +1,138 @@
+"""What an engine can serve, declared at load, and the reason for what it cannot.
+
+docs/protocol.md, Target wire: a target that lacks something says so, and what needs it is refused with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.config import ServingConfig
+from orchestrator.engine_manifest import EXTERNAL, Manifest, read_manifest
+from orchestrator.types import Rule, Sampling, Want
+
+#: Build modes of engines that draft by themselves, and the method that each runs.
+INSIDE = {
+    "medusa": "medusa",
+    "eagle": "eagle",
+    "explicit_draft_tokens": "redrafter",
+    "lookahead_decoding": "lookahead",
+}
+SEVERAL_ENDS, LONG_BAD_WORDS = "min_tokens with several end ids", "bad_words of several tokens"
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """The defaults are an engine that can everything: ours with PyTorch.
+
+    rules: that decide beside its logits. trees: siblings; else chains alone. picks, features, logprobs: what a step may
+    want. reason: why it lacks what it lacks. lacks: {option of a request: why it cannot be served}.
+    drafts: that the server sends. inside: method that the engine drafts with by itself, "" = none.
+    """
+
+    rules: frozenset[Rule] = frozenset(Rule)
+    trees: bool = True
+    picks: bool = True
+    features: bool = True
+    logprobs: bool = True
+    reason: str = ""
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    drafts: bool = True
+    inside: str = ""
+
+    def refusal(self, sampling: Sampling, want: Want, *, method: str = "", branches: str = "") -> str:
+        """Return, in one sentence, why the engine cannot serve this, or "".
+
+        method: name of the method, "" = any. branches: why it may propose more than a chain, "" = it does not.
+        """
+        return next(self._refusals(sampling, want, method, branches), "")
+
+    def _refusals(self, sampling: Sampling, want: Want, method: str, branches: str) -> Iterator[str]:
+        named = f"method {method!r}" if method else "the step"
+        if not self.drafts and method not in ("", "none", self.inside):
+            why = (
+                f"it drafts by itself, with the method {self.inside!r}" if self.inside else "it was built for no drafts"
+            )
+            yield self._refused(f"{named}: {why} (input speculation)")
+        if branches and not self.trees:
+            yield self._refused(f"{named} with {branches}: {self.reason} (input speculation_config)")
+        if sampling.rule not in self.rules:
+            yield self._refused(f"rule {sampling.rule.value!r}: {self.reason} (input rule)")
+        if want.picks and not self.picks:
+            yield self._refused(f"{named}, which learns from the target's picks: {self.reason} (input speculation)")
+        if want.features_from is not None and not self.features:
+            yield self._refused(f"{named}, which drafts from hidden states: {self.reason} (input speculation)")
+        if (want.logprobs or want.num_top) and not self.logprobs:
+            yield self._refused(f"log-probabilities: {self.reason} (input return_log_probs)")
+        yield from (self._refused(f"{name}: {self.lacks[name]}") for name in options_of(sampling) if name in self.lacks)
+
+    @staticmethod
+    def _refused(what: str) -> str:
+        return f"the target's engine does not serve {what}"
+
+
+def options_of(sampling: Sampling) -> Iterator[str]:
+    """Yield the options of a request that change p, by the names of their inputs."""
+    edits = sampling.edits
+    drawn = not sampling.greedy
+    asked = {
+        "temperature": drawn,
+        "min_p": drawn and sampling.min_p > 0.0,
+        "typical_p": drawn and sampling.typical_p < 1.0,
+        "repetition_penalty": sampling.repetition_penalty != 1.0,
+        "presence_penalty": sampling.presence_penalty != 0.0,
+        "frequency_penalty": sampling.frequency_penalty != 0.0,
+        "min_tokens": sampling.min_tokens > 0 and bool(edits.end_ids),
+        SEVERAL_ENDS: sampling.min_tokens > 0 and len(edits.end_ids) > 1,
+        "logit_bias_ids": bool(edits.bias),
+        "bad_words": bool(edits.bad_words),
+        LONG_BAD_WORDS: any(len(word) > 1 for word in edits.bad_words),
+        "allowed_token_ids": bool(edits.allowed),
+        "guided_decoding_guide_type": edits.grammar is not None,
+    }
+    yield from (name for name, is_asked in asked.items() if is_asked)
+
+
+# Each step hands the executor the whole text so far as a prompt: what counts from the prompt's end starts anew.
+_ANEW = "a step hands it the whole text as a prompt, so that it cannot tell what was output"
+_LACKS = {
+    "min_p": "no argument of the executor is known for it",
+    "typical_p": "the executor has no such rule",
+    "presence_penalty": _ANEW,
+    "frequency_penalty": _ANEW,
+    SEVERAL_ENDS: "a request of the executor names one end id",
+    LONG_BAD_WORDS: _ANEW,
+    "allowed_token_ids": "the executor has no such mask",
+    "guided_decoding_guide_type": _ANEW,
+}
+# Each of these modes is known to verify at temperature 0; what else one does with a sampling is not established.
+_INSIDE_LACKS = dict.fromkeys(
+    ("temperature", "repetition_penalty", "min_tokens", "logit_bias_ids", "bad_words"),
+    "it is not established for engines that draft by themselves",
+)
+
+
+def executor_capabilities(manifest: Manifest) -> Capabilities:
+    """Return what TensorRT-LLM's executor can serve with a compiled engine."""
+    inside, drafts = INSIDE.get(manifest.mode, ""), manifest.mode == EXTERNAL
+    takes = "verifies chains alone" if drafts else "takes no drafts"
+    return Capabilities(
+        rules=frozenset({Rule.COUPLED}),
+        trees=False,
+        picks=False,
+        features=False,
+        logprobs=not inside,
+        reason=f"TensorRT-LLM's executor samples by itself and {takes}",
+        lacks=_LACKS | _INSIDE_LACKS if inside else _LACKS,
+        drafts=drafts,
+        inside=inside,
+    )
+
+
+def capabilities_of(config: ServingConfig) -> Capabilities:
+    """Return what a deployment's target can serve; raises ConfigError when its engine's manifest cannot be read."""
+    if config.engine != "tensorrt_llm":
+        return Capabilities()
+    return executor_capabilities(read_manifest(Path(config.target)))

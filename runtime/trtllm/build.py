@@ -1,0 +1,83 @@
+"""From a deployment with engine = "tensorrt_llm" to a warm line; the folders are those that the builder leaves."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from orchestrator.capabilities import INSIDE, executor_capabilities
+from orchestrator.config import ServingConfig
+from orchestrator.context import Context
+from orchestrator.engine_manifest import EXTERNAL, Manifest, check_engine, read_manifest
+from orchestrator.errors import ConfigError, ServingError
+from orchestrator.tree import TokenTree
+from orchestrator.types import Sampling, Want
+from orchestrator.wire import DraftRequest, StepRequest, delta_of
+from runtime.trtllm.drafts import DraftDesk
+from runtime.trtllm.inside import InsideDesk
+from runtime.trtllm.library import Library, load_library, open_executor
+from runtime.trtllm.line import ExecutorLine
+from runtime.trtllm.steps import StepDesk
+
+WARM_UP_LIMIT_S = 120.0
+_WARM_UP = Context([1, 2, 3, 4])
+
+
+def build_target(config: ServingConfig) -> tuple[ExecutorLine[StepRequest], Manifest]:
+    """Load the target's engine and start its line; raises ConfigError when it cannot be served."""
+    folder = Path(config.target)
+    if method := INSIDE.get(read_manifest(folder).mode):
+        # Of a Burst the wire carries the last token alone: the text would be wrong, and nobody would know.
+        raise ConfigError(
+            f"the engine {folder} drafts by itself, with the method {method!r}, which the server cannot hand on yet; "
+            f"allowed: engines for {EXTERNAL}, or for no drafts (build one for another method)"
+        )
+    return open_target(config)
+
+
+def open_target(config: ServingConfig) -> tuple[ExecutorLine[StepRequest], Manifest]:
+    """Load the target's engine, whatever it drafts by itself, and start its line; raises ConfigError."""
+    folder = Path(config.target)
+    draft = Path(config.draft) if config.draft else None
+    library, manifest = _checked(folder, "target", draft)
+    executor = open_executor(library, folder, manifest, config.prefix_sharing)
+    capabilities = executor_capabilities(manifest)
+    desk = InsideDesk if capabilities.inside else StepDesk
+    line = ExecutorLine(executor, desk(library, manifest, capabilities), "target-engine")
+    line.start()
+    for num_drafts in sorted({0, min(manifest.max_draft_len, 2)}):
+        tree = TokenTree.chain([5] * num_drafts)
+        _warm_up(line, StepRequest(delta_of(_WARM_UP, 0, 1, "warm-up"), tree, Sampling(), Want(), 1000))
+    return line, manifest
+
+
+def build_draft(config: ServingConfig) -> tuple[ExecutorLine[DraftRequest], Manifest]:
+    """Load the draft model's engine and start its line; raises ConfigError when it cannot be served."""
+    folder = Path(config.draft)
+    library, manifest = _checked(folder, "draft")
+    executor = open_executor(library, folder, manifest, config.prefix_sharing)
+    line = ExecutorLine(executor, DraftDesk(library, manifest), "draft-engine")
+    line.start()
+    _warm_up(line, DraftRequest(delta_of(_WARM_UP, 0, 1, "warm-up"), Sampling(), 2, 2))
+    return line, manifest
+
+
+def _checked(folder: Path, role: str, draft: Path | None = None) -> tuple[Library, Manifest]:
+    """Return the library and the manifest of an engine that it can load."""
+    library = load_library(read_manifest(folder).image)
+    manifest = check_engine(folder, version=library.version, draft=draft)
+    if manifest.role != role:
+        raise ConfigError(f"the engine {folder} was built as {manifest.role}, not as {role} (key {role})")
+    return library, manifest
+
+
+def _warm_up(line: ExecutorLine[Any], request: StepRequest | DraftRequest) -> None:
+    answers: SimpleQueue[Any] = SimpleQueue()
+    line.submit(request, time.monotonic() + WARM_UP_LIMIT_S, answers.put)
+    answer = answers.get(timeout=WARM_UP_LIMIT_S + 1.0)
+    line.release(request.delta.sequence_id)
+    if isinstance(answer, ServingError):
+        line.close()
+        raise ConfigError(f"the engine answers nothing: {answer}")

@@ -1,0 +1,44 @@
+"""The committed tokens of the sequences under way: a step brings those that are new, the executor is told all."""
+
+from __future__ import annotations
+
+from orchestrator.context import Context
+from orchestrator.errors import UnknownSequence
+from orchestrator.wire import Delta
+
+#: As long as a sequence may be silent: a lost one costs one message more, a held one a few kilobytes.
+IDLE_S = 30.0
+
+
+class Contexts:
+    """Tokens by sequence; they hold nothing on the GPU, whose blocks the executor finds by content."""
+
+    def __init__(self) -> None:
+        self._contexts: dict[int, Context] = {}
+        self._used_s: dict[int, float] = {}
+
+    def __len__(self) -> int:
+        """Return how many sequences there are."""
+        return len(self._contexts)
+
+    def joined(self, delta: Delta, now_s: float) -> list[int]:
+        """Return the whole committed context; raises UnknownSequence when what came before is not held."""
+        context, start = self._contexts.get(delta.sequence_id, Context([])), delta.context_start
+        if start > len(context) or context.rolling_hash(start) != delta.context_hash:
+            raise UnknownSequence(f"tokens before {start} of sequence {delta.sequence_id}")
+        context.truncate(start)
+        context.commit(delta.context_ids.tolist())
+        self._contexts[delta.sequence_id] = context
+        self._used_s[delta.sequence_id] = now_s
+        return list(context.ids)
+
+    def drop(self, sequence_id: int) -> None:
+        """Forget a sequence."""
+        self._contexts.pop(sequence_id, None)
+        self._used_s.pop(sequence_id, None)
+
+    def drop_idle(self, now_s: float) -> None:
+        """Forget the sequences that have been silent."""
+        for sequence_id, used_s in list(self._used_s.items()):
+            if now_s - used_s > IDLE_S:
+                self.drop(sequence_id)

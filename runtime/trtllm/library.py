@@ -1,0 +1,82 @@
+"""The door to the package tensorrt_llm, which exists in NVIDIA's container alone: imported when an engine is loaded."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from orchestrator.capabilities import INSIDE
+from orchestrator.engine_manifest import Manifest
+from orchestrator.errors import ConfigError
+
+#: The releases whose names are used here (`max_tokens`, `seed`, `min_tokens`) and that still have compiled engines.
+RELEASES = ("1.0", "1.1", "1.2")
+
+
+class Library(NamedTuple):
+    """api: the module tensorrt_llm.bindings.executor. version: of the package."""
+
+    api: Any
+    version: str
+
+
+def load_library(image: str) -> Library:
+    """Import the package; raises ConfigError naming the container `image` when it is missing or of another kind."""
+    try:
+        version = importlib.import_module("tensorrt_llm").__version__
+        api = importlib.import_module("tensorrt_llm.bindings.executor")
+    except ImportError as error:
+        raise ConfigError(
+            f"engine = 'tensorrt_llm' needs the package tensorrt_llm: run the server in the container {image} ({error})"
+        ) from None
+    if not version.startswith(RELEASES):
+        raise ConfigError(
+            f"TensorRT-LLM {version} cannot serve compiled engines here; allowed: {', '.join(RELEASES)} "
+            f"(run the server in the container {image})"
+        )
+    return Library(api, version)
+
+
+def open_executor(library: Library, folder: Path, manifest: Manifest, share: bool) -> Any:
+    """Load an engine into an executor of its own; raises ConfigError with the library's words when it cannot be.
+
+    share: requests with one beginning share KV blocks.
+    """
+    if manifest.num_ranks > 1:
+        raise ConfigError(
+            f"the engine {folder} is for {manifest.num_ranks} GPUs; this version loads engines of one GPU "
+            "(build it with tensor_parallel = 1 and pipeline_parallel = 1)"
+        )
+    api = library.api
+    try:
+        config = api.ExecutorConfig(
+            1,
+            kv_cache_config=_kv_cache(api, manifest, share),
+            # What log-probabilities are made of; a request that wants none has none copied.
+            gather_generation_logits=manifest.mode not in INSIDE,
+            decoding_config=_decoding(api, manifest),
+        )
+        return api.Executor(str(folder), api.ModelType.DECODER_ONLY, config)
+    except Exception as error:
+        raise ConfigError(f"TensorRT-LLM cannot load the engine {folder}: {first_line(error)}") from error
+
+
+def _kv_cache(api: Any, manifest: Manifest, share: bool) -> Any:
+    """Give the cache the tokens that the plan has found room for; without such a plan, the library's own default."""
+    planned = manifest.plan.get("servers", {}).get(manifest.role, {}).get("max_tokens_in_paged_kv_cache")
+    return api.KvCacheConfig(enable_block_reuse=share, max_tokens=int(planned) if planned else None)
+
+
+def _decoding(api: Any, manifest: Manifest) -> Any:
+    """Return how an engine decodes that must be told so: Lookahead's sizes; all others know their own mode."""
+    if INSIDE.get(manifest.mode) != "lookahead":
+        return None
+    spec = manifest.plan["spec"]
+    sizes = [spec[f"lookahead_{name}"] for name in ("window", "ngram", "guesses")]
+    return api.DecodingConfig(lookahead_decoding_config=api.LookaheadDecodingConfig(*sizes))
+
+
+def first_line(error: object) -> str:
+    """Return the first line of what an error says, or its kind."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -1,0 +1,234 @@
+"""The line to an executor: calls of all clients in flight together, one thread that awaits the answers.
+
+The executor gathers its own batches. It is called from several threads, as the model of TensorRT-LLM's own Triton
+backend calls it: requests go in from their callers, answers come out on one thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Generic, NamedTuple, Protocol
+
+from orchestrator.errors import EngineError, EngineLost, ServingError, Unavailable
+from orchestrator.types import Acceptance, EngineStatus
+from runtime.job import Answer, Job, Reply, Request
+from runtime.thread import BROKEN, REPORT_S, SHUTTING_DOWN
+from runtime.trtllm.contexts import Contexts
+from runtime.trtllm.library import first_line
+
+log = logging.getLogger(__name__)
+
+#: How late a deadline may be noticed; an answer is taken at once, however long this is.
+POLL_S = 0.02
+
+
+class Asked(NamedTuple):
+    """A call in the executor's words. ids: the committed context. drafts: the tokens it shall verify."""
+
+    request: Any
+    ids: list[int]
+    drafts: list[int]
+
+
+class Desk(Protocol[Request]):
+    """What turns calls into the executor's requests, and its results into answers."""
+
+    def ask(self, job: Job[Request], ids: list[int]) -> Asked | Answer:
+        """Return the executor's request, or an answer that needs none; raises ServingError to refuse the call."""
+
+    def answer(self, job: Job[Request], asked: Asked, result: Any) -> Answer:
+        """Return what a final result means; raises EngineError when it cannot be."""
+
+
+@dataclass(frozen=True)
+class Flight(Generic[Request]):
+    """A call that the executor has."""
+
+    job: Job[Request]
+    asked: Asked
+
+
+class ExecutorLine(Generic[Request]):
+    """Serves one engine, from `start` to `close`; to its host it is what an EngineThread is.
+
+    Law: every submitted job is answered exactly once, by its deadline or POLL_S after it.
+    """
+
+    def __init__(self, executor: Any, desk: Desk[Request], name: str) -> None:
+        self.num_passes = 0
+        self.num_jobs = 0
+        self._executor = executor
+        self._desk: Desk[Request] = desk
+        self._contexts = Contexts()
+        self._flights: dict[int, Flight[Request]] = {}
+        self._changed = threading.Condition()
+        self._is_closing = False
+        self._refusal: ServingError | None = None
+        self._report: Callable[[EngineStatus], None] | None = None
+        self._reported_s = 0.0
+        self._on_broken: Callable[[], None] = lambda: None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def preparation(self, request: Request) -> Callable[[], None] | None:
+        """Return None: nothing that a call needs takes long here."""
+        return None
+
+    def submit(self, request: Request, deadline_s: float, on_answer: Reply) -> None:
+        """Hand a call to the executor; `on_answer` is called once, from the line's thread (a refusal: from here).
+
+        deadline_s: when the answer is due, by time.monotonic().
+        """
+        job = Job(request, deadline_s, on_answer)
+        with self._changed:
+            answer = self._refusal or self._begin(job)
+        if answer is not None:
+            job.reply(answer)
+
+    def release(self, sequence_id: int) -> None:
+        """End a sequence; a call of it that is under way is cancelled."""
+        with self._changed:
+            ended = self._land(lambda job: job.sequence_id == sequence_id)
+            self._contexts.drop(sequence_id)
+        for job in ended:
+            job.reply(Unavailable("the sequence was released"))
+
+    def watch(self, report: Callable[[EngineStatus], None]) -> None:
+        """Let `report` have the line's figures every REPORT_S, on its thread; it must not raise."""
+        self._report = report
+
+    def on_broken(self, end: Callable[[], None]) -> None:
+        """Let `end` be called, at least once, when the executor has failed and every call is answered."""
+        self._on_broken = end
+        if isinstance(self._refusal, EngineLost):
+            end()
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Stop, answer what is under way with Unavailable, and shut the executor down."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+        self._executor.shutdown()
+
+    def status(self) -> EngineStatus:
+        """Return the line's figures; a pass is a batch of answers. The executor keeps its blocks to itself."""
+        return EngineStatus(0, 0, 0, 0, len(self._contexts), self.num_passes, self.num_jobs)
+
+    def _begin(self, job: Job[Request]) -> Answer | ServingError | None:
+        """Hand a call to the executor; return an answer that needs no executor, or why there will be none."""
+        if any(flight.job.sequence_id == job.sequence_id for flight in self._flights.values()):
+            return Unavailable(f"sequence {job.sequence_id} has a call under way")
+        try:
+            asked = self._desk.ask(job, self._contexts.joined(job.delta, time.monotonic()))
+            if not isinstance(asked, Asked):
+                return asked
+            request_id: int = self._executor.enqueue_request(asked.request)
+        except Exception as error:
+            return _worded("refused", error)
+        self._flights[request_id] = Flight(job, asked)
+        self._changed.notify_all()
+        return None
+
+    def _run(self) -> None:
+        try:
+            while self._await_calls():
+                self._deliver(self._executor.await_responses(timeout=timedelta(seconds=self._patience_s())))
+                self._expire()
+        except Exception:
+            log.exception("the executor has failed, and the line stops")
+            self._refuse_all(EngineLost(BROKEN))
+            self._on_broken()
+        else:
+            self._refuse_all(Unavailable(SHUTTING_DOWN))
+
+    def _await_calls(self) -> bool:
+        """Wait for a call, reporting meanwhile; False at the end."""
+        while True:
+            self._report_status()
+            with self._changed:
+                self._contexts.drop_idle(time.monotonic())
+                self._changed.wait_for(lambda: self._flights or self._is_closing, REPORT_S)
+                if self._flights or self._is_closing:
+                    return not self._is_closing
+
+    def _patience_s(self) -> float:
+        """Return how long answers may be awaited before somebody's deadline must be looked at."""
+        with self._changed:
+            due_s = min((flight.job.deadline_s for flight in self._flights.values()), default=float("inf"))
+        return min(max(due_s - time.monotonic(), 0.0), POLL_S)
+
+    def _deliver(self, responses: list[Any]) -> None:
+        """Answer the calls whose final responses these are; those of cancelled calls belong to nobody."""
+        final = {response.request_id: response for response in responses if _is_final(response)}
+        with self._changed:
+            num_in_pass = len(self._flights)
+            landed = [(self._flights.pop(i), response) for i, response in final.items() if i in self._flights]
+        for flight, response in landed:
+            flight.job.reply(self._answer(flight, response, num_in_pass))
+        self.num_passes += bool(landed)
+        self.num_jobs += len(landed)
+
+    def _answer(self, flight: Flight[Request], response: Any, num_in_pass: int) -> Answer | ServingError:
+        try:
+            if response.has_error():
+                raise EngineError(f"TensorRT-LLM failed on this request: {first_line(response.error_msg)}")
+            answer = self._desk.answer(flight.job, flight.asked, response.result)
+        except Exception as error:
+            return _worded("was not understood", error)
+        if not isinstance(answer, Acceptance):
+            return answer
+        forward_us = int((time.monotonic() - flight.job.arrived_s) * 1e6)
+        return replace(answer, forward_us=forward_us, num_in_pass=num_in_pass)
+
+    def _expire(self) -> None:
+        now_s = time.monotonic()
+        with self._changed:
+            late = self._land(lambda job: job.deadline_s <= now_s)
+        for job in late:
+            job.reply(Unavailable("the deadline passed before the engine could answer"))
+
+    def _land(self, chosen: Callable[[Job[Request]], bool]) -> list[Job[Request]]:
+        """Cancel the chosen calls under way and return them, still to be answered."""
+        ended = {i: flight.job for i, flight in self._flights.items() if chosen(flight.job)}
+        for request_id in ended:
+            del self._flights[request_id]
+            try:
+                self._executor.cancel_request(request_id)
+            except Exception:  # a broken executor shows when its answers are awaited
+                log.exception("request %d could not be cancelled", request_id)
+        return list(ended.values())
+
+    def _refuse_all(self, refusal: ServingError) -> None:
+        """Answer the calls under way and, from now on, every other."""
+        with self._changed:
+            self._refusal = refusal
+            ended = self._land(lambda job: True)
+        for job in ended:
+            job.reply(refusal)
+
+    def _report_status(self) -> None:
+        now_s = time.monotonic()
+        if self._report and now_s - self._reported_s >= REPORT_S:
+            self._reported_s = now_s
+            self._report(self.status())
+
+
+def _is_final(response: Any) -> bool:
+    return response.has_error() or response.result.is_final
+
+
+def _worded(what: str, error: Exception) -> ServingError:
+    """Return an error of ours as it is, any other in our words."""
+    if isinstance(error, ServingError):
+        return error
+    log.error("a call %s", what, exc_info=error)
+    return EngineError(f"TensorRT-LLM's request {what}: {first_line(error)}")

@@ -1,0 +1,111 @@
+"""NOT TensorRT-LLM: an "engine" whose rank file names a checkpoint, its limits, and what it refuses to run."""
+
+import functools
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import torch
+from tensorrt_llm.bindings._configs import DecodingMode, check
+
+log = logging.getLogger(__name__)
+
+EXTERNAL, LOOKAHEAD = "draft_tokens_external", "lookahead_decoding"
+MODES = {
+    "medusa": DecodingMode.Medusa,
+    LOOKAHEAD: DecodingMode.Lookahead,
+    "explicit_draft_tokens": DecodingMode.ExplicitDraftTokens,
+    "eagle": DecodingMode.Eagle,
+}
+NUM_GUESSED = 4
+PADDING = 8
+
+
+@functools.cache
+def load(checkpoint):
+    """Return the stock model, exact in float64."""
+    from tests.support.engines import PlainModel
+
+    return PlainModel(Path(checkpoint)).model
+
+
+@functools.lru_cache(4096)
+@torch.inference_mode()
+def logits_of(checkpoint, ids, num_rows):
+    """Return (num_rows, V) float64 logits behind the last ids; remembered, since the tests ask much the same."""
+    output = load(checkpoint)(input_ids=torch.tensor([ids]), use_cache=False)
+    return output.logits[0, -num_rows:].double().numpy()
+
+
+class Engine:
+    """Limits and forward passes. max_seq_len: as built, so with room for the drafts."""
+
+    def __init__(self, folder, version, decoding_config):
+        config = json.loads((Path(folder) / "config.json").read_text())
+        check(config["version"] == version, f"engine of {config['version']}, library {version}")
+        limits = config["build_config"]
+        self.mode = limits["speculative_decoding_mode"]
+        self.max_draft_len, self.max_seq_len = limits["max_draft_len"], limits["max_seq_len"]
+        self.max_batch_size = limits["max_batch_size"]
+        self.drafts_inside = self.mode in MODES
+        self.lookahead = decoding_config.lookahead_decoding_config
+        self._check_mode(decoding_config)
+        self._checkpoint = (Path(folder) / "rank0.engine").read_text()
+        self.vocab_size = load(self._checkpoint).config.vocab_size
+
+    def _check_mode(self, config):
+        wanted = MODES.get(self.mode)
+        if config.decoding_mode and wanted and config.decoding_mode is not wanted:
+            log.warning("the decoding mode %s is overwritten by the engine's %s", config.decoding_mode, wanted)
+        if self.mode == LOOKAHEAD:
+            check(self.lookahead is not None, "a lookahead engine needs the executor's lookahead sizes")
+            check(self.lookahead.draft_len <= self.max_draft_len, "lookahead needs more than max_draft_len")
+
+    def check(self, request):
+        """Raise what the library asserts of a request that this engine cannot run."""
+        num_drafts, output = len(request.drafts), request.output_config
+        if num_drafts > self._most_external:
+            raise RuntimeError(
+                f"Number of draft tokens ({num_drafts}) larger than maximum number of draft tokens "
+                f"({self._most_external})"
+            )
+        most = len(request.input_token_ids) + request.max_tokens
+        check(most <= self.max_seq_len, f"prompt and output of {most} tokens exceed max_seq_len {self.max_seq_len}")
+        check(request.max_tokens > 0, "mMaxNewTokens > 0")
+        check(request.sampling_config.beam_width == 1, "beam width 1")
+        check(request.num_return_sequences in (None, 1), "one sequence, in this stand-in")
+        check(not (output.return_context_logits and self.max_draft_len), "no context logits with drafts")
+        bias = request.embedding_bias
+        check(bias is None or bias.shape == (self.vocab_size,), "embedding bias is [V]")
+        self._check_inside(request)
+
+    @property
+    def _most_external(self):
+        return self.max_draft_len if self.mode == EXTERNAL else 0
+
+    def _check_inside(self, request):
+        config = request.lookahead_config
+        if config is not None:
+            check(self.mode == LOOKAHEAD, "lookahead sizes for another engine")
+            check(self.lookahead.covers(config), f"lookahead {config.triple} beyond {self.lookahead.triple}")
+        check(self.mode != "medusa" or request.sampling_config.greedy, "medusa verifies at temperature 0")
+
+    def logits(self, ids, num_rows):
+        """Return (num_rows, V) float64 logits behind the last ids."""
+        return logits_of(self._checkpoint, tuple(ids), num_rows)
+
+    def padded(self, rows):
+        """Return (n, Vpad) float32 as the library does, its vocabulary padded with what nobody may read."""
+        width = -(-(self.vocab_size + 1) // PADDING) * PADDING
+        wide = np.full((len(rows), width), 1e4)
+        wide[:, : self.vocab_size] = rows
+        return torch.tensor(wide, dtype=torch.float32)
+
+    def guess(self, context, rng):
+        """Draft inside: what the model would say, each token wrong one time in five."""
+        drafts = []
+        while len(drafts) < min(NUM_GUESSED, self.max_draft_len):
+            said = int(self.logits(context + drafts, 1).argmax())
+            drafts.append(int(rng.integers(self.vocab_size)) if rng.random() < 0.2 else said)
+        return drafts
