@@ -112,6 +112,7 @@ def check_python(words, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
     with pytest.raises(Parsed):
         if is_module:
+            monkeypatch.delitem(sys.modules, script, raising=False)  # another test may have imported it
             runpy.run_module(script, run_name="__main__", alter_sys=False)
         else:
             runpy.run_path(str(ROOT / script), run_name="__main__")
