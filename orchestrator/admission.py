@@ -113,6 +113,8 @@ class Admission:
         with self._lock:
             tickets = [(ticket, why(ticket)) for ticket in self._waiting]
             self._waiting = deque(ticket for ticket, reason in tickets if not reason)
+            started = self._start()  # whoever stood behind one that wanted more places
+        self._run(started)
         for ticket, reason in tickets:
             if reason:
                 _survive(partial(ticket.give_up, reason))

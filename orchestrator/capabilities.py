@@ -20,6 +20,7 @@ INSIDE = {
     "explicit_draft_tokens": "redrafter",
     "lookahead_decoding": "lookahead",
 }
+PENALTY_AND_BIAS, LARGE_TOP_K, MAX_TOP_K = "repetition_penalty beside logit_bias_ids", "top_k above 1024", 1024
 SEVERAL_ENDS, LONG_BAD_WORDS = "min_tokens with several end ids", "bad_words of several tokens"
 
 
@@ -88,6 +89,8 @@ def options_of(sampling: Sampling) -> Iterator[str]:
         SEVERAL_ENDS: sampling.min_tokens > 0 and len(edits.end_ids) > 1,
         "logit_bias_ids": bool(edits.bias),
         "bad_words": bool(edits.bad_words),
+        PENALTY_AND_BIAS: sampling.repetition_penalty != 1.0 and bool(edits.bias),
+        LARGE_TOP_K: drawn and sampling.top_k > MAX_TOP_K,
         LONG_BAD_WORDS: any(len(word) > 1 for word in edits.bad_words),
         "allowed_token_ids": bool(edits.allowed),
         "guided_decoding_guide_type": edits.grammar is not None,
@@ -104,6 +107,8 @@ _LACKS = {
     "frequency_penalty": _ANEW,
     SEVERAL_ENDS: "a request of the executor names one end id",
     LONG_BAD_WORDS: _ANEW,
+    PENALTY_AND_BIAS: "the executor adds the bias before the penalty",
+    LARGE_TOP_K: "the executor cuts it to its own largest",
     "allowed_token_ids": "the executor has no such mask",
     "guided_decoding_guide_type": _ANEW,
 }

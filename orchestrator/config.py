@@ -90,6 +90,8 @@ class ServingConfig:
     ngram_tables: str = _key("", path=True)
     #: tokens of earlier responses that suffix and ngram may draft from; 0 = none (docs/operations.md, Memory)
     remember_tokens: int = _key(0, low=0, high=4_000_000)
+    #: requests may ask for output that matches a JSON schema or an expression (docs/operations.md, Structured output)
+    structured_output: bool = _key(True)
     #: requests with one beginning share KV blocks
     prefix_sharing: bool = _key(True)
 

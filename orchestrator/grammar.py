@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,14 +27,17 @@ Result = TypeVar("Result")
 
 KINDS = ("json", "json_schema", "regex")
 MAX_TEXT_BYTES = 64 * 1024
-MAX_COMPILED = 16
+MAX_COMPILED = 64
+MAX_JOINED = 8
 # Between two lexemes of JSON. Any run of blanks, the library's default, is a place where a weak model stays for ever.
 WHITESPACE = " "
 GUIDE = "input guided_decoding_guide"
 # What `json` means elsewhere too (xgrammar in TensorRT-LLM): a bare number would be JSON, but nobody's wish.
 ANY_JSON = '{"type": ["object", "array"]}'
-# The library's own bounds, but for the states: copies share them, 1 to 2 kB each, and MAX_COMPILED are held.
-LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
+# Tighter than the library's own, since others wait: copies share the states, 1 to 2 kB each, and MAX_COMPILED are held.
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=50_000, step_lexer_fuel=20_000, max_lexer_states=10_000, verbose_errors=False
+)
 
 
 class _Exhausted(RequestError):
@@ -64,6 +67,8 @@ class Grammars:
     def is_ready(self, grammar: Grammar) -> bool:
         """Return True when a matcher of the grammar can be had at once; compiling an odd one takes 300 ms."""
         with self._lock:
+            if grammar in self._compiled:
+                self._compiled.move_to_end(grammar)
             return grammar in self._compiled
 
     def matcher(self, grammar: Grammar, end_ids: Collection[int]) -> Matcher:
@@ -286,7 +291,7 @@ def _compiled(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
         if num_bytes > MAX_TEXT_BYTES:
             raise RequestError(f"the guide has {num_bytes} bytes, at most {MAX_TEXT_BYTES} are allowed ({GUIDE})")
         library = LLMatcher(tokenizer, _definition(grammar), log_level=0, limits=LIMITS)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(_worded("cannot be read", str(error))) from None
     library.compute_bitmask()  # shows what nothing can match, and warms what the copies share
     if library.is_error():
@@ -298,7 +303,16 @@ def _definition(grammar: Grammar) -> str:
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(grammar.text)
     schema = ANY_JSON if grammar.kind == "json" else grammar.text
+    _check_joined(json.loads(schema))
     return LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": WHITESPACE})
+
+
+def _check_joined(schema: Any) -> None:
+    """Raise RequestError for a schema that joins many others: the library builds the product of their automata."""
+    if isinstance(schema, dict) and len(schema.get("allOf") or ()) > MAX_JOINED:
+        raise RequestError(f"an allOf has {len(schema['allOf'])} entries, at most {MAX_JOINED} are allowed ({GUIDE})")
+    for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        _check_joined(part)
 
 
 def _worded(what: str, error: str, num_tokens: int = 0) -> str:

@@ -76,6 +76,7 @@ class JobBuilder:
         method = self._plan(given, bool(prediction))
         limits = self._limits(given, len(prompt), method.config.max_nodes)
         stop = self._stop(given, limits.max_tokens)
+        self._check_structured(given)
         sampling = sampling_of(given, edits_of(given, self.checkpoint, self.grammars, stop.ids), limits.max_tokens)
         method.check_rule(sampling.rule)
         want = self._want(given)
@@ -140,7 +141,10 @@ class JobBuilder:
         end_id = given.get("end_id")
         if given.get("ignore_eos", False) or (end_id is not None and end_id < 0):
             return frozenset()
-        return self.checkpoint.eos_ids if end_id is None else frozenset({end_id})
+        if end_id is None:
+            return self.checkpoint.eos_ids
+        check_ids("end_id", [end_id], self.checkpoint.vocab_size)
+        return frozenset({end_id})
 
     def _want(self, given: Given) -> Want:
         num_top = given.get("num_top_log_probs", 0)
@@ -189,6 +193,11 @@ class JobBuilder:
                 f"return_steps tells of at most {MAX_TRACED} tokens, got max_tokens {max_tokens} (input return_steps)"
             )
         return wanted
+
+    def _check_structured(self, given: Given) -> None:
+        name = "guided_decoding_guide_type"
+        if given.get(name, "") and not self.config.structured_output:
+            raise RequestError(f"{name} is not served here (structured_output = false in serving.toml; input {name})")
 
     def _stream(self, given: Given) -> bool:
         if given.get("stream", False) and not self.streams:

@@ -92,12 +92,17 @@ def edits_of(given: Given, checkpoint: Checkpoint, grammars: Grammars, end_ids: 
     end_ids: those that end the output.
     """
     allowed = given.get("allowed_token_ids", [])
+    if len(allowed) > checkpoint.vocab_size:
+        what = f"{len(allowed)} entries, at most {checkpoint.vocab_size} allowed"
+        raise RequestError(f"allowed_token_ids has {what} (input allowed_token_ids)")
     check_ids("allowed_token_ids", allowed, checkpoint.vocab_size)
     grammar = _grammar(given, end_ids)
     if grammar:
         grammars.check(grammar)
     ends = [token for token in sorted(end_ids) if 0 <= token < checkpoint.vocab_size]
-    return Edits(_bias(given, checkpoint), grammar, tuple(allowed), _bad_words(given, checkpoint), tuple(ends))
+    return Edits(
+        _bias(given, checkpoint), grammar, tuple(sorted(set(allowed))), _bad_words(given, checkpoint), tuple(ends)
+    )
 
 
 def _bias(given: Given, checkpoint: Checkpoint) -> tuple[tuple[int, float], ...]:

@@ -79,12 +79,16 @@ def _members(vocab_size: int, ids: Sequence[int]) -> BoolArray:
 def completes(word: Sequence[int], ids: Sequence[int]) -> bool:
     """Return True when the last token of `word` would complete it behind `ids`."""
     length = len(word) - 1
-    return length == 0 or (length <= len(ids) and tuple(ids[-length:]) == tuple(word[:-1]))
+    if length == 0:
+        return True
+    if length > len(ids) or ids[-1] != word[-2]:  # as a rule it is settled here
+        return False
+    return tuple(ids[-length:]) == tuple(word[:-1])
 
 
 def merged_bias(pairs: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Return one weight per id, those of equal ids added up."""
+    """Return one weight per id, those of equal ids added up, as float32 has them: so they reach the engines."""
     weights: dict[int, float] = {}
     for token, weight in pairs:
-        weights[token] = weights.get(token, 0.0) + weight
+        weights[token] = float(np.float32(weights.get(token, 0.0) + weight))
     return tuple(weights.items())

@@ -43,7 +43,7 @@ class DraftEngine:
 
     def preparation(self, request: DraftRequest) -> Callable[[], None] | None:
         """Return what is to be done before the request is submitted, on another thread; None as a rule."""
-        return preparation(request.sampling, self._grammars)
+        return preparation(request.delta, request.sampling, self._grammars)
 
     def advance(self, jobs: list[DraftJob]) -> list[DraftJob]:
         """Draft one more token for every request whose context is computed, and a part of the others' context."""

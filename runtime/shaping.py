@@ -15,6 +15,7 @@ from orchestrator.errors import RequestError
 from orchestrator.grammar import Grammars, Matcher
 from orchestrator.shaping import completes
 from orchestrator.types import Sampling
+from orchestrator.wire import Delta
 
 Path = Sequence[int]
 
@@ -108,10 +109,10 @@ def shaper_of(sequence: Shapable, sampling: Sampling, prompt_len: int, grammars:
     return sequence.shaper
 
 
-def preparation(sampling: Sampling, grammars: Grammars | None) -> Callable[[], None] | None:
-    """Return what had better be done before the engine's thread meets the sampling: a grammar is to be compiled."""
+def preparation(delta: Delta, sampling: Sampling, grammars: Grammars | None) -> Callable[[], None] | None:
+    """Return what had better be done before the engine's thread meets a new sequence: a grammar is to be compiled."""
     grammar = sampling.edits.grammar
-    if grammar is None or grammars is None or grammars.is_ready(grammar):
+    if grammar is None or grammars is None or delta.context_start or grammars.is_ready(grammar):
         return None
     return partial(grammars.check, grammar)
 

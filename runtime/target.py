@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from orchestrator.accept import Walk
+from orchestrator.errors import ServingError
 from orchestrator.grammar import Grammars
 from orchestrator.tree import TokenTree
 from orchestrator.types import Acceptance
@@ -45,7 +46,7 @@ class TargetEngine:
 
     def preparation(self, request: StepRequest) -> Callable[[], None] | None:
         """Return what is to be done before the request is submitted, on another thread; None as a rule."""
-        return preparation(request.sampling, self._grammars)
+        return preparation(request.delta, request.sampling, self._grammars)
 
     def advance(self, jobs: list[StepJob]) -> list[StepJob]:
         """Run one pass: whole steps, and parts of the contexts that are too long for one pass."""
@@ -71,6 +72,10 @@ class TargetEngine:
         forward_us = int((time.monotonic() - began_s) * 1e6)
         parts = logits.split([segment.tree.num_nodes + 1 for _, segment in finished])
         for (job, segment), part, verdict in zip(finished, parts, verdicts, strict=True):
+            if isinstance(verdict, ServingError):
+                self.sequences.drop(job.sequence_id)
+                job.reply(verdict)
+                continue
             answer = self._settle(job, segment, part, verdict)
             job.reply(replace(answer, forward_us=forward_us, num_in_pass=len(shares)))
         return {job for job, _ in finished}

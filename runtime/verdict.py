@@ -11,6 +11,7 @@ from torch import Tensor
 
 from orchestrator.accept import Walk, accept_coupled
 from orchestrator.context import Context
+from orchestrator.errors import ServingError
 from orchestrator.types import Rule
 from runtime import accept, sampling
 from runtime.shaping import Shaper
@@ -54,17 +55,22 @@ class Verdict(NamedTuple):
     picks: list[int] | None
 
 
-def decide(questions: Sequence[Question], logits: Tensor) -> list[Verdict]:
-    """Return the verdict on every question.
+def decide(questions: Sequence[Question], logits: Tensor) -> list[Verdict | ServingError]:
+    """Return the verdict on every question, or why there is none: a grammar that grew too complex, say.
 
     logits: (rows, V) in the model's dtype, root and nodes of every question, one behind the other.
     Law: a verdict depends on its own question and rows alone.
     """
-    sizes = [question.num_rows for question in questions]
-    parts = [question.shaped(part) for question, part in zip(questions, logits.split(sizes), strict=True)]
+    parts = list(logits.split([question.num_rows for question in questions]))
+    errors: dict[int, ServingError] = {}
+    for index, question in enumerate(questions):
+        try:
+            parts[index] = question.shaped(parts[index])
+        except ServingError as error:
+            errors[index] = error
     picks = _picks(questions, parts)
     walks = _walks(questions, parts, picks)
-    return [Verdict(walk, own) for walk, own in zip(walks, picks, strict=True)]
+    return [errors.get(i) or Verdict(walk, own) for i, (walk, own) in enumerate(zip(walks, picks, strict=True))]
 
 
 def _picks(questions: Sequence[Question], parts: list[Tensor]) -> list[list[int] | None]:

@@ -271,3 +271,17 @@ def test_a_wide_ticket_is_refused_when_the_queue_is_full_and_those_before_it_sta
     assert running.ended.wait(5) and waiting.ended.wait(5)
     until(lambda: admission.num_running == 0)
     assert refused.num_runs == 0 and admission.close(1.0)
+
+
+def test_who_stood_behind_a_wide_ticket_that_gave_up_starts_at_once() -> None:
+    crowd, admission, gate = Crowd(), Admission(max_running=4, max_waiting=4), threading.Event()
+    running, wide, small = Wide(crowd, 0, 1, gate), Wide(crowd, 1, 4, gate), Wide(crowd, 2, 1, gate)
+    for ticket in (running, wide, small):
+        assert admission.admit(ticket)
+    wide.cancelled = True
+    until(lambda: admission.num_running == 2)
+    assert admission.num_waiting == 0 and wide.num_runs == 0
+    gate.set()
+    assert small.ended.wait(5) and running.ended.wait(5)
+    until(lambda: admission.num_running == 0)
+    assert admission.close(1.0)

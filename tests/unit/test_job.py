@@ -179,6 +179,13 @@ def test_job_grammar_and_ends(builder: JobBuilder) -> None:
     assert not built(builder).sampling.shaped
 
 
+def test_job_structured_output_can_be_switched_off(builder: JobBuilder) -> None:
+    strict = replace(builder, config=replace(DEPLOYMENT, structured_output=False))
+    said = refusal(strict, guided_decoding_guide_type="json")
+    assert "guided_decoding_guide_type is not served here" in said and "structured_output = false" in said
+    assert built(strict, temperature=0.5).sampling.edits.grammar is None
+
+
 def test_job_sequences_have_seeds_of_their_own(builder: JobBuilder) -> None:
     job = built(builder, num_return_sequences=3, seed=7)
     assert job.num_sequences == 3 and built(builder, num_return_sequences=0).num_sequences == 1
@@ -274,6 +281,8 @@ def test_sampling_is_in_range_or_refused(temperature: float, top_p: float, min_p
         ({"presence_penalty": float("nan")}, ["presence_penalty must be in -100..100", "got nan"]),
         ({"typical_p": -0.5}, ["typical_p must be in 0..1", "got -0.5"]),
         ({"min_tokens": 9, "max_tokens": 8}, ["min_tokens must be in 0..8", "got 9"]),
+        ({"end_id": 64}, ["end_id", "0..63", "got 64", "(input end_id)"]),
+        ({"allowed_token_ids": [1] * 65}, ["allowed_token_ids has 65 entries", "at most 64"]),
         ({"allowed_token_ids": [1, 64]}, ["allowed_token_ids", "0..63", "got 64"]),
         ({"logit_bias_ids": [64], "logit_bias_weights": [1.0]}, ["logit_bias_ids", "0..63", "got 64"]),
         ({"logit_bias_ids": [1]}, ["logit_bias_ids has 1 entries, but logit_bias_weights has 0"]),

@@ -11,6 +11,7 @@ import torch
 from orchestrator import reference
 from orchestrator.context import Context
 from orchestrator.drawn import cut
+from orchestrator.errors import RequestError
 from orchestrator.sampling import pick
 from orchestrator.tree import TokenTree
 from orchestrator.types import Distribution, Edits, Rule, Sampling
@@ -80,3 +81,22 @@ def test_a_verdict_is_the_same_in_any_company() -> None:
     backwards = decide(asked[::-1], torch.cat(parts[::-1]))
     assert together == backwards[::-1]
     assert len({verdict.walk for verdict in together}) > 10 and any(verdict.walk.path for verdict in together)
+
+
+class Refusing(Shaper):
+    """A grammar that has grown too complex."""
+
+    def apply(self, *given: object) -> None:
+        raise RequestError("too complex")
+
+
+def test_a_question_that_cannot_be_answered_gets_its_error_and_the_others_their_verdicts() -> None:
+    rng = np.random.default_rng(6)
+    asked = [random_question(rng, number)[0] for number in range(10)]
+    parts = [torch.from_numpy(rng.normal(size=(question.num_rows, V))) for question in asked]
+    sound = decide(asked, torch.cat(parts))
+    for broken in range(10):
+        shaper = Refusing(asked[broken].ask.sampling, 5, None)
+        found = decide([replace(q, shaper=shaper) if i == broken else q for i, q in enumerate(asked)], torch.cat(parts))
+        assert isinstance(found.pop(broken), RequestError)
+        assert found == sound[:broken] + sound[broken + 1 :]
