@@ -112,7 +112,9 @@ def check_python(words, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
     with pytest.raises(Parsed):
         if is_module:
-            monkeypatch.delitem(sys.modules, script, raising=False)  # another test may have imported it
+            for name in (script, f"{script}.__main__"):  # another test may have imported it
+                if not hasattr(sys.modules.get(name), "__path__"):  # a package stays: its modules know it
+                    monkeypatch.delitem(sys.modules, name, raising=False)
             runpy.run_module(script, run_name="__main__", alter_sys=False)
         else:
             runpy.run_path(str(ROOT / script), run_name="__main__")
