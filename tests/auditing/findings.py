@@ -52,4 +52,5 @@ class Result:
 
     def told(self) -> dict[str, Any]:
         """Return the result as JSON has it."""
-        return asdict(self) | {"num_faults": len(self.faults)}
+        # asdict makes a Counter anew of its items, and counts those.
+        return asdict(self) | {"counts": dict(self.counts), "num_faults": len(self.faults)}

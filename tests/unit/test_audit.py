@@ -195,6 +195,7 @@ def test_the_report_names_checks_bounds_and_findings_and_sets_the_exit_status(
 ) -> None:
     sound, broken = Result("replay, coupled", bounds=["wrong steps ≤ 1%"]), Result("greedy")
     sound.note("decision", "prompt 1, step 2", 4, 5, near_tie=True)
+    sound.counts["steps"] += 7
     monkeypatch.setattr(command, "audit", lambda url, options, size: [sound, broken])
     arguments = ["--url", "localhost:1", "--quick", "--tokens", "5", "--json", str(tmp_path / "report.json")]
 
@@ -204,7 +205,8 @@ def test_the_report_names_checks_bounds_and_findings_and_sets_the_exit_status(
 
     said = capsys.readouterr().out
     assert "wrong steps ≤ 1%" in said and "! greedy: prompt 1, output token 0: expected 4, got 5" in said
-    assert [entry["num_faults"] for entry in json.loads((tmp_path / "report.json").read_text())] == [0, 1]
+    kept = json.loads((tmp_path / "report.json").read_text())
+    assert [entry["num_faults"] for entry in kept] == [0, 1] and kept[0]["counts"] == {"steps": 7}
 
 
 def test_an_answer_that_is_refused_is_a_finding_and_a_lossy_law_is_none() -> None:
