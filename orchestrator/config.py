@@ -106,7 +106,7 @@ def load_config(path: str | os.PathLike[str], environ: Mapping[str, str] = os.en
         ConfigError: unreadable file, unknown key, wrong type, value out of range, no target.
     """
     file = Path(os.path.abspath(path))  # not resolve(): a mounted ConfigMap is a chain of links
-    given = {key: (value, f"key {key} in {file}") for key, value in _read(file).items()}
+    given = {key: (value, f"key {key} in {file}") for key, value in read_toml(file, "deployment").items()}
     given |= _from_environment(environ)
     known = {f.name: f for f in fields(ServingConfig)}
     values: dict[str, Any] = {}
@@ -119,11 +119,12 @@ def load_config(path: str | os.PathLike[str], environ: Mapping[str, str] = os.en
     return _consistent(values, file)
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_toml(file: Path, what: str) -> dict[str, Any]:
+    """Return a TOML file's content; raises ConfigError when it cannot be read, `what` saying which file it is."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read the deployment file {file}: {error.strerror}") from None
+        raise ConfigError(f"cannot read the {what} file {file}: {error.strerror}") from None
     except ValueError as error:  # bad TOML or bad UTF-8
         raise ConfigError(f"{file} is not TOML: {error}") from None
 

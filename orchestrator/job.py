@@ -77,11 +77,13 @@ class JobBuilder:
         limits = self._limits(given, len(prompt), method.config.max_nodes)
         stop = self._stop(given, limits.max_tokens)
         self._check_structured(given)
-        sampling = sampling_of(given, edits_of(given, self.checkpoint, self.grammars, stop.ids), limits.max_tokens)
+        sampling = sampling_of(given, edits_of(given, self.checkpoint, stop.ids), limits.max_tokens)
         method.check_rule(sampling.rule)
         want = self._want(given)
         method.check_served(self.capabilities, sampling, want)
         check_size("cache_salt", given.get("cache_salt", ""), MAX_SALT_BYTES)
+        if sampling.edits.grammar:
+            self.grammars.check(sampling.edits.grammar)  # last: compiling one may take long
         return Job(
             prompt=prompt,
             prompt_text=text,

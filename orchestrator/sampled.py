@@ -10,7 +10,7 @@ import numpy as np
 
 from orchestrator.checkpoint import Checkpoint
 from orchestrator.errors import RequestError, shown, unknown_name
-from orchestrator.grammar import Grammars
+from orchestrator.grammar import KINDS
 from orchestrator.request import Given, check_ids, check_range, check_words
 from orchestrator.shaping import merged_bias
 from orchestrator.types import DELTA, EPSILON, Edits, Grammar, Rule, Sampling
@@ -20,8 +20,6 @@ MAX_PENALTY = 100.0
 # As float32 has it, since every number of a request is one.
 MIN_PENALTY = float(np.float32(0.01))
 MAX_WEIGHT = 1000.0
-#: The values of guided_decoding_guide_type, and whether the guide says something.
-GUIDES = {"json": False, "json_schema": True, "regex": True}
 
 
 def sampling_of(given: Given, edits: Edits, max_tokens: int) -> Sampling:
@@ -86,10 +84,10 @@ def _rule(given: Given) -> Rule:
     return Rule(name)
 
 
-def edits_of(given: Given, checkpoint: Checkpoint, grammars: Grammars, end_ids: Collection[int]) -> Edits:
+def edits_of(given: Given, checkpoint: Checkpoint, end_ids: Collection[int]) -> Edits:
     """Return what a request changes of single tokens' logits; raises RequestError for what cannot be.
 
-    end_ids: those that end the output.
+    end_ids: those that end the output. Whether a grammar can be followed is not checked here, since that takes long.
     """
     allowed = given.get("allowed_token_ids", [])
     if len(allowed) > checkpoint.vocab_size:
@@ -97,8 +95,6 @@ def edits_of(given: Given, checkpoint: Checkpoint, grammars: Grammars, end_ids: 
         raise RequestError(f"allowed_token_ids has {what} (input allowed_token_ids)")
     check_ids("allowed_token_ids", allowed, checkpoint.vocab_size)
     grammar = _grammar(given, end_ids)
-    if grammar:
-        grammars.check(grammar)
     ends = [token for token in sorted(end_ids) if 0 <= token < checkpoint.vocab_size]
     return Edits(
         _bias(given, checkpoint), grammar, tuple(sorted(set(allowed))), _bad_words(given, checkpoint), tuple(ends)
@@ -153,10 +149,11 @@ def _grammar(given: Given, end_ids: Collection[int]) -> Grammar | None:
     if not kind and not guide:
         return None
     where = "input guided_decoding_guide_type"
-    if kind not in GUIDES:
-        raise RequestError(unknown_name("guide type", kind, GUIDES, where))
-    if GUIDES[kind] != bool(guide):
-        needs = "needs" if GUIDES[kind] else "takes no"
+    if kind not in KINDS:
+        raise RequestError(unknown_name("guide type", kind, KINDS, where))
+    needs_guide = kind != "json"
+    if needs_guide != bool(guide):
+        needs = "needs" if needs_guide else "takes no"
         raise RequestError(f"guide type {kind!r} {needs} guided_decoding_guide, got {shown(guide)} ({where})")
     if given.get("min_tokens", 0) or given.get("min_length", 0):
         raise RequestError("min_tokens and a grammar exclude each other: a grammar decides by itself when it may end")

@@ -98,16 +98,18 @@ def _picked(jobs: list[DraftJob], logits: Tensor) -> list[int]:
 
     logits: (len(jobs), V).
     """
-    positions = [len(job.opened.ids) for job in jobs]
-    tokens = sampling.picks(logits, positions, [job.request.sampling for job in jobs])
-    drawn = [row for row, job in enumerate(jobs) if job.request.sampling.rule is not Rule.COUPLED]
-    if drawn:
-        found = candidates(logits[drawn].double(), [jobs[row].request.sampling for row in drawn])
-        for row, q in zip(drawn, found, strict=True):
-            job = jobs[row]
-            job.drawn_from.append(q)
-            tokens[row] = draw(q, positions[row], job.request.sampling, job.delta.prefix_len)
-    return tokens
+    positions, rules = [len(job.opened.ids) for job in jobs], [job.request.sampling for job in jobs]
+    drawn = [row for row, rule in enumerate(rules) if rule.rule is not Rule.COUPLED]
+    if not drawn:
+        return sampling.picks(logits, positions, rules)
+    tokens: dict[int, int] = {}
+    for row, q in zip(drawn, candidates(logits[drawn].double(), [rules[row] for row in drawn]), strict=True):
+        jobs[row].drawn_from.append(q)
+        tokens[row] = draw(q, positions[row], rules[row], jobs[row].delta.prefix_len)
+    if picked := [row for row in range(len(jobs)) if row not in tokens]:
+        places = [positions[row] for row in picked]
+        tokens |= zip(picked, sampling.picks(logits[picked], places, [rules[row] for row in picked]), strict=True)
+    return [tokens[row] for row in range(len(jobs))]
 
 
 def candidates(logits: Tensor, rules: Sequence[Sampling]) -> list[Distribution]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from build.trtllm import versions
 from build.trtllm.modes import find_mode
-from orchestrator.config import resolved
+from orchestrator.config import read_toml, resolved
 from orchestrator.errors import ConfigError, shown, unknown_name
 from orchestrator.settings import choice, flag, real, whole
 
@@ -95,20 +94,11 @@ def load_spec(path: Path | None, given: Mapping[str, str]) -> EngineSpec:
     Raises ConfigError: unreadable file, unknown key, wrong type, value out of range.
     """
     values: dict[str, Any] = {}
-    for key, value in (_read(path) if path else {}).items():
+    for key, value in (read_toml(path, "engine") if path else {}).items():
         values[key] = _value(key, value, f"key {key} in {path}", Path(path or "").absolute().parent)
     for key, word in given.items():
         values[key] = _value(key, _parsed(key, word), f"flag --{key.replace('_', '-')}", Path.cwd())
     return EngineSpec(**values)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the engine file {path}: {error.strerror}") from None
-    except ValueError as error:  # bad TOML or bad UTF-8
-        raise ConfigError(f"{path} is not TOML: {error}") from None
 
 
 def _parsed(key: str, word: str) -> Any:

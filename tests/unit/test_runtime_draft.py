@@ -129,6 +129,21 @@ def test_a_drawn_chain_carries_the_q_that_its_own_noise_drew_from(bench: Bench, 
     assert not ask(bench.thread, request(context, replace(sampling, rule=Rule.COUPLED), 6, 2)).q
 
 
+def test_requests_under_different_rules_share_passes_and_draft_what_they_draft_alone(bench: Bench) -> None:
+    rules = [replace(SAMPLINGS[1], rule=rule, seed=seed) for seed, rule in enumerate([*Rule, *Rule])]
+    contexts = [Context(random_ids(7 + number)) for number in range(len(rules))]
+    asked = [
+        submit(bench.thread, request(context, sampling, 5, number))
+        for number, (context, sampling) in enumerate(zip(contexts, rules, strict=True), start=1)
+    ]
+    bench.thread.start()
+    together = [answers.get(timeout=20) for answers in asked]
+    for number, (context, sampling, drafted) in enumerate(zip(contexts, rules, together, strict=True)):
+        alone = ask(bench.thread, request(context, sampling, 5, 100 + number))
+        assert chain_of(drafted) == chain_of(alone) and len(drafted.q) == (0 if sampling.rule is Rule.COUPLED else 5)
+    assert max(bench.pass_tokens) >= len(rules)
+
+
 @pytest.mark.parametrize("accepted", range(5))
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=["greedy", "sampled"])
 def test_what_the_target_accepts_is_found_computed(
