@@ -27,6 +27,9 @@ DRAFTER_OF = {
     "eagle3": "eagle3",
     "redrafter": "redrafter",
 }
+ENGINES = ("torch", "tensorrt_llm", "tensorrtllm_backend", "llm_api", "experimental_trees")
+#: The model of NVIDIA's backend behind each of ours, with engine = "tensorrtllm_backend".
+BACKEND_MODELS = {"target": "tensorrt_llm", "draft": "tensorrt_llm_draft"}
 METHODS = ("none", "prompt_lookup", "ngram", "suffix", "lookahead", "jacobi", "predicted", *DRAFTER_OF)
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -61,7 +64,7 @@ class ServingConfig:
     eagle3: str = _key("", path=True)
     redrafter: str = _key("", path=True)
     #: what runs the models
-    engine: str = _key("torch", allowed=("torch", "tensorrt_llm", "llm_api"))
+    engine: str = _key("torch", allowed=ENGINES)
     #: cpu, cuda, or one GPU: cuda:0
     device: str = _key("cpu", pattern=r"cpu|cuda(:\d+)?")
     #: float64 is the exact test mode

@@ -74,7 +74,6 @@ def generate(
     Law: the emitted tokens are those of `orchestrator.reference.generate`, whatever the proposer.
     Source: Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1; trees: SpecInfer, arXiv:2305.09781.
     """
-    want = want.joined(proposer.want)
     while output.finish is None:
         if reason := guard():
             emit(Chunk(output.close(reason), [], []))
@@ -82,7 +81,7 @@ def generate(
         budget, began_s = limits.budget(context), time.perf_counter()
         proposal = proposer.propose(context, sampling, budget).cut(budget)
         drafted_s = time.perf_counter()
-        acceptance = target.step(context, proposal.tree, sampling, want, proposal.q)
+        acceptance = target.step(context, proposal.tree, sampling, want.joined(proposer.want), proposal.q)
         stepped_s = time.perf_counter()
         tokens = acceptance.tokens(proposal.tree)
         context.commit(tokens)

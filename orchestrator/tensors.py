@@ -23,7 +23,7 @@ def pack_text(name: str, text: str) -> Tensors:
     return {name: np.array([text.encode()], np.object_)} if text else {}
 
 
-def pack_ids(name: str, ids: Sequence[int]) -> Tensors:
+def pack_ids(name: str, ids: Sequence[int] | npt.NDArray[np.int32]) -> Tensors:
     """Pack whole numbers; none are omitted."""
     return {name: np.array(ids, np.int32)} if len(ids) else {}
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, field
+from enum import IntFlag, StrEnum
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -22,17 +22,34 @@ EPSILON, DELTA = float(np.float32(0.09)), float(np.float32(0.3))
 
 
 class Rule(StrEnum):
-    """How drafts are accepted (orchestrator/accept.py); `typical` alone is lossy."""
+    """How drafts are accepted (orchestrator/accept.py); `typical` alone is lossy.
+
+    `engine` is decided by an engine that samples by itself (TensorRT-LLM's), with random numbers of its own: its texts
+    have the target's law, but one seed gives other texts under other drafts.
+    """
 
     COUPLED = "coupled"
     REJECTION = "rejection"
     BLOCK = "block"
     TYPICAL = "typical"
+    ENGINE = "engine"
 
     @property
     def uses_q(self) -> bool:
         """True when it matters what a draft was drawn from."""
         return self in (Rule.REJECTION, Rule.BLOCK)
+
+
+class States(IntFlag):
+    """Hidden states of the target that a drafting head reads (docs/protocol.md, Which hidden state).
+
+    LAST: after the final norm, (d,) a token. LAYERS: the inputs of decoder layers 2, L // 2 and L − 3, side by side,
+    (3d,). Of both, LAST stands first.
+    """
+
+    NONE = 0
+    LAST = 1
+    LAYERS = 2
 
 
 class Grammar(NamedTuple):
@@ -161,6 +178,24 @@ class Proposal:
         return Proposal(self.tree.only(kept), tuple(self.sources[node - 1] for node in kept), drawn_from)
 
 
+#: The rules that engines of our own decide by.
+OUR_RULES = frozenset(Rule) - {Rule.ENGINE}
+
+
+class Burst(NamedTuple):
+    """What an engine that drafts by itself did behind one answer.
+
+    method: what it drafts with. extra: tokens that it committed before next_token. lengths: tokens of each of its
+    passes, accepted drafts and its own one, so that their sum is that of all tokens. num_drafted: tokens that it
+    verified.
+    """
+
+    method: str
+    extra: tuple[int, ...]
+    lengths: tuple[int, ...]
+    num_drafted: int
+
+
 @dataclass(frozen=True, eq=False)
 class Acceptance:
     """What one target step decided.
@@ -173,6 +208,7 @@ class Acceptance:
     features: (r, width) float32, hidden states of positions features_start …, when wanted.
     forward_us: cost of the pass. num_in_pass: requests that shared it. num_cached_tokens: tokens of the
     context that were found in the cache when the engine first saw the sequence.
+    burst: of an engine that drafts by itself.
     """
 
     path: tuple[int, ...]
@@ -186,6 +222,7 @@ class Acceptance:
     forward_us: int = 0
     num_in_pass: int = 1
     num_cached_tokens: int = 0
+    burst: Burst | None = None
 
     def logprobs_list(self) -> list[float]:
         """Return the log-probabilities as a list, empty when they were not wanted."""
@@ -197,13 +234,41 @@ class Acceptance:
             return [], []
         return self.top_ids[:num_tokens].tolist(), self.top_logprobs[:num_tokens].tolist()
 
+    @property
+    def extra(self) -> tuple[int, ...]:
+        """Tokens behind the path that no tree held: an engine's own drafts."""
+        return self.burst.extra if self.burst else ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens that this step commits."""
+        return len(self.path) + len(self.extra) + 1
+
     def tokens(self, tree: TokenTree) -> list[int]:
-        """Return the a + 1 tokens that this step commits."""
-        return [int(tree.tokens[node - 1]) for node in self.path] + [self.next_token]
+        """Return the tokens that this step commits: the path's, an engine's own, the new root."""
+        return [*(int(tree.tokens[node - 1]) for node in self.path), *self.extra, self.next_token]
+
+
+@dataclass(frozen=True, eq=False)
+class HeadInput:
+    """What a drafting head is told beside the context.
+
+    features: (r, width) float32, hidden states of positions features_start …; None = none.
+    choices: the shape of a static tree, whose tokens are ranks: 0 = the likeliest child; bare = the tree is dynamic.
+    width: nodes that a level of a dynamic tree expands, or beams.
+    """
+
+    features: Features | None = None
+    features_start: int = 0
+    choices: TokenTree = field(default_factory=TokenTree.bare)
+    width: int = 0
 
 
 class Drafted(NamedTuple):
-    """A drafter's answer: a tree, what its nodes were drawn from (empty = chosen), and how far its cache reaches."""
+    """A drafter's answer: a tree, and what its nodes were drawn from (empty = chosen).
+
+    cached_len: how far its cache reaches; for a drafter that reads hidden states, the first position that it lacks.
+    """
 
     tree: TokenTree
     q: tuple[Distribution, ...] = ()
@@ -211,23 +276,48 @@ class Drafted(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Inside:
+    """What is asked of an engine that drafts by itself.
+
+    length: most tokens that may still come. choices: the shape of its tree, each node as the ranks on its path. sizes:
+    Lookahead's window, n-gram and guesses. Empty = as the engine was built.
+    """
+
+    length: int
+    choices: tuple[tuple[int, ...], ...] = ()
+    sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Want:
     """What a step shall answer beside the accepted path; `features_from` None means no features.
 
-    num_top: so many of the likeliest tokens of each position.
+    num_top: so many of the likeliest tokens of each position. states: which hidden states the features are.
+    inside: that an engine which drafts by itself does so; None = it gives the next token alone.
     """
 
     picks: bool = False
     logprobs: bool = False
     features_from: int | None = None
     num_top: int = 0
+    states: States = States.LAST
+    inside: Inside | None = None
 
     def joined(self, other: Want) -> Want:
         """Return what either asks for; features from the earlier position."""
-        starts = [want.features_from for want in (self, other) if want.features_from is not None]
-        features_from = min(starts, default=None)
-        num_top = max(self.num_top, other.num_top)
-        return Want(self.picks or other.picks, self.logprobs or other.logprobs, features_from, num_top)
+        return Want(
+            self.picks or other.picks,
+            self.logprobs or other.logprobs,
+            min((start for start in (self.features_from, other.features_from) if start is not None), default=None),
+            max(self.num_top, other.num_top),
+            self.read | other.read,
+            self.inside or other.inside,
+        )
+
+    @property
+    def read(self) -> States:
+        """The hidden states that are wanted."""
+        return States.NONE if self.features_from is None else self.states
 
 
 @dataclass(frozen=True)
@@ -261,7 +351,10 @@ class Proposer(Protocol):
     """A drafting method at work for one request; a subclass that learns or holds nothing need not say so."""
 
     name: str
-    want: Want
+
+    @property
+    def want(self) -> Want:
+        """What it asks of the step that verifies its last proposal."""
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return a tree below the context's root, within the budget; a bare root is legal."""

@@ -16,7 +16,8 @@ from orchestrator.drawn import check_drawn
 from orchestrator.errors import EngineError
 from orchestrator.tensors import Incoming, Tensors, ids, numbers, pack_ids, pack_text, runs, scalar, text
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Distribution, Drafted, IdArray, Sampling, Want
+from orchestrator.types import Acceptance, Distribution, Drafted, HeadInput, IdArray, Sampling, States, Want
+from orchestrator.wire_head import NO_HEAD_INPUT, pack_head_input, unpack_head_input
 from orchestrator.wire_sampling import pack_sampling, unpack_sampling
 
 MAX_FEATURE_ROWS = 512
@@ -28,6 +29,10 @@ class WantBits(IntFlag):
     PICKS = 1
     LOGPROBS = 2
     FEATURES = 4
+    LAYER_FEATURES = 8
+
+
+_STATE_BITS = {States.LAST: WantBits.FEATURES, States.LAYERS: WantBits.LAYER_FEATURES}
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,12 +73,13 @@ class StepRequest:
 
 @dataclass(frozen=True, eq=False)
 class DraftRequest:
-    """One call of a drafter."""
+    """One call of a drafter; `head` is for those that read the target's hidden states."""
 
     delta: Delta
     sampling: Sampling
     max_nodes: int
     max_depth: int
+    head: HeadInput = NO_HEAD_INPUT
 
 
 def delta_of(context: Context, start: int, sequence_id: int, cache_salt: str) -> Delta:
@@ -149,16 +155,17 @@ def _pack_want(want: Want) -> Tensors:
     bits = WantBits.PICKS * want.picks | WantBits.LOGPROBS * want.logprobs
     tensors: Tensors = {}
     if want.features_from is not None:
-        bits |= WantBits.FEATURES
+        bits |= sum(bit for state, bit in _STATE_BITS.items() if state in want.states)
         tensors["features_from"] = np.array([want.features_from], np.int32)
     return tensors | pack_ids("want", [bits]) | pack_ids("num_top", [want.num_top] if want.num_top else [])
 
 
 def _unpack_want(tensors: Incoming) -> Want:
     bits = WantBits(scalar(tensors, "want", 0))
-    features_from = scalar(tensors, "features_from", 0) if bits & WantBits.FEATURES else None
+    states = States(sum(state for state, bit in _STATE_BITS.items() if bit in bits))
+    features_from = scalar(tensors, "features_from", 0) if states else None
     picks, logprobs = bool(bits & WantBits.PICKS), bool(bits & WantBits.LOGPROBS)
-    return Want(picks, logprobs, features_from, scalar(tensors, "num_top", 0))
+    return Want(picks, logprobs, features_from, scalar(tensors, "num_top", 0), states or States.LAST)
 
 
 def unpack_step(tensors: Incoming, vocab_size: int, max_nodes: int) -> StepRequest:
@@ -227,16 +234,18 @@ def pack_draft(request: DraftRequest) -> Tensors:
             "max_nodes": np.array([request.max_nodes], np.int32),
             "max_depth": np.array([request.max_depth], np.int32),
         }
+        | pack_head_input(request.head)
     )
 
 
 def unpack_draft(tensors: Incoming) -> DraftRequest:
-    """Unpack a drafter's call."""
+    """Unpack a drafter's call; raises EngineError when a tensor is missing or breaks a law."""
     return DraftRequest(
         _unpack_delta(tensors),
         unpack_sampling(tensors),
         scalar(tensors, "max_nodes"),
         scalar(tensors, "max_depth"),
+        unpack_head_input(tensors),
     )
 
 

@@ -11,6 +11,7 @@ from orchestrator.config import ServingConfig
 from orchestrator.engine_manifest import Manifest
 from orchestrator.errors import ConfigError
 from orchestrator.grammar import Grammars
+from orchestrator.types import States
 from orchestrator.wire import DraftRequest, StepRequest
 from runtime.check import warm_up_draft, warm_up_target
 from runtime.draft import DraftEngine
@@ -26,14 +27,13 @@ from runtime.trtllm.line import ExecutorLine
 log = logging.getLogger(__name__)
 
 
-def feature_kind(config: ServingConfig) -> str:
-    """Return which hidden states the deployment's heads need."""
-    if config.eagle3:
-        return "eagle3"
-    return "last" if config.medusa or config.eagle or config.redrafter else "none"
+def states_of(config: ServingConfig) -> States:
+    """Return which hidden states the deployment's heads read."""
+    last = States.LAST if config.medusa or config.eagle or config.redrafter else States.NONE
+    return last | (States.LAYERS if config.eagle3 else States.NONE)
 
 
-def _load(checkpoint: str, config: ServingConfig, features: str) -> PagedModel:
+def _load(checkpoint: str, config: ServingConfig, features: States) -> PagedModel:
     if config.engine != "torch":
         raise ConfigError(
             f"engine = {config.engine!r} is not part of this version; allowed: 'torch', 'tensorrt_llm' (serving.toml)"
@@ -58,7 +58,7 @@ def build_target(
     """Load the target and start its engine; raises ConfigError when it cannot be served."""
     if config.engine == "tensorrt_llm":
         return trtllm.build_target(config)
-    paged = _load(config.target, config, feature_kind(config))
+    paged = _load(config.target, config, states_of(config))
     engine = EngineThread(TargetEngine(paged, _grammars(config, paged)), "target-engine", paged.model.prepare)
     engine.start()
     warm_up_target(engine, paged.model.vocab_size)
@@ -71,7 +71,7 @@ def build_draft(
     """Load the draft model and start its engine; raises ConfigError when it cannot be served."""
     if config.engine == "tensorrt_llm":
         return trtllm.build_draft(config)
-    paged = _load(config.draft, config, features="none")
+    paged = _load(config.draft, config, States.NONE)
     engine = EngineThread(DraftEngine(paged, _grammars(config, paged)), "draft-engine", paged.model.prepare)
     engine.start()
     warm_up_draft(engine, paged.model.vocab_size)

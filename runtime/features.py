@@ -7,31 +7,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
-KINDS = ("none", "last", "eagle3")
+from orchestrator.errors import ConfigError
+from orchestrator.types import States
+
+MIN_LAYERS = 5
+
+
+def layers_of(depth: int) -> tuple[int, int, int]:
+    """Return the decoder layers whose inputs EAGLE-3 reads (arXiv:2503.01840, section 3.1), of `depth` in all."""
+    if depth < MIN_LAYERS:
+        raise ConfigError(
+            f"EAGLE-3 reads the inputs of layers 2, L/2 and L-3; the target has {depth} layers, "
+            f"at least {MIN_LAYERS} are needed"
+        )
+    return 2, depth // 2, depth - 3
 
 
 class FeatureTap:
-    """Collects, per pass, the states that the deployment's heads read.
+    """Collects, per pass, the states that the deployment's heads read: LAST, then LAYERS."""
 
-    kind: none; last, the output of the final norm (Medusa, EAGLE-1/2, ReDrafter);
-    eagle3, the inputs of decoder layers 2, L // 2 and L − 3, side by side.
-    """
-
-    def __init__(self, model: Any, kind: str) -> None:
-        self._states: dict[int, Tensor] = {}
-        self.num_states = {"none": 0, "last": 1, "eagle3": 3}[kind]
+    def __init__(self, model: Any, states: States) -> None:
         decoder = model.get_decoder()
-        if kind == "last":
+        self._states: dict[int, Tensor] = {}
+        self._has_last = States.LAST in states
+        self._hidden_size: int = model.config.get_text_config().hidden_size
+        layers = layers_of(len(decoder.layers)) if States.LAYERS in states else ()
+        self.num_states = int(self._has_last) + len(layers)
+        if self._has_last:
             decoder.register_forward_hook(self._after_norm)
-        if kind == "eagle3":
-            depth = len(decoder.layers)
-            for place, layer in enumerate((2, depth // 2, depth - 3)):
-                decoder.layers[layer].register_forward_pre_hook(self._before(place))
+        for place, layer in enumerate(layers, start=1):
+            decoder.layers[layer].register_forward_pre_hook(self._before(place))
 
     def take(self) -> Tensor:
         """Return the states of the pass, (N, num_states · hidden_size), and forget them."""
-        states = [self._states.pop(place) for place in range(self.num_states)]
+        states = [self._states.pop(place) for place in sorted(self._states)]
         return torch.cat(states, dim=-1)
+
+    def columns(self, wanted: States) -> slice:
+        """Return where the wanted states stand among those that are kept; none where not all of them are."""
+        last, layers = int(self._has_last), self.num_states - int(self._has_last)
+        if (States.LAST in wanted and not last) or (States.LAYERS in wanted and not layers):
+            return slice(0, 0)
+        start, stop = 0 if States.LAST in wanted else last, last + (layers if States.LAYERS in wanted else 0)
+        return slice(start * self._hidden_size, stop * self._hidden_size)
 
     def _after_norm(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         # The decoder's own output: its final norm has another name in every other family.

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from orchestrator.errors import ConfigError
+from orchestrator.types import States
 from runtime.check import compare, stock_log_probs
 from runtime.model import CausalModel, adapt
 
@@ -17,7 +18,7 @@ REFUSED_ROPES = ("dynamic", "longrope")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
-def load_model(folder: str, device_name: str, dtype_name: str, features: str = "none") -> CausalModel:
+def load_model(folder: str, device_name: str, dtype_name: str, features: States = States.NONE) -> CausalModel:
     """Load a Hugging Face checkpoint and replace its attention; raises ConfigError with the reason if it cannot be."""
     device, dtype = torch.device(device_name), DTYPES[dtype_name]
     source = resolve(folder)
@@ -39,7 +40,7 @@ def load_model(folder: str, device_name: str, dtype_name: str, features: str = "
         ) from error
 
 
-def _adapted(model: Any, features: str, folder: str) -> CausalModel:
+def _adapted(model: Any, features: States, folder: str) -> CausalModel:
     expected = stock_log_probs(model)
     adapted = adapt(model, features)
     compare(adapted, expected, folder)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
+from orchestrator.types import States
 from runtime.attention import NAME, paged_tree_attention
 from runtime.cache import CacheShape, KVCache
 from runtime.features import FeatureTap
@@ -28,7 +29,7 @@ class CausalModel:
     vocab_size: rows of the output embedding. max_positions: the longest context.
     """
 
-    def __init__(self, model: Any, device: torch.device, features: str = "none") -> None:
+    def __init__(self, model: Any, device: torch.device, features: States = States.NONE) -> None:
         text_config = model.config.get_text_config()
         self.model = model
         self.device = device
@@ -68,7 +69,7 @@ class CausalModel:
         return logits
 
 
-def adapt(model: Any, features: str = "none") -> CausalModel:
+def adapt(model: Any, features: States = States.NONE) -> CausalModel:
     """Turn a stock transformers model, in place, into one that runs a `Pass`."""
     fuse_norms(model)
     make_lean(model)

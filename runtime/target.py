@@ -14,7 +14,7 @@ from orchestrator.accept import Walk
 from orchestrator.errors import ServingError
 from orchestrator.grammar import Grammars
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance
+from orchestrator.types import Acceptance, Want
 from orchestrator.wire import MAX_FEATURE_ROWS, StepRequest
 from runtime import sampling
 from runtime.accept import Ask
@@ -94,7 +94,7 @@ class TargetEngine:
         walk, picks = verdict
         want, sequence = job.request.want, job.opened
         self._commit(sequence, segment.tree, walk)
-        features, features_start = self._features(sequence, want.features_from)
+        features, features_start = self._features(sequence, want)
         rows = [0, *walk.path]
         top_ids, top_logprobs = sampling.top_log_probs(logits[rows], want.num_top) if want.num_top else (None, None)
         return Acceptance(
@@ -124,13 +124,13 @@ class TargetEngine:
         sequence.num_computed = prefix_len + len(walk.path)
         sequence.publish(len(sequence.ids))
 
-    def _features(self, sequence: Sequence, features_from: int | None) -> tuple[np.ndarray | None, int]:
-        """Return the newest rows from `features_from` on, (r, width) float32, and the first one's position."""
-        store = self.paged.cache.features
-        if features_from is None or not store.shape[1]:
+    def _features(self, sequence: Sequence, want: Want) -> tuple[np.ndarray | None, int]:
+        """Return the newest rows from want.features_from on, (r, width) float32, and the first one's position."""
+        store = self.paged.cache.features[:, self.paged.model.taps.columns(want.read)]
+        if want.features_from is None or not store.shape[1]:
             return None, 0
         stop = sequence.num_computed
-        start = max(features_from, stop - MAX_FEATURE_ROWS, 0)
+        start = max(want.features_from, stop - MAX_FEATURE_ROWS, 0)
         # A drafter that claims to have seen more than there is gets no row.
         rows = [sequence.slot(i) for i in range(start, stop)]
         slots = torch.tensor(rows, dtype=torch.long, device=store.device)

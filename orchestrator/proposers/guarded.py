@@ -7,7 +7,7 @@ import logging
 from orchestrator.context import Context
 from orchestrator.drawn import check_drawn
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Proposal, Proposer, Sampling
+from orchestrator.types import Acceptance, Budget, Proposal, Proposer, Sampling, Want
 
 log = logging.getLogger(__name__)
 
@@ -20,10 +20,14 @@ class Guarded:
 
     def __init__(self, proposer: Proposer, vocab_size: int) -> None:
         self.name = proposer.name
-        self.want = proposer.want
         self._proposer = proposer
         self._vocab_size = vocab_size
         self._failed = False
+
+    @property
+    def want(self) -> Want:
+        """What the proposer wants; nothing once it has failed."""
+        return Want() if self._failed else self._proposer.want
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the proposal within the budget, or a bare root when it breaks a law."""

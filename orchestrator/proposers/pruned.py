@@ -5,7 +5,7 @@ from __future__ import annotations
 from orchestrator.context import Context
 from orchestrator.grammar import Matcher
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Proposal, Proposer, Sampling
+from orchestrator.types import Acceptance, Budget, Proposal, Proposer, Sampling, Want
 
 
 class Pruned(Proposer):
@@ -18,9 +18,13 @@ class Pruned(Proposer):
 
     def __init__(self, proposer: Proposer, matcher: Matcher) -> None:
         self.name = proposer.name
-        self.want = proposer.want
         self._proposer = proposer
         self._matcher = matcher
+
+    @property
+    def want(self) -> Want:
+        """What the other one wants."""
+        return self._proposer.want
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return what may come of the other one's proposal."""

@@ -13,7 +13,7 @@ import torch
 from orchestrator.context import Context
 from orchestrator.errors import ServingError
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Distribution, Sampling, Want
+from orchestrator.types import Acceptance, Distribution, Sampling, States, Want
 from orchestrator.wire import StepRequest, delta_of
 from runtime.load import load_model
 from runtime.norms import fuse_norms
@@ -25,7 +25,7 @@ LIMIT_S = 60.0
 
 
 def make_paged(
-    folder: Path, dtype: str = "float64", block_tokens: int = 4, features: str = "none", **options: Any
+    folder: Path, dtype: str = "float64", block_tokens: int = 4, features: States = States.NONE, **options: Any
 ) -> PagedModel:
     """Load a checkpoint behind small blocks, so that tests cross many block borders."""
     memory_mb = options.pop("memory_mb", 4)

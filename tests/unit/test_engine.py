@@ -14,7 +14,7 @@ from orchestrator import reference
 from orchestrator.context import Context
 from orchestrator.errors import EngineError, RequestError, Unavailable, UnknownSequence
 from orchestrator.tree import TokenTree
-from orchestrator.types import Sampling, Want
+from orchestrator.types import Sampling, States, Want
 from orchestrator.wire import StepRequest, delta_of
 from runtime.layout import Segment
 from runtime.paged import PagedModel
@@ -220,7 +220,7 @@ def test_long_context_is_computed_in_parts(folder: Path, plain: PlainModel) -> N
 
 
 def test_picks_logprobs_and_features_equal_plain_forward(folder: Path, plain: PlainModel) -> None:
-    paged = make_paged(folder, features="last")
+    paged = make_paged(folder, features=States.LAST)
     engine = start_target(paged)
     prompt = random_ids(12)
     truth = reference.generate(plain.logits, prompt, Sampling(), 4)

@@ -17,6 +17,7 @@ import runtime.check
 from orchestrator.context import Context
 from orchestrator.errors import ConfigError
 from orchestrator.tree import TokenTree
+from orchestrator.types import States
 from orchestrator.wire import delta_of
 from runtime.layout import Segment
 from runtime.load import load_model
@@ -158,7 +159,7 @@ def test_other_dtypes_load(name: str, dtype: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["phi", "llama", "gemma2"])
 def test_states_after_the_final_norm_are_found_whatever_it_is_called(family: str, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, family, **FAMILIES.get(family, {"num_key_value_heads": 4}))
-    paged = PagedModel(load_model(str(folder), "cpu", "float64", "last"), memory_mb=4, block_tokens=4)
+    paged = PagedModel(load_model(str(folder), "cpu", "float64", States.LAST), memory_mb=4, block_tokens=4)
     ids = random_ids(9)
     segment = segment_of(paged, 1, ids, TokenTree.bare())
     paged.forward([segment])

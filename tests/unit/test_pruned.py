@@ -21,7 +21,7 @@ BUDGET = Budget(99, 99)
 @dataclass
 class Scripted(Proposer):
     q: tuple[Distribution, ...] = ()
-    want: Want = field(default_factory=Want)
+    want: Want = Want()  # noqa: RUF009
     name: str = "scripted"
     observed: list[Any] = field(default_factory=list)
     closed: bool = False

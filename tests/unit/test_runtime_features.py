@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from orchestrator import reference
 from orchestrator.context import Context
 from orchestrator.tree import TokenTree
-from orchestrator.types import Sampling, Want
+from orchestrator.types import Sampling, States, Want
 from runtime.norms import fuse_norms
 from tests.support.engines import EngineTarget, PlainModel, make_paged, start_target
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
@@ -21,6 +21,11 @@ from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
 RNG = np.random.default_rng(3)
 NUM_LAYERS = 8
 HIDDEN_SIZE = 32
+KINDS = [
+    (States.LAST, HIDDEN_SIZE),
+    (States.LAYERS, 3 * HIDDEN_SIZE),
+    (States.LAST | States.LAYERS, 4 * HIDDEN_SIZE),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,14 +57,13 @@ class Hooked:
             layer.register_forward_pre_hook(lambda _, args: self.inputs.append(args[0][0]))
 
     @torch.inference_mode()
-    def states(self, ids: list[int], kind: str) -> np.ndarray:
+    def states(self, ids: list[int], kind: States) -> np.ndarray:
         """Return (n, width) float32 features of every position."""
         self.inputs.clear()
         output = self.model.model(input_ids=torch.tensor([ids]), use_cache=False)
-        if kind == "last":
-            return output.last_hidden_state[0].float().numpy()
-        layers = (2, NUM_LAYERS // 2, NUM_LAYERS - 3)
-        return torch.cat([self.inputs[i] for i in layers], dim=-1).float().numpy()
+        last = [output.last_hidden_state[0]] if States.LAST in kind else []
+        layers = [self.inputs[i] for i in (2, NUM_LAYERS // 2, NUM_LAYERS - 3)] if States.LAYERS in kind else []
+        return torch.cat([*last, *layers], dim=-1).float().numpy()
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +79,9 @@ def close(ours: np.ndarray | None, truth: np.ndarray) -> bool:
     return ours is not None and ours.shape == truth.shape and bool(np.allclose(ours, truth, rtol=1e-6, atol=1e-6))
 
 
-@pytest.mark.parametrize(("kind", "width"), [("last", HIDDEN_SIZE), ("eagle3", 3 * HIDDEN_SIZE)])
+@pytest.mark.parametrize(("kind", "width"), KINDS)
 def test_features_of_every_step_equal_the_stock_model_s(
-    folder: Path, plain: PlainModel, hooked: Hooked, kind: str, width: int
+    folder: Path, plain: PlainModel, hooked: Hooked, kind: States, width: int
 ) -> None:
     """Trees whose accepted nodes stand behind rejected ones, so that their rows move."""
     engine = start_target(make_paged(folder, features=kind))
@@ -90,7 +94,7 @@ def test_features_of_every_step_equal_the_stock_model_s(
             wrong = (truth[done] + 1) % VOCAB_SIZE
             tree = TokenTree.from_paths([[wrong, 1], truth[done : done + depth]])
             first = int(RNG.integers(0, len(context)))
-            answer = target.step(context, tree, Sampling(), Want(features_from=first))
+            answer = target.step(context, tree, Sampling(), Want(features_from=first, states=kind))
             assert len(answer.path) == depth
             states = hooked.states(context.ids + answer.tokens(tree)[:-1], kind)
             assert answer.features_start == first
@@ -103,27 +107,51 @@ def test_features_of_every_step_equal_the_stock_model_s(
 
 
 def test_a_prefix_hit_brings_its_features(folder: Path, hooked: Hooked) -> None:
-    engine = start_target(make_paged(folder, features="eagle3"))
+    engine = start_target(make_paged(folder, features=States.LAYERS))
     shared = random_ids(21)
     try:
         EngineTarget(engine, 1).step(Context(shared), TokenTree.bare(), Sampling(), Want())
         ids = [*shared, 3, 4]
-        answer = EngineTarget(engine, 2).step(Context(ids), TokenTree.bare(), Sampling(), Want(features_from=0))
+        answer = EngineTarget(engine, 2).step(
+            Context(ids), TokenTree.bare(), Sampling(), Want(features_from=0, states=States.LAYERS)
+        )
     finally:
         engine.close()
     assert answer.num_cached_tokens == 20
-    assert close(answer.features, hooked.states(ids, "eagle3"))
+    assert close(answer.features, hooked.states(ids, States.LAYERS))
+
+
+@pytest.mark.parametrize("wanted", [States.LAST, States.LAYERS])
+def test_a_head_is_sent_the_states_that_it_reads_alone(folder: Path, hooked: Hooked, wanted: States) -> None:
+    engine = start_target(make_paged(folder, features=States.LAST | States.LAYERS))
+    ids = random_ids(9)
+    try:
+        want = Want(features_from=2, states=wanted)
+        answer = EngineTarget(engine, 1).step(Context(ids), TokenTree.bare(), Sampling(), want)
+    finally:
+        engine.close()
+    assert close(answer.features, hooked.states(ids, wanted)[2:])
+
+
+def test_states_that_the_deployment_does_not_keep_are_not_sent(folder: Path) -> None:
+    engine = start_target(make_paged(folder, features=States.LAST))
+    try:
+        want = Want(features_from=0, states=States.LAYERS)
+        answer = EngineTarget(engine, 1).step(Context([1, 2, 3]), TokenTree.bare(), Sampling(), want)
+    finally:
+        engine.close()
+    assert answer.features is None
 
 
 def test_the_newest_512_rows_are_sent_at_most(folder: Path, hooked: Hooked) -> None:
-    engine = start_target(make_paged(folder, features="last", memory_mb=16))
+    engine = start_target(make_paged(folder, features=States.LAST, memory_mb=16))
     ids = random_ids(600)
     try:
         answer = EngineTarget(engine, 1).step(Context(ids), TokenTree.bare(), Sampling(), Want(features_from=5))
     finally:
         engine.close()
     assert answer.features_start == 88
-    assert close(answer.features, hooked.states(ids, "last")[88:])
+    assert close(answer.features, hooked.states(ids, States.LAST)[88:])
 
 
 @pytest.mark.parametrize("features_from", [9, 10, 11, 10**6, -3])
@@ -131,7 +159,7 @@ def test_a_drafter_that_lies_about_its_reach_breaks_no_step(
     folder: Path, plain: PlainModel, features_from: int
 ) -> None:
     """Nine tokens are computed, positions 0 … 8; a head may claim to have seen more."""
-    engine = start_target(make_paged(folder, features="last"))
+    engine = start_target(make_paged(folder, features=States.LAST))
     ids = random_ids(9)
     try:
         target = EngineTarget(engine, 1)

@@ -1,0 +1,88 @@
+"""Tensors and numbers of a head's files, as their authors publish them; knows no module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from orchestrator.checkpoint import read_json
+from orchestrator.errors import ConfigError
+
+#: In the order in which they are looked for.
+WEIGHT_FILES = (
+    "model.safetensors",
+    "medusa_lm_head.safetensors",
+    "pytorch_model.safetensors",
+    "medusa_lm_head.pt",
+    "pytorch_model.bin",
+    "model.pt",
+)
+
+
+class HeadFiles(NamedTuple):
+    """A head's folder: config.json, and its tensors by name."""
+
+    folder: str
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+    def number(self, key: str, default: int | None = None) -> int:
+        """Return a whole number of the config; raises ConfigError when it is none."""
+        value = self.config.get(key, default)
+        if type(value) is not int:
+            raise ConfigError(f"{key} must be a whole number, got {value!r} ({self.folder}/config.json)")
+        return value
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor; raises ConfigError when there is none of this name."""
+        if name not in self.tensors:
+            raise ConfigError(f"{self.folder}: the tensor {name!r} is missing")
+        return tuple(self.tensors[name].shape)
+
+
+def read_head(folder: str) -> HeadFiles:
+    """Read a head's folder or hub id; raises ConfigError with the reason when it cannot be read."""
+    path = _local(folder)
+    config = read_json(str(path), "config.json") or {}
+    file = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), None)
+    if file is None:
+        raise ConfigError(f"{folder}: none of {', '.join(WEIGHT_FILES)} is there")
+    return HeadFiles(folder, config, read_tensors(file))
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file by name; what is pickled may hold tensors alone."""
+    try:
+        if file.suffix == ".safetensors":
+            return dict(_safe_tensors(file))
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, UnpicklingError, EOFError, SafetensorError) as error:
+        raise ConfigError(f"{file} cannot be read: {(str(error).splitlines() or [''])[0]}") from error
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise ConfigError(f"{file} holds no tensors by name")
+    return found
+
+
+def _safe_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+    with safe_open(str(file), framework="pt") as content:
+        for name in content.keys():  # noqa: SIM118 - it is no mapping
+            yield name, content.get_tensor(name)
+
+
+def _local(folder: str) -> Path:
+    if Path(folder).is_dir():
+        return Path(folder)
+    if folder.startswith(("/", ".")):
+        raise ConfigError(f"checkpoint folder {folder} does not exist (serving.toml)")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(folder, allow_patterns=["config.json", *WEIGHT_FILES]))
+    except Exception as error:  # the hub client raises many kinds; all mean "not to be had"
+        raise ConfigError(f"{folder}: neither a folder nor a hub id that can be fetched: {error}") from None

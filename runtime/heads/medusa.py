@@ -1,0 +1,42 @@
+"""Medusa's heads (arXiv:2401.10774): head k guesses the token k places after the root from the newest state alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from orchestrator.types import States
+
+
+class ResBlock(nn.Module):
+    """x + SiLU(W x + b); W and b begin at 0, so that a new head says what the target's LM head says."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (…, width) → (…, width)."""
+        return x + functional.silu(self.linear(x))
+
+
+class MedusaHeads(nn.ModuleList):
+    """K heads of residual blocks and an LM head each; parameters are named as published: k.l.linear, k.L.weight."""
+
+    states = States.LAST
+
+    def __init__(self, num_heads: int, num_layers: int, lm_head: Tensor) -> None:
+        """lm_head: (V, d), the target's, with which every head begins."""
+        super().__init__()
+        vocab_size, width = lm_head.shape
+        for _ in range(num_heads):
+            output = nn.Linear(width, vocab_size, bias=False)
+            output.weight = nn.Parameter(lm_head.detach().clone())
+            self.append(nn.Sequential(*(ResBlock(width) for _ in range(num_layers)), output))
+
+    def forward(self, state: Tensor) -> Tensor:
+        """state: (n, d), the newest of each request → logits of the next K tokens but one, (n, K, V)."""
+        return torch.stack([head(state) for head in self], dim=1)
