@@ -6,9 +6,11 @@ TORCH_INDEX ?=
 CONSTRAINTS ?= constraints.txt
 CONFIG ?= serving.toml
 ARGS ?=
+DOCKER ?= docker
 
 VENV := .venv
 PY := $(VENV)/bin/python
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 PIP := $(PY) -m pip --disable-pip-version-check --quiet install $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 TORCH_FITS := from importlib.metadata import version as v; exit(not (2, 11) <= tuple(map(int, v("torch").split(".")[:2])) < (2, 14))
 
@@ -52,6 +54,10 @@ lint: $(VENV)/.dev ## style, types, import layers, size of the shipped models
 
 models: $(VENV)/.serve ## train the demo models anew (hours): make models ARGS=--any-corpus
 	@$(PY) -m build.models $(ARGS)
+
+docker: ## build the two images (docs/docker.md); DOCKER="echo docker" prints the commands: make docker ARGS=--no-cache
+	$(DOCKER) build --file docker/Dockerfile --build-arg TORCH=$(TORCH) $(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX)) --tag specserve:$(VERSION) $(ARGS) .
+	$(DOCKER) build --file docker/Dockerfile.trtllm --tag specserve-trtllm:$(VERSION) $(ARGS) .
 
 size: ## lines per file
 	@$(PYTHON) -m tools.size

@@ -1,6 +1,6 @@
 """Saves and restores a run, all or nothing; it does not know what is trained."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -13,12 +13,18 @@ from build.recipe import Plan
 
 @dataclass
 class Progress:
-    """How far a run is: the next step, seconds trained so far over all its sessions, and the plan it follows."""
+    """How far a run is: the next step, seconds trained so far over all its sessions, and the plan it follows.
+
+    settings_sha256: of whatever else a resumed run must have in common with this one. losses: of the last steps, by
+    name.
+    """
 
     plan: Plan
     corpus_sha256: str
     step: int = 0
     wall_s: float = 0.0
+    settings_sha256: str = ""
+    losses: dict[str, float] = field(default_factory=dict)
 
 
 def save_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:

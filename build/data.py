@@ -11,21 +11,25 @@ from tokenizers import Tokenizer
 from build.corpus import Document
 from build.tokenizer import END_OF_TEXT_ID
 
-Tokens = npt.NDArray[np.uint16]
+#: uint16, or uint32 of a vocabulary that needs it.
+Tokens = npt.NDArray[np.unsignedinteger]
 
 
-def encode_documents(tokenizer: Tokenizer, documents: tuple[Document, ...]) -> Tokens:
-    """One stream (n,) uint16: each document's tokens, an end-of-text token before the first and after each."""
-    encodings = tokenizer.encode_batch([document.text for document in documents])
-    parts = [[END_OF_TEXT_ID]] + [encoding.ids + [END_OF_TEXT_ID] for encoding in encodings]
-    return np.concatenate([np.asarray(part, dtype=np.uint16) for part in parts])
+def encode_documents(tokenizer: Tokenizer, documents: tuple[Document, ...], end_id: int = END_OF_TEXT_ID) -> Tokens:
+    """One stream (n,): each document's tokens, an end-of-text token before the first and after each."""
+    encodings = tokenizer.encode_batch([document.text for document in documents], add_special_tokens=False)
+    parts = [[end_id]] + [encoding.ids + [end_id] for encoding in encodings]
+    dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
+    return np.concatenate([np.asarray(part, dtype=dtype) for part in parts])
 
 
-def cached_stream(path: Path, tokenizer: Tokenizer, documents: tuple[Document, ...]) -> Tokens:
+def cached_stream(
+    path: Path, tokenizer: Tokenizer, documents: tuple[Document, ...], end_id: int = END_OF_TEXT_ID
+) -> Tokens:
     """The stream of `documents`, kept in `path` (a .npy file) because encoding takes longer than loading."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, encode_documents(tokenizer, documents))
+        np.save(path, encode_documents(tokenizer, documents, end_id))
     stream: Tokens = np.load(path)
     return stream
 

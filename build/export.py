@@ -54,7 +54,7 @@ def export_model(recipe: Recipe, workspace: Workspace, text: TrainingText, max_w
     provenance = _provenance(recipe, state, text.corpus) | _losses(recipe, folder, workspace, text, max_windows)
     (folder / "provenance.json").write_text(json.dumps(provenance, indent=2) + "\n")
     (folder / "README.md").write_text(model_card(provenance))
-    _exchange(folder, workspace.models / recipe.name)
+    exchange(folder, workspace.models / recipe.name)
 
 
 def main() -> None:
@@ -70,6 +70,16 @@ def main() -> None:
     text = training_text(workspace, options.model, options.any_corpus)
     export_model(recipe, workspace, text, options.windows)
     print(f"wrote models/{recipe.name}")
+
+
+def exchange(new: Path, published: Path) -> None:
+    """Puts `new` in the place of `published`; a reader finds one of the two at all but one instant."""
+    old = new.with_name("replaced")
+    shutil.rmtree(old, ignore_errors=True)
+    if published.exists():
+        published.rename(old)
+    new.rename(published)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _write_weights(recipe: Recipe, state: dict[str, Any], folder: Path) -> None:
@@ -130,16 +140,6 @@ def _rounded(loss: HeldOutLoss) -> dict[str, Any]:
     """The loss to four decimals, so that the file reads well."""
     bands = {band: round(value, 4) for band, value in loss.bands.items()}
     return {"mean": round(loss.mean, 4), "bands": bands, "tokens": loss.tokens}
-
-
-def _exchange(new: Path, published: Path) -> None:
-    """Puts `new` in the place of `published`; a reader finds one of the two at all but one instant."""
-    old = new.with_name("replaced")
-    shutil.rmtree(old, ignore_errors=True)
-    if published.exists():
-        published.rename(old)
-    new.rename(published)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 if __name__ == "__main__":

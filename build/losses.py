@@ -57,7 +57,7 @@ class HeldOutLoss:
 def held_out_loss(model: LlamaForCausalLM, stream: Tokens, max_windows: int, length: int = 2_048) -> HeldOutLoss:
     """The loss over at most `max_windows` consecutive windows of `length` tokens spread over `stream`."""
     model.eval()
-    losses = [_position_losses(model, window) for window in _spread_windows(stream, max_windows, length)]
+    losses = [_position_losses(model, window) for window in spread_windows(stream, max_windows, length)]
     model.train()
     per_position = torch.stack(losses).mean(0)  # (length,)
     bands = {f"{first}-{last}": float(per_position[first:last].mean()) for first, last in BANDS if last <= length}
@@ -76,7 +76,7 @@ class Agreement:
 def agreement(draft: LlamaForCausalLM, target: LlamaForCausalLM, stream: Tokens, max_windows: int) -> Agreement:
     """The agreement over windows of 2,048 tokens of `stream`; the overlap is the acceptance rate at temperature 1."""
     greedy, overlap = [], []
-    for window in _spread_windows(stream, max_windows, 2_048):
+    for window in spread_windows(stream, max_windows, 2_048):
         p = _logits(target, window[:, :-1]).float().softmax(-1)  # (1, n, V)
         q = _logits(draft, window[:, :-1]).float().softmax(-1)
         greedy.append(float((p.argmax(-1) == q.argmax(-1)).float().mean()))
@@ -97,7 +97,7 @@ def _position_losses(model: LlamaForCausalLM, window: torch.Tensor) -> torch.Ten
     return functional.cross_entropy(logits[0].float(), window[0, 1:], reduction="none").double()
 
 
-def _spread_windows(stream: Tokens, max_windows: int, length: int) -> Iterator[torch.Tensor]:
+def spread_windows(stream: Tokens, max_windows: int, length: int) -> Iterator[torch.Tensor]:
     """Windows (1, length + 1) at equal distances, so that few windows still touch many files."""
     available = (len(stream) - 1) // length
     count = min(max_windows, available)

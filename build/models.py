@@ -1,4 +1,4 @@
-"""Makes the demo models: tokenizer, target, draft, each published; it only decides which stage is due."""
+"""Makes the demo models: tokenizer, target, draft, heads, each published; it only decides which stage is due."""
 
 import argparse
 import shutil
@@ -8,6 +8,8 @@ import torch
 from build.corpus import check_corpus, load_corpus
 from build.errors import BuildError, run_command
 from build.export import export_model, is_published
+from build.heads import cli as heads
+from build.heads.settings import KINDS
 from build.recipe import RECIPES, Recipe
 from build.tokenizer import save_tokenizer, train_tokenizer
 from build.train import train_model
@@ -40,10 +42,18 @@ def make_model(recipe: Recipe, workspace: Workspace, any_corpus: bool) -> None:
     print(f"{recipe.name}: wrote models/{recipe.name}")
 
 
+def make_heads(workspace: Workspace) -> None:
+    """Trains and publishes the drafting heads of the target, unless they are up to date."""
+    if heads.up_to_date([f"--out={workspace.models}"]):
+        print("heads: up to date")
+        return
+    heads.main([f"--out={workspace.models}"])
+
+
 def discard(workspace: Workspace) -> None:
     """Forgets checkpoints, tokenizer and weights; the recorded corpus stays, so that it can be compared."""
     shutil.rmtree(workspace.scratch, ignore_errors=True)
-    for name in RECIPES:
+    for name in (*RECIPES, *KINDS):
         for file in ("config.json", "tokenizer.json"):
             (workspace.models / name / file).unlink(missing_ok=True)
 
@@ -65,6 +75,7 @@ def main() -> None:
     make_tokenizer(workspace, options.any_corpus)
     for recipe in RECIPES.values():
         make_model(recipe, workspace, options.any_corpus)
+    make_heads(workspace)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,8 @@
 
 import argparse
 import shutil
-import signal
-import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 import torch
 from transformers import LlamaForCausalLM
@@ -14,12 +11,11 @@ from transformers import LlamaForCausalLM
 from build.checkpoint import Progress, load_checkpoint, progress_of, save_checkpoint
 from build.data import Tokens, batch
 from build.errors import BuildError, run_command
+from build.loop import cut, run_steps
 from build.losses import Loss, distillation_loss, held_out_loss, text_loss
 from build.recipe import Recipe, recipe_named
 from build.workspace import Workspace, training_text
 
-CHECKPOINT_EVERY_S = 300.0
-LOG_EVERY_STEPS = 20
 QUICK_HELD_OUT_WINDOWS = 8
 # Tokens per second on two shared cores (AVX-512 bfloat16), for the estimate printed before a run.
 EXPECTED_RATE = {"target": 2_000, "draft": 5_000}
@@ -74,9 +70,7 @@ def compile_loss(run: Run) -> None:
 
 def finish_now(run: Run) -> None:
     """Begins the last phase (long windows, final decay) at the present step."""
-    step = run.progress.step
-    if run.progress.plan.cut_step is None and step < run.progress.plan.long_from:
-        run.progress.plan = replace(run.progress.plan, cut_step=step)
+    cut(run.progress)
 
 
 def train_step(run: Run, stream: Tokens) -> float:
@@ -94,63 +88,11 @@ def train_step(run: Run, stream: Tokens) -> float:
     return float(loss.detach())
 
 
-class Stopper:
-    """Turns the first SIGINT or SIGTERM into a wish to stop after the present step."""
-
-    def __init__(self) -> None:
-        self.wanted = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._note)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.wanted = True
-
-
-class Pace:
-    """Logs loss, rate and time left, and says when the next checkpoint is due."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.losses: list[float] = []
-        self.logged_at = self.saved_at = time.monotonic()
-
-    def observe(self, loss: float) -> None:
-        """Takes in one step's loss; writes a line every `LOG_EVERY_STEPS` steps."""
-        self.losses.append(loss)
-        if len(self.losses) == LOG_EVERY_STEPS:
-            self._log()
-
-    def checkpoint_due(self) -> bool:
-        """True every five minutes."""
-        if time.monotonic() - self.saved_at < CHECKPOINT_EVERY_S:
-            return False
-        self.saved_at = time.monotonic()
-        return True
-
-    def _log(self) -> None:
-        now, progress = time.monotonic(), self.run.progress
-        elapsed_s = now - self.logged_at
-        rate = len(self.losses) * progress.plan.step_tokens / elapsed_s
-        left_s = (progress.plan.steps - progress.step) * progress.plan.step_tokens / rate
-        print(
-            f"step {progress.step}/{progress.plan.steps} loss {sum(self.losses) / len(self.losses):.3f} "
-            f"lr {progress.plan.rate(progress.step - 1):.2e} {rate:.0f} tokens/s, {left_s / 60:.0f} min left",
-            flush=True,
-        )
-        self.losses, self.logged_at = [], now
-
-
 def train(run: Run, train_stream: Tokens, held_out: Tokens, path: Path) -> bool:
     """Steps until the plan's end or a signal, with checkpoints at `path`; returns whether the plan is done."""
-    stopper, pace = Stopper(), Pace(run)
-    while run.progress.step < run.progress.plan.steps and not stopper.wanted:
-        begin_s = time.monotonic()
-        pace.observe(train_step(run, train_stream))
-        run.progress.wall_s += time.monotonic() - begin_s
-        if pace.checkpoint_due():
-            _checkpoint(run, held_out, path)
-    _checkpoint(run, held_out, path)
-    return run.progress.step >= run.progress.plan.steps
+    return run_steps(
+        run.progress, lambda: {"loss": train_step(run, train_stream)}, lambda: _checkpoint(run, held_out, path)
+    )
 
 
 def load_teacher(recipe: Recipe, workspace: Workspace, device: str) -> LlamaForCausalLM | None:

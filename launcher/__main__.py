@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from launcher.limits import TimeLimits
 from launcher.ports import Ports
 from launcher.server import REPOSITORY, Server
 from orchestrator.errors import ServingError
@@ -18,6 +19,8 @@ environment:
   HTTP_PORT GRPC_PORT METRICS_PORT   8000, 8001, 8002; 0 = any free port
   HOST                               the address to listen on (127.0.0.1)
   LOG_LEVEL                          error, warning, info or verbose (warning)
+  READY_LIMIT_S                      seconds until all models must be ready (180); large engines take minutes
+  STOP_LIMIT_S                       seconds that running requests get when the server is stopped (10)
   TRITON_ROOT                        a Triton installation (/opt/tritonserver, else the wheel)
 
 exit status: 0 stopped on request, 1 the server failed while running, 2 it could not be started
@@ -38,11 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the server; return the exit status."""
     options = parser().parse_args(arguments)
     try:
+        limits = TimeLimits.from_environment(os.environ)
         server = Server(
             options.config,
             repository=options.model_repository,
             ports=Ports.from_environment(os.environ),
             host=os.environ.get("HOST") or "127.0.0.1",
+            ready_limit_s=limits.ready,
+            stop_limit_s=limits.stop,
             log_level=os.environ.get("LOG_LEVEL") or "warning",
         )
     except ServingError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.config import CHECKPOINTS, ServingConfig
+from orchestrator.config import BACKEND_MODELS, CHECKPOINTS, ServingConfig
 from orchestrator.errors import ConfigError
 
 #: The public models; each is loaded where the repository has it.
@@ -20,11 +20,18 @@ def models_to_load(config: ServingConfig, repository: Path) -> list[str]:
     named = [key for key in CHECKPOINTS if getattr(config, key)]
     for key in named:
         _check_checkpoint(key, getattr(config, key))
-        if not (repository / key / "config.pbtxt").is_file():
-            raise ConfigError(
-                f"no Triton model {key!r} in {repository}, which has: {_models_in(repository)} (key {key})"
-            )
+        _check_model(key, repository, f"key {key}")
+    if config.engine == "tensorrtllm_backend":
+        backend = [BACKEND_MODELS[key] for key in named if key in BACKEND_MODELS]
+        for model in backend:
+            _check_model(model, repository, "python -m build.trtllm.repository writes it; key engine")
+        named = backend + named
     return named + [name for name in PUBLIC if (repository / name / "config.pbtxt").is_file()]
+
+
+def _check_model(model: str, repository: Path, where: str) -> None:
+    if not (repository / model / "config.pbtxt").is_file():
+        raise ConfigError(f"no Triton model {model!r} in {repository}, which has: {_models_in(repository)} ({where})")
 
 
 def _check_checkpoint(key: str, value: str) -> None:

@@ -15,6 +15,7 @@ from launcher import log, process
 from launcher.admin import Admin
 from launcher.command import LOG_LEVELS, Launch, stub_environment
 from launcher.deployment import models_to_load
+from launcher.limits import TimeLimits
 from launcher.ports import Ports, free_ports
 from launcher.triton import find_triton
 from launcher.watch import Watch, stubs
@@ -59,8 +60,8 @@ class Server:
         ports: Ports | None = None,
         host: str = "127.0.0.1",
         env: Mapping[str, str] | None = None,
-        ready_limit_s: float = 180.0,
-        stop_limit_s: int = 10,
+        ready_limit_s: float = TimeLimits.ready,
+        stop_limit_s: int = TimeLimits.stop,
         log_level: str = "warning",
         say: Callable[[str], None] = _print_error,
     ) -> None:
@@ -213,7 +214,7 @@ class Server:
             if server.poll() is not None:
                 raise StartError(f"the server did not start: {log.cause(self.log())}")
             if time.monotonic() > end:
-                raise StartError(f"not ready after {self._ready_limit_s:g} s: {', '.join(waiting)}")
+                raise StartError(f"not ready after {self._ready_limit_s:g} s (READY_LIMIT_S): {', '.join(waiting)}")
             if self._is_ready(waiting[0]):
                 waiting.pop(0)
             else:

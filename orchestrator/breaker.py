@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Generic, TypeVar
+
+from orchestrator.workers import Workers
 
 Result = TypeVar("Result")
 
@@ -30,8 +30,7 @@ class Breaker(Generic[Result]):
 
     A call that cannot be cancelled goes on after its time-out, and its result is dropped. While
     `max_late` calls are late, or for `cool_down_s` after a failure, no further call is made: the
-    breaker is open. The workers are daemons: ThreadPoolExecutor's are joined when the process exits,
-    so that a hung call would keep it from exiting.
+    breaker is open.
     """
 
     name: str
@@ -43,12 +42,10 @@ class Breaker(Generic[Result]):
     _late: int = 0
     _closed_again_s: float = 0.0
     _is_shut: bool = False
-    _num_workers: int = 0
-    _num_pending: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Future[Result], Callable[[], Result]] | None] = queue.SimpleQueue()
+        self._workers: Workers[Result] = Workers(f"drafter-{self.name}", self.max_workers + self.max_late)
 
     @property
     def is_open(self) -> bool:
@@ -62,13 +59,7 @@ class Breaker(Generic[Result]):
                 self.counts.num_skipped += 1
                 return None
             self.counts.num_calls += 1
-            self._num_pending += 1
-            if self._num_workers < min(self._num_pending, self.max_workers + self.max_late):
-                self._num_workers += 1
-                threading.Thread(target=self._work, name=f"drafter-{self.name}", daemon=True).start()
-        future: Future[Result] = Future()
-        self._calls.put((future, function))
-        return future
+        return self._workers.start(function)
 
     def wait(self, future: Future[Result]) -> Result | None:
         """Return the result of a call, or None when it fails or is late."""
@@ -84,21 +75,8 @@ class Breaker(Generic[Result]):
 
     def close(self) -> None:
         """Make no further call; a hung one is left behind."""
-        with self._lock:
-            self._is_shut = True
-            for _ in range(self._num_workers):
-                self._calls.put(None)
-
-    def _work(self) -> None:
-        while call := self._calls.get():
-            future, function = call
-            try:
-                settle = partial(future.set_result, function())
-            except BaseException as error:
-                settle = partial(future.set_exception, error)
-            with self._lock:
-                self._num_pending -= 1
-            settle()
+        self._is_shut = True
+        self._workers.close(f"no more calls of the drafter {self.name}")
 
     def _note_late(self, future: Future[Result]) -> None:
         with self._lock:

@@ -6,12 +6,13 @@ docs/protocol.md, Target wire: a target that lacks something says so, and what n
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from orchestrator.config import ServingConfig
+from orchestrator.config import DRAFTER_OF, METHODS, ServingConfig
 from orchestrator.engine_manifest import EXTERNAL, Manifest, read_manifest
-from orchestrator.types import Rule, Sampling, Want
+from orchestrator.llm_manifest import LlmManifest, read_llm_manifest
+from orchestrator.types import OUR_RULES, Rule, Sampling, Want
 
 #: Build modes of engines that draft by themselves, and the method that each runs.
 INSIDE = {
@@ -20,7 +21,12 @@ INSIDE = {
     "explicit_draft_tokens": "redrafter",
     "lookahead_decoding": "lookahead",
 }
+#: Methods that an engine for EXTERNAL serves: those that propose chains.
+CHAINS = ("prompt_lookup", "ngram", "suffix", "predicted", "draft_model")
+#: Methods that read the target's hidden states.
+HEADS = tuple(name for name, drafter in DRAFTER_OF.items() if drafter != "draft")
 PENALTY_AND_BIAS, LARGE_TOP_K, MAX_TOP_K = "repetition_penalty beside logit_bias_ids", "top_k above 1024", 1024
+LOGPROBS = "return_log_probs"
 SEVERAL_ENDS, LONG_BAD_WORDS = "min_tokens with several end ids", "bad_words of several tokens"
 
 
@@ -30,18 +36,42 @@ class Capabilities:
 
     rules: that decide beside its logits. trees: siblings; else chains alone. picks, features, logprobs: what a step may
     want. reason: why it lacks what it lacks. lacks: {option of a request: why it cannot be served}.
-    drafts: that the server sends. inside: method that the engine drafts with by itself, "" = none.
+    drafts: that the server sends. max_nodes: most of them a step. inside: method that the engine drafts with by itself,
+    "" = none.
     """
 
-    rules: frozenset[Rule] = frozenset(Rule)
+    rules: frozenset[Rule] = frozenset(OUR_RULES)
     trees: bool = True
     picks: bool = True
     features: bool = True
     logprobs: bool = True
-    reason: str = ""
+    reason: str = "it is that of engines which sample by themselves"
     lacks: Mapping[str, str] = field(default_factory=dict)
     drafts: bool = True
+    max_nodes: int = ServingConfig.max_nodes
     inside: str = ""
+
+    @property
+    def default_rule(self) -> Rule:
+        """The rule of a request that names none."""
+        return Rule.COUPLED if Rule.COUPLED in self.rules else Rule.ENGINE
+
+    def method_refusal(self, method: str) -> str:
+        """Return, in one sentence, why no request can have the method, naming the engines that have it, or ""."""
+        return next((why for name in method.split("+") if (why := self._method_refusal(name))), "")
+
+    def _method_refusal(self, method: str) -> str:
+        if method in ("none", self.inside) or method not in METHODS:
+            return ""
+        if self.inside:
+            why = f"it drafts by itself, with the method {self.inside!r}"
+        elif not self.drafts:
+            why = "it was built for no drafts"
+        elif method in HEADS and not self.features:
+            why = "it keeps its hidden states to itself"
+        else:
+            return ""
+        return self._refused(f"the method {method!r}: {why}; {_served_by(method)} (input speculation)")
 
     def refusal(self, sampling: Sampling, want: Want, *, method: str = "", branches: str = "") -> str:
         """Return, in one sentence, why the engine cannot serve this, or "".
@@ -51,27 +81,34 @@ class Capabilities:
         return next(self._refusals(sampling, want, method, branches), "")
 
     def _refusals(self, sampling: Sampling, want: Want, method: str, branches: str) -> Iterator[str]:
-        named = f"method {method!r}" if method else "the step"
-        if not self.drafts and method not in ("", "none", self.inside):
-            why = (
-                f"it drafts by itself, with the method {self.inside!r}" if self.inside else "it was built for no drafts"
-            )
-            yield self._refused(f"{named}: {why} (input speculation)")
+        named = f"the method {method!r}" if method else "the step"
+        other = f"; {_served_by(method)}" if method else ""
         if branches and not self.trees:
-            yield self._refused(f"{named} with {branches}: {self.reason} (input speculation_config)")
+            other = "; engine = 'torch' serves it" if method in CHAINS else other
+            yield self._refused(f"{named} with {branches}: {self.reason}{other} (input speculation_config)")
         if sampling.rule not in self.rules:
-            yield self._refused(f"rule {sampling.rule.value!r}: {self.reason} (input rule)")
+            served = ", ".join(rule.value for rule in Rule if rule in self.rules)
+            yield self._refused(f"the rule {sampling.rule.value!r}: {self.reason}; its own: {served} (input rule)")
         if want.picks and not self.picks:
-            yield self._refused(f"{named}, which learns from the target's picks: {self.reason} (input speculation)")
+            what = f"{named}, which learns from the target's picks"
+            yield self._refused(f"{what}: {self.reason}{other} (input speculation)")
         if want.features_from is not None and not self.features:
-            yield self._refused(f"{named}, which drafts from hidden states: {self.reason} (input speculation)")
+            what = f"{named}, which drafts from hidden states"
+            yield self._refused(f"{what}: {self.reason}{other} (input speculation)")
         if (want.logprobs or want.num_top) and not self.logprobs:
-            yield self._refused(f"log-probabilities: {self.reason} (input return_log_probs)")
+            why = self.lacks.get(LOGPROBS, self.reason)
+            yield self._refused(f"log-probabilities: {why} (input {LOGPROBS})")
         yield from (self._refused(f"{name}: {self.lacks[name]}") for name in options_of(sampling) if name in self.lacks)
 
     @staticmethod
     def _refused(what: str) -> str:
         return f"the target's engine does not serve {what}"
+
+
+def _served_by(method: str) -> str:
+    """Return which engines serve a method."""
+    built = EXTERNAL if method in CHAINS else next((mode for mode, inside in INSIDE.items() if inside == method), "")
+    return f"engines built for {built} serve it, or engine = 'torch'" if built else "engine = 'torch' serves it"
 
 
 def options_of(sampling: Sampling) -> Iterator[str]:
@@ -114,9 +151,13 @@ _LACKS = {
 }
 # Each of these modes is known to verify at temperature 0; what else one does with a sampling is not established.
 _INSIDE_LACKS = dict.fromkeys(
-    ("temperature", "repetition_penalty", "min_tokens", "logit_bias_ids", "bad_words"),
+    ("temperature", "repetition_penalty", "min_tokens", "logit_bias_ids", "bad_words", LOGPROBS),
     "it is not established for engines that draft by themselves",
 )
+# Inferred: each call counts what was said from its own beginning.
+_BACKEND_LACKS = dict.fromkeys(("repetition_penalty", "min_tokens", "logit_bias_ids", "bad_words"), _ANEW)
+# Each is an argument of its SamplingParams, but of another meaning, or for whole generations alone.
+_LLM_LACKS = _LACKS | {name: why for name, why in _INSIDE_LACKS.items() if name != "temperature"}
 
 
 def executor_capabilities(manifest: Manifest) -> Capabilities:
@@ -124,7 +165,7 @@ def executor_capabilities(manifest: Manifest) -> Capabilities:
     inside, drafts = INSIDE.get(manifest.mode, ""), manifest.mode == EXTERNAL
     takes = "verifies chains alone" if drafts else "takes no drafts"
     return Capabilities(
-        rules=frozenset({Rule.COUPLED}),
+        rules=frozenset({Rule.ENGINE}),
         trees=False,
         picks=False,
         features=False,
@@ -132,12 +173,51 @@ def executor_capabilities(manifest: Manifest) -> Capabilities:
         reason=f"TensorRT-LLM's executor samples by itself and {takes}",
         lacks=_LACKS | _INSIDE_LACKS if inside else _LACKS,
         drafts=drafts,
+        max_nodes=manifest.max_draft_len if drafts else 0,
         inside=inside,
+    )
+
+
+def backend_capabilities(manifest: Manifest) -> Capabilities:
+    """Return what NVIDIA's backend can serve with a compiled engine: what the executor can, less what steps count."""
+    served = executor_capabilities(manifest)
+    return replace(served, logprobs=False, lacks={**served.lacks, **_BACKEND_LACKS})
+
+
+def tree_capabilities(manifest: Manifest) -> Capabilities:
+    """Return what the step host on the library's Session can serve: all that needs no hidden states."""
+    return Capabilities(
+        features=False, reason="a compiled engine has no output for its hidden states", max_nodes=manifest.max_draft_len
+    )
+
+
+def llm_capabilities(manifest: LlmManifest) -> Capabilities:
+    """Return what the LLM API can serve: it drafts by itself, with one method, which may be none."""
+    drafts = manifest.method != "none"
+    return Capabilities(
+        rules=frozenset({Rule.ENGINE}),
+        trees=False,
+        picks=False,
+        features=False,
+        logprobs=False,
+        reason="TensorRT-LLM's LLM API samples by itself and takes no drafts",
+        lacks=_LACKS | _INSIDE_LACKS if drafts else _LLM_LACKS,
+        drafts=False,
+        max_nodes=0,
+        inside=manifest.method,
     )
 
 
 def capabilities_of(config: ServingConfig) -> Capabilities:
     """Return what a deployment's target can serve; raises ConfigError when its engine's manifest cannot be read."""
-    if config.engine != "tensorrt_llm":
-        return Capabilities()
-    return executor_capabilities(read_manifest(Path(config.target)))
+    if config.engine == "llm_api":
+        return llm_capabilities(read_llm_manifest(Path(config.target)))
+    make = _CAPABILITIES.get(config.engine)
+    return make(read_manifest(Path(config.target))) if make else Capabilities()
+
+
+_CAPABILITIES = {
+    "tensorrt_llm": executor_capabilities,
+    "tensorrtllm_backend": backend_capabilities,
+    "tensorrt_llm_trees_experimental": tree_capabilities,
+}

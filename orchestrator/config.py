@@ -27,10 +27,16 @@ DRAFTER_OF = {
     "eagle3": "eagle3",
     "redrafter": "redrafter",
 }
-ENGINES = ("torch", "tensorrt_llm", "tensorrtllm_backend", "llm_api", "experimental_trees")
+#: What runs the models; COMPILED: from engine folders of TensorRT-LLM, as the builder leaves them.
+COMPILED = ("tensorrt_llm", "tensorrtllm_backend", "tensorrt_llm_trees_experimental")
+ENGINES = ("torch", *COMPILED, "llm_api")
 #: The model of NVIDIA's backend behind each of ours, with engine = "tensorrtllm_backend".
 BACKEND_MODELS = {"target": "tensorrt_llm", "draft": "tensorrt_llm_draft"}
 METHODS = ("none", "prompt_lookup", "ngram", "suffix", "lookahead", "jacobi", "predicted", *DRAFTER_OF)
+#: Methods that only an engine which drafts by itself may have.
+ONLY_INSIDE = ("mtp",)
+
+_METHOD = rf"({'|'.join((*METHODS, *ONLY_INSIDE))})"
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Not keys: the file's own path, and what Kubernetes injects beside a Service that is named `serving`.
@@ -84,7 +90,7 @@ class ServingConfig:
     #: most draft nodes of a tree, root not counted
     max_nodes: int = _key(128, low=1, high=128)
     #: the drafting method of a request that names none; a union is joined by +
-    default_speculation: str = _key("prompt_lookup", pattern=rf"({'|'.join(METHODS)})(\+({'|'.join(METHODS)}))*")
+    default_speculation: str = _key("prompt_lookup", pattern=rf"{_METHOD}(\+{_METHOD})*")
     #: how long a step waits for a drafter before it goes on undrafted
     draft_timeout_ms: int = _key(250, low=1, high=60_000)
     #: deadline of a request that names none
@@ -166,7 +172,7 @@ def _checked(key: str, value: Any, type_name: Any, rules: Mapping[str, Any], whe
 _WORDS = {"str": "a string", "int": "a whole number", "bool": "true or false"}
 _FORMS = {
     "device": "cpu, cuda or cuda:N",
-    "default_speculation": f"one of {', '.join(METHODS)}, or a union joined by +",
+    "default_speculation": f"one of {', '.join((*METHODS, *ONLY_INSIDE))}, or a union joined by +",
 }
 
 
@@ -187,12 +193,35 @@ def _consistent(values: dict[str, Any], file: Path) -> ServingConfig:
             f"default_max_tokens must be in 1..{config.max_tokens_limit} (max_tokens_limit), "
             f"got {config.default_max_tokens} ({file})"
         )
+    _check_drafters(config, file)
+    _check_default(config, file)
+    return config
+
+
+def _check_drafters(config: ServingConfig, file: Path) -> None:
+    """Raise ConfigError for a drafter that the engine would never ask."""
+    if config.engine == "llm_api" and (given := [key for key in CHECKPOINTS[1:] if getattr(config, key)]):
+        raise ConfigError(
+            f"engine 'llm_api' drafts by itself and loads no drafter (key {given[0]} in {file}; "
+            "name it to python -m build.trtllm.llm_api)"
+        )
+    for key in CHECKPOINTS[2:]:
+        if config.engine != "torch" and getattr(config, key):
+            raise ConfigError(
+                f"{key} is for engine = 'torch', not for {config.engine!r}, whose engines have their heads inside "
+                f"(key {key} in {file})"
+            )
+
+
+def _check_default(config: ServingConfig, file: Path) -> None:
+    """Raise ConfigError for a default method that lacks what it drafts from."""
     for method in config.default_speculation.split("+"):
         drafter = DRAFTER_OF.get(method)
-        if drafter and not getattr(config, drafter):
+        # A compiled engine may draft by itself; the LLM API does, with a draft model too.
+        drafts_outside = config.engine == "torch" or (drafter == "draft" and config.engine != "llm_api")
+        if drafter and drafts_outside and not getattr(config, drafter):
             raise ConfigError(f"default_speculation {method!r} needs the key {drafter}, which is empty ({file})")
         if method == "ngram" and not (config.ngram_tables or config.remember_tokens):
             raise ConfigError(
                 f"default_speculation {method!r} needs the key ngram_tables or remember_tokens; both are off ({file})"
             )
-    return config

@@ -49,14 +49,41 @@ def check_drawn(tree: TokenTree, q: tuple[Distribution, ...], vocab_size: int) -
 
     A q that is wrong in its numbers would bend the law of the text, and nobody could tell.
     """
+    if wrong := _wrong(tree, q, vocab_size):
+        raise wrong[min(wrong)]
+
+
+def well_drawn(tree: TokenTree, q: tuple[Distribution, ...], vocab_size: int) -> IdArray:
+    """Return the nodes (1…m, ascending) that q can be right for: they, their siblings and all above them; (k,) int32.
+
+    Law: whether a node is kept depends on the q of its level and those above, which were there before it was drawn, and
+    not on what follows. Leaving out a node for what follows would bend the law of the text: a token behind which the
+    drafter fails would then never be drafted, though it has its share in q.
+    Raises EngineError when there is not one q for each node.
+    """
+    bad = {int(tree.parents[node - 1]) for node in _wrong(tree, q, vocab_size)}
+    kept = {0}
+    for node, parent in enumerate(tree.parents.tolist(), start=1):
+        if parent in kept and parent not in bad:
+            kept.add(node)
+    return np.array(sorted(kept)[1:], np.int32)
+
+
+def _wrong(tree: TokenTree, q: tuple[Distribution, ...], vocab_size: int) -> dict[int, EngineError]:
+    """Return what is wrong with q by node; nothing when the drafts were chosen."""
     if q and len(q) != tree.num_nodes:
         raise EngineError(f"there are {len(q)} distributions q for {tree.num_nodes} nodes")
+    wrong: dict[int, EngineError] = {}
     first: dict[int, Distribution] = {}
     for node, (drawn_from, parent) in enumerate(zip(q, tree.parents.tolist(), strict=False), start=1):
-        _check(drawn_from, int(tree.tokens[node - 1]), vocab_size, node)
         sibling = first.setdefault(parent, drawn_from)
-        if sibling is not drawn_from and not _same(sibling, drawn_from):
-            raise EngineError(f"node {node} was drawn from another q than its siblings")
+        try:
+            _check(drawn_from, int(tree.tokens[node - 1]), vocab_size, node)
+            if sibling is not drawn_from and not _same(sibling, drawn_from):
+                raise EngineError(f"node {node} was drawn from another q than its siblings")
+        except EngineError as error:
+            wrong[node] = error
+    return wrong
 
 
 def _check(q: Distribution, token: int, vocab_size: int, node: int) -> None:

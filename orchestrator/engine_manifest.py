@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.checkpoint import Checkpoint, read_checkpoint
-from orchestrator.config import ServingConfig
+from orchestrator.config import COMPILED, ServingConfig
 from orchestrator.errors import ConfigError
+from orchestrator.llm_manifest import read_llm_manifest
 
 NAME = "engine.json"
 #: Folder beside the engine with the tokenizer.json and the config.json of what it was made from.
@@ -93,9 +94,12 @@ def served_checkpoint(config: ServingConfig) -> Checkpoint:
 
     Raises ConfigError: a file is missing or broken, the engine has another vocabulary.
     """
-    if config.engine != "tensorrt_llm":
-        return read_checkpoint(config.target)
     folder = Path(config.target)
+    if config.engine == "llm_api":
+        checkpoint = read_checkpoint(config.target)
+        return replace(checkpoint, max_positions=min(checkpoint.max_positions, read_llm_manifest(folder).max_seq_len))
+    if config.engine not in COMPILED:
+        return read_checkpoint(config.target)
     manifest = read_manifest(folder)
     checkpoint = read_checkpoint(str(folder / CHECKPOINT))
     if checkpoint.vocab_size != manifest.vocab_size:
@@ -103,7 +107,9 @@ def served_checkpoint(config: ServingConfig) -> Checkpoint:
             f"the engine {folder} has {manifest.vocab_size} tokens in its vocabulary, {folder / CHECKPOINT} has "
             f"{checkpoint.vocab_size} (put the target's own files there)"
         )
-    return replace(checkpoint, max_positions=min(checkpoint.max_positions, manifest.max_seq_len))
+    # Every step hands the engine the whole text as a prompt; the token behind the longest one still comes.
+    longest = min(manifest.max_seq_len, manifest.max_input_len + 1)
+    return replace(checkpoint, max_positions=min(checkpoint.max_positions, longest))
 
 
 def _check_pair(folder: Path, target: Manifest, draft_folder: Path, draft: Manifest) -> None:

@@ -9,6 +9,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -18,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from orchestrator.errors import ConfigError, RequestError, unknown_name
+from orchestrator.errors import ConfigError, RequestError, Unavailable, unknown_name
 from orchestrator.tree import TokenTree
 from orchestrator.types import Grammar
+from orchestrator.workers import Busy, Late, Limited
 
 BoolArray = npt.NDArray[np.bool_]
 Result = TypeVar("Result")
@@ -29,6 +31,8 @@ KINDS = ("json", "json_schema", "regex")
 MAX_TEXT_BYTES = 64 * 1024
 MAX_COMPILED = 64
 MAX_JOINED = 8
+# A compilation cannot be stopped. One that takes longer is left behind; NUM_LATE of them, and no other one begins.
+LIMIT_S, NUM_COMPILING, NUM_LATE = 2.0, 2, 2
 # Between two lexemes of JSON. Any run of blanks, the library's default, is a place where a weak model stays for ever.
 WHITESPACE = " "
 GUIDE = "input guided_decoding_guide"
@@ -59,9 +63,13 @@ class Grammars:
         self._lock = threading.Lock()
         self._vocabulary: _Vocabulary | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._compiling: Limited[LLMatcher] = Limited("grammar", NUM_COMPILING, NUM_LATE, LIMIT_S)
 
     def check(self, grammar: Grammar) -> None:
-        """Raise RequestError when the grammar is broken, too complex, or nothing can match it."""
+        """Raise RequestError when the grammar is broken, too complex, or nothing can match it.
+
+        Unavailable, when too many others are being compiled.
+        """
         self._pristine(grammar)
 
     def is_ready(self, grammar: Grammar) -> bool:
@@ -73,8 +81,9 @@ class Grammars:
 
     def matcher(self, grammar: Grammar, end_ids: Collection[int]) -> Matcher:
         """Return a matcher at the start of an output that the ids `end_ids` end; raises as `check` does."""
-        pristine = self._pristine(grammar)
-        return Matcher(pristine.deep_copy(), partial(self._compile, grammar), self._read(), self._vocab_size, end_ids)
+        with _panics_refused():
+            library = self._pristine(grammar).deep_copy()
+        return Matcher(library, partial(self._compile, grammar), self._read(), self._vocab_size, end_ids)
 
     def _pristine(self, grammar: Grammar) -> LLMatcher:
         with self._lock:
@@ -86,7 +95,12 @@ class Grammars:
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         """Compile anew, remember the result, and return a copy."""
-        pristine = _compiled(self._read().tokenizer, grammar)
+        try:
+            pristine = self._compiling.call(partial(_compiled, self._read().tokenizer, grammar))
+        except Late:
+            raise RequestError(f"the guide takes longer than {LIMIT_S:g} s to compile ({GUIDE})") from None
+        except Busy:
+            raise Unavailable(f"other guides take too long to compile; try again later ({GUIDE})") from None
         with self._lock:
             self._compiled[grammar] = pristine
             self._compiled.move_to_end(grammar)
@@ -142,7 +156,8 @@ class Matcher:
         output = list(output)
         common = _num_common(self._output, output)
         was_open = len(self._consumed) >= common
-        self._retreat(min(common, len(self._consumed)))
+        with _panics_refused():
+            self._retreat(min(common, len(self._consumed)))
         self._output = output
         if was_open:
             self._retried(lambda: self._advance(output[common:]))
@@ -253,11 +268,24 @@ class Matcher:
         """Return what `work` does; at a limit, that the copies of a grammar may have reached together, once more."""
         start = len(self._consumed)
         try:
-            return work()
+            with _panics_refused():
+                return work()
         except _Exhausted:
             del self._consumed[start:]
+        with _panics_refused():
             self._rebuild()
             return work()
+
+
+@contextmanager
+def _panics_refused() -> Iterator[None]:
+    """Raise _Exhausted for a panic of the library, which comes as pyo3's PanicException: no Exception, and unnamed."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise _Exhausted(_worded("broke the library", str(error))) from None
 
 
 def _num_common(before: list[int], now: list[int]) -> int:
@@ -283,6 +311,7 @@ def _vocabulary(source: str, eos_ids: Collection[int]) -> _Vocabulary:
     return _Vocabulary(tokenizer, np.array([piece[0] if piece else -1 for piece in pieces], np.int16))
 
 
+@_panics_refused()
 def _compiled(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
     if grammar.kind not in KINDS:
         raise RequestError(unknown_name("guide type", grammar.kind, KINDS, f"{GUIDE}_type"))

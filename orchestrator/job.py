@@ -77,7 +77,8 @@ class JobBuilder:
         limits = self._limits(given, len(prompt), method.config.max_nodes)
         stop = self._stop(given, limits.max_tokens)
         self._check_structured(given)
-        sampling = sampling_of(given, edits_of(given, self.checkpoint, stop.ids), limits.max_tokens)
+        edits, rule = edits_of(given, self.checkpoint, stop.ids), self.capabilities.default_rule
+        sampling = sampling_of(given, edits, limits.max_tokens, rule)
         method.check_rule(sampling.rule)
         want = self._want(given)
         method.check_served(self.capabilities, sampling, want)
@@ -130,7 +131,8 @@ class JobBuilder:
                 f"max_tokens must be in 1..{largest} behind a prompt of {prompt_len} tokens, "
                 f"got {max_tokens} (input max_tokens)"
             )
-        return Limits(max_tokens, self.checkpoint.max_positions, min(max_nodes, self.config.max_nodes))
+        most = min(max_nodes, self.config.max_nodes, self.capabilities.max_nodes)
+        return Limits(max_tokens, self.checkpoint.max_positions, most)
 
     def _stop(self, given: Given, max_tokens: int) -> StopRule:
         words, ids = given.get("stop_words", []), given.get("stop_ids", [])
@@ -177,16 +179,18 @@ class JobBuilder:
     def _plan(self, given: Given, predicted: bool) -> Plan:
         """Return the method: the one asked for, else `predicted` for a prediction, else the deployment's default."""
         method = given.get("speculation", "") or (PREDICTED if predicted else self.config.default_speculation)
-        if method == PREDICTED and not predicted:
+        if PREDICTED in method.split("+") and not predicted:
             raise RequestError("method 'predicted' needs what to expect: draft_text or draft_input_ids")
-        if predicted and method != PREDICTED:
+        if predicted and PREDICTED not in method.split("+"):
             raise RequestError(
                 f"draft_text and draft_input_ids are for the method {PREDICTED!r}, got {method!r} (input speculation)"
             )
         config = given.get("speculation_config", "")
         drafts = given.get("num_draft_tokens", 0)
         check_range("num_draft_tokens", drafts, 0, self.config.max_nodes)
-        return plan(method, config, self.drafters, {"draft_len": drafts} if drafts else {})
+        if refusal := self.capabilities.method_refusal(method):
+            raise RequestError(refusal)
+        return plan(method, config, self.drafters, {"draft_len": drafts} if drafts else {}, self.capabilities.inside)
 
     def _return_steps(self, given: Given, max_tokens: int) -> bool:
         wanted: bool = given.get("return_steps", False)

@@ -35,8 +35,12 @@ class Progress:
         if not self.tally.num_steps:
             self.first_token_s = time.monotonic() - self.began_s
             self.num_cached_tokens = acceptance.num_cached_tokens
-        self.tally.observe(proposal, acceptance.path, num_emitted, draft_s, target_s)
-        self.num_in_pass += acceptance.num_in_pass
+        if acceptance.burst:
+            num_passes = self.tally.observe_burst(acceptance.burst, num_emitted, target_s)
+        else:
+            num_passes = 1
+            self.tally.observe(proposal, acceptance.path, num_emitted, draft_s, target_s)
+        self.num_in_pass += acceptance.num_in_pass * num_passes
         self.forward_us += acceptance.forward_us
         if self.trace:
             self.trace.observe(proposal, acceptance)

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, NamedTuple
 
 from orchestrator.capabilities import Capabilities
+from orchestrator.config import DRAFTER_OF, ONLY_INSIDE
 from orchestrator.errors import RequestError, unknown_name
 from orchestrator.grammar import Matcher
 from orchestrator.proposers.drafter import DraftLine, DraftModel, DraftModelConfig
 from orchestrator.proposers.guarded import Guarded
+from orchestrator.proposers.heads import (
+    DynamicConfig,
+    EagleConfig,
+    HeadConfig,
+    HeadProposer,
+    HeadTraits,
+    MedusaConfig,
+    RedrafterConfig,
+)
+from orchestrator.proposers.inside import InsideConfig, InsideEagleConfig, InsideLookaheadConfig, InsideProposer
 from orchestrator.proposers.jacobi import Jacobi, JacobiConfig
 from orchestrator.proposers.lookahead import Lookahead, LookaheadConfig
 from orchestrator.proposers.memory import Recollection
@@ -21,8 +33,11 @@ from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfi
 from orchestrator.proposers.pruned import Pruned
 from orchestrator.proposers.suffix import Suffix, SuffixConfig
 from orchestrator.proposers.tables import Tables
-from orchestrator.settings import MAX_NODES, MethodConfig, read_config
-from orchestrator.types import Proposer, Rule, Sampling, Want
+from orchestrator.proposers.union import Union, UnionConfig
+from orchestrator.settings import MAX_NODES, WHERE, MethodConfig, config_of, object_of, read_config, read_object
+from orchestrator.types import Proposer, Rule, Sampling, States, Want
+
+MAX_MEMBERS = 4
 
 Lines = Callable[[str], DraftLine]
 
@@ -61,6 +76,16 @@ class Method(NamedTuple):
     want: Want = Want()
 
 
+def _head(name: str, config: type[HeadConfig], traits: HeadTraits) -> Method:
+    return Method(
+        config,
+        lambda config, materials: HeadProposer(name, config, materials.lines(DRAFTER_OF[name]), traits),
+        DRAFTER_OF[name],
+        lambda config: "" if config.is_chain else "a tree",
+        Want(features_from=0, states=traits.states),
+    )
+
+
 METHODS: Mapping[str, Method] = {
     "none": Method(MethodConfig, lambda config, materials: NoProposer()),
     "prompt_lookup": Method(
@@ -85,18 +110,50 @@ METHODS: Mapping[str, Method] = {
     "draft_model": Method(
         DraftModelConfig, lambda config, materials: DraftModel(config, materials.lines("draft")), drafter="draft"
     ),
+    "medusa": _head("medusa", MedusaConfig, HeadTraits(States.LAST, keeps=False)),
+    "eagle": _head("eagle", EagleConfig, HeadTraits(States.LAST, keeps=True)),
+    "eagle2": _head("eagle2", DynamicConfig, HeadTraits(States.LAST, keeps=True)),
+    "eagle3": _head("eagle3", DynamicConfig, HeadTraits(States.LAYERS, keeps=True)),
+    "redrafter": _head("redrafter", RedrafterConfig, HeadTraits(States.LAST, keeps=False)),
+}
+
+
+def _inside(name: str, config: type[InsideConfig]) -> Method:
+    return Method(config, lambda config, materials: InsideProposer(name, config))
+
+
+#: Methods of engines that draft by themselves, beside those that share a name but draft outside.
+INSIDE_METHODS: Mapping[str, Method] = {
+    "medusa": _inside("medusa", InsideConfig),
+    "eagle": _inside("eagle", InsideEagleConfig),
+    "redrafter": _inside("redrafter", InsideConfig),
+    "lookahead": _inside("lookahead", InsideLookaheadConfig),
+    # The LLM API's: the first one drafts nothing, but streams all the same.
+    **{name: _inside(name, InsideConfig) for name in ("none", "prompt_lookup", "draft_model", "eagle3", *ONLY_INSIDE)},
 }
 
 
 class Plan(NamedTuple):
-    """The method of one request and its parameters, checked."""
+    """The method of one request and its parameters, checked.
+
+    inside: the target's engine drafts by itself with it. parts: of a union, its methods.
+    """
 
     method: str
     config: MethodConfig
+    inside: bool = False
+    parts: tuple[Plan, ...] = ()
+
+    @property
+    def spec(self) -> Method:
+        """What the method is."""
+        if self.parts:
+            return _union(self.parts)
+        return (INSIDE_METHODS if self.inside else METHODS)[self.method]
 
     def check_rule(self, rule: Rule) -> None:
         """Raise RequestError when the rule cannot decide on what the method proposes."""
-        branches = METHODS[self.method].branches(self.config)
+        branches = self.spec.branches(self.config)
         if rule is Rule.BLOCK and branches:
             raise RequestError(
                 f"rule 'block' decides on chains alone, and the method {self.method!r} has {branches}; "
@@ -105,7 +162,7 @@ class Plan(NamedTuple):
 
     def check_served(self, capabilities: Capabilities, sampling: Sampling, want: Want) -> None:
         """Raise RequestError when the target's engine cannot serve the method with this sampling and these wants."""
-        spec = METHODS[self.method]
+        spec = self.spec
         wanted = want.joined(spec.want)
         branches = spec.branches(self.config)
         if refusal := capabilities.refusal(sampling, wanted, method=self.method, branches=branches):
@@ -113,18 +170,59 @@ class Plan(NamedTuple):
 
     def proposer(self, materials: Materials) -> Proposer:
         """Build the request's proposer; raises RequestError when the deployment lacks what it drafts from."""
-        proposer = METHODS[self.method].build(self.config, materials)
+        proposer = self.spec.build(self.config, materials)
         if materials.matcher:
             proposer = Pruned(proposer, materials.matcher)
         return Guarded(proposer, materials.vocab_size)
 
 
-def plan(method: str, config_json: str, drafters: frozenset[str], aliases: Mapping[str, int]) -> Plan:
+def _union(parts: Sequence[Plan]) -> Method:
+    """Return several methods as one; each is guarded by itself, so that one that fails takes no other along."""
+
+    def build(config: MethodConfig, materials: Materials) -> Proposer:
+        members = [Guarded(part.spec.build(part.config, materials), materials.vocab_size) for part in parts]
+        return Union(members)
+
+    want = reduce(Want.joined, (part.spec.want for part in parts))
+    return Method(MethodConfig, build, branches=lambda config: "several proposers", want=want)
+
+
+def plan(method: str, config_json: str, drafters: frozenset[str], aliases: Mapping[str, int], inside: str = "") -> Plan:
     """Check a request's method and parameters; raises RequestError naming what is allowed.
 
     drafters: the drafter models that this deployment has loaded.
     aliases: parameters from inputs of their own (num_draft_tokens gives draft_len); the JSON goes before them.
+    inside: the method that the target's engine drafts with by itself, and which needs no drafter then.
     """
+    if inside and method == inside:
+        return Plan(method, read_config(INSIDE_METHODS[method].config, method, config_json, aliases), inside=True)
+    if "+" in method:
+        return _plan_union(method, config_json, drafters)
+    spec = _checked(method, drafters)
+    return Plan(method, read_config(spec.config, method, config_json, aliases))
+
+
+def _plan_union(method: str, config_json: str, drafters: frozenset[str]) -> Plan:
+    """Check a union: its parameters are `max_nodes`, and an object of parameters by the name of each method."""
+    names = method.split("+")
+    specs = {name: _checked(name, drafters) for name in names}
+    if len(specs) < len(names) or len(names) > MAX_MEMBERS:
+        raise RequestError(f"a union joins 2..{MAX_MEMBERS} different methods, got {method!r} (input speculation)")
+    for name, spec in specs.items():
+        if name == "none" or spec.want.picks:
+            why = "it proposes nothing" if name == "none" else "it learns from the target's picks at its own nodes"
+            raise RequestError(f"method {name!r} cannot be part of a union: {why} (input speculation)")
+    values = read_object(config_json)
+    config = config_of(UnionConfig, method, {key: value for key, value in values.items() if key not in specs})
+    parts = [
+        Plan(name, config_of(spec.config, name, object_of(f"{name} in {WHERE}", values.get(name, {}))))
+        for name, spec in specs.items()
+    ]
+    return Plan(method, config, parts=tuple(parts))
+
+
+def _checked(method: str, drafters: frozenset[str]) -> Method:
+    """Return the method of this name; raises RequestError when there is none, or the deployment lacks its drafter."""
     if method not in METHODS:
         raise RequestError(unknown_name("method", method, METHODS, "input speculation"))
     spec = METHODS[method]
@@ -133,4 +231,4 @@ def plan(method: str, config_json: str, drafters: frozenset[str], aliases: Mappi
             f"method {method!r} needs the drafter {spec.drafter!r}, which this server has not loaded "
             f"(key {spec.drafter} in serving.toml)"
         )
-    return Plan(method, read_config(spec.config, method, config_json, aliases))
+    return spec

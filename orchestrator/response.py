@@ -17,8 +17,8 @@ from orchestrator.tensors import Tensors
 from orchestrator.text import Chunk, FinishReason, Output
 from orchestrator.types import Rule
 
-#: A lossy rule says so wherever it is named.
-RULE_NAMES = {Rule.TYPICAL: "typical (lossy)"}
+#: A lossy rule says so wherever it is named, and so does one under which a seed does not fix the text.
+RULE_NAMES = {Rule.TYPICAL: "typical (lossy)", Rule.ENGINE: "engine (a seed does not fix the text)"}
 
 
 def _int32(*values: int) -> npt.NDArray[np.int32]:
@@ -43,7 +43,7 @@ class Responses:
         self._send = send
         self._sum_logprobs = 0.0
         self._held = Chunk(job.prompt_text if job.repeat_prompt else "", [], [])
-        self._step_lengths: list[int] = []
+        self._num_steps_told = 0
 
     def emit(self, chunk: Chunk) -> None:
         """Take one step's chunk; send it now when streaming, and everything when the output has ended."""
@@ -53,8 +53,6 @@ class Responses:
         self._held.top_ids += chunk.top_ids
         self._held.top_logprobs += chunk.top_logprobs
         self._sum_logprobs += sum(chunk.logprobs)
-        if chunk.ids:
-            self._step_lengths.append(len(chunk.ids))
         if self._output.finish:
             self._send(self._delta() | self._summary(self._output.finish))
         elif self._job.stream:
@@ -65,8 +63,8 @@ class Responses:
         self.emit(Chunk(self._output.close(FinishReason.DEADLINE), [], []))
 
     def _delta(self) -> Tensors:
-        held, lengths = self._held, self._step_lengths
-        self._held, self._step_lengths = Chunk("", [], []), []
+        held, lengths = self._held, self._progress.tally.step_lengths[self._num_steps_told :]
+        self._held, self._num_steps_told = Chunk("", [], []), self._num_steps_told + len(lengths)
         tensors: Tensors = {
             "text_output": _text(held.text),
             "output_ids": _int32(*held.ids),
@@ -100,8 +98,8 @@ class Responses:
 
     @property
     def _rule(self) -> str:
-        rule = self._job.sampling.rule
-        return RULE_NAMES.get(rule, rule)
+        rule, greedy = self._job.sampling.rule, self._job.sampling.greedy
+        return rule if rule is Rule.ENGINE and greedy else RULE_NAMES.get(rule, rule)
 
     def _stats(self) -> dict[str, Any]:
         """Return what is told when asked for."""

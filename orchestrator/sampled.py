@@ -22,7 +22,7 @@ MIN_PENALTY = float(np.float32(0.01))
 MAX_WEIGHT = 1000.0
 
 
-def sampling_of(given: Given, edits: Edits, max_tokens: int) -> Sampling:
+def sampling_of(given: Given, edits: Edits, max_tokens: int, default_rule: Rule = Rule.COUPLED) -> Sampling:
     """Return the sampling that a request asks for; none of its inputs set means greedy.
 
     top_k ≤ 0 and top_p 0 or 1 are off. Without a temperature, top_k > 1 or 0 < top_p < 1 mean temperature 1.
@@ -43,7 +43,7 @@ def sampling_of(given: Given, edits: Edits, max_tokens: int) -> Sampling:
         epsilon=_number(given, "typical_epsilon", EPSILON, 0.0, 1.0),
         delta=_number(given, "typical_delta", DELTA, 0.0, 1.0),
         seed=_seed(given),
-        rule=_rule(given),
+        rule=_rule(given, default_rule),
         edits=edits,
     )
 
@@ -72,9 +72,9 @@ def _seed(given: Given) -> int:
     return seed
 
 
-def _rule(given: Given) -> Rule:
+def _rule(given: Given, default: Rule) -> Rule:
     """Return the rule that is asked for; use_draft_logits is how TensorRT-LLM's clients ask for `rejection`."""
-    by_flag = Rule.REJECTION if given.get("use_draft_logits", False) else Rule.COUPLED
+    by_flag = Rule.REJECTION if given.get("use_draft_logits", False) else default
     name = given.get("rule", "") or by_flag
     rules = [rule.value for rule in Rule]
     if name not in rules:

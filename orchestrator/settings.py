@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from orchestrator.errors import RequestError, shown, unknown_name
@@ -35,6 +36,11 @@ def flag(default: bool) -> Any:
     return field(default=default, metadata={"kind": bool})
 
 
+def parsed(default: Any, read: Callable[[str, Any, str], Any]) -> Any:
+    """Declare a value that `read` (name, JSON value, where) makes out of JSON, or refuses."""
+    return field(default=default, metadata={"kind": None, "read": read})
+
+
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
     """Parameters that every method has. max_nodes: most draft nodes of a tree, root not counted."""
@@ -53,28 +59,43 @@ def read_config(config: type[Config], method: str, config_json: str, aliases: Ma
     aliases: parameters from inputs of their own (num_draft_tokens gives draft_len); the JSON goes before them.
     Raises RequestError for what is no JSON object, an unknown key (naming the nearest) and a value out of range.
     """
+    return config_of(config, method, read_object(config_json), aliases)
+
+
+def config_of(
+    config: type[Config], method: str, values: Mapping[str, Any], aliases: Mapping[str, int] = MappingProxyType({})
+) -> Config:
+    """Return the parameters that these JSON values set, as `read_config` does."""
     known = {f.name: f for f in fields(config)}
     given: dict[str, Any] = {name: value for name, value in aliases.items() if name in known}
-    for name, value in _parse(config_json).items():
+    for name, value in values.items():
         if name not in known:
             raise RequestError(unknown_name(f"key of {method}", name, known, WHERE))
         given[name] = _checked(name, value, known[name].metadata)
     return config(**given)
 
 
-def _parse(config_json: str) -> dict[str, Any]:
+def read_object(config_json: str) -> dict[str, Any]:
+    """Return a JSON object, empty for no text; raises RequestError for anything else."""
     try:
         values = json.loads(config_json or "{}")
     except (ValueError, RecursionError) as error:  # the latter: brackets within brackets
         raise RequestError(f"{WHERE} is not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise RequestError(f"{WHERE} must be a JSON object, got {type(values).__name__}")
-    return values
+    return object_of(WHERE, values)
+
+
+def object_of(name: str, value: Any) -> dict[str, Any]:
+    """Return a JSON object; raises RequestError for any other JSON value."""
+    if not isinstance(value, dict):
+        raise RequestError(f"{name} must be a JSON object, got {type(value).__name__}")
+    return value
 
 
 def _checked(name: str, value: Any, rules: Mapping[str, Any]) -> Any:
     """Return `value` when the parameter may have it, else say what is allowed; exact types: True is no number."""
     kind = rules["kind"]
+    if kind is None:
+        return rules["read"](name, value, WHERE)
     if kind is bool and type(value) is bool:
         return value
     if kind is str and value in rules["allowed"]:

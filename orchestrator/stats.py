@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from orchestrator.types import Proposal
+from orchestrator.types import Burst, Proposal
 
 MAX_GAMMA = 128
 
@@ -94,6 +94,26 @@ class Tally:
         self.step_lengths.append(num_emitted)
         self._observe_sources(proposal, path[:num_emitted])
         self._observe_depths(proposal, path)
+
+    def observe_burst(self, burst: Burst, num_emitted: int, target_s: float) -> int:
+        """Count the passes of an engine that drafts by itself, each as a step; return how many the client has of.
+
+        Depths stay uncounted: the engine does not say what its trees were.
+        """
+        lengths: list[int] = []
+        for length in burst.lengths:
+            if (left := num_emitted - sum(lengths)) > 0:
+                lengths.append(min(length, left))
+        num_accepted = sum(min(got, of - 1) for got, of in zip(lengths, burst.lengths, strict=False))
+        self._observe_times(0, 0.0, target_s)
+        self.num_steps += len(lengths)
+        self.step_lengths += lengths
+        self.num_draft_tokens += burst.num_drafted
+        self.num_accepted_tokens += num_accepted
+        count = self.sources.setdefault(burst.method, SourceCount())
+        count.num_drafted += burst.num_drafted
+        count.num_accepted += num_accepted
+        return len(lengths)
 
     def _observe_times(self, num_levels: int, draft_s: float, target_s: float) -> None:
         self.num_levels += num_levels

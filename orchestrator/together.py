@@ -27,21 +27,30 @@ class Together:
         self._num_sequences = num_sequences
         self._stream = stream
         self._send = send
-        self._said: dict[int, Tensors] = {}
+        self._last: dict[int, Tensors] = {}
+        self._is_closed = False
         self._lock = threading.Lock()
 
     def sender(self, index: int) -> Send:
         """Return what sequence `index` sends with."""
         return self._send if self._num_sequences == 1 else lambda tensors: self._say(index, tensors)
 
+    def close(self) -> bool:
+        """Send nothing any more, whatever a sequence still has to say; True when all have said their last."""
+        with self._lock:
+            self._is_closed = True
+            return len(self._last) == self._num_sequences
+
     def _say(self, index: int, tensors: Tensors) -> None:
         with self._lock:
+            if self._is_closed:
+                return
+            if not self._stream or "finish_reason" in tensors:
+                self._last[index] = tensors
             if self._stream:
                 self._send(tensors | {"sequence_index": np.array([[index]], np.int32)})
-                return
-            self._said[index] = tensors
-            if len(self._said) == self._num_sequences:
-                self._send(joined([self._said[i] for i in range(self._num_sequences)]))
+            elif len(self._last) == self._num_sequences:
+                self._send(joined([self._last[i] for i in range(self._num_sequences)]))
 
 
 def joined(said: Sequence[Tensors]) -> Tensors:

@@ -23,7 +23,7 @@ class Trace:
         What stood before it and its hash, the tree and what its nodes were drawn from, what was accepted: with seed,
         rule and prefix_len these are the keys of all its noise (docs/protocol.md, Noise).
         """
-        prefix_len = len(self.context) - len(acceptance.path) - 1
+        prefix_len = len(self.context) - acceptance.num_tokens
         step = {
             "prefix_len": prefix_len,
             "context_hash": self.context.rolling_hash(prefix_len),
@@ -32,6 +32,7 @@ class Trace:
             "sources": list(proposal.sources),
             "q": [_distribution(q) for q in proposal.q],
             "path": list(acceptance.path),
+            "extra": list(acceptance.extra),
             "next_token": acceptance.next_token,
         }
         self.steps.append(step)

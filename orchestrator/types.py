@@ -179,7 +179,7 @@ class Proposal:
 
 
 #: The rules that engines of our own decide by.
-OUR_RULES = frozenset(Rule) - {Rule.ENGINE}
+OUR_RULES = tuple(rule for rule in Rule if rule is not Rule.ENGINE)
 
 
 class Burst(NamedTuple):

@@ -18,6 +18,7 @@ from orchestrator.tensors import Incoming, Tensors, ids, numbers, pack_ids, pack
 from orchestrator.tree import TokenTree
 from orchestrator.types import Acceptance, Distribution, Drafted, HeadInput, IdArray, Sampling, States, Want
 from orchestrator.wire_head import NO_HEAD_INPUT, pack_head_input, unpack_head_input
+from orchestrator.wire_inside import pack_burst, pack_inside, unpack_burst, unpack_inside
 from orchestrator.wire_sampling import pack_sampling, unpack_sampling
 
 MAX_FEATURE_ROWS = 512
@@ -157,7 +158,8 @@ def _pack_want(want: Want) -> Tensors:
     if want.features_from is not None:
         bits |= sum(bit for state, bit in _STATE_BITS.items() if state in want.states)
         tensors["features_from"] = np.array([want.features_from], np.int32)
-    return tensors | pack_ids("want", [bits]) | pack_ids("num_top", [want.num_top] if want.num_top else [])
+    tensors |= pack_ids("want", [bits]) | pack_ids("num_top", [want.num_top] if want.num_top else [])
+    return tensors | pack_inside(want.inside)
 
 
 def _unpack_want(tensors: Incoming) -> Want:
@@ -165,7 +167,8 @@ def _unpack_want(tensors: Incoming) -> Want:
     states = States(sum(state for state, bit in _STATE_BITS.items() if bit in bits))
     features_from = scalar(tensors, "features_from", 0) if states else None
     picks, logprobs = bool(bits & WantBits.PICKS), bool(bits & WantBits.LOGPROBS)
-    return Want(picks, logprobs, features_from, scalar(tensors, "num_top", 0), states or States.LAST)
+    num_top, inside = scalar(tensors, "num_top", 0), unpack_inside(tensors)
+    return Want(picks, logprobs, features_from, num_top, states or States.LAST, inside)
 
 
 def unpack_step(tensors: Incoming, vocab_size: int, max_nodes: int) -> StepRequest:
@@ -200,7 +203,7 @@ def pack_acceptance(acceptance: Acceptance) -> Tensors:
     if acceptance.features is not None and len(acceptance.features):
         tensors["features"] = acceptance.features
         tensors["features_start"] = np.array([acceptance.features_start], np.int32)
-    return tensors
+    return tensors | pack_burst(acceptance.burst)
 
 
 def unpack_acceptance(tensors: Incoming, tree: TokenTree) -> Acceptance:
@@ -222,6 +225,7 @@ def unpack_acceptance(tensors: Incoming, tree: TokenTree) -> Acceptance:
         scalar(tensors, "forward_us", 0),
         scalar(tensors, "num_in_pass", 1),
         scalar(tensors, "num_cached_tokens", 0),
+        unpack_burst(tensors),
     )
 
 

@@ -22,7 +22,7 @@ def paged_tree_attention(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    batch: Pass,
+    batch: Pass[Any],
     cache: KVCache,
     softcap: float | None = None,
     s_aux: Tensor | None = None,

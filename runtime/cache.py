@@ -24,6 +24,18 @@ class CacheShape:
         return width * dtype.itemsize
 
 
+def num_blocks_in(memory_mb: int, shape: CacheShape, block_tokens: int, dtype: torch.dtype) -> int:
+    """Return how many blocks the memory holds; raises ConfigError when they are too few to work with."""
+    block_bytes = block_tokens * shape.token_bytes(dtype)
+    num_blocks = (memory_mb << 20) // block_bytes
+    if num_blocks < 2:
+        raise ConfigError(
+            f"kv_memory_mb = {memory_mb} holds {num_blocks} KV blocks of {block_bytes} bytes, "
+            "at least 2 are needed (serving.toml)"
+        )
+    return num_blocks
+
+
 class KVCache:
     """Keys and values in `kv`, (layers, 2, kv_heads, slots, head_dim); features in `features`, (slots, width).
 
@@ -39,12 +51,7 @@ class KVCache:
         device: torch.device,
     ) -> None:
         self.block_tokens = block_tokens
-        self.num_blocks = (memory_mb << 20) // (block_tokens * shape.token_bytes(dtype))
-        if self.num_blocks < 2:
-            raise ConfigError(
-                f"kv_memory_mb = {memory_mb} holds {self.num_blocks} KV blocks of "
-                f"{block_tokens * shape.token_bytes(dtype)} bytes, at least 2 are needed (serving.toml)"
-            )
+        self.num_blocks = num_blocks_in(memory_mb, shape, block_tokens, dtype)
         slots = self.num_blocks * block_tokens
         self.kv = torch.empty(
             (shape.num_layers, 2, shape.num_kv_heads, slots, shape.head_dim),

@@ -10,7 +10,8 @@ from torch import Tensor
 from orchestrator.errors import ConfigError
 from orchestrator.types import States
 
-MIN_LAYERS = 5
+# Fewer have no three layers that differ.
+MIN_LAYERS = 7
 
 
 def layers_of(depth: int) -> tuple[int, int, int]:

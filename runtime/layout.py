@@ -6,7 +6,9 @@ nodes of its tree. Slots of a segment's sequence are 0 … prefix_len − 1 for 
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Listed
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -73,10 +75,43 @@ class Segment:
         return seen
 
 
-class Pass:
+class Share(Protocol):
+    """What a pass must know of the part of its row that belongs to one sequence; the methods are as in `Segment`."""
+
+    sequence: Sequence
+
+    @property
+    def num_context(self) -> int:
+        """Tokens in the row that are no drafts."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the row."""
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that they may see."""
+
+    def token_ids(self) -> list[int]:
+        """Ids of the row."""
+
+    def positions(self) -> list[int]:
+        """Absolute positions."""
+
+    def slots(self) -> list[int]:
+        """Cache slots that are written."""
+
+    def visible(self, window: int | None) -> np.ndarray:
+        """Return (num_tokens, num_slots) bool."""
+
+
+Part = TypeVar("Part", bound=Share)
+
+
+class Pass(Generic[Part]):
     """A batch of segments as tensors: ids, positions and slots of the row, and each segment's bias."""
 
-    def __init__(self, segments: list[Segment], device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, segments: Listed[Part], device: torch.device, dtype: torch.dtype) -> None:
         self.segments = segments
         self.dtype = dtype
         self.device = device

@@ -12,7 +12,7 @@ from orchestrator.types import States
 from runtime.attention import NAME, paged_tree_attention
 from runtime.cache import CacheShape, KVCache
 from runtime.features import FeatureTap
-from runtime.layout import Pass
+from runtime.layout import Pass, Segment
 from runtime.lean import make_lean
 from runtime.linear import compile_kernels, pack_linears
 from runtime.norms import fuse_norms
@@ -49,8 +49,12 @@ class CausalModel:
         """Make ready what is made once per thread; called on the thread that will call `forward`."""
         compile_kernels(self.model, MAX_PREPARED_ROWS)
 
+    def new_cache(self, memory_mb: int, block_tokens: int) -> KVCache:
+        """Return empty blocks of `block_tokens` tokens each."""
+        return KVCache(self.cache_shape, memory_mb, block_tokens, self.dtype, self.device)
+
     @torch.inference_mode()
-    def forward(self, batch: Pass, cache: KVCache) -> Tensor:
+    def forward(self, batch: Pass[Segment], cache: KVCache) -> Tensor:
         """Compute the row, write its keys, values and features to the cache.
 
         Returns logits (rows, V) of every root and node, in the model's dtype.

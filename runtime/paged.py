@@ -3,17 +3,49 @@
 from __future__ import annotations
 
 import time
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from orchestrator.errors import RequestError, ServingError
+from orchestrator.types import States
 from orchestrator.wire import Delta
 from runtime.blocks import BlockPool
 from runtime.cache import KVCache
 from runtime.job import Job
 from runtime.layout import Pass, Segment
-from runtime.model import CausalModel
 from runtime.sequences import SequenceTable
+
+
+class Columns(Protocol):
+    """Where hidden states stand among those that a cache keeps."""
+
+    def columns(self, wanted: States) -> slice:
+        """Return where the wanted states stand; none where not all of them are kept."""
+
+
+class Model(Protocol):
+    """The forward pass of a model, as an engine sees it."""
+
+    vocab_size: int
+    max_positions: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def taps(self) -> Columns:
+        """Which hidden states it keeps."""
+
+    def prepare(self) -> None:
+        """Make ready what is made once per thread; called on the thread that will call `forward`."""
+
+    def new_cache(self, memory_mb: int, block_tokens: int) -> KVCache:
+        """Return empty blocks; their size is a wish."""
+
+    def forward(self, batch: Pass, cache: Any) -> Tensor:
+        """Compute a row of segments; returns logits (rows, V) of every root and node."""
+
 
 # Up to this many tokens a segment is a decoding step and goes into every pass, whatever else does.
 STEP_TOKENS = 32
@@ -28,7 +60,7 @@ class PagedModel:
 
     def __init__(
         self,
-        model: CausalModel,
+        model: Model,
         memory_mb: int,
         block_tokens: int,
         max_pass_tokens: int = 256,
@@ -36,8 +68,8 @@ class PagedModel:
     ) -> None:
         self.model = model
         self.max_pass_tokens = max_pass_tokens
-        self.cache = KVCache(model.cache_shape, memory_mb, block_tokens, model.dtype, model.device)
-        self.pool = BlockPool(self.cache.num_blocks, block_tokens)
+        self.cache = model.new_cache(memory_mb, block_tokens)
+        self.pool = BlockPool(self.cache.num_blocks, self.cache.block_tokens)
         self.sequences = SequenceTable(self.pool, model.max_positions, share)
 
     def open(self, job: Job, num_drafts: int, max_depth: int) -> bool:

@@ -12,8 +12,8 @@ from runtime.shaping import Shaper
 class Sequence:
     """One request's tokens in the KV cache.
 
-    Law: the KV rows of ids[:num_computed] stand in slots 0 … num_computed − 1 of `blocks`;
-    full blocks among them are published under their content.
+    Law: the KV rows of ids[:num_computed] stand in slots 0 … num_computed − 1 of `blocks`, but for those in `hole`;
+    full blocks before it are published under their content.
     """
 
     def __init__(self, sequence_id: int, pool: BlockPool, cache_salt: str) -> None:
@@ -21,6 +21,7 @@ class Sequence:
         self.context = Context([])
         self.num_computed = 0
         self.num_cached = 0
+        self.hole = range(0)
         self.blocks: list[int] = []
         self.last_used_s = 0.0
         self.shaper: Shaper | None = None
@@ -77,7 +78,8 @@ class Sequence:
     def publish(self, num_committed: int) -> None:
         """Let the blocks that computed, committed tokens fill be found by their content."""
         size = self._pool.block_tokens
-        for index in range(len(self._keys) - 1, min(self.num_computed, num_committed) // size):
+        end = min(self.num_computed, num_committed, self.hole.start if self.hole else num_committed)
+        for index in range(len(self._keys) - 1, end // size):
             key = self._keys[-1].child(self.ids[index * size : (index + 1) * size])
             self._keys.append(key)
             self._pool.publish(self.blocks[index], key)

@@ -37,7 +37,7 @@ class Question:
     @property
     def is_coupled(self) -> bool:
         """True when the picks alone decide."""
-        return self.ask.sampling.rule is Rule.COUPLED
+        return self.ask.sampling.rule in (Rule.COUPLED, Rule.ENGINE)  # the latter: as this engine would by itself
 
     def shaped(self, logits: Tensor) -> Tensor:
         """Return (n, V) logits as the request wants them; in float64 where it changes any."""

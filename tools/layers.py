@@ -15,8 +15,8 @@ _OURS = ("orchestrator", "runtime", "launcher", "gateway", "build", "clients", "
 #: The orchestrator from bottom to top; a module may import its own layer and those below it.
 _ORCHESTRATOR = (
     ("errors", "noise", "tree", "context", "types"),
-    ("drawn", "tensors", "wire_head", "wire_sampling", "wire_errors"),
-    ("config", "checkpoint", "engine_manifest", "capabilities", "wire", "breaker", "admission"),
+    ("choices", "drawn", "tensors", "wire_head", "wire_inside", "wire_sampling", "wire_errors", "workers"),
+    ("config", "checkpoint", "engine_manifest", "llm_manifest", "capabilities", "wire", "breaker", "admission"),
     ("sampling", "accept", "shaping", "grammar", "text", "stats"),
     ("settings", "reference"),
     ("proposers",),

@@ -1,144 +1,110 @@
-"""The LLM API's speculation (TensorRT-LLM's PyTorch backend, no compiled engine): one spec -> `speculative_config`.
+"""`python -m build.trtllm.llm_api`: a folder for engine = "llm_api" (TensorRT-LLM's PyTorch backend), ready to serve.
 
-EXPERIMENTAL: names are checked against a table compiled from sources and documentation; no LLM has been made from one.
-The draft length, like everything here, is the server's: a request cannot choose.
+From the same file as compiled engines: keys that only those have, the GPU above all, are left aside. EXPERIMENTAL:
+names are checked against a table compiled from sources and documentation; no LLM has been made from one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
-from build.trtllm.modes import MODES, MOST_NODES
-from build.trtllm.versions import DEFAULT
+from build.trtllm.llm_speculation import LlmApiSpec, speculation
+from build.trtllm.manifest import copy_small_files
+from build.trtllm.spec import CHECKPOINTS, EngineSpec
+from build.trtllm.versions import find_release
+from orchestrator.checkpoint import read_checkpoint
+from orchestrator.config import read_toml, resolved
 from orchestrator.errors import ConfigError, unknown_name
+from orchestrator.llm_manifest import LlmManifest
 
-Value = str | int | bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class LlmApiSpec:
-    """method: ours, or mtp. drafter: checkpoint of the draft model or of the EAGLE-3 head; the others have none.
-
-    draft_len: draft tokens a step, 0 = the method's default. max_ngram: longest n-gram that prompt_lookup looks for.
-    """
-
-    method: str
-    drafter: str = ""
-    draft_len: int = 0
-    max_ngram: int = 3
-    trtllm_version: str = DEFAULT
+_KEYS = {f.name: f for f in fields(LlmApiSpec)}
+_COMPILED = {f.name for f in fields(EngineSpec)}
+# They would change the model; a checkpoint that is quantised already is served as it is.
+_REFUSED = ("quantisation", "drafter_quantisation", "kv_cache_dtype")
 
 
-@dataclass(frozen=True)
-class LlmSpeculation:
-    """fields: arguments of the class `class_name`. llm: what LLM() must be told beside it."""
-
-    class_name: str
-    decoding_type: str
-    fields: dict[str, Value]
-    llm: dict[str, bool]
-
-    @property
-    def speculative_config(self) -> dict[str, Value]:
-        """Return the plain dict, as YAML has it."""
-        return {"decoding_type": self.decoding_type, **self.fields}
-
-    @property
-    def keywords(self) -> dict[str, object]:
-        """Return keywords of LLM(), which are also keys of the llmapi model's model.yaml and of trtllm-serve's file."""
-        return {"speculative_config": self.speculative_config, **self.llm}
+def load_llm_spec(file: Path) -> LlmApiSpec:
+    """Read the engines' file; raises ConfigError: unreadable, an unknown key, a wrong type, no target."""
+    values: dict[str, Any] = {"method": "none"}
+    for key, value in read_toml(file, "engine").items():
+        if key not in _KEYS and key not in _COMPILED:
+            raise ConfigError(unknown_name("key", key, _KEYS.keys() | _COMPILED, f"key {key} in {file}"))
+        if key in _REFUSED and value not in ("none", "same", "auto"):
+            raise ConfigError(
+                f"{key} is for compiled engines; the LLM API takes the checkpoint as it is (key {key} in {file})"
+            )
+        if key in _KEYS:
+            values[key] = _checked(key, value, file)
+    spec = LlmApiSpec(**values)
+    if not spec.target:
+        raise ConfigError(f"target is missing: name the checkpoint to serve (key target in {file})")
+    return spec
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """type_name: decoding type by generation of names. draft_len: the default."""
-
-    class_name: str
-    old_type: str
-    new_type: str
-    draft_len: int
-    has_drafter: bool = False
-    overlaps: bool = True
+def _checked(key: str, value: Any, file: Path) -> Any:
+    if type(value).__name__ != _KEYS[key].type:
+        raise ConfigError(f"{key} must be of type {_KEYS[key].type}, got {value!r} (key {key} in {file})")
+    if type(value) is int and value < 0:
+        raise ConfigError(f"{key} must not be negative, got {value} (key {key} in {file})")
+    return resolved(value, file.absolute().parent) if key in CHECKPOINTS else value
 
 
-# Inferred: 1.2's own class for the type Eagle3, which our sources write as EagleDecodingConfig/Eagle3; the dict names
-# the type alone. EAGLE-3's default length is our own choice.
-_KINDS = {
-    "draft_model": _Kind(
-        "DraftTargetDecodingConfig",
-        "DraftTarget",
-        "Draft_Target",
-        MODES["draft_model"].draft_len,
-        has_drafter=True,
-        overlaps=False,
-    ),
-    "eagle3": _Kind("EagleDecodingConfig", "Eagle", "Eagle3", 4, has_drafter=True),
-    "mtp": _Kind("MTPDecodingConfig", "MTP", "MTP", 1),
-    "prompt_lookup": _Kind("NGramDecodingConfig", "NGram", "NGram", MODES["prompt_lookup"].draft_len, overlaps=False),
-}
-_COMPILED = "its type is for compiled engines only (python -m build.trtllm)"
-_NO_TYPE = "the LLM API has no decoding type for it"
-_REFUSED = {
-    "medusa": _COMPILED,
-    "lookahead": _COMPILED,
-    "eagle": f"EAGLE-1 is run by compiled engines, the PyTorch backend is known to run EAGLE-3 ({_COMPILED})",
-    "eagle2": "its dynamic tree came after 1.2.1",
-    "redrafter": _NO_TYPE,
-    "ngram": f"{_NO_TYPE}; its NGram looks up the prompt (method prompt_lookup)",
-    "suffix": _NO_TYPE,
-    "jacobi": _NO_TYPE,
-    "predicted": _NO_TYPE,
-    "none": "it is what LLM() does without a speculative_config",
-}
-#: Releases by their names; the split between the generations of `speculative_model` is inferred.
-_OLD, _NEW = ("1.0.0", "1.1.0"), ("1.2.0", "1.2.1")
-
-
-def speculation(spec: LlmApiSpec) -> LlmSpeculation:
-    """Return what LLM() is given; raises ConfigError for what the release lacks, with the reason."""
-    kind = _kind(spec)
-    is_old = spec.trtllm_version in _OLD
-    length = spec.draft_len or kind.draft_len
-    if not 1 <= length <= MOST_NODES:
-        raise ConfigError(f"draft_len must be in 0..{MOST_NODES}, got {length} (key draft_len)")
-    if spec.method == "mtp" and length > 1 and is_old:
-        raise ConfigError(f"draft_len must be 1 for method mtp before 1.2, got {length} (key trtllm_version)")
-    return LlmSpeculation(
-        kind.class_name,
-        kind.old_type if is_old else kind.new_type,
-        _fields(spec, length, "speculative_model_dir" if is_old else "speculative_model"),
-        {} if kind.overlaps else {"disable_overlap_scheduler": True},
+def manifest_of(spec: LlmApiSpec) -> LlmManifest:
+    """Return what the folder says; raises ConfigError for what the release or the checkpoint lacks."""
+    checkpoint = read_checkpoint(spec.target)
+    found = speculation(spec) if spec.method != "none" else None
+    max_seq_len = min(spec.max_seq_len, checkpoint.max_positions)
+    draft_len = found.draft_len if found else 0
+    return LlmManifest(
+        method=spec.method,
+        model=spec.target,
+        config_class=found.class_name if found else "",
+        speculative_config=dict(found.speculative_config) if found else {},
+        keywords={
+            "backend": "pytorch",
+            "tensor_parallel_size": spec.tensor_parallel or spec.num_gpus,
+            "max_batch_size": spec.max_batch_size,
+            "max_seq_len": max_seq_len + draft_len,  # inferred: room for the drafts, as the builder makes it
+            **(found.llm if found else {}),
+        },
+        trtllm_version=spec.trtllm_version,
+        image=find_release(spec.trtllm_version).image,
+        vocab_size=checkpoint.vocab_size,
+        max_seq_len=max_seq_len,
+        max_draft_len=draft_len,
     )
 
 
-def _kind(spec: LlmApiSpec) -> _Kind:
-    if spec.trtllm_version not in (*_OLD, *_NEW):
-        raise ConfigError(
-            f"the LLM API's names in TensorRT-LLM {spec.trtllm_version} are not known here "
-            f"(known: {', '.join((*_OLD, *_NEW))}; key trtllm_version)"
-        )
-    if spec.method in _REFUSED:
-        raise ConfigError(f"method {spec.method!r} is not for the LLM API: {_REFUSED[spec.method]} (key method)")
-    if spec.method not in _KINDS:
-        raise ConfigError(unknown_name("method", spec.method, _KINDS, "key method"))
-    kind = _KINDS[spec.method]
-    if bool(spec.drafter) is not kind.has_drafter:
-        wanted = "name a checkpoint" if kind.has_drafter else "be empty"
-        raise ConfigError(f"drafter must {wanted} for method {spec.method}, got {spec.drafter!r} (key drafter)")
-    return kind
+def write_folder(spec: LlmApiSpec, out: Path) -> Path:
+    """Write llm_api.json and the target's small files to `out`; return the former. Errors: as in `manifest_of`."""
+    manifest = manifest_of(spec)
+    copy_small_files(Path(read_checkpoint(spec.target).tokenizer_file).parent, out)
+    return manifest.write(out)
 
 
-def _fields(spec: LlmApiSpec, length: int, model_key: str) -> dict[str, Value]:
-    """Return the arguments of the class."""
-    if spec.method == "mtp":  # the heads lie in the target's checkpoint; a layer drafts a token
-        return {"num_nextn_predict_layers": length}
-    if spec.method != "prompt_lookup":
-        return {"max_draft_len": length, model_key: spec.drafter}
-    if spec.max_ngram < 1:
-        raise ConfigError(f"max_ngram must be at least 1, got {spec.max_ngram} (key max_ngram)")
-    return {
-        "max_draft_len": length,
-        "max_matching_ngram_size": spec.max_ngram,
-        # Its default is one pool for all requests: from time and drafts a client could tell what others were sent.
-        "is_public_pool": False,
-    }
+def parser() -> argparse.ArgumentParser:
+    """Return the command line's parser."""
+    made = argparse.ArgumentParser(prog="python -m build.trtllm.llm_api", description=__doc__)
+    made.add_argument("file", type=Path, metavar="FILE", help="the engines, in TOML")
+    made.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder: serving.toml's target")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the folder; return the exit status."""
+    options = parser().parse_args(arguments)
+    try:
+        print(write_folder(load_llm_spec(options.file), options.out))
+    except (ConfigError, OSError) as error:
+        print(f"trtllm: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

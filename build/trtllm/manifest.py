@@ -12,10 +12,15 @@ from orchestrator.engine_manifest import CHECKPOINT, NAME, Manifest
 
 def copy_checkpoint(source: Path, folder: Path) -> None:
     """Put beside an engine what the server reads of its checkpoint: the tokenizer and two small files, no weights."""
-    (folder / CHECKPOINT).mkdir(parents=True, exist_ok=True)
+    copy_small_files(source, folder / CHECKPOINT)
+
+
+def copy_small_files(source: Path, folder: Path) -> None:
+    """Copy a checkpoint's tokenizer and configurations to a folder, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", "generation_config.json", "tokenizer.json"):
         if (source / name).is_file():
-            shutil.copyfile(source / name, folder / CHECKPOINT / name)
+            shutil.copyfile(source / name, folder / name)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -17,10 +17,11 @@ from build.trtllm.backend_tensors import Tensor, inputs, outputs
 from build.trtllm.engines import Engine
 from build.trtllm.plan import Plan, make_plan
 from build.trtllm.spec import load_spec
+from orchestrator.config import BACKEND_MODELS
 from orchestrator.errors import ConfigError
 
 #: The Triton model of each engine.
-MODELS = {"target": "tensorrt_llm", "draft": "tensorrt_llm_draft"}
+MODELS = BACKEND_MODELS
 WORKER = "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
 #: Modes whose tree the server is told, node by node; without one the backend takes its own of 63 nodes.
 _TREE_PARAMETERS = {"medusa": "medusa_choices", "eagle": "eagle_choices"}

@@ -7,14 +7,19 @@ from typing import Protocol
 
 from orchestrator.context import Context
 from orchestrator.settings import MAX_NODES, MethodConfig, whole
-from orchestrator.types import Budget, Drafted, Proposal, Proposer, Sampling, Want
+from orchestrator.tree import TokenTree
+from orchestrator.types import Budget, Drafted, HeadInput, Proposal, Proposer, Sampling, Want
+from orchestrator.wire_head import NO_HEAD_INPUT
+
+#: What a line says for a drafter that is silent, fails or talks nonsense.
+NO_ANSWER = Drafted(TokenTree.bare(), cached_len=-1)
 
 
 class DraftLine(Protocol):
     """One request's line to a drafter; never raises and never blocks beyond its limit."""
 
-    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Drafted:
-        """Return the drafter's tree, or a bare root when none came in time."""
+    def propose(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT) -> Drafted:
+        """Return the drafter's tree, or NO_ANSWER when none came in time; head: for one that reads hidden states."""
 
     def close(self) -> None:
         """Tell the drafter that the request has ended."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from orchestrator.context import Context
-from orchestrator.drawn import check_drawn
+from orchestrator.drawn import well_drawn
 from orchestrator.tree import TokenTree
 from orchestrator.types import Acceptance, Budget, Proposal, Proposer, Sampling, Want
 
@@ -35,12 +35,21 @@ class Guarded:
             return Proposal.none()
         try:
             proposal = self._proposer.propose(context, sampling, budget).cut(budget)
-            TokenTree.checked(proposal.tree.tokens, proposal.tree.parents, self._vocab_size, budget.max_nodes)
-            check_drawn(proposal.tree, proposal.q, self._vocab_size)
+            sound = self._well_drawn(proposal)
+            TokenTree.checked(sound.tree.tokens, sound.tree.parents, self._vocab_size, budget.max_nodes)
         except Exception:
             self._fail("propose")
             return Proposal.none()
-        return proposal
+        return sound
+
+    def _well_drawn(self, proposal: Proposal) -> Proposal:
+        """Return what comes before the first bad q of each path: dropping that, too, would bend the law of the text."""
+        sound = proposal.only(well_drawn(proposal.tree, proposal.q, self._vocab_size))
+        if sound is not proposal:
+            num_bad = proposal.tree.num_nodes - sound.tree.num_nodes
+            log.error("%s drew %d nodes from a bad q: the request goes on undrafted", self.name, num_bad)
+            self._failed = True
+        return sound
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Let the proposer learn."""

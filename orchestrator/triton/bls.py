@@ -10,9 +10,11 @@ from orchestrator import wire
 from orchestrator.breaker import Breaker
 from orchestrator.context import Context
 from orchestrator.errors import EngineLost, ServingError, Unavailable, UnknownSequence
+from orchestrator.proposers.drafter import NO_ANSWER
 from orchestrator.tree import TokenTree
 from orchestrator.triton import pb
-from orchestrator.types import Acceptance, Budget, Distribution, Drafted, Sampling, Want
+from orchestrator.types import Acceptance, Budget, Distribution, Drafted, HeadInput, Sampling, Want
+from orchestrator.wire_head import NO_HEAD_INPUT
 
 TARGET = "target"
 POOL_RETRY_S = 0.05
@@ -22,6 +24,7 @@ LOST_LIMIT_S = 30.0
 # An engine answers by its deadline, or one pass after it; what is later than this is never.
 GRACE_S = 10.0
 STEP_OUTPUTS = ("path", "next_token", "forward_us", "num_in_pass", "num_cached_tokens")
+BURST_OUTPUTS = ("drafted_by", "extra_ids", "pass_lengths", "num_drafted")
 DRAFT_OUTPUTS = ("node_ids", "node_parents", "cached_len")
 DRAWN_OUTPUTS = ("q_counts", "q_ids", "q_probs")
 
@@ -99,6 +102,8 @@ def _step_outputs(want: Want) -> list[str]:
         outputs += ["top_ids", "top_logprobs"]
     if want.features_from is not None:
         outputs += ["features", "features_start"]
+    if want.inside:
+        outputs += BURST_OUTPUTS
     return outputs
 
 
@@ -125,14 +130,14 @@ class BlsDraftLine:
         self._num_sent = 0
         self._last: Future[DraftAnswer] | None = None
 
-    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Drafted:
-        """Ask for a tree; the drafter's silence, failure or nonsense comes back as a bare root."""
-        answer = self._try(context, sampling, budget)
+    def propose(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT) -> Drafted:
+        """Ask for a tree; the drafter's silence, failure or nonsense comes back as NO_ANSWER."""
+        answer = self._try(context, sampling, budget, head)
         if isinstance(answer, UnknownSequence) and self._num_sent:
             self._num_sent = 0
-            answer = self._try(context, sampling, budget)
+            answer = self._try(context, sampling, budget, head)
         if not isinstance(answer, Drafted):
-            return Drafted(TokenTree.bare())
+            return NO_ANSWER
         self._num_sent = len(context)
         return answer
 
@@ -141,13 +146,13 @@ class BlsDraftLine:
         if self._num_sent:
             self._breaker.start(lambda: self._release())
 
-    def _try(self, context: Context, sampling: Sampling, budget: Budget) -> DraftAnswer | None:
+    def _try(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput) -> DraftAnswer | None:
         """Make one call; None when it failed, is late, or a late one still holds the drafter's sequence."""
         if self._last is not None and not self._last.done():
             return None
         # The call may outlive this step, so it takes a snapshot of the context.
         delta = wire.delta_of(context, self._num_sent, self._sequence_id, self._cache_salt)
-        request = wire.DraftRequest(delta, sampling, budget.max_nodes, budget.max_depth)
+        request = wire.DraftRequest(delta, sampling, budget.max_nodes, budget.max_depth, head)
         self._last = self._breaker.start(lambda: self._ask(request))
         return None if self._last is None else self._breaker.wait(self._last)
 

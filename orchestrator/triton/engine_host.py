@@ -6,7 +6,8 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from orchestrator import wire
@@ -16,12 +17,15 @@ from orchestrator.triton import pb
 from orchestrator.triton.gauges import EngineGauges
 from orchestrator.types import EngineStatus
 from orchestrator.wire_errors import error_text
+from orchestrator.workers import Workers
 
 Request = TypeVar("Request")
 Contra = TypeVar("Contra", contravariant=True)
 
 DEFAULT_DEADLINE_MS = 60_000
 NUM_SLOW = 2
+# What is prepared gives up by itself before this (grammar.LIMIT_S, once to begin and once to end).
+SLOW_LIMIT_S = 5.0
 # Shorter than callers wait before they try again: by then no thread holds a lock in the memory shared with Triton,
 # which aborts when a process dies that does (triton#8882).
 QUIET_S = 0.1
@@ -68,7 +72,7 @@ class EngineHost(Generic[Request]):
         self._engine = engine
         self._unpack = unpack
         self._pack = pack
-        self._slow = ThreadPoolExecutor(NUM_SLOW, "preparation")
+        self._slow: Workers[None] = Workers("preparation", NUM_SLOW)
         engine.watch(EngineGauges(model).update)
         engine.on_broken(_end_process)
 
@@ -79,8 +83,8 @@ class EngineHost(Generic[Request]):
         return [None] * len(requests)
 
     def finalize(self) -> None:
-        """Stop the engine thread; what is still being prepared is answered by it."""
-        self._slow.shutdown()
+        """Stop the engine thread, within a limit; what is still being prepared is refused."""
+        self._slow.close("the engine is shutting down", SLOW_LIMIT_S)
         self._engine.close()
 
     def _accept(self, tensors: Tensors, sender: Any) -> None:
@@ -95,18 +99,18 @@ class EngineHost(Generic[Request]):
             return
         deadline_s = time.monotonic() + wire.deadline_ms(tensors, DEFAULT_DEADLINE_MS) / 1000
         if work := self._engine.preparation(request):
-            self._slow.submit(self._submit, request, deadline_s, sender, work)
+            self._slow.start(work).add_done_callback(partial(self._prepared, request, deadline_s, sender))
         else:
             self._submit(request, deadline_s, sender)
 
-    def _submit(
-        self, request: Request, deadline_s: float, sender: Any, work: Callable[[], None] = lambda: None
-    ) -> None:
-        try:
-            work()
-        except Exception as error:
+    def _prepared(self, request: Request, deadline_s: float, sender: Any, work: Future[None]) -> None:
+        """Go on with a call whose preparation has ended, or was given up; called once."""
+        if error := work.exception():
             self._send_error(sender, error)
-            return
+        else:
+            self._submit(request, deadline_s, sender)
+
+    def _submit(self, request: Request, deadline_s: float, sender: Any) -> None:
         self._engine.submit(request, deadline_s, lambda answer: self._answer(sender, answer))
 
     def _answer(self, sender: Any, answer: Any) -> None:
@@ -118,7 +122,7 @@ class EngineHost(Generic[Request]):
             self._send_error(sender, error)
 
     @staticmethod
-    def _send_error(sender: Any, error: Exception) -> None:
+    def _send_error(sender: Any, error: BaseException) -> None:
         if not isinstance(error, ServingError):
             error = EngineError(f"{type(error).__name__}: {error}")
         pb.send_error(sender, error_text(error), error)

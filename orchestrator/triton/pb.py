@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
-from orchestrator.errors import EngineLost, RequestError, Unavailable
+from orchestrator.errors import EngineError, EngineLost, RequestError, Unavailable
 from orchestrator.tensors import Tensors
 from orchestrator.triton.callers import Callers
 from orchestrator.triton.stubs import Stubs, now_s
@@ -69,8 +69,46 @@ def call(
     Raises EngineLost when the model's process has died, or has not answered within `limit_s`.
     Blocking on purpose: async calls have a use-after-free before mid-2026 (python_backend#439).
     """
+    response = _run(model, tensors, outputs, limit_s, lambda request: request.exec())
+    if response.has_error():
+        raise error_from(response.error().message())
+    return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+
+
+def responses(
+    model: str,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    outputs: Sequence[str],
+    limit_s: float,
+    request_id: str,
+    decoupled: bool,
+) -> list[Tensors]:
+    """Call a Triton model that is none of ours, and wait for all its responses; errors as in `call`.
+
+    decoupled: whether the model is; a call of the other kind is refused by Triton.
+    """
+
+    def exchange(request: Any) -> list[Any]:
+        return list(request.exec(decoupled=True)) if decoupled else [request.exec()]
+
+    found = _run(model, tensors, outputs, limit_s, exchange, request_id)
+    for response in found:
+        if response.has_error():
+            raise EngineError(f"Triton model {model!r} failed: {_first_line(response.error().message())}")
+    return [{tensor.name(): np.array(tensor.as_numpy()) for tensor in each.output_tensors()} for each in found]
+
+
+def _run(
+    model: str,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    outputs: Sequence[str],
+    limit_s: float,
+    exchange: Callable[[Any], Any],
+    request_id: str = "",
+) -> Any:
+    """Return what `exchange` makes of the request, on a thread that can be left behind."""
     request = pb_utils.InferenceRequest(
-        model_name=model, requested_output_names=list(outputs), inputs=_pb_tensors(tensors)
+        model_name=model, requested_output_names=list(outputs), inputs=_pb_tensors(tensors), request_id=request_id
     )
     _STUBS.note(model)
     began_s = now_s()
@@ -79,12 +117,13 @@ def call(
         return now_s() - began_s > limit_s or _STUBS.is_gone(model, began_s)
 
     try:
-        response = _CALLERS.run(request.exec, is_lost)
+        return _CALLERS.run(lambda: exchange(request), is_lost)
     except pb_utils.TritonModelException as error:
         raise EngineLost(f"Triton model {model!r} cannot be called: {error}") from None
-    if response.has_error():
-        raise error_from(response.error().message())
-    return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+
+
+def _first_line(text: str) -> str:
+    return next(iter(text.splitlines()), "it gave no reason")
 
 
 def metric_family(name: str, kind: str, description: str) -> Any:

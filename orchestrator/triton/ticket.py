@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,10 @@ from orchestrator.together import Send, Together
 from orchestrator.trace import Trace
 from orchestrator.triton import pb
 from orchestrator.triton.bls import BlsTarget
+from orchestrator.workers import Workers
+
+# A sequence ends by the deadline, but for two calls of a target that does not answer them (bls.GRACE_S each).
+GRACE_S = 30.0
 
 log = logging.getLogger(__name__)
 
@@ -77,14 +82,21 @@ class RequestTicket:
                     self._memory.learn(job.cache_salt, output)
 
     def _serve(self, job: Job) -> list[list[int]]:
-        """Generate the request's sequences, several at once; return those that came to their own end."""
+        """Generate the request's sequences, several at once; return those that came to their own end.
+
+        One that is stuck is left behind, GRACE_S after the deadline, and nothing of it is sent any more.
+        """
         together = Together(job.num_sequences, job.stream, self._send)
         sequences = [partial(self._generate, job, i, together.sender(i)) for i in range(job.num_sequences)]
         if len(sequences) == 1:
             return [sequences[0]()]
-        with ThreadPoolExecutor(len(sequences), "sequence") as pool:
-            started = [pool.submit(self._stopping_all, sequence) for sequence in sequences]
-        return [future.result() for future in started]
+        workers: Workers[list[int]] = Workers("sequence", len(sequences))
+        started = [workers.start(partial(self._stopping_all, sequence)) for sequence in sequences]
+        left_s = max(self.deadline_s - time.monotonic(), 0.0) + GRACE_S
+        _, stuck = wait(started, min(left_s, threading.TIMEOUT_MAX))
+        is_answered = together.close()
+        workers.close("a sequence did not end by the request's deadline")
+        return [future.result() for future in started if not (is_answered and future in stuck)]
 
     def _stopping_all(self, sequence: Callable[[], list[int]]) -> list[int]:
         """Generate one of several sequences; when it fails, the others need not go on."""

@@ -13,20 +13,27 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig
 
-from orchestrator.types import States
 from runtime.heads.layer import Attend, Eagle3Layer, EagleLayer, norm_of
 
 
 class Extrapolator(Protocol):
     """What the EAGLE engine runs.
 
-    config: sizes of its layer. states: what it reads of the target. ids: (V_d,) target ids of its logits' columns, None
-    = its vocabulary is the target's.
+    config: sizes of its layer.
     """
 
     config: LlamaConfig
-    states: States
-    ids: Tensor | None
+
+    @property
+    def feature_width(self) -> int:
+        """Numbers of the target's in a row of features."""
+
+    @property
+    def ids(self) -> Tensor | None:
+        """Target ids of the logits' columns, (V_d,); None = the vocabulary is the target's."""
+
+    def get_buffer(self, target: str) -> Tensor:
+        """Return a buffer: `embedding` is (V, d), the target's."""
 
     def fuse(self, features: Tensor) -> Tensor:
         """features: (…, width) of the target → (…, d), what `forward` reads."""
@@ -45,8 +52,6 @@ class EagleHead(nn.Module):
     False leaves the sampled token out, for the ablation (docs/methods/eagle.md).
     """
 
-    states = States.LAST
-
     def __init__(self, config: LlamaConfig, embedding: Tensor, lm_head: Tensor, reads_token: bool = True) -> None:
         super().__init__()
         d = config.hidden_size
@@ -54,9 +59,17 @@ class EagleHead(nn.Module):
         self.reads_token = reads_token
         self.fc = nn.Linear(2 * d, d, bias=getattr(config, "bias", True))
         self.layers = nn.ModuleList([EagleLayer(config)])
-        self.ids: Tensor | None = None
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("output", lm_head, persistent=False)
+
+    @property
+    def feature_width(self) -> int:
+        """One state, d numbers."""
+        return int(self.config.hidden_size)
+
+    @property
+    def ids(self) -> None:
+        """Its vocabulary is the target's."""
 
     def fuse(self, features: Tensor) -> Tensor:
         """Return the features as they are: the state after the final norm, (…, d)."""
@@ -82,18 +95,24 @@ class Eagle3Head(nn.Module):
     draft id i to the target's id. Law: a drafted entry reads the layer's own output, not normed.
     """
 
-    states = States.LAYERS
-
-    def __init__(self, config: LlamaConfig, embedding: Tensor, draft_vocab_size: int) -> None:
+    def __init__(
+        self, config: LlamaConfig, embedding: Tensor, draft_vocab_size: int, target_hidden_size: int = 0
+    ) -> None:
+        """embedding: (V, d). target_hidden_size: 0 = the head's own, d."""
         super().__init__()
         d = config.hidden_size
         self.config = config
-        self.fc = nn.Linear(3 * d, d, bias=False)
+        self.fc = nn.Linear(3 * (target_hidden_size or d), d, bias=False)
         self.midlayer = Eagle3Layer(config)
         self.norm = norm_of(config)
         self.lm_head = nn.Linear(d, draft_vocab_size, bias=False)
         self.register_buffer("d2t", torch.zeros(draft_vocab_size, dtype=torch.long))
         self.register_buffer("embedding", embedding, persistent=False)
+
+    @property
+    def feature_width(self) -> int:
+        """Three states of the target."""
+        return self.fc.in_features
 
     @property
     def ids(self) -> Tensor:

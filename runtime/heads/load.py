@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from orchestrator.errors import ConfigError
+from orchestrator.types import FloatArray
 from runtime.features import layers_of
 from runtime.heads.eagle import Eagle3Head, EagleHead
 from runtime.heads.files import HeadFiles, read_head
@@ -20,7 +22,8 @@ from runtime.heads.medusa import MedusaHeads
 from runtime.heads.redrafter import RecurrentHead
 from runtime.heads.tables import TargetTables, read_tables
 
-FINGERPRINT = "target_fingerprint"
+#: Keys of config.json that are ours.
+FINGERPRINT, ACCURACY = "target_fingerprint", "accuracy"
 
 Head = TypeVar("Head", bound=nn.Module)
 
@@ -59,12 +62,28 @@ def _load_medusa(files: HeadFiles, tables: TargetTables) -> nn.Module:
     _check_equal(files, "hidden size", files.shape("0.0.linear.weight")[0], tables.hidden_size)
     if f"0.{num_layers}.weight" in tensors:
         _check_equal(files, "vocabulary", files.shape(f"0.{num_layers}.weight")[0], tables.vocab_size)
-    heads = MedusaHeads(num_heads, num_layers, tables.lm_head)
+    heads = MedusaHeads(num_heads, num_layers, tables.lm_head, _accuracy(files, num_heads))
     return _filled(heads, files, borrowed=f"{num_layers}.weight")
 
 
+def _accuracy(files: HeadFiles, num_heads: int) -> FloatArray | None:
+    """Return (K, R), how often each rank of each head was right, where whoever trained the heads has measured it."""
+    if ACCURACY not in files.config:
+        return None
+    try:
+        found = np.array(files.config[ACCURACY], np.float64)
+    except (TypeError, ValueError):
+        found = np.empty(0)
+    if found.ndim != 2 or len(found) < num_heads or not ((found >= 0) & (found <= 1)).all():
+        raise ConfigError(
+            f"{ACCURACY} must be {num_heads} lists of shares in 0..1, all of one length ({files.folder}/config.json)"
+        )
+    return found
+
+
 def _load_eagle(files: HeadFiles, tables: TargetTables) -> nn.Module:
-    _check_eagle(files, tables, files.shape("fc.weight"), 2)
+    _check_equal(files, "hidden size", files.shape("fc.weight")[0], tables.hidden_size)
+    _check_eagle(files, tables, files.shape("fc.weight")[1], 2)
     config = LlamaConfig(**{**files.config, "bias": "fc.bias" in files.tensors, **_attention_bias(files, "layers.0")})
     reads_token = bool(files.config.get("reads_token", True))
     embedding = _own_embedding(files, tables)
@@ -72,11 +91,16 @@ def _load_eagle(files: HeadFiles, tables: TargetTables) -> nn.Module:
 
 
 def _load_eagle3(files: HeadFiles, tables: TargetTables) -> nn.Module:
-    _check_eagle(files, tables, files.shape("fc.weight"), 3)
+    # NVIDIA's and vLLM's writers call it so.
+    tensors = {name.replace("layers.0.", "midlayer.", 1): tensor for name, tensor in files.tensors.items()}
+    files = files._replace(tensors=tensors)
+    _check_eagle(files, tables, files.shape("fc.weight")[1], 3)
     layers_of(tables.depth)
-    draft_vocab_size = files.shape("lm_head.weight")[0]
+    draft_vocab_size, width = files.shape("lm_head.weight")
     config = LlamaConfig(**{**files.config, **_attention_bias(files, "midlayer")})
-    head = Eagle3Head(config, _own_embedding(files, tables), draft_vocab_size)
+    embedding = _own_embedding(files, tables)
+    _check_equal(files, "hidden size", width, embedding.shape[1])
+    head = Eagle3Head(config, embedding, draft_vocab_size, tables.hidden_size)
     head = _filled(head, files, borrowed="d2t" if draft_vocab_size == tables.vocab_size else "")
     if int(head.ids.max()) >= tables.vocab_size or int(head.ids.min()) < 0:
         raise ConfigError(f"{files.folder}: d2t leads to token {int(head.ids.max())}, outside the target's vocabulary")
@@ -88,11 +112,11 @@ def _attention_bias(files: HeadFiles, layer: str) -> dict[str, bool]:
     return {"attention_bias": f"{layer}.self_attn.q_proj.bias" in files.tensors}
 
 
-def _check_eagle(files: HeadFiles, tables: TargetTables, fc: tuple[int, ...], num_inputs: int) -> None:
-    """Refuse sizes that are not the target's; fc: (d, num_inputs · d)."""
-    _check_equal(files, "hidden size", fc[0], tables.hidden_size)
-    if fc[1] != num_inputs * fc[0]:
-        raise ConfigError(f"{files.folder}: fc reads {fc[1]} numbers, expected {num_inputs} x {fc[0]}")
+def _check_eagle(files: HeadFiles, tables: TargetTables, fc_width: int, num_states: int) -> None:
+    """Refuse sizes that are not the target's; fc reads num_states states, with the embedding counted."""
+    if fc_width % num_states:
+        raise ConfigError(f"{files.folder}: fc reads {fc_width} numbers, which are not {num_states} states")
+    _check_equal(files, "hidden size of the target", fc_width // num_states, tables.hidden_size)
     _check_equal(files, "vocabulary", files.number("vocab_size", tables.vocab_size), tables.vocab_size)
     layers = files.number("num_hidden_layers", 1)
     if layers != 1:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from orchestrator.types import States
 from runtime.heads.medusa import ResBlock
 
 
@@ -16,8 +15,6 @@ class RecurrentHead(nn.Module):
     Parameters are named as published: rnn_w, rnn_u, input_proj (where exit_dim differs from 2d), lm_head.
     embedding: (V, d), the target's, frozen.
     """
-
-    states = States.LAST
 
     def __init__(self, embedding: Tensor, num_layers: int, exit_dim: int, rnn: bool = True) -> None:
         super().__init__()

@@ -7,13 +7,13 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from orchestrator.capabilities import INSIDE, executor_capabilities
+from orchestrator.capabilities import Capabilities, executor_capabilities
 from orchestrator.config import ServingConfig
 from orchestrator.context import Context
-from orchestrator.engine_manifest import EXTERNAL, Manifest, check_engine, read_manifest
+from orchestrator.engine_manifest import Manifest, check_engine, read_manifest
 from orchestrator.errors import ConfigError, ServingError
 from orchestrator.tree import TokenTree
-from orchestrator.types import Sampling, Want
+from orchestrator.types import Inside, Rule, Sampling, Want
 from orchestrator.wire import DraftRequest, StepRequest, delta_of
 from runtime.trtllm.drafts import DraftDesk
 from runtime.trtllm.inside import InsideDesk
@@ -28,18 +28,6 @@ _WARM_UP = Context([1, 2, 3, 4])
 def build_target(config: ServingConfig) -> tuple[ExecutorLine[StepRequest], Manifest]:
     """Load the target's engine and start its line; raises ConfigError when it cannot be served."""
     folder = Path(config.target)
-    if method := INSIDE.get(read_manifest(folder).mode):
-        # Of a Burst the wire carries the last token alone: the text would be wrong, and nobody would know.
-        raise ConfigError(
-            f"the engine {folder} drafts by itself, with the method {method!r}, which the server cannot hand on yet; "
-            f"allowed: engines for {EXTERNAL}, or for no drafts (build one for another method)"
-        )
-    return open_target(config)
-
-
-def open_target(config: ServingConfig) -> tuple[ExecutorLine[StepRequest], Manifest]:
-    """Load the target's engine, whatever it drafts by itself, and start its line; raises ConfigError."""
-    folder = Path(config.target)
     draft = Path(config.draft) if config.draft else None
     library, manifest = _checked(folder, "target", draft)
     executor = open_executor(library, folder, manifest, config.prefix_sharing)
@@ -47,10 +35,16 @@ def open_target(config: ServingConfig) -> tuple[ExecutorLine[StepRequest], Manif
     desk = InsideDesk if capabilities.inside else StepDesk
     line = ExecutorLine(executor, desk(library, manifest, capabilities), "target-engine")
     line.start()
-    for num_drafts in sorted({0, min(manifest.max_draft_len, 2)}):
-        tree = TokenTree.chain([5] * num_drafts)
-        _warm_up(line, StepRequest(delta_of(_WARM_UP, 0, 1, "warm-up"), tree, Sampling(), Want(), 1000))
+    warm_up_line(line, capabilities)
     return line, manifest
+
+
+def warm_up_line(line: ExecutorLine[StepRequest], capabilities: Capabilities) -> None:
+    """Run a step without drafts, and one with what drafts the engine takes or makes; ConfigError when it cannot."""
+    for num_drafts in sorted({0, min(capabilities.max_nodes, 2)}):
+        want = Want(inside=Inside(8) if capabilities.inside else None)
+        tree, sampling = TokenTree.chain([5] * num_drafts), Sampling(rule=Rule.ENGINE)
+        _warm_up(line, StepRequest(delta_of(_WARM_UP, 0, 1, "warm-up"), tree, sampling, want, 1000))
 
 
 def build_draft(config: ServingConfig) -> tuple[ExecutorLine[DraftRequest], Manifest]:

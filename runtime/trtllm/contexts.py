@@ -21,6 +21,10 @@ class Contexts:
         """Return how many sequences there are."""
         return len(self._contexts)
 
+    def __contains__(self, sequence_id: int) -> bool:
+        """Tell whether a sequence is held."""
+        return sequence_id in self._contexts
+
     def joined(self, delta: Delta, now_s: float) -> list[int]:
         """Return the whole committed context; raises UnknownSequence when what came before is not held."""
         context, start = self._contexts.get(delta.sequence_id, Context([])), delta.context_start

@@ -9,9 +9,9 @@ from orchestrator.tree import TokenTree
 from orchestrator.types import Drafted
 from orchestrator.wire import DraftRequest
 from runtime.job import Job
+from runtime.trtllm.desk import new_tokens, salt_of
+from runtime.trtllm.flights import Asked
 from runtime.trtllm.library import Library
-from runtime.trtllm.line import Asked
-from runtime.trtllm.steps import new_tokens, salt_of
 
 
 class DraftDesk:
@@ -35,6 +35,7 @@ class DraftDesk:
         request = self._api.Request(ids, length, sampling_config=greedy, **salt_of(job.delta.cache_salt))
         return Asked(request, ids, [])
 
-    def answer(self, job: Job[DraftRequest], asked: Asked, result: Any) -> Drafted:
+    def answer(self, job: Job[DraftRequest], asked: Asked, results: list[Any]) -> Drafted:
         """Return the chain of the new tokens."""
+        (result,) = results
         return Drafted(TokenTree.chain(new_tokens(asked, result)))

@@ -1,63 +1,105 @@
-"""Engines that draft by themselves (Medusa, EAGLE, ReDrafter, Lookahead): a step is a burst of their own iterations."""
+"""Engines that draft by themselves (Medusa, EAGLE, ReDrafter, Lookahead): one request of the executor for a whole text.
+
+The executor streams it, pass by pass; a step is told what has come since the last one.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.capabilities import Capabilities
-from orchestrator.engine_manifest import Manifest
-from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance
+from orchestrator.errors import RequestError
+from orchestrator.types import Acceptance, Burst, Inside
 from orchestrator.wire import StepRequest
 from runtime.job import Job
-from runtime.trtllm.library import Library
-from runtime.trtllm.line import Asked
+from runtime.trtllm.desk import TargetDesk, new_tokens, salt_of, without_token
+from runtime.trtllm.flights import Asked, Stream
+from runtime.trtllm.library import lookahead_sizes
 from runtime.trtllm.sampling import sampling_config
-from runtime.trtllm.steps import check_length, check_step, new_tokens, salt_of
 
-#: Most tokens of a burst. Each begins with an iteration that reads the context's end anew and has no drafts, and what a
-#: burst has behind a stop is thrown away.
-BURST = 16
+LEAST_SIZES, OFF = (2, 2, 1), (1, 1, 0)
 
 
-@dataclass(frozen=True, eq=False)
-class Burst(Acceptance):
-    """An acceptance of which the engine has committed more tokens than drafts were sent.
+class InsideDesk(TargetDesk):
+    """Answers target steps with what a stream has brought; a step that wants no drafts is a request for one token.
 
-    extra: tokens before next_token, drafted and verified inside the engine. num_iterations: forward passes behind them.
+    Law: at temperature 0, which is all that it serves, the text is the target's; a pass brings the drafts that were
+    accepted in it and one token more.
     """
 
-    extra: tuple[int, ...] = ()
-    num_iterations: int = 1
+    def answer(self, job: Job[StepRequest], asked: Asked, results: list[Any]) -> Acceptance:
+        """Return what the passes since the last call have brought."""
+        inside = job.request.want.inside
+        if asked.stream is None or inside is None:
+            return Acceptance((), new_tokens(asked, results[-1])[0])
+        tokens: list[int] = [token for result in results for token in result.output_token_ids[0]]
+        if not tokens:
+            raise without_token(results[-1])
+        first = asked.stream.num_passes
+        lengths = [length for result in results for length in _pass_lengths(asked.stream, result)]
+        # The first pass of a request reads the prompt, and has no drafts.
+        num_drafted = (len(lengths) - (not first)) * self._num_nodes(inside)
+        asked.ids.extend(tokens)
+        burst = Burst(self._capabilities.inside, tuple(tokens[:-1]), tuple(lengths), num_drafted)
+        return Acceptance((), tokens[-1], burst=burst)
 
-    def tokens(self, tree: TokenTree) -> list[int]:
-        """Return the tokens that this step commits."""
-        return [*self.extra, self.next_token]
+    def _asked(self, job: Job[StepRequest], ids: list[int], num_output: int) -> Asked:
+        sampling, inside = job.request.sampling, job.request.want.inside
+        length = min(inside.length, self._manifest.max_seq_len - len(ids)) if inside else 1
+        request = self._api.Request(
+            ids,
+            length,
+            streaming=inside is not None,
+            sampling_config=sampling_config(self._api, sampling, len(ids), num_output),
+            **(self._choices(inside) if inside else {}),
+            **salt_of(job.delta.cache_salt),
+        )
+        stream = Stream((sampling, inside.choices, inside.sizes)) if inside else None
+        return Asked(request, list(ids), [], stream)
+
+    def _choices(self, inside: Inside) -> dict[str, Any]:
+        """Return the arguments of Request that say how to draft; raises RequestError beyond what the engine can."""
+        arguments: dict[str, Any] = {}
+        if inside.sizes:
+            self._check_sizes(inside.sizes)
+            arguments["lookahead_config"] = self._api.LookaheadDecodingConfig(*inside.sizes)
+        if inside.choices:
+            self._check_num_choices(len(inside.choices))
+            arguments["eagle_config"] = self._api.EagleConfig([list(path) for path in inside.choices])
+        return arguments
+
+    def _check_sizes(self, sizes: tuple[int, ...]) -> None:
+        most = lookahead_sizes(self._manifest)
+        fits = all(least <= asked <= end for least, asked, end in zip(LEAST_SIZES, sizes, most, strict=True))
+        if not fits and sizes != OFF:
+            raise RequestError(
+                f"window, ngram and guesses must be in {_shown(LEAST_SIZES)} to {_shown(most)}, for which the engine "
+                f"was built, or {_shown(OFF)}, off; got {_shown(sizes)} (input speculation_config)"
+            )
+
+    def _check_num_choices(self, num_choices: int) -> None:
+        if num_choices > self._manifest.max_draft_len:
+            raise RequestError(
+                f"choices name {num_choices} nodes, the engine was built for at most {self._manifest.max_draft_len} "
+                "(input speculation_config)"
+            )
+
+    def _num_nodes(self, inside: Inside) -> int:
+        """Return how many drafted tokens a pass verifies: those asked for, else as many as the engine was built for."""
+        if self._capabilities.inside == "lookahead":
+            window, ngram, guesses = inside.sizes or lookahead_sizes(self._manifest)
+            return max(ngram - 2, 0) + (window - 1 + guesses) * (ngram - 1)
+        return len(inside.choices) or self._manifest.max_draft_len
 
 
-class InsideDesk:
-    """Answers target steps with bursts; implements `runtime.trtllm.line.Desk`. The server's own drafts are ignored.
+def _pass_lengths(stream: Stream, result: Any) -> list[int]:
+    """Return the tokens of each pass behind a result: as a rule there is one; of several, the sum alone is known."""
+    num_tokens, num_before = len(result.output_token_ids[0]), stream.num_passes
+    if not num_tokens:
+        return []
+    stream.num_passes = max(int(result.decoding_iter), num_before + 1)
+    num_passes = min(stream.num_passes - num_before, num_tokens)
+    return [num_tokens - num_passes + 1] + [1] * (num_passes - 1)
 
-    Law: at temperature 0, which is all that it serves, the text is the target's; acceptance length = tokens per
-    iteration, of which the executor tells the number.
-    """
 
-    def __init__(self, library: Library, manifest: Manifest, capabilities: Capabilities) -> None:
-        self._api = library.api
-        self._manifest = manifest
-        self._capabilities = capabilities
-
-    def ask(self, job: Job[StepRequest], ids: list[int]) -> Asked:
-        """Return the executor's request; raises RequestError for what it cannot serve."""
-        check_step(job.request, self._capabilities)
-        check_length(ids, self._manifest)
-        length = min(BURST, self._manifest.max_seq_len - len(ids))
-        config = sampling_config(self._api, job.request.sampling, len(ids), len(ids) - job.delta.prompt_len)
-        request = self._api.Request(ids, length, sampling_config=config, **salt_of(job.delta.cache_salt))
-        return Asked(request, ids, [])
-
-    def answer(self, job: Job[StepRequest], asked: Asked, result: Any) -> Burst:
-        """Return all that the burst has brought."""
-        *extra, last = new_tokens(asked, result)
-        return Burst((), last, extra=tuple(extra), num_iterations=result.decoding_iter)
+def _shown(sizes: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, sizes))})"

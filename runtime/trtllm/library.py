@@ -72,9 +72,13 @@ def _decoding(api: Any, manifest: Manifest) -> Any:
     """Return how an engine decodes that must be told so: Lookahead's sizes; all others know their own mode."""
     if INSIDE.get(manifest.mode) != "lookahead":
         return None
+    return api.DecodingConfig(lookahead_decoding_config=api.LookaheadDecodingConfig(*lookahead_sizes(manifest)))
+
+
+def lookahead_sizes(manifest: Manifest) -> tuple[int, int, int]:
+    """Return Lookahead's window, n-gram and guesses of an engine, the most that a request may ask for."""
     spec = manifest.plan["spec"]
-    sizes = [spec[f"lookahead_{name}"] for name in ("window", "ngram", "guesses")]
-    return api.DecodingConfig(lookahead_decoding_config=api.LookaheadDecodingConfig(*sizes))
+    return spec["lookahead_window"], spec["lookahead_ngram"], spec["lookahead_guesses"]
 
 
 def first_line(error: object) -> str:

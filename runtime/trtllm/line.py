@@ -10,15 +10,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Generic, NamedTuple, Protocol
+from typing import Any, Generic, Protocol
 
 from orchestrator.errors import EngineError, EngineLost, ServingError, Unavailable
 from orchestrator.types import Acceptance, EngineStatus
 from runtime.job import Answer, Job, Reply, Request
 from runtime.thread import BROKEN, REPORT_S, SHUTTING_DOWN
 from runtime.trtllm.contexts import Contexts
+from runtime.trtllm.flights import Asked, Flight, Flights, Landing
 from runtime.trtllm.library import first_line
 
 log = logging.getLogger(__name__)
@@ -27,30 +28,14 @@ log = logging.getLogger(__name__)
 POLL_S = 0.02
 
 
-class Asked(NamedTuple):
-    """A call in the executor's words. ids: the committed context. drafts: the tokens it shall verify."""
-
-    request: Any
-    ids: list[int]
-    drafts: list[int]
-
-
 class Desk(Protocol[Request]):
     """What turns calls into the executor's requests, and its results into answers."""
 
     def ask(self, job: Job[Request], ids: list[int]) -> Asked | Answer:
         """Return the executor's request, or an answer that needs none; raises ServingError to refuse the call."""
 
-    def answer(self, job: Job[Request], asked: Asked, result: Any) -> Answer:
-        """Return what a final result means; raises EngineError when it cannot be."""
-
-
-@dataclass(frozen=True)
-class Flight(Generic[Request]):
-    """A call that the executor has."""
-
-    job: Job[Request]
-    asked: Asked
+    def answer(self, job: Job[Request], asked: Asked, results: list[Any]) -> Answer:
+        """Return what the results mean, one unless the call streams; raises EngineError when they mean nothing."""
 
 
 class ExecutorLine(Generic[Request]):
@@ -65,7 +50,7 @@ class ExecutorLine(Generic[Request]):
         self._executor = executor
         self._desk: Desk[Request] = desk
         self._contexts = Contexts()
-        self._flights: dict[int, Flight[Request]] = {}
+        self._flights: Flights[Request] = Flights()
         self._changed = threading.Condition()
         self._is_closing = False
         self._refusal: ServingError | None = None
@@ -94,9 +79,9 @@ class ExecutorLine(Generic[Request]):
             job.reply(answer)
 
     def release(self, sequence_id: int) -> None:
-        """End a sequence; a call of it that is under way is cancelled."""
+        """End a sequence; what the executor still does for it is cancelled."""
         with self._changed:
-            ended = self._land(lambda job: job.sequence_id == sequence_id)
+            ended = self._end(lambda flight: flight.sequence_id == sequence_id)
             self._contexts.drop(sequence_id)
         for job in ended:
             job.reply(Unavailable("the sequence was released"))
@@ -125,18 +110,29 @@ class ExecutorLine(Generic[Request]):
 
     def _begin(self, job: Job[Request]) -> Answer | ServingError | None:
         """Hand a call to the executor; return an answer that needs no executor, or why there will be none."""
-        if any(flight.job.sequence_id == job.sequence_id for flight in self._flights.values()):
+        held = self._flights.of(job.sequence_id)
+        if held and held.job:
             return Unavailable(f"sequence {job.sequence_id} has a call under way")
         try:
             asked = self._desk.ask(job, self._contexts.joined(job.delta, time.monotonic()))
             if not isinstance(asked, Asked):
                 return asked
+            if held and held.serves(asked):
+                return self._go_on(held, job)
+            self._end(lambda flight: flight is held)
             request_id: int = self._executor.enqueue_request(asked.request)
         except Exception as error:
             return _worded("refused", error)
-        self._flights[request_id] = Flight(job, asked)
+        self._flights.begin(Flight(request_id, job.sequence_id, asked, job))
         self._changed.notify_all()
         return None
+
+    def _go_on(self, held: Flight[Request], job: Job[Request]) -> Answer | ServingError | None:
+        """Let a call have what its stream has brought by now; None when it must wait for it."""
+        held.job = job
+        landings = self._flights.land([])
+        self.num_jobs += len(landings)
+        return next((self._answer(landing, self._flights.num_flying or 1) for landing in landings), None)
 
     def _run(self) -> None:
         try:
@@ -156,62 +152,64 @@ class ExecutorLine(Generic[Request]):
             self._report_status()
             with self._changed:
                 self._contexts.drop_idle(time.monotonic())
-                self._changed.wait_for(lambda: self._flights or self._is_closing, REPORT_S)
-                if self._flights or self._is_closing:
+                self._end(lambda flight: not (flight.job or flight.sequence_id in self._contexts))
+                self._changed.wait_for(lambda: self._flights.num_flying or self._is_closing, REPORT_S)
+                if self._flights.num_flying or self._is_closing:
                     return not self._is_closing
 
     def _patience_s(self) -> float:
         """Return how long answers may be awaited before somebody's deadline must be looked at."""
         with self._changed:
-            due_s = min((flight.job.deadline_s for flight in self._flights.values()), default=float("inf"))
+            due_s = min((flight.job.deadline_s for flight in self._flights if flight.job), default=float("inf"))
         return min(max(due_s - time.monotonic(), 0.0), POLL_S)
 
     def _deliver(self, responses: list[Any]) -> None:
-        """Answer the calls whose final responses these are; those of cancelled calls belong to nobody."""
-        final = {response.request_id: response for response in responses if _is_final(response)}
+        """Answer the calls that wait for these responses; those of cancelled calls belong to nobody."""
         with self._changed:
-            num_in_pass = len(self._flights)
-            landed = [(self._flights.pop(i), response) for i, response in final.items() if i in self._flights]
-        for flight, response in landed:
-            flight.job.reply(self._answer(flight, response, num_in_pass))
-        self.num_passes += bool(landed)
-        self.num_jobs += len(landed)
+            num_in_pass = self._flights.num_flying
+            landings = self._flights.land(responses)
+        for landing in landings:
+            landing.job.reply(self._answer(landing, num_in_pass))
+        self.num_passes += bool(landings)
+        self.num_jobs += len(landings)
 
-    def _answer(self, flight: Flight[Request], response: Any, num_in_pass: int) -> Answer | ServingError:
+    def _answer(self, landing: Landing[Request], num_in_pass: int) -> Answer | ServingError:
+        job, asked, responses = landing
         try:
-            if response.has_error():
-                raise EngineError(f"TensorRT-LLM failed on this request: {first_line(response.error_msg)}")
-            answer = self._desk.answer(flight.job, flight.asked, response.result)
+            if failed := next((response for response in responses if response.has_error()), None):
+                raise EngineError(f"TensorRT-LLM failed on this request: {first_line(failed.error_msg)}")
+            answer = self._desk.answer(job, asked, [response.result for response in responses])
         except Exception as error:
             return _worded("was not understood", error)
         if not isinstance(answer, Acceptance):
             return answer
-        forward_us = int((time.monotonic() - flight.job.arrived_s) * 1e6)
+        forward_us = int((time.monotonic() - job.arrived_s) * 1e6)
         return replace(answer, forward_us=forward_us, num_in_pass=num_in_pass)
 
     def _expire(self) -> None:
         now_s = time.monotonic()
         with self._changed:
-            late = self._land(lambda job: job.deadline_s <= now_s)
+            late = self._end(lambda flight: flight.job is not None and flight.job.deadline_s <= now_s)
         for job in late:
             job.reply(Unavailable("the deadline passed before the engine could answer"))
 
-    def _land(self, chosen: Callable[[Job[Request]], bool]) -> list[Job[Request]]:
-        """Cancel the chosen calls under way and return them, still to be answered."""
-        ended = {i: flight.job for i, flight in self._flights.items() if chosen(flight.job)}
-        for request_id in ended:
-            del self._flights[request_id]
+    def _end(self, chosen: Callable[[Flight[Request]], bool]) -> list[Job[Request]]:
+        """Forget the chosen flights, cancel what the executor still does for them; return the calls left to answer."""
+        ended = self._flights.end(chosen)
+        for flight in ended:
+            if flight.is_final:
+                continue
             try:
-                self._executor.cancel_request(request_id)
+                self._executor.cancel_request(flight.request_id)
             except Exception:  # a broken executor shows when its answers are awaited
-                log.exception("request %d could not be cancelled", request_id)
-        return list(ended.values())
+                log.exception("request %d could not be cancelled", flight.request_id)
+        return [flight.job for flight in ended if flight.job]
 
     def _refuse_all(self, refusal: ServingError) -> None:
         """Answer the calls under way and, from now on, every other."""
         with self._changed:
             self._refusal = refusal
-            ended = self._land(lambda job: True)
+            ended = self._end(lambda flight: True)
         for job in ended:
             job.reply(refusal)
 
@@ -220,10 +218,6 @@ class ExecutorLine(Generic[Request]):
         if self._report and now_s - self._reported_s >= REPORT_S:
             self._reported_s = now_s
             self._report(self.status())
-
-
-def _is_final(response: Any) -> bool:
-    return response.has_error() or response.result.is_final
 
 
 def _worded(what: str, error: Exception) -> ServingError:

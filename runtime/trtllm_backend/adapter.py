@@ -1,4 +1,4 @@
-"""A target step in the tensors of NVIDIA's Triton model `tensorrt_llm`, and its answer back; pure, calls nothing.
+"""Steps and drafts in the tensors of NVIDIA's Triton model `tensorrt_llm`, and answers back; pure, calls nothing.
 
 EXPERIMENTAL: names, types and shapes are checked against a table compiled from the model's configuration (0.19 with the
 changes of 1.x); nothing here has been run on an engine. The engine decides acceptance by itself: it draws its own
@@ -54,18 +54,25 @@ def step_tensors(request: StepRequest, context_ids: IdArray, backend: Backend) -
         raise EngineError(f"the backend tensorrtllm has no {lacking}")
     _check_context(request, context_ids)
     drafts = request.tree.tokens
-    tensors: Tensors = {
-        "input_ids": context_ids.astype(np.int32)[None],
-        "input_lengths": _scalar(len(context_ids), np.int32),
-        "request_output_len": _scalar(len(drafts) + 1, np.int32),
-    }
+    tensors = _prompt_tensors(context_ids, len(drafts) + 1, backend)
     if len(drafts):  # an empty tensor fails the backend's assertion on its draft tokens
         tensors["draft_input_ids"] = drafts.astype(np.int32)[None]
-    if backend.end_id is not None:
-        tensors["end_id"] = _scalar(backend.end_id, np.int32)
-    if backend.pad_id is not None:
-        tensors["pad_id"] = _scalar(backend.pad_id, np.int32)
     return tensors | _sampling_tensors(request.sampling, len(context_ids), backend.seed_input)
+
+
+def draft_tensors(context_ids: IdArray, length: int, backend: Backend) -> Tensors:
+    """Return the input tensors of a draft model's call: the greedy continuation of (n,) int32 by `length` tokens."""
+    return _prompt_tensors(context_ids, length, backend) | _sampling_tensors(Sampling(), 0, backend.seed_input)
+
+
+def stop_tensors() -> Tensors:
+    """Return the input tensors that end the request of the same id; what the configuration demands goes along."""
+    return {
+        "input_ids": _scalar(0, np.int32),
+        "input_lengths": _scalar(1, np.int32),
+        "request_output_len": _scalar(1, np.int32),
+        "stop": _scalar(True, np.bool_),
+    }
 
 
 def accepted(responses: Sequence[Incoming], tree: TokenTree, context_ids: IdArray, backend: Backend) -> Acceptance:
@@ -77,16 +84,21 @@ def accepted(responses: Sequence[Incoming], tree: TokenTree, context_ids: IdArra
     end that the engine has dropped.
     Raises EngineError: not one answer, not of our context, or none that the drafts allow.
     """
+    return _acceptance(new_tokens(responses, context_ids, backend), tree.tokens.tolist(), backend.end_id)
+
+
+def new_tokens(responses: Sequence[Incoming], context_ids: IdArray, backend: Backend) -> list[int]:
+    """Return the tokens behind the context; arguments and errors as in `accepted`."""
     ids = _answered_ids(responses)
     n = len(context_ids)
     if not np.array_equal(ids[:n], context_ids):
         raise EngineError(
             "the backend's output_ids do not begin with the input (exclude_input_in_output must be false)"
         )
-    new = ids[n:].tolist()
+    new: list[int] = ids[n:].tolist()
     if new and not 0 <= min(new) <= max(new) < backend.vocab_size:
         raise EngineError(f"the backend answered a token outside 0..{backend.vocab_size - 1}")
-    return _acceptance(new, tree.tokens.tolist(), backend.end_id)
+    return new
 
 
 def _acceptance(new: list[int], drafts: list[int], end_id: int | None) -> Acceptance:
@@ -110,6 +122,8 @@ def _answered_ids(responses: Sequence[Incoming]) -> npt.NDArray[np.int32]:
     if len(answers) != 1:
         raise EngineError(f"the backend gave {len(answers)} answers to a step, expected one (cancelled, or streaming?)")
     ids, lengths = answers[0]["output_ids"], answers[0].get("sequence_length", _NOTHING)
+    if ids.dtype != np.int32 or lengths.dtype != np.int32:
+        raise EngineError(f"the backend answered output_ids {ids.dtype} and sequence_length {lengths.dtype}, not int32")
     if ids.shape[:-1] != (1, 1) or lengths.size != 1:
         raise EngineError(
             f"the backend answered output_ids {ids.shape} and sequence_length {lengths.shape}, not one beam"
@@ -122,6 +136,20 @@ def _answered_ids(responses: Sequence[Incoming]) -> npt.NDArray[np.int32]:
 
 
 _NOTHING = np.empty(0, np.int32)
+
+
+def _prompt_tensors(context_ids: IdArray, num_tokens: int, backend: Backend) -> Tensors:
+    """Return what every call has: the context, how many tokens shall come behind it, and where they may end."""
+    tensors: Tensors = {
+        "input_ids": context_ids.astype(np.int32)[None],
+        "input_lengths": _scalar(len(context_ids), np.int32),
+        "request_output_len": _scalar(num_tokens, np.int32),
+    }
+    if backend.end_id is not None:
+        tensors["end_id"] = _scalar(backend.end_id, np.int32)
+    if backend.pad_id is not None:
+        tensors["pad_id"] = _scalar(backend.pad_id, np.int32)
+    return tensors
 
 
 def _sampling_tensors(sampling: Sampling, prefix_len: int, seed_input: str) -> Tensors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from orchestrator.types import Rule
+from orchestrator.types import OUR_RULES, Rule
 from tests.auditing.law import DRAWN
 from tests.auditing.subject import Options, Question
 from tests.support.settings import inputs_of
@@ -50,7 +50,7 @@ def _questions(prompts: Sequence[str], settings: Sequence[str], num_tokens: int)
     told = {"max_tokens": num_tokens, "return_steps": True, "return_log_probs": True}
     samplings = list(SAMPLINGS)
     for index, prompt in enumerate(prompts):
-        for rule_index, rule in enumerate(Rule):
+        for rule_index, rule in enumerate(OUR_RULES):
             for setting_index, setting in enumerate(settings_of(rule, settings)):
                 # By turns: every setting and every rule meets every sampling over a few prompts.
                 name = samplings[(index + rule_index + setting_index) % len(samplings)]
@@ -89,6 +89,6 @@ def drawn_questions(prompt: str, settings: Sequence[str]) -> list[Question]:
     """Return what the laws are asked: every rule with drafts that can bend it."""
     return [
         Question(f"{rule}, {setting}", prompt, {**inputs_of(setting, prompt), **DRAWN, "rule": rule.value})
-        for rule in Rule
+        for rule in OUR_RULES
         for setting in settings_of(rule, [name for name in DRAWN_FROM if name in settings])
     ]

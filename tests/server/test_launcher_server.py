@@ -149,7 +149,7 @@ def test_server_not_ready_in_time_is_said_and_ended(deployment):
     deployment.add("target", loading="time.sleep(60)")
     said = []
     server = deployment.server(ready_limit_s=2, stop_limit_s=1, say=said.append)
-    with pytest.raises(StartError, match="not ready after 2 s: the server, target"):
+    with pytest.raises(StartError, match=r"not ready after 2 s \(READY_LIMIT_S\): the server, target"):
         server.start()
     assert server.pids() == {}
     assert said == [] or Path(said[0].removeprefix("the server's log: ")).unlink() is None

@@ -4,6 +4,7 @@ import fnmatch
 import json
 import re
 import shlex
+import subprocess
 import tomllib
 from itertools import pairwise
 from pathlib import Path
@@ -225,6 +226,16 @@ def test_torch_is_the_one_of_the_makefile():
     (wanted,) = (word for word in PROJECT["optional-dependencies"]["serve"] if word.startswith("torch"))
     low, high = (tuple(map(int, re.search(rf"{sign}(\d+\.\d+)", wanted)[1].split("."))) for sign in (">=", "<"))
     assert low <= tuple(map(int, default.split(".")[:2])) < high
+
+
+def test_make_docker_builds_each_image_under_the_project_s_version():
+    done = subprocess.run(["make", "-n", "docker"], cwd=ROOT, capture_output=True, text=True, check=True)
+    torch, trtllm = (shlex.split(line) for line in done.stdout.splitlines())
+    for words, file, image in ((torch, TORCH, "specserve"), (trtllm, TRTLLM, "specserve-trtllm")):
+        assert words[:2] == ["docker", "build"] and words[-1] == "."
+        assert ROOT / words[words.index("--file") + 1] == file
+        assert words[words.index("--tag") + 1] == f"{image}:{PROJECT['version']}"
+    assert f"TORCH={assignments(instructions(TORCH.read_text()), 'ARG')['TORCH']}" in torch
 
 
 # .dockerignore

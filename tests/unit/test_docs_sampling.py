@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from orchestrator.checkpoint import read_checkpoint
-from orchestrator.config import load_config
+from orchestrator.config import DRAFTER_OF, load_config
 from orchestrator.errors import RequestError
 from orchestrator.grammar import Grammars
 from orchestrator.job import Job, JobBuilder
@@ -67,7 +67,7 @@ def builder() -> JobBuilder:
     config = load_config(ROOT / "serving.toml")
     checkpoint = read_checkpoint(config.target)
     grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
-    return JobBuilder(config, checkpoint, frozenset(["draft"]), grammars)
+    return JobBuilder(config, checkpoint, frozenset(DRAFTER_OF.values()), grammars)
 
 
 def build(builder: JobBuilder, inputs: dict[str, Any]) -> Job:

@@ -259,7 +259,7 @@ def test_sampling_is_in_range_or_refused(temperature: float, top_p: float, min_p
         ({"stop_words": ["a" * 1025]}, ["stop_words", "1025 bytes", "at most 1024"]),
         ({"stop_ids": [64]}, ["stop_ids", "0..63", "got 64", "(input stop_ids)"]),
         ({"cache_salt": "s" * 1025}, ["cache_salt", "1025 bytes", "at most 1024", "(input cache_salt)"]),
-        ({"speculation": "medusa"}, ["unknown method 'medusa'", "prompt_lookup", "(allowed: ", "input speculation"]),
+        ({"speculation": "hydra"}, ["unknown method 'hydra'", "prompt_lookup", "(allowed: ", "input speculation"]),
         ({"speculation": "promptlookup"}, ["did you mean 'prompt_lookup'?"]),
         ({"speculation_config": "{"}, ["input speculation_config is not JSON"]),
         ({"speculation_config": "[1]"}, ["speculation_config must be a JSON object", "got list"]),

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from launcher import triton
+from launcher.__main__ import main
 from launcher.command import Launch
 from launcher.deployment import models_to_load
+from launcher.limits import TimeLimits
 from launcher.ports import Ports, free_ports
 from launcher.triton import Triton, find_triton
 from orchestrator.config import ServingConfig
@@ -45,6 +47,32 @@ def test_ports_taken_port_is_named():
         ports = Ports(free_ports().http, taken.getsockname()[1], free_ports().metrics)
         with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{ports.grpc} for grpc: Address already in use"):
             ports.check_free("127.0.0.1")
+
+
+def test_time_limits_come_from_the_environment():
+    assert TimeLimits.from_environment({"READY_LIMIT_S": ""}) == TimeLimits(180, 10)
+    assert TimeLimits.from_environment({"READY_LIMIT_S": "900", "STOP_LIMIT_S": "60"}) == TimeLimits(900, 60)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "5 s", "1.5", "86401", "１０"])
+def test_time_limit_that_is_no_number_of_seconds_is_refused(text):
+    with pytest.raises(
+        ConfigError, match=rf"STOP_LIMIT_S must be a whole number of seconds in 1\.\.86400, got '{text}'"
+    ):
+        TimeLimits.from_environment({"STOP_LIMIT_S": text})
+
+
+def test_command_hands_the_time_limits_to_the_server(monkeypatch):
+    made = {}
+    monkeypatch.setattr("launcher.__main__.Server", lambda config, **options: made.update(options))
+    monkeypatch.setattr("launcher.__main__.signal.signal", lambda *_: None)
+    monkeypatch.setattr("launcher.__main__._run", lambda server: 0)
+    monkeypatch.setenv("READY_LIMIT_S", "900")
+    monkeypatch.setenv("STOP_LIMIT_S", "60")
+    assert main(["serving.toml"]) == 0
+    assert (made["ready_limit_s"], made["stop_limit_s"]) == (900, 60)
+    monkeypatch.setenv("READY_LIMIT_S", "soon")
+    assert main(["serving.toml"]) == 2
 
 
 def make_repository(folder, *models):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
@@ -25,21 +23,17 @@ from orchestrator.request import read
 from orchestrator.types import Sampling
 from tests.support.table_target import TableTarget
 from tests.support.tiny_models import VOCAB_SIZE, write_byte_tokenizer
+from tests.support.without_triton import imported
 
-PB_UTILS = "triton_python_backend_utils"
 PROMPT = [1, 2, 3]
 
 
 @pytest.fixture
 def ticket(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The module of tickets, imported without Triton, its target a table."""
-    monkeypatch.setitem(sys.modules, PB_UTILS, SimpleNamespace(TRITONSERVER_RESPONSE_COMPLETE_FINAL=1))  # type: ignore[arg-type]
-    before = {name for name in sys.modules if name.startswith("orchestrator.triton.")}
-    module = importlib.import_module("orchestrator.triton.ticket")
-    monkeypatch.setattr(module, "BlsTarget", lambda salt, deadline_s: TableTarget(VOCAB_SIZE))
-    yield module
-    for name in [name for name in sys.modules if name.startswith("orchestrator.triton.") and name not in before]:
-        del sys.modules[name]
+    with imported("ticket") as module:
+        monkeypatch.setattr(module, "BlsTarget", lambda salt, deadline_s: TableTarget(VOCAB_SIZE))
+        yield module
 
 
 @pytest.fixture(scope="module")

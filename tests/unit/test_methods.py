@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
+from orchestrator.config import DRAFTER_OF
 from orchestrator.config import METHODS as CONFIG_METHODS
 from orchestrator.context import Context
 from orchestrator.errors import RequestError
 from orchestrator.methods import METHODS, Materials, plan
+from orchestrator.proposers.heads import EagleConfig
 from orchestrator.settings import MAX_NODES
 from orchestrator.tree import TokenTree
 from orchestrator.types import Budget, Drafted, Sampling
 
-LOADED = frozenset(["draft"])
+LOADED = frozenset(DRAFTER_OF.values())
 DEFAULTS = {
     "none": {"max_nodes": 128},
     "prompt_lookup": {
@@ -35,6 +37,11 @@ DEFAULTS = {
     "suffix": {"max_nodes": 128, "max_depth": 24, "factor": 4.0, "min_prob": 0.1, "draft_len": 32, "tree": True},
     "predicted": {"max_nodes": 128, "draft_len": 16, "max_ngram": 6},
     "draft_model": {"max_nodes": 128, "draft_len": 3},
+    "medusa": {"max_nodes": 24, "choices": TokenTree.bare()},
+    "eagle": {"max_nodes": 128, "choices": EagleConfig().choices},
+    "eagle2": {"max_nodes": 24, "top_k": 8, "depth": 5},
+    "eagle3": {"max_nodes": 24, "top_k": 8, "depth": 5},
+    "redrafter": {"max_nodes": 24, "beams": 5, "beam_len": 5},
 }
 
 
@@ -114,7 +121,7 @@ def test_plan_unknown_method_names_the_nearest_and_all() -> None:
     assert "'x" in refusal("x" * 100_000)
 
 
-@pytest.mark.parametrize("method", ["PROMPT_LOOKUP", " none", "none ", "none+prompt_lookup", "suffix-tree", "\x00"])
+@pytest.mark.parametrize("method", ["PROMPT_LOOKUP", " none", "none ", "+prompt_lookup", "suffix-tree", "\x00"])
 def test_plan_method_is_taken_by_its_exact_name(method: str) -> None:
     assert "unknown method" in refusal(method)
 

@@ -8,9 +8,17 @@ import random
 import numpy as np
 import pytest
 
-from orchestrator.stats import Tally, best_gamma, expected_tokens, operations_factor, told, walltime_gain
+from orchestrator.stats import (
+    SourceCount,
+    Tally,
+    best_gamma,
+    expected_tokens,
+    operations_factor,
+    told,
+    walltime_gain,
+)
 from orchestrator.tree import TokenTree
-from orchestrator.types import Budget, Distribution, Proposal
+from orchestrator.types import Budget, Burst, Distribution, Proposal
 
 # Leviathan et al. 2023, table 1 (c = ĉ = 0): α, γ, growth of arithmetic, speed.
 TABLE_1 = [(0.6, 2, 1.53, 1.96), (0.7, 3, 1.58, 2.53), (0.8, 2, 1.23, 2.44), (0.8, 5, 1.63, 3.69), (0.9, 2, 1.11, 2.71),
@@ -139,3 +147,23 @@ def test_proposal_cut_keeps_sources_and_q_with_their_nodes() -> None:
     assert [int(q.ids[0]) for q in cut.q] == [1, 2, 4]
     assert whole.cut(Budget(5, 3)) is whole
     assert Proposal.none().cut(Budget(0, 0)).tree.num_nodes == 0
+
+
+def test_burst_counts_each_of_an_engine_s_passes_as_a_step() -> None:
+    tally = Tally()
+    assert tally.observe_burst(Burst("medusa", (1, 2, 3, 4), (1, 3, 1), 20), 5, 2.0) == 3
+    assert (tally.num_steps, tally.step_lengths) == (3, [1, 3, 1])
+    assert tally.sources == {"medusa": SourceCount(20, 2)} and tally.acceptance_rate == 2 / 20
+    assert told(tally)["acceptance_length"] == 5 / 3
+
+
+@pytest.mark.parametrize(
+    ("num_emitted", "lengths", "num_accepted"), [(1, [1], 0), (2, [1, 1], 1), (3, [1, 2], 2), (4, [1, 3], 2)]
+)
+def test_burst_cut_at_a_stop_counts_what_the_client_gets(
+    num_emitted: int, lengths: list[int], num_accepted: int
+) -> None:
+    """A pass's own token is its last: of one that is cut before it, all that came were drafts."""
+    tally = Tally()
+    assert tally.observe_burst(Burst("eagle", (1, 2, 3, 4), (1, 3, 1), 20), num_emitted, 2.0) == len(lengths)
+    assert (tally.step_lengths, tally.num_accepted_tokens) == (lengths, num_accepted)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from build.trtllm.llm_api import LlmApiSpec, speculation
+from build.trtllm.llm_speculation import LlmApiSpec, speculation
 from orchestrator.config import METHODS
 from tests.unit.test_trtllm_refusals import refusal
 

@@ -14,7 +14,7 @@ from orchestrator.drawn import cut
 from orchestrator.errors import RequestError
 from orchestrator.sampling import pick
 from orchestrator.tree import TokenTree
-from orchestrator.types import Distribution, Edits, Rule, Sampling
+from orchestrator.types import OUR_RULES, Distribution, Edits, Rule, Sampling
 from runtime.accept import Ask
 from runtime.shaping import Shaper
 from runtime.verdict import Question, decide
@@ -43,7 +43,7 @@ def drawn_chain(rng: np.random.Generator, length: int) -> tuple[TokenTree, tuple
 
 def random_question(rng: np.random.Generator, number: int) -> tuple[Question, list[int]]:
     """A request in the middle of its output, and its prompt."""
-    rule = list(Rule)[number % len(Rule)]
+    rule = OUR_RULES[number % len(OUR_RULES)]
     sampling = replace(SAMPLINGS[number % len(SAMPLINGS)], rule=rule, seed=number)
     drawn = rule.uses_q and number % 3 == 0
     tree, q = drawn_chain(rng, 3) if drawn else (random_tree(rng, rule is Rule.BLOCK), ())

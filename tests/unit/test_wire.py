@@ -23,7 +23,7 @@ from orchestrator.errors import (
 )
 from orchestrator.tensors import Tensors
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Distribution, Drafted, Edits, Grammar, Rule, Sampling, Want
+from orchestrator.types import Acceptance, Burst, Distribution, Drafted, Edits, Grammar, Inside, Rule, Sampling, Want
 from orchestrator.wire_errors import error_from, error_text
 
 VOCAB_SIZE = 50
@@ -56,7 +56,30 @@ samplings = st.builds(
         end_ids=st.lists(token_ids, max_size=2).map(tuple),
     ),
 )
-wants = st.builds(Want, st.booleans(), st.booleans(), st.one_of(st.none(), st.integers(0, 100_000)), st.integers(0, 20))
+insides = st.builds(
+    Inside,
+    st.integers(1, 4096),
+    st.lists(st.lists(st.integers(0, 63), min_size=1, max_size=4).map(tuple), max_size=4).map(tuple),
+    st.sampled_from([(), (4, 3, 4), (1, 1, 0)]),
+)
+wants = st.builds(
+    Want,
+    st.booleans(),
+    st.booleans(),
+    st.one_of(st.none(), st.integers(0, 100_000)),
+    st.integers(0, 20),
+    inside=st.one_of(st.none(), insides),
+)
+lengths = st.lists(st.integers(1, 5), min_size=1, max_size=4)
+bursts = lengths.flatmap(
+    lambda lengths: st.builds(
+        Burst,
+        st.sampled_from(["medusa", "lookahead"]),
+        st.lists(token_ids, min_size=sum(lengths) - 1, max_size=sum(lengths) - 1).map(tuple),
+        st.just(tuple(lengths)),
+        st.integers(0, 500),
+    )
+)
 
 
 @st.composite
@@ -98,6 +121,7 @@ def acceptances(draw: st.DrawFn) -> tuple[TokenTree, Acceptance]:
         forward_us=draw(st.integers(0, 10**9)),
         num_in_pass=draw(st.integers(1, 500)),
         num_cached_tokens=draw(st.integers(0, 10**6)),
+        burst=None if path else draw(st.one_of(st.none(), bursts)),
     )
 
 
@@ -354,3 +378,20 @@ def test_an_error_of_another_kind_keeps_its_words() -> None:
 def test_triton_s_own_words_mean_that_the_engine_is_lost(text: str) -> None:
     assert type(error_from(text)) is EngineLost
     assert str(error_from(text)) == text
+
+
+@pytest.mark.parametrize(("extra", "lengths"), [((5, 6), (2,)), ((5,), (1, 2)), ((), (0, 1)), ((5,), (3, -1))], ids=str)
+def test_burst_whose_passes_do_not_add_up_to_its_tokens_is_refused(
+    extra: tuple[int, ...], lengths: tuple[int, ...]
+) -> None:
+    tensors = wire.pack_acceptance(Acceptance((), 7, burst=Burst("medusa", extra, lengths, 3)))
+    with pytest.raises(EngineError, match="target says that passes of"):
+        wire.unpack_acceptance(tensors, TokenTree.bare())
+
+
+@pytest.mark.parametrize("inside", [Inside(0), Inside(3, sizes=(4, 3))])
+def test_wish_that_no_engine_could_read_is_refused(inside: Inside) -> None:
+    delta = wire.delta_of(Context([1]), 0, 1, "")
+    tensors = wire.pack_step(wire.StepRequest(delta, TokenTree.bare(), Sampling(), Want(inside=inside), 1000))
+    with pytest.raises(EngineError, match="inside_length must be 1 or more"):
+        wire.unpack_step(tensors, VOCAB_SIZE, MAX_NODES)

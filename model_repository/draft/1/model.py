@@ -7,6 +7,7 @@ from typing import Any
 
 from orchestrator import wire
 from orchestrator.config import load_config
+from orchestrator.triton.backend import caller_beside
 from orchestrator.triton.engine_host import EngineHost
 from runtime.build import build_draft
 
@@ -16,7 +17,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the draft model and warm it up."""
-        engine, _ = build_draft(load_config(os.environ["SERVING_CONFIG"]))
+        engine, _ = build_draft(load_config(os.environ["SERVING_CONFIG"]), caller_beside(args["model_repository"]))
         self._host = EngineHost("draft", engine, wire.unpack_draft, wire.pack_drafted)
 
     def execute(self, requests: list[Any]) -> list[None]:

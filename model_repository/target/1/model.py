@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator import wire
 from orchestrator.config import load_config
+from orchestrator.triton.backend import caller_beside
 from orchestrator.triton.engine_host import EngineHost
 from runtime.build import build_target
 
@@ -18,7 +19,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the target and warm it up."""
         config = load_config(os.environ["SERVING_CONFIG"])
-        engine, model = build_target(config)
+        engine, model = build_target(config, caller_beside(args["model_repository"]))
         unpack = functools.partial(wire.unpack_step, vocab_size=model.vocab_size, max_nodes=config.max_nodes)
         self._host = EngineHost("target", engine, unpack, wire.pack_acceptance)
 

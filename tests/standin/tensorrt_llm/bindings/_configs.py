@@ -192,7 +192,7 @@ UNSUPPORTED = frozenset({
     "position_ids", "stop_words", "prompt_tuning_config", "multimodal_input", "multimodal_embedding", "mrope_config",
     "lora_config", "kv_cache_retention_config", "logits_post_processor_name", "logits_post_processor",
     "encoder_input_token_ids", "context_phase_params", "encoder_input_features", "encoder_output_length",
-    "cross_attention_mask", "eagle_config", "skip_cross_attn_blocks", "guided_decoding_params", "language_adapter_uid",
+    "cross_attention_mask", "skip_cross_attn_blocks", "guided_decoding_params", "language_adapter_uid",
     "allotted_time_ms", "client_id", "priority", "type",
 })  # fmt: skip
 
@@ -212,6 +212,7 @@ class Request:
         embedding_bias=None,
         external_draft_tokens_config=None,
         lookahead_config=None,
+        eagle_config=None,
         return_all_generated_tokens=False,
         num_return_sequences=None,
         cache_salt_id=None,
@@ -236,6 +237,7 @@ class Request:
             "external_draft_tokens_config", external_draft_tokens_config, ExternalDraftTokensConfig
         )
         self.lookahead_config = typed("lookahead_config", lookahead_config, LookaheadDecodingConfig)
+        self.eagle_config = typed("eagle_config", eagle_config, EagleConfig)
         self.return_all_generated_tokens = typed("return_all_generated_tokens", return_all_generated_tokens, bool)
         self.num_return_sequences = typed("num_return_sequences", num_return_sequences, int)
         self.cache_salt_id = typed("cache_salt_id", cache_salt_id, int)

@@ -89,7 +89,16 @@ class Engine:
         if config is not None:
             check(self.mode == LOOKAHEAD, "lookahead sizes for another engine")
             check(self.lookahead.covers(config), f"lookahead {config.triple} beyond {self.lookahead.triple}")
+        if request.eagle_config is not None:
+            check(self.mode == "eagle", "eagle choices for another engine")
+            self._check_choices(request.eagle_config.eagle_choices or [])
         check(self.mode != "medusa" or request.sampling_config.greedy, "medusa verifies at temperature 0")
+
+    def _check_choices(self, choices):
+        """Every node of the tree must be listed, and the engine must have room for all."""
+        paths = {tuple(path) for path in choices}
+        check(len(paths) <= self.max_draft_len, f"{len(paths)} eagle choices, max_draft_len {self.max_draft_len}")
+        check(all(len(path) == 1 or path[:-1] in paths for path in paths), "a node without its parent")
 
     def logits(self, ids, num_rows):
         """Return (num_rows, V) float64 logits behind the last ids."""
@@ -102,10 +111,18 @@ class Engine:
         wide[:, : self.vocab_size] = rows
         return torch.tensor(wide, dtype=torch.float32)
 
-    def guess(self, context, rng):
+    def guess(self, request, generated, rng):
         """Draft inside: what the model would say, each token wrong one time in five."""
-        drafts = []
-        while len(drafts) < min(NUM_GUESSED, self.max_draft_len):
+        drafts, context = [], request.input_token_ids + generated
+        while len(drafts) < min(self._depth(request), self.max_draft_len):
             said = int(self.logits(context + drafts, 1).argmax())
             drafts.append(int(rng.integers(self.vocab_size)) if rng.random() < 0.2 else said)
         return drafts
+
+    @staticmethod
+    def _depth(request):
+        """Levels that a request has the engine draft."""
+        if request.lookahead_config is not None:
+            return min(NUM_GUESSED, request.lookahead_config.draft_len)
+        choices = (request.eagle_config and request.eagle_config.eagle_choices) or []
+        return max((len(path) for path in choices), default=NUM_GUESSED)

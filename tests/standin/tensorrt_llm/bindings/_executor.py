@@ -10,6 +10,7 @@ import numpy as np
 import tensorrt_llm
 from tensorrt_llm.bindings._configs import ExecutorConfig, ModelType, Request, check, typed
 from tensorrt_llm.bindings._engine import Engine
+from tensorrt_llm.bindings._journal import Journal
 from tensorrt_llm.bindings._results import (
     FinishReason,
     RequestPerfMetrics,
@@ -44,7 +45,8 @@ class Executor:
         self.engine = Engine(model_path, tensorrt_llm.__version__, executor_config.decoding_config)
         self.gate, self.poison, self.broken = threading.Event(), None, False
         self.gate.set()
-        self.num_enqueued, self.cancelled, self.most_at_once = 0, [], 0
+        self.num_enqueued, self.cancelled, self.most_at_once, self.num_passes = 0, [], 0, 0
+        self._journal = Journal(model_path)
         self._ids = itertools.count(1)
         self._active: list[Active] = []
         self._responses: list[Response] = []
@@ -69,6 +71,7 @@ class Executor:
             self.num_enqueued += 1
             active = Active(next(self._ids), request, np.random.default_rng(request.sampling_config.seed or 0))
             self._active.append(active)
+            self._journal.note("enqueued", id=active.id, drafts=len(request.drafts), max_tokens=request.max_tokens)
             self._changed.notify_all()
             return active.id
 
@@ -91,6 +94,7 @@ class Executor:
         typed("request_id", request_id, int)
         with self._changed:
             self.cancelled.append(request_id)
+            self._journal.note("cancelled", id=request_id)
             for active in self._active:
                 if active.id == request_id:
                     active.finish = FinishReason.CANCELLED
@@ -119,12 +123,17 @@ class Executor:
                 if self._shut or self.broken:
                     return
             self.gate.wait()
+            self._journal.await_leave(self.num_passes, lambda: self._shut)
             with self._changed:
                 batch = self._active[: self.engine.max_batch_size]
+            self.num_passes += 1
             self.most_at_once = max(self.most_at_once, len(batch))
+            self._journal.note("pass", number=self.num_passes, ids=[active.id for active in batch])
             responses = [response for active in batch if (response := self._iterate(active))]
             with self._changed:
                 self._responses += responses
+                for ended in (a for a in self._active if a.finish is not FinishReason.NOT_FINISHED):
+                    self._journal.note("ended", id=ended.id, reason=ended.finish.name)
                 self._active = [a for a in self._active if a.finish is FinishReason.NOT_FINISHED]
                 self._changed.notify_all()
 
@@ -151,7 +160,7 @@ class Executor:
         """Return external drafts in the first iteration; an engine's own behind the first, which reads the prompt."""
         room = active.request.max_tokens - len(active.generated) - 1
         if self.engine.drafts_inside and active.generated:
-            return self.engine.guess(active.request.input_token_ids + active.generated, active.rng)[:room]
+            return self.engine.guess(active.request, active.generated, active.rng)[:room]
         return active.request.drafts[:room] if not active.num_iterations else []
 
     @staticmethod

@@ -1,0 +1,125 @@
+"""Measures the heads of a run and publishes each as a folder, all or nothing; it does not train."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from build.errors import BuildError
+from build.export import exchange
+from build.heads.card import head_card, write_comparison
+from build.heads.layout import layout_of
+from build.heads.measure import Recorded, measure, record_greedy, record_text
+from build.heads.settings import ABLATED, Settings
+from build.heads.target import FrozenTarget
+from build.heads.train import Run
+from build.workspace import TrainingText
+from runtime.heads.load import FINGERPRINT
+
+MEASURED_WINDOWS = 48
+
+
+def publish(run: Run, text: TrainingText, out: Path, scratch: Path, figures: Path) -> None:
+    """Writes OUT/<kind> for each head; the ablated one stays in the scratch folder, its numbers go to `figures`."""
+    recorded = record_all(run, text)
+    provenances = {name: provenance_of(name, run, text, recorded) for name in run.heads}
+    for name, provenance in provenances.items():
+        folder = (scratch if name == ABLATED else out) / name
+        exchange(_written(name, run, provenance, scratch / "export"), folder)
+        print(f"{name}: wrote {folder.parent.name}/{name}: {_told(provenance)}", flush=True)
+    if ABLATED in provenances and "eagle" in provenances:
+        write_comparison(provenances["eagle"], provenances[ABLATED], figures)
+
+
+def check_free(out: Path, kinds: Iterable[str], target: FrozenTarget) -> None:
+    """Refuses a folder that holds another target's heads; raises BuildError naming it."""
+    for kind in kinds:
+        config = out / kind / "config.json"
+        meant = json.loads(config.read_text()).get(FINGERPRINT) if config.exists() else target.identity
+        if meant != target.identity:
+            raise BuildError(f"{out / kind} holds a head of another target; delete it or name another folder (--out)")
+
+
+def is_published(out: Path, settings: Settings, target: FrozenTarget) -> bool:
+    """True when every head's folder holds the finished result of these settings for this target."""
+    return all(_is_result(out / kind / "provenance.json", kind, settings, target) for kind in settings.kinds)
+
+
+def _is_result(file: Path, kind: str, settings: Settings, target: FrozenTarget) -> bool:
+    found = json.loads(file.read_text()) if file.exists() else {}
+    same = (found.get("part"), found.get("target_fingerprint")) == (asdict(settings.part(kind)), target.identity)
+    plan = {**asdict(settings.plan), "cut_step": None}
+    return bool(same and found["complete"] and {**found["plan_followed"], "cut_step": None} == plan)
+
+
+def record_all(run: Run, text: TrainingText) -> dict[str, Recorded]:
+    """What heads are measured on, by name."""
+    return {
+        "held-out text": record_text(run.target, text.held_out, MEASURED_WINDOWS),
+        "greedy continuation": record_greedy(run.target, text.held_out, MEASURED_WINDOWS),
+    }
+
+
+def provenance_of(name: str, run: Run, text: TrainingText, recorded: Mapping[str, Recorded]) -> dict[str, Any]:
+    """How a head came to be and how good it is, as published: enough to train it again."""
+    settings, progress, corpus = run.settings, run.progress, text.corpus
+    return {
+        "script": "python -m build.heads",
+        "head": name,
+        "complete": progress.step >= progress.plan.steps,
+        "target": run.target.title,
+        "target_fingerprint": run.target.identity,
+        "corpus": {
+            "source": corpus.interpreter,
+            "sha256": corpus.sha256,
+            "train_files": len(corpus.train),
+            "held_out_files": len(corpus.held_out),
+        },
+        "settings": {key: value for key, value in asdict(settings).items() if key not in ("plan", "parts")},
+        "part": asdict(settings.part(name)),
+        "plan_followed": asdict(progress.plan),
+        "parameters": sum(parameter.numel() for parameter in run.heads[name].parameters()),
+        "torch": torch.__version__,
+        "tokens": progress.step * progress.plan.step_tokens,
+        "wall_minutes": round(progress.wall_s / 60, 1),
+        "losses": {key: round(value, 4) for key, value in progress.losses.items() if key == name},
+        "measured": {key: measure(as_published(run.heads[name]), found) for key, found in recorded.items()},
+    }
+
+
+def as_published(head: nn.Module) -> nn.Module:
+    """A copy whose numbers are those of its bfloat16 file."""
+    copied = deepcopy(head).eval().requires_grad_(False)
+    for parameter in copied.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    return copied
+
+
+def _written(name: str, run: Run, provenance: dict[str, Any], folder: Path) -> Path:
+    """The head's files in a folder beside the published one."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    layout = layout_of(name, run.heads[name], run.target, run.settings)
+    save_file(dict(layout.tensors), folder / layout.file, metadata={"format": "pt"})
+    (folder / layout.file).chmod(0o644)  # safetensors creates its files for the owner alone
+    (folder / "config.json").write_text(json.dumps(layout.config, indent=2) + "\n")
+    (folder / "provenance.json").write_text(json.dumps(provenance, indent=2) + "\n")
+    (folder / "README.md").write_text(head_card(provenance))
+    return folder
+
+
+def _told(provenance: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{where} {length:.2f} tokens a step ({tree})"
+        for where, found in provenance["measured"].items()
+        for tree, length in found["acceptance_length"].items()
+    )

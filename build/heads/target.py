@@ -1,0 +1,125 @@
+"""The frozen target: one pass gives all that any head learns from; it does not know heads."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from build.errors import BuildError
+from orchestrator.errors import ConfigError
+from runtime.features import layers_of
+from runtime.heads.tables import fingerprint
+
+
+class Batch(NamedTuple):
+    """Windows of text and what the target says on them; row i stands for the prefix 0 … i.
+
+    tokens: (B, n + 1) int64. last: (B, n, d) after the final norm. layers: (B, n, 3d), or (B, n, 0) where no head reads
+    them. p: (B, n, V), row i the distribution of token i + 1.
+    """
+
+    tokens: Tensor
+    last: Tensor
+    layers: Tensor
+    p: Tensor
+
+    @property
+    def num_rows(self) -> int:
+        """Return n."""
+        return self.last.shape[1]
+
+
+class FrozenTarget:
+    """A causal language model of any family, in evaluation mode, without gradients."""
+
+    def __init__(self, name: str, model: Any, reads_layers: bool = True, identity: str = "") -> None:
+        self.name = name
+        self.model = model.eval().requires_grad_(False)
+        self.identity = identity
+        self._states: dict[int, Tensor] = {}
+        decoder = model.get_decoder()
+        decoder.register_forward_hook(self._after_norm)
+        layers = layers_of(len(decoder.layers)) if reads_layers else ()
+        for place, layer in enumerate(layers, start=1):
+            decoder.layers[layer].register_forward_pre_hook(self._before(place))
+
+    @property
+    def title(self) -> str:
+        """Its folder's name, or its hub id."""
+        return Path(self.name).resolve().name if Path(self.name).is_dir() else self.name
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """Sizes of the text model."""
+        return self.model.config.get_text_config()
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.model.device
+
+    @property
+    def embedding(self) -> Tensor:
+        """(V, d)."""
+        return self.model.get_input_embeddings().weight.detach()
+
+    @property
+    def lm_head(self) -> Tensor:
+        """(V, d)."""
+        return self.model.get_output_embeddings().weight.detach()
+
+    @torch.no_grad()
+    def read(self, tokens: Tensor) -> Batch:
+        """tokens: (B, n + 1) → the states of the first n of them, computed once."""
+        logits = self.model(input_ids=tokens[:, :-1], use_cache=False).logits
+        last, *layers = (self._states.pop(place) for place in sorted(self._states))
+        features = torch.cat(layers, dim=-1) if layers else last[..., :0]
+        return Batch(tokens, last.float(), features.float(), logits.float().softmax(-1))
+
+    @torch.no_grad()
+    def continued(self, tokens: Tensor, count: int) -> Tensor:
+        """tokens: (B, n) → (B, n + count), each row followed by its own most likely tokens."""
+        cache, newest = None, tokens
+        for _ in range(count):
+            output = self.model(input_ids=newest, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache, newest = output.past_key_values, output.logits[:, -1:].argmax(-1)
+            tokens = torch.cat([tokens, newest], dim=1)
+        self._states.clear()
+        return tokens
+
+    def _after_norm(self, module: nn.Module, args: Any, output: Any) -> None:
+        # The decoder's own output: its final norm has another name in every other family.
+        self._states[0] = output[0]
+
+    def _before(self, place: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            self._states[place] = args[0]
+
+        return hook
+
+
+def load_target(name: str, device: str, reads_layers: bool, dtype: str = "float32") -> FrozenTarget:
+    """The target of a folder or hub id; raises BuildError with the reason when it cannot be had or is too shallow."""
+    try:
+        identity = fingerprint(name)
+        # On the CPU targets are small, and keeping them in float32 keeps their states so.
+        stored = getattr(torch, dtype) if device.startswith("cuda") else torch.float32
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=stored, trust_remote_code=False)
+        return FrozenTarget(name, nn.Module.to(model, device), reads_layers, identity)
+    except (ConfigError, AttributeError, OSError, ValueError, RuntimeError) as error:
+        raise BuildError(f"the target {name} cannot be used: {(str(error).splitlines() or [''])[0]}") from error
+
+
+@contextmanager
+def computing_in(dtype: str, device: torch.device) -> Iterator[None]:
+    """Matrix products in `dtype`, sums in float32."""
+    with warnings.catch_warnings(), torch.autocast(device.type, getattr(torch, dtype), enabled=dtype != "float32"):
+        warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # norms of bfloat16 sums: meant
+        yield

@@ -1,0 +1,116 @@
+"""Trains all heads in one run that reads each batch's target states once; it does not know export."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from build.checkpoint import Progress, load_checkpoint, progress_of, save_checkpoint
+from build.data import Tokens, batch
+from build.errors import BuildError
+from build.heads.make import make_heads
+from build.heads.objectives import loss_of
+from build.heads.settings import Settings
+from build.heads.target import FrozenTarget, computing_in
+
+
+@dataclass
+class Run:
+    """Heads in training with all that their next step needs."""
+
+    settings: Settings
+    target: FrozenTarget
+    heads: nn.ModuleDict
+    optimizer: torch.optim.Optimizer
+    progress: Progress
+    stream: Tokens
+
+
+def begin_run(settings: Settings, target: FrozenTarget, stream: Tokens, corpus_sha256: str) -> Run:
+    """A run at step 0 with seeded parameters."""
+    heads = make_heads(target, settings, stream)
+    progress = Progress(settings.plan, corpus_sha256, settings_sha256=f"{settings.sha256} {target.identity}")
+    return Run(settings, target, heads, _optimizer(heads, settings), progress, stream)
+
+
+def resume_run(run: Run, path: Path) -> None:
+    """Brings `run` to the state of the checkpoint at `path`; its next step equals that of the saved run."""
+    state = load_checkpoint(path)
+    progress = progress_of(state)
+    if (progress.corpus_sha256, progress.settings_sha256) != (run.progress.corpus_sha256, run.progress.settings_sha256):
+        raise BuildError(f"{path} is of another corpus, target or settings; delete it to start anew")
+    run.heads.load_state_dict(state["model"])
+    run.optimizer.load_state_dict(state["optimizer"])
+    run.progress = progress
+
+
+def save_run(run: Run, path: Path) -> None:
+    """Writes all that `resume_run` needs."""
+    save_checkpoint(path, run.heads, run.optimizer, run.progress)
+
+
+def train_step(run: Run) -> dict[str, float]:
+    """One optimizer step of every head on the batch of the run's present step; returns their losses."""
+    share = run.progress.plan.rate(run.progress.step)
+    for group in run.optimizer.param_groups:
+        group["lr"] = share * run.settings.part(group["head"]).peak_rate
+    losses = backward(run, present_windows(run))
+    for head in run.heads.values():
+        nn.utils.clip_grad_norm_(head.parameters(), run.settings.max_grad_norm)
+    run.optimizer.step()
+    run.optimizer.zero_grad()
+    run.progress.step += 1
+    kept = run.progress.losses
+    run.progress.losses = {name: kept.get(name, loss) * 0.95 + 0.05 * loss for name, loss in losses.items()}
+    return losses
+
+
+def backward(run: Run, windows: Tensor) -> dict[str, float]:
+    """windows: (B, n + 1). Adds each head's gradients, one graph at a time; returns the losses by name."""
+    losses = {}
+    with computing_in(run.settings.dtype, run.target.device):
+        read = run.target.read(windows.to(run.target.device))
+        for number, (name, head) in enumerate(run.heads.items()):
+            loss = loss_of(name, head, read, run.settings, _generator(run, number))
+            loss.backward()
+            losses[name] = loss.detach()
+    return {name: float(loss) for name, loss in losses.items()}
+
+
+def present_windows(run: Run) -> Tensor:
+    """The batch (B, n + 1) of the present step: a function of the step alone."""
+    plan, step = run.progress.plan, run.progress.step
+    phase = plan.phase(step)
+    return batch(run.stream, run.settings.seed, step - phase.first, plan.step_tokens // phase.length, phase.length)
+
+
+def step_seconds(run: Run) -> float:
+    """How long a step of the run takes here: its gradients computed once to warm up and once to measure."""
+    windows = present_windows(run)
+    backward(run, windows)
+    begin_s = time.perf_counter()
+    backward(run, windows)
+    run.optimizer.zero_grad()
+    return time.perf_counter() - begin_s
+
+
+def _generator(run: Run, number: int) -> torch.Generator:
+    """What is random in head `number`'s loss at the present step; a resumed run draws the same."""
+    seed = (run.settings.seed * 1_000_003 + run.progress.step) * 64 + number
+    return torch.Generator().manual_seed(seed % (1 << 63))
+
+
+def _optimizer(heads: nn.ModuleDict, settings: Settings) -> torch.optim.Optimizer:
+    """AdamW with groups of each head's own; gains and biases are not decayed."""
+    groups: list[dict[str, Any]] = []
+    for name, head in heads.items():
+        matrices = [parameter for parameter in head.parameters() if parameter.dim() >= 2]
+        vectors = [parameter for parameter in head.parameters() if parameter.dim() < 2]
+        groups.append({"params": matrices, "weight_decay": settings.weight_decay, "head": name})
+        groups.append({"params": vectors, "weight_decay": 0.0, "head": name})
+    return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), fused=True)

@@ -1,0 +1,155 @@
+"""The LLM API's speculation (TensorRT-LLM's PyTorch backend, no compiled engine): one spec -> `speculative_config`.
+
+EXPERIMENTAL: names are checked against a table compiled from sources and documentation; no LLM has been made from one.
+The draft length, like everything here, is the server's: a request cannot choose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from build.trtllm.modes import MODES, MOST_NODES
+from build.trtllm.versions import DEFAULT
+from orchestrator.errors import ConfigError, unknown_name
+
+Value = str | int | bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlmApiSpec:
+    """method: ours, or mtp. drafter: checkpoint of the draft model or of the EAGLE-3 head; the others have none.
+
+    draft_len: draft tokens a step, 0 = the method's default. max_ngram: longest n-gram that prompt_lookup looks for.
+    tensor_parallel: GPUs, 0 = num_gpus. max_seq_len: tokens of prompt and text.
+    """
+
+    method: str
+    target: str = ""
+    drafter: str = ""
+    num_gpus: int = 1
+    tensor_parallel: int = 0
+    max_batch_size: int = 8
+    max_seq_len: int = 4096
+    draft_len: int = 0
+    max_ngram: int = 3
+    trtllm_version: str = DEFAULT
+
+
+@dataclass(frozen=True)
+class LlmSpeculation:
+    """fields: arguments of the class `class_name`. llm: what LLM() must be told beside it."""
+
+    class_name: str
+    decoding_type: str
+    fields: dict[str, Value]
+    llm: dict[str, bool]
+
+    @property
+    def speculative_config(self) -> dict[str, Value]:
+        """Return the plain dict, as YAML has it."""
+        return {"decoding_type": self.decoding_type, **self.fields}
+
+    @property
+    def draft_len(self) -> int:
+        """Return how many draft tokens a pass verifies."""
+        return int(self.fields.get("max_draft_len", self.fields.get("num_nextn_predict_layers", 0)))
+
+    @property
+    def keywords(self) -> dict[str, object]:
+        """Return keywords of LLM(), which are also keys of the llmapi model's model.yaml and of trtllm-serve's file."""
+        return {"speculative_config": self.speculative_config, **self.llm}
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """type_name: decoding type by generation of names. draft_len: the default."""
+
+    class_name: str
+    old_type: str
+    new_type: str
+    draft_len: int
+    has_drafter: bool = False
+    overlaps: bool = True
+
+
+# Inferred: 1.2's own class for the type Eagle3, which our sources write as EagleDecodingConfig/Eagle3; the dict names
+# the type alone. EAGLE-3's default length is our own choice.
+_KINDS = {
+    "draft_model": _Kind(
+        "DraftTargetDecodingConfig",
+        "DraftTarget",
+        "Draft_Target",
+        MODES["draft_model"].draft_len,
+        has_drafter=True,
+        overlaps=False,
+    ),
+    "eagle3": _Kind("EagleDecodingConfig", "Eagle", "Eagle3", 4, has_drafter=True),
+    "mtp": _Kind("MTPDecodingConfig", "MTP", "MTP", 1),
+    "prompt_lookup": _Kind("NGramDecodingConfig", "NGram", "NGram", MODES["prompt_lookup"].draft_len, overlaps=False),
+}
+_COMPILED = "its type is for compiled engines only (python -m build.trtllm)"
+_NO_TYPE = "the LLM API has no decoding type for it"
+_REFUSED = {
+    "medusa": _COMPILED,
+    "lookahead": _COMPILED,
+    "eagle": f"EAGLE-1 is run by compiled engines, the PyTorch backend is known to run EAGLE-3 ({_COMPILED})",
+    "eagle2": "its dynamic tree came after 1.2.1",
+    "redrafter": _NO_TYPE,
+    "ngram": f"{_NO_TYPE}; its NGram looks up the prompt (method prompt_lookup)",
+    "suffix": _NO_TYPE,
+    "jacobi": _NO_TYPE,
+    "predicted": _NO_TYPE,
+    "none": "it is what LLM() does without a speculative_config",
+}
+#: Releases by their names; the split between the generations of `speculative_model` is inferred.
+_OLD, _NEW = ("1.0.0", "1.1.0"), ("1.2.0", "1.2.1")
+
+
+def speculation(spec: LlmApiSpec) -> LlmSpeculation:
+    """Return what LLM() is given; raises ConfigError for what the release lacks, with the reason."""
+    kind = _kind(spec)
+    is_old = spec.trtllm_version in _OLD
+    length = spec.draft_len or kind.draft_len
+    if not 1 <= length <= MOST_NODES:
+        raise ConfigError(f"draft_len must be in 0..{MOST_NODES}, got {length} (key draft_len)")
+    if spec.method == "mtp" and length > 1 and is_old:
+        raise ConfigError(f"draft_len must be 1 for method mtp before 1.2, got {length} (key trtllm_version)")
+    return LlmSpeculation(
+        kind.class_name,
+        kind.old_type if is_old else kind.new_type,
+        _fields(spec, length, "speculative_model_dir" if is_old else "speculative_model"),
+        {} if kind.overlaps else {"disable_overlap_scheduler": True},
+    )
+
+
+def _kind(spec: LlmApiSpec) -> _Kind:
+    if spec.trtllm_version not in (*_OLD, *_NEW):
+        raise ConfigError(
+            f"the LLM API's names in TensorRT-LLM {spec.trtllm_version} are not known here "
+            f"(known: {', '.join((*_OLD, *_NEW))}; key trtllm_version)"
+        )
+    if spec.method in _REFUSED:
+        raise ConfigError(f"method {spec.method!r} is not for the LLM API: {_REFUSED[spec.method]} (key method)")
+    if spec.method not in _KINDS:
+        raise ConfigError(unknown_name("method", spec.method, _KINDS, "key method"))
+    kind = _KINDS[spec.method]
+    if bool(spec.drafter) is not kind.has_drafter:
+        wanted = "name a checkpoint" if kind.has_drafter else "be empty"
+        raise ConfigError(f"drafter must {wanted} for method {spec.method}, got {spec.drafter!r} (key drafter)")
+    return kind
+
+
+def _fields(spec: LlmApiSpec, length: int, model_key: str) -> dict[str, Value]:
+    """Return the arguments of the class."""
+    if spec.method == "mtp":  # the heads lie in the target's checkpoint; a layer drafts a token
+        return {"num_nextn_predict_layers": length}
+    if spec.method != "prompt_lookup":
+        return {"max_draft_len": length, model_key: spec.drafter}
+    if spec.max_ngram < 1:
+        raise ConfigError(f"max_ngram must be at least 1, got {spec.max_ngram} (key max_ngram)")
+    return {
+        "max_draft_len": length,
+        "max_matching_ngram_size": spec.max_ngram,
+        # Its default is one pool for all requests: from time and drafts a client could tell what others were sent.
+        "is_public_pool": False,
+    }

@@ -1,0 +1,28 @@
+"""Triton model `eagle`: hosts an EAGLE head, which proposes a static tree (EAGLE-1) or a dynamic one (EAGLE-2) a call."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from orchestrator import wire
+from orchestrator.config import load_config
+from orchestrator.triton.engine_host import EngineHost
+from runtime.heads.build import build_head
+
+
+class TritonPythonModel:
+    """Triton's entry points, handed on to the host."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the head and warm it up."""
+        engine = build_head("eagle", load_config(os.environ["SERVING_CONFIG"]))
+        self._host = EngineHost("eagle", engine, wire.unpack_draft, wire.pack_drafted)
+
+    def execute(self, requests: list[Any]) -> list[None]:
+        """Hand the requests to the engine."""
+        return self._host.execute(requests)
+
+    def finalize(self) -> None:
+        """Stop the engine."""
+        self._host.finalize()

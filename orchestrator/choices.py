@@ -1,0 +1,89 @@
+"""Static trees by rank: a node's address lists, level by level, which of its parent's children it is (0 = likeliest).
+
+Source: Medusa, arXiv:2401.10774, section 2.1.2 (trees) and 2.3.3 (the search for the best one).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from orchestrator.errors import RequestError, shown
+from orchestrator.tree import TokenTree
+from orchestrator.types import FloatArray
+
+MAX_NODES, MAX_RANK, MAX_DEPTH = 128, 63, 16
+Address = tuple[int, ...]
+
+#: EAGLE-1's published tree, mc_sim_7b_63 in its own repository: 25 nodes, 4/8/8/3/2 by depth.
+EAGLE_LEAVES: tuple[Address, ...] = (
+    (0, 0, 0, 0, 0), (0, 0, 0, 0, 1), (0, 0, 0, 1), (0, 0, 0, 2), (0, 0, 1), (0, 0, 2), (0, 1, 0), (0, 1, 1),
+    (0, 2, 0), (0, 2, 1), (1, 0, 0), (1, 1), (2, 0), (2, 1), (3, 0),
+)  # fmt: skip
+
+
+def tree_of_choices(addresses: Sequence[Sequence[int]]) -> TokenTree:
+    """Return the tree of these nodes, whose tokens are ranks; leaf paths alone name the same tree as all its nodes.
+
+    Law: nodes are ordered by depth, then by ranks, so that siblings stand in the order of their likelihood.
+    """
+    nodes = {tuple(address[:length]) for address in addresses for length in range(1, len(address) + 1)}
+    ordered = sorted(nodes, key=lambda address: (len(address), address))
+    return _tree(ordered)
+
+
+def _tree(nodes: Sequence[Address]) -> TokenTree:
+    """Return the tree of all these nodes, each behind its parent."""
+    number = {address: place for place, address in enumerate(nodes, start=1)} | {(): 0}
+    ranks = np.array([address[-1] for address in nodes], np.int32)
+    return TokenTree(ranks, np.array([number[address[:-1]] for address in nodes], np.int32))
+
+
+def read_choices(name: str, value: Any, where: str) -> TokenTree:
+    """Read choices out of a request's JSON; raises RequestError saying what they may be."""
+    lists = isinstance(value, list) and all(isinstance(address, list) for address in value)
+    if not lists or not all(type(rank) is int and 0 <= rank <= MAX_RANK for address in value for rank in address):
+        raise RequestError(
+            f"{name} must be a list of lists of ranks in 0..{MAX_RANK}, as [[0], [0, 0], [1]], "
+            f"got {shown(value)} ({where})"
+        )
+    if not all(1 <= len(address) <= MAX_DEPTH for address in value):
+        raise RequestError(f"{name} must have 1..{MAX_DEPTH} ranks in each of its lists ({where})")
+    tree = tree_of_choices(value)
+    if tree.num_nodes > MAX_NODES:
+        raise RequestError(f"{name} names {tree.num_nodes} nodes, at most {MAX_NODES} allowed ({where})")
+    return tree
+
+
+def best_choices(accuracy: FloatArray, num_nodes: int) -> TokenTree:
+    """Return the static tree with the greatest expected number of accepted tokens, its nodes the best first.
+
+    accuracy: (K, R), how often the token of rank r of the guesses for depth k + 1 is the right one. Taken for
+    independent, a node is reached and right with the product of its ranks' accuracies, which adds up to the length.
+    Law: the first n nodes are the best tree of n nodes.
+    """
+    accuracy = np.minimum.accumulate(accuracy, axis=1)  # a rank that was lucky in the sample ranks no higher for it
+    depth, width = accuracy.shape
+    heap: list[tuple[float, int, Address]] = [(-float(accuracy[0, 0]), 1, (0,))]
+    nodes: list[Address] = []
+    while heap and len(nodes) < num_nodes:
+        value, level, address = heapq.heappop(heap)
+        nodes.append(address)
+        if level < depth:
+            heapq.heappush(heap, (value * float(accuracy[level, 0]), level + 1, (*address, 0)))
+        if address[-1] + 1 < width:
+            better, worse = accuracy[level - 1, address[-1]], accuracy[level - 1, address[-1] + 1]
+            sibling = value * float(worse / better) if better else 0.0
+            heapq.heappush(heap, (sibling, level, (*address[:-1], address[-1] + 1)))
+    return _tree(nodes)
+
+
+def expected_length(tree: TokenTree, accuracy: FloatArray) -> float:
+    """Return the expected tokens of a step, the target's own one counted; accuracy: as in `best_choices`."""
+    reached = np.ones(tree.num_nodes + 1)
+    for node, (rank, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True), start=1):
+        reached[node] = reached[parent] * accuracy[tree.depths[node] - 1, rank]
+    return float(reached.sum())

@@ -1,0 +1,154 @@
+"""Medusa, EAGLE-1/2/3 and ReDrafter: drafters in other processes that read the target's hidden states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from orchestrator.choices import EAGLE_LEAVES, MAX_DEPTH, read_choices, tree_of_choices
+from orchestrator.context import Context
+from orchestrator.proposers.drafter import DraftLine
+from orchestrator.settings import MAX_NODES, MethodConfig, parsed, whole
+from orchestrator.tree import TokenTree
+from orchestrator.types import Acceptance, Budget, HeadInput, Proposal, Proposer, Sampling, States, Want
+
+MAX_WIDTH = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig(MethodConfig):
+    """What the methods of drafting heads have in common."""
+
+    @property
+    def shape(self) -> HeadInput:
+        """What the head is told of the tree."""
+        raise NotImplementedError
+
+    @property
+    def is_chain(self) -> bool:
+        """True when the tree has no siblings."""
+        shape = self.shape
+        return shape.choices.is_chain if shape.choices.num_nodes else shape.width == 1
+
+    @property
+    def max_depth(self) -> int:
+        """Most levels of the tree."""
+        return MAX_DEPTH
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaConfig(HeadConfig):
+    """choices: the tree, as all its nodes or as its leaf paths; empty = the best of `max_nodes` nodes, as measured."""
+
+    max_nodes: int = whole(24, 0, MAX_NODES)
+    choices: TokenTree = parsed(TokenTree.bare(), read_choices)  # noqa: RUF009 - it declares a field
+
+    @property
+    def shape(self) -> HeadInput:
+        """The static tree."""
+        return HeadInput(choices=self.choices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleConfig(HeadConfig):
+    """choices: the static tree, as all its nodes or as its leaf paths."""
+
+    choices: TokenTree = parsed(tree_of_choices(EAGLE_LEAVES), read_choices)  # noqa: RUF009 - it declares a field
+
+    @property
+    def shape(self) -> HeadInput:
+        """The static tree."""
+        return HeadInput(choices=self.choices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicConfig(HeadConfig):
+    """top_k: nodes that a level expands, and children of each. depth: most levels. max_nodes: kept at the end."""
+
+    max_nodes: int = whole(24, 0, MAX_NODES)
+    top_k: int = whole(8, 1, MAX_WIDTH)
+    depth: int = whole(5, 1, MAX_DEPTH)
+
+    @property
+    def shape(self) -> HeadInput:
+        """How many nodes a level expands."""
+        return HeadInput(width=self.top_k)
+
+    @property
+    def max_depth(self) -> int:
+        """Most levels of the tree."""
+        return self.depth
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedrafterConfig(HeadConfig):
+    """beams: width of the beam search. beam_len: tokens of a beam, the root not counted."""
+
+    max_nodes: int = whole(24, 0, MAX_NODES)
+    beams: int = whole(5, 1, MAX_WIDTH)
+    beam_len: int = whole(5, 1, MAX_DEPTH)
+
+    @property
+    def shape(self) -> HeadInput:
+        """How many beams there are."""
+        return HeadInput(width=self.beams)
+
+    @property
+    def max_depth(self) -> int:
+        """Most levels of the tree."""
+        return self.beam_len
+
+
+class HeadTraits(NamedTuple):
+    """states: which hidden states a head reads. keeps: it has a cache of its own, and says how far that reaches."""
+
+    states: States
+    keeps: bool
+
+
+class HeadProposer(Proposer):
+    """Hands the target's hidden states on to a head, and asks the next step for those that the head still lacks.
+
+    Law: after a step the newest state is the one whose LM-head pick became the root; before the first step there is
+    none, and no draft.
+    """
+
+    def __init__(self, name: str, config: HeadConfig, line: DraftLine, traits: HeadTraits) -> None:
+        self.name = name
+        self._config = config
+        self._line = line
+        self._traits = traits
+        self._lacks_from = 0
+        self._features: HeadInput | None = None
+
+    @property
+    def want(self) -> Want:
+        """The hidden states that the head lacks: of a head that keeps none, the newest."""
+        return Want(features_from=self._lacks_from, states=self._traits.states)
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+        """Return the head's tree."""
+        head = self._features or self._config.shape
+        self._features = None
+        if not self._traits.keeps:
+            self._lacks_from = len(context) - 1
+        depth = min(self._config.max_depth, budget.max_depth)
+        if not depth or not budget.max_nodes or (head.features is None and not self._traits.keeps):
+            return Proposal.none()
+        drafted = self._line.propose(context, sampling, Budget(budget.max_nodes, depth), head)
+        if self._traits.keeps and drafted.cached_len >= 0:
+            self._lacks_from = drafted.cached_len
+        return Proposal.of(drafted.tree, self.name)
+
+    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
+        """Keep the new states for the next call: a head without a cache reads the newest alone."""
+        features, start = acceptance.features, acceptance.features_start
+        if features is None:
+            return
+        if not self._traits.keeps:
+            features, start = features[-1:], start + len(features) - 1
+        self._features = replace(self._config.shape, features=features, features_start=start)
+
+    def close(self) -> None:
+        """End the drafter's sequence."""
+        self._line.close()

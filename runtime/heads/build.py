@@ -1,0 +1,83 @@
+"""From a deployment's configuration to the warm engine of a drafting head."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig
+
+from orchestrator.choices import tree_of_choices
+from orchestrator.config import ServingConfig
+from orchestrator.context import Context
+from orchestrator.errors import ConfigError, ServingError
+from orchestrator.types import HeadInput, Sampling
+from orchestrator.wire import DraftRequest, delta_of
+from runtime.heads.engine import HeadEngine
+from runtime.heads.extrapolating import EagleEngine
+from runtime.heads.independent import MedusaEngine
+from runtime.heads.load import load_head
+from runtime.heads.recurrent import RecurrentEngine
+from runtime.linear import compile_kernels, pack_linears
+from runtime.load import DTYPES
+from runtime.thread import EngineThread
+
+WARM_UP_LIMIT_S = 120.0
+#: Rows of a level of several requests' trees; more are rare.
+MAX_PREPARED_ROWS = 64
+
+
+def _eagle(head: Any, config: ServingConfig) -> HeadEngine:
+    # One layer beside the target's many: about as many tokens as the target holds.
+    depth = AutoConfig.from_pretrained(config.target).get_text_config().num_hidden_layers
+    memory_mb = max(config.kv_memory_mb // depth, 1)
+    return EagleEngine(head, memory_mb, config.block_tokens, config.prefix_sharing)
+
+
+#: Key of serving.toml, and Triton model → its engine.
+ENGINES: Mapping[str, Callable[[Any, ServingConfig], HeadEngine]] = {
+    "medusa": lambda head, config: MedusaEngine(head),
+    "eagle": _eagle,
+    "eagle3": _eagle,
+    "redrafter": lambda head, config: RecurrentEngine(head),
+}
+
+
+def build_head(kind: str, config: ServingConfig) -> EngineThread[DraftRequest]:
+    """Load the head of this kind and start its engine; raises ConfigError when it cannot be served."""
+    if config.engine != "torch":
+        raise ConfigError(
+            f"{kind} drafts from the target's hidden states, which engine = {config.engine!r} does not give; "
+            "engine = 'torch' does (serving.toml)"
+        )
+    if config.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device = {config.device!r}, but torch sees no CUDA device (serving.toml)")
+    device, dtype = torch.device(config.device), DTYPES[config.dtype]
+    # With threads that sleep, one is faster than several for layers as few as a head's.
+    torch.set_num_threads(1)
+    head = load_head(kind, getattr(config, kind), config.target, dtype, device)
+    engine = ENGINES[kind](head, config)
+    pack_linears(head, device, dtype)
+    thread = EngineThread(engine, f"{kind}-engine", lambda: compile_kernels(head, MAX_PREPARED_ROWS))
+    thread.start()
+    warm_up(thread, engine.feature_width)
+    return thread
+
+
+def warm_up(thread: EngineThread[DraftRequest], feature_width: int) -> None:
+    """Draft once from a context of eight tokens, as a dynamic and as a static tree, greedy and drawn."""
+    context, features = Context([0] * 8), np.zeros((7, feature_width), np.float32)
+    choices = tree_of_choices([[0, 0], [1]])
+    for head in (HeadInput(features, width=2), HeadInput(features, choices=choices)):
+        for sampling in (Sampling(), Sampling(1.0, top_p=0.9)):
+            answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            request = DraftRequest(delta_of(context, 0, 1, "warm-up"), sampling, 4, 2, head)
+            thread.submit(request, time.monotonic() + WARM_UP_LIMIT_S, answers.put)
+            answer = answers.get(timeout=WARM_UP_LIMIT_S)
+            if isinstance(answer, ServingError):
+                raise answer
+    thread.release(1)

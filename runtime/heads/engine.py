@@ -1,0 +1,132 @@
+"""What the engines of all heads have in common: they answer every call in the pass in which it came."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from orchestrator.errors import EngineError, ServingError
+from orchestrator.tree import TokenTree
+from orchestrator.types import Drafted, FloatArray, IdArray
+from orchestrator.wire import DraftRequest
+from runtime.blocks import BlockPool
+from runtime.heads.growth import Dynamic, Growth, Static
+from runtime.heads.ranking import rank
+from runtime.job import Job
+from runtime.sequences import SequenceTable
+
+HeadJob = Job[DraftRequest]
+
+log = logging.getLogger(__name__)
+
+
+class HeadEngine:
+    """Answers draft calls; implements `runtime.job.Engine`.
+
+    Law: an answer depends on its own request alone. It reads the target's states and the committed tokens; penalties,
+    bias and grammars change p, and are left to the target and to `Pruned`.
+    """
+
+    def __init__(self, feature_width: int, device: torch.device, dtype: torch.dtype) -> None:
+        """feature_width: numbers of a row of features."""
+        self.feature_width = feature_width
+        self._device = device
+        self._dtype = dtype
+        # A head that holds nothing between calls has no block to give.
+        self._sequences = SequenceTable(BlockPool(0, 1), 0)
+
+    @property
+    def sequences(self) -> SequenceTable:
+        """The sequences that it holds."""
+        return self._sequences
+
+    def preparation(self, request: DraftRequest) -> Callable[[], None] | None:
+        """Return None: nothing is to be done before a call."""
+        return None
+
+    @torch.inference_mode()
+    def advance(self, jobs: list[HeadJob]) -> list[HeadJob]:
+        """Draft for all jobs, level by level, and answer them."""
+        opened = [job for job in jobs if self._opens(job)]
+        for job, tree in zip(opened, self.draft(opened) if opened else [], strict=True):
+            job.reply(Drafted(tree, cached_len=self.cached_len(job)))
+        return []
+
+    def _opens(self, job: HeadJob) -> bool:
+        try:
+            self._check_features(job)
+            reason_not_to = self.open(job)
+        except ServingError as error:
+            job.reply(error)
+            return False
+        if reason_not_to:
+            log.debug("sequence %d is not drafted for: %s", job.sequence_id, reason_not_to)
+            job.reply(Drafted(TokenTree.bare(), cached_len=self.cached_len(job)))
+        return not reason_not_to
+
+    def _check_features(self, job: HeadJob) -> None:
+        features = job.request.head.features
+        if features is not None and features.shape[1] != self.feature_width:
+            raise EngineError(f"features have {features.shape[1]} numbers a row, the head reads {self.feature_width}")
+
+    def open(self, job: HeadJob) -> str:
+        """Make ready for a job; return why it cannot be drafted for, or ""; raises ServingError."""
+        return "" if newest_is_there(job) else "the newest state is missing"
+
+    def draft(self, jobs: list[HeadJob]) -> list[TokenTree]:
+        """Return each job's tree."""
+        raise NotImplementedError
+
+    def cached_len(self, job: HeadJob) -> int:
+        """Return the first position whose state the head lacks; one that keeps none lacks the newest alone."""
+        return job.delta.prefix_len - 1
+
+    def features_of(self, job: HeadJob, first: int) -> Tensor:
+        """Return the states of the positions `first` … newest, (r, width)."""
+        head = job.request.head
+        assert head.features is not None
+        return torch.from_numpy(head.features[first - head.features_start :].copy()).to(self._device, self._dtype)
+
+
+def grow(jobs: Sequence[HeadJob], growths: Sequence[Growth], logits: Tensor, ids: Tensor | None) -> None:
+    """Give every growth the children of its frontier; logits: (all frontiers, V), job by job; ids: as in `rank`."""
+    owners = [(job, growth.depth) for job, growth in zip(jobs, growths, strict=True) for _ in growth.frontier]
+    ranked = ranked_children(owners, growths, logits, ids)
+    start = 0
+    for growth in growths:
+        rows, start = slice(start, start + len(growth.frontier)), start + len(growth.frontier)
+        growth.take(ranked[0][rows, : growth.fan_out], ranked[1][rows, : growth.fan_out])
+
+
+def ranked_children(
+    owners: Sequence[tuple[HeadJob, int]], growths: Sequence[Growth], logits: Tensor, ids: Tensor | None = None
+) -> tuple[IdArray, FloatArray]:
+    """Return the likeliest children of nodes, ids and scores (n, k); owners: whose each node is, and its depth.
+
+    A child of a node at depth t is the token at position prefix_len + t.
+    """
+    positions = [job.delta.prefix_len + depth for job, depth in owners]
+    samplings = [job.request.sampling for job, _ in owners]
+    found = rank(logits, positions, samplings, max(growth.fan_out for growth in growths), ids)
+    return found.ids.int().cpu().numpy(), found.scores.cpu().numpy()
+
+
+def newest_is_there(job: HeadJob) -> bool:
+    """Return whether the state came along whose LM-head pick became the root: that of position prefix_len − 2."""
+    head = job.request.head
+    if head.features is None or not len(head.features):
+        return False
+    return head.features_start + len(head.features) == job.delta.prefix_len - 1
+
+
+def growth_of(job: HeadJob, max_depth: int, default: TokenTree | None = None, beams: bool = False) -> Growth:
+    """Return the empty tree of a job: of the shape that it names, else of the default one, else dynamic."""
+    request, choices = job.request, job.request.head.choices
+    if not choices.num_nodes and default:
+        choices = default
+    if not choices.num_nodes:
+        return Dynamic(max(request.head.width, 1), request.max_nodes, max_depth, beams)
+    return Static(choices.only(choices.within(request.max_nodes, max_depth)))

@@ -1,0 +1,76 @@
+"""What the desks of one executor share: what they are made of, the checks, the tokens of a result."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from hashlib import blake2b
+from typing import Any
+
+from orchestrator.capabilities import Capabilities
+from orchestrator.engine_manifest import Manifest
+from orchestrator.errors import EngineError, RequestError
+from orchestrator.types import Acceptance
+from orchestrator.wire import StepRequest
+from runtime.job import Job
+from runtime.trtllm.flights import Asked
+from runtime.trtllm.library import Library
+
+
+class TargetDesk(ABC):
+    """Answers target steps; implements `runtime.trtllm.line.Desk`."""
+
+    def __init__(self, library: Library, manifest: Manifest, capabilities: Capabilities) -> None:
+        self._api = library.api
+        self._manifest = manifest
+        self._capabilities = capabilities
+
+    def ask(self, job: Job[StepRequest], ids: list[int]) -> Asked:
+        """Return the executor's request; raises RequestError for what it cannot serve."""
+        self._check_step(job.request)
+        self._check_length(ids)
+        return self._asked(job, ids, len(ids) - job.delta.prompt_len)
+
+    @abstractmethod
+    def answer(self, job: Job[StepRequest], asked: Asked, results: list[Any]) -> Acceptance:
+        """Return what the results mean; raises EngineError when they mean nothing."""
+
+    @abstractmethod
+    def _asked(self, job: Job[StepRequest], ids: list[int], num_output: int) -> Asked:
+        """Return the executor's request; num_output: tokens of `ids` that are output."""
+
+    def _check_step(self, request: StepRequest) -> None:
+        branches = "" if request.tree.is_chain else "siblings in its tree"
+        if refusal := self._capabilities.refusal(request.sampling, request.want, branches=branches):
+            raise RequestError(refusal)
+
+    def _check_length(self, ids: list[int]) -> None:
+        """Raise RequestError when the engine has no room for the context and one token behind it."""
+        longest = min(self._manifest.max_input_len, self._manifest.max_seq_len - 1)
+        if len(ids) > longest:
+            raise RequestError(f"the text so far has {len(ids)} tokens, the engine was built for at most {longest}")
+
+
+def new_tokens(asked: Asked, result: Any) -> list[int]:
+    """Return the tokens behind the input, with which a result begins; raises EngineError when there are none."""
+    output: list[int] = list(result.output_token_ids[0])
+    if not output:
+        raise without_token(result)
+    if output[: len(asked.ids)] != asked.ids or len(output) == len(asked.ids):
+        raise EngineError(
+            f"TensorRT-LLM answered {len(output)} tokens, which are not the {len(asked.ids)} of the input and new ones"
+        )
+    return output[len(asked.ids) :]
+
+
+def without_token(result: Any) -> EngineError:
+    """Return the error of a result that has no token."""
+    reasons = ", ".join(str(reason) for reason in result.finish_reasons)
+    return EngineError(f"TensorRT-LLM ended the request without a token ({reasons})")
+
+
+def salt_of(cache_salt: str) -> dict[str, int]:
+    """Return the argument that keeps requests of different salts from sharing KV blocks."""
+    if not cache_salt:
+        return {}
+    digest = blake2b(cache_salt.encode(), digest_size=8).digest()
+    return {"cache_salt_id": int.from_bytes(digest) >> 1}  # 63 bits fit any 64-bit integer

@@ -1,0 +1,116 @@
+"""The requests that an executor has, and whose answers they owe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple
+
+from runtime.job import Job, Request
+
+
+@dataclass(eq=False)
+class Stream:
+    """A request that the executor answers pass by pass: what comes behind one call's answer is for the next call.
+
+    key: what a call must ask for to go on with it. num_passes: of those that calls have been told.
+    """
+
+    key: object
+    num_passes: int = 0
+
+
+class Asked(NamedTuple):
+    """A call in the executor's words.
+
+    ids: the committed context, with a stream's tokens as calls are told them. drafts: the tokens it shall verify.
+    stream: None = there is one answer, the final one.
+    """
+
+    request: Any
+    ids: list[int]
+    drafts: list[int]
+    stream: Stream | None = None
+
+
+@dataclass(eq=False)
+class Flight(Generic[Request]):
+    """A request that the executor has. job: who waits; None = nobody now. responses: those that nobody was told."""
+
+    request_id: int
+    sequence_id: int
+    asked: Asked
+    job: Job[Request] | None
+    responses: list[Any] = field(default_factory=list)
+    is_final: bool = False
+
+    def serves(self, asked: Asked) -> bool:
+        """True when a call that asks for this can be answered from here: the same stream, where it stands."""
+        mine, other = self.asked.stream, asked.stream
+        is_same = mine is not None and other is not None and mine.key == other.key and self.asked.ids == asked.ids
+        return is_same and bool(self.responses or not self.is_final)
+
+    def take(self, response: Any) -> None:
+        """Note a response; of a request without a stream, all but the final one say nothing."""
+        self.is_final = response.has_error() or response.result.is_final
+        if self.is_final or self.asked.stream:
+            self.responses.append(response)
+
+    def landed(self) -> Landing[Request] | None:
+        """Return what the call that waits is told, if there is both; the next may come then."""
+        if self.job is None or not self.responses:
+            return None
+        landing = Landing(self.job, self.asked, self.responses)
+        self.job, self.responses = None, []
+        return landing
+
+
+class Landing(NamedTuple, Generic[Request]):
+    """A call and the responses that answer it."""
+
+    job: Job[Request]
+    asked: Asked
+    responses: list[Any]
+
+
+class Flights(Generic[Request]):
+    """All of them, by the executor's ids; whoever uses it holds the line's lock."""
+
+    def __init__(self) -> None:
+        self._flights: dict[int, Flight[Request]] = {}
+
+    def __iter__(self) -> Iterator[Flight[Request]]:
+        """Go through those of this moment."""
+        return iter(list(self._flights.values()))
+
+    @property
+    def num_flying(self) -> int:
+        """How many the executor still works on."""
+        return sum(not flight.is_final for flight in self)
+
+    def of(self, sequence_id: int) -> Flight[Request] | None:
+        """Return a sequence's flight."""
+        return next((flight for flight in self if flight.sequence_id == sequence_id), None)
+
+    def begin(self, flight: Flight[Request]) -> None:
+        """Take in a request that has been handed over."""
+        self._flights[flight.request_id] = flight
+
+    def land(self, responses: list[Any]) -> list[Landing[Request]]:
+        """Take in responses, and return the calls that they answer; those of requests that were ended are nobody's."""
+        for response in responses:
+            if flight := self._flights.get(response.request_id):
+                flight.take(response)
+        landings = [landing for flight in self if (landing := flight.landed())]
+        self._forget(lambda flight: flight.is_final and not flight.responses)
+        return landings
+
+    def end(self, chosen: Callable[[Flight[Request]], bool]) -> list[Flight[Request]]:
+        """Forget the chosen ones and return them."""
+        return self._forget(chosen)
+
+    def _forget(self, chosen: Callable[[Flight[Request]], bool]) -> list[Flight[Request]]:
+        ended = [flight for flight in self if chosen(flight)]
+        for flight in ended:
+            del self._flights[flight.request_id]
+        return ended

@@ -1,0 +1,83 @@
+"""From a deployment with engine = "tensorrtllm_backend" to a line; NVIDIA's backend itself loads the engines."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Protocol
+
+from orchestrator.capabilities import INSIDE
+from orchestrator.config import BACKEND_MODELS, ServingConfig
+from orchestrator.engine_manifest import EXTERNAL, Manifest, check_engine, read_manifest
+from orchestrator.errors import ConfigError
+from orchestrator.wire import DraftRequest, StepRequest
+from runtime.job import Request
+from runtime.trtllm_backend.adapter import Backend
+from runtime.trtllm_backend.desks import DraftDesk, StepDesk
+from runtime.trtllm_backend.line import BackendLine, Call, Desk
+
+log = logging.getLogger(__name__)
+
+
+class Caller(Protocol):
+    """Makes the line's way to a Triton model: its name -> what calls it."""
+
+    def __call__(self, model: str) -> Call:
+        """Return what calls `model`."""
+
+
+def no_caller(model: str) -> Call:
+    """Refuse: where there is no Triton, its models cannot be called."""
+    raise ConfigError(f"the Triton model {model!r} can be called from within Triton alone (python -m launcher)")
+
+
+def build_target(config: ServingConfig, caller: Caller) -> tuple[BackendLine[StepRequest], Manifest]:
+    """Return the line to the target's Triton model; raises ConfigError when the engine cannot be served."""
+    folder = Path(config.target)
+    manifest = _checked(folder, "target", Path(config.draft) if config.draft else None)
+    if method := INSIDE.get(manifest.mode):
+        raise ConfigError(
+            f"the engine {folder} drafts by itself, with the method {method!r}; through NVIDIA's backend allowed are "
+            f"engines for {EXTERNAL}, or for no drafts (engine = 'tensorrt_llm' serves the others)"
+        )
+    return _line("target", StepDesk(_backend(manifest), _shares_blocks(manifest)), config, caller), manifest
+
+
+def build_draft(config: ServingConfig, caller: Caller) -> tuple[BackendLine[DraftRequest], Manifest]:
+    """Return the line to the draft model's Triton model; raises ConfigError when the engine cannot be served."""
+    manifest = _checked(Path(config.draft), "draft")
+    return _line("draft", DraftDesk(_backend(manifest), _shares_blocks(manifest)), config, caller), manifest
+
+
+def _checked(folder: Path, role: str, draft: Path | None = None) -> Manifest:
+    """Return an engine's manifest; its version is the backend's to check, which alone knows its own."""
+    manifest = check_engine(folder, version=read_manifest(folder).trtllm_version, draft=draft)
+    if manifest.role != role:
+        raise ConfigError(f"the engine {folder} was built as {manifest.role}, not as {role} (key {role})")
+    return manifest
+
+
+def _line(role: str, desk: Desk[Request], config: ServingConfig, caller: Caller) -> BackendLine[Request]:
+    model = BACKEND_MODELS[role]
+    log.warning("%s is served by NVIDIA's backend (Triton model %s): experimental, never run on an engine", role, model)
+    # The two public models run so many requests each.
+    line = BackendLine(desk, caller(model), 2 * config.max_running, role)
+    line.start()
+    return line
+
+
+def _backend(manifest: Manifest) -> Backend:
+    """Return what the adapter must know; no end id, so that the loop alone ends a text."""
+    is_old = manifest.trtllm_version.startswith("0.")
+    return Backend(
+        manifest.vocab_size,
+        manifest.max_seq_len,
+        manifest.max_draft_len if manifest.mode == EXTERNAL else 0,
+        seed_input="random_seed" if is_old else "seed",
+    )
+
+
+def _shares_blocks(manifest: Manifest) -> bool:
+    """Tell whether the backend reuses KV blocks, as it does unless its configuration says otherwise."""
+    parameters: dict[str, str] = manifest.plan.get("servers", {}).get(manifest.role, {})
+    return parameters.get("enable_kv_cache_reuse", "true") == "true"

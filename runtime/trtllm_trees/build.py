@@ -1,0 +1,45 @@
+"""From a deployment with engine = "tensorrt_llm_trees_experimental" to a model over the library's Session."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from pathlib import Path
+
+import torch
+
+from orchestrator.config import ServingConfig
+from orchestrator.engine_manifest import Manifest, check_engine, read_manifest
+from orchestrator.errors import ConfigError
+from runtime.paged import PagedModel
+from runtime.trtllm.library import first_line, load_library
+from runtime.trtllm_trees.geometry import Geometry, read_geometry
+from runtime.trtllm_trees.model import SessionModel
+
+log = logging.getLogger(__name__)
+
+ENGINE = "tensorrt_llm_trees_experimental"
+
+
+def load_paged(config: ServingConfig) -> PagedModel:
+    """Load the target's engine behind its KV blocks; raises ConfigError when it cannot be served."""
+    folder = Path(config.target)
+    manifest = read_manifest(folder)
+    version = load_library(manifest.image).version
+    manifest = check_engine(folder, version=version, draft=Path(config.draft) if config.draft else None)
+    if manifest.num_ranks > 1:
+        raise ConfigError(f"the engine {folder} is for {manifest.num_ranks} GPUs; engine = {ENGINE!r} loads one of one")
+    geometry = read_geometry(folder, manifest)
+    log.warning("engine = %r is EXPERIMENTAL: it has never been run on a compiled engine", ENGINE)
+    model = _open(folder, geometry, manifest, torch.device(config.device))
+    size = geometry.tokens_per_block
+    return PagedModel(model, config.kv_memory_mb, size, geometry.max_num_tokens, config.prefix_sharing)
+
+
+def _open(folder: Path, geometry: Geometry, manifest: Manifest, device: torch.device) -> SessionModel:
+    library = importlib.import_module("tensorrt_llm.runtime")
+    try:
+        session = library.Session.from_serialized_engine((folder / "rank0.engine").read_bytes())
+    except Exception as error:
+        raise ConfigError(f"TensorRT cannot load the engine {folder}: {first_line(error)}") from error
+    return SessionModel(library, session, geometry, manifest.max_seq_len, device)

@@ -1,0 +1,216 @@
+"""Our models in front of NVIDIA's backend, in a real Triton; the backend itself is a stand-in (tests/standin)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from build.trtllm.repository import write_repository
+from launcher.server import Server
+from orchestrator.config import BACKEND_MODELS
+from orchestrator.loop import Limits
+from orchestrator.proposers.none import NoProposer
+from orchestrator.types import Sampling
+from tests.server.conftest import repository, serving
+from tests.standin import FOLDER
+from tests.standin.engine_folder import make_engine
+from tests.support.clients import Answer, Stream, ask, ask_unary, until
+from tests.support.decode import decode
+from tests.support.engines import EngineTarget, make_paged, start_target
+from tests.unit.test_trtllm_plan import DRAFT, planned
+
+pytestmark = pytest.mark.server
+
+PROMPT = [5, 9, 5, 9, 12, 7, 5, 9]
+NUM_TOKENS = 24
+ASKED: dict[str, Any] = {"input_ids": PROMPT, "max_tokens": NUM_TOKENS, "end_id": -1}
+METHODS = {"none": {}, "prompt_lookup": {}, "draft_model": {}, "suffix": {"tree": False}, "ngram": {}}
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server and the folder in which its backend is told what to do."""
+
+    server: Server
+    script: Path
+
+    @property
+    def url(self) -> str:
+        """Its gRPC address."""
+        return self.server.grpc_url
+
+    def calls(self, model: str = "tensorrt_llm") -> list[dict[str, Any]]:
+        """What the backend was asked."""
+        file = self.script / "calls"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [call for call in map(json.loads, lines) if call["model"] == model]
+
+
+def stand_ins(folder: Path, models: Path, *, decoupled: bool) -> None:
+    """Write the backend's model folders as the builder does, and put the stand-in in the place of the C++ backend."""
+    for config in write_repository(planned(DRAFT), folder, models, decoupled=decoupled):
+        text = config.read_text()
+        assert text.count('backend: "tensorrtllm"') == 1
+        config.write_text(text.replace('backend: "tensorrtllm"', 'backend: "python"'))
+        (config.parent / "1/model.py").symlink_to(FOLDER / "tensorrtllm_backend/model.py")
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["one response", "decoupled"])
+def served(
+    request: pytest.FixtureRequest, checkpoints: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("backend")
+    target = make_engine(folder / "engines/target", checkpoints / "target")
+    draft = make_engine(folder / "engines/draft", checkpoints / "draft", role="draft", mode="", max_draft_len=0)
+    models = repository(folder, "target", "draft", "speculative", "speculative_unary")
+    stand_ins(folder, models, decoupled=request.param)
+    script = folder / "script"
+    script.mkdir()
+    lines = (f'target = "{target}"', f'draft = "{draft}"', 'engine = "tensorrtllm_backend"', "draft_timeout_ms = 20000")
+    (folder / "serving.toml").write_text("\n".join((*lines, "remember_tokens = 1000")))
+    environ = {"SCRIPT_FOLDER": str(script)}
+    with serving(folder / "serving.toml", repository=models, env=environ, stop_limit_s=5) as running:
+        assert set(BACKEND_MODELS.values()) <= set(running.models)
+        yield Served(running, script)
+
+
+@pytest.fixture(scope="module")
+def truth(checkpoints: Path) -> list[int]:
+    """The text of our own engine."""
+    return own_text(checkpoints, PROMPT)
+
+
+def own_text(checkpoints: Path, prompt: list[int]) -> list[int]:
+    engine = start_target(make_paged(checkpoints / "target"))
+    text, _ = decode(EngineTarget(engine, 1), NoProposer(), prompt, Sampling(), Limits(NUM_TOKENS, 200, 64))
+    engine.close()
+    return text
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_text_is_the_torch_engine_s(served: Served, truth: list[int], method: str) -> None:
+    answer = ask(served.url, speculation=method, speculation_config=json.dumps(METHODS[method]), **ASKED)
+    assert not answer.error and answer.ids == truth
+    assert (answer.last["total_draft_tokens"] > 0) == (method != "none")
+
+
+def test_draft_model_is_asked_and_its_chain_verified(served: Served, truth: list[int]) -> None:
+    before = len(served.calls("tensorrt_llm_draft")), len(served.calls())
+    answer = ask(served.url, speculation="draft_model", num_draft_tokens=3, **ASKED)
+    assert answer.ids == truth
+    assert len(served.calls("tensorrt_llm_draft")) > before[0]
+    drafted = [call["tensors"].get("draft_input_ids") for call in served.calls()[before[1] :]]
+    assert ["int32", [1, 3]] in drafted
+
+
+def test_stream_brings_a_step_at_a_time_and_unary_the_whole(served: Served, truth: list[int]) -> None:
+    answer = ask(served.url, stream=True, speculation="none", **ASKED)
+    assert answer.ids == truth and len(answer.parts) > 2
+    assert ask_unary(served.url, speculation="prompt_lookup", **ASKED)["output_ids"] == truth
+
+
+def test_every_call_has_an_id_of_its_own(served: Served) -> None:
+    before = len(served.calls())
+    ask(served.url, speculation="none", **{**ASKED, "max_tokens": 6})
+    ids = [call["id"] for call in served.calls()[before:]]
+    assert len(ids) == 6 and len(set(ids)) == 6 and all(ids)
+
+
+def test_eight_at_once_are_in_the_backend_together(served: Served, checkpoints: Path) -> None:
+    prompts = [[n + 1, n + 2, n + 1, n + 2, 3] for n in range(8)]
+    expected = [own_text(checkpoints, prompt) for prompt in prompts]
+    (served.script / "hold").write_text("8")  # no step is answered before eight are under way
+    with Stream(served.url) as stream:
+        names = [str(n) for n in range(8)]
+        for name, prompt in zip(names, prompts, strict=True):
+            stream.send(name, speculation="prompt_lookup", **{**ASKED, "input_ids": prompt})
+        answers = stream.answers(*names)
+    assert [answers[name].ids for name in names] == expected
+
+
+def test_cancelled_request_asks_no_further_step(served: Served) -> None:
+    long = {**ASKED, "max_tokens": 200, "stream": True, "speculation": "none"}
+    stream = Stream(served.url)
+    stream.send("r", **long)
+    stream.receive()
+    stream.cancel()
+    asked = -1
+
+    def is_quiet() -> bool:
+        nonlocal asked
+        before, asked = asked, len(served.calls())
+        time.sleep(0.3)
+        return len(served.calls()) == asked == before
+
+    until(is_quiet, "an end of the steps")
+    assert ask(served.url, speculation="none", **ASKED).last["finish_reason"] == "length"
+
+
+LIES = {
+    "nothing": "gave 0 answers to a step",
+    "two beams": "not one beam",
+    "too long": "is beyond its",
+    "no new token": "0 new tokens that",
+    "no such token": "a token outside 0..63",
+    "excludes the input": "do not begin with the input",
+    "fails": "Triton model 'tensorrt_llm' failed: scripted failure",
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_answer_that_is_none_is_one_sentence_and_the_next_is_served(served: Served, truth: list[int], lie: str) -> None:
+    tell(served, lie)
+    answer = ask(served.url, speculation="none", **ASKED)
+    tell(served, "")
+    assert LIES[lie] in answer.error and "\n" not in answer.error
+    assert ask(served.url, speculation="none", **ASKED).ids == truth
+
+
+def tell(served: Served, lie: str) -> None:
+    """Let the backend answer falsely from now on, or truly."""
+    fresh = served.script / "new"
+    fresh.write_text(lie)
+    fresh.rename(served.script / "lie")
+
+
+def test_backend_that_never_answers_is_stopped_at_the_deadline(served: Served, truth: list[int]) -> None:
+    tell(served, "hangs")
+    before = len(served.calls())
+    answer: Answer = ask(served.url, speculation="none", timeout_ms=1500, **ASKED)
+    tell(served, "")
+    assert answer.last["finish_reason"] == "deadline" and answer.ids == []
+
+    def stops() -> list[str]:
+        return [call["id"] for call in served.calls()[before:] if "stop" in call["tensors"]]
+
+    until(stops, "a stop")
+    assert stops() == [served.calls()[before]["id"]]
+    assert ask(served.url, speculation="none", **ASKED).ids == truth
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ({"speculation": "lookahead"}, "method 'lookahead'"),
+        ({"temperature": 1.0, "rule": "rejection"}, "rule 'rejection'"),
+        ({"return_log_probs": True}, "log-probabilities"),
+        ({"repetition_penalty": 1.3}, "repetition_penalty"),
+        ({"cache_salt": "mine"}, "cache_salt keeps the KV blocks of some requests from others"),
+    ],
+)
+def test_what_the_backend_lacks_is_refused_by_name(served: Served, inputs: dict[str, Any], words: str) -> None:
+    answer = ask(served.url, **{"speculation": "none", **ASKED, **inputs})
+    assert words in answer.error
+
+
+def test_drawn_text_is_served_and_each_step_has_a_seed_of_its_own(served: Served) -> None:
+    before = len(served.calls())
+    answer = ask(served.url, speculation="prompt_lookup", temperature=1.0, seed=3, **ASKED)
+    assert len(answer.ids) == NUM_TOKENS
+    assert all(call["tensors"]["seed"] == ["uint64", [1]] for call in served.calls()[before:])

@@ -1,0 +1,102 @@
+"""TensorRT-LLM's executor line over the stand-in of tests/standin: no engine is run here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config import ServingConfig
+from orchestrator.context import Context
+from orchestrator.loop import Limits
+from orchestrator.methods import Materials, plan
+from orchestrator.proposers.memory import Memory
+from orchestrator.tree import TokenTree
+from orchestrator.types import Budget, Drafted, Rule, Sampling, Want
+from orchestrator.wire import StepRequest, delta_of
+from runtime.trtllm.build import build_target
+from runtime.trtllm.line import ExecutorLine
+from tests.support.tiny_models import VOCAB_SIZE
+
+PROMPT = [5, 9, 5, 9, 12, 7, 5, 9]
+NUM_TOKENS = 32
+LIMITS = Limits(NUM_TOKENS, 200, 64)
+LIMIT_S = 30.0
+GREEDY = Sampling(rule=Rule.ENGINE)
+
+
+def sampled(*values: float, **named: Any) -> Sampling:
+    """Return a sampling under the executor's own rule."""
+    return Sampling(*values, **{"rule": Rule.ENGINE, **named})
+
+
+class serving:  # noqa: N801
+    """A target's line for the length of a with statement."""
+
+    def __init__(self, folder: Path, **keys: Any) -> None:
+        self.line, self.manifest = build_target(config_of(folder, **keys))
+
+    def __enter__(self) -> ExecutorLine[StepRequest]:
+        return self.line
+
+    def __exit__(self, *error: object) -> None:
+        self.line.close()
+
+
+def config_of(folder: Path, **keys: Any) -> ServingConfig:
+    """Return the deployment of a target's engine."""
+    return ServingConfig(**{"target": str(folder), "engine": "tensorrt_llm", **keys})
+
+
+def standin(line: ExecutorLine[Any]) -> Any:
+    """The stand-in executor behind a line, for its knobs."""
+    return line._executor
+
+
+class ScriptedLine:
+    """A draft model that knows the text, and is wrong about every fifth token of it."""
+
+    def __init__(self, text: list[int]) -> None:
+        self.text = text
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Drafted:
+        start = len(context.output)
+        chain = self.text[start : start + budget.max_nodes]
+        return Drafted(
+            TokenTree.chain([(t + 1) % VOCAB_SIZE if (start + i) % 5 == 4 else t for i, t in enumerate(chain)])
+        )
+
+    def close(self) -> None:
+        pass
+
+
+def proposer_of(
+    method: str, parameters: dict[str, Any] | None = None, text: list[int] | None = None, inside: str = ""
+) -> Any:
+    """Return a method's proposer; `text` is what it may know. inside: method that the engine drafts with by itself."""
+    memory = Memory(1000)
+    memory.learn("", text or [])
+    chosen = plan(method, json.dumps(parameters or {}), frozenset({"draft"}), {}, inside)
+    return chosen.proposer(
+        Materials(
+            lines=lambda name: ScriptedLine(text or []),
+            vocab_size=VOCAB_SIZE,
+            prediction=tuple(text or []),
+            memory=memory.of(""),
+        )
+    )
+
+
+def request(
+    ids: list[int],
+    drafts: list[int] | TokenTree = [],  # noqa: B006
+    sampling: Sampling = GREEDY,
+    want: Want = Want(),  # noqa: B008
+    sequence_id: int = 1,
+    prompt_len: int | None = None,
+) -> StepRequest:
+    """Return a step behind `ids`, all of them prompt unless told otherwise."""
+    context = Context(ids[:prompt_len])
+    context.commit(ids[len(context) :])
+    tree = drafts if isinstance(drafts, TokenTree) else TokenTree.chain(drafts)
+    return StepRequest(delta_of(context, 0, sequence_id, ""), tree, sampling, want, 60_000)

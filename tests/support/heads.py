@@ -1,0 +1,90 @@
+"""A tiny target with random heads in the published layouts, and draft calls to their engines in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from orchestrator.context import Context
+from orchestrator.tree import TokenTree
+from orchestrator.types import Drafted, HeadInput, Sampling
+from orchestrator.wire import DraftRequest, delta_of
+from runtime.heads.load import load_head
+from runtime.job import Job
+from tests.support import published_heads
+from tests.support.tiny_models import TINY, VOCAB_SIZE, make_tiny_target
+
+HIDDEN_SIZE = TINY["hidden_size"]
+NUM_LAYERS = 8
+DRAFT_VOCAB_SIZE = 48
+SIZES = TINY | {"num_hidden_layers": NUM_LAYERS}
+
+
+def make_target(folder: Path, **changes: Any) -> Path:
+    """Write a tiny target of eight layers, deep enough for EAGLE-3."""
+    return make_tiny_target(folder, num_hidden_layers=NUM_LAYERS, **changes)
+
+
+def make_head(kind: str, folder: Path, **options: Any) -> Path:
+    """Write a random head of this kind that fits `make_target`'s model."""
+    if kind == "medusa":
+        return published_heads.write_medusa(folder, HIDDEN_SIZE, VOCAB_SIZE, **{"num_heads": 4, **options})
+    if kind == "redrafter":
+        return published_heads.write_redrafter(folder, HIDDEN_SIZE, VOCAB_SIZE, **options)
+    if kind == "eagle":
+        return published_heads.write_eagle(folder, SIZES, **options)
+    return published_heads.write_eagle3(folder, SIZES, **{"draft_vocab_size": DRAFT_VOCAB_SIZE, **options})
+
+
+def load(kind: str, folder: Path, target: Path, dtype: torch.dtype = torch.float64) -> Any:
+    """Load a head as a deployment does."""
+    return load_head(kind, str(folder), str(target), dtype, torch.device("cpu"))
+
+
+def tables(target: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return the target's embedding and LM head, (V, d) float64 both."""
+    model: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float64)
+    pair = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    return pair[0].detach().numpy(), pair[1].detach().numpy()
+
+
+def request(
+    ids: list[int],
+    features: np.ndarray | None,
+    *,
+    start: int = 0,
+    sequence_id: int = 1,
+    sent: int = 0,
+    sampling: Sampling | None = None,
+    max_nodes: int = 60,
+    max_depth: int = 4,
+    width: int = 0,
+    choices: TokenTree | None = None,
+    salt: str = "",
+) -> DraftRequest:
+    """Return a draft call: `features` are the rows of the positions start …, `sent` ids are known to the engine."""
+    rows = None if features is None else features.astype(np.float32)
+    head = HeadInput(rows, start, choices if choices is not None else TokenTree.bare(), width)
+    delta = delta_of(Context(ids), sent, sequence_id, salt)
+    return DraftRequest(delta, sampling or Sampling(), max_nodes, max_depth, head)
+
+
+def draft(engine: Any, *requests: DraftRequest) -> list[Any]:
+    """Return the engine's answers to calls that come together: Drafted, or an error."""
+    answers: list[Any] = [None] * len(requests)
+
+    def keep(place: int) -> Any:
+        return lambda answer: answers.__setitem__(place, answer)
+
+    jobs = [Job(request, 1e12, keep(place)) for place, request in enumerate(requests)]
+    assert engine.advance(jobs) == []
+    return answers
+
+
+def paths_of(drafted: Drafted) -> list[tuple[int, ...]]:
+    """Return the token path of each node."""
+    return drafted.tree.paths[1:]

@@ -1,0 +1,216 @@
+"""The laws of the rules as served, over many seeds; the seeds are 0, 1, 2 …: nothing is random.
+
+Two measures: total variation beside its floor, which is what chance alone makes of it (its expected value at this
+number of draws), and the p-value of a chi-square test.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy import stats
+from torch import Tensor
+
+from orchestrator.accept import Walk, accept_coupled
+from orchestrator.noise import Stream
+from orchestrator.tree import TokenTree
+from orchestrator.types import Distribution, FloatArray, Rule, Sampling
+from runtime.accept import Ask, walks
+from runtime.noise import gumbel, seed_words
+from runtime.sampling import picks
+
+CHUNK = 25_000
+START = 7  # tokens that stand before the first one drawn
+CPU = torch.device("cpu")
+
+#: The pair whose rates are known: rejection accepts 1 − TV, coupled noise Σ 1 / Σ max(pⱼ/pᵢ, qⱼ/qᵢ).
+GOLDEN_P = np.array([0.30, 0.20, 0.15, 0.10, 0.10, 0.05, 0.05, 0.05])
+GOLDEN_Q = GOLDEN_P[[5, 6, 7, 3, 4, 2, 1, 0]]
+GOLDEN_RATES = {Rule.REJECTION: 0.5, Rule.COUPLED: 0.4246443089}
+
+
+@dataclass(frozen=True, eq=False)
+class Language:
+    """Target and drafter by the last token alone. p: (V + 1, V), the last row for "no token yet". q: V + 1 of them."""
+
+    p: FloatArray
+    q: list[Distribution]
+
+    @classmethod
+    def of(cls, p: FloatArray, q: FloatArray) -> Language:
+        ids = np.arange(p.shape[1], dtype=np.int32)
+        return cls(p, [Distribution(ids, row.astype(np.float32)) for row in q])
+
+    @property
+    def vocab_size(self) -> int:
+        return self.p.shape[1]
+
+    def law(self, num_tokens: int) -> FloatArray:
+        """The probability of every sequence of so many tokens, in the order of its code."""
+        found = []
+        for tokens in itertools.product(range(self.vocab_size), repeat=num_tokens):
+            pairs = itertools.pairwise((self.vocab_size, *tokens))
+            found.append(float(np.prod([self.p[last, token] for last, token in pairs])))
+        return np.array(found)
+
+
+def golden() -> Language:
+    return Language.of(np.tile(GOLDEN_P, (9, 1)), np.tile(GOLDEN_Q, (9, 1)))
+
+
+def lopsided() -> Language:
+    """What the drafter hardly ever says is what is recovered: here noise that both use would show most."""
+    p, q = np.array([0.26, 0.28, 0.05, 0.15, 0.20, 0.06]), np.array([0.01, 0.05, 0.60, 0.01, 0.11, 0.22])
+    return Language.of(np.tile(p, (7, 1)), np.tile(q, (7, 1)))
+
+
+def mixed(vocab_size: int = 5) -> Language:
+    rng = np.random.default_rng([53, 1])
+    p, q = rng.gamma(0.7, size=(2, vocab_size + 1, vocab_size)) + 0.05
+    return Language.of(p / p.sum(axis=-1, keepdims=True), q)
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """A rule, and how its drafts come about: `branching` children by depth, drawn or chosen.
+
+    keyed_per_step: False leaves the step out of the drafts' noise keys.
+    """
+
+    rule: Rule
+    branching: tuple[int, ...]
+    drawn: bool
+    keyed_per_step: bool = True
+    _known: dict[tuple[Language, tuple[int, ...]], tuple[TokenTree, tuple[Distribution, ...]]] = field(
+        default_factory=dict
+    )
+
+    def __str__(self) -> str:
+        return f"{self.rule}-{'drawn' if self.drawn else 'chosen'}-{'x'.join(map(str, self.branching))}"
+
+    @property
+    def single(self) -> Setting:
+        """The same with drafts of one level."""
+        return Setting(self.rule, self.branching[:1], self.drawn)
+
+    @property
+    def shape(self) -> list[tuple[int, int]]:
+        """Per inner node, level by level: (node, how many children)."""
+        shape, level, size = [], [0], 1
+        for width in self.branching:
+            shape += [(node, width) for node in level]
+            level = list(range(size, size + width * len(level)))
+            size += len(level)
+        return shape
+
+    def draft(self, language: Language, last: Tensor, key: tuple[Tensor, Tensor], places: Tensor) -> Tensor:
+        """Return the tokens of root and nodes, (n, m + 1); last: (n,), places: (n, 1), where the first draft stands."""
+        log_q = torch.from_numpy(np.log([q.probs for q in language.q]))
+        ids = torch.arange(language.vocab_size)
+        tokens, depths = [last], [0]
+        for node, width in self.shape:
+            scores = log_q[tokens[node]]
+            if self.rule is Rule.COUPLED:
+                scores = scores + gumbel(key, places + depths[node], ids)
+            elif self.drawn:  # the largest, in order, are draws without replacement
+                epochs = places if self.keyed_per_step else 0
+                scores = scores + gumbel(key, places + depths[node], ids, Stream.DRAFT, epochs)
+            tokens += scores.topk(width, dim=-1).indices.unbind(-1)
+            depths += [depths[node] + 1] * width
+        return torch.stack(tokens, dim=-1)
+
+    def proposal(self, language: Language, tokens: tuple[int, ...]) -> tuple[TokenTree, tuple[Distribution, ...]]:
+        """Return tree and q; seeds that drafted the same share them. tokens: root and nodes."""
+        if (language, tokens) not in self._known:
+            parents = [node for node, width in self.shape for _ in range(width)]
+            q = tuple(language.q[tokens[parent]] for parent in parents) if self.drawn else ()
+            tree = TokenTree(np.array(tokens[1:], np.int32), np.array(parents, np.int32))
+            self._known[language, tokens] = tree, q
+        return self._known[language, tokens]
+
+
+def decide(asks: Sequence[Ask], log_p: Tensor) -> list[Walk]:
+    """The served decision: by the target's picks, or by `walks`."""
+    if asks[0].sampling.rule is not Rule.COUPLED:
+        return walks(asks, log_p)
+    size, depths = asks[0].tree.num_nodes + 1, asks[0].tree.depths  # trees of one shape
+    places = (np.array([[ask.prefix_len] for ask in asks]) + depths).ravel().tolist()
+    found = picks(log_p, places, [ask.sampling for ask in asks for _ in range(size)])
+    return [accept_coupled(ask.tree, found[size * i : size * (i + 1)]) for i, ask in enumerate(asks)]
+
+
+def step(setting: Setting, language: Language, samplings: list[Sampling], texts: list[list[int]]) -> int:
+    """Let every text grow by one step; return how many drafts were accepted at depth 1."""
+    last = torch.tensor([text[-1] if text else language.vocab_size for text in texts])
+    prefix_lens = [START + len(text) for text in texts]
+    key = seed_words([sampling.seed for sampling in samplings], CPU)
+    tokens = setting.draft(language, last, key, torch.tensor(prefix_lens)[:, None])
+    drafts = [tuple(row) for row in tokens.tolist()]
+    asks = [
+        Ask(*setting.proposal(language, draft), prefix_len, sampling)
+        for draft, prefix_len, sampling in zip(drafts, prefix_lens, samplings, strict=True)
+    ]
+    found = decide(asks, torch.from_numpy(np.log(language.p))[tokens.flatten()])
+    for text, draft, walk in zip(texts, drafts, found, strict=True):
+        text += [draft[node] for node in walk.path]
+        text.append(walk.next_token)
+    return sum(1 for walk in found if walk.path)
+
+
+def emitted(
+    setting: Setting, language: Language, num_tokens: int, num_seeds: int
+) -> tuple[npt.NDArray[np.int64], float]:
+    """Return how often each sequence of so many first tokens came, by its code, and the first step's acceptance."""
+    counts, accepted = np.zeros(language.vocab_size**num_tokens, np.int64), 0
+    place = language.vocab_size ** np.arange(num_tokens)[::-1]
+    for first in range(0, num_seeds, CHUNK):
+        samplings = [
+            Sampling(1.0, seed=seed, rule=setting.rule) for seed in range(first, min(first + CHUNK, num_seeds))
+        ]
+        texts: list[list[int]] = [[] for _ in samplings]
+        accepted += step(setting, language, samplings, texts)
+        while short := [i for i, text in enumerate(texts) if len(text) < num_tokens]:
+            step(setting, language, [samplings[i] for i in short], [texts[i] for i in short])
+        codes = np.array([text[:num_tokens] for text in texts]) @ place
+        counts += np.bincount(codes, minlength=len(counts))
+    return counts, accepted / num_seeds
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far counts are from a law. variation: total variation. floor: its expected value under the law."""
+
+    variation: float
+    floor: float
+    p_value: float
+
+    @classmethod
+    def between(cls, counts: npt.NDArray[np.int64], law: FloatArray) -> Distance:
+        total = counts.sum()
+        floor = 0.5 * np.sqrt(2 * law * (1 - law) / (np.pi * total)).sum()
+        p_value = stats.chisquare(counts, total * law / law.sum()).pvalue
+        return cls(0.5 * np.abs(counts / total - law).sum(), float(floor), float(p_value))
+
+    @property
+    def is_chance(self) -> bool:
+        return self.variation < 3 * self.floor and self.p_value > 1e-4
+
+    @property
+    def is_bias(self) -> bool:
+        """Beyond what any seed would excuse."""
+        return self.variation > 3 * self.floor and self.p_value < 1e-12
+
+
+COUPLED = Setting(Rule.COUPLED, (1, 1), drawn=False)
+CHAIN = Setting(Rule.REJECTION, (1, 1), drawn=True)
+SIBLINGS = Setting(Rule.REJECTION, (3, 1), drawn=True)
+CHOSEN = Setting(Rule.REJECTION, (3, 1), drawn=False)
+BLOCK = Setting(Rule.BLOCK, (1, 1), drawn=True)
+CHOSEN_BLOCK = Setting(Rule.BLOCK, (1, 1), drawn=False)
+BLOCK_KEYED_BY_POSITION = Setting(Rule.BLOCK, (1, 1), drawn=True, keyed_per_step=False)
+SETTINGS = [COUPLED, CHAIN, SIBLINGS, CHOSEN, BLOCK, CHOSEN_BLOCK]

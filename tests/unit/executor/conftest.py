@@ -1,0 +1,59 @@
+"""The stand-in for tensorrt_llm on sys.path, and engines of the tiny models for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.types import Sampling
+from orchestrator.wire import StepRequest
+from runtime.trtllm.line import ExecutorLine
+from tests.standin import FOLDER
+from tests.standin.engine_folder import make_engine
+from tests.support.decode import decode
+from tests.support.engines import EngineTarget, make_paged, start_target
+from tests.support.executor import LIMITS, PROMPT, proposer_of, serving
+from tests.support.tiny_models import make_tiny_target
+
+
+@pytest.fixture(scope="package", autouse=True)
+def library() -> Iterator[None]:
+    """Put the stand-in where the package would be, and take it away again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        yield
+    for name in [name for name in sys.modules if name.split(".")[0] == "tensorrt_llm"]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="package")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_target(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="package")
+def draft_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_target(tmp_path_factory.mktemp("draft"), seed=1, num_hidden_layers=1)
+
+
+@pytest.fixture(scope="package")
+def greedy(checkpoint: Path) -> list[int]:
+    """The text of our own engine."""
+    engine = start_target(make_paged(checkpoint))
+    text, _ = decode(EngineTarget(engine, 1), proposer_of("none"), PROMPT, Sampling(), LIMITS)
+    engine.close()
+    return text
+
+
+@pytest.fixture(scope="package")
+def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_engine(tmp_path_factory.mktemp("engines") / "target", checkpoint)
+
+
+@pytest.fixture
+def line(folder: Path) -> Iterator[ExecutorLine[StepRequest]]:
+    with serving(folder) as engine:
+        yield engine

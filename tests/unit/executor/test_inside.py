@@ -1,0 +1,288 @@
+"""Engines that draft by themselves: one request of the executor for a whole text, told step by step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.capabilities import INSIDE
+from orchestrator.context import Context
+from orchestrator.errors import EngineError, RequestError, Unavailable
+from orchestrator.loop import Limits
+from orchestrator.types import Burst, Inside, Want
+from orchestrator.wire import StepRequest
+from runtime.trtllm.line import ExecutorLine
+from tests.standin.engine_folder import make_engine
+from tests.support.clients import until
+from tests.support.decode import decode
+from tests.support.engines import EngineTarget, ask, submit
+from tests.support.executor import (
+    GREEDY,
+    LIMIT_S,
+    LIMITS,
+    NUM_TOKENS,
+    PROMPT,
+    proposer_of,
+    request,
+    sampled,
+    serving,
+    standin,
+)
+
+Line = ExecutorLine[StepRequest]
+MODES = tuple(INSIDE)
+#: Tokens that a pass verifies, of engines as tests/standin/engine_folder.py makes them.
+NUM_NODES = dict.fromkeys(MODES, 16) | {"lookahead_decoding": 15}
+ASKED = Want(inside=Inside(NUM_TOKENS))
+
+
+@pytest.fixture
+def start(checkpoint: Path, tmp_path: Path) -> Iterator[Callable[..., Line]]:
+    """Serve an engine that drafts by itself."""
+    with ExitStack() as stack:
+        yield lambda mode, **options: stack.enter_context(
+            serving(make_engine(tmp_path / f"engine {mode}", checkpoint, mode=mode, **options))
+        )
+
+
+def said(burst: Any) -> list[int]:
+    """The tokens of an answer."""
+    return [*burst.extra, burst.next_token]
+
+
+def hold(line: Line) -> Any:
+    """Stop the executor before its next pass; it is free again once the test has let it."""
+    standin(line).gate.clear()
+    return standin(line)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_text_is_the_torch_engine_s_in_fewer_passes_than_tokens(
+    start: Callable[..., Line], greedy: list[int], mode: str
+) -> None:
+    line, method = start(mode), INSIDE[mode]
+    before = standin(line).num_enqueued
+    text, progress = decode(EngineTarget(line, 2), proposer_of(method, inside=method), PROMPT, GREEDY, LIMITS)
+    tally = progress.tally
+    assert text == greedy
+    assert standin(line).num_enqueued == before + 1  # one request for the whole text
+    assert tally.num_steps < NUM_TOKENS and sum(tally.step_lengths) == NUM_TOKENS
+    assert tally.num_accepted_tokens == NUM_TOKENS - tally.num_steps
+    # The first pass has no drafts, all others have as many as the engine was built for.
+    assert tally.num_draft_tokens == NUM_NODES[mode] * (tally.num_steps - 1)
+    assert list(tally.sources) == [method]
+    assert tally.sources[method].num_accepted == tally.num_accepted_tokens < tally.num_draft_tokens
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_passes_are_told_as_the_executor_counts_them(start: Callable[..., Line], mode: str) -> None:
+    line = start(mode)
+    burst = ask(line, request(PROMPT, want=ASKED)).burst
+    first = standin(line).num_passes
+    assert isinstance(burst, Burst) and burst.method == INSIDE[mode]
+    assert sum(burst.lengths) == len(burst.extra) + 1 and len(burst.lengths) <= first
+    assert burst.num_drafted == NUM_NODES[mode] * (len(burst.lengths) - 1)
+
+
+def test_what_comes_between_two_steps_is_told_by_the_next(start: Callable[..., Line], greedy: list[int]) -> None:
+    line, context = start("medusa"), Context(PROMPT)
+    target, executor = EngineTarget(line, 3), standin(line)
+    executor._iterate = _paused_after(executor, 1)
+    first = target.step(context, request(PROMPT).tree, GREEDY, ASKED)
+    context.commit(said(first))
+    executor.gate.set()
+    until(lambda: line._flights.of(3).is_final, "the rest, while nobody asks")
+    second = target.step(context, request(PROMPT).tree, GREEDY, ASKED)
+    assert said(first) + said(second) == greedy
+    assert len(second.burst.lengths) > 1
+    assert executor.num_enqueued == 2  # the warm-up's, and this
+    assert line._flights.of(3) is None
+
+
+def test_none_is_one_token_of_one_pass_without_drafts(start: Callable[..., Line], greedy: list[int]) -> None:
+    line = start("eagle")
+    text, progress = decode(EngineTarget(line, 2), proposer_of("none"), PROMPT, GREEDY, Limits(6, 200, 8))
+    assert text == greedy[:6]
+    assert progress.tally.num_steps == 6 and progress.tally.num_draft_tokens == 0
+    assert standin(line).num_enqueued == 1 + 6
+
+
+def test_step_with_other_tokens_or_wishes_begins_anew(start: Callable[..., Line], greedy: list[int]) -> None:
+    line = start("lookahead_decoding")
+    began = standin(line).num_enqueued
+    ask(line, request(PROMPT, want=ASKED))
+    other = [*PROMPT, (greedy[0] + 1) % 50]
+    second = ask(line, request(other, want=ASKED))
+    assert standin(line).num_enqueued == began + 2
+    fewer = Want(inside=Inside(NUM_TOKENS, sizes=(2, 2, 1)))
+    burst = ask(line, request(other + said(second), want=fewer)).burst
+    assert burst.num_drafted == 2 * (len(burst.lengths) - 1)
+    assert standin(line).num_enqueued == began + 3
+
+
+def test_release_cancels_the_rest_of_the_text(start: Callable[..., Line]) -> None:
+    line = start("medusa")
+    executor = standin(line)
+    num_cancelled = len(executor.cancelled)
+    executor._iterate = _paused_after(executor, 3)
+    ask(line, request(PROMPT, want=Want(inside=Inside(200))))
+    line.release(1)
+    assert len(executor.cancelled) == num_cancelled + 1
+    executor.gate.set()
+    with executor._changed:
+        assert executor._changed.wait_for(lambda: not executor._active, LIMIT_S)
+    assert line.status().num_sequences == 0
+
+
+def _paused_after(executor: Any, num_passes: int) -> Callable[[Any], Any]:
+    """Let the executor make so many passes, then wait at its gate, once."""
+    iterate, passes = executor._iterate, itertools.count(1)
+
+    def counted(active: Any) -> Any:
+        if next(passes) == num_passes:
+            executor.gate.clear()
+        return iterate(active)
+
+    return counted
+
+
+def test_deadline_cancels_the_rest_of_the_text(start: Callable[..., Line]) -> None:
+    line = start("medusa")
+    executor = hold(line)
+    num_cancelled = len(executor.cancelled)
+    answers: SimpleQueue[Any] = SimpleQueue()
+    line.submit(request(PROMPT, want=ASKED), 0.0, answers.put)
+    assert isinstance(answers.get(timeout=LIMIT_S), Unavailable)
+    assert len(executor.cancelled) == num_cancelled + 1
+    executor.gate.set()
+
+
+def test_eight_at_once_share_the_executor_s_passes(start: Callable[..., Line], greedy: list[int]) -> None:
+    line = start("explicit_draft_tokens")
+    executor = hold(line)
+    began = executor.num_enqueued
+    waiting = [submit(line, request(PROMPT, want=ASKED, sequence_id=number)) for number in range(2, 10)]
+    assert executor.num_enqueued == began + 8
+    executor.gate.set()
+    answers = [queue.get(timeout=LIMIT_S) for queue in waiting]
+    assert executor.most_at_once == 8
+    for answer in answers:
+        assert said(answer) == greedy[: len(said(answer))]
+
+
+def test_failure_while_nobody_waits_is_told_to_the_next_step(start: Callable[..., Line]) -> None:
+    line = start("medusa")
+    executor = standin(line)
+    executor._iterate = _paused_after(executor, 1)
+    first = ask(line, request(PROMPT, want=ASKED))
+    executor.poison = PROMPT[0]
+    executor.gate.set()
+    with pytest.raises(EngineError, match="poisoned"):
+        ask(line, request(PROMPT + said(first), want=ASKED, prompt_len=len(PROMPT)))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_nodes"), [((2, 2, 1), 2), ((3, 2, 2), 4), ((4, 3, 4), 15), ((1, 1, 0), 0)], ids=str
+)
+def test_lookahead_takes_smaller_sizes_per_request(
+    start: Callable[..., Line], greedy: list[int], sizes: tuple[int, int, int], num_nodes: int
+) -> None:
+    line = start("lookahead_decoding")
+    parameters = dict(zip(("window", "ngram", "guesses"), sizes, strict=True))
+    asked: list[Any] = []
+    enqueue = standin(line).enqueue_request
+    standin(line).enqueue_request = lambda request: asked.append(request.lookahead_config.triple) or enqueue(request)
+    proposer = proposer_of("lookahead", parameters, inside="lookahead")
+    text, progress = decode(EngineTarget(line, 2), proposer, PROMPT, GREEDY, LIMITS)
+    assert text == greedy and asked == [sizes]
+    assert progress.tally.num_draft_tokens == num_nodes * (progress.tally.num_steps - 1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [((5, 3, 4), r"in \(2, 2, 1\) to \(4, 3, 4\), .* got \(5, 3, 4\)"), ((1, 2, 1), r"got \(1, 2, 1\)")],
+)
+def test_lookahead_beyond_the_engine_is_refused_with_its_sizes(
+    start: Callable[..., Line], sizes: tuple[int, ...], words: str
+) -> None:
+    with pytest.raises(RequestError, match=words):
+        ask(start("lookahead_decoding"), request(PROMPT, want=Want(inside=Inside(8, sizes=sizes))))
+
+
+def test_eagle_takes_the_shape_of_its_tree_per_request(start: Callable[..., Line], greedy: list[int]) -> None:
+    line = start("eagle")
+    proposer = proposer_of("eagle", {"choices": [[0, 0], [1]]}, inside="eagle")
+    asked: list[Any] = []
+    enqueue = standin(line).enqueue_request
+    standin(line).enqueue_request = lambda request: asked.append(request.eagle_config.eagle_choices) or enqueue(request)
+    text, progress = decode(EngineTarget(line, 2), proposer, PROMPT, GREEDY, LIMITS)
+    assert text == greedy and asked == [[[0], [1], [0, 0]]]
+    assert 1 < max(progress.tally.step_lengths) <= 3
+    assert progress.tally.num_draft_tokens == 3 * (progress.tally.num_steps - 1)
+
+
+def test_eagle_tree_beyond_the_engine_is_refused_with_its_size(start: Callable[..., Line]) -> None:
+    choices = tuple((rank,) for rank in range(17))
+    with pytest.raises(RequestError, match="choices name 17 nodes, the engine was built for at most 16"):
+        ask(start("eagle"), request(PROMPT, want=Want(inside=Inside(8, choices=choices))))
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters", "words"),
+    [
+        ("medusa", {"choices": [[0]]}, "unknown key of medusa 'choices'"),
+        ("medusa", {"max_nodes": 8}, "max_nodes must be"),
+        ("lookahead", {"window": 2}, "window, ngram and guesses go together"),
+        ("lookahead", {"pool_from_prompt": True}, "unknown key of lookahead"),
+        ("redrafter", {"beams": 2}, "unknown key of redrafter"),
+    ],
+)
+def test_parameter_that_the_engine_does_not_take_per_request_is_refused(
+    method: str, parameters: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(RequestError, match=words):
+        proposer_of(method, parameters, inside=method)
+
+
+def test_passes_that_one_response_sums_up_are_counted(start: Callable[..., Line]) -> None:
+    line = start("medusa")
+    executor = standin(line)
+    iterate = executor._iterate
+
+    def summed(active: Any) -> Any:
+        response = iterate(active)
+        response.result.decoding_iter += 1  # as if another pass lay behind it
+        response.result.output_token_ids[0].append(7)
+        return response
+
+    executor._iterate = summed
+    answer = ask(line, request(PROMPT, want=ASKED))
+    assert answer.burst.lengths[:2] == (1, 1) and sum(answer.burst.lengths) == len(said(answer))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_temperature_and_log_probabilities_are_refused(start: Callable[..., Line], mode: str) -> None:
+    line = start(mode)
+    with pytest.raises(RequestError, match="temperature: it is not established"):
+        ask(line, request(PROMPT, sampling=sampled(1.0), want=ASKED))
+    with pytest.raises(RequestError, match="log-probabilities: it is not established"):
+        ask(line, request(PROMPT, want=Want(logprobs=True)))
+
+
+def test_output_cut_at_a_stop_counts_what_the_client_gets(start: Callable[..., Line], greedy: list[int]) -> None:
+    line = start("medusa")
+    stop = next(token for i, token in enumerate(greedy) if i > 8 and token not in greedy[:i])
+    place = greedy.index(stop)
+    proposer = proposer_of("medusa", inside="medusa")
+    text, progress = decode(EngineTarget(line, 2), proposer, PROMPT, GREEDY, LIMITS, frozenset({stop}))
+    assert text == greedy[: place + 1]
+    assert sum(progress.tally.step_lengths) == place + 1
+    assert progress.tally.num_accepted_tokens <= place + 1
+    assert np.min(progress.tally.step_lengths) >= 1

@@ -1,0 +1,128 @@
+"""What a request becomes where the target is an engine of TensorRT-LLM: its rule, its method, its limits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from orchestrator.capabilities import CHAINS, INSIDE, capabilities_of
+from orchestrator.config import load_config
+from orchestrator.context import Context
+from orchestrator.engine_manifest import served_checkpoint
+from orchestrator.errors import ConfigError, RequestError
+from orchestrator.grammar import Grammars
+from orchestrator.job import Job, JobBuilder
+from orchestrator.loop import Progress
+from orchestrator.methods import METHODS, Materials
+from orchestrator.request import read
+from orchestrator.response import Responses
+from orchestrator.tensors import Tensors
+from orchestrator.text import Chunk, FinishReason, Output
+from orchestrator.types import Inside, Rule, Want
+from tests.standin.engine_folder import make_engine
+from tests.support.executor import config_of
+
+WORDS = "the target's engine does not serve "
+
+
+def builder_of(checkpoint: Path, folder: Path, **options: Any) -> JobBuilder:
+    """Return what checks requests to an engine."""
+    method = INSIDE.get(options.get("mode", ""), "prompt_lookup")
+    config = config_of(make_engine(folder, checkpoint, **options), default_speculation=method)
+    served = served_checkpoint(config)
+    grammars = Grammars(served.tokenizer_file, served.vocab_size, served.eos_ids)
+    return JobBuilder(config, served, frozenset({"draft"}), grammars, capabilities=capabilities_of(config))
+
+
+@pytest.fixture
+def external(checkpoint: Path, tmp_path: Path) -> JobBuilder:
+    return builder_of(checkpoint, tmp_path / "external", max_input_len=40)
+
+
+def built(builder: JobBuilder, **inputs: Any) -> Job:
+    return builder.build(read({}, json.dumps({"text_input": "abcd", "max_tokens": 8, **inputs})))
+
+
+def _no_line(name: str) -> NoReturn:
+    raise AssertionError(f"a line to {name}")
+
+
+def refusal(builder: JobBuilder, **inputs: Any) -> str:
+    with pytest.raises(RequestError) as caught:
+        built(builder, **inputs)
+    return str(caught.value)
+
+
+def test_rule_is_the_engine_s_own_and_no_other(external: JobBuilder) -> None:
+    assert built(external).sampling.rule is built(external, rule="engine").sampling.rule is Rule.ENGINE
+    for rule in ("coupled", "rejection", "block", "typical"):
+        assert refusal(external, rule=rule).startswith(f"{WORDS}the rule {rule!r}: ")
+    assert "the rule 'rejection'" in refusal(external, use_draft_logits=True)
+
+
+def test_rule_is_told_with_what_a_seed_is_worth_under_it(external: JobBuilder) -> None:
+    told = {t: _rule_told(external, temperature=t) for t in (0.0, 0.5)}
+    assert told == {0.0: "engine", 0.5: "engine (a seed does not fix the text)"}
+
+
+def _rule_told(builder: JobBuilder, **inputs: Any) -> str:
+    sent: list[Tensors] = []
+    job = built(builder, **inputs)
+    output = Output(builder.checkpoint.tokenizer, job.prompt, job.stop)
+    output.finish = FinishReason.LENGTH
+    Responses(job, output, Progress(), sent.append).emit(Chunk("", [], []))
+    text: bytes = sent[0]["rule"][0, 0]
+    return text.decode()
+
+
+def test_drafts_are_no_more_than_the_engine_takes(external: JobBuilder) -> None:
+    asked = {"num_draft_tokens": 100}
+    assert built(external, **asked).limits.budget(Context([1])).max_nodes == 16
+    assert built(external, speculation_config='{"max_nodes": 3}').limits.budget(Context([1])).max_nodes == 3
+
+
+def test_prompt_beyond_the_engine_s_input_is_refused_naming_the_largest(external: JobBuilder) -> None:
+    assert built(external, text_input="a" * 40, max_tokens=1).limits.max_positions == 41
+    assert "has 41 tokens, at most 40 allowed" in refusal(external, text_input="a" * 41)
+    assert "max_tokens must be in 1..2 behind a prompt of 39 tokens" in refusal(external, text_input="a" * 39)
+
+
+@pytest.mark.parametrize("mode", INSIDE)
+def test_internal_method_needs_no_drafter_and_asks_the_engine(checkpoint: Path, tmp_path: Path, mode: str) -> None:
+    method = INSIDE[mode]
+    builder = replace(builder_of(checkpoint, tmp_path / "engine", mode=mode), drafters=frozenset())
+    job = built(builder)
+    assert job.plan.method == method and job.plan.inside
+    proposer = job.plan.proposer(Materials(_no_line, 64))
+    budget = job.limits.budget(Context(job.prompt))
+    assert proposer.propose(Context(job.prompt), job.sampling, budget).tree.num_nodes == 0
+    assert proposer.want == Want(inside=Inside(8))
+    assert built(builder, speculation="none").plan.spec is METHODS["none"]
+    for other in (*CHAINS, "eagle2", *({"medusa", "eagle", "redrafter", "lookahead"} - {method})):
+        predicted = {"draft_text": "ab"} if other == "predicted" else {}
+        assert refusal(builder, speculation=other, **predicted).startswith(f"{WORDS}the method {other!r}: it drafts by")
+
+
+@pytest.mark.parametrize("mode", INSIDE)
+def test_default_method_that_the_engine_lacks_is_refused_at_load(checkpoint: Path, tmp_path: Path, mode: str) -> None:
+    builder = builder_of(checkpoint, tmp_path / "engine", mode=mode)
+    with pytest.raises(
+        ConfigError, match="default_speculation: the target's engine does not serve the method 'suffix'"
+    ):
+        replace(builder, config=replace(builder.config, default_speculation="suffix"))
+
+
+@pytest.mark.parametrize(("engine", "is_sound"), [("tensorrt_llm", True), ("torch", False)])
+def test_default_method_of_an_engine_that_drafts_needs_no_drafter_s_key(
+    tmp_path: Path, engine: str, is_sound: bool
+) -> None:
+    (tmp_path / "serving.toml").write_text(f'target = "t"\nengine = "{engine}"\ndefault_speculation = "medusa"\n')
+    if is_sound:
+        assert load_config(tmp_path / "serving.toml", {}).default_speculation == "medusa"
+    else:
+        with pytest.raises(ConfigError, match="needs the key medusa, which is empty"):
+            load_config(tmp_path / "serving.toml", {})

@@ -1,0 +1,139 @@
+"""What a head is handed, what the next step is asked for, and what becomes of a head that is silent."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from orchestrator.context import Context
+from orchestrator.errors import RequestError
+from orchestrator.methods import METHODS, plan
+from orchestrator.proposers.drafter import NO_ANSWER
+from orchestrator.proposers.heads import DynamicConfig, HeadProposer, HeadTraits, MedusaConfig
+from orchestrator.tree import TokenTree
+from orchestrator.types import Acceptance, Budget, Drafted, HeadInput, Rule, Sampling, States, Want
+from orchestrator.wire import DraftRequest, StepRequest, delta_of, pack_draft, pack_step, unpack_draft, unpack_step
+
+TREE = TokenTree.from_paths([[4, 5], [6]])
+BUDGET = Budget(20, 5)
+
+
+class Line:
+    """Answers with a tree, and says how far its cache reaches."""
+
+    def __init__(self, *answers: Drafted) -> None:
+        self.answers = list(answers)
+        self.calls: list[tuple[int, Budget, HeadInput]] = []
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput) -> Drafted:
+        self.calls.append((len(context), budget, head))
+        return self.answers.pop(0)
+
+    def close(self) -> None:
+        return
+
+
+def rows(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)[:, None]
+
+
+def stepped(proposer: HeadProposer, context: Context, features: np.ndarray | None, start: int, *tokens: int) -> None:
+    proposer.observe(TREE, Acceptance((), tokens[-1], features=features, features_start=start))
+    context.commit(tokens)
+
+
+def test_a_head_without_a_cache_is_handed_the_newest_state_alone() -> None:
+    line = Line(Drafted(TREE))
+    proposer = HeadProposer("medusa", MedusaConfig(), line, HeadTraits(States.LAST, keeps=False))
+    context = Context([1, 2, 3])
+    assert proposer.propose(context, Sampling(), BUDGET).tree.num_nodes == 0
+    assert proposer.want == Want(features_from=2, states=States.LAST)
+    stepped(proposer, context, rows(0.2, 0.3, 0.4), 2, 7, 8, 9)
+    assert proposer.propose(context, Sampling(), BUDGET).sources == ("medusa",) * 3
+    ((length, budget, head),) = line.calls
+    assert (length, budget, head.features_start) == (6, BUDGET, 4)
+    assert np.array_equal(head.features, rows(0.4))
+    assert proposer.want.features_from == 5
+
+
+def test_a_head_with_a_cache_says_what_it_lacks() -> None:
+    line = Line(Drafted(TokenTree.bare(), cached_len=16), Drafted(TREE, cached_len=20))
+    proposer = HeadProposer("eagle2", DynamicConfig(depth=3), line, HeadTraits(States.LAST, keeps=True))
+    context = Context(list(range(20)))
+    proposer.propose(context, Sampling(), BUDGET)
+    assert proposer.want.features_from == 16
+    stepped(proposer, context, rows(1, 2, 3, 4), 16, 7)
+    assert proposer.propose(context, Sampling(), BUDGET).tree is TREE
+    assert proposer.want.features_from == 20
+    assert [(n, b.max_depth) for n, b, _ in line.calls] == [(20, 3), (21, 3)]
+    assert np.array_equal(line.calls[1][2].features, rows(1, 2, 3, 4))
+    assert line.calls[0][2].features is None
+
+
+def test_what_a_silent_head_did_not_take_is_asked_for_again() -> None:
+    line = Line(Drafted(TREE, cached_len=19), NO_ANSWER, Drafted(TREE, cached_len=23))
+    proposer = HeadProposer("eagle3", DynamicConfig(), line, HeadTraits(States.LAYERS, keeps=True))
+    context = Context(list(range(20)))
+    proposer.propose(context, Sampling(), BUDGET)
+    stepped(proposer, context, rows(1), 19, 7)
+    assert proposer.propose(context, Sampling(), BUDGET).tree.num_nodes == 0
+    assert proposer.want.features_from == 19
+    stepped(proposer, context, rows(1, 2, 3), 19, 7, 8)
+    proposer.propose(context, Sampling(), BUDGET)
+    assert line.calls[2][2].features_start == 19
+
+
+@pytest.mark.parametrize("budget", [Budget(0, 5), Budget(5, 0)])
+def test_without_room_the_head_is_left_alone(budget: Budget) -> None:
+    line = Line()
+    proposer = HeadProposer("eagle2", DynamicConfig(), line, HeadTraits(States.LAST, keeps=True))
+    assert proposer.propose(Context([1, 2]), Sampling(), budget).tree.num_nodes == 0
+    assert line.calls == []
+
+
+@pytest.mark.parametrize("method", ["medusa", "eagle", "eagle2", "eagle3", "redrafter"])
+def test_what_a_head_is_told_crosses_the_wire(method: str) -> None:
+    config = plan(method, "", frozenset({"medusa", "eagle", "eagle3", "redrafter"}), {}).config
+    head = config.shape  # type: ignore[attr-defined]
+    told = HeadInput(rows(1, 2), 5, head.choices, head.width)
+    sent = DraftRequest(delta_of(Context([1, 2, 3]), 1, 9, ""), Sampling(), 7, 3, told)
+    found = unpack_draft(pack_draft(sent)).head
+    assert np.array_equal(found.features, told.features)
+    assert (found.features_start, found.width, found.choices.paths) == (5, head.width, head.choices.paths)
+
+
+@pytest.mark.parametrize("states", [States.LAST, States.LAYERS, States.LAST | States.LAYERS])
+def test_which_states_are_wanted_crosses_the_wire(states: States) -> None:
+    want = Want(picks=True, features_from=4, states=states)
+    sent = StepRequest(delta_of(Context([1, 2]), 0, 9, ""), TREE, Sampling(), want, 1000)
+    assert unpack_step(pack_step(sent), 10, 10).want == want
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters", "words"),
+    [
+        ("medusa", {"choices": [[0], [99]]}, r"choices must be a list of lists of ranks in 0\.\.63"),
+        ("eagle", {"choices": 3}, "got 3"),
+        ("eagle2", {"top_k": 33}, r"top_k must be a whole number in 1\.\.32, got 33"),
+        ("eagle3", {"depth": 0}, r"depth must be a whole number in 1\.\.16, got 0"),
+        ("redrafter", {"beam": 3}, "beams"),
+        ("eagle2", {"choices": [[0]]}, "choices"),
+    ],
+)
+def test_parameters_out_of_range_are_refused(method: str, parameters: dict[str, object], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        plan(method, json.dumps(parameters), frozenset({"medusa", "eagle", "eagle3", "redrafter"}), {})
+
+
+def test_a_static_tree_that_is_a_chain_may_be_verified_as_a_block() -> None:
+    chain = plan("medusa", json.dumps({"choices": [[0, 0, 0]]}), frozenset({"medusa"}), {})
+    chain.check_rule(Rule.BLOCK)
+    with pytest.raises(RequestError, match="has a tree"):
+        plan("medusa", "", frozenset({"medusa"}), {}).check_rule(Rule.BLOCK)
+
+
+def test_heads_want_the_states_that_they_read() -> None:
+    assert METHODS["eagle3"].want.read == States.LAYERS
+    assert {METHODS[name].want.read for name in ("medusa", "eagle", "eagle2", "redrafter")} == {States.LAST}

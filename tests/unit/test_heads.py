@@ -1,0 +1,292 @@
+"""The heads' modules and engines against plain forward passes written from the equations by another hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from orchestrator import noise
+from orchestrator.choices import tree_of_choices
+from orchestrator.errors import EngineError, UnknownSequence
+from orchestrator.tree import TokenTree
+from orchestrator.types import Rule, Sampling
+from runtime.heads.extrapolating import EagleEngine
+from runtime.heads.independent import MedusaEngine
+from runtime.heads.recurrent import RecurrentEngine
+from tests.support import heads_oracle as oracle
+from tests.support.choice_trees import published_choices
+from tests.support.dynamic_tree import dynamic_tree
+from tests.support.heads import (
+    HIDDEN_SIZE,
+    draft,
+    load,
+    make_head,
+    make_target,
+    paths_of,
+    request,
+    tables,
+)
+from tests.support.tiny_models import VOCAB_SIZE
+
+Path_ = tuple[int, ...]
+EAGLE_TREE = tree_of_choices(published_choices("eagle1_25"))
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_target(tmp_path_factory.mktemp("target"))
+
+
+class Eagle:
+    """An engine over a random EAGLE head, and the oracle of what it says after a path."""
+
+    def __init__(self, kind: str, folder: Path, target: Path, **options: Any) -> None:
+        self.kind = kind
+        make_head(kind, folder, **options)
+        self.head = load(kind, folder, target)
+        self.engine = self.new_engine()
+        self.tensors, self.config = oracle.read_tensors(folder), oracle.read_config(folder)
+        self.embedding, self.lm_head = tables(target)
+        self.width = HIDDEN_SIZE * (3 if kind == "eagle3" else 1)
+
+    def new_engine(self, block_tokens: int = 4) -> EagleEngine:
+        return EagleEngine(self.head, memory_mb=1, block_tokens=block_tokens)
+
+    def log_q(
+        self, ids: list[int], features: np.ndarray, path: Path_, positions: list[int] | None = None
+    ) -> np.ndarray:
+        """Return (V,) log q after ids and path; features of `positions`, all by default."""
+        kept = positions if positions is not None else list(range(len(ids) - 1))
+        rows, tokens = features[kept].astype(np.float32).astype(np.float64), [ids[i + 1] for i in kept]
+        if self.kind == "eagle":
+            logits = oracle.eagle_logits(
+                self.tensors, self.config, self.embedding, self.lm_head, rows, tokens, path, kept
+            )
+        else:
+            logits = oracle.eagle3_logits(self.tensors, self.config, self.embedding, rows, tokens, path, kept)
+            logits = oracle.over_target(self.tensors, logits, VOCAB_SIZE)
+        return oracle.log_softmax(logits[-1])
+
+
+@pytest.fixture(scope="module", params=["eagle", "eagle3"])
+def eagle(request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.TempPathFactory) -> Eagle:
+    return Eagle(request.param, tmp_path_factory.mktemp(request.param), target)
+
+
+def random_context(length: int, width: int, seed: int = 0) -> tuple[list[int], np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.integers(1, VOCAB_SIZE, length).tolist(), rng.normal(0, 1, (length - 1, width))
+
+
+def same_dynamic(drafted: Any, expected: list[tuple[Path_, float]]) -> bool:
+    return paths_of(drafted) == [path for path, _ in expected]
+
+
+@pytest.mark.parametrize("length", [2, 9, 23])
+def test_a_dynamic_tree_is_the_one_of_the_definition(eagle: Eagle, length: int) -> None:
+    ids, features = random_context(length, eagle.width, length)
+    (answer,) = draft(eagle.new_engine(), request(ids, features, width=3, max_depth=4, max_nodes=10))
+    expected = dynamic_tree(lambda path: eagle.log_q(ids, features, path), top_k=3, levels=4, max_nodes=10)
+    assert same_dynamic(answer, expected)
+    assert answer.cached_len == length - 1
+
+
+def test_a_static_tree_takes_each_node_s_ranks(eagle: Eagle) -> None:
+    ids, features = random_context(11, eagle.width)
+    (answer,) = draft(eagle.new_engine(), request(ids, features, choices=EAGLE_TREE, max_depth=9))
+    found: list[Path_] = [()]
+    for rank, parent in zip(EAGLE_TREE.tokens.tolist(), EAGLE_TREE.parents.tolist(), strict=True):
+        best = np.argsort(-eagle.log_q(ids, features, found[parent]), kind="stable")
+        found.append((*found[parent], int(best[rank])))
+    assert paths_of(answer) == found[1:]
+
+
+def test_calls_of_one_request_go_on_from_its_cache(eagle: Eagle) -> None:
+    """Entries written while drafting are replaced by those of true features, whatever was accepted."""
+    engine = eagle.new_engine()
+    ids, features = random_context(30, eagle.width, 5)
+    sent = start = 0
+    for length in (7, 8, 12, 13, 19, 30):
+        rows = features[start : length - 1]
+        (answer,) = draft(engine, request(ids[:length], rows, start=start, sent=sent, width=3, max_nodes=8))
+        fresh = dynamic_tree(lambda path, n=length: eagle.log_q(ids[:n], features, path), 3, 4, 8)
+        assert same_dynamic(answer, fresh)
+        sent, start = length, answer.cached_len
+        assert start == length - 1
+
+
+def test_requests_that_share_a_pass_do_not_see_one_another(eagle: Eagle) -> None:
+    contexts = [random_context(length, eagle.width, length) for length in (3, 14, 8, 21)]
+    calls = [
+        request(ids, rows, sequence_id=place, width=1 + place, max_depth=1 + place)
+        for place, (ids, rows) in enumerate(contexts, start=1)
+    ]
+    together = draft(eagle.new_engine(), *calls)
+    alone = [draft(eagle.new_engine(), call)[0] for call in calls]
+    assert [paths_of(a) for a in together] == [paths_of(a) for a in alone]
+
+
+def test_a_context_that_is_cached_needs_the_newest_features_alone(eagle: Eagle) -> None:
+    engine = eagle.new_engine()
+    ids, features = random_context(22, eagle.width, 7)
+    draft(engine, request(ids, features, width=2, sequence_id=1))
+    (asked,) = draft(engine, request(ids, None, width=2, sequence_id=2))
+    assert asked.tree.num_nodes == 0
+    # Blocks of four slots: twenty tokens are found, whose last entry is of feature 18.
+    assert asked.cached_len == 19
+    again = request(ids, features[19:], start=19, sent=21, width=2, sequence_id=2)
+    (cold,) = draft(eagle.new_engine(), request(ids, features, width=2))
+    assert paths_of(draft(engine, again)[0]) == paths_of(cold)
+
+
+def test_another_salt_shares_nothing(eagle: Eagle) -> None:
+    engine = eagle.new_engine()
+    ids, features = random_context(22, eagle.width, 7)
+    draft(engine, request(ids, features, width=2, sequence_id=1))
+    (asked,) = draft(engine, request(ids, None, width=2, sequence_id=2, salt="x"))
+    assert asked.cached_len == 0
+
+
+def test_features_that_begin_too_late_are_asked_for_again(eagle: Eagle) -> None:
+    engine = eagle.new_engine()
+    ids, features = random_context(12, eagle.width)
+    (answer,) = draft(engine, request(ids, features[4:], start=4, width=2))
+    assert (answer.tree.num_nodes, answer.cached_len) == (0, 0)
+    (answer,) = draft(engine, request(ids, features, sent=11, width=2))
+    assert answer.tree.num_nodes > 0
+
+
+def test_features_that_do_not_reach_the_root_draft_nothing(eagle: Eagle) -> None:
+    ids, features = random_context(12, eagle.width)
+    (answer,) = draft(eagle.new_engine(), request(ids, features[:-1], width=2))
+    assert answer.tree.num_nodes == 0
+
+
+def test_a_hole_keeps_its_positions_and_is_seen_by_nobody(eagle: Eagle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.heads.extrapolating.MAX_FEATURE_ROWS", 6)
+    engine = eagle.new_engine()
+    ids, features = random_context(18, eagle.width, 3)
+    for length, start, sent in ((14, 7, 0), (18, 13, 14)):
+        call = request(ids[:length], features[start : length - 1], start=start, sent=sent, width=3, max_nodes=9)
+        (answer,) = draft(engine, call)
+        seen = list(range(7, length - 1))
+        expected = dynamic_tree(lambda path, n=length, s=seen: eagle.log_q(ids[:n], features, path, s), 3, 4, 9)
+        assert same_dynamic(answer, expected)
+    (other,) = draft(engine, request(ids, None, sequence_id=2))
+    assert other.cached_len == 0  # nothing behind a hole is published
+
+
+def test_a_restarted_engine_does_not_know_the_sequence(eagle: Eagle) -> None:
+    ids, features = random_context(9, eagle.width)
+    (answer,) = draft(eagle.new_engine(), request(ids, features, sent=5))
+    assert isinstance(answer, UnknownSequence)
+
+
+def test_features_of_another_width_are_refused(eagle: Eagle) -> None:
+    ids, features = random_context(9, eagle.width + 1)
+    (answer,) = draft(eagle.new_engine(), request(ids, features))
+    assert isinstance(answer, EngineError)
+    assert str(eagle.width + 1) in str(answer)
+
+
+def test_at_the_head_s_limit_nothing_is_drafted(eagle: Eagle) -> None:
+    limit = eagle.head.config.max_position_embeddings
+    ids, features = random_context(limit, eagle.width)
+    engine = EagleEngine(eagle.head, memory_mb=4, block_tokens=16)
+    (answer,) = draft(engine, request(ids, features, width=2))
+    assert answer.tree.num_nodes == 0
+
+
+@pytest.mark.parametrize("rule", [Rule.COUPLED, Rule.REJECTION])
+def test_above_temperature_0_children_are_ranked_by_the_law_of_the_rule(eagle: Eagle, rule: Rule) -> None:
+    """Under `coupled` with the target's own noise, so that the first child is the draft's own pick."""
+    ids, features = random_context(10, eagle.width)
+    sampling = Sampling(0.8, seed=77, rule=rule)
+
+    def scores(path: Path_) -> np.ndarray:
+        log_q = oracle.log_softmax(eagle.log_q(ids, features, path) / 0.8)
+        if rule is not Rule.COUPLED:
+            return log_q
+        position = len(ids) + len(path)
+        return oracle.log_softmax(log_q + noise.gumbel(77, position, np.arange(VOCAB_SIZE), noise.Stream.PICK))
+
+    (answer,) = draft(eagle.new_engine(), request(ids, features, sampling=sampling, width=3, max_depth=3, max_nodes=9))
+    assert same_dynamic(answer, dynamic_tree(scores, top_k=3, levels=3, max_nodes=9))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("eagle", {"bias": False}),
+        ("eagle", {"qkv_bias": True, "file": "safetensors"}),
+        ("eagle", {"dtype": "float16", "changes": {"rope_theta": 500000.0}}),
+        ("eagle3", {"draft_vocab_size": VOCAB_SIZE}),
+        ("eagle3", {"layer_prefix": "layers.0.", "file": "safetensors"}),
+        ("eagle3", {"hidden_size": 64}),
+        ("eagle3", {"changes": {"head_dim": 16}}),
+    ],
+)
+def test_variants_of_the_published_layouts(tmp_path: Path, target: Path, kind: str, options: dict[str, Any]) -> None:
+    head = Eagle(kind, tmp_path, target, **options)
+    ids, features = random_context(9, head.width)
+    (answer,) = draft(head.new_engine(), request(ids, features, width=2, max_depth=3, max_nodes=6))
+    assert same_dynamic(answer, dynamic_tree(lambda path: head.log_q(ids, features, path), 2, 3, 6))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_heads": 2, "num_layers": 2, "repeated_block": False, "file": "pt"},
+        {"config_num_heads": 2, "dtype": "float16"},
+        {"lm_heads": False},
+    ],
+)
+def test_medusa_says_what_its_equations_say(tmp_path: Path, target: Path, options: dict[str, Any]) -> None:
+    heads = load("medusa", make_head("medusa", tmp_path, **options), target)
+    h = np.random.default_rng(1).normal(0, 1, HIDDEN_SIZE)
+    expected = oracle.medusa_logits(oracle.read_tensors(tmp_path), h, tables(target)[1])
+    assert np.abs(heads(torch.from_numpy(h)[None])[0].detach().numpy() - expected).max() < 1e-9
+
+
+def test_medusa_crosses_its_heads_into_the_tree_of_the_choices(tmp_path: Path, target: Path) -> None:
+    engine = MedusaEngine(load("medusa", make_head("medusa", tmp_path), target))
+    ids, features = random_context(6, HIDDEN_SIZE)
+    choices = tree_of_choices(published_choices("medusa_mc_sim_7b_63"))
+    calls = [request(ids, features[-1:], start=4, sequence_id=n, choices=choices, max_nodes=63) for n in (1, 2)]
+    h = features[-1].astype(np.float32).astype(np.float64)
+    best = np.argsort(-oracle.medusa_logits(oracle.read_tensors(tmp_path), h, None), axis=-1)
+    expected = [tuple(int(best[k, rank]) for k, rank in enumerate(path)) for path in choices.paths[1:]]
+    assert [paths_of(answer) for answer in draft(engine, *calls)] == [expected, expected]
+
+
+def test_medusa_s_tree_ends_with_its_last_head(tmp_path: Path, target: Path) -> None:
+    engine = MedusaEngine(load("medusa", make_head("medusa", tmp_path, num_heads=2), target))
+    ids, features = random_context(6, HIDDEN_SIZE)
+    (answer,) = draft(engine, request(ids, features[-1:], start=4, choices=TokenTree.chain([0, 0, 0, 0])))
+    assert answer.tree.num_nodes == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"exit_dim": 48, "num_layers": 2}, {"rnn": False, "file": "pt"}])
+def test_redrafter_s_tree_is_its_beams_prefixes(tmp_path: Path, target: Path, options: dict[str, Any]) -> None:
+    engine = RecurrentEngine(load("redrafter", make_head("redrafter", tmp_path, **options), target))
+    ids, features = random_context(6, HIDDEN_SIZE)
+    (answer,) = draft(engine, request(ids, features[-1:], start=4, width=4, max_depth=3))
+    tensors, config = oracle.read_tensors(tmp_path), oracle.read_config(tmp_path)
+    h = features[-1].astype(np.float32).astype(np.float64)
+    beams = oracle.redrafter_beams(tensors, config, tables(target)[0], h, ids[-1], 4, 3)
+    expected = {path[:n] for path, _ in beams for n in (1, 2, 3)}
+    assert set(paths_of(answer)) == expected
+    assert len(paths_of(answer)) == len(expected)
+
+
+def test_a_head_without_the_newest_state_drafts_nothing(tmp_path: Path, target: Path) -> None:
+    engine = RecurrentEngine(load("redrafter", make_head("redrafter", tmp_path), target))
+    ids, features = random_context(6, HIDDEN_SIZE)
+    for call in (request(ids, None, width=2), request(ids, features[-1:], start=3, width=2)):
+        (answer,) = draft(engine, call)
+        assert (answer.tree.num_nodes, answer.cached_len) == (0, 5)
