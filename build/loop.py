@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import FrameType
+from typing import Self
 
 from build.checkpoint import Progress
 
@@ -13,12 +14,18 @@ LOG_EVERY_STEPS = 20
 
 
 class Stopper:
-    """Turns the first SIGINT or SIGTERM into a wish to stop after the present step."""
+    """Turns SIGINT or SIGTERM into a wish to stop after the present step, until it is left."""
 
     def __init__(self) -> None:
         self.wanted = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._note)
+
+    def __enter__(self) -> Self:
+        self._before = [(number, signal.signal(number, self._note)) for number in (signal.SIGINT, signal.SIGTERM)]
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        for number, handler in self._before:
+            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.wanted = True
@@ -61,14 +68,15 @@ class Pace:
 
 def run_steps(progress: Progress, step: Callable[[], Mapping[str, float]], save: Callable[[], None]) -> bool:
     """Calls `step` until the plan's end or a signal, `save` now and then and at the end; returns whether it is done."""
-    stopper, pace = Stopper(), Pace(progress)
-    while progress.step < progress.plan.steps and not stopper.wanted:
-        begin_s = time.monotonic()
-        pace.observe(step())
-        progress.wall_s += time.monotonic() - begin_s
-        if pace.checkpoint_due():
-            save()
-    save()
+    pace = Pace(progress)
+    with Stopper() as stopper:
+        while progress.step < progress.plan.steps and not stopper.wanted:
+            begin_s = time.monotonic()
+            pace.observe(step())
+            progress.wall_s += time.monotonic() - begin_s
+            if pace.checkpoint_due():
+                save()
+        save()
     return progress.step >= progress.plan.steps
 
 

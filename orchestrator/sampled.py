@@ -13,7 +13,7 @@ from orchestrator.errors import RequestError, shown, unknown_name
 from orchestrator.grammar import KINDS
 from orchestrator.request import Given, check_ids, check_range, check_words
 from orchestrator.shaping import merged_bias
-from orchestrator.types import DELTA, EPSILON, Edits, Grammar, Rule, Sampling
+from orchestrator.types import DELTA, EPSILON, OUR_RULES, Edits, Grammar, Rule, Sampling
 
 MAX_BIASED = 1024
 MAX_PENALTY = 100.0
@@ -76,9 +76,9 @@ def _rule(given: Given, default: Rule) -> Rule:
     """Return the rule that is asked for; use_draft_logits is how TensorRT-LLM's clients ask for `rejection`."""
     by_flag = Rule.REJECTION if given.get("use_draft_logits", False) else default
     name = given.get("rule", "") or by_flag
-    rules = [rule.value for rule in Rule]
-    if name not in rules:
-        raise RequestError(unknown_name("rule", name, rules, "input rule"))
+    if name not in [rule.value for rule in Rule]:
+        served = [default] if default is Rule.ENGINE else OUR_RULES
+        raise RequestError(unknown_name("rule", name, [rule.value for rule in served], "input rule"))
     if by_flag is Rule.REJECTION and name != by_flag:
         raise RequestError(f"use_draft_logits asks for the rule 'rejection', got {name!r} (input rule)")
     return Rule(name)

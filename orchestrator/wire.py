@@ -134,14 +134,12 @@ def _pack_q(q: tuple[Distribution, ...]) -> Tensors:
     }
 
 
-def _unpack_q(tensors: Incoming, tree: TokenTree, vocab_size: int) -> tuple[Distribution, ...]:
+def _unpack_q(tensors: Incoming) -> tuple[Distribution, ...]:
     counts = ids(tensors, "q_counts").tolist()
     parts = zip(
         runs(ids(tensors, "q_ids"), counts, "q_ids"), runs(numbers(tensors, "q_probs"), counts, "q_probs"), strict=True
     )
-    q = tuple(Distribution(*part) for part in parts)
-    check_drawn(tree, q, vocab_size)
-    return q
+    return tuple(Distribution(*part) for part in parts)
 
 
 def pack_step(request: StepRequest) -> Tensors:
@@ -173,14 +171,15 @@ def _unpack_want(tensors: Incoming) -> Want:
 
 def unpack_step(tensors: Incoming, vocab_size: int, max_nodes: int) -> StepRequest:
     """Unpack a target step; raises EngineError when a tensor is missing or breaks a law."""
-    tree = unpack_tree(tensors, vocab_size, max_nodes)
+    tree, q = unpack_tree(tensors, vocab_size, max_nodes), _unpack_q(tensors)
+    check_drawn(tree, q, vocab_size)
     return StepRequest(
         _unpack_delta(tensors),
         tree,
         unpack_sampling(tensors),
         _unpack_want(tensors),
         scalar(tensors, "deadline_ms"),
-        _unpack_q(tensors, tree, vocab_size),
+        q,
     )
 
 
@@ -259,9 +258,9 @@ def pack_drafted(drafted: Drafted) -> Tensors:
 
 
 def unpack_drafted(tensors: Incoming, vocab_size: int, max_nodes: int) -> Drafted:
-    """Unpack and check a drafter's answer; raises EngineError when it breaks a law."""
+    """Unpack a drafter's answer; raises EngineError when its tree breaks a law. Its q is checked by `Guarded`."""
     tree = unpack_tree(tensors, vocab_size, max_nodes)
-    return Drafted(tree, _unpack_q(tensors, tree, vocab_size), scalar(tensors, "cached_len", 0))
+    return Drafted(tree, _unpack_q(tensors), scalar(tensors, "cached_len", 0))
 
 
 def pack_release(sequence_id: int) -> Tensors:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import Server
-from orchestrator.config import ServingConfig, load_config
+from orchestrator.config import CHECKPOINTS, ServingConfig, load_config
 from tests.support.exactness import NEAR_TIE, SAMPLINGS
 from tests.support.settings import SETTINGS
 from tests.support.suite import ALONE, AT_ONCE, Row, Suite, Unit
@@ -69,8 +69,9 @@ class Store:
 
 def fingerprint(config: ServingConfig, prompts: Sequence[Prompt], num_tokens: int) -> str:
     """Return a name for the weights, the prompts and the code together."""
+    models = [folder for key in CHECKPOINTS if (folder := getattr(config, key))]
     files = [path for name in ("orchestrator", "runtime") for path in (ROOT / name).rglob("*.py")]
-    files += [path for folder in (config.target, config.draft) for path in Path(folder).glob("*.safetensors")]
+    files += [path for folder in models for path in Path(folder).glob("*.safetensors")]
     digest = hashlib.sha256(f"{prompts} {num_tokens}".encode())
     for path in sorted(files):
         digest.update(path.read_bytes())

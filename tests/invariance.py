@@ -18,21 +18,13 @@ from typing import Any
 from orchestrator.config import load_config
 from tests.exact import CONFIG, ROOT, STORE, Store, answers_of, fingerprint, say
 from tests.support.exactness import TEMPERATURES
-from tests.support.settings import SETTINGS
+from tests.support.settings import SETTINGS, by_method
 from tests.support.suite import ALONE, AT_ONCE, Row, Suite
 from tests.support.traffic import mixed_prompts
 
 PAGE = ROOT / "docs" / "figures" / "invariance.md"
 GREEDY = "greedy"
 DTYPE = "float64"
-
-
-def settings_by_method() -> list[list[str]]:
-    """Return the settings of each method, `none` first."""
-    methods: dict[str, list[str]] = {}
-    for name, (method, _) in SETTINGS.items():
-        methods.setdefault(method, []).append(name)
-    return list(methods.values())
 
 
 def entry(row: Row, made: str) -> dict[str, Any]:
@@ -99,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     config, prompts = load_config(CONFIG), mixed_prompts(options.prompts)
     name = fingerprint(config, prompts, options.tokens)
-    suite = Suite(config, prompts, options.tokens, DTYPE, options.samplings, settings_by_method())
+    suite = Suite(config, prompts, options.tokens, DTYPE, options.samplings, by_method())
     rows = suite.judge(answers_of(suite, Store(STORE / name / DTYPE), DTYPE, say))
     made = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d} {name}"
     kept = merged(options.page.with_suffix(".json"), [entry(row, made) for row in rows])

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from orchestrator.errors import ConfigError
 from orchestrator.tensors import Incoming, Tensors
 from orchestrator.triton import pb
 
-#: What the adapter reads (runtime/trtllm_backend/adapter.py); the backend wants both asked for.
-OUTPUTS = ("output_ids", "sequence_length")
 _DECOUPLED = re.compile(r"^[^#]*\bdecoupled\s*:\s*true\b", re.IGNORECASE | re.MULTILINE)
 
 
@@ -22,9 +20,9 @@ class BackendCall:
         self._model = model
         self._decoupled = decoupled
 
-    def __call__(self, tensors: Incoming, request_id: str, limit_s: float) -> list[Tensors]:
+    def __call__(self, tensors: Incoming, outputs: Sequence[str], request_id: str, limit_s: float) -> list[Tensors]:
         """Return the tensors of each response."""
-        return pb.responses(self._model, tensors, OUTPUTS, limit_s, request_id, self._decoupled)
+        return pb.responses(self._model, tensors, outputs, limit_s, request_id, self._decoupled)
 
 
 def caller_beside(folder: str) -> Callable[[str], BackendCall]:

@@ -12,30 +12,34 @@ from orchestrator.errors import ConfigError
 
 #: The releases whose names are used here (`max_tokens`, `seed`, `min_tokens`) and that still have compiled engines.
 RELEASES = ("1.0", "1.1", "1.2")
+#: The program that runs a rank of an engine for several GPUs: in Triton's container, and in the package's own folder.
+WORKER, PACKAGED_WORKER = Path("/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"), "bin/executorWorker"
 
 
 class Library(NamedTuple):
-    """api: the module tensorrt_llm.bindings.executor. version: of the package."""
+    """api: the module tensorrt_llm.bindings.executor. version, folder: of the package."""
 
     api: Any
     version: str
+    folder: Path = Path()
 
 
 def load_library(image: str) -> Library:
     """Import the package; raises ConfigError naming the container `image` when it is missing or of another kind."""
     try:
-        version = importlib.import_module("tensorrt_llm").__version__
+        package = importlib.import_module("tensorrt_llm")
         api = importlib.import_module("tensorrt_llm.bindings.executor")
     except ImportError as error:
         raise ConfigError(
             f"engine = 'tensorrt_llm' needs the package tensorrt_llm: run the server in the container {image} ({error})"
         ) from None
+    version: str = package.__version__
     if not version.startswith(RELEASES):
         raise ConfigError(
             f"TensorRT-LLM {version} cannot serve compiled engines here; allowed: {', '.join(RELEASES)} "
             f"(run the server in the container {image})"
         )
-    return Library(api, version)
+    return Library(api, version, Path(str(package.__file__)).parent)
 
 
 def open_executor(library: Library, folder: Path, manifest: Manifest, share: bool) -> Any:
@@ -43,12 +47,7 @@ def open_executor(library: Library, folder: Path, manifest: Manifest, share: boo
 
     share: requests with one beginning share KV blocks.
     """
-    if manifest.num_ranks > 1:
-        raise ConfigError(
-            f"the engine {folder} is for {manifest.num_ranks} GPUs; this version loads engines of one GPU "
-            "(build it with tensor_parallel = 1 and pipeline_parallel = 1)"
-        )
-    api = library.api
+    api, parallel = library.api, _parallel(library, manifest)
     try:
         config = api.ExecutorConfig(
             1,
@@ -56,10 +55,29 @@ def open_executor(library: Library, folder: Path, manifest: Manifest, share: boo
             # What log-probabilities are made of; a request that wants none has none copied.
             gather_generation_logits=manifest.mode not in INSIDE,
             decoding_config=_decoding(api, manifest),
+            **parallel,
         )
         return api.Executor(str(folder), api.ModelType.DECODER_ONLY, config)
     except Exception as error:
         raise ConfigError(f"TensorRT-LLM cannot load the engine {folder}: {first_line(error)}") from error
+
+
+def _parallel(library: Library, manifest: Manifest) -> dict[str, Any]:
+    """Return the argument for an engine of several GPUs: a process for each, spawned through MPI; none for one GPU."""
+    if manifest.num_ranks == 1:
+        return {}
+    workers = [WORKER, library.folder / PACKAGED_WORKER]
+    worker = next((path for path in workers if path.is_file()), None)
+    if worker is None:
+        raise ConfigError(
+            f"an engine for {manifest.num_ranks} GPUs needs the program of its ranks, and there is none of "
+            f"{', '.join(map(str, workers))} (run the server in the container {manifest.image})"
+        )
+    api, orchestrator = library.api, library.api.OrchestratorConfig(True, str(worker))
+    mpi, mode = api.CommunicationType.MPI, api.CommunicationMode.ORCHESTRATOR
+    # As the plan lays them out: every engine on the first GPUs.
+    devices = list(range(manifest.num_ranks))
+    return {"parallel_config": api.ParallelConfig(mpi, mode, devices, None, orchestrator)}
 
 
 def _kv_cache(api: Any, manifest: Manifest, share: bool) -> Any:

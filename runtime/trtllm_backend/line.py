@@ -22,7 +22,7 @@ from orchestrator.types import Acceptance, EngineStatus, IdArray
 from runtime.job import Answer, Job, Reply, Request
 from runtime.thread import REPORT_S, SHUTTING_DOWN
 from runtime.trtllm.contexts import Contexts
-from runtime.trtllm_backend.adapter import stop_tensors
+from runtime.trtllm_backend.adapter import OUTPUTS, stop_tensors
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,9 @@ LATE = "the deadline passed before the engine could answer"
 class Call(Protocol):
     """What calls the Triton model and waits for all its responses."""
 
-    def __call__(self, tensors: Incoming, request_id: str, limit_s: float) -> list[Tensors]:
+    def __call__(
+        self, tensors: Incoming, outputs: Sequence[str], request_id: str, limit_s: float
+    ) -> Sequence[Incoming]:
         """Return the tensors of each response; raises ServingError, within `limit_s` or soon after it."""
 
 
@@ -142,21 +144,28 @@ class BackendLine(Generic[Request]):
         return None
 
     def _run(self, flight: Flight[Request]) -> None:
+        if not self._is_awaited(flight):
+            return
         answer: Answer | ServingError
         try:
             answer = self._answer(flight)
         except Exception as error:
             answer = _worded(error)
         is_late = time.monotonic() >= flight.job.deadline_s and isinstance(answer, ServingError)
+        if not self._is_awaited(flight, now_answered=True):
+            return
+        flight.job.reply(Unavailable(LATE) if is_late else answer)
+        if is_late:
+            self._stops.submit(self._stop, flight)
+
+    def _is_awaited(self, flight: Flight[Request], now_answered: bool = False) -> bool:
+        """Tell whether somebody still waits for a call; `now_answered`: who is told so answers it."""
         with self._lock:
-            is_ours = self._flights.get(flight.job.sequence_id) is flight
-            if is_ours:
+            is_awaited = self._flights.get(flight.job.sequence_id) is flight
+            if is_awaited and now_answered:
                 del self._flights[flight.job.sequence_id]
                 self.num_jobs += 1
-        if is_ours:
-            flight.job.reply(Unavailable(LATE) if is_late else answer)
-        if is_ours and is_late:
-            self._stops.submit(self._stop, flight)
+        return is_awaited
 
     def _answer(self, flight: Flight[Request]) -> Answer:
         job = flight.job
@@ -165,7 +174,7 @@ class BackendLine(Generic[Request]):
         asked = self._desk.ask(job.request, context_ids)
         if not isinstance(asked, Asked):
             return asked
-        responses = self._call(asked.tensors, flight.request_id, job.deadline_s - time.monotonic())
+        responses = self._call(asked.tensors, OUTPUTS, flight.request_id, job.deadline_s - time.monotonic())
         answer = self._desk.answer(asked.request, context_ids, responses)
         if not isinstance(answer, Acceptance):
             return answer
@@ -173,7 +182,7 @@ class BackendLine(Generic[Request]):
 
     def _stop(self, flight: Flight[Request]) -> None:
         try:
-            self._call(stop_tensors(), flight.request_id, STOP_LIMIT_S)
+            self._call(stop_tensors(), OUTPUTS, flight.request_id, STOP_LIMIT_S)
         except Exception as error:  # it ends by itself then, at its length
             log.warning("request %s of the backend could not be stopped: %s", flight.request_id, error)
 

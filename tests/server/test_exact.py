@@ -1,6 +1,7 @@
 """The exactness law on the real server, in float64: 0 differences, and proof that there was something to get wrong.
 
-The full size is `make exact` (tests/exact.py); this is its small brother: 6 prompts × 48 tokens per setting.
+The full size is `make exact` (tests/exact.py); this is its small brother: 6 prompts × 48 tokens per method, the settings
+of which take turns over the prompts.
 """
 
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from launcher import Server
 from orchestrator.config import load_config
 from tests.exact import CONFIG, serving
 from tests.support.exactness import SAMPLINGS
-from tests.support.settings import SETTINGS
+from tests.support.settings import SETTINGS, by_method
 from tests.support.suite import ALONE, AT_ONCE, Row, Suite
 from tests.support.traffic import Crowd, ask, mixed_prompts, settled_figures
 
@@ -19,6 +20,7 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 NUM_PROMPTS, NUM_TOKENS = 6, 48
 NUM_EQUAL, NUM_EQUAL_TOKENS = 16, 32
+TURNS = by_method()
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def rows(server: Server) -> dict[str, Row]:
-    suite = Suite(load_config(CONFIG), mixed_prompts(NUM_PROMPTS), NUM_TOKENS, "float64")
+    suite = Suite(load_config(CONFIG), mixed_prompts(NUM_PROMPTS), NUM_TOKENS, "float64", turns=TURNS)
     answers = [suite.run(unit, server.grpc_url) for unit in suite.units]
     return {row.name: row for row in suite.judge(answers)}
 
@@ -45,22 +47,22 @@ def accepted(row: Row, tasks: tuple[str, ...] = ()) -> int:
 def test_text_under_any_method_is_the_targets_own(rows: dict[str, Row], sampling: str, setting: str, mode: str) -> None:
     row = rows[f"{sampling}, {setting}, {mode}"]
 
-    assert len(row.answers) == NUM_PROMPTS
+    assert len(row.answers) == NUM_PROMPTS // len(next(turn for turn in TURNS if setting in turn))
     assert not row.differences, "\n".join(map(str, row.differences))
 
 
-@pytest.mark.parametrize("setting", [setting for setting in SETTINGS if setting != "none"])
-def test_drafts_were_accepted_and_refused_so_that_the_law_was_at_stake(rows: dict[str, Row], setting: str) -> None:
-    both = [rows[f"{sampling}, {setting}, {ALONE}"] for sampling in SAMPLINGS]
+@pytest.mark.parametrize("turn", [turn for turn in TURNS if turn != ["none"]], ids=lambda turn: turn[0])
+def test_drafts_were_accepted_and_refused_so_that_the_law_was_at_stake(rows: dict[str, Row], turn: list[str]) -> None:
+    both = [rows[f"{sampling}, {setting}, {ALONE}"] for sampling in SAMPLINGS for setting in turn]
     drafted = sum(answer.num_drafted for row in both for _, answer in row.answers)
 
     assert 0 < sum(map(accepted, both)) < drafted
 
 
 def test_prompt_lookup_has_drafts_accepted_where_text_repeats(rows: dict[str, Row]) -> None:
-    row = rows[f"greedy, prompt_lookup, {ALONE}"]
+    turn = next(turn for turn in TURNS if "prompt_lookup" in turn)
 
-    assert accepted(row, ("edit", "repetitive")) > 0
+    assert sum(accepted(rows[f"greedy, {setting}, {ALONE}"], ("edit", "repetitive")) for setting in turn) > 0
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

@@ -252,7 +252,7 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     "max_tokens too large": ({"max_tokens": 510}, ["max_tokens must be in 1..509", "got 510", "3 tokens"]),
     "unknown method": (
         {"speculation": "promptlookup"},
-        ["'promptlookup'", "mean 'prompt_lookup'", "draft_model, jacobi, lookahead, ngram, none"],
+        ["'promptlookup'", "mean 'prompt_lookup'", "draft_model, eagle, eagle2, eagle3, jacobi, lookahead"],
     ),
     "malformed JSON": ({"speculation_config": '{"draft_len": '}, ["speculation_config is not JSON"]),
     "JSON of brackets": ({"speculation_config": "[" * 50_000}, ["speculation_config is not JSON"]),
@@ -285,7 +285,7 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["the guide is no regex", "unclosed group", "guided_decoding_guide"],
     ),
     "too many stop words": ({"stop_words": ["x"] * 65}, ["stop_words has 65 entries", "at most 64"]),
-    "a long method": ({"speculation": "x" * 20_000}, ["unknown method 'xxx", "draft_model, jacobi"]),
+    "a long method": ({"speculation": "x" * 20_000}, ["unknown method 'xxx", "draft_model, eagle"]),
     "config word": (
         {"speculation": "prompt_lookup", "speculation_config": '{"match": "best"}'},
         ["match must be one of recent, frequent, leftmost", "got 'best'"],

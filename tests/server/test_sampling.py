@@ -51,12 +51,19 @@ PROMPT = PROMPTS[0]
 METHODS = {
     "none": "none", "prompt_lookup": "prompt_lookup branches", "ngram": "ngram 2", "suffix": "suffix wide",
     "lookahead": "lookahead 2 3 2", "jacobi": "jacobi", "predicted": "predicted 3", "draft_model": "draft_model 4",
+    "medusa": "medusa leaves", "eagle": "eagle narrow", "eagle2": "eagle2 small", "eagle3": "eagle3 small",
+    "redrafter": "redrafter 2 3",
 }  # fmt: skip
 #: The settings that propose more than a chain, and what they are told.
 TREES = {
     "prompt_lookup branches": "branches above 1",
     "suffix wide": "tree true",
     "lookahead 2 3 2": "a window and guesses side by side",
+    "medusa leaves": "a tree",
+    "eagle narrow": "a tree",
+    "eagle2 small": "a tree",
+    "eagle3 small": "a tree",
+    "redrafter 2 3": "a tree",
 }
 CHAINS = ["none", "prompt_lookup", "ngram 2", "suffix chain", "jacobi", "predicted 3", "draft_model 4"]
 DRAWN = {"temperature": 0.9, "seed": 5}

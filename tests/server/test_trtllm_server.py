@@ -58,7 +58,7 @@ class Hosted(NamedTuple):
 
 
 @contextmanager
-def hosting(folder: Path, checkpoints: Path, *lines: str, **options: Any) -> Iterator[Hosted]:
+def hosting(folder: Path, checkpoints: Path, *lines: str, stop_limit_s: int = 10, **options: Any) -> Iterator[Hosted]:
     """Serve a target's engine over the tiny target, and a draft model's engine for external drafts."""
     make_engine(folder / "target", checkpoints / "target", max_input_len=MAX_INPUT_LEN, **options)
     text = ['engine = "tensorrt_llm"', 'target = "target"', *lines]
@@ -68,7 +68,8 @@ def hosting(folder: Path, checkpoints: Path, *lines: str, **options: Any) -> Ite
     (folder / "serving.toml").write_text("\n".join(text))
     models = {"target": "standin.py"} | ({} if options.get("mode") else {"draft": "standin.py"})
     made = repository(folder, "speculative", "speculative_unary", **models)
-    with serving(folder / "serving.toml", repository=made, env={"STANDIN_FOLDER": str(folder)}) as server:
+    server_options = {"repository": made, "env": {"STANDIN_FOLDER": str(folder)}, "stop_limit_s": stop_limit_s}
+    with serving(folder / "serving.toml", **server_options) as server:
         yield Hosted(server, folder)
 
 
@@ -367,6 +368,27 @@ def test_choices_are_per_request_where_the_executor_s_interface_has_them(
         return
     assert answer.ids == truth
     assert answer.last["total_draft_tokens"] == num_nodes * (answer.last["num_steps"] - 1)
+
+
+def test_executor_that_dies_in_a_text_costs_time_and_no_text(
+    checkpoints: Path, tmp_path: Path, truth: list[int]
+) -> None:
+    line = 'default_speculation = "medusa"'
+    # A Triton that has lost a process waits for it until its exit time-out.
+    with hosting(tmp_path, checkpoints, line, mode="medusa", stop_limit_s=2) as hosted:
+        journal, answer = hosted.journal(), Answer()
+        with Stream(hosted.server.grpc_url) as stream:
+            with journal.held():
+                stream.send("r", **LONG, stream=True)
+                journal.leave()
+                answer.responses.append(stream.receive())
+                journal.break_down()
+                until(lambda: len(journal.ids("enqueued")) > 1, "the heir's warm-up, which waits for a pass")
+            answer.responses += stream.answers("r")["r"].responses
+    assert answer.ids == truth
+    asked = [event["max_tokens"] for event in journal.events("enqueued")]
+    # The text, the heir's warm-up, what was left of the text.
+    assert asked == [NUM_TOKENS, 8, NUM_TOKENS - len(answer.responses[0].values["output_ids"])]
 
 
 def test_default_method_that_the_engine_lacks_is_refused_at_load(checkpoints: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ class ExecutorJournal:
 
     def __init__(self, folder: Path, engine: str) -> None:
         self._journal, self._passes = folder / f"{engine}.journal", folder / f"{engine}.passes"
+        self._break = folder / f"{engine}.break"
         self._num_before = len(self._all())
 
     def events(self, name: str) -> list[dict[str, Any]]:
@@ -49,6 +50,10 @@ class ExecutorJournal:
         """Let a held executor make so many passes more than it has made by now."""
         made = max((event["number"] for event in self._all() if event["event"] == "pass"), default=0)
         self._passes.write_text(str(made + num_passes))
+
+    def break_down(self) -> None:
+        """Let the executor die, as when its worker does."""
+        self._break.touch()
 
     def await_enqueued(self, count: int) -> None:
         """Wait until so many requests have come."""

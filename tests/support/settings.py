@@ -1,4 +1,4 @@
-"""The drafting methods at the settings under which the exactness law is tested: three of each."""
+"""The drafting methods at the settings under which the exactness law is tested: three of each, two of a union."""
 
 from __future__ import annotations
 
@@ -29,7 +29,34 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "draft_model 1": ("draft_model", {"draft_len": 1}),
     "draft_model 4": ("draft_model", {"draft_len": 4}),
     "draft_model 8": ("draft_model", {"draft_len": 8}),
+    "medusa": ("medusa", {}),
+    "medusa leaves": ("medusa", {"choices": [[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]]}),
+    "medusa chain": ("medusa", {"choices": [[0, 0, 0]]}),
+    "eagle": ("eagle", {}),
+    "eagle narrow": ("eagle", {"choices": [[0, 0, 0], [0, 1], [1]]}),
+    "eagle chain": ("eagle", {"choices": [[0, 0, 0, 0]]}),
+    "eagle2": ("eagle2", {}),
+    "eagle2 small": ("eagle2", {"top_k": 3, "depth": 3, "max_nodes": 8}),
+    "eagle2 wide": ("eagle2", {"top_k": 10, "depth": 6, "max_nodes": 40}),
+    "eagle3": ("eagle3", {}),
+    "eagle3 small": ("eagle3", {"top_k": 3, "depth": 3, "max_nodes": 8}),
+    "eagle3 wide": ("eagle3", {"top_k": 10, "depth": 6, "max_nodes": 40}),
+    "redrafter": ("redrafter", {}),
+    "redrafter 2 3": ("redrafter", {"beams": 2, "beam_len": 3}),
+    "redrafter 8 4": ("redrafter", {"beams": 8, "beam_len": 4}),
+    "prompt_lookup+eagle2": ("prompt_lookup+eagle2", {}),
+    "prompt_lookup+eagle2 8": ("prompt_lookup+eagle2", {"max_nodes": 8, "eagle2": {"top_k": 3}}),
+    "medusa+eagle3": ("medusa+eagle3", {}),
+    "medusa+eagle3 40": ("medusa+eagle3", {"max_nodes": 40, "medusa": {"max_nodes": 12}}),
 }
+
+
+def by_method() -> list[list[str]]:
+    """Return the settings of each method, `none` first."""
+    methods: dict[str, list[str]] = {}
+    for name, (method, _) in SETTINGS.items():
+        methods.setdefault(method, []).append(name)
+    return list(methods.values())
 
 
 def inputs_of(setting: str, prompt: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice, product
@@ -19,7 +20,7 @@ from build.errors import BuildError
 from build.heads import measure as measure_module
 from build.heads import publish
 from build.heads import text as text_module
-from build.heads.cli import main, parser, settings_of
+from build.heads.cli import main, parser, settings_of, up_to_date
 from build.heads.make import frequent_tokens, make_heads
 from build.heads.measure import Recorded, acceptance_length, accuracies, measure, ranks_of
 from build.heads.objectives import divergence, feature_loss
@@ -31,7 +32,7 @@ from build.heads.text import heads_text, read_corpus
 from build.heads.train import Run, begin_run, resume_run, save_run, train_step
 from build.heads.trees import best_tree, chain
 from build.heads.unroll import unroll
-from build.loop import cut
+from build.loop import cut, run_steps
 from build.recipe import Plan
 from build.workspace import Workspace
 from orchestrator.errors import ConfigError
@@ -243,6 +244,25 @@ def test_resumed_run_ends_with_the_parameters_of_an_uninterrupted_one(target: Fr
         assert torch.equal(one, other), name
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_a_run_after_its_step_and_saves_it(target: FrozenTarget, tmp_path: Path, number: signal.Signals):
+    run, path = tiny_run(target), tmp_path / "checkpoint.pt"
+
+    def step() -> dict[str, float]:
+        losses = train_step(run)
+        if run.progress.step == 3:
+            signal.raise_signal(number)
+        return losses
+
+    handler = signal.getsignal(number)
+    assert not run_steps(run.progress, step, lambda: save_run(run, path))
+    assert signal.getsignal(number) is handler
+    assert torch.load(path, weights_only=True)["progress"]["step"] == 3
+    resume_run(run, path)
+    assert run_steps(run.progress, lambda: train_step(run), lambda: save_run(run, path))
+    assert run.progress.step == 10
+
+
 def test_step_reads_the_target_once_for_all_heads_and_leaves_it_as_it_was(target: FrozenTarget):
     run, passes = tiny_run(target), []
     before = [parameter.clone() for parameter in target.model.parameters()]
@@ -423,10 +443,18 @@ def test_ablated_head_does_not_see_the_token(published: Path, folder: Path):
     assert not loaded.reads_token
 
 
-def test_head_of_another_target_is_refused(published: Path, folder: Path, tmp_path: Path):
+def test_published_heads_are_up_to_date_until_the_settings_change(published: Path, folder: Path):
+    assert up_to_date(command(folder, Path(), published))
+    assert not up_to_date(command(folder, Path(), published, "--tokens=320"))
+    assert not up_to_date(command(folder, Path(), published / "elsewhere"))
+
+
+def test_head_of_another_target_is_refused_and_not_replaced(published: Path, folder: Path, tmp_path: Path):
     other = make_tiny_target(tmp_path / "other", seed=1, num_hidden_layers=7, tie_word_embeddings=True)
     with pytest.raises(ConfigError, match="was trained for another target"):
         load_head("medusa", str(published / "medusa"), str(other), torch.float32, CPU)
+    with pytest.raises(BuildError, match="medusa holds a head of another target"):
+        main(command(other, write_corpus(tmp_path), published, "--dry-run"))
 
 
 def test_interim_heads_are_published_and_marked(published: Path, folder: Path, tmp_path: Path, capsys):

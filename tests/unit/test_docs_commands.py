@@ -55,7 +55,11 @@ def commands(body):
 
 
 def documents():
-    return [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.exists()]
+    return [
+        path
+        for path in (ROOT / "README.md", ROOT / "build" / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+        if path.exists()
+    ]
 
 
 ALL = [block for path in documents() for block in blocks(path)]

@@ -157,7 +157,7 @@ def test_eight_at_once_are_streamed_together(checkpoint: Path, tmp_path: Path) -
         threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
         for thread in threads:
             thread.start()
-        until(lambda: standin(line).most_at_once == 8)
+        until(lambda: standin(line).most_at_once >= 8)
         standin(line).gate.set()
         for thread in threads:
             thread.join(LIMIT_S)
@@ -228,7 +228,7 @@ def test_release_aborts_the_generation(checkpoint: Path, tmp_path: Path) -> None
         standin(line).gate.clear()
         aborted = len(standin(line).aborted)
         line.release(4)
-        until(lambda: len(standin(line).aborted) == aborted + 1)
+        until(lambda: len(standin(line).aborted) > aborted)
         assert line.status().num_sequences == 0
 
 

@@ -272,7 +272,7 @@ def test_lookahead_engine_needs_sizes_that_fit_and_takes_smaller_ones(api: Any, 
 def test_wrong_decoding_mode_is_overwritten_with_a_warning(
     api: Any, start: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    start("medusa", api.DecodingConfig(decoding_mode=api.DecodingMode.Eagle))
+    start("medusa", api.DecodingConfig(decoding_mode=api.DecodingMode.Eagle()))
     assert "is overwritten by the engine's" in caplog.text
 
 

@@ -203,9 +203,10 @@ def test_a_q_that_would_bend_the_law_is_refused(q: list[tuple[list[int], list[fl
     """Two children of the root, 1 and 2."""
     tree = TokenTree.from_paths([[1], [2]])
     distributions = tuple(Distribution(ids_of(*ids), np.array(weights, np.float32)) for ids, weights in q)
-    tensors = wire.pack_drafted(Drafted(tree, distributions, 0))
+    delta = wire.delta_of(Context([1, 2]), 0, 1, "")
+    step = wire.StepRequest(delta, tree, Sampling(), Want(), 1000, distributions)
     with pytest.raises(EngineError, match=words):
-        wire.unpack_drafted(tensors, VOCAB_SIZE, MAX_NODES)
+        wire.unpack_step(wire.pack_step(step), VOCAB_SIZE, MAX_NODES)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Triton model `eagle`: hosts an EAGLE head, which proposes a static tree (EAGLE-1) or a dynamic one (EAGLE-2) a call."""
+"""Triton model `eagle`: hosts an EAGLE head: a static tree (EAGLE-1) or a dynamic one (EAGLE-2) a call."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from orchestrator.errors import EngineError, RequestError, Unavailable
 from orchestrator.loop import Limits
 from orchestrator.types import Burst, Inside, Want
 from orchestrator.wire import StepRequest
+from runtime.trtllm import contexts
 from runtime.trtllm.line import ExecutorLine
 from tests.standin.engine_folder import make_engine
 from tests.support.clients import until
@@ -162,6 +163,21 @@ def test_deadline_cancels_the_rest_of_the_text(start: Callable[..., Line]) -> No
     assert isinstance(answers.get(timeout=LIMIT_S), Unavailable)
     assert len(executor.cancelled) == num_cancelled + 1
     executor.gate.set()
+
+
+def test_text_of_a_sequence_that_fell_silent_is_cancelled(
+    start: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = start("medusa")
+    executor = standin(line)
+    num_cancelled = len(executor.cancelled)
+    executor._iterate = _paused_after(executor, 1)
+    ask(line, request(PROMPT, want=Want(inside=Inside(200))))
+    assert len(executor.cancelled) == num_cancelled
+    monkeypatch.setattr(contexts, "IDLE_S", 0.0)
+    until(lambda: len(executor.cancelled) == num_cancelled + 1, "the end of what nobody asks for")
+    executor.gate.set()
+    assert line.status().num_sequences == 0
 
 
 def test_eight_at_once_share_the_executor_s_passes(start: Callable[..., Line], greedy: list[int]) -> None:

@@ -62,6 +62,7 @@ def test_rule_is_the_engine_s_own_and_no_other(external: JobBuilder) -> None:
     for rule in ("coupled", "rejection", "block", "typical"):
         assert refusal(external, rule=rule).startswith(f"{WORDS}the rule {rule!r}: ")
     assert "the rule 'rejection'" in refusal(external, use_draft_logits=True)
+    assert "unknown rule 'magic' (allowed: engine; input rule)" in refusal(external, rule="magic")
 
 
 def test_rule_is_told_with_what_a_seed_is_worth_under_it(external: JobBuilder) -> None:

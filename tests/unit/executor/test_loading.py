@@ -13,19 +13,13 @@ from build.trtllm.manifest import write_manifest
 from orchestrator.config import ServingConfig
 from orchestrator.context import Context
 from orchestrator.engine_manifest import CHECKPOINT, read_manifest, served_checkpoint
-from orchestrator.errors import (
-    ConfigError,
-)
+from orchestrator.errors import ConfigError
 from orchestrator.wire import DraftRequest, delta_of
+from runtime.trtllm import library
 from runtime.trtllm.build import build_draft, build_target
 from tests.standin.engine_folder import IMAGE, make_engine
 from tests.support.engines import PlainModel, ask
-from tests.support.executor import (
-    GREEDY,
-    PROMPT,
-    config_of,
-    sampled,
-)
+from tests.support.executor import GREEDY, PROMPT, config_of, request, sampled, serving, standin
 from tests.support.tiny_models import VOCAB_SIZE
 
 
@@ -59,11 +53,21 @@ def test_wrong_manifest_is_refused(checkpoint: Path, tmp_path: Path, change: dic
         build_target(config_of(folder))
 
 
-def test_engine_for_several_gpus_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+def test_engine_for_several_gpus_has_a_process_spawned_for_each(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = make_engine(tmp_path / "engine", checkpoint, num_ranks=2)
     (folder / "rank1.engine").touch()
-    with pytest.raises(ConfigError, match="is for 2 GPUs; this version loads engines of one GPU"):
+    worker = tmp_path / "trtllmExecutorWorker"
+    monkeypatch.setattr(library, "WORKER", worker)
+    with pytest.raises(ConfigError, match="an engine for 2 GPUs needs the program of its ranks, and there is none of"):
         build_target(config_of(folder))
+    worker.touch()
+    with serving(folder) as line:
+        parallel = standin(line)._config.parallel_config
+        assert parallel.device_ids == [0, 1] and parallel.communication_mode.name == "ORCHESTRATOR"
+        assert parallel.orchestrator_config.worker_executable_path == str(worker)
+        assert ask(line, request(PROMPT)).next_token >= 0
 
 
 def test_engine_that_the_library_cannot_load_is_refused_in_its_words(checkpoint: Path, tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """NOT TensorRT-LLM: its configuration objects; a wrong type is a TypeError, a broken assertion a RuntimeError."""
 
+import functools
+from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 import torch
 
@@ -11,16 +14,24 @@ class ModelType(Enum):
     ENCODER_DECODER = 2
 
 
-class DecodingMode(Enum):
-    Auto = 0
-    TopK = 1
-    TopP = 2
-    TopKTopP = 3
-    BeamSearch = 4
-    Medusa = 5
-    Lookahead = 6
-    ExplicitDraftTokens = 7
-    Eagle = 8
+class CommunicationType(Enum):
+    MPI = 0
+
+
+class CommunicationMode(Enum):
+    LEADER = 0
+    ORCHESTRATOR = 1
+
+
+@dataclass(frozen=True)
+class DecodingMode:
+    """Made by its static methods: `DecodingMode.Medusa()`."""
+
+    name: str
+
+
+for name in ("Auto", "TopK", "TopP", "TopKTopP", "BeamSearch", "Medusa", "Lookahead", "ExplicitDraftTokens", "Eagle"):
+    setattr(DecodingMode, name, staticmethod(functools.partial(DecodingMode, name)))
 
 
 def check(condition, words):
@@ -168,6 +179,40 @@ class KvCacheConfig:
         self.enable_partial_reuse = typed("enable_partial_reuse", enable_partial_reuse, bool)
 
 
+class OrchestratorConfig:
+    def __init__(self, is_orchestrator=True, worker_executable_path="", orch_leader_comm=None, spawn_processes=True):
+        self.is_orchestrator = typed("is_orchestrator", is_orchestrator, bool)
+        self.worker_executable_path = typed("worker_executable_path", worker_executable_path, str)
+        self.spawn_processes = typed("spawn_processes", spawn_processes, bool)
+        if orch_leader_comm is not None:
+            raise NotImplementedError("this stand-in has no MPI")
+
+
+class ParallelConfig:
+    def __init__(
+        self,
+        communication_type=CommunicationType.MPI,
+        communication_mode=CommunicationMode.LEADER,
+        device_ids=None,
+        participant_ids=None,
+        orchestrator_config=None,
+        num_nodes=None,
+    ):
+        self.communication_type = typed("communication_type", communication_type, CommunicationType)
+        self.communication_mode = typed("communication_mode", communication_mode, CommunicationMode)
+        self.device_ids = ids("device_ids", device_ids)
+        self.participant_ids = ids("participant_ids", participant_ids)
+        self.orchestrator_config = typed("orchestrator_config", orchestrator_config, OrchestratorConfig)
+        self.num_nodes = typed("num_nodes", num_nodes, int)
+
+    def check(self, num_ranks):
+        """One process has one rank: more must be spawned, one a GPU, by a program that is there."""
+        check(self.communication_mode is CommunicationMode.ORCHESTRATOR, "ranks without MPI processes")
+        check(self.device_ids is None or len(self.device_ids) == num_ranks, f"{self.device_ids} for {num_ranks} ranks")
+        check(self.orchestrator_config is not None and self.orchestrator_config.is_orchestrator, "no orchestrator")
+        check(Path(self.orchestrator_config.worker_executable_path).is_file(), "no worker executable")
+
+
 class ExecutorConfig:
     def __init__(
         self,
@@ -178,7 +223,9 @@ class ExecutorConfig:
         iter_stats_max_iterations=1000,
         gather_generation_logits=False,
         decoding_config=None,
+        parallel_config=None,
     ):
+        self.parallel_config = typed("parallel_config", parallel_config, ParallelConfig)
         self.max_beam_width = typed("max_beam_width", max_beam_width, int)
         self.kv_cache_config = typed("kv_cache_config", kv_cache_config, KvCacheConfig) or KvCacheConfig()
         self.enable_chunked_context = typed("enable_chunked_context", enable_chunked_context, bool)

@@ -13,10 +13,10 @@ log = logging.getLogger(__name__)
 
 EXTERNAL, LOOKAHEAD = "draft_tokens_external", "lookahead_decoding"
 MODES = {
-    "medusa": DecodingMode.Medusa,
-    LOOKAHEAD: DecodingMode.Lookahead,
-    "explicit_draft_tokens": DecodingMode.ExplicitDraftTokens,
-    "eagle": DecodingMode.Eagle,
+    "medusa": DecodingMode.Medusa(),
+    LOOKAHEAD: DecodingMode.Lookahead(),
+    "explicit_draft_tokens": DecodingMode.ExplicitDraftTokens(),
+    "eagle": DecodingMode.Eagle(),
 }
 NUM_GUESSED = 4
 PADDING = 8
@@ -56,7 +56,7 @@ class Engine:
 
     def _check_mode(self, config):
         wanted = MODES.get(self.mode)
-        if config.decoding_mode and wanted and config.decoding_mode is not wanted:
+        if config.decoding_mode and wanted and config.decoding_mode != wanted:
             log.warning("the decoding mode %s is overwritten by the engine's %s", config.decoding_mode, wanted)
         if self.mode == LOOKAHEAD:
             check(self.lookahead is not None, "a lookahead engine needs the executor's lookahead sizes")

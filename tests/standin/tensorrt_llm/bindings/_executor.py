@@ -4,6 +4,7 @@ import itertools
 import threading
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ class Executor:
     def __init__(self, model_path, model_type, executor_config):
         self._config = typed("executor_config", executor_config, ExecutorConfig)
         check(typed("model_type", model_type, ModelType) is ModelType.DECODER_ONLY, "decoder only, in this stand-in")
+        self._check_ranks(Path(model_path))
         self.engine = Engine(model_path, tensorrt_llm.__version__, executor_config.decoding_config)
         self.gate, self.poison, self.broken = threading.Event(), None, False
         self.gate.set()
@@ -54,6 +56,12 @@ class Executor:
         self._shut = False
         self._thread = threading.Thread(target=self._run, name="standin-executor", daemon=True)
         self._thread.start()
+
+    def _check_ranks(self, folder):
+        num_ranks = len(list(folder.glob("rank*.engine")))
+        if num_ranks > 1:
+            check(self._config.parallel_config is not None, f"world size 1, and an engine of {num_ranks}")
+            self._config.parallel_config.check(num_ranks)
 
     def can_enqueue_requests(self):
         return not (self._shut or self.broken)
@@ -81,6 +89,8 @@ class Executor:
     def await_responses(self, timeout=None):
         if timeout is not None and not isinstance(timeout, timedelta):
             raise TypeError("incompatible function arguments: timeout must be a timedelta")
+        if self._journal.is_to_break():
+            self.break_down()
         with self._changed:
             self._changed.wait_for(
                 lambda: self._responses or self.broken, None if timeout is None else timeout.total_seconds()

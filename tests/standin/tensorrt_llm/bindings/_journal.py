@@ -1,7 +1,7 @@
 """NOT TensorRT-LLM: for tests in another process, what an executor did, and how far it may go.
 
 In the folder STANDIN_FOLDER, `<engine>.journal` gets a line of JSON for each event; while `<engine>.passes` is there, the
-executor makes no more passes in all than the number in it.
+executor makes no more passes in all than the number in it. It dies once `<engine>.break` appears.
 """
 
 import json
@@ -26,6 +26,14 @@ class Journal:
         """Wait until another pass may be made, or nobody wants it any more."""
         while self._file and num_passes >= self._most() and not is_over():
             time.sleep(POLL_S)
+
+    def is_to_break(self):
+        """Tell, once, that the executor shall die."""
+        order = self._file and self._file.with_suffix(".break")
+        if not (order and order.exists()):
+            return False
+        order.unlink()
+        return True
 
     def _most(self):
         try:

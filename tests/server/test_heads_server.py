@@ -1,0 +1,134 @@
+"""Drafting heads of the shipped deployment, in float64: what they draft does not hang on who was there before."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from launcher import Server
+from tests.exact import serving
+from tests.support.clients import Answer, Stream, ask, until
+from tests.support.traffic import mixed_prompts, settled_figures
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+
+#: The method that a head is tested by, and the Triton model that it asks.
+METHODS = {"medusa": "medusa", "eagle": "eagle", "eagle2": "eagle", "eagle3": "eagle3", "redrafter": "redrafter"}
+PROMPT = mixed_prompts(4)[0].text
+NUM_TOKENS = 40
+LIMITS: dict[str, Any] = {"max_tokens": NUM_TOKENS, "end_id": -1, "timeout_ms": 300_000}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving("float64") as running:
+        yield running
+
+
+def said(server: Server, method: str, salt: str, **inputs: Any) -> Answer:
+    given = {"text_input": PROMPT, "speculation": method, "cache_salt": salt, **LIMITS, **inputs}
+    answer = ask(server.grpc_url, stream=True, return_stats=True, **given)
+    assert not answer.error
+    return answer
+
+
+def lengths(answer: Answer) -> list[int]:
+    """Tokens of each step."""
+    return [length for part in answer.parts for length in part.get("step_lengths", [])]
+
+
+@pytest.fixture(scope="module")
+def cold(server: Server) -> dict[str, Answer]:
+    """Each method from caches that hold nothing."""
+    return {method: said(server, method, f"cold {method}") for method in ("none", *METHODS)}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_head_s_drafts_are_accepted(cold: dict[str, Answer], method: str) -> None:
+    assert cold[method].ids == cold["none"].ids
+    assert len(lengths(cold[method])) < NUM_TOKENS
+    assert cold[method].last["total_accepted_draft_tokens"] > 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_head_drafts_alike_behind_a_cache_that_another_method_filled(
+    server: Server, cold: dict[str, Answer], method: str
+) -> None:
+    salt = f"filled for {method}"
+    assert said(server, "none", salt).ids == cold["none"].ids
+    warm = said(server, method, salt)
+    assert warm.ids == cold["none"].ids
+    assert lengths(warm) == lengths(cold[method])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_head_drafts_alike_when_it_knows_the_prompt(server: Server, cold: dict[str, Answer], method: str) -> None:
+    assert lengths(said(server, method, f"cold {method}")) == lengths(cold[method])
+
+
+@pytest.mark.parametrize("method", ["medusa", "eagle", "eagle3", "redrafter"])
+def test_a_killed_head_costs_no_text_and_drafts_again_as_from_a_cold_cache(
+    server: Server, cold: dict[str, Answer], method: str
+) -> None:
+    (dead,) = [pid for pid, name in server.pids().items() if name == method]
+    with Stream(server.grpc_url) as stream:
+        given = {"text_input": PROMPT, "speculation": method, "cache_salt": f"killed {method}", **LIMITS}
+        stream.send(stream=True, **given)
+        first = [stream.receive() for _ in range(3)]
+        os.kill(dead, signal.SIGKILL)
+        answer = stream.answers("r")["r"]
+    answer.responses[:0] = first
+    assert (answer.error, answer.ids) == ("", cold["none"].ids)
+    until(lambda: [p for p, name in server.pids().items() if name == method and p != dead], "another process")
+    # While the breaker is open nothing is drafted; the text is the same all the while.
+    until(lambda: said(server, method, "healed").last["total_draft_tokens"] > 0, "drafts")
+    assert lengths(said(server, method, f"cold {method}")) == lengths(cold[method])
+    assert server.failure() is None
+
+
+def test_requests_at_once_are_drafted_for_together(server: Server, cold: dict[str, Answer]) -> None:
+    """Eight requests under four heads, two each, all within one salt: each says its text, and heads batch."""
+    names = [method for method in ("medusa", "eagle2", "eagle3", "redrafter") for _ in range(2)]
+    before = settled_figures(server)
+    with Stream(server.grpc_url) as stream:
+        for number, method in enumerate(names):
+            given = {"text_input": PROMPT, "speculation": method, "cache_salt": "together", **LIMITS}
+            stream.send(f"r{number}", stream=True, **given)
+        answers = stream.answers(*(f"r{number}" for number in range(len(names))))
+    assert [answer.ids for answer in answers.values()] == [cold["none"].ids] * len(names)
+    after = settled_figures(server)
+    for model in ("medusa", "eagle", "eagle3", "redrafter"):
+        passes, calls = (
+            after[model, family] - before[model, family] for family in ("passes_total", "pass_requests_total")
+        )
+        assert calls > passes, model
+
+
+@pytest.mark.parametrize("method", ["prompt_lookup+eagle2", "medusa+eagle3"])
+def test_a_union_s_acceptance_is_told_by_source(server: Server, cold: dict[str, Answer], method: str) -> None:
+    answer = said(server, method, f"union {method}")
+    assert answer.ids == cold["none"].ids
+    sources = answer.stats["sources"]
+    first, second = method.split("+")
+    assert set(sources) <= {first, second, method}
+    assert sum(count["num_drafted"] for count in sources.values()) == answer.last["total_draft_tokens"]
+    accepted = sum(count["num_accepted"] for count in sources.values())
+    assert 0 < accepted == answer.last["total_accepted_draft_tokens"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_budget_holds(server: Server, method: str) -> None:
+    answer = said(server, method, "budget", speculation_config=json.dumps({"max_nodes": 3}))
+    steps = answer.stats["num_steps"]
+    assert 0 < answer.last["total_draft_tokens"] <= 3 * steps
+
+
+def test_typical_acceptance_is_lossy_and_says_so(server: Server) -> None:
+    answer = said(server, "medusa", "typical", rule="typical", temperature=0.7, seed=3)
+    assert answer.stats["rule"] == "typical (lossy)"
+    assert len(answer.ids) == NUM_TOKENS

@@ -1,0 +1,142 @@
+"""The LLM API and the experimental tree host behind a real Triton server, over stand-ins of the library (tests/standin).
+
+The texts are compared with those of our own engine in float64. Nothing here runs the library.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from build.trtllm.llm_api import write_folder
+from build.trtllm.llm_speculation import LlmApiSpec
+from launcher.server import Server
+from orchestrator.loop import Limits
+from orchestrator.proposers.none import NoProposer
+from orchestrator.types import Sampling
+from tests.server.conftest import repository, serving
+from tests.standin.engine_folder import make_tree_engine
+from tests.support.clients import Stream, ask, ask_unary, metric, until
+from tests.support.decode import decode
+from tests.support.engines import EngineTarget, make_paged, start_target
+
+pytestmark = pytest.mark.server
+
+PROMPT = [5, 9, 5, 9, 12, 7, 5, 9]
+NUM_TOKENS = 24
+ASKED: dict[str, Any] = {"input_ids": PROMPT, "max_tokens": NUM_TOKENS, "end_id": -1}
+INSIDE = ("eagle3", "mtp", "prompt_lookup", "draft_model")
+
+
+@contextmanager
+def hosting(folder: Path, *lines: str) -> Iterator[Server]:
+    """Serve the folder `target` by the real models, with the stand-in where the library would be."""
+    (folder / "serving.toml").write_text("\n".join(('target = "target"', "kv_memory_mb = 8", *lines)))
+    models = repository(folder, "speculative", "speculative_unary", target="standin.py")
+    with serving(folder / "serving.toml", repository=models) as server:
+        yield server
+
+
+def own_text(checkpoints: Path, prompt: list[int], sampling: Sampling = Sampling()) -> list[int]:  # noqa: B008
+    engine = start_target(make_paged(checkpoints / "target"))
+    text, _ = decode(EngineTarget(engine, 1), NoProposer(), prompt, sampling, Limits(NUM_TOKENS, 200, 64))
+    engine.close()
+    return text
+
+
+def eight_texts(server: Server, checkpoints: Path, **inputs: Any) -> tuple[list[list[int]], list[list[int]]]:
+    """Ask eight things at once; return what came, and what our own engine says."""
+    prompts = [[n + 1, n + 2, n + 1, n + 2, 3] for n in range(8)]
+    with Stream(server.grpc_url) as stream:
+        names = [str(n) for n in range(8)]
+        for name, prompt in zip(names, prompts, strict=True):
+            stream.send(name, **{**ASKED, "input_ids": prompt, **inputs})
+        answers = stream.answers(*names)
+    return [answers[name].ids for name in names], [own_text(checkpoints, prompt) for prompt in prompts]
+
+
+# The LLM API
+
+
+@pytest.fixture(scope="module", params=INSIDE)
+def llm(
+    request: pytest.FixtureRequest, checkpoints: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Server, str]]:
+    folder, method = tmp_path_factory.mktemp(request.param), request.param
+    drafter = str(checkpoints / "draft") if method in ("eagle3", "draft_model") else ""
+    spec = LlmApiSpec(method=method, target=str(checkpoints / "target"), drafter=drafter, max_seq_len=256)
+    (folder / "target").mkdir()
+    write_folder(spec, folder / "target")
+    with hosting(folder, 'engine = "llm_api"', f'default_speculation = "{method}"') as server:
+        yield server, method
+
+
+def test_llm_api_gives_the_torch_engine_s_text(llm: tuple[Server, str], checkpoints: Path) -> None:
+    server, method = llm
+    truth = own_text(checkpoints, PROMPT)
+    for asked in ({}, {"speculation": method}, {"speculation": "none"}):
+        answer = ask(server.grpc_url, return_stats=True, **asked, **ASKED)
+        assert answer.ids == truth
+        assert (answer.last["total_accepted_draft_tokens"] > 0) == (asked.get("speculation") != "none")
+    assert ask_unary(server.grpc_url, **ASKED)["output_ids"] == truth
+
+
+def test_llm_api_streams_eight_at_once(llm: tuple[Server, str], checkpoints: Path) -> None:
+    found, expected = eight_texts(llm[0], checkpoints, stream=True)
+    assert found == expected
+
+
+def test_llm_api_says_what_it_does_not_serve(llm: tuple[Server, str]) -> None:
+    server, method = llm
+    assert (
+        f"it drafts by itself, with the method '{method}'" in ask(server.grpc_url, speculation="suffix", **ASKED).error
+    )
+    assert "temperature: it is not established" in ask(server.grpc_url, temperature=1.0, **ASKED).error
+
+
+def test_cancelled_request_leaves_the_llm_api(llm: tuple[Server, str]) -> None:
+    server, _ = llm
+    stream = Stream(server.grpc_url)
+    stream.send("r", **{**ASKED, "max_tokens": 200, "stream": True})
+    stream.receive()
+    stream.cancel()
+    until(lambda: metric(server.metrics_url, "spec_sequences", model="target") == 0, "an end of the sequence")
+
+
+# Trees on a compiled engine
+
+
+@pytest.fixture(scope="module")
+def trees(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("trees")
+    make_tree_engine(folder / "target", checkpoints / "target")
+    with hosting(folder, 'engine = "tensorrt_llm_trees_experimental"', 'default_speculation = "lookahead"') as server:
+        yield server
+
+
+TREES = {"none": {}, "prompt_lookup": {"branches": 3}, "suffix": {"tree": True}, "lookahead": {}, "jacobi": {}}
+
+
+@pytest.mark.parametrize("method", TREES)
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.75, seed=4)], ids=["greedy", "drawn"])
+def test_tree_host_gives_the_torch_engine_s_text(
+    trees: Server, checkpoints: Path, method: str, sampling: Sampling
+) -> None:
+    drawn = {} if sampling.greedy else {"temperature": sampling.temperature, "seed": sampling.seed}
+    config = json.dumps(TREES[method])
+    answer = ask(trees.grpc_url, speculation=method, speculation_config=config, stream=True, **drawn, **ASKED)
+    assert not answer.error and answer.ids == own_text(checkpoints, PROMPT, sampling)
+
+
+def test_tree_host_serves_eight_at_once(trees: Server, checkpoints: Path) -> None:
+    found, expected = eight_texts(trees, checkpoints, speculation="lookahead")
+    assert found == expected
+
+
+def test_tree_host_refuses_heads_by_name(trees: Server) -> None:
+    assert "the method 'medusa'" in ask(trees.grpc_url, speculation="medusa", **ASKED).error
