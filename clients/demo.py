@@ -27,7 +27,10 @@ import launcher
 from clients.generate import ONE_LINE, Generation, Painter, compare, generate, ratio
 
 ROOT = Path(__file__).resolve().parent.parent
-METHODS = ("none", "prompt_lookup", "suffix", "ngram", "lookahead", "jacobi", "draft_model")
+METHODS = (
+    "none", "prompt_lookup", "suffix", "ngram", "lookahead", "jacobi", "draft_model",
+    "medusa", "eagle", "eagle2", "eagle3", "redrafter", "prompt_lookup+eagle2",
+)  # fmt: skip
 # It drafts from what the client expects; only of an edit does the demo know that.
 PREDICTED, PREDICTABLE = "predicted", "edit"
 TASKS = ("completion", "edit", "docstring")

@@ -15,12 +15,11 @@ from orchestrator.proposers.drafter import DraftLine, DraftModel, DraftModelConf
 from orchestrator.proposers.guarded import Guarded
 from orchestrator.proposers.heads import (
     DynamicConfig,
-    EagleConfig,
     HeadConfig,
     HeadProposer,
     HeadTraits,
-    MedusaConfig,
     RedrafterConfig,
+    StaticConfig,
 )
 from orchestrator.proposers.inside import InsideConfig, InsideEagleConfig, InsideLookaheadConfig, InsideProposer
 from orchestrator.proposers.jacobi import Jacobi, JacobiConfig
@@ -110,8 +109,8 @@ METHODS: Mapping[str, Method] = {
     "draft_model": Method(
         DraftModelConfig, lambda config, materials: DraftModel(config, materials.lines("draft")), drafter="draft"
     ),
-    "medusa": _head("medusa", MedusaConfig, HeadTraits(States.LAST, keeps=False)),
-    "eagle": _head("eagle", EagleConfig, HeadTraits(States.LAST, keeps=True)),
+    "medusa": _head("medusa", StaticConfig, HeadTraits(States.LAST, keeps=False)),
+    "eagle": _head("eagle", StaticConfig, HeadTraits(States.LAST, keeps=True)),
     "eagle2": _head("eagle2", DynamicConfig, HeadTraits(States.LAST, keeps=True)),
     "eagle3": _head("eagle3", DynamicConfig, HeadTraits(States.LAYERS, keeps=True)),
     "redrafter": _head("redrafter", RedrafterConfig, HeadTraits(States.LAST, keeps=False)),

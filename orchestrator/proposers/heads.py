@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from orchestrator.choices import EAGLE_LEAVES, MAX_DEPTH, read_choices, tree_of_choices
+from orchestrator.choices import MAX_DEPTH, read_choices
 from orchestrator.context import Context
 from orchestrator.proposers.drafter import DraftLine
 from orchestrator.settings import MAX_NODES, MethodConfig, parsed, whole
@@ -37,23 +37,11 @@ class HeadConfig(MethodConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MedusaConfig(HeadConfig):
-    """choices: the tree, as all its nodes or as its leaf paths; empty = the best of `max_nodes` nodes, as measured."""
+class StaticConfig(HeadConfig):
+    """choices: the tree, as all its nodes or as its leaf paths; empty = the head's own, its best `max_nodes` nodes."""
 
     max_nodes: int = whole(24, 0, MAX_NODES)
     choices: TokenTree = parsed(TokenTree.bare(), read_choices)  # noqa: RUF009 - it declares a field
-
-    @property
-    def shape(self) -> HeadInput:
-        """The static tree."""
-        return HeadInput(choices=self.choices)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EagleConfig(HeadConfig):
-    """choices: the static tree, as all its nodes or as its leaf paths."""
-
-    choices: TokenTree = parsed(tree_of_choices(EAGLE_LEAVES), read_choices)  # noqa: RUF009 - it declares a field
 
     @property
     def shape(self) -> HeadInput:

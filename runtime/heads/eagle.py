@@ -13,16 +13,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig
 
+from orchestrator.choices import EAGLE_LEAVES, tree_of_choices
+from orchestrator.tree import TokenTree
 from runtime.heads.layer import Attend, Eagle3Layer, EagleLayer, norm_of
 
 
 class Extrapolator(Protocol):
     """What the EAGLE engine runs.
 
-    config: sizes of its layer.
+    config: sizes of its layer. own_choices: the static tree of a request that names none.
     """
 
     config: LlamaConfig
+    own_choices: TokenTree
 
     @property
     def feature_width(self) -> int:
@@ -56,6 +59,7 @@ class EagleHead(nn.Module):
         super().__init__()
         d = config.hidden_size
         self.config = config
+        self.own_choices = tree_of_choices(EAGLE_LEAVES)
         self.reads_token = reads_token
         self.fc = nn.Linear(2 * d, d, bias=getattr(config, "bias", True))
         self.layers = nn.ModuleList([EagleLayer(config)])
@@ -102,6 +106,7 @@ class Eagle3Head(nn.Module):
         super().__init__()
         d = config.hidden_size
         self.config = config
+        self.own_choices = tree_of_choices(EAGLE_LEAVES)
         self.fc = nn.Linear(3 * (target_hidden_size or d), d, bias=False)
         self.midlayer = Eagle3Layer(config)
         self.norm = norm_of(config)

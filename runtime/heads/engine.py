@@ -122,11 +122,11 @@ def newest_is_there(job: HeadJob) -> bool:
     return head.features_start + len(head.features) == job.delta.prefix_len - 1
 
 
-def growth_of(job: HeadJob, max_depth: int, default: TokenTree | None = None, beams: bool = False) -> Growth:
-    """Return the empty tree of a job: of the shape that it names, else of the default one, else dynamic."""
+def growth_of(job: HeadJob, max_depth: int, own_choices: TokenTree | None = None, beams: bool = False) -> Growth:
+    """Return the empty tree of a job: of its own shape, else dynamic if it names a width, else the head's."""
     request, choices = job.request, job.request.head.choices
-    if not choices.num_nodes and default:
-        choices = default
+    if not choices.num_nodes and not request.head.width and own_choices:
+        choices = own_choices
     if not choices.num_nodes:
         return Dynamic(max(request.head.width, 1), request.max_nodes, max_depth, beams)
     return Static(choices.only(choices.within(request.max_nodes, max_depth)))

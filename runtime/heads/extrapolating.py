@@ -34,6 +34,7 @@ class EagleEngine(HeadEngine):
         super().__init__(head.feature_width, weight.device, weight.dtype)
         shape = CacheShape(1, config.num_key_value_heads or config.num_attention_heads, head_dim(config))
         self._head = head
+        self._own_choices = head.own_choices
         self._cache = KVCache(shape, memory_mb, block_tokens, weight.dtype, weight.device)
         # Slots without an entry are never written, and attention takes no NaN, not even masked.
         self._cache.kv.zero_()
@@ -48,8 +49,9 @@ class EagleEngine(HeadEngine):
         """Sync the sequence, and note the hole that features which nobody has leave in it."""
         head = job.request.head
         depth = self._depth(job)
-        width = head.width if not head.choices.num_nodes else head.choices.num_nodes
-        job.sequence = self._sequences.open(job.delta, width * max(depth - 1, 0), max(depth, 0))
+        # At most so many nodes are expanded: of a dynamic tree a width a level, of a static one all of its nodes.
+        num_expanded = head.width * max(depth - 1, 0) if head.width else job.request.max_nodes
+        job.sequence = self._sequences.open(job.delta, num_expanded, max(depth, 0))
         job.sequence.last_used_s = time.monotonic()
         if depth < 1:
             return "the context has reached the head's limit"
@@ -66,7 +68,7 @@ class EagleEngine(HeadEngine):
 
     def draft(self, jobs: list[HeadJob]) -> list[TokenTree]:
         """Return each job's tree."""
-        drafts = [Draft(job, growth_of(job, self._depth(job))) for job in jobs]
+        drafts = [Draft(job, growth_of(job, self._depth(job), self._own_choices)) for job in jobs]
         self._extend(drafts)
         live = drafts
         while live:

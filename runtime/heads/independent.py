@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from orchestrator.choices import MAX_NODES, best_choices
 from orchestrator.tree import TokenTree
 from runtime.heads.engine import HeadEngine, HeadJob, growth_of, ranked_children
 from runtime.heads.medusa import MedusaHeads
@@ -14,7 +13,6 @@ from runtime.heads.medusa import MedusaHeads
 class MedusaEngine(HeadEngine):
     """Medusa (arXiv:2401.10774, section 2.1); it keeps nothing between calls.
 
-    A request that names no choices gets the best tree of its size, by the heads' own accuracy.
     Law: what stands at depth k is head k's guess, whatever stands above it.
     """
 
@@ -22,7 +20,7 @@ class MedusaEngine(HeadEngine):
         weight = next(iter(heads.parameters()))
         super().__init__(weight.shape[1], weight.device, weight.dtype)
         self._heads = heads
-        self._own_choices = best_choices(heads.accuracy, MAX_NODES)
+        self._own_choices = heads.own_choices
 
     def draft(self, jobs: list[HeadJob]) -> list[TokenTree]:
         """Return each job's tree; its levels beyond the last head stay empty."""

@@ -6,13 +6,14 @@ Layouts, names and their sources: docs/heads-formats.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
+from orchestrator.choices import MAX_NODES, best_choices
 from orchestrator.errors import ConfigError
 from orchestrator.types import FloatArray
 from runtime.features import layers_of
@@ -28,11 +29,13 @@ FINGERPRINT, ACCURACY = "target_fingerprint", "accuracy"
 Head = TypeVar("Head", bound=nn.Module)
 
 
-def load_head(kind: str, folder: str, target: str, dtype: torch.dtype, device: torch.device) -> nn.Module:
+def load_head(kind: str, folder: str, target: str, dtype: torch.dtype, device: torch.device) -> Any:
     """Load a head of this kind (a key of KINDS) for a target; raises ConfigError with the reason if it cannot be."""
     files, tables = read_head(folder), read_tables(target, dtype, device)
     _check_target(files, tables)
-    head = KINDS[kind](files, tables)
+    head: Any = KINDS[kind](files, tables)
+    if ACCURACY in files.config:
+        head.own_choices = best_choices(_accuracy(files), MAX_NODES)
     return head.to(device, dtype).eval().requires_grad_(False)
 
 
@@ -62,22 +65,18 @@ def _load_medusa(files: HeadFiles, tables: TargetTables) -> nn.Module:
     _check_equal(files, "hidden size", files.shape("0.0.linear.weight")[0], tables.hidden_size)
     if f"0.{num_layers}.weight" in tensors:
         _check_equal(files, "vocabulary", files.shape(f"0.{num_layers}.weight")[0], tables.vocab_size)
-    heads = MedusaHeads(num_heads, num_layers, tables.lm_head, _accuracy(files, num_heads))
+    heads = MedusaHeads(num_heads, num_layers, tables.lm_head)
     return _filled(heads, files, borrowed=f"{num_layers}.weight")
 
 
-def _accuracy(files: HeadFiles, num_heads: int) -> FloatArray | None:
-    """Return (K, R), how often each rank of each head was right, where whoever trained the heads has measured it."""
-    if ACCURACY not in files.config:
-        return None
+def _accuracy(files: HeadFiles) -> FloatArray:
+    """Return (K, R), how often the guess of each rank for each depth was right, as measured after training."""
     try:
         found = np.array(files.config[ACCURACY], np.float64)
     except (TypeError, ValueError):
         found = np.empty(0)
-    if found.ndim != 2 or len(found) < num_heads or not ((found >= 0) & (found <= 1)).all():
-        raise ConfigError(
-            f"{ACCURACY} must be {num_heads} lists of shares in 0..1, all of one length ({files.folder}/config.json)"
-        )
+    if found.ndim != 2 or not found.size or not ((found >= 0) & (found <= 1)).all():
+        raise ConfigError(f"{ACCURACY} must be lists of shares in 0..1, of one length ({files.folder}/config.json)")
     return found
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from orchestrator.choices import MAX_NODES, best_choices
 from orchestrator.types import FloatArray
 
 
@@ -32,13 +33,13 @@ class ResBlock(nn.Module):
 class MedusaHeads(nn.ModuleList):
     """K heads of residual blocks and an LM head each; parameters are named as published: k.l.linear, k.L.weight.
 
-    accuracy: (K, R), how often the guess of rank r of head k is right; as measured in training, where the file says so.
+    own_choices: the static tree of a request that names none, its nodes the best first.
     """
 
-    def __init__(self, num_heads: int, num_layers: int, lm_head: Tensor, accuracy: FloatArray | None = None) -> None:
+    def __init__(self, num_heads: int, num_layers: int, lm_head: Tensor) -> None:
         """lm_head: (V, d), the target's, with which every head begins."""
         super().__init__()
-        self.accuracy = usual_accuracy(num_heads) if accuracy is None else accuracy[:num_heads]
+        self.own_choices = best_choices(usual_accuracy(num_heads), MAX_NODES)
         vocab_size, width = lm_head.shape
         for _ in range(num_heads):
             output = nn.Linear(width, vocab_size, bias=False)

@@ -121,7 +121,7 @@ class LlmExecutor:
                 self._responses.put(_response(number, step))
         except asyncio.CancelledError:
             if output is not None:
-                pass
+                output.abort()
         except Exception as error:
             log.exception("the LLM API failed on a request")
             self._responses.put(LlmResponse(number, _NOTHING, str(error) or type(error).__name__))

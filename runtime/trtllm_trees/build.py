@@ -27,6 +27,8 @@ def load_paged(config: ServingConfig) -> PagedModel:
     manifest = read_manifest(folder)
     version = load_library(manifest.image).version
     manifest = check_engine(folder, version=version, draft=Path(config.draft) if config.draft else None)
+    if config.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device = {config.device!r}, but torch sees no CUDA device (serving.toml)")
     if manifest.num_ranks > 1:
         raise ConfigError(f"the engine {folder} is for {manifest.num_ranks} GPUs; engine = {ENGINE!r} loads one of one")
     geometry = read_geometry(folder, manifest)
@@ -38,6 +40,8 @@ def load_paged(config: ServingConfig) -> PagedModel:
 
 def _open(folder: Path, geometry: Geometry, manifest: Manifest, device: torch.device) -> SessionModel:
     library = importlib.import_module("tensorrt_llm.runtime")
+    if device.index is not None:
+        torch.cuda.set_device(device)  # TensorRT loads an engine on the thread's own
     try:
         session = library.Session.from_serialized_engine((folder / "rank0.engine").read_bytes())
     except Exception as error:

@@ -51,7 +51,9 @@ class SessionModel:
         self._check_tensors()
 
     def prepare(self) -> None:
-        """Do nothing: the engine is ready when it is loaded."""
+        """Choose the GPU for the thread that will call `forward`."""
+        if self.device.index is not None:
+            torch.cuda.set_device(self.device)
 
     def new_cache(self, memory_mb: int, block_tokens: int) -> PoolCache:
         """Return the engine's blocks, of its own size: it was compiled for that."""
@@ -87,7 +89,7 @@ class SessionModel:
         if not self._session.run(held, outputs, self._stream()):
             raise EngineError("TensorRT could not run the engine")
         if self.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()  # the inputs must live until it has read them
+            torch.cuda.current_stream(self.device).synchronize()  # the inputs must live until it has read them
         return outputs[LOGITS]
 
     def _placed(self, name: str, array: Any) -> Tensor:
@@ -95,7 +97,7 @@ class SessionModel:
         return tensor if is_host(name) else tensor.to(self.device)
 
     def _stream(self) -> int:
-        return torch.cuda.current_stream().cuda_stream if self.device.type == "cuda" else 0
+        return torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
 
     def _check_tensors(self) -> None:
         """Refuse an engine that wants other inputs than we send, of other types, or has no logits."""

@@ -11,7 +11,7 @@ from orchestrator.context import Context
 from orchestrator.errors import RequestError
 from orchestrator.methods import METHODS, plan
 from orchestrator.proposers.drafter import NO_ANSWER
-from orchestrator.proposers.heads import DynamicConfig, HeadProposer, HeadTraits, MedusaConfig
+from orchestrator.proposers.heads import DynamicConfig, HeadProposer, HeadTraits, StaticConfig
 from orchestrator.tree import TokenTree
 from orchestrator.types import Acceptance, Budget, Drafted, HeadInput, Rule, Sampling, States, Want
 from orchestrator.wire import DraftRequest, StepRequest, delta_of, pack_draft, pack_step, unpack_draft, unpack_step
@@ -46,7 +46,7 @@ def stepped(proposer: HeadProposer, context: Context, features: np.ndarray | Non
 
 def test_a_head_without_a_cache_is_handed_the_newest_state_alone() -> None:
     line = Line(Drafted(TREE))
-    proposer = HeadProposer("medusa", MedusaConfig(), line, HeadTraits(States.LAST, keeps=False))
+    proposer = HeadProposer("medusa", StaticConfig(), line, HeadTraits(States.LAST, keeps=False))
     context = Context([1, 2, 3])
     assert proposer.propose(context, Sampling(), BUDGET).tree.num_nodes == 0
     assert proposer.want == Want(features_from=2, states=States.LAST)

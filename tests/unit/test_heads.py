@@ -105,6 +105,12 @@ def test_a_static_tree_takes_each_node_s_ranks(eagle: Eagle) -> None:
     assert paths_of(answer) == found[1:]
 
 
+def test_a_call_that_names_no_shape_gets_the_head_s_own_tree(eagle: Eagle) -> None:
+    ids, features = random_context(11, eagle.width)
+    named, unnamed = (request(ids, features, choices=choices, max_depth=9) for choices in (EAGLE_TREE, None))
+    assert paths_of(draft(eagle.new_engine(), named)[0]) == paths_of(draft(eagle.new_engine(), unnamed)[0])
+
+
 def test_calls_of_one_request_go_on_from_its_cache(eagle: Eagle) -> None:
     """Entries written while drafting are replaced by those of true features, whatever was accepted."""
     engine = eagle.new_engine()

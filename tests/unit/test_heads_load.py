@@ -157,12 +157,21 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path, target: Path) -> No
         load("medusa", tmp_path, target)
 
 
-@pytest.mark.parametrize("accuracy", [3, [[0.5]], [[2.0]] * 4, [["a"]] * 4])
+@pytest.mark.parametrize("accuracy", [3, [], [[0.5], [0.5, 0.1]], [[2.0]] * 4, [["a"]] * 4])
 def test_an_accuracy_that_is_none_is_refused(tmp_path: Path, target: Path, accuracy: Any) -> None:
     make_head("medusa", tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"accuracy": accuracy}))
-    with pytest.raises(ConfigError, match="accuracy must be 4 lists"):
+    with pytest.raises(ConfigError, match="accuracy must be lists"):
         load("medusa", tmp_path, target)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle"])
+def test_a_head_that_was_measured_has_the_best_tree_for_its_own(tmp_path: Path, target: Path, kind: str) -> None:
+    make_head(kind, tmp_path)
+    accuracy = [[0.9, 0.0], [0.5, 0.4]]
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"accuracy": accuracy}))
+    assert load(kind, tmp_path, target).own_choices.paths[1:4] == [(0,), (0, 0), (0, 1)]
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -14,7 +14,6 @@ from orchestrator.config import METHODS as CONFIG_METHODS
 from orchestrator.context import Context
 from orchestrator.errors import RequestError
 from orchestrator.methods import METHODS, Materials, plan
-from orchestrator.proposers.heads import EagleConfig
 from orchestrator.settings import MAX_NODES
 from orchestrator.tree import TokenTree
 from orchestrator.types import Budget, Drafted, Sampling
@@ -38,7 +37,7 @@ DEFAULTS = {
     "predicted": {"max_nodes": 128, "draft_len": 16, "max_ngram": 6},
     "draft_model": {"max_nodes": 128, "draft_len": 3},
     "medusa": {"max_nodes": 24, "choices": TokenTree.bare()},
-    "eagle": {"max_nodes": 128, "choices": EagleConfig().choices},
+    "eagle": {"max_nodes": 24, "choices": TokenTree.bare()},
     "eagle2": {"max_nodes": 24, "top_k": 8, "depth": 5},
     "eagle3": {"max_nodes": 24, "top_k": 8, "depth": 5},
     "redrafter": {"max_nodes": 24, "beams": 5, "beam_len": 5},

@@ -27,8 +27,8 @@ from orchestrator.loop import Limits
 from orchestrator.methods import Materials, plan
 from orchestrator.tree import TokenTree
 from orchestrator.types import Edits, Grammar, Rule, Sampling, Want
-from orchestrator.wire import StepRequest, delta_of
-from runtime.build import build_target
+from orchestrator.wire import DraftRequest, StepRequest, delta_of
+from runtime.build import build_draft, build_target
 from runtime.cache import CacheShape
 from runtime.layout import Segment
 from runtime.trtllm_trees import build, inputs
@@ -355,6 +355,14 @@ def test_moved_slots_are_read_before_any_is_written() -> None:
     assert cache.kv.equal(before)
 
 
+def test_draft_model_is_an_engine_of_the_executor_s(folder: Path, checkpoint: Path, own: Any, tmp_path: Path) -> None:
+    draft = make_engine(tmp_path / "draft", checkpoint, role="draft", mode="", max_draft_len=0)
+    engine, _ = build_draft(config_of(folder, draft=str(draft)))
+    drafted = ask(engine, DraftRequest(delta_of(Context(PROMPT), 0, 3, ""), Sampling(), 3, 8))
+    engine.close()
+    assert drafted.tree.tokens.tolist() == text_of(own, "none", {}, Sampling())[0][:3]
+
+
 # What is refused, and what is said
 
 
@@ -376,6 +384,19 @@ def test_loading_says_that_it_is_experimental(folder: Path, caplog: pytest.LogCa
         build.load_paged(config_of(folder))
     assert "EXPERIMENTAL: it has never been run on a compiled engine" in caplog.text
     assert "experimental" in build.ENGINE
+
+
+def test_device_that_is_not_there_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="device = 'cuda', but torch sees no CUDA device"):
+        build.load_paged(config_of(folder, device="cuda"))
+
+
+def test_engine_of_several_gpus_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    folder = make_tree_engine(tmp_path / "engine", checkpoint, num_ranks=2)
+    (folder / "rank1.engine").touch()
+    with pytest.raises(ConfigError, match="is for 2 GPUs"):
+        build.load_paged(config_of(folder))
 
 
 def test_engine_without_trees_is_refused(checkpoint: Path, tmp_path: Path) -> None:
