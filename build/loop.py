@@ -1,11 +1,14 @@
 """Steps until a plan's end or a signal, with log lines and checkpoints; it does not know what a step trains."""
 
+import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import FrameType
 from typing import Self
+
+import torch
 
 from build.checkpoint import Progress
 
@@ -78,6 +81,14 @@ def run_steps(progress: Progress, step: Callable[[], Mapping[str, float]], save:
                 save()
         save()
     return progress.step >= progress.plan.steps
+
+
+def can_compile(device: torch.device) -> bool:
+    """True when torch.compile can work; says so when it cannot: the same numbers but for rounding, slower."""
+    if device.type == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        print("no C++ compiler was found: training goes on without torch.compile, slower")
+        return False
+    return True
 
 
 def cut(progress: Progress) -> None:

@@ -1,7 +1,6 @@
 """Trains one model by its recipe, resumably; it does not know export or model cards."""
 
 import argparse
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from transformers import LlamaForCausalLM
 from build.checkpoint import Progress, load_checkpoint, progress_of, save_checkpoint
 from build.data import Tokens, batch
 from build.errors import BuildError, run_command
-from build.loop import cut, run_steps
+from build.loop import can_compile, cut, run_steps
 from build.losses import Loss, distillation_loss, held_out_loss, text_loss
 from build.recipe import Recipe, recipe_named
 from build.workspace import Workspace, training_text
@@ -58,14 +57,9 @@ def resume_run(run: Run, path: Path) -> None:
 
 
 def compile_loss(run: Run) -> None:
-    """Fuses the loss's many small operations; measured here: 1.3 x the tokens per second, for a minute's work.
-
-    Without a C++ compiler the loss stays as it is: the same numbers but for rounding, slower.
-    """
-    if run.device.type == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-        print("no C++ compiler was found: training goes on without torch.compile, slower")
-        return
-    run.loss = torch.compile(run.loss, dynamic=False)
+    """Fuses the loss's many small operations; measured here: 1.3 x the tokens per second, for a minute's work."""
+    if can_compile(run.device):
+        run.loss = torch.compile(run.loss, dynamic=False)
 
 
 def finish_now(run: Run) -> None:

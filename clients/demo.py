@@ -31,6 +31,11 @@ METHODS = (
     "none", "prompt_lookup", "suffix", "ngram", "lookahead", "jacobi", "draft_model",
     "medusa", "eagle", "eagle2", "eagle3", "redrafter", "prompt_lookup+eagle2",
 )  # fmt: skip
+#: The Triton models that methods ask; the others draft in process.
+DRAFTERS = {
+    "draft_model": "draft", "medusa": "medusa", "eagle": "eagle", "eagle2": "eagle", "eagle3": "eagle3",
+    "redrafter": "redrafter",
+}  # fmt: skip
 # It drafts from what the client expects; only of an edit does the demo know that.
 PREDICTED, PREDICTABLE = "predicted", "edit"
 TASKS = ("completion", "edit", "docstring")
@@ -61,27 +66,32 @@ def load_prompts(folder: Path, task: str) -> list[Prompt]:
 
 
 @contextlib.contextmanager
-def serving(config: Path, dtype: str) -> Iterator[Any]:
-    """Start the server in `dtype` on free ports; yields a client, stops the server whatever happens."""
+def serving(config: Path, dtype: str) -> Iterator[tuple[Any, list[str]]]:
+    """Start the server in `dtype` on free ports; yields a client and its methods, stops the server whatever happens."""
     print(heading(f"Starting Triton Inference Server, {dtype}"), flush=True)
     with (
         launcher.Server(config, env={"SERVING_DTYPE": dtype}) as server,
         grpcclient.InferenceServerClient(server.grpc_url) as client,
     ):
         print(f"ready after {server.started_in_s:.1f} s on {server.grpc_url}: {', '.join(server.models)}")
-        yield client
+        yield client, methods_of(server.models)
+
+
+def methods_of(models: Sequence[str]) -> list[str]:
+    """Return the methods that a server with these Triton models has."""
+    return [method for method in METHODS if all(DRAFTERS.get(name, "target") in models for name in method.split("+"))]
 
 
 Texts = dict[tuple[str, str], Generation]
 
 
-def show_texts(client: Any, prompts: Sequence[Prompt]) -> Texts:
+def show_texts(client: Any, prompts: Sequence[Prompt], methods: Sequence[str]) -> Texts:
     """Stream each prompt under each method; returns the generations by method and prompt id."""
     paint, found = Painter(sys.stdout), {}
     print("Plain text came token by token; each stretch of colour is one step whose drafts were accepted.")
     for prompt in prompts:
         print(heading(f"{prompt.task} ({prompt.id})"), dim("\n".join(prompt.text.splitlines()[-4:])), sep="\n")
-        for method in (*METHODS, PREDICTED) if prompt.task == PREDICTABLE else METHODS:
+        for method in (*methods, PREDICTED) if prompt.task == PREDICTABLE else methods:
             found[method, prompt.id] = show_text(client, prompt, method, paint)
     return found
 
@@ -100,9 +110,9 @@ def show_text(client: Any, prompt: Prompt, method: str, paint: Painter) -> Gener
 def report_same_text(checkpoint: str, prompts: Sequence[Prompt], texts: Texts) -> bool:
     """Print which texts equal plain decoding's; returns False for a difference that no near tie explains."""
     print(heading("The same text? (float32, compared with none, token by token)"))
-    row, all_fine = "{:<18}" + "{:>34}" * len(prompts), True
+    row, all_fine = "{:<22}" + "{:>34}" * len(prompts), True
     print(row.format("method", *(prompt.id for prompt in prompts)))
-    for method in (*METHODS[1:], PREDICTED):
+    for method in dict.fromkeys(name for name, _ in texts if name != METHODS[0]):
         cells = []
         for prompt in prompts:
             plain, other = (texts.get((name, prompt.id)) for name in (METHODS[0], method))
@@ -143,20 +153,20 @@ def margin(checkpoint: str, text: str, plain: Sequence[int], other: Sequence[int
     return abs(float(logits[plain[at]] - logits[other[at]]))
 
 
-def show_speed(client: Any, folder: Path, dtype: str) -> None:
+def show_speed(client: Any, folder: Path, dtype: str, methods: Sequence[str]) -> None:
     """Print the second table: the fair comparison of clients/generate.py over several prompts per task."""
-    row = "{:<12}{:<16}{:>10}{:>14}{:>20}{:>12}"
+    row = "{:<12}{:<22}{:>10}{:>14}{:>20}{:>12}"
     print(heading(f"Sooner? ({dtype}; {NUM_SPEED_PROMPTS} prompts per task, cold caches, methods by turns)"))
     print(row.format("task", "method", "tokens/s", "first token", "acceptance length", "speed-up"))
     warm_ups = 1  # the first prompt alone: from then on the server is warm
     for task in TASKS:
         runs = []
         for prompt in load_prompts(folder, task)[:NUM_SPEED_PROMPTS]:
-            runs.append(compare(client, prompt.text, METHODS, 1, warm_ups, max_tokens=MAX_TOKENS))
+            runs.append(compare(client, prompt.text, methods, 1, warm_ups, max_tokens=MAX_TOKENS))
             warm_ups = 0
-        by_method = [[run.numbers() for per_prompt in runs for run in per_prompt[i]] for i in range(len(METHODS))]
+        by_method = [[run.numbers() for per_prompt in runs for run in per_prompt[i]] for i in range(len(methods))]
         plain = pooled(by_method[0])["tokens_per_s"]
-        for method, numbers in zip(METHODS, by_method, strict=True):
+        for method, numbers in zip(methods, by_method, strict=True):
             all_of = pooled(numbers)
             speed_up = f"{ratio(all_of['tokens_per_s'], plain):.2f} ×"
             cells = f"{all_of['tokens_per_s']:.0f}|{all_of['first_token_s']:.3f} s|{all_of['acceptance_length']:.2f}"
@@ -195,14 +205,14 @@ def demo(config: Path, folder: Path) -> int:
     target = os.environ.get("SERVING_TARGET") or keys["target"]
     checkpoint = str(config.parent / target) if (config.parent / target).exists() else target
     prompts = [load_prompts(folder, task)[0] for task in TASKS]
-    with serving(config, "float32") as client:
-        texts = show_texts(client, prompts)
+    with serving(config, "float32") as (client, methods):
+        texts = show_texts(client, prompts, methods)
         same = report_same_text(checkpoint, prompts, texts)
         if same and dtype == "float32":
-            show_speed(client, folder, dtype)
+            show_speed(client, folder, dtype, methods)
     if same and dtype != "float32":
-        with serving(config, dtype) as client:
-            show_speed(client, folder, dtype)
+        with serving(config, dtype) as (client, methods):
+            show_speed(client, folder, dtype, methods)
     if not same:
         print("error: a text differs from plain decoding's beyond a near tie", file=sys.stderr)
     return 0 if same else 1

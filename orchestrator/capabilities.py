@@ -149,15 +149,16 @@ _LACKS = {
     "allowed_token_ids": "the executor has no such mask",
     "guided_decoding_guide_type": _ANEW,
 }
+_SHAPING = ("repetition_penalty", "min_tokens", "logit_bias_ids", "bad_words")
 # Each of these modes is known to verify at temperature 0; what else one does with a sampling is not established.
 _INSIDE_LACKS = dict.fromkeys(
-    ("temperature", "repetition_penalty", "min_tokens", "logit_bias_ids", "bad_words", LOGPROBS),
-    "it is not established for engines that draft by themselves",
+    ("temperature", *_SHAPING, LOGPROBS), "it is not established for engines that draft by themselves"
 )
 # Inferred: each call counts what was said from its own beginning.
-_BACKEND_LACKS = dict.fromkeys(("repetition_penalty", "min_tokens", "logit_bias_ids", "bad_words"), _ANEW)
-# Each is an argument of its SamplingParams, but of another meaning, or for whole generations alone.
-_LLM_LACKS = _LACKS | {name: why for name, why in _INSIDE_LACKS.items() if name != "temperature"}
+_BACKEND_LACKS = dict.fromkeys(_SHAPING, _ANEW) | {
+    LOGPROBS: "whole vocabularies of logits would have to come from another Triton model"
+}
+_LLM_LACKS = _LACKS | dict.fromkeys((*_SHAPING, LOGPROBS), "it is not established for the LLM API")
 
 
 def executor_capabilities(manifest: Manifest) -> Capabilities:

@@ -14,6 +14,21 @@ from torch.nn import functional
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
 
 
+class BorrowedLinear(nn.Module):
+    """y = x Wᵀ for a W, (out, in), that is another model's: neither learnt nor stored with the module that uses it."""
+
+    bias = None
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.register_buffer("weight", weight, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (…, in) → (…, out)."""
+        return functional.linear(x, self.get_buffer("weight"))
+
+
 class PackedLinear(nn.Module):
     """y = x Wᵀ + b for a fixed W. in_features, out_features: as in nn.Linear.
 
@@ -21,11 +36,12 @@ class PackedLinear(nn.Module):
     after a while, and 10 ms whenever a number is new). So rows are padded to a few numbers.
     """
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear | BorrowedLinear) -> None:
         super().__init__()
+        weight = cast(Tensor, linear.weight)
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.bias, self.dtype = linear.bias, linear.weight.dtype
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        self.bias, self.dtype = linear.bias, weight.dtype
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (…, rows, in_features) → (…, rows, out_features)."""
@@ -55,14 +71,14 @@ def compile_kernels(model: nn.Module, max_rows: int) -> None:
 
 
 def pack_linears(model: nn.Module, device: torch.device, dtype: torch.dtype) -> int:
-    """Replace every nn.Linear by its packed equal where that is possible and exact enough; return their number."""
+    """Replace every linear layer by its packed equal where that is possible and exact enough; return their number."""
     if device.type != "cpu" or dtype not in PACKED_DTYPES or not _can_pack(dtype):
         return 0
     replaced = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                setattr(parent, name, PackedLinear(child))
+            if type(child) in (nn.Linear, BorrowedLinear):
+                setattr(parent, name, PackedLinear(cast(nn.Linear, child)))
                 replaced += 1
     return replaced
 

@@ -13,12 +13,13 @@ from build.heads.publish import check_free, is_published, publish
 from build.heads.settings import KINDS, Settings, Sizes, kinds_named
 from build.heads.target import FrozenTarget, computing_in, load_target
 from build.heads.text import heads_text
-from build.heads.train import Run, begin_run, resume_run, save_run, step_seconds, train_step
-from build.loop import cut, run_steps
+from build.heads.train import Run, begin_run, compile_run, resume_run, save_run, step_seconds, train_step
+from build.loop import can_compile, cut, run_steps
 from build.workspace import MODELS, TrainingText, Workspace
 
 #: The published EAGLE-3 heads have this draft vocabulary, of targets with 128,256 tokens.
 MAX_DRAFT_VOCAB = 32_000
+COMPILE_FROM_STEPS = 300
 SIZES = {
     "medusa_heads": "Medusa heads, each a place farther",
     "medusa_layers": "residual blocks of a Medusa head",
@@ -105,6 +106,8 @@ def main(arguments: list[str] | None = None) -> None:
     announce(run)
     if options.dry_run:
         return
+    if compiling_pays(run):
+        compile_run(run)
     if not run_steps(run.progress, lambda: train_step(run), lambda: save_run(run, path)):
         raise BuildError("stopped before its end; the same command resumes it")
     published(run, text, options)
@@ -129,9 +132,16 @@ def prepared(options: argparse.Namespace) -> tuple[Run, TrainingText]:
     return begin_run(settings, target, text.train, text.corpus.sha256), text
 
 
+def compiling_pays(run: Run) -> bool:
+    """True when many short windows are left, and there is a compiler for them."""
+    plan, step = run.progress.plan, run.progress.step
+    return plan.long_from - step >= COMPILE_FROM_STEPS and can_compile(run.target.device)
+
+
 def published(run: Run, text: TrainingText, options: argparse.Namespace) -> None:
     """Measures and publishes what was trained, in the arithmetic of training."""
     scratch = scratch_of(options.out)
+    run.target.compile(False)
     with computing_in(run.settings.dtype, run.target.device):
         publish(run, text, options.out, scratch, options.figures or scratch)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +11,7 @@ from torch import Tensor, nn
 from runtime.heads.layer import attend_causally
 
 
-@dataclass(frozen=True)
-class Places:
+class Places(NamedTuple):
     """Rows of a window, sorted. rows: (m,) int64; whole: they are 0 … m − 1."""
 
     rows: Tensor

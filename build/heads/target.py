@@ -43,6 +43,7 @@ class FrozenTarget:
         self.name = name
         self.model = model.eval().requires_grad_(False)
         self.identity = identity
+        self._pass = self.model
         self._states: dict[int, Tensor] = {}
         decoder = model.get_decoder()
         decoder.register_forward_hook(self._after_norm)
@@ -75,10 +76,14 @@ class FrozenTarget:
         """(V, d)."""
         return self.model.get_output_embeddings().weight.detach()
 
+    def compile(self, wanted: bool = True) -> None:
+        """Fuse the small operations of `read`, for windows of one shape; each other shape costs minutes."""
+        self._pass = torch.compile(self.model, dynamic=False) if wanted else self.model
+
     @torch.no_grad()
     def read(self, tokens: Tensor) -> Batch:
         """tokens: (B, n + 1) → the states of the first n of them, computed once."""
-        logits = self.model(input_ids=tokens[:, :-1], use_cache=False).logits
+        logits = self._pass(input_ids=tokens[:, :-1], use_cache=False).logits
         last, *layers = (self._states.pop(place) for place in sorted(self._states))
         features = torch.cat(layers, dim=-1) if layers else last[..., :0]
         return Batch(tokens, last.float(), features.float(), logits.float().softmax(-1))

@@ -16,6 +16,7 @@ from transformers import LlamaConfig
 from orchestrator.choices import EAGLE_LEAVES, tree_of_choices
 from orchestrator.tree import TokenTree
 from runtime.heads.layer import Attend, Eagle3Layer, EagleLayer, norm_of
+from runtime.linear import BorrowedLinear
 
 
 class Extrapolator(Protocol):
@@ -64,7 +65,7 @@ class EagleHead(nn.Module):
         self.fc = nn.Linear(2 * d, d, bias=getattr(config, "bias", True))
         self.layers = nn.ModuleList([EagleLayer(config)])
         self.register_buffer("embedding", embedding, persistent=False)
-        self.register_buffer("output", lm_head, persistent=False)
+        self.output = BorrowedLinear(lm_head)
 
     @property
     def feature_width(self) -> int:
@@ -89,7 +90,8 @@ class EagleHead(nn.Module):
 
     def logits(self, state: Tensor) -> Tensor:
         """state: (…, d) → (…, V), by the target's LM head."""
-        return functional.linear(state, self.get_buffer("output"))
+        logits: Tensor = self.output(state)
+        return logits
 
 
 class Eagle3Head(nn.Module):

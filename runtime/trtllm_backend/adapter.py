@@ -9,7 +9,7 @@ temperature above 0 it is not the text that our own engines give for the same se
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ from orchestrator.wire import StepRequest
 
 #: The outputs to ask for; the backend wants both asked for.
 OUTPUTS = ("output_ids", "sequence_length")
+#: What an engine that drafts by itself has counted, beside them.
+ACCEPTED, DRAFTED = "total_accepted_draft_tokens", "total_draft_tokens"
+_LOOKAHEAD = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
 
 
 @dataclass(frozen=True)
@@ -50,13 +53,25 @@ def step_tensors(request: StepRequest, context_ids: IdArray, backend: Backend) -
     Stop words are never sent: the loop looks for stops in the text.
     Raises EngineError: the step asks for what the backend lacks, or `context_ids` is not the request's context.
     """
-    if lacking := ", ".join(_lacking(request, backend)):
-        raise EngineError(f"the backend tensorrtllm has no {lacking}")
-    _check_context(request, context_ids)
+    _check_step(request, context_ids, backend)
     drafts = request.tree.tokens
     tensors = _prompt_tensors(context_ids, len(drafts) + 1, backend)
     if len(drafts):  # an empty tensor fails the backend's assertion on its draft tokens
         tensors["draft_input_ids"] = drafts.astype(np.int32)[None]
+    return tensors | _sampling_tensors(request.sampling, len(context_ids), backend.seed_input)
+
+
+def burst_tensors(request: StepRequest, context_ids: IdArray, length: int, backend: Backend) -> Tensors:
+    """Return the input tensors of a step of an engine that drafts by itself: `length` tokens, and that it shall count.
+
+    Errors as in `step_tensors`.
+    """
+    inside = request.want.inside
+    _check_step(replace(request, want=replace(request.want, inside=None)), context_ids, backend)
+    tensors = _prompt_tensors(context_ids, length, backend)
+    tensors["return_perf_metrics"] = _scalar(True, np.bool_)
+    for name, size in zip(_LOOKAHEAD, inside.sizes if inside else (), strict=False):
+        tensors[name] = _scalar(size, np.int32)
     return tensors | _sampling_tensors(request.sampling, len(context_ids), backend.seed_input)
 
 
@@ -187,6 +202,12 @@ def _lacking(request: StepRequest, backend: Backend) -> Iterator[str]:
         yield "penalties, bias, masks, grammars or min_tokens over several steps"
     if want != Want():
         yield "picks, log-probabilities or features"
+
+
+def _check_step(request: StepRequest, context_ids: IdArray, backend: Backend) -> None:
+    if lacking := ", ".join(_lacking(request, backend)):
+        raise EngineError(f"the backend tensorrtllm has no {lacking}")
+    _check_context(request, context_ids)
 
 
 def _check_context(request: StepRequest, context_ids: IdArray) -> None:

@@ -13,7 +13,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.wire import DraftRequest, StepRequest
 from runtime.job import Request
 from runtime.trtllm_backend.adapter import Backend
-from runtime.trtllm_backend.desks import DraftDesk, StepDesk
+from runtime.trtllm_backend.desks import BurstDesk, DraftDesk, StepDesk
 from runtime.trtllm_backend.line import BackendLine, Call, Desk
 
 log = logging.getLogger(__name__)
@@ -35,12 +35,10 @@ def build_target(config: ServingConfig, caller: Caller) -> tuple[BackendLine[Ste
     """Return the line to the target's Triton model; raises ConfigError when the engine cannot be served."""
     folder = Path(config.target)
     manifest = _checked(folder, "target", Path(config.draft) if config.draft else None)
-    if method := INSIDE.get(manifest.mode):
-        raise ConfigError(
-            f"the engine {folder} drafts by itself, with the method {method!r}; through NVIDIA's backend allowed are "
-            f"engines for {EXTERNAL}, or for no drafts (engine = 'tensorrt_llm' serves the others)"
-        )
-    return _line("target", StepDesk(_backend(manifest), _shares_blocks(manifest)), config, caller), manifest
+    backend, shares = _backend(manifest), _shares_blocks(manifest)
+    method = INSIDE.get(manifest.mode)
+    desk: Desk[StepRequest] = BurstDesk(backend, shares, method) if method else StepDesk(backend, shares)
+    return _line("target", desk, config, caller), manifest
 
 
 def build_draft(config: ServingConfig, caller: Caller) -> tuple[BackendLine[DraftRequest], Manifest]:

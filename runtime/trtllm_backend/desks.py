@@ -5,13 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orchestrator.errors import RequestError
-from orchestrator.tensors import Incoming
+from orchestrator.errors import EngineError, RequestError
+from orchestrator.tensors import Incoming, scalar
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Drafted, IdArray
+from orchestrator.types import Acceptance, Burst, Drafted, IdArray
 from orchestrator.wire import Delta, DraftRequest, StepRequest
-from runtime.trtllm_backend.adapter import Backend, accepted, draft_tensors, new_tokens, step_tensors
+from runtime.trtllm_backend.adapter import (
+    ACCEPTED,
+    DRAFTED,
+    OUTPUTS,
+    Backend,
+    accepted,
+    burst_tensors,
+    draft_tensors,
+    new_tokens,
+    step_tensors,
+)
 from runtime.trtllm_backend.line import Asked
+
+#: Most tokens of a burst.
+BURST = 32
 
 
 class StepDesk:
@@ -33,6 +46,47 @@ class StepDesk:
     def answer(self, request: StepRequest, context_ids: IdArray, responses: Sequence[Incoming]) -> Acceptance:
         """Return what the step decided."""
         return accepted(responses, request.tree, context_ids, self._backend)
+
+
+class BurstDesk:
+    """Answers target steps of an engine that drafts by itself; implements `runtime.trtllm_backend.line.Desk`.
+
+    A call brings BURST tokens at most: its first pass reads the context's end anew and has no drafts, and what comes
+    behind a stop is thrown away. Law: at temperature 0, which is all that it serves, the text is the target's.
+    """
+
+    def __init__(self, backend: Backend, shares_blocks: bool, method: str) -> None:
+        self._backend = backend
+        self._shares_blocks = shares_blocks
+        self._method = method
+
+    def ask(self, request: StepRequest, context_ids: IdArray) -> Asked[StepRequest]:
+        """Return the call; a step that wants no drafts is one of a single token."""
+        _check_salt(request.delta, self._shares_blocks)
+        inside = request.want.inside
+        if inside and inside.choices:
+            raise RequestError("NVIDIA's backend has no tensor for choices; its configuration has the engine's tree")
+        room = self._backend.max_seq_len - len(context_ids)
+        length = min(inside.length, BURST, room) if inside else 1
+        tensors = burst_tensors(request, context_ids, length, self._backend)
+        return Asked(tensors, request, (*OUTPUTS, ACCEPTED, DRAFTED))
+
+    def answer(self, request: StepRequest, context_ids: IdArray, responses: Sequence[Incoming]) -> Acceptance:
+        """Return the tokens; passes are tokens less accepted drafts, as far as the engine has counted them."""
+        tokens = new_tokens(responses, context_ids, self._backend)
+        if not tokens:
+            raise EngineError("the backend answered no new token")
+        if request.want.inside is None:
+            return Acceptance((), tokens[0])
+        num_passes = len(tokens) - min(_count(responses, ACCEPTED), len(tokens) - 1)
+        lengths = (len(tokens) - num_passes + 1, *[1] * (num_passes - 1))
+        burst = Burst(self._method, tuple(tokens[:-1]), lengths, _count(responses, DRAFTED))
+        return Acceptance((), tokens[-1], burst=burst)
+
+
+def _count(responses: Sequence[Incoming], name: str) -> int:
+    """Return what the engine has counted; whether each kind of engine counts is not established: 0 = it has not."""
+    return next((max(scalar(tensors, name), 0) for tensors in responses if name in tensors), 0)
 
 
 class DraftDesk:

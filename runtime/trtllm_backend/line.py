@@ -46,6 +46,7 @@ class Asked(Generic[Request]):
 
     tensors: Tensors
     request: Request
+    outputs: tuple[str, ...] = OUTPUTS
 
 
 class Desk(Protocol[Request]):
@@ -174,7 +175,7 @@ class BackendLine(Generic[Request]):
         asked = self._desk.ask(job.request, context_ids)
         if not isinstance(asked, Asked):
             return asked
-        responses = self._call(asked.tensors, OUTPUTS, flight.request_id, job.deadline_s - time.monotonic())
+        responses = self._call(asked.tensors, asked.outputs, flight.request_id, job.deadline_s - time.monotonic())
         answer = self._desk.answer(asked.request, context_ids, responses)
         if not isinstance(answer, Acceptance):
             return answer

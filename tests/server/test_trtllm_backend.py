@@ -23,7 +23,7 @@ from tests.standin.engine_folder import make_engine
 from tests.support.clients import Answer, Stream, ask, ask_unary, until
 from tests.support.decode import decode
 from tests.support.engines import EngineTarget, make_paged, start_target
-from tests.unit.test_trtllm_plan import DRAFT, planned
+from tests.unit.test_trtllm_plan import DRAFT, LLAMA_8B, MEDUSA, planned
 
 pytestmark = pytest.mark.server
 
@@ -52,9 +52,9 @@ class Served:
         return [call for call in map(json.loads, lines) if call["model"] == model]
 
 
-def stand_ins(folder: Path, models: Path, *, decoupled: bool) -> None:
+def stand_ins(folder: Path, models: Path, values: dict[str, Any] = DRAFT, *, decoupled: bool = False) -> None:
     """Write the backend's model folders as the builder does, and put the stand-in in the place of the C++ backend."""
-    for config in write_repository(planned(DRAFT), folder, models, decoupled=decoupled):
+    for config in write_repository(planned(values), folder, models, decoupled=decoupled):
         text = config.read_text()
         assert text.count('backend: "tensorrtllm"') == 1
         config.write_text(text.replace('backend: "tensorrtllm"', 'backend: "python"'))
@@ -199,7 +199,7 @@ def test_backend_that_never_answers_is_stopped_at_the_deadline(served: Served, t
     [
         ({"speculation": "lookahead"}, "method 'lookahead'"),
         ({"temperature": 1.0, "rule": "rejection"}, "rule 'rejection'"),
-        ({"return_log_probs": True}, "log-probabilities"),
+        ({"return_log_probs": True}, "log-probabilities: whole vocabularies of logits"),
         ({"repetition_penalty": 1.3}, "repetition_penalty"),
         ({"cache_salt": "mine"}, "cache_salt keeps the KV blocks of some requests from others"),
     ],
@@ -214,3 +214,49 @@ def test_drawn_text_is_served_and_each_step_has_a_seed_of_its_own(served: Served
     answer = ask(served.url, speculation="prompt_lookup", temperature=1.0, seed=3, **ASKED)
     assert len(answer.ids) == NUM_TOKENS
     assert all(call["tensors"]["seed"] == ["uint64", [1]] for call in served.calls()[before:])
+
+
+# Engines that draft by themselves
+
+ENGINES = {"medusa": ("medusa", MEDUSA), "lookahead": ("lookahead_decoding", {**LLAMA_8B, "method": "lookahead"})}
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def inside(
+    request: pytest.FixtureRequest, checkpoints: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Served, str]]:
+    folder, (mode, values) = tmp_path_factory.mktemp(request.param), ENGINES[request.param]
+    target = make_engine(folder / "engines/target", checkpoints / "target", mode=mode)
+    models = repository(folder, "target", "speculative", "speculative_unary")
+    stand_ins(folder, models, values)
+    lines = (f'target = "{target}"', 'engine = "tensorrtllm_backend"', f'default_speculation = "{request.param}"')
+    (folder / "serving.toml").write_text("\n".join(lines))
+    environ = {"SCRIPT_FOLDER": str(folder)}
+    with serving(folder / "serving.toml", repository=models, env=environ, stop_limit_s=5) as running:
+        yield Served(running, folder), request.param
+
+
+def test_engine_that_drafts_by_itself_gives_the_text_in_bursts(inside: tuple[Served, str], truth: list[int]) -> None:
+    served, method = inside
+    before = len(served.calls())
+    answer = ask(served.url, **ASKED)
+    assert answer.ids == truth and len(served.calls()) == before + 1
+    assert 0 < answer.last["total_accepted_draft_tokens"] <= answer.last["total_draft_tokens"]
+    assert answer.last["num_steps"] + answer.last["total_accepted_draft_tokens"] == NUM_TOKENS
+    long = ask(served.url, stream=True, **{**ASKED, "max_tokens": 80})
+    assert long.ids[:NUM_TOKENS] == truth and len(long.ids) == 80 and len(served.calls()) == before + 4
+    assert ask(served.url, speculation="none", **ASKED).ids == truth
+    assert len(served.calls()) == before + 4 + NUM_TOKENS
+
+
+def test_sizes_are_for_lookahead_and_what_it_cannot_do_is_said(inside: tuple[Served, str], truth: list[int]) -> None:
+    served, method = inside
+    before = len(served.calls())
+    config = json.dumps({"window": 2, "ngram": 2, "guesses": 1})
+    answer = ask(served.url, speculation=method, speculation_config=config, **ASKED)
+    if method == "lookahead":
+        assert answer.ids == truth
+        assert served.calls()[before]["tensors"]["lookahead_window_size"] == ["int32", [1, 1]]
+    else:
+        assert "window" in answer.error
+    assert "temperature: it is not established" in ask(served.url, temperature=1.0, **ASKED).error

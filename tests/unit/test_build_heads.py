@@ -162,10 +162,10 @@ def test_feature_loss_asks_for_the_next_feature_and_the_token_after_the_root():
     guessed = batch.last[:, 1:]  # a head that is always right
     head.forward = lambda *given: guessed  # type: ignore[method-assign]
     settings = replace(TINY, token_weight=0.0)
-    assert feature_loss(head, batch, settings, torch.Generator()) == 0
+    assert feature_loss(head, batch, settings, torch.rand(batch.last.shape)) == 0
     settings = replace(TINY, feature_weight=0.0, token_weight=1.0)
     expected = divergence(head.logits(guessed), places.take(batch.p, 1))
-    assert feature_loss(head, batch, settings, torch.Generator()) == expected
+    assert feature_loss(head, batch, settings, torch.rand(batch.last.shape)) == expected
 
 
 # The attention of an unrolled head is that of one that is served.

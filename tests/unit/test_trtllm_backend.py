@@ -5,25 +5,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from launcher.deployment import models_to_load
-from orchestrator.capabilities import capabilities_of
+from orchestrator.capabilities import INSIDE, capabilities_of
 from orchestrator.config import BACKEND_MODELS, ServingConfig
 from orchestrator.context import Context
 from orchestrator.errors import ConfigError, EngineError, EngineLost, RequestError, Unavailable, UnknownSequence
 from orchestrator.tree import TokenTree
-from orchestrator.types import Rule, Sampling, Want
+from orchestrator.types import Burst, Inside, Rule, Sampling, Want
 from orchestrator.wire import DraftRequest, StepRequest, delta_of
 from runtime.build import build_draft, build_target
-from runtime.trtllm_backend.adapter import OUTPUTS, Backend, draft_tensors, stop_tensors
-from runtime.trtllm_backend.desks import DraftDesk, StepDesk
+from runtime.trtllm_backend.adapter import ACCEPTED, DRAFTED, OUTPUTS, Backend, draft_tensors, stop_tensors
+from runtime.trtllm_backend.desks import BurstDesk, DraftDesk, StepDesk
 from runtime.trtllm_backend.line import BackendLine
 from tests.standin.engine_folder import make_engine
 from tests.support.engines import ask, submit
@@ -281,11 +281,76 @@ def test_models_of_both_are_called_by_their_names(checkpoint: Path, tmp_path: Pa
         build_target(config)
 
 
-@pytest.mark.parametrize("mode", ["medusa", "lookahead_decoding"])
-def test_engine_that_drafts_by_itself_is_refused(checkpoint: Path, tmp_path: Path, mode: str) -> None:
+# Engines that draft by themselves
+
+
+class CountingModel(FakeModel):
+    """Says how many drafts it has accepted and made, or, where it is None, nothing."""
+
+    counts: tuple[int, int] | None = (3, 8)
+
+    def __call__(self, tensors: Any, outputs: Any, request_id: str, limit_s: float) -> list[Any]:
+        if "stop" in tensors:
+            return super().__call__(tensors, outputs, request_id, limit_s)
+        assert outputs == (*OUTPUTS, ACCEPTED, DRAFTED) and tensors["return_perf_metrics"].tolist() == [[True]]
+        answer, final = super().__call__(tensors, OUTPUTS, request_id, limit_s)
+        if self.counts:
+            answer |= {
+                name: np.array([[n]], np.int32) for name, n in zip((ACCEPTED, DRAFTED), self.counts, strict=True)
+            }
+        return [answer, final]
+
+
+def inside_step(ids: list[int], inside: Inside | None) -> StepRequest:
+    return replace(step(ids), want=Want(inside=inside))
+
+
+@pytest.mark.parametrize(
+    ("counts", "lengths", "drafted"),
+    [((3, 8), (4, 1, 1), 8), (None, (1,) * 6, 0), ((99, 99), (6,), 99), ((-1, -1), (1,) * 6, 0)],
+)
+def test_burst_tells_the_passes_as_far_as_they_were_counted(
+    counts: tuple[int, int] | None, lengths: tuple[int, ...], drafted: int
+) -> None:
+    model = CountingModel()
+    model.counts = counts
+    with running(BackendLine(BurstDesk(BACKEND, True, "medusa"), model, 4, "test")) as line:
+        answer = ask(line, inside_step(PROMPT, Inside(6)))
+    assert answer.tokens(TokenTree.bare()) == [said(4 + i) for i in range(6)]
+    assert answer.burst == Burst("medusa", tuple(said(4 + i) for i in range(5)), lengths, drafted)
+
+
+@pytest.mark.parametrize(
+    ("inside", "context", "length"), [(Inside(99), 4, 16), (Inside(3), 4, 3), (None, 4, 1), (Inside(9), 18, 2)]
+)
+def test_burst_is_as_long_as_there_is_room(inside: Inside | None, context: int, length: int) -> None:
+    model = CountingModel()
+    with running(BackendLine(BurstDesk(BACKEND, True, "medusa"), model, 4, "test")) as line:
+        answer = ask(line, inside_step([1] * context, inside))
+    assert model.calls[0]["request_output_len"] == [[length]]
+    assert (answer.burst is None) == (inside is None) and len(answer.tokens(TokenTree.bare())) == length
+
+
+def test_burst_has_sizes_and_no_choices() -> None:
+    model = CountingModel()
+    with running(BackendLine(BurstDesk(BACKEND, True, "lookahead"), model, 4, "test")) as line:
+        ask(line, inside_step(PROMPT, Inside(4, sizes=(4, 3, 2))))
+        with pytest.raises(RequestError, match="no tensor for choices"):
+            ask(line, inside_step(PROMPT, Inside(4, choices=((0,),))))
+        with pytest.raises(EngineError, match="has no picks"):
+            ask(line, replace(step(PROMPT), want=Want(picks=True, inside=Inside(4))))
+    names = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
+    assert [model.calls[0][name] for name in names] == [[[4]], [[3]], [[2]]]
+    assert set(model.calls[0]) <= INPUTS.keys() and len(model.calls) == 1
+
+
+@pytest.mark.parametrize(("mode", "method"), INSIDE.items())
+def test_engine_that_drafts_by_itself_has_bursts(checkpoint: Path, tmp_path: Path, mode: str, method: str) -> None:
     folder = make_engine(tmp_path / "target", checkpoint, mode=mode)
-    with pytest.raises(ConfigError, match=r"drafts by itself, with the method .*engine = 'tensorrt_llm' serves"):
-        build_target(config_of(folder), SimpleNamespace)  # type: ignore[arg-type]
+    line, _ = build_target(config_of(folder), lambda model: CountingModel())
+    answer = ask(line, inside_step(PROMPT, Inside(4)))
+    line.close()
+    assert answer.burst.method == method == capabilities_of(config_of(folder)).inside
 
 
 def test_launcher_loads_the_backend_s_models_first_and_says_who_writes_them(checkpoint: Path, tmp_path: Path) -> None:

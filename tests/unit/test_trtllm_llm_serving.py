@@ -277,7 +277,7 @@ def test_close_answers_what_is_under_way(checkpoint: Path, tmp_path: Path) -> No
         ("none", Sampling(repetition_penalty=1.2), Want(), "repetition_penalty"),
         ("none", Sampling(min_tokens=3, edits=Edits(end_ids=(1,))), Want(), "min_tokens"),
         ("none", Sampling(1.0, typical_p=0.5), Want(), "typical_p"),
-        ("none", Sampling(), Want(logprobs=True), "log-probabilities"),
+        ("none", Sampling(), Want(logprobs=True), "log-probabilities: it is not established for the LLM API"),
         ("none", Sampling(rule=Rule.COUPLED), Want(), "rule 'coupled'"),
         ("none", Sampling(), Want(picks=True), "learns from the target's picks"),
     ],

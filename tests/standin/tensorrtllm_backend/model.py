@@ -29,8 +29,10 @@ PARAMETERS = {parameter["key"] for parameter in TABLE["parameters"]}
 DTYPES = {"INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64, "BOOL": np.bool_}
 TAKEN = {
     "input_ids", "input_lengths", "request_output_len", "draft_input_ids", "end_id", "pad_id", "runtime_top_k",
-    "runtime_top_p", "temperature", "seed", "stop",
+    "runtime_top_p", "temperature", "seed", "stop", "return_perf_metrics", "lookahead_window_size",
+    "lookahead_ngram_size", "lookahead_verification_set_size",
 }  # fmt: skip
+COUNTED = {"total_accepted_draft_tokens", "total_draft_tokens"}
 FOLDER = Path(os.environ["SCRIPT_FOLDER"])
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -45,7 +47,7 @@ class TritonPythonModel:
         self._decoupled = config["model_transaction_policy"]["decoupled"]
         self._excludes_input = parameters.get("exclude_input_in_output") == "true"
         reuse = trtllm.KvCacheConfig(enable_block_reuse=parameters.get("enable_kv_cache_reuse", "true") == "true")
-        executor_config = trtllm.ExecutorConfig(1, kv_cache_config=reuse)
+        executor_config = trtllm.ExecutorConfig(1, kv_cache_config=reuse, decoding_config=decoding(parameters))
         self._executor = trtllm.Executor(parameters["gpt_model_path"], trtllm.ModelType.DECODER_ONLY, executor_config)
         self._lock = threading.Lock()
         self._running: dict[int, tuple[str, Any, list[int]]] = {}
@@ -122,7 +124,7 @@ class TritonPythonModel:
             words = pb_utils.TritonError("scripted failure\n  at somewhere in C++")
             sender.send(pb_utils.InferenceResponse([], error=words), flags=FINAL)
             return
-        tensors = told(output, len(ids), lie)
+        tensors = told(output, len(ids), lie) + counted(response.result.request_perf_metrics)
         if self._decoupled:
             sender.send(pb_utils.InferenceResponse(tensors))
             sender.send(flags=FINAL)
@@ -130,9 +132,31 @@ class TritonPythonModel:
             sender.send(pb_utils.InferenceResponse(tensors), flags=FINAL)
 
 
+def decoding(parameters: dict[str, str]) -> Any:
+    """Return how the engine decodes, which for Lookahead needs all three sizes."""
+    if parameters.get("decoding_mode") != "lookahead":
+        return None
+    sizes = [int(parameters[f"lookahead_{name}"]) for name in ("window_size", "ngram_size", "verification_set_size")]
+    return trtllm.DecodingConfig(lookahead_decoding_config=trtllm.LookaheadDecodingConfig(*sizes))
+
+
+def counted(metrics: Any) -> list[Any]:
+    """Return what the executor has counted, where it was asked to."""
+    if metrics is None:
+        return []
+    found = metrics.speculative_decoding
+    values = {
+        "total_accepted_draft_tokens": found.total_accepted_draft_tokens,
+        "total_draft_tokens": found.total_draft_tokens,
+    }
+    return [pb_utils.Tensor(name, np.array([[value]], np.int32)) for name, value in values.items()]
+
+
 def check(tensors: dict[str, Any], outputs: list[str]) -> None:
     """Raise where the table says otherwise."""
-    assert outputs == ["output_ids", "sequence_length"], outputs
+    assert set(outputs) - COUNTED == {"output_ids", "sequence_length"}, outputs
+    lookahead = [name for name in tensors if name.startswith("lookahead_")]
+    assert len(lookahead) in (0, 3), f"all three together: {lookahead}"
     required = {name for name, declared in INPUTS.items() if not declared["optional"]}
     assert required | {"input_ids"} <= set(tensors) <= TAKEN, sorted(tensors)
     for name, tensor in tensors.items():
@@ -151,11 +175,17 @@ def asked(tensors: dict[str, Any], ids: list[int]) -> Any:
     """Return the executor's request."""
     scalars = {name: tensors[name].item() for name in tensors if tensors[name].size == 1}
     drafts = tensors["draft_input_ids"][0].tolist() if "draft_input_ids" in tensors else []
+    more: dict[str, Any] = {}
     names = {"runtime_top_k": "top_k", "runtime_top_p": "top_p", "temperature": "temperature", "seed": "seed"}
     sampling = trtllm.SamplingConfig(**{ours: scalars[name] for name, ours in names.items() if name in scalars})
+    if scalars.get("return_perf_metrics"):
+        more["output_config"] = trtllm.OutputConfig(return_perf_metrics=True)
+    sizes = [scalars[name] for name in sorted(scalars, key=list(INPUTS).index) if name.startswith("lookahead_")]
+    if sizes:
+        more["lookahead_config"] = trtllm.LookaheadDecodingConfig(*sizes)
     external = {"external_draft_tokens_config": trtllm.ExternalDraftTokensConfig(drafts)} if drafts else {}
     return trtllm.Request(
-        ids, scalars["request_output_len"], sampling_config=sampling, end_id=scalars.get("end_id"), **external
+        ids, scalars["request_output_len"], sampling_config=sampling, end_id=scalars.get("end_id"), **external, **more
     )
 
 
