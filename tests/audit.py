@@ -22,7 +22,7 @@ from tests.auditing.findings import Result
 from tests.auditing.served import ServerSubject
 from tests.auditing.subject import Question, Subject, ask_all
 from tests.auditing.truth import NEAR_TIES, Truth
-from tests.auditing.workload import QUICK, SETTINGS, Size
+from tests.auditing.workload import HEADS, QUICK, SETTINGS, Size
 from tests.exact import CONFIG, serving
 from tests.support.settings import inputs_of
 from tests.support.traffic import mixed_prompts
@@ -81,7 +81,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Size]:
     parser.add_argument("--url", help="gRPC address of a running server; without it the shipped deployment is started")
     parser.add_argument("--checkpoint", default=load_config(CONFIG).target, help="the target's folder (%(default)s)")
     parser.add_argument("--dtype", default="float64", choices=NEAR_TIES, help="the served one (%(default)s)")
-    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS, help="drafting methods")
+    parser.add_argument("--settings", nargs="+", default=[*SETTINGS, *HEADS], choices=[*SETTINGS, *HEADS], help="drafting methods")
     parser.add_argument("--quick", action="store_true", help="a minute's worth; the other sizes go before it")
     for name, text in (("prompts", "prompts"), ("tokens", "tokens a request"), ("seeds", "draws a law, 0 = no laws")):
         shipped, quick = getattr(Size(), name), getattr(QUICK, name)

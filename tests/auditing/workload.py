@@ -12,6 +12,8 @@ from tests.support.settings import inputs_of
 
 #: Of tests/support/settings.py: chains and trees, chosen and drawn.
 SETTINGS = ("none", "prompt_lookup", "ngram", "draft_model 4", "prompt_lookup branches", "suffix wide", "lookahead")
+#: Those that read hidden states, which a server alone can have; their drafts are chosen trees.
+HEADS = ("medusa leaves", "eagle narrow", "eagle2 small", "eagle3 small", "redrafter 2 3", "prompt_lookup+eagle2 8")
 #: Those whose drafts are never more than a chain: `block` decides on nothing else.
 CHAINS = ("none", "prompt_lookup", "ngram", "draft_model 4")
 #: Those whose drafts are drawn from a q, and so the ones under which a rule that is wrong would leave the law.

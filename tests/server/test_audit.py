@@ -17,7 +17,7 @@ from tests.support.traffic import mixed_prompts
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
-SETTINGS = ("none", "prompt_lookup", "draft_model 4", "ngram")
+SETTINGS = ("none", "prompt_lookup", "draft_model 4", "ngram", "medusa leaves", "eagle2 small")
 RULES = ("coupled", "rejection", "block")
 SIZE = Size(prompts=2, tokens=12, seeds=16)
 CHARACTERS = 120
