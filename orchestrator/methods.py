@@ -180,7 +180,7 @@ def _union(parts: Sequence[Plan]) -> Method:
 
     def build(config: MethodConfig, materials: Materials) -> Proposer:
         members = [Guarded(part.spec.build(part.config, materials), materials.vocab_size) for part in parts]
-        return Union(members)
+        return Union(members, [part.config.max_nodes for part in parts])
 
     want = reduce(Want.joined, (part.spec.want for part in parts))
     return Method(MethodConfig, build, branches=lambda config: "several proposers", want=want)
@@ -196,12 +196,12 @@ def plan(method: str, config_json: str, drafters: frozenset[str], aliases: Mappi
     if inside and method == inside:
         return Plan(method, read_config(INSIDE_METHODS[method].config, method, config_json, aliases), inside=True)
     if "+" in method:
-        return _plan_union(method, config_json, drafters)
+        return _plan_union(method, config_json, drafters, aliases)
     spec = _checked(method, drafters)
     return Plan(method, read_config(spec.config, method, config_json, aliases))
 
 
-def _plan_union(method: str, config_json: str, drafters: frozenset[str]) -> Plan:
+def _plan_union(method: str, config_json: str, drafters: frozenset[str], aliases: Mapping[str, int]) -> Plan:
     """Check a union: its parameters are `max_nodes`, and an object of parameters by the name of each method."""
     names = method.split("+")
     specs = {name: _checked(name, drafters) for name in names}
@@ -214,7 +214,7 @@ def _plan_union(method: str, config_json: str, drafters: frozenset[str]) -> Plan
     values = read_object(config_json)
     config = config_of(UnionConfig, method, {key: value for key, value in values.items() if key not in specs})
     parts = [
-        Plan(name, config_of(spec.config, name, object_of(f"{name} in {WHERE}", values.get(name, {}))))
+        Plan(name, config_of(spec.config, name, object_of(f"{name} in {WHERE}", values.get(name, {})), aliases))
         for name, spec in specs.items()
     ]
     return Plan(method, config, parts=tuple(parts))

@@ -47,6 +47,11 @@ class MethodConfig:
 
     max_nodes: int = whole(MAX_NODES, 0, MAX_NODES)
 
+    @classmethod
+    def completed(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters that are given, and those that follow from them."""
+        return given
+
     def __init_subclass__(cls) -> None:
         """Every parameter has a default, so that a request may leave out any."""
         for name in cls.__annotations__:
@@ -72,7 +77,7 @@ def config_of(
         if name not in known:
             raise RequestError(unknown_name(f"key of {method}", name, known, WHERE))
         given[name] = _checked(name, value, known[name].metadata)
-    return config(**given)
+    return config(**config.completed(given))
 
 
 def read_object(config_json: str) -> dict[str, Any]:

@@ -254,8 +254,8 @@ class HeadInput:
     """What a drafting head is told beside the context.
 
     features: (r, width) float32, hidden states of positions features_start …; None = none.
-    choices: the shape of a static tree, whose tokens are ranks: 0 = the likeliest child; bare = the tree is dynamic.
-    width: nodes that a level of a dynamic tree expands, or beams.
+    choices: the shape of a static tree, whose tokens are ranks: 0 = the likeliest child. width: nodes that a level of
+    a dynamic tree expands, or beams. With neither, the tree is the head's own static one.
     """
 
     features: Features | None = None

@@ -42,6 +42,7 @@ def layout_of(name: str, head: nn.Module, target: FrozenTarget, settings: Settin
     """The published form of the module `name`, in bfloat16; tables that are the target's are left out."""
     tensors = {key: _published(tensor) for key, tensor in head.state_dict().items()}
     if name == "eagle3":
+        tensors["fc.weight"] = tensors["fc.weight"] / target.layer_scale  # it was trained on scaled states
         tensors["t2d"] = torch.zeros(len(target.lm_head), dtype=torch.bool)
         tensors["t2d"][head.get_buffer("d2t").cpu() + torch.arange(len(head.get_buffer("d2t")))] = True
     config = _config(name, head, target, settings) | {"torch_dtype": "bfloat16", FINGERPRINT: target.identity}
@@ -82,6 +83,7 @@ def _eagle_config(name: str, head: nn.Module) -> dict[str, Any]:
     keys = {key: value for key in LLAMA_KEYS if (value := getattr(config, key, None)) is not None}
     keys |= {"model_type": "llama"}
     if name == "eagle3":
+        tensors["fc.weight"] = tensors["fc.weight"] / target.layer_scale  # it was trained on scaled states
         draft_vocab_size = len(head.get_buffer("d2t"))
         return keys | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": draft_vocab_size}
     keys |= {"architectures": ["LlamaForCausalLM"], "bias": True}

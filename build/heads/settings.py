@@ -45,7 +45,7 @@ class Sizes:
 PARTS: Mapping[str, Part] = {
     "medusa": Part(peak_rate=1e-3, depth=4, share=0.5),
     "eagle": Part(peak_rate=3e-3),
-    "eagle3": Part(peak_rate=2e-3, depth=4),
+    "eagle3": Part(peak_rate=3e-3, depth=4),
     "redrafter": Part(peak_rate=2e-3, depth=5, decay=0.9, share=0.25),
 }
 

@@ -21,8 +21,8 @@ from runtime.heads.tables import fingerprint
 class Batch(NamedTuple):
     """Windows of text and what the target says on them; row i stands for the prefix 0 … i.
 
-    tokens: (B, n + 1) int64. last: (B, n, d) after the final norm. layers: (B, n, 3d), or (B, n, 0) where no head reads
-    them. p: (B, n, V), row i the distribution of token i + 1.
+    tokens: (B, n + 1) int64. last: (B, n, d) after the final norm. layers: (B, n, 3d), divided by the target's
+    layer_scale, or (B, n, 0) where no head reads them. p: (B, n, V), row i the distribution of token i + 1.
     """
 
     tokens: Tensor
@@ -43,6 +43,7 @@ class FrozenTarget:
         self.name = name
         self.model = model.eval().requires_grad_(False)
         self.identity = identity
+        self.layer_scale = 1.0
         self._pass = self.model
         self._states: dict[int, Tensor] = {}
         decoder = model.get_decoder()
@@ -76,6 +77,17 @@ class FrozenTarget:
         """(V, d)."""
         return self.model.get_output_embeddings().weight.detach()
 
+    def fit_scale(self, tokens: Tensor) -> None:
+        """Choose the power of two by which the layers' states are divided, so that they are about 1 in `tokens`.
+
+        Inner states are large (about 16 in the demo target); as they are, they would drown what an EAGLE-3 layer adds
+        to them. A power of two can be folded into its fc without rounding.
+        """
+        self.layer_scale = 1.0
+        layers = self.read(tokens.to(self.device)).layers
+        if layers.numel():
+            self.layer_scale = 2.0 ** round(float(layers.square().mean().sqrt().log2()))
+
     def compile(self, wanted: bool = True) -> None:
         """Fuse the small operations of `read`, for windows of one shape; each other shape costs minutes."""
         self._pass = torch.compile(self.model, dynamic=False) if wanted else self.model
@@ -86,7 +98,7 @@ class FrozenTarget:
         logits = self._pass(input_ids=tokens[:, :-1], use_cache=False).logits
         last, *layers = (self._states.pop(place) for place in sorted(self._states))
         features = torch.cat(layers, dim=-1) if layers else last[..., :0]
-        return Batch(tokens, last.float(), features.float(), logits.float().softmax(-1))
+        return Batch(tokens, last.float(), features.float() / self.layer_scale, logits.float().softmax(-1))
 
     @torch.no_grad()
     def continued(self, tokens: Tensor, count: int) -> Tensor:

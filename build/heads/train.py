@@ -16,7 +16,7 @@ from build.data import Tokens, batch
 from build.errors import BuildError
 from build.heads.make import make_heads
 from build.heads.objectives import draw, loss_of
-from build.heads.settings import Settings
+from build.heads.settings import ABLATED, KINDS, Settings
 from build.heads.target import FrozenTarget, computing_in
 
 
@@ -37,7 +37,9 @@ def begin_run(settings: Settings, target: FrozenTarget, stream: Tokens, corpus_s
     """A run at step 0 with seeded parameters."""
     heads = make_heads(target, settings, stream)
     progress = Progress(settings.plan, corpus_sha256, settings_sha256=f"{settings.sha256} {target.identity}")
-    return Run(settings, target, heads, _optimizer(heads, settings), progress, stream)
+    run = Run(settings, target, heads, _optimizer(heads, settings), progress, stream)
+    target.fit_scale(present_windows(run))
+    return run
 
 
 def resume_run(run: Run, path: Path) -> None:
@@ -80,8 +82,8 @@ def backward(run: Run, windows: Tensor) -> dict[str, float]:
         run.target.compile(False)
     with computing_in(run.settings.dtype, run.target.device):
         read = run.target.read(windows.to(run.target.device))
-        for number, (name, head) in enumerate(run.heads.items()):
-            drawn = draw(name, read, run.settings, _generator(run, number))
+        for name, head in run.heads.items():
+            drawn = draw(name, read, run.settings, _generator(run, name))
             loss = (run.compiled or loss_of)(name, head, read, run.settings, drawn)
             loss.backward()
             losses[name] = loss.detach()
@@ -111,8 +113,9 @@ def step_seconds(run: Run) -> float:
     return time.perf_counter() - begin_s
 
 
-def _generator(run: Run, number: int) -> torch.Generator:
-    """What is random in head `number`'s loss at the present step; a resumed run draws the same."""
+def _generator(run: Run, name: str) -> torch.Generator:
+    """What is random in a head's loss at the present step: the same in a resumed run, and whatever else is trained."""
+    number = (*KINDS, ABLATED).index(name)
     seed = (run.settings.seed * 1_000_003 + run.progress.step) * 64 + number
     return torch.Generator().manual_seed(seed % (1 << 63))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from orchestrator.choices import MAX_DEPTH, read_choices
 from orchestrator.context import Context
@@ -38,10 +38,18 @@ class HeadConfig(MethodConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class StaticConfig(HeadConfig):
-    """choices: the tree, as all its nodes or as its leaf paths; empty = the head's own, its best `max_nodes` nodes."""
+    """choices: the tree, as all its nodes or as its leaf paths; empty = the head's own, its best `max_nodes` nodes.
+
+    Choices without max_nodes are not cut.
+    """
 
     max_nodes: int = whole(24, 0, MAX_NODES)
     choices: TokenTree = parsed(TokenTree.bare(), read_choices)  # noqa: RUF009 - it declares a field
+
+    @classmethod
+    def completed(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters; as many nodes as the choices name, where nothing else is asked for."""
+        return {"max_nodes": given["choices"].num_nodes, **given} if "choices" in given else given
 
     @property
     def shape(self) -> HeadInput:

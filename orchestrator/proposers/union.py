@@ -17,7 +17,7 @@ from orchestrator.types import Acceptance, Budget, Proposal, Proposer, Sampling,
 
 @dataclass(frozen=True, kw_only=True)
 class UnionConfig(MethodConfig):
-    """max_nodes: of all members together, as each of them cuts its own share of it."""
+    """max_nodes: of all members together; a member's own max_nodes bounds its share of them."""
 
     max_nodes: int = whole(24, 0, MAX_NODES)
 
@@ -25,14 +25,17 @@ class UnionConfig(MethodConfig):
 class Union(Proposer):
     """Asks its members in turn; each may fill its equal share of what the ones before it have left of the budget.
 
+    caps: most nodes of each member, its own max_nodes.
+
     Law: the tree holds each member's nodes as far as its share goes, a common path once; siblings are tried in the
     order of the members. A node that several proposed has all their names as its source. Its drafts are *chosen*:
     what a member has drawn from q is as good a guess as any, once it stands among others'.
     """
 
-    def __init__(self, members: Sequence[Proposer]) -> None:
+    def __init__(self, members: Sequence[Proposer], caps: Sequence[int]) -> None:
         self.name = "+".join(member.name for member in members)
         self._members = members
+        self._caps = caps
 
     @property
     def want(self) -> Want:
@@ -45,9 +48,9 @@ class Union(Proposer):
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the members' trees in one."""
         merged = _Merged()
-        for place, member in enumerate(self._members):
+        for place, (member, cap) in enumerate(zip(self._members, self._caps, strict=True)):
             share = -(-(budget.max_nodes - merged.num_nodes) // (len(self._members) - place))
-            asked = Budget(share, budget.max_depth)
+            asked = Budget(min(share, cap), budget.max_depth)
             merged.add(member.propose(context, sampling, asked).cut(asked))
         return merged.proposal()
 

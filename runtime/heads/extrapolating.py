@@ -42,19 +42,19 @@ class EagleEngine(HeadEngine):
         self._sequences = SequenceTable(pool, config.max_position_embeddings, share)
 
     def cached_len(self, job: HeadJob) -> int:
-        """Return the first position whose features its sequence lacks."""
-        return max(job.opened.num_computed - 1, 0)
+        """Return the first position whose features its sequence lacks; without one, only the newest is of use."""
+        return max(job.sequence.num_computed - 1, 0) if job.sequence else job.delta.prefix_len - 1
 
     def open(self, job: HeadJob) -> str:
         """Sync the sequence, and note the hole that features which nobody has leave in it."""
         head = job.request.head
         depth = self._depth(job)
-        # At most so many nodes are expanded: of a dynamic tree a width a level, of a static one all of its nodes.
-        num_expanded = head.width * max(depth - 1, 0) if head.width else job.request.max_nodes
-        job.sequence = self._sequences.open(job.delta, num_expanded, max(depth, 0))
-        job.sequence.last_used_s = time.monotonic()
         if depth < 1:
             return "the context has reached the head's limit"
+        # At most so many nodes are expanded: of a dynamic tree a width a level, of a static one all of its nodes.
+        num_expanded = head.width * (depth - 1) if head.width else job.request.max_nodes
+        job.sequence = self._sequences.open(job.delta, num_expanded, depth)
+        job.sequence.last_used_s = time.monotonic()
         if head.features is None or not newest_is_there(job):
             return "the newest features are missing"
         lacks = self.cached_len(job)

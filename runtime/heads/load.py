@@ -95,6 +95,7 @@ def _load_eagle3(files: HeadFiles, tables: TargetTables) -> nn.Module:
     files = files._replace(tensors=tensors)
     _check_eagle(files, tables, files.shape("fc.weight")[1], 3)
     layers_of(tables.depth)
+    _check_eagle3_layout(files, tables)
     draft_vocab_size, width = files.shape("lm_head.weight")
     config = LlamaConfig(**{**files.config, **_attention_bias(files, "midlayer")})
     embedding = _own_embedding(files, tables)
@@ -104,6 +105,18 @@ def _load_eagle3(files: HeadFiles, tables: TargetTables) -> nn.Module:
     if int(head.ids.max()) >= tables.vocab_size or int(head.ids.min()) < 0:
         raise ConfigError(f"{files.folder}: d2t leads to token {int(head.ids.max())}, outside the target's vocabulary")
     return head
+
+
+def _check_eagle3_layout(files: HeadFiles, tables: TargetTables) -> None:
+    """Refuse heads that were trained on other layers, or whose layer is another, though their tensors may fit."""
+    eagle_config = files.config.get("eagle_config") or {}
+    key = "eagle_aux_hidden_state_layer_ids"
+    layers = files.config.get(key) or eagle_config.get(key) or [*layers_of(tables.depth)]
+    if list(layers) != [*layers_of(tables.depth)]:
+        raise ConfigError(f"{files.folder}: reads the inputs of layers {layers}, expected {[*layers_of(tables.depth)]}")
+    for key in ("norm_before_residual", "norm_output"):
+        if files.config.get(key) or eagle_config.get(key):
+            raise ConfigError(f"{files.folder}: {key} is another layout than EAGLE-3's own (docs/heads-formats.md)")
 
 
 def _attention_bias(files: HeadFiles, layer: str) -> dict[str, bool]:

@@ -237,7 +237,7 @@ def inside(
 
 
 def test_engine_that_drafts_by_itself_gives_the_text_in_bursts(inside: tuple[Served, str], truth: list[int]) -> None:
-    served, method = inside
+    served, _ = inside
     before = len(served.calls())
     answer = ask(served.url, **ASKED)
     assert answer.ids == truth and len(served.calls()) == before + 1

@@ -134,6 +134,14 @@ def test_a_static_tree_that_is_a_chain_may_be_verified_as_a_block() -> None:
         plan("medusa", "", frozenset({"medusa"}), {}).check_rule(Rule.BLOCK)
 
 
+@pytest.mark.parametrize(("given", "max_nodes"), [({}, 24), ({"max_nodes": 9}, 9)])
+def test_choices_are_not_cut_unless_asked(given: dict[str, int], max_nodes: int) -> None:
+    choices = [[rank] for rank in range(40)]
+    assert plan("medusa", json.dumps(given), frozenset({"medusa"}), {}).config.max_nodes == max_nodes
+    named = plan("medusa", json.dumps({"choices": choices, **given}), frozenset({"medusa"}), {}).config
+    assert named.max_nodes == given.get("max_nodes", 40)
+
+
 def test_heads_want_the_states_that_they_read() -> None:
     assert METHODS["eagle3"].want.read == States.LAYERS
     assert {METHODS[name].want.read for name in ("medusa", "eagle", "eagle2", "redrafter")} == {States.LAST}

@@ -201,10 +201,11 @@ def test_features_of_another_width_are_refused(eagle: Eagle) -> None:
 
 def test_at_the_head_s_limit_nothing_is_drafted(eagle: Eagle) -> None:
     limit = eagle.head.config.max_position_embeddings
-    ids, features = random_context(limit, eagle.width)
     engine = EagleEngine(eagle.head, memory_mb=4, block_tokens=16)
-    (answer,) = draft(engine, request(ids, features, width=2))
-    assert answer.tree.num_nodes == 0
+    for length in (limit, limit + 1, limit + 40):
+        ids, features = random_context(length, eagle.width)
+        (answer,) = draft(engine, request(ids, features, width=2))
+        assert (answer.tree.num_nodes, answer.cached_len) == (0, length - 1)
 
 
 @pytest.mark.parametrize("rule", [Rule.COUPLED, Rule.REJECTION])

@@ -74,6 +74,23 @@ def test_eagle3_needs_three_layers_that_differ(tmp_path: Path, tmp_path_factory:
         load("eagle3", make_head("eagle3", tmp_path), shallow)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"eagle_aux_hidden_state_layer_ids": [1, 4, 5]},
+        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 6]}},
+        {"norm_before_residual": True},
+    ],
+)
+def test_an_eagle3_head_of_another_layout_is_refused(tmp_path: Path, target: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"expected \[2, 4, 5\]|another layout"):
+        load("eagle3", make_head("eagle3", tmp_path, changes=changes), target)
+
+
+def test_an_eagle3_head_that_names_the_usual_layers_is_taken(tmp_path: Path, target: Path) -> None:
+    load("eagle3", make_head("eagle3", tmp_path, changes={"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}), target)
+
+
 def test_an_eagle_head_of_two_layers_is_refused(tmp_path: Path, target: Path) -> None:
     with pytest.raises(ConfigError, match="num_hidden_layers is 2, but heads of 1"):
         load("eagle", make_head("eagle", tmp_path, num_layers=2, file="safetensors"), target)

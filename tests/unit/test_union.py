@@ -44,6 +44,10 @@ class Scripted(Proposer):
         self.closed = True
 
 
+def union_of(*members: Proposer, caps: tuple[int, ...] = ()) -> Union:
+    return Union(members, caps or [128] * len(members))
+
+
 def propose(union: Union, max_nodes: int = 20, max_depth: int = 9) -> Proposal:
     return union.propose(Context([1, 2]), Sampling(), Budget(max_nodes, max_depth))
 
@@ -53,7 +57,7 @@ def named(proposal: Proposal) -> dict[tuple[int, ...], str]:
 
 
 def test_a_path_that_two_propose_is_one_node_with_both_names() -> None:
-    union = Union([Scripted("a", [5, 6, 7]), Scripted("b", [5, 6, 8], [9])])
+    union = union_of(Scripted("a", [5, 6, 7]), Scripted("b", [5, 6, 8], [9]))
     assert named(propose(union)) == {
         (5,): "a+b", (5, 6): "a+b", (5, 6, 7): "a", (5, 6, 8): "b", (9,): "b",
     }  # fmt: skip
@@ -61,13 +65,13 @@ def test_a_path_that_two_propose_is_one_node_with_both_names() -> None:
 
 
 def test_siblings_are_tried_in_the_order_of_the_members() -> None:
-    tree = propose(Union([Scripted("a", [7]), Scripted("b", [5], [7], [6])])).tree
+    tree = propose(union_of(Scripted("a", [7]), Scripted("b", [5], [7], [6]))).tree
     assert list(tree.children[0]) == [7, 5, 6]
 
 
 def test_each_member_may_fill_its_share_of_what_is_left() -> None:
     chain, wide = Scripted("a", [1] * 9), Scripted("b", *([n] for n in range(2, 30)))
-    proposal = propose(Union([chain, wide]), max_nodes=10)
+    proposal = propose(union_of(chain, wide), max_nodes=10)
     assert list(proposal.sources).count("a") == 5
     assert proposal.tree.num_nodes == 10
     assert wide.asked[0].max_nodes == 5
@@ -75,15 +79,21 @@ def test_each_member_may_fill_its_share_of_what_is_left() -> None:
 
 def test_what_one_leaves_the_others_have() -> None:
     silent, wide = Scripted("a"), Scripted("b", *([n] for n in range(30)))
-    assert propose(Union([silent, wide]), max_nodes=10).tree.num_nodes == 10
+    assert propose(union_of(silent, wide), max_nodes=10).tree.num_nodes == 10
+
+
+def test_a_member_keeps_to_its_own_max_nodes() -> None:
+    wide = [Scripted(name, *([n] for n in range(start, start + 30))) for name, start in (("a", 0), ("b", 50))]
+    proposal = propose(union_of(*wide, caps=(3, 128)), max_nodes=10)
+    assert (proposal.sources.count("a"), proposal.sources.count("b")) == (3, 7)
 
 
 def test_nothing_goes_deeper_than_the_budget() -> None:
-    assert propose(Union([Scripted("a", [1, 2, 3]), Scripted("b", [4, 5])]), max_depth=1).tree.num_nodes == 2
+    assert propose(union_of(Scripted("a", [1, 2, 3]), Scripted("b", [4, 5])), max_depth=1).tree.num_nodes == 2
 
 
 def test_nobody_proposes_nothing() -> None:
-    proposal = propose(Union([Scripted("a"), Scripted("b")]))
+    proposal = propose(union_of(Scripted("a"), Scripted("b")))
     assert (proposal.tree.num_nodes, proposal.sources) == (0, ())
 
 
@@ -91,7 +101,7 @@ def test_nobody_proposes_nothing() -> None:
 def test_each_member_is_given_the_states_that_it_reads(alone: bool) -> None:
     last = Scripted("a", want=Want(features_from=7, states=States.LAST))
     layers = Scripted("b", want=Want(features_from=3, states=States.LAYERS))
-    union = Union([layers, Scripted("c")] if alone else [layers, last])
+    union = union_of(layers, Scripted("c") if alone else last)
     assert union.want == Want(features_from=3, states=States.LAYERS if alone else States.LAST | States.LAYERS)
     rows = np.arange(24, dtype=np.float32).reshape(2, 12)
     union.observe(TokenTree.bare(), Acceptance((), 4, features=rows, features_start=3))
@@ -104,7 +114,7 @@ def test_each_member_is_given_the_states_that_it_reads(alone: bool) -> None:
 
 def test_closing_closes_all() -> None:
     members = [Scripted("a"), Scripted("b")]
-    Union(members).close()
+    union_of(*members).close()
     assert all(member.closed for member in members)
 
 
@@ -112,6 +122,7 @@ def test_a_union_s_parameters_stand_under_its_members_names() -> None:
     text = json.dumps({"max_nodes": 9, "eagle2": {"top_k": 3}, "prompt_lookup": {"draft_len": 4}})
     found = plan("prompt_lookup+eagle2", text, DRAFTERS, {})
     lookup, eagle = found.parts
+    assert plan("prompt_lookup+eagle2", "", DRAFTERS, {"draft_len": 2}).parts[0].config.draft_len == 2  # type: ignore[attr-defined]
     assert (found.config.max_nodes, lookup.config.draft_len, eagle.config.top_k) == (9, 4, 3)  # type: ignore[attr-defined]
 
 
