@@ -44,14 +44,17 @@ def _tree(nodes: Sequence[Address]) -> TokenTree:
 
 def read_choices(name: str, value: Any, where: str) -> TokenTree:
     """Read choices out of a request's JSON; raises RequestError saying what they may be."""
+    # First, since all that follows costs time for each of them: different nodes are at least as many as the lists.
+    if isinstance(value, list) and len(value) > MAX_NODES:
+        raise RequestError(f"{name} has {len(value)} lists, at most {MAX_NODES} allowed ({where})")
     lists = isinstance(value, list) and all(isinstance(address, list) for address in value)
+    if lists and not all(1 <= len(address) <= MAX_DEPTH for address in value):
+        raise RequestError(f"{name} must have 1..{MAX_DEPTH} ranks in each of its lists ({where})")
     if not lists or not all(type(rank) is int and 0 <= rank <= MAX_RANK for address in value for rank in address):
         raise RequestError(
             f"{name} must be a list of lists of ranks in 0..{MAX_RANK}, as [[0], [0, 0], [1]], "
             f"got {shown(value)} ({where})"
         )
-    if not all(1 <= len(address) <= MAX_DEPTH for address in value):
-        raise RequestError(f"{name} must have 1..{MAX_DEPTH} ranks in each of its lists ({where})")
     tree = tree_of_choices(value)
     if tree.num_nodes > MAX_NODES:
         raise RequestError(f"{name} names {tree.num_nodes} nodes, at most {MAX_NODES} allowed ({where})")

@@ -17,6 +17,7 @@ from orchestrator.sampled import edits_of, min_tokens_of, sampling_of
 from orchestrator.text import StopRule
 from orchestrator.types import Sampling, Want
 
+MAX_CONFIG_BYTES = 65_536
 MAX_TIMEOUT_MS = 86_400_000
 MAX_TOP = 20
 MAX_SEQUENCES = 16
@@ -186,6 +187,7 @@ class JobBuilder:
                 f"draft_text and draft_input_ids are for the method {PREDICTED!r}, got {method!r} (input speculation)"
             )
         config = given.get("speculation_config", "")
+        check_size("speculation_config", config, MAX_CONFIG_BYTES)
         drafts = given.get("num_draft_tokens", 0)
         check_range("num_draft_tokens", drafts, 0, self.config.max_nodes)
         if refusal := self.capabilities.method_refusal(method):

@@ -74,13 +74,17 @@ class StepRequest:
 
 @dataclass(frozen=True, eq=False)
 class DraftRequest:
-    """One call of a drafter; `head` is for those that read the target's hidden states."""
+    """One call of a drafter; `head` is for those that read the target's hidden states.
+
+    deadline_ms: how long the drafter may take, from its receipt on; 0 = the engine's usual limit.
+    """
 
     delta: Delta
     sampling: Sampling
     max_nodes: int
     max_depth: int
     head: HeadInput = NO_HEAD_INPUT
+    deadline_ms: int = 0
 
 
 def delta_of(context: Context, start: int, sequence_id: int, cache_salt: str) -> Delta:
@@ -238,6 +242,7 @@ def pack_draft(request: DraftRequest) -> Tensors:
             "max_depth": np.array([request.max_depth], np.int32),
         }
         | pack_head_input(request.head)
+        | pack_ids("deadline_ms", [request.deadline_ms] if request.deadline_ms else [])
     )
 
 
@@ -249,6 +254,7 @@ def unpack_draft(tensors: Incoming) -> DraftRequest:
         scalar(tensors, "max_nodes"),
         scalar(tensors, "max_depth"),
         unpack_head_input(tensors),
+        scalar(tensors, "deadline_ms", 0),
     )
 
 

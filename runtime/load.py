@@ -23,7 +23,7 @@ def load_model(folder: str, device_name: str, dtype_name: str, features: States 
     device, dtype = torch.device(device_name), DTYPES[dtype_name]
     source = resolve(folder)
     config = _read_config(source)
-    _check_supported(config.get_text_config(), folder)
+    check_supported(config.get_text_config(), folder)
     model = _load_stock(source, dtype)
     if not getattr(model, "_supports_attention_backend", False):
         raise ConfigError(
@@ -91,7 +91,8 @@ def _read_config(source: str) -> PretrainedConfig:
         raise ConfigError(f"{source}: no readable checkpoint: {_first_line(error)}") from error
 
 
-def _check_supported(config: PretrainedConfig, folder: str) -> None:
+def check_supported(config: PretrainedConfig, folder: str) -> None:
+    """Refuse rotations that change with the context, and layers of another kind."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     by_layer = [r for r in rope.values() if isinstance(r, dict)] or [rope]
     kinds = {str(r.get("rope_type", r.get("type", "default"))) for r in by_layer}

@@ -50,6 +50,7 @@ class Sequence:
     def _forget_beyond(self, length: int) -> None:
         """Take back what is computed beyond `length`; a published block is never written again, but replaced."""
         self.num_computed = min(self.num_computed, length)
+        self.hole = range(self.hole.start, min(self.hole.stop, length))
         num_kept = self.num_computed // self._pool.block_tokens
         if num_kept < len(self._keys) - 1:
             self._pool.release(self.blocks[num_kept:])

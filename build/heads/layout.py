@@ -83,7 +83,6 @@ def _eagle_config(name: str, head: nn.Module) -> dict[str, Any]:
     keys = {key: value for key in LLAMA_KEYS if (value := getattr(config, key, None)) is not None}
     keys |= {"model_type": "llama"}
     if name == "eagle3":
-        tensors["fc.weight"] = tensors["fc.weight"] / target.layer_scale  # it was trained on scaled states
         draft_vocab_size = len(head.get_buffer("d2t"))
         return keys | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": draft_vocab_size}
     keys |= {"architectures": ["LlamaForCausalLM"], "bias": True}

@@ -49,7 +49,8 @@ class StaticConfig(HeadConfig):
     @classmethod
     def completed(cls, given: dict[str, Any]) -> dict[str, Any]:
         """Return the parameters; as many nodes as the choices name, where nothing else is asked for."""
-        return {"max_nodes": given["choices"].num_nodes, **given} if "choices" in given else given
+        named = "choices" in given and given["choices"].num_nodes
+        return {"max_nodes": given["choices"].num_nodes, **given} if named else given
 
     @property
     def shape(self) -> HeadInput:
@@ -82,7 +83,7 @@ class RedrafterConfig(HeadConfig):
 
     max_nodes: int = whole(24, 0, MAX_NODES)
     beams: int = whole(5, 1, MAX_WIDTH)
-    beam_len: int = whole(5, 1, MAX_DEPTH)
+    beam_len: int = whole(5, 1, 8)
 
     @property
     def shape(self) -> HeadInput:
@@ -115,19 +116,19 @@ class HeadProposer(Proposer):
         self._line = line
         self._traits = traits
         self._lacks_from = 0
+        self._is_asked = config.max_nodes > 0
         self._features: HeadInput | None = None
 
     @property
     def want(self) -> Want:
-        """The hidden states that the head lacks: of a head that keeps none, the newest."""
-        return Want(features_from=self._lacks_from, states=self._traits.states)
+        """The hidden states that the head lacks: of a head that keeps none, or does not answer, the newest."""
+        return Want(features_from=self._lacks_from, states=self._traits.states) if self._is_asked else Want()
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the head's tree."""
         head = self._features or self._config.shape
         self._features = None
-        if not self._traits.keeps:
-            self._lacks_from = len(context) - 1
+        self._lacks_from = len(context) - 1
         depth = min(self._config.max_depth, budget.max_depth)
         if not depth or not budget.max_nodes or (head.features is None and not self._traits.keeps):
             return Proposal.none()

@@ -56,8 +56,9 @@ class Union(Proposer):
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Give each member the hidden states that it reads; the tree is not one's own, so nobody learns from it."""
+        kept = self.want.read
         for member in self._members:
-            member.observe(tree, _with_states(acceptance, self.want.read, member.want.read))
+            member.observe(tree, _with_states(acceptance, kept, member.want.read))
 
     def close(self) -> None:
         """Free what the members hold."""

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from orchestrator import wire
 from orchestrator.breaker import Breaker
 from orchestrator.context import Context
-from orchestrator.errors import EngineLost, ServingError, Unavailable, UnknownSequence
+from orchestrator.errors import EngineLost, RequestError, ServingError, Unavailable, UnknownSequence
 from orchestrator.proposers.drafter import NO_ANSWER
 from orchestrator.tree import TokenTree
 from orchestrator.triton import pb
@@ -115,7 +115,8 @@ def try_release(model: str, sequence_id: int) -> None:
         return
 
 
-DraftAnswer = Drafted | UnknownSequence
+#: What a drafter answers, or why it does not for this request; that is no fault of the drafter's.
+DraftAnswer = Drafted | UnknownSequence | RequestError | Unavailable
 
 
 class BlsDraftLine:
@@ -126,6 +127,8 @@ class BlsDraftLine:
         self._breaker = breaker
         self._vocab_size = vocab_size
         self._cache_salt = cache_salt
+        # What is late is of no use to this step, and the next one would find the drafter at it.
+        self._deadline_ms = max(int(breaker.timeout_s * 1000), 1)
         self._sequence_id = new_sequence_id()
         self._num_sent = 0
         self._last: Future[DraftAnswer] | None = None
@@ -152,7 +155,7 @@ class BlsDraftLine:
             return None
         # The call may outlive this step, so it takes a snapshot of the context.
         delta = wire.delta_of(context, self._num_sent, self._sequence_id, self._cache_salt)
-        request = wire.DraftRequest(delta, sampling, budget.max_nodes, budget.max_depth, head)
+        request = wire.DraftRequest(delta, sampling, budget.max_nodes, budget.max_depth, head, self._deadline_ms)
         self._last = self._breaker.start(lambda: self._ask(request))
         return None if self._last is None else self._breaker.wait(self._last)
 
@@ -160,7 +163,7 @@ class BlsDraftLine:
         try:
             outputs = (*DRAFT_OUTPUTS, *DRAWN_OUTPUTS) if request.sampling.rule.uses_q else DRAFT_OUTPUTS
             tensors = pb.call(self._model, wire.pack_draft(request), outputs)
-        except UnknownSequence as error:
+        except (UnknownSequence, RequestError, Unavailable) as error:
             return error
         return wire.unpack_drafted(tensors, self._vocab_size, request.max_nodes)
 

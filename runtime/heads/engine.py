@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from orchestrator.errors import EngineError, ServingError
+from orchestrator.errors import EngineError, RequestError, ServingError
 from orchestrator.tree import TokenTree
 from orchestrator.types import Drafted, FloatArray, IdArray
 from orchestrator.wire import DraftRequest
@@ -20,6 +21,9 @@ from runtime.sequences import SequenceTable
 
 HeadJob = Job[DraftRequest]
 
+#: Long contexts of several jobs are not computed in one pass, which would be late for all of them.
+MAX_PASS_ROWS = 512
+
 log = logging.getLogger(__name__)
 
 
@@ -30,9 +34,10 @@ class HeadEngine:
     bias and grammars change p, and are left to the target and to `Pruned`.
     """
 
-    def __init__(self, feature_width: int, device: torch.device, dtype: torch.dtype) -> None:
-        """feature_width: numbers of a row of features."""
+    def __init__(self, feature_width: int, vocab_size: int, device: torch.device, dtype: torch.dtype) -> None:
+        """feature_width: numbers of a row of features. vocab_size: of the target."""
         self.feature_width = feature_width
+        self._vocab_size = vocab_size
         self._device = device
         self._dtype = dtype
         # A head that holds nothing between calls has no block to give.
@@ -49,16 +54,18 @@ class HeadEngine:
 
     @torch.inference_mode()
     def advance(self, jobs: list[HeadJob]) -> list[HeadJob]:
-        """Draft for all jobs, level by level, and answer them."""
-        opened = [job for job in jobs if self._opens(job)]
+        """Draft for as many jobs as one pass takes, level by level, and answer them; return the others."""
+        now, later = _share(jobs)
+        opened = [job for job in now if self._opens(job)]
         for job, tree in zip(opened, self.draft(opened) if opened else [], strict=True):
             job.reply(Drafted(tree, cached_len=self.cached_len(job)))
-        return []
+        return later
 
     def _opens(self, job: HeadJob) -> bool:
         try:
-            self._check_features(job)
-            reason_not_to = self.open(job)
+            self._check(job)
+            room = min(job.request.max_nodes, job.request.max_depth)
+            reason_not_to = self.open(job) if room > 0 else "there is no room for a node"
         except ServingError as error:
             job.reply(error)
             return False
@@ -67,10 +74,17 @@ class HeadEngine:
             job.reply(Drafted(TokenTree.bare(), cached_len=self.cached_len(job)))
         return not reason_not_to
 
-    def _check_features(self, job: HeadJob) -> None:
-        features = job.request.head.features
-        if features is not None and features.shape[1] != self.feature_width:
+    def _check(self, job: HeadJob) -> None:
+        """Refuse what would harm other jobs: foreign ids, and numbers that are none, which a cache keeps."""
+        ids, features = job.delta.context_ids, job.request.head.features
+        if len(ids) and (ids.min() < 0 or ids.max() >= self._vocab_size):
+            raise RequestError(f"context_ids has an id outside 0..{self._vocab_size - 1}")
+        if features is None:
+            return
+        if features.shape[1] != self.feature_width:
             raise EngineError(f"features have {features.shape[1]} numbers a row, the head reads {self.feature_width}")
+        if not np.isfinite(features).all():
+            raise EngineError("features have numbers that are not finite")
 
     def open(self, job: HeadJob) -> str:
         """Make ready for a job; return why it cannot be drafted for, or ""; raises ServingError."""
@@ -112,6 +126,15 @@ def ranked_children(
     samplings = [job.request.sampling for job, _ in owners]
     found = rank(logits, positions, samplings, max(growth.fan_out for growth in growths), ids)
     return found.ids.int().cpu().numpy(), found.scores.cpu().numpy()
+
+
+def _share(jobs: list[HeadJob]) -> tuple[list[HeadJob], list[HeadJob]]:
+    """Return the jobs of this pass and the others: rows of features up to MAX_PASS_ROWS, but one job at least."""
+    num_rows = np.cumsum(
+        [len(job.request.head.features) if job.request.head.features is not None else 0 for job in jobs]
+    )
+    count = max(int((num_rows <= MAX_PASS_ROWS).sum()), 1)
+    return jobs[:count], jobs[count:]
 
 
 def newest_is_there(job: HeadJob) -> bool:

@@ -31,7 +31,7 @@ class EagleEngine(HeadEngine):
 
     def __init__(self, head: Extrapolator, memory_mb: int, block_tokens: int, share: bool = True) -> None:
         config, weight = head.config, head.get_buffer("embedding")
-        super().__init__(head.feature_width, weight.device, weight.dtype)
+        super().__init__(head.feature_width, len(weight), weight.device, weight.dtype)
         shape = CacheShape(1, config.num_key_value_heads or config.num_attention_heads, head_dim(config))
         self._head = head
         self._own_choices = head.own_choices

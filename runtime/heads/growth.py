@@ -107,6 +107,10 @@ class Dynamic(_Candidates):
             if score > -np.inf
         ]
         self._last = self._best(level, self.fan_out)
+        if not self._beams:
+            # What is not among the best so far never will be, nor anything below it.
+            kept = set(self._best(range(1, len(self.tokens)), self._max_nodes))
+            self._last = [node for node in self._last if node in kept]
         self._levels_left -= 1
         self.frontier = self._last if self._levels_left > 0 else []
 

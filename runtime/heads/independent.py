@@ -18,7 +18,7 @@ class MedusaEngine(HeadEngine):
 
     def __init__(self, heads: MedusaHeads) -> None:
         weight = next(iter(heads.parameters()))
-        super().__init__(weight.shape[1], weight.device, weight.dtype)
+        super().__init__(weight.shape[1], heads.vocab_size, weight.device, weight.dtype)
         self._heads = heads
         self._own_choices = heads.own_choices
 
@@ -34,6 +34,6 @@ class MedusaEngine(HeadEngine):
             owners = [(jobs[i], k) for i in live]
             ids, scores = ranked_children(owners, [growths[i] for i in live], logits[live, k])
             for i, row, row_scores in zip(live, ids, scores, strict=True):
-                times = len(growths[i].frontier)
-                growths[i].take(np.repeat(row[None], times, 0), np.repeat(row_scores[None], times, 0))
+                times, width = len(growths[i].frontier), growths[i].fan_out
+                growths[i].take(np.repeat(row[None, :width], times, 0), np.repeat(row_scores[None, :width], times, 0))
         return [growth.tree() for growth in growths]

@@ -1,4 +1,4 @@
-"""From a head's published checkpoint to its module; refuses, with the two numbers, one that does not fit the target.
+"""From a head's published checkpoint to its module; refuses, with the reason, one that does not fit the target.
 
 Layouts, names and their sources: docs/heads-formats.md.
 """
@@ -8,131 +8,112 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig
 
 from orchestrator.choices import MAX_NODES, best_choices
 from orchestrator.errors import ConfigError
-from orchestrator.types import FloatArray
-from runtime.features import layers_of
+from runtime.heads.checks import (
+    ACCURACY,
+    FINGERPRINT,
+    accuracy_of,
+    check_draft_ids,
+    check_eagle3_layout,
+    check_equal,
+    check_files,
+    check_layer,
+    checked_config,
+)
 from runtime.heads.eagle import Eagle3Head, EagleHead
 from runtime.heads.files import HeadFiles, read_head
+from runtime.heads.layer import HeadAttention
 from runtime.heads.medusa import MedusaHeads
 from runtime.heads.redrafter import RecurrentHead
 from runtime.heads.tables import TargetTables, read_tables
 
-#: Keys of config.json that are ours.
-FINGERPRINT, ACCURACY = "target_fingerprint", "accuracy"
+__all__ = ["ACCURACY", "FINGERPRINT", "KINDS", "load_head"]
 
 Head = TypeVar("Head", bound=nn.Module)
+
+#: Published, but not loaded: the embedding is treated apart, t2d follows from d2t.
+UNREAD = ("embed_tokens.weight", "t2d")
 
 
 def load_head(kind: str, folder: str, target: str, dtype: torch.dtype, device: torch.device) -> Any:
     """Load a head of this kind (a key of KINDS) for a target; raises ConfigError with the reason if it cannot be."""
     files, tables = read_head(folder), read_tables(target, dtype, device)
-    _check_target(files, tables)
-    head: Any = KINDS[kind](files, tables)
+    check_files(files, tables)
+    try:
+        head: Any = KINDS[kind](files, tables)
+    except (IndexError, TypeError, ValueError) as error:  # a tensor of another rank than the layout's
+        raise ConfigError(f"{folder}: no {kind} checkpoint: {error} (docs/heads-formats.md)") from error
     if ACCURACY in files.config:
-        head.own_choices = best_choices(_accuracy(files), MAX_NODES)
-    return head.to(device, dtype).eval().requires_grad_(False)
+        head.own_choices = best_choices(accuracy_of(files), MAX_NODES)
+    return _cast(head, dtype, device).eval().requires_grad_(False)
 
 
-def _check_target(files: HeadFiles, tables: TargetTables) -> None:
-    meant = files.config.get(FINGERPRINT, "")
-    if meant and tables.fingerprint and meant != tables.fingerprint:
-        raise ConfigError(
-            f"{files.folder} was trained for another target: its target_fingerprint is {meant[:12]}…, "
-            f"that of {tables.name} is {tables.fingerprint[:12]}…"
-        )
-
-
-def _check_equal(files: HeadFiles, what: str, found: int, expected: int) -> None:
-    if found != expected:
-        raise ConfigError(f"{files.folder}: {what} {found}, but the target has {expected}")
+def _cast(head: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """Return the head in another type, but for its rotations: at position 1,000 eight bits of a frequency are none."""
+    rotations = [module.rotary for module in head.modules() if isinstance(module, HeadAttention)]
+    exact = [rotation.inv_freq.clone() for rotation in rotations]
+    head.to(device, dtype)
+    for rotation, frequencies in zip(rotations, exact, strict=True):
+        rotation.register_buffer("inv_freq", frequencies.to(device), persistent=False)
+    return head
 
 
 def _load_medusa(files: HeadFiles, tables: TargetTables) -> nn.Module:
     tensors = _renamed(files.tensors, "medusa_head.", "medusa_lm_head.")
     files = files._replace(tensors=tensors)
-    indices = {tuple(name.split(".")[:2]) for name in tensors}
-    if not indices or not all(part.isdecimal() for index in indices for part in index):
+    parts = [name.split(".") for name in tensors]
+    if not parts or not all(len(part) > 2 and part[0].isdecimal() and part[1].isdecimal() for part in parts):
         raise ConfigError(f"{files.folder}: no Medusa heads; their tensors are named 0.0.linear.weight, 0.1.weight, …")
-    num_heads, num_layers = (1 + max(int(index[place]) for index in indices) for place in (0, 1))
-    if f"0.{num_layers - 1}.linear.weight" not in tensors:
-        num_layers -= 1  # the last part is the LM head
-    _check_equal(files, "hidden size", files.shape("0.0.linear.weight")[0], tables.hidden_size)
-    if f"0.{num_layers}.weight" in tensors:
-        _check_equal(files, "vocabulary", files.shape(f"0.{num_layers}.weight")[0], tables.vocab_size)
-    heads = MedusaHeads(num_heads, num_layers, tables.lm_head)
-    return _filled(heads, files, borrowed=f"{num_layers}.weight")
-
-
-def _accuracy(files: HeadFiles) -> FloatArray:
-    """Return (K, R), how often the guess of each rank for each depth was right, as measured after training."""
-    try:
-        found = np.array(files.config[ACCURACY], np.float64)
-    except (TypeError, ValueError):
-        found = np.empty(0)
-    if found.ndim != 2 or not found.size or not ((found >= 0) & (found <= 1)).all():
-        raise ConfigError(f"{ACCURACY} must be lists of shares in 0..1, of one length ({files.folder}/config.json)")
-    return found
+    num_heads = 1 + max(int(part[0]) for part in parts)
+    num_layers = sum(part[0] == "0" and part[2:] == ["linear", "weight"] for part in parts)
+    output = f"0.{num_layers}.weight"
+    width = files.shape("0.0.linear.weight" if num_layers else output)[-1]
+    check_equal(files, "hidden size", width, tables.hidden_size)
+    if output in tensors:
+        check_equal(files, "vocabulary", files.shape(output)[0], tables.vocab_size)
+    return _filled(MedusaHeads(num_heads, num_layers, tables.lm_head, own_outputs=output in tensors), files)
 
 
 def _load_eagle(files: HeadFiles, tables: TargetTables) -> nn.Module:
-    _check_equal(files, "hidden size", files.shape("fc.weight")[0], tables.hidden_size)
-    _check_eagle(files, tables, files.shape("fc.weight")[1], 2)
-    config = LlamaConfig(**{**files.config, "bias": "fc.bias" in files.tensors, **_attention_bias(files, "layers.0")})
+    check_equal(files, "hidden size", files.shape("fc.weight")[0], tables.hidden_size)
+    check_layer(files, tables, files.shape("fc.weight")[1], 2)
+    config = checked_config(files, bias="fc.bias" in files.tensors, attention_bias=_has_bias(files, "layers.0"))
     reads_token = bool(files.config.get("reads_token", True))
-    embedding = _own_embedding(files, tables)
-    return _filled(EagleHead(config, embedding, tables.lm_head, reads_token), files)
+    return _filled(EagleHead(config, _own_embedding(files, tables), tables.lm_head, reads_token), files)
 
 
 def _load_eagle3(files: HeadFiles, tables: TargetTables) -> nn.Module:
     # NVIDIA's and vLLM's writers call it so.
     tensors = {name.replace("layers.0.", "midlayer.", 1): tensor for name, tensor in files.tensors.items()}
     files = files._replace(tensors=tensors)
-    _check_eagle(files, tables, files.shape("fc.weight")[1], 3)
-    layers_of(tables.depth)
-    _check_eagle3_layout(files, tables)
+    check_layer(files, tables, files.shape("fc.weight")[1], 3)
+    check_eagle3_layout(files, tables)
     draft_vocab_size, width = files.shape("lm_head.weight")
-    config = LlamaConfig(**{**files.config, **_attention_bias(files, "midlayer")})
+    config = checked_config(files, attention_bias=_has_bias(files, "midlayer"))
     embedding = _own_embedding(files, tables)
-    _check_equal(files, "hidden size", width, embedding.shape[1])
+    check_equal(files, "hidden size", width, embedding.shape[1])
     head = Eagle3Head(config, embedding, draft_vocab_size, tables.hidden_size)
-    head = _filled(head, files, borrowed="d2t" if draft_vocab_size == tables.vocab_size else "")
-    if int(head.ids.max()) >= tables.vocab_size or int(head.ids.min()) < 0:
-        raise ConfigError(f"{files.folder}: d2t leads to token {int(head.ids.max())}, outside the target's vocabulary")
+    head = _filled(head, files, optional="d2t" if draft_vocab_size == tables.vocab_size else "")
+    check_draft_ids(files, head.ids.cpu(), tables.vocab_size)
     return head
 
 
-def _check_eagle3_layout(files: HeadFiles, tables: TargetTables) -> None:
-    """Refuse heads that were trained on other layers, or whose layer is another, though their tensors may fit."""
-    eagle_config = files.config.get("eagle_config") or {}
-    key = "eagle_aux_hidden_state_layer_ids"
-    layers = files.config.get(key) or eagle_config.get(key) or [*layers_of(tables.depth)]
-    if list(layers) != [*layers_of(tables.depth)]:
-        raise ConfigError(f"{files.folder}: reads the inputs of layers {layers}, expected {[*layers_of(tables.depth)]}")
-    for key in ("norm_before_residual", "norm_output"):
-        if files.config.get(key) or eagle_config.get(key):
-            raise ConfigError(f"{files.folder}: {key} is another layout than EAGLE-3's own (docs/heads-formats.md)")
+def _load_redrafter(files: HeadFiles, tables: TargetTables) -> nn.Module:
+    num_layers = sum(name.startswith("lm_head.") and name.endswith(".linear.weight") for name in files.tensors)
+    output = f"lm_head.{num_layers}.weight"
+    exit_dim = files.shape("lm_head.0.linear.weight" if num_layers else output)[-1]
+    check_equal(files, "hidden size", files.number("hidden_size", tables.hidden_size), tables.hidden_size)
+    check_equal(files, "vocabulary", files.shape(output)[0], tables.vocab_size)
+    return _filled(RecurrentHead(tables.embedding, num_layers, exit_dim, "rnn_u.weight" in files.tensors), files)
 
 
-def _attention_bias(files: HeadFiles, layer: str) -> dict[str, bool]:
-    # Heads of targets whose projections have a bias have it, too, whatever their config says.
-    return {"attention_bias": f"{layer}.self_attn.q_proj.bias" in files.tensors}
-
-
-def _check_eagle(files: HeadFiles, tables: TargetTables, fc_width: int, num_states: int) -> None:
-    """Refuse sizes that are not the target's; fc reads num_states states, with the embedding counted."""
-    if fc_width % num_states:
-        raise ConfigError(f"{files.folder}: fc reads {fc_width} numbers, which are not {num_states} states")
-    _check_equal(files, "hidden size of the target", fc_width // num_states, tables.hidden_size)
-    _check_equal(files, "vocabulary", files.number("vocab_size", tables.vocab_size), tables.vocab_size)
-    layers = files.number("num_hidden_layers", 1)
-    if layers != 1:
-        raise ConfigError(f"{files.folder}: num_hidden_layers is {layers}, but heads of 1 layer are supported")
+def _has_bias(files: HeadFiles, layer: str) -> bool:
+    """Heads of targets whose projections have a bias have it, too, whatever their config says."""
+    return f"{layer}.self_attn.q_proj.bias" in files.tensors
 
 
 def _own_embedding(files: HeadFiles, tables: TargetTables) -> Tensor:
@@ -140,21 +121,9 @@ def _own_embedding(files: HeadFiles, tables: TargetTables) -> Tensor:
     own = files.tensors.get("embed_tokens.weight")
     if own is None:
         return tables.embedding
-    _check_equal(files, "vocabulary", own.shape[0], tables.vocab_size)
+    check_equal(files, "vocabulary", own.shape[0], tables.vocab_size)
     own = own.to(tables.embedding.device, tables.embedding.dtype)
     return tables.embedding if torch.equal(own, tables.embedding) else own
-
-
-def _load_redrafter(files: HeadFiles, tables: TargetTables) -> nn.Module:
-    num_layers = sum(name.startswith("lm_head.") and name.endswith(".linear.weight") for name in files.tensors)
-    rnn = "rnn_u.weight" in files.tensors
-    output = f"lm_head.{num_layers}.weight"
-    exit_dim = files.shape("lm_head.0.linear.weight" if num_layers else output)[-1]
-    _check_equal(files, "hidden size", files.number("hidden_size", tables.hidden_size), tables.hidden_size)
-    if output in files.tensors:
-        _check_equal(files, "vocabulary", files.shape(output)[0], tables.vocab_size)
-    head = RecurrentHead(tables.embedding, num_layers, exit_dim, rnn)
-    return _filled(head, files)
 
 
 def _renamed(tensors: Mapping[str, Tensor], *prefixes: str) -> dict[str, Tensor]:
@@ -164,29 +133,29 @@ def _renamed(tensors: Mapping[str, Tensor], *prefixes: str) -> dict[str, Tensor]
     return dict(tensors)
 
 
-#: Published, but not read: the embedding is treated apart, t2d follows from d2t.
-UNREAD = ("embed_tokens.weight", "t2d")
+def _filled(head: Head, files: HeadFiles, optional: str = "") -> Head:
+    """Load the tensors by name; raises ConfigError for one that is missing, unknown, or of another shape or kind.
 
-
-def _filled(head: Head, files: HeadFiles, borrowed: str = "") -> Head:
-    """Load the tensors by name; raises ConfigError for one that is missing, unknown or of another shape.
-
-    borrowed: how the names of tensors end that a file may lack, since the module begins with the target's.
+    optional: the one tensor that a file may lack.
     """
     wanted = head.state_dict()
     found = {name: tensor for name, tensor in files.tensors.items() if name not in UNREAD}
-    missing = [name for name in wanted if name not in found and not (borrowed and name.endswith(borrowed))]
+    missing = [name for name in wanted if name not in found and name != optional]
     unknown = [name for name in found if name not in wanted]
     if missing or unknown:
         what = f"lacks {missing[0]!r}" if missing else f"has an unknown tensor {unknown[0]!r}"
         raise ConfigError(f"{files.folder}: the checkpoint {what} (docs/heads-formats.md)")
     for name, tensor in found.items():
-        if tensor.shape != wanted[name].shape:
-            raise ConfigError(
-                f"{files.folder}: {name} has the shape {tuple(tensor.shape)}, expected {tuple(wanted[name].shape)}"
-            )
+        _check_like(files, name, tensor, wanted[name])
     head.load_state_dict(found, strict=False)
     return head
+
+
+def _check_like(files: HeadFiles, name: str, tensor: Tensor, wanted: Tensor) -> None:
+    if tensor.shape != wanted.shape:
+        raise ConfigError(f"{files.folder}: {name} has the shape {tuple(tensor.shape)}, expected {tuple(wanted.shape)}")
+    if tensor.is_floating_point() != wanted.is_floating_point():
+        raise ConfigError(f"{files.folder}: {name} is {tensor.dtype}, expected {wanted.dtype}")
 
 
 #: Key of serving.toml, and Triton model → how its checkpoint is read.

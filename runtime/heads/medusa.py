@@ -9,11 +9,19 @@ from torch.nn import functional
 
 from orchestrator.choices import MAX_NODES, best_choices
 from orchestrator.types import FloatArray
+from runtime.linear import BorrowedLinear
 
 
 def usual_accuracy(num_heads: int) -> FloatArray:
     """Return how accurate heads are when nothing is known of them: less with each place ahead, and with each rank."""
     return 0.6 * np.outer(0.8 ** np.arange(num_heads), 0.4 ** np.arange(10))
+
+
+def _copy_of(weight: Tensor) -> nn.Linear:
+    """Return a layer of its own that begins with this weight, (out, in)."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(weight.detach().clone())
+    return linear
 
 
 class ResBlock(nn.Module):
@@ -36,14 +44,14 @@ class MedusaHeads(nn.ModuleList):
     own_choices: the static tree of a request that names none, its nodes the best first.
     """
 
-    def __init__(self, num_heads: int, num_layers: int, lm_head: Tensor) -> None:
-        """lm_head: (V, d), the target's, with which every head begins."""
+    def __init__(self, num_heads: int, num_layers: int, lm_head: Tensor, own_outputs: bool = True) -> None:
+        """lm_head: (V, d), the target's: every head begins with a copy of it, or borrows it (own_outputs False)."""
         super().__init__()
+        borrowed = BorrowedLinear(lm_head)
         self.own_choices = best_choices(usual_accuracy(num_heads), MAX_NODES)
-        vocab_size, width = lm_head.shape
+        self.vocab_size, width = lm_head.shape
         for _ in range(num_heads):
-            output = nn.Linear(width, vocab_size, bias=False)
-            output.weight = nn.Parameter(lm_head.detach().clone())
+            output = _copy_of(lm_head) if own_outputs else borrowed
             self.append(nn.Sequential(*(ResBlock(width) for _ in range(num_layers)), output))
 
     def forward(self, state: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ class RecurrentEngine(HeadEngine):
 
     def __init__(self, head: RecurrentHead) -> None:
         embedding = head.get_buffer("embedding")
-        super().__init__(embedding.shape[1], embedding.device, embedding.dtype)
+        super().__init__(embedding.shape[1], len(embedding), embedding.device, embedding.dtype)
         self._head = head
 
     def draft(self, jobs: list[HeadJob]) -> list[TokenTree]:

@@ -97,7 +97,7 @@ def _folder(target: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:  # the target's own process has fetched it, or is at it
-        return Path(snapshot_download(target, allow_patterns=["*.json", "*.safetensors"]))
+        return Path(snapshot_download(target, allow_patterns=["*.json", "*.safetensors", "pytorch_model*.bin"]))
     except Exception as error:
         raise ConfigError(f"{target}: neither a folder nor a hub id that can be fetched: {error}") from None
 

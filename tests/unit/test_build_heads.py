@@ -34,7 +34,8 @@ from build.heads.trees import best_tree, chain
 from build.heads.unroll import unroll
 from build.loop import cut, run_steps
 from build.recipe import Plan
-from build.workspace import Workspace
+from build.sizes import folder_sizes
+from build.workspace import MODELS, Workspace
 from orchestrator.errors import ConfigError
 from runtime.features import layers_of
 from runtime.heads.eagle import Eagle3Head, EagleHead
@@ -79,8 +80,18 @@ def test_target_is_read_as_transformers_says_it(target: FrozenTarget):
         whole = target.model(input_ids=windows[:, :-1], output_hidden_states=True)
     torch.testing.assert_close(read.last, whole.hidden_states[-1])
     inputs = torch.cat([whole.hidden_states[layer] for layer in layers_of(7)], dim=-1)
-    torch.testing.assert_close(read.layers, inputs)
+    torch.testing.assert_close(read.layers * target.layer_scale, inputs)
     torch.testing.assert_close(read.p, whole.logits.softmax(-1))
+
+
+def test_states_of_layers_are_scaled_to_about_one_by_a_power_of_two(target: FrozenTarget):
+    windows = torch.from_numpy(STREAM[:66].astype(np.int64)).view(2, 33)
+    target.fit_scale(windows)
+    assert np.log2(target.layer_scale) % 1 == 0
+    assert 0.7 < float(target.read(windows).layers.square().mean().sqrt()) < 1.5
+    scale = target.layer_scale
+    target.fit_scale(windows)
+    assert target.layer_scale == scale
 
 
 def test_target_continues_with_its_most_likely_tokens(target: FrozenTarget):
@@ -415,10 +426,11 @@ def test_published_head_loads_and_says_what_the_trained_one_says(
     options = parser().parse_args(command(folder, Path(), published))
     head = make_heads(target, settings_of(options, 512, VOCAB_SIZE), STREAM)[kind]
     head.load_state_dict({key.removeprefix(f"{kind}."): v for key, v in state.items() if key.startswith(f"{kind}.")})
-    places = all_places(32, 2, CPU)
+    places, stored = all_places(32, 2, CPU), batch._replace(layers=batch.layers * target.layer_scale)
     with torch.no_grad():
-        one, other = (list(unroll(each, batch, places, 2)) for each in (as_published(head), loaded))
-    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+        one = unroll(as_published(head), batch, places, 2)
+        other = unroll(loaded, stored, places, 2)
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
     assert "lm_head.weight" not in state or kind == "eagle3"
 
 
@@ -538,6 +550,16 @@ def test_text_is_cut_at_line_ends_and_partly_held_out(folder: Path, tmp_path: Pa
     file.write_text("too little\n")
     with pytest.raises(BuildError, match="too few to hold some out"):
         heads_text(str(folder), str(file), Workspace(tmp_path), tmp_path / "scratch")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shipped_head_loads_for_the_demo_target_within_its_ceiling(kind: str):
+    load_head(kind, str(MODELS / kind), str(MODELS / "target"), torch.float32, CPU)
+    assert next(row for row in folder_sizes(MODELS) if row.name == kind).fits
+
+
+def test_shipped_heads_are_finished_and_of_the_present_settings():
+    assert up_to_date([])
 
 
 def test_places_of_one_row_are_enough():

@@ -86,7 +86,9 @@ def test_expected_length_on_a_hand_worked_example() -> None:
         ([[0.0]], "ranks in 0..63"),
         ([[]], "1..16 ranks"),
         ([[0] * 17], "1..16 ranks"),
-        ([[a, b] for a in range(12) for b in range(11)], "144 nodes, at most 128"),
+        ([[a, b] for a in range(11) for b in range(11)], "132 nodes, at most 128"),
+        ([[0]] * 129, "129 lists, at most 128"),
+        ([[0] * 16] * 100_000, "100000 lists"),
     ],
 )
 def test_what_is_no_tree_is_refused(value: Any, words: str) -> None:

@@ -72,17 +72,30 @@ def test_a_head_with_a_cache_says_what_it_lacks() -> None:
     assert line.calls[0][2].features is None
 
 
-def test_what_a_silent_head_did_not_take_is_asked_for_again() -> None:
-    line = Line(Drafted(TREE, cached_len=19), NO_ANSWER, Drafted(TREE, cached_len=23))
+def test_while_a_head_is_silent_the_newest_state_alone_is_asked_for() -> None:
+    """Rows for nobody are not sent; the head says what it lacks when it is back."""
+    line = Line(Drafted(TREE, cached_len=19), NO_ANSWER, Drafted(TokenTree.bare(), cached_len=19))
     proposer = HeadProposer("eagle3", DynamicConfig(), line, HeadTraits(States.LAYERS, keeps=True))
     context = Context(list(range(20)))
     proposer.propose(context, Sampling(), BUDGET)
+    assert proposer.want == Want(features_from=19, states=States.LAYERS)
     stepped(proposer, context, rows(1), 19, 7)
     assert proposer.propose(context, Sampling(), BUDGET).tree.num_nodes == 0
-    assert proposer.want.features_from == 19
-    stepped(proposer, context, rows(1, 2, 3), 19, 7, 8)
+    assert proposer.want.features_from == 20
+    stepped(proposer, context, rows(2, 3), 20, 7, 8)
     proposer.propose(context, Sampling(), BUDGET)
-    assert line.calls[2][2].features_start == 19
+    assert line.calls[2][2].features_start == 20
+    assert proposer.want.features_from == 19
+
+
+def test_a_request_without_nodes_asks_nothing_of_anybody() -> None:
+    proposer = HeadProposer("eagle2", DynamicConfig(max_nodes=0), Line(), HeadTraits(States.LAST, keeps=True))
+    assert proposer.propose(Context([1, 2]), Sampling(), Budget(0, 5)).tree.num_nodes == 0
+    assert proposer.want == Want()
+
+
+def test_no_choices_are_the_head_s_own() -> None:
+    assert plan("eagle", '{"choices": []}', frozenset({"eagle"}), {}).config.max_nodes == 24
 
 
 @pytest.mark.parametrize("budget", [Budget(0, 5), Budget(5, 0)])

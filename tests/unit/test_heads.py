@@ -11,12 +11,14 @@ import torch
 
 from orchestrator import noise
 from orchestrator.choices import tree_of_choices
-from orchestrator.errors import EngineError, UnknownSequence
+from orchestrator.errors import EngineError, RequestError, Unavailable, UnknownSequence
 from orchestrator.tree import TokenTree
 from orchestrator.types import Rule, Sampling
 from runtime.heads.extrapolating import EagleEngine
+from runtime.heads.growth import Dynamic
 from runtime.heads.independent import MedusaEngine
 from runtime.heads.recurrent import RecurrentEngine
+from runtime.job import Job
 from tests.support import heads_oracle as oracle
 from tests.support.choice_trees import published_choices
 from tests.support.dynamic_tree import dynamic_tree
@@ -297,3 +299,153 @@ def test_a_head_without_the_newest_state_drafts_nothing(tmp_path: Path, target: 
     for call in (request(ids, None, width=2), request(ids, features[-1:], start=3, width=2)):
         (answer,) = draft(engine, call)
         assert (answer.tree.num_nodes, answer.cached_len) == (0, 5)
+
+
+def test_requests_of_all_kinds_share_a_pass_without_harm(tmp_path: Path, target: Path) -> None:
+    """Medusa and ReDrafter, mixed temperatures, seeds, lengths and shapes: together as alone."""
+    engines: list[Any] = [
+        MedusaEngine(load("medusa", make_head("medusa", tmp_path / "m"), target)),
+        RecurrentEngine(load("redrafter", make_head("redrafter", tmp_path / "r"), target)),
+    ]
+    samplings = [
+        Sampling(),
+        Sampling(0.9, seed=3),
+        Sampling(1.2, top_k=2, seed=4),
+        Sampling(0.7, seed=3, rule=Rule.REJECTION),
+    ]
+    for engine in engines:
+        calls = []
+        for number, sampling in enumerate(samplings * 2):
+            ids, features = random_context(5 + number, HIDDEN_SIZE, number)
+            shape: dict[str, Any] = (
+                {"width": 1 + number % 3} if number < 4 else {"choices": tree_of_choices([[0, 0], [1, 0], [2]])}
+            )
+            shape |= {"start": 3 + number, "sequence_id": number + 1, "sampling": sampling, "max_depth": 3}
+            calls.append(request(ids, features[-1:], **shape))
+        together = [paths_of(answer) for answer in draft(engine, *calls)]
+        assert together == [paths_of(draft(engine, call)[0]) for call in calls]
+        assert len(set(map(tuple, together))) == len(together)
+
+
+def test_medusa_and_redrafter_use_the_target_s_noise_at_each_token_s_place(tmp_path: Path, target: Path) -> None:
+    ids, features = random_context(6, HIDDEN_SIZE)
+    sampling = Sampling(1.0, seed=9)
+    h = features[-1].astype(np.float32).astype(np.float64)
+    medusa, redrafter = make_head("medusa", tmp_path / "m"), make_head("redrafter", tmp_path / "r")
+
+    def best(logits: np.ndarray, depth: int) -> int:
+        noisy = oracle.log_softmax(logits) + noise.gumbel(9, 6 + depth, np.arange(VOCAB_SIZE), noise.Stream.PICK)
+        return int(noisy.argmax())
+
+    chain = TokenTree.chain([0, 0, 0])
+    (answer,) = draft(
+        MedusaEngine(load("medusa", medusa, target)),
+        request(ids, features[-1:], start=4, sampling=sampling, choices=chain),
+    )
+    logits = oracle.medusa_logits(oracle.read_tensors(medusa), h)
+    assert answer.tree.tokens.tolist() == [best(logits[k], k) for k in range(3)]
+
+    (answer,) = draft(
+        RecurrentEngine(load("redrafter", redrafter, target)),
+        request(ids, features[-1:], start=4, sampling=sampling, width=1, max_depth=3),
+    )
+    path: list[int] = []
+    for depth in range(3):
+        tensors, config = oracle.read_tensors(redrafter), oracle.read_config(redrafter)
+        path.append(best(oracle.redrafter_logits(tensors, config, tables(target)[0], h, ids[-1], path), depth))
+    assert answer.tree.tokens.tolist() == path
+
+
+def test_tokens_outside_the_draft_s_law_are_not_drafted(eagle: Eagle) -> None:
+    ids, features = random_context(9, eagle.width)
+    sampling = Sampling(1.0, top_k=2, seed=1)
+    dynamic, static = draft(
+        eagle.new_engine(),
+        request(ids, features, sampling=sampling, width=4, max_depth=2),
+        request(ids, features, sampling=sampling, choices=tree_of_choices([[0], [1], [2], [2, 0]]), sequence_id=2),
+    )
+    assert np.bincount(dynamic.tree.depths)[1:].tolist() == [2, 4]
+    assert static.tree.num_nodes == 2
+
+
+def test_two_holes_become_one(eagle: Eagle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.heads.extrapolating.MAX_FEATURE_ROWS", 6)
+    engine = eagle.new_engine()
+    ids, features = random_context(30, eagle.width, 3)
+    for length, start, sent in ((14, 7, 0), (30, 23, 14)):
+        rows = features[start : start + 6] if length == 14 else features[start:]
+        call = request(ids[:length], rows, start=start, sent=sent, width=3, max_nodes=9)
+        (answer,) = draft(engine, call)
+    seen = list(range(23, 29))
+    assert same_dynamic(answer, dynamic_tree(lambda path: eagle.log_q(ids, features, path, seen), 3, 4, 9))
+
+
+def test_numbers_that_are_none_harm_nobody(eagle: Eagle) -> None:
+    """A block once written with them would carry them into other requests, masked or not."""
+    engine = eagle.new_engine()
+    ids, features = random_context(30, eagle.width)
+    for number, bad in enumerate((np.nan, np.inf, -np.inf), start=1):
+        (answer,) = draft(engine, request(ids, np.where(features > 0, bad, features), sequence_id=number, width=2))
+        assert isinstance(answer, EngineError) and "not finite" in str(answer)
+    (answer,) = draft(engine, request(ids, features, sequence_id=9, width=3, max_nodes=9))
+    assert same_dynamic(answer, dynamic_tree(lambda path: eagle.log_q(ids, features, path), 3, 4, 9))
+
+
+def test_foreign_ids_are_refused(eagle: Eagle) -> None:
+    ids, features = random_context(9, eagle.width)
+    (answer,) = draft(eagle.new_engine(), request([*ids[:-1], VOCAB_SIZE], features, width=2))
+    assert isinstance(answer, RequestError)
+
+
+@pytest.mark.parametrize("room", [{"max_nodes": 0}, {"max_depth": 0}])
+def test_without_room_nothing_is_drafted_and_nobody_is_harmed(eagle: Eagle, room: dict[str, int]) -> None:
+    ids, features = random_context(9, eagle.width)
+    calls = [request(ids, features, choices=EAGLE_TREE, **room), request(ids, features, sequence_id=2, width=2)]
+    none, some = draft(eagle.new_engine(), *calls)
+    assert none.tree.num_nodes == 0 and some.tree.num_nodes > 0
+
+
+def test_long_contexts_take_turns(eagle: Eagle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.heads.engine.MAX_PASS_ROWS", 20)
+    engine, answers = eagle.new_engine(), []
+    contexts = [random_context(length, eagle.width, length) for length in (12, 9, 40, 5)]
+    jobs = [
+        Job(request(ids, rows, sequence_id=n, width=2), 1e12, lambda answer, n=n: answers.append(n))
+        for n, (ids, rows) in enumerate(contexts)
+    ]
+    passes = []
+    while jobs:
+        before = len(jobs)
+        jobs = engine.advance(jobs)
+        passes.append(before - len(jobs))
+    assert (passes, answers) == ([2, 1, 1], [0, 1, 2, 3])
+
+
+def test_a_pool_that_is_full_is_said_to_be(eagle: Eagle) -> None:
+    engine = EagleEngine(eagle.head, memory_mb=1, block_tokens=512)
+    ids, features = random_context(9, eagle.width)
+    answers = [draft(engine, request(ids, features, sequence_id=n, width=2, salt=str(n)))[0] for n in range(1, 12)]
+    assert not isinstance(answers[0], Unavailable)
+    assert isinstance(answers[-1], Unavailable)
+
+
+@pytest.mark.parametrize(("width", "max_nodes"), [(3, 5), (8, 24), (2, 60)])
+def test_what_can_never_be_kept_is_not_expanded(width: int, max_nodes: int) -> None:
+    """The tree is the same; the work is bounded by max_nodes."""
+    rng = np.random.default_rng(width)
+    laws = {}
+
+    def scores(path: Path_) -> np.ndarray:
+        if path not in laws:
+            laws[path] = oracle.log_softmax(rng.normal(0, 2, 32))
+        return laws[path]
+
+    growth, num_expanded = Dynamic(width, max_nodes, 6), 0
+    while growth.frontier:
+        num_expanded += len(growth.frontier)
+        paths = [tuple(growth.token(node) for node in growth.path(n)) for n in growth.frontier]
+        best = [np.argsort(-scores(path), kind="stable")[:width] for path in paths]
+        ranked = np.array([scores(path)[row] for path, row in zip(paths, best, strict=True)])
+        growth.take(np.array(best, np.int32), ranked)
+    assert growth.tree().paths[1:] == [path for path, _ in dynamic_tree(scores, width, 6, max_nodes)]
+    assert num_expanded <= 1 + max_nodes * 2

@@ -78,6 +78,7 @@ def test_eagle3_needs_three_layers_that_differ(tmp_path: Path, tmp_path_factory:
     "changes",
     [
         {"eagle_aux_hidden_state_layer_ids": [1, 4, 5]},
+        {"eagle_aux_hidden_state_layer_ids": [2, 3, 4]},
         {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 6]}},
         {"norm_before_residual": True},
     ],
@@ -87,8 +88,79 @@ def test_an_eagle3_head_of_another_layout_is_refused(tmp_path: Path, target: Pat
         load("eagle3", make_head("eagle3", tmp_path, changes=changes), target)
 
 
-def test_an_eagle3_head_that_names_the_usual_layers_is_taken(tmp_path: Path, target: Path) -> None:
-    load("eagle3", make_head("eagle3", tmp_path, changes={"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}), target)
+@pytest.mark.parametrize("layers", [[2, 4, 5], [1, 3, 4]])
+def test_an_eagle3_head_that_names_the_usual_layers_is_taken(tmp_path: Path, target: Path, layers: list[int]) -> None:
+    """By their inputs or, as others count, by the outputs before them."""
+    load("eagle3", make_head("eagle3", tmp_path, changes={"eagle_aux_hidden_state_layer_ids": layers}), target)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
+        ({"num_attention_heads": "four"}, "num_attention_heads must be a whole number, got 'four'"),
+        ({"rms_norm_eps": "small"}, r"config\.json"),
+    ],
+)
+def test_an_eagle_config_that_cannot_be_is_refused(
+    tmp_path: Path, target: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load("eagle", make_head("eagle", tmp_path, changes=changes), target)
+
+
+@pytest.mark.parametrize(
+    ("d2t", "words"),
+    [
+        (torch.cat([torch.zeros(47, dtype=torch.long), torch.tensor([-1])]), "to one token twice"),
+        (torch.zeros(48, dtype=torch.long), "d2t and t2d do not name the same"),
+        (torch.zeros(48), "d2t is torch.float32, expected torch.int64"),
+    ],
+)
+def test_a_draft_vocabulary_that_cannot_be_is_refused(
+    tmp_path: Path, target: Path, d2t: torch.Tensor, words: str
+) -> None:
+    make_head("eagle3", tmp_path, file="safetensors")
+    change(tmp_path, d2t=d2t)
+    with pytest.raises(ConfigError, match=words):
+        load("eagle3", tmp_path, target)
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, target: Path) -> None:
+    make_head("redrafter", tmp_path)
+    change(tmp_path, rnn_w__weight=torch.full((32, 32), torch.nan))
+    with pytest.raises(ConfigError, match=r"rnn_w\.weight has numbers that are not finite"):
+        load("redrafter", tmp_path, target)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("eagle", "fc__weight"), ("eagle3", "lm_head__weight")])
+def test_a_tensor_of_another_rank_is_no_traceback(tmp_path: Path, target: Path, kind: str, name: str) -> None:
+    make_head(kind, tmp_path, file="safetensors")
+    change(tmp_path, **{name: torch.ones(32)})
+    with pytest.raises(ConfigError):
+        load(kind, tmp_path, target)
+
+
+def test_medusa_heads_without_blocks_are_read(tmp_path: Path, target: Path) -> None:
+    make_head("medusa", tmp_path, num_layers=0)
+    assert len(load("medusa", tmp_path, target)) == 4
+
+
+def test_borrowed_lm_heads_are_one(tmp_path: Path, target: Path) -> None:
+    heads = load("medusa", make_head("medusa", tmp_path, lm_heads=False), target)
+    assert len({head[-1].get_buffer("weight").data_ptr() for head in heads}) == 1
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_rotations_keep_their_frequencies_in_bfloat16(tmp_path: Path, target: Path, kind: str) -> None:
+    make_head(kind, tmp_path)
+    exact, narrow = (load(kind, tmp_path, target, dtype) for dtype in (torch.float64, torch.bfloat16))
+    found = [
+        module.inv_freq for head in (exact, narrow) for name, module in head.named_modules() if name.endswith("rotary")
+    ]
+    assert len(found) == 2 and found[1].dtype == torch.float32
+    assert torch.equal(found[0].float(), found[1])
 
 
 def test_an_eagle_head_of_two_layers_is_refused(tmp_path: Path, target: Path) -> None:
