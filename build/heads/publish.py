@@ -23,9 +23,11 @@ from build.heads.settings import ABLATED, Settings
 from build.heads.target import FrozenTarget
 from build.heads.train import Run
 from build.workspace import TrainingText
-from runtime.heads.load import FINGERPRINT
+from runtime.heads.checks import ACCURACY, FINGERPRINT
 
 MEASURED_WINDOWS = 48
+#: Heads with a static tree of their own, grown by how often their guesses are right on what they meet in service.
+STATIC, SERVED_ON = ("medusa", "eagle"), "greedy continuation"
 
 
 def publish(run: Run, text: TrainingText, out: Path, scratch: Path, figures: Path) -> None:
@@ -65,7 +67,7 @@ def record_all(run: Run, text: TrainingText) -> dict[str, Recorded]:
     """What heads are measured on, by name."""
     return {
         "held-out text": record_text(run.target, text.held_out, MEASURED_WINDOWS),
-        "greedy continuation": record_greedy(run.target, text.held_out, MEASURED_WINDOWS),
+        SERVED_ON: record_greedy(run.target, text.held_out, MEASURED_WINDOWS),
     }
 
 
@@ -111,7 +113,9 @@ def _written(name: str, run: Run, provenance: dict[str, Any], folder: Path) -> P
     layout = layout_of(name, run.heads[name], run.target, run.settings)
     save_file(dict(layout.tensors), folder / layout.file, metadata={"format": "pt"})
     (folder / layout.file).chmod(0o644)  # safetensors creates its files for the owner alone
-    (folder / "config.json").write_text(json.dumps(layout.config, indent=2) + "\n")
+    hits = provenance["measured"][SERVED_ON]["hits"]
+    config = dict(layout.config) | ({ACCURACY: hits} if name in STATIC else {})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (folder / "provenance.json").write_text(json.dumps(provenance, indent=2) + "\n")
     (folder / "README.md").write_text(head_card(provenance))
     return folder

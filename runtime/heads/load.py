@@ -15,7 +15,6 @@ from orchestrator.choices import MAX_NODES, best_choices
 from orchestrator.errors import ConfigError
 from runtime.heads.checks import (
     ACCURACY,
-    FINGERPRINT,
     accuracy_of,
     check_draft_ids,
     check_eagle3_layout,
@@ -30,8 +29,6 @@ from runtime.heads.layer import HeadAttention
 from runtime.heads.medusa import MedusaHeads
 from runtime.heads.redrafter import RecurrentHead
 from runtime.heads.tables import TargetTables, read_tables
-
-__all__ = ["ACCURACY", "FINGERPRINT", "KINDS", "load_head"]
 
 Head = TypeVar("Head", bound=nn.Module)
 

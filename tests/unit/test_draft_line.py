@@ -1,0 +1,85 @@
+"""A request's line to a drafter: whose fault a silence is, and what that costs the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.breaker import Breaker
+from orchestrator.context import Context
+from orchestrator.errors import EngineError, RequestError, Unavailable, UnknownSequence
+from orchestrator.proposers.drafter import NO_ANSWER
+from orchestrator.types import Budget, Sampling
+from tests.support.without_triton import imported
+
+ANSWER = {"node_ids": np.array([7], np.int32), "node_parents": np.array([0], np.int32), "cached_len": np.array([3])}
+
+
+@pytest.fixture(scope="module")
+def bls() -> Iterator[ModuleType]:
+    with imported("bls") as module:
+        yield module
+
+
+class Drafter:
+    """Answers with what it is told, by turns, and keeps what it was sent."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.sent: list[dict[str, Any]] = []
+
+    def __call__(self, model: str, tensors: dict[str, Any], outputs: Any) -> Any:
+        self.sent.append(tensors)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def line(bls: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def make(*answers: Any) -> tuple[Any, Drafter, Breaker[Any]]:
+        drafter, breaker = Drafter(*answers), Breaker[Any]("eagle", 4, timeout_s=0.25 * 40)
+        monkeypatch.setattr(bls.pb, "call", drafter)
+        return bls.BlsDraftLine("eagle", breaker, 50, ""), drafter, breaker
+
+    return make
+
+
+def propose(line: Any, context: Context) -> Any:
+    return line.propose(context, Sampling(), Budget(4, 4))
+
+
+@pytest.mark.parametrize("refusal", [RequestError("needs 9 blocks, the pool has 4"), Unavailable("KV pool full")])
+def test_a_request_that_a_drafter_cannot_serve_does_not_shut_it_for_others(line: Any, refusal: Exception) -> None:
+    asked, _, breaker = line(refusal, ANSWER)
+    assert propose(asked, Context([1, 2, 3])) is NO_ANSWER
+    assert (breaker.counts.num_failed, breaker.is_open) == (0, False)
+    assert propose(asked, Context([1, 2, 3])).tree.tokens.tolist() == [7]
+
+
+def test_a_drafter_that_fails_is_left_alone_for_a_while(line: Any) -> None:
+    asked, drafter, breaker = line(EngineError("broken"))
+    assert propose(asked, Context([1, 2, 3])) is NO_ANSWER
+    assert (breaker.counts.num_failed, breaker.is_open) == (1, True)
+    assert propose(asked, Context([1, 2, 3])) is NO_ANSWER
+    assert len(drafter.sent) == 1
+
+
+def test_a_drafter_that_lost_the_sequence_is_sent_it_whole(line: Any) -> None:
+    asked, drafter, _ = line(ANSWER, UnknownSequence("gone"), ANSWER)
+    context = Context([1, 2, 3])
+    propose(asked, context)
+    context.commit([7, 8])
+    assert propose(asked, context).tree.tokens.tolist() == [7]
+    assert [tensors["context_ids"].tolist() for tensors in drafter.sent] == [[1, 2, 3], [7, 8], [1, 2, 3, 7, 8]]
+
+
+def test_a_drafter_is_told_until_when_its_answer_is_of_use(line: Any) -> None:
+    asked, drafter, _ = line(ANSWER)
+    propose(asked, Context([1, 2, 3]))
+    assert drafter.sent[0]["deadline_ms"].tolist() == [10_000]
