@@ -14,6 +14,8 @@ from tests.benchmark.samples import BenchError, Run, Sample
 FloatArray = npt.NDArray[np.float64]
 NUM_RESAMPLES = 10_000
 LEVEL = 95
+#: The task of a row over all tasks.
+ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,11 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Row:
-    """One runner's figures on one task; None where the runner does not tell. speed_up: over the base's decoding."""
+    """One runner's figures on one task; None where the runner does not tell. speed_up: over the base's decoding.
+
+    acceptance_interval: of the length with the bonus token, by bootstrap over prompts; that without it is one less but
+    for texts that end inside a step.
+    """
 
     task: str
     runner: str
@@ -45,20 +51,27 @@ class Row:
     tokens_per_s: Spread
     first_token_s: Spread
     acceptance_length: float
+    acceptance_interval: tuple[float, float]
     acceptance_length_without_bonus: float
     draft_acceptance_rate: float | None
     speed_up: Ratio
 
 
 def rows(samples: Sequence[Sample], base: str) -> list[Row]:
-    """Return one row per task and runner, in the order of the samples."""
+    """Return one row per task and runner, in the order of the samples; of several tasks also all together."""
     keys = dict.fromkeys((sample.task, sample.runner) for sample in samples)
-    return [_row(samples, task, runner, base) for task, runner in keys]
+    tasks, runners = (dict.fromkeys(key[place] for key in keys) for place in (0, 1))
+    everywhere = [(ALL, name) for name in runners if all((task, name) in keys for task in tasks)]
+    return [_row(samples, *key, base) for key in [*keys, *(everywhere if len(tasks) > 1 else [])]]
+
+
+def _of(samples: Sequence[Sample], task: str, runner: str) -> list[Sample]:
+    return [s for s in samples if s.runner == runner and task in (s.task, ALL)]
 
 
 def _row(samples: Sequence[Sample], task: str, runner: str, base: str) -> Row:
-    mine = [s for s in samples if (s.task, s.runner) == (task, runner)]
-    texts = {s.prompt: s.run.ids for s in samples if (s.task, s.runner) == (task, base)}
+    mine = _of(samples, task, runner)
+    texts = {s.prompt: s.run.ids for s in _of(samples, task, base)}
     runs = [s.run for s in mine]
     tokens, steps = sum(len(run.ids) for run in runs), sum(run.num_steps for run in runs)
     accepted, drafted = sum(run.num_accepted for run in runs), [run.num_drafted for run in runs]
@@ -71,10 +84,22 @@ def _row(samples: Sequence[Sample], task: str, runner: str, base: str) -> Row:
         tokens_per_s=_rates(mine),
         first_token_s=_first_tokens(mine),
         acceptance_length=ratio(tokens, steps),
+        acceptance_interval=acceptance_interval(mine),
         acceptance_length_without_bonus=ratio(accepted, steps),
         draft_acceptance_rate=ratio(accepted, known) if known else None,
         speed_up=compare_rates(samples, task, runner, base),
     )
+
+
+def acceptance_interval(samples: Sequence[Sample]) -> tuple[float, float]:
+    """Return the bootstrap interval over prompts of tokens per step, all runs of a prompt together."""
+    found: dict[str, list[int]] = {}
+    for sample in samples:
+        sums = found.setdefault(sample.prompt, [0, 0])
+        sums[0] += len(sample.run.ids)
+        sums[1] += sample.run.num_steps
+    pairs = np.array(list(found.values()), np.float64)
+    return interval(pairs, np.ones_like(pairs))
 
 
 def compare_rates(samples: Sequence[Sample], task: str, runner: str, base: str) -> Ratio:
@@ -82,7 +107,7 @@ def compare_rates(samples: Sequence[Sample], task: str, runner: str, base: str) 
 
     A prompt that ended with the first response has no decoding rate and is left out.
     """
-    ours, theirs = (totals([s for s in samples if (s.task, s.runner) == (task, name)]) for name in (runner, base))
+    ours, theirs = (totals(_of(samples, task, name)) for name in (runner, base))
     timed = [key for key in ours if key in theirs and ours[key][1] and theirs[key][1]]
     if not timed:
         raise BenchError(f"no text of task {task} is longer than one step; raise --max-tokens")

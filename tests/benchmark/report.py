@@ -65,7 +65,7 @@ def weights_hash(checkpoint: str) -> str:
 def table(rows: Sequence[Row]) -> str:
     """Return one Markdown table of all tasks."""
     lines = [
-        "| task | runner | tokens/s | speed-up (95 %) | acceptance length | without bonus | drafts accepted "
+        "| task | runner | tokens/s | speed-up (95 %) | acceptance length (95 %) | without bonus | drafts accepted "
         "| first token | same text |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
@@ -79,7 +79,7 @@ def _cells(row: Row) -> list[str]:
         row.runner,
         f"{row.tokens_per_s.overall:.0f}",
         said(row.speed_up),
-        f"{row.acceptance_length:.2f}",
+        f"{row.acceptance_length:.2f} ({row.acceptance_interval[0]:.2f}–{row.acceptance_interval[1]:.2f})",
         f"{row.acceptance_length_without_bonus:.2f}",
         drafts,
         f"{1000 * row.first_token_s.quartiles[1]:.0f} ms",

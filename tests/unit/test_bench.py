@@ -117,6 +117,7 @@ def test_rows_compare_totals_and_count_equal_texts() -> None:
     assert (fast.num_runs, fast.num_same_text) == (3, 2)
     assert fast.speed_up.overall == pytest.approx(6 / 2.5 / (4 / 3))
     assert fast.speed_up.quartiles == (2.0, 2.0, 2.0)
+    assert fast.acceptance_interval[0] <= fast.acceptance_length <= fast.acceptance_interval[1]
     assert (fast.acceptance_length, fast.draft_acceptance_rate) == (8 / 6, 3 / 12)
 
 
