@@ -63,8 +63,8 @@ class DynamicConfig(HeadConfig):
     """top_k: nodes that a level expands, and children of each. depth: most levels. max_nodes: kept at the end."""
 
     max_nodes: int = whole(24, 0, MAX_NODES)
-    top_k: int = whole(8, 1, MAX_WIDTH)
-    depth: int = whole(5, 1, MAX_DEPTH)
+    top_k: int = whole(6, 1, MAX_WIDTH)
+    depth: int = whole(7, 1, MAX_DEPTH)
 
     @property
     def shape(self) -> HeadInput:

@@ -13,6 +13,10 @@ from orchestrator.types import Rule, Sampling
 from runtime import sampling as rules
 from runtime.noise import gumbel, seed_words
 
+# Where the target takes an argmax, of its logits or of log p + noise, a head's best guess is right far oftener than its
+# probability says, and trees that go by that are too wide (docs/methods/eagle.md, Confidence).
+SHARPNESS = 0.3
+
 
 class Ranked(NamedTuple):
     """The best tokens of each row, the best first: ids (n, k) int64, and their log-confidence (n, k) float64 ≤ 0."""
@@ -27,14 +31,17 @@ def rank(
     """Return the k best tokens of every row.
 
     logits: (n, V). positions: n, of the token that is drafted. ids: (V,), tokens of the columns; None = 0 … V − 1.
-    Law: the score is log q; under `coupled` above temperature 0 it is log q + the target's own noise, normalised anew,
-    so that with q = p the first is what the target will pick. Tokens outside q's support score −inf.
+    Law: the score is log q. Where the target picks an argmax (at temperature 0, and under `coupled`, where the target's
+    own noise is added) it is sharpened and normalised anew, so that with q = p the first is what the target will pick.
+    Tokens outside q's support score −inf.
     """
     scores = _log_q(logits.double(), samplings)
     if noisy := [row for row, s in enumerate(samplings) if not s.greedy and s.rule is Rule.COUPLED]:
         tokens = torch.arange(scores.shape[-1], device=scores.device) if ids is None else ids
         places = [(samplings[row].seed, positions[row]) for row in noisy]
-        scores[noisy] = (scores[noisy] + _noise(places, tokens)).log_softmax(dim=-1)
+        scores[noisy] += _noise(places, tokens)
+    if picked := [row for row, s in enumerate(samplings) if s.greedy or s.rule is Rule.COUPLED]:
+        scores[picked] = (scores[picked] / SHARPNESS).log_softmax(dim=-1)
     top = scores.topk(min(k, scores.shape[-1]), dim=-1)
     return Ranked(top.indices if ids is None else ids[top.indices], top.values)
 

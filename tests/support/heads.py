@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from orchestrator.context import Context
 from orchestrator.tree import TokenTree
-from orchestrator.types import Drafted, HeadInput, Sampling
+from orchestrator.types import Drafted, HeadInput, Rule, Sampling
 from orchestrator.wire import DraftRequest, delta_of
 from runtime.heads.load import load_head
 from runtime.job import Job
@@ -66,11 +66,14 @@ def request(
     choices: TokenTree | None = None,
     salt: str = "",
 ) -> DraftRequest:
-    """Return a draft call: `features` are the rows of the positions start …, `sent` ids are known to the engine."""
+    """Return a draft call: `features` are the rows of the positions start …, `sent` ids are known to the engine.
+
+    Without a sampling it is one under which the head ranks by its plain law, log q.
+    """
     rows = None if features is None else features.astype(np.float32)
     head = HeadInput(rows, start, choices if choices is not None else TokenTree.bare(), width)
     delta = delta_of(Context(ids), sent, sequence_id, salt)
-    return DraftRequest(delta, sampling or Sampling(), max_nodes, max_depth, head)
+    return DraftRequest(delta, sampling or Sampling(1.0, rule=Rule.REJECTION), max_nodes, max_depth, head)
 
 
 def draft(engine: Any, *requests: DraftRequest) -> list[Any]:

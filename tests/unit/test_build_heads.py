@@ -422,7 +422,9 @@ def test_published_head_loads_and_says_what_the_trained_one_says(
 ):
     loaded = load_head(kind, str(published / kind), str(folder), torch.float32, CPU)
     state = torch.load(published / ".train" / "heads" / "checkpoint.pt", weights_only=True)["model"]
-    batch = target.read(torch.from_numpy(STREAM[:66].astype(np.int64)).view(2, 33))
+    windows = torch.from_numpy(STREAM[:66].astype(np.int64)).view(2, 33)
+    target.fit_scale(windows)
+    batch = target.read(windows)
     options = parser().parse_args(command(folder, Path(), published))
     head = make_heads(target, settings_of(options, 512, VOCAB_SIZE), STREAM)[kind]
     head.load_state_dict({key.removeprefix(f"{kind}."): v for key, v in state.items() if key.startswith(f"{kind}.")})

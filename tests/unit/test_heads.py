@@ -17,6 +17,7 @@ from orchestrator.types import Rule, Sampling
 from runtime.heads.extrapolating import EagleEngine
 from runtime.heads.growth import Dynamic
 from runtime.heads.independent import MedusaEngine
+from runtime.heads.ranking import SHARPNESS
 from runtime.heads.recurrent import RecurrentEngine
 from runtime.job import Job
 from tests.support import heads_oracle as oracle
@@ -210,18 +211,21 @@ def test_at_the_head_s_limit_nothing_is_drafted(eagle: Eagle) -> None:
         assert (answer.tree.num_nodes, answer.cached_len) == (0, length - 1)
 
 
-@pytest.mark.parametrize("rule", [Rule.COUPLED, Rule.REJECTION])
-def test_above_temperature_0_children_are_ranked_by_the_law_of_the_rule(eagle: Eagle, rule: Rule) -> None:
-    """Under `coupled` with the target's own noise, so that the first child is the draft's own pick."""
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(0.8, seed=77), Sampling(0.8, seed=77, rule=Rule.REJECTION)], ids=str
+)
+def test_children_are_ranked_by_the_law_of_the_rule(eagle: Eagle, sampling: Sampling) -> None:
+    """Where the target picks an argmax by a sharpened one, under `coupled` with the target's own noise."""
     ids, features = random_context(10, eagle.width)
-    sampling = Sampling(0.8, seed=77, rule=rule)
 
     def scores(path: Path_) -> np.ndarray:
-        log_q = oracle.log_softmax(eagle.log_q(ids, features, path) / 0.8)
-        if rule is not Rule.COUPLED:
+        log_q = oracle.log_softmax(eagle.log_q(ids, features, path) / (sampling.temperature or 1.0))
+        if sampling.rule is not Rule.COUPLED:
             return log_q
-        position = len(ids) + len(path)
-        return oracle.log_softmax(log_q + noise.gumbel(77, position, np.arange(VOCAB_SIZE), noise.Stream.PICK))
+        if not sampling.greedy:
+            place = len(ids) + len(path)
+            log_q = log_q + noise.gumbel(77, place, np.arange(VOCAB_SIZE), noise.Stream.PICK)
+        return oracle.log_softmax(log_q / SHARPNESS)
 
     (answer,) = draft(eagle.new_engine(), request(ids, features, sampling=sampling, width=3, max_depth=3, max_nodes=9))
     assert same_dynamic(answer, dynamic_tree(scores, top_k=3, levels=3, max_nodes=9))

@@ -38,8 +38,8 @@ DEFAULTS = {
     "draft_model": {"max_nodes": 128, "draft_len": 3},
     "medusa": {"max_nodes": 24, "choices": TokenTree.bare()},
     "eagle": {"max_nodes": 24, "choices": TokenTree.bare()},
-    "eagle2": {"max_nodes": 24, "top_k": 8, "depth": 5},
-    "eagle3": {"max_nodes": 24, "top_k": 8, "depth": 5},
+    "eagle2": {"max_nodes": 24, "top_k": 6, "depth": 7},
+    "eagle3": {"max_nodes": 24, "top_k": 6, "depth": 7},
     "redrafter": {"max_nodes": 24, "beams": 5, "beam_len": 5},
 }
 
