@@ -73,6 +73,12 @@ class Capabilities:
             return ""
         return self._refused(f"the method {method!r}: {why}; {_served_by(method)} (input speculation)")
 
+    def length_refusal(self, draft_len: int, where: str) -> str:
+        """Return why no step can bring so many drafts, or ""; where: what asks for them."""
+        if not self.drafts or draft_len <= self.max_nodes:
+            return ""
+        return f"the target's engine takes at most {self.max_nodes} draft tokens a step, got {draft_len} ({where})"
+
     def refusal(self, sampling: Sampling, want: Want, *, method: str = "", branches: str = "") -> str:
         """Return, in one sentence, why the engine cannot serve this, or "".
 

@@ -5,21 +5,21 @@ The builder (`build/trtllm`) writes it; the orchestrator and the runtime read it
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.checkpoint import Checkpoint, read_checkpoint
 from orchestrator.config import COMPILED, ServingConfig
 from orchestrator.errors import ConfigError
-from orchestrator.llm_manifest import read_llm_manifest
+from orchestrator.llm_manifest import read_keys, read_llm_manifest, read_object
 
 NAME = "engine.json"
 #: Folder beside the engine with the tokenizer.json and the config.json of what it was made from.
 CHECKPOINT = "checkpoint"
 #: Build mode of an engine that verifies chains which the server sends.
 EXTERNAL = "draft_tokens_external"
+MADE = "python -m build.trtllm build makes it"
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,13 @@ class Manifest:
 
 def read_manifest(folder: Path) -> Manifest:
     """Read engine.json; raises ConfigError when it is missing or broken."""
-    values = _json(folder / NAME)
-    known = {f.name for f in fields(Manifest)}
-    if values.keys() != known:
-        odd = sorted(values.keys() ^ known)
-        raise ConfigError(
-            f"{folder / NAME} has not the keys of this version: {', '.join(odd)} (build the engine again)"
-        )
-    return Manifest(**values)
+    return Manifest(**read_keys(folder / NAME, Manifest, made=MADE, again="build the engine again"))
+
+
+def lookahead_sizes(manifest: Manifest) -> tuple[int, int, int]:
+    """Return Lookahead's window, n-gram and guesses of an engine, the most that a request may ask for."""
+    spec = manifest.plan["spec"]
+    return spec["lookahead_window"], spec["lookahead_ngram"], spec["lookahead_guesses"]
 
 
 def missing_files(folder: Path, num_ranks: int) -> list[str]:
@@ -63,16 +62,16 @@ def missing_files(folder: Path, num_ranks: int) -> list[str]:
     return [name for name in names if not (folder / name).is_file()]
 
 
-def check_engine(folder: Path, *, version: str, draft: Path | None = None, draft_len: int = 0) -> Manifest:
+def check_engine(folder: Path, *, version: str, draft: Path | None = None) -> Manifest:
     """Check that a server of TensorRT-LLM `version` can load the engine in `folder`; return its manifest.
 
-    draft: folder of the draft model's engine, when there is one. draft_len: most draft tokens the server will send.
-    Raises ConfigError: files missing, another version, another vocabulary, too short for `draft_len`.
+    draft: folder of the draft model's engine, when there is one.
+    Raises ConfigError: files missing, another version, another vocabulary.
     """
     manifest = read_manifest(folder)
     if missing := missing_files(folder, manifest.num_ranks):
         raise ConfigError(f"the engine {folder} lacks {', '.join(missing)} (build it again)")
-    built = _json(folder / "config.json").get("version")
+    built = read_object(folder / "config.json", MADE).get("version")
     if built != manifest.trtllm_version:
         raise ConfigError(
             f"the engine {folder} was made by TensorRT-LLM {built}, its {NAME} says {manifest.trtllm_version} "
@@ -80,13 +79,15 @@ def check_engine(folder: Path, *, version: str, draft: Path | None = None, draft
         )
     if built != version:
         raise ConfigError(f"the engine {folder} is of TensorRT-LLM {built}, this server is {version} (build it again)")
-    if draft_len > manifest.max_draft_len:
-        raise ConfigError(
-            f"draft_len must be in 0..{manifest.max_draft_len}, got {draft_len} (the engine {folder} takes no more)"
-        )
     if draft:
         _check_pair(folder, manifest, draft, check_engine(draft, version=version))
     return manifest
+
+
+def check_role(folder: Path, manifest: Manifest, role: str) -> None:
+    """Raise ConfigError when an engine was built for the other part."""
+    if manifest.role != role:
+        raise ConfigError(f"the engine {folder} was built as {manifest.role}, not as {role} (key {role})")
 
 
 def served_checkpoint(config: ServingConfig) -> Checkpoint:
@@ -120,15 +121,3 @@ def _check_pair(folder: Path, target: Manifest, draft_folder: Path, draft: Manif
         )
     if draft.mode:
         raise ConfigError(f"the draft engine {draft_folder} is built for {draft.mode}; a draft model has no such mode")
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror} (python -m build.trtllm build makes it)") from None
-    except ValueError as error:
-        raise ConfigError(f"{file} is not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{file} must hold a JSON object, got {type(values).__name__}")
-    return values

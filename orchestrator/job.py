@@ -14,6 +14,7 @@ from orchestrator.methods import Plan, plan
 from orchestrator.noise import child_seed
 from orchestrator.request import MAX_SALT_BYTES, MAX_TEXT_BYTES, Given, check_ids, check_range, check_size, check_words
 from orchestrator.sampled import edits_of, min_tokens_of, sampling_of
+from orchestrator.settings import WHERE, read_object
 from orchestrator.text import StopRule
 from orchestrator.types import Sampling, Want
 
@@ -192,7 +193,18 @@ class JobBuilder:
         check_range("num_draft_tokens", drafts, 0, self.config.max_nodes)
         if refusal := self.capabilities.method_refusal(method):
             raise RequestError(refusal)
-        return plan(method, config, self.drafters, {"draft_len": drafts} if drafts else {}, self.capabilities.inside)
+        chosen = plan(method, config, self.drafters, {"draft_len": drafts} if drafts else {}, self.capabilities.inside)
+        self._check_draft_len(config, drafts)
+        return chosen
+
+    def _check_draft_len(self, config: str, num_draft_tokens: int) -> None:
+        """Refuse a length that was asked for and that the engine would cut; a method's default is cut to what fits."""
+        values = read_object(config)
+        parts = [values, *(part for part in values.values() if isinstance(part, dict))]
+        lengths = [(part["draft_len"], f"draft_len in {WHERE}") for part in parts if "draft_len" in part]
+        for length, where in [*lengths, (num_draft_tokens, "input num_draft_tokens")]:
+            if refusal := self.capabilities.length_refusal(length, where):
+                raise RequestError(refusal)
 
     def _return_steps(self, given: Given, max_tokens: int) -> bool:
         wanted: bool = given.get("return_steps", False)

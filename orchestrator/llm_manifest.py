@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import ConfigError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 NAME = "llm_api.json"
 
@@ -47,17 +50,33 @@ class LlmManifest:
 def read_llm_manifest(folder: Path) -> LlmManifest:
     """Read llm_api.json; raises ConfigError when it is missing or broken."""
     file = folder / NAME
+    values = read_keys(
+        file,
+        LlmManifest,
+        made="engine = 'llm_api' needs a folder that python -m build.trtllm.llm_api has made",
+        again="make it again",
+    )
+    return LlmManifest(**values)
+
+
+def read_keys(file: Path, kind: type[DataclassInstance], *, made: str, again: str) -> dict[str, Any]:
+    """Read a JSON object with exactly the fields of `kind`; raises ConfigError. made, again: what to do without it."""
+    values = read_object(file, made)
+    known = {f.name for f in fields(kind)}
+    if values.keys() != known:
+        odd = ", ".join(sorted(known ^ values.keys()))
+        raise ConfigError(f"{file} has not the keys of this version: {odd} ({again})")
+    return values
+
+
+def read_object(file: Path, made: str) -> dict[str, Any]:
+    """Read a JSON object; raises ConfigError. made: what makes the file."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(
-            f"cannot read {file}: {error.strerror} (engine = 'llm_api' needs a folder that "
-            "python -m build.trtllm.llm_api has made)"
-        ) from None
+        raise ConfigError(f"cannot read {file}: {error.strerror} ({made})") from None
     except ValueError as error:
         raise ConfigError(f"{file} is not JSON: {error}") from None
-    known = {f.name for f in fields(LlmManifest)}
-    if not isinstance(values, dict) or values.keys() != known:
-        odd = ", ".join(sorted(known ^ set(values))) if isinstance(values, dict) else "it is no object"
-        raise ConfigError(f"{file} has not the keys of this version: {odd} (make it again)")
-    return LlmManifest(**values)
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file} must hold a JSON object, got {type(values).__name__}")
+    return values

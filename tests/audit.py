@@ -81,7 +81,9 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Size]:
     parser.add_argument("--url", help="gRPC address of a running server; without it the shipped deployment is started")
     parser.add_argument("--checkpoint", default=load_config(CONFIG).target, help="the target's folder (%(default)s)")
     parser.add_argument("--dtype", default="float64", choices=NEAR_TIES, help="the served one (%(default)s)")
-    parser.add_argument("--settings", nargs="+", default=[*SETTINGS, *HEADS], choices=[*SETTINGS, *HEADS], help="drafting methods")
+    parser.add_argument(
+        "--settings", nargs="+", default=[*SETTINGS, *HEADS], choices=[*SETTINGS, *HEADS], help="drafting methods"
+    )
     parser.add_argument("--quick", action="store_true", help="a minute's worth; the other sizes go before it")
     for name, text in (("prompts", "prompts"), ("tokens", "tokens a request"), ("seeds", "draws a law, 0 = no laws")):
         shipped, quick = getattr(Size(), name), getattr(QUICK, name)

@@ -160,7 +160,6 @@ def _quantised(quantisation: str) -> str:
 
 
 def _input_len(spec: EngineSpec) -> int:
-    # A round sends the whole text so far to both engines, so a "prompt" grows to the longest sequence.
-    if MODES[spec.method].flag == EXTERNAL:
-        return spec.max_seq_len
-    return spec.max_input_len or spec.max_seq_len - 1
+    # No key of the spec: a round sends the whole text so far to both engines, so a "prompt" grows to the longest
+    # sequence; so it does with engines that draft by themselves, once a text goes on in another process.
+    return spec.max_seq_len if MODES[spec.method].flag == EXTERNAL else spec.max_seq_len - 1

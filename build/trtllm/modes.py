@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orchestrator.engine_trees import read_tree
 from orchestrator.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def max_draft_len(spec: EngineSpec) -> int:
     if spec.method == "redrafter":
         return spec.redrafter_beams * spec.redrafter_beam_len
     default = MODES[spec.method].draft_len
-    return (spec.draft_len or default) if default else 0
+    return (spec.draft_len or len(read_tree(spec.choices)) or default) if default else 0
 
 
 def length_growth(spec: EngineSpec) -> int:

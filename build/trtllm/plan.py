@@ -9,12 +9,13 @@ from build.trtllm.commands import Stage, stages_of
 from build.trtllm.engines import Engine, Models, engines_of
 from build.trtllm.gpus import Gpu, find_gpu
 from build.trtllm.memory import kv_fractions
-from build.trtllm.modes import MODES
+from build.trtllm.modes import MODES, max_draft_len
 from build.trtllm.notes import notes_of
 from build.trtllm.rules import check_draft, check_engine_fits, check_spec, check_target
 from build.trtllm.shapes import HeadShape, ModelShape, eagle_heads, medusa_heads, read_shape, redrafter_heads
 from build.trtllm.spec import EngineSpec
 from build.trtllm.versions import find_release
+from orchestrator.engine_trees import check_tree, read_tree
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,9 @@ def _read_models(spec: EngineSpec) -> Models:
 
 def _read_heads(spec: EngineSpec, target: ModelShape) -> HeadShape:
     if spec.method == "medusa":
-        return medusa_heads(spec.drafter, target, spec.medusa_heads)
+        heads = medusa_heads(spec.drafter, target, spec.medusa_heads)
+        check_tree(spec.method, read_tree(spec.choices), max_draft_len(spec), {"medusa_heads": heads.heads})
+        return heads
     if spec.method == "eagle":
         return eagle_heads(spec.drafter, target, spec.eagle_layers)
     if spec.method == "redrafter":

@@ -18,41 +18,36 @@ from build.trtllm.engines import Engine
 from build.trtllm.plan import Plan, make_plan
 from build.trtllm.spec import load_spec
 from orchestrator.config import BACKEND_MODELS
+from orchestrator.engine_trees import read_tree
 from orchestrator.errors import ConfigError
 
 #: The Triton model of each engine.
 MODELS = BACKEND_MODELS
 WORKER = "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
-#: Modes whose tree the server is told, node by node; without one the backend takes its own of 63 nodes.
+#: Modes whose tree the server is told, node by node; without one the backend takes its own.
 _TREE_PARAMETERS = {"medusa": "medusa_choices", "eagle": "eagle_choices"}
-_BACKENDS_OWN_NODES = 63
 
 Choices = Sequence[Sequence[int]]
 
 
-def write_repository(
-    plan: Plan, engines: Path, out: Path, *, decoupled: bool = False, choices: Choices = ()
-) -> list[Path]:
+def write_repository(plan: Plan, engines: Path, out: Path, *, decoupled: bool = False) -> list[Path]:
     """Write a model folder for each engine of the plan; return the config.pbtxt files.
 
     engines: the output folder of the plan's build, as the server will see it. decoupled: several responses a request,
-    which streaming needs. choices: for Medusa and EAGLE, the tree; each node as its path of child numbers.
-    Raises ConfigError: a release whose tensors are not known, or a tree that the engine does not take.
+    which streaming needs.
+    Raises ConfigError: a release whose tensors are not known.
     """
-    configs = {
-        MODELS[engine.role]: config_text(plan, engine, engines, decoupled=decoupled, choices=choices)
-        for engine in plan.engines
-    }
+    configs = {MODELS[engine.role]: config_text(plan, engine, engines, decoupled=decoupled) for engine in plan.engines}
     for name, text in configs.items():
         (out / name / "1").mkdir(parents=True, exist_ok=True)  # Triton wants a version; the engine lies elsewhere
         (out / name / "config.pbtxt").write_text(text, encoding="utf-8")
     return [out / name / "config.pbtxt" for name in configs]
 
 
-def config_text(plan: Plan, engine: Engine, engines: Path, *, decoupled: bool = False, choices: Choices = ()) -> str:
+def config_text(plan: Plan, engine: Engine, engines: Path, *, decoupled: bool = False) -> str:
     """Return the config.pbtxt of one engine of the plan; arguments and errors as in `write_repository`."""
     version = plan.spec.trtllm_version
-    parameters = _parameters(plan, engine, engines) | _tree(engine, choices)
+    parameters = _parameters(plan, engine, engines) | _tree(plan, engine)
     lines = (
         f"# The {engine.role} for method {plan.spec.method}, TensorRT-LLM {version}; made by build.trtllm.repository",
         f"name: {_word(MODELS[engine.role])}",
@@ -89,27 +84,10 @@ def _parameters(plan: Plan, engine: Engine, engines: Path) -> dict[str, str]:
     }
 
 
-def _tree(engine: Engine, choices: Choices) -> dict[str, str]:
-    """Return the parameter that names the tree, none where the backend's own fits."""
-    name, most = _TREE_PARAMETERS.get(engine.mode), engine.limits.max_draft_len
-    if not name:
-        return {}
-    if not choices and most != _BACKENDS_OWN_NODES:
-        raise ConfigError(
-            f"{name} must be given: the backend's own tree has {_BACKENDS_OWN_NODES} nodes, "
-            f"the engine is built for {most}"
-        )
-    _check_choices([tuple(path) for path in choices], name, most)
-    return {name: choices_text(choices)} if choices else {}
-
-
-def _check_choices(paths: list[tuple[int, ...]], name: str, most: int) -> None:
-    if len(paths) > most:
-        raise ConfigError(f"{name} must have at most {most} nodes, got {len(paths)} (draft_len of the engine's plan)")
-    if len(set(paths)) < len(paths) or not all(paths) or any(child < 0 for path in paths for child in path):
-        raise ConfigError(f"{name} must be different paths of child numbers from 0 on")
-    if orphan := next((path for path in paths if path[:-1] and path[:-1] not in paths), None):
-        raise ConfigError(f"{name} names the node {list(orphan)}, but not its parent: every node must be listed")
+def _tree(plan: Plan, engine: Engine) -> dict[str, str]:
+    """Return the parameter that names the plan's tree, none where the backend's own fits."""
+    name, choices = _TREE_PARAMETERS.get(engine.mode), read_tree(plan.spec.choices)
+    return {name: choices_text(choices)} if name and choices else {}
 
 
 def choices_text(choices: Choices) -> str:
@@ -152,7 +130,6 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--out", type=Path, required=True, metavar="DIR", help="the model repository")
     made.add_argument("--decoupled", action="store_true", help="several responses a request, which streaming needs")
-    made.add_argument("--choices", type=Path, metavar="FILE", help="the tree of Medusa or EAGLE: JSON, a list of paths")
     return made
 
 
@@ -160,10 +137,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write the folders; return the exit status."""
     options = parser().parse_args(arguments)
     try:
-        choices = json.loads(options.choices.read_text(encoding="utf-8")) if options.choices else ()
         plan = make_plan(load_spec(options.file, {}))
-        made = write_repository(plan, options.engines, options.out, decoupled=options.decoupled, choices=choices)
-    except (ConfigError, OSError, ValueError, TypeError) as error:
+        made = write_repository(plan, options.engines, options.out, decoupled=options.decoupled)
+    except (ConfigError, OSError) as error:
         print(f"trtllm: {error}", file=sys.stderr)
         return 2
     print("\n".join(map(str, made)))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from build.trtllm.engines import Engine, lacking_format
 from build.trtllm.gpus import LEAST_CAPABILITY, LEAST_OF_ANY, Gpu
 from build.trtllm.modes import MODES, SIXTEEN_BIT, max_draft_len
 from build.trtllm.shapes import LLAMA, ModelShape
 from build.trtllm.spec import EngineSpec
+from orchestrator.engine_trees import check_tree, read_tree
 from orchestrator.errors import ConfigError
 
 
@@ -81,6 +84,7 @@ def _check_draft_len(spec: EngineSpec) -> None:
         _refuse("draft_len", f"0 (worked out: {length}) for method {spec.method}", spec.draft_len)
     if length > mode.most_draft:
         _refuse("draft_len", f"at most {mode.most_draft} for method {spec.method}", length)
+    check_tree(spec.method, read_tree(spec.choices), length, asdict(spec))
 
 
 def _check_parallel(spec: EngineSpec) -> None:
@@ -100,8 +104,6 @@ def _check_sizes(spec: EngineSpec) -> None:
     most = MODES[spec.method].most_sequences
     if spec.max_batch_size > most:
         _refuse("max_batch_size", f"in 1..{most} for method {spec.method}", spec.max_batch_size)
-    if spec.max_input_len >= spec.max_seq_len:
-        _refuse("max_input_len", f"in 0..{spec.max_seq_len - 1}, below max_seq_len", spec.max_input_len)
     tokens = spec.max_batch_size * (max_draft_len(spec) + 1)
     if spec.max_num_tokens and spec.max_num_tokens < tokens:
         sizes = f"max_batch_size {spec.max_batch_size} x (max_draft_len {max_draft_len(spec)} + 1)"

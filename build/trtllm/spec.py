@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
@@ -52,14 +53,16 @@ class EngineSpec:
     kv_cache_dtype: str = choice("auto", "fp8", "int8")
     #: sequences in one pass
     max_batch_size: int = whole(8, 1, 65536)
-    #: tokens of the longest prompt; 0 = max_seq_len less one
-    max_input_len: int = whole(0, 0, 1 << 24)
     #: tokens of a prompt and its text; the builder adds the draft tokens
     max_seq_len: int = whole(4096, 2, 1 << 24)
     #: tokens in one pass; 0 = what the other sizes need, 8192 at least
     max_num_tokens: int = whole(0, 0, 1 << 20)
-    #: most draft tokens (nodes, of a tree) a step; 0 = the method's default; lookahead, redrafter: worked out
+    #: most draft tokens (nodes, of a tree) a step; 0 = the nodes of choices, else the method's default; lookahead,
+    #: redrafter: worked out
     draft_len: int = whole(0, 0, 256)
+    #: the tree of medusa or eagle, every node as its path of child numbers, [[0], [0, 0], [1]]; empty = the library's
+    #: own, of 63 nodes
+    choices: str = text("")
     #: Lookahead's W, N and G; a request may ask for less
     lookahead_window: int = whole(4, 2, 64)
     lookahead_ngram: int = whole(3, 2, 64)
@@ -120,6 +123,8 @@ def _value(key: str, value: Any, where: str, folder: Path) -> Any:
     kind = rules["kind"]
     if kind is float and type(value) is int:
         value = float(value)
+    if key == "choices" and type(value) is list:  # a plan holds it as one JSON text, the file as TOML has lists
+        value = json.dumps(value)
     if type(value) is not kind:  # exact: True is no whole number
         raise ConfigError(f"{key} must be {_WORDS[kind]}, got {shown(value)} ({where})")
     if "low" in rules and not rules["low"] <= value <= rules["high"]:  # NaN never is

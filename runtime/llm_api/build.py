@@ -15,8 +15,8 @@ from orchestrator.wire import StepRequest
 from runtime.llm_api.desk import LlmDesk
 from runtime.llm_api.executor import LlmExecutor
 from runtime.trtllm.build import warm_up_line
-from runtime.trtllm.library import first_line
 from runtime.trtllm.line import ExecutorLine
+from runtime.trtllm.words import first_line
 
 log = logging.getLogger(__name__)
 

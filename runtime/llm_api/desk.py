@@ -12,7 +12,7 @@ from orchestrator.types import Acceptance, Sampling
 from orchestrator.wire import StepRequest
 from runtime.job import Job
 from runtime.llm_api.executor import LlmRequest
-from runtime.trtllm.desk import without_token
+from runtime.trtllm.desk import checked_tokens, without_token
 from runtime.trtllm.flights import Asked, Stream
 from runtime.trtllm.inside import InsideDesk
 from runtime.trtllm.library import Library
@@ -36,7 +36,7 @@ class LlmDesk(InsideDesk):
         tokens = [token for result in results for token in result.output_token_ids[0]]
         if not tokens:
             raise without_token(results[-1])
-        return Acceptance((), tokens[0])
+        return Acceptance((), checked_tokens(tokens, asked.length, self._manifest.vocab_size)[0])
 
     def _asked(self, job: Job[StepRequest], ids: list[int], num_output: int) -> Asked:
         sampling, inside = job.request.sampling, job.request.want.inside
@@ -44,7 +44,7 @@ class LlmDesk(InsideDesk):
             raise RequestError("the LLM API drafts as the server was started; a request cannot choose a tree or sizes")
         length = min(inside.length if inside else 1, self._manifest.max_seq_len - len(ids))
         request = LlmRequest(list(ids), self._params(sampling, length), job.delta.cache_salt)
-        return Asked(request, list(ids), [], Stream(sampling) if inside else None)
+        return Asked(request, list(ids), length, stream=Stream(sampling, length) if inside else None)
 
     def _params(self, sampling: Sampling, length: int) -> Any:
         """Return SamplingParams; a temperature without top_p would be greedy, too.

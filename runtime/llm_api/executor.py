@@ -15,6 +15,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 SHUTDOWN_LIMIT_S = 5.0
+ENDED = "the LLM API's event loop or its workers have ended"
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +50,17 @@ class LlmResponse:
         return bool(self.error_msg)
 
 
+class _Unknown:
+    """Stands for an executor that cannot be asked."""
+
+    def is_shutdown(self) -> bool:
+        """Return False."""
+        return False
+
+
+_UNKNOWN = _Unknown()
+
+
 class LlmExecutor:
     """The part of the executor's surface that the line uses.
 
@@ -65,15 +77,25 @@ class LlmExecutor:
         self._thread.start()
 
     def enqueue_request(self, request: LlmRequest) -> int:
-        """Hand a request over and return its id."""
+        """Hand a request over and return its id; raises when nothing can come of it any more."""
+        if not self.can_enqueue_requests():
+            raise RuntimeError(ENDED)
         number = next(self._ids)
         self._loop.call_soon_threadsafe(self._begin, number, request)
         return number
 
+    def can_enqueue_requests(self) -> bool:
+        """Tell whether the library would take a request: its loop runs, and its workers have not ended.
+
+        Inferred: an LLM without an executor, or whose executor is shut down, raises "LLM is shutting down" for ever.
+        """
+        executor = getattr(self._llm, "_executor", _UNKNOWN)
+        return self._thread.is_alive() and executor is not None and not executor.is_shutdown()
+
     def await_responses(self, timeout: timedelta) -> list[LlmResponse]:
-        """Return what has come, waiting for a first one no longer than `timeout`; raises when the loop has ended."""
-        if not self._thread.is_alive():
-            raise RuntimeError("the event loop of the LLM API has ended")
+        """Return what has come, waiting for a first one no longer than `timeout`; raises when no more can come."""
+        if not self.can_enqueue_requests():
+            raise RuntimeError(ENDED)
         found: list[LlmResponse] = []
         try:
             found.append(self._responses.get(timeout=max(timeout.total_seconds(), 1e-4)))
@@ -88,12 +110,23 @@ class LlmExecutor:
 
     def shutdown(self) -> None:
         """End all requests and the library's own processes."""
-        if self._thread.is_alive():
+        try:
+            self._end_loop()
+        finally:  # whatever the loop does: the library's processes hold the GPU
+            self._llm.shutdown()
+
+    def _end_loop(self) -> None:
+        """End the loop; one that does not end is left behind, its thread is a daemon."""
+        if not self._thread.is_alive():
+            return
+        try:
             asyncio.run_coroutine_threadsafe(self._end_all(), self._loop).result(SHUTDOWN_LIMIT_S)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(SHUTDOWN_LIMIT_S)
+        except TimeoutError:
+            log.warning("requests of the LLM API did not end in %.0f s", SHUTDOWN_LIMIT_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(SHUTDOWN_LIMIT_S)
+        if not self._thread.is_alive():
             self._loop.close()
-        self._llm.shutdown()
 
     async def _end_all(self) -> None:
         tasks = list(self._tasks.values())
@@ -124,6 +157,8 @@ class LlmExecutor:
                 output.abort()
         except Exception as error:
             log.exception("the LLM API failed on a request")
+            if not self.can_enqueue_requests():
+                return  # not this request's failure: whoever awaits responses is told
             self._responses.put(LlmResponse(number, _NOTHING, str(error) or type(error).__name__))
 
 

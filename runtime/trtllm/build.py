@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from queue import SimpleQueue
@@ -10,7 +11,7 @@ from typing import Any
 from orchestrator.capabilities import Capabilities, executor_capabilities
 from orchestrator.config import ServingConfig
 from orchestrator.context import Context
-from orchestrator.engine_manifest import Manifest, check_engine, read_manifest
+from orchestrator.engine_manifest import Manifest, check_engine, check_role, read_manifest
 from orchestrator.errors import ConfigError, ServingError
 from orchestrator.tree import TokenTree
 from orchestrator.types import Inside, Rule, Sampling, Want
@@ -21,6 +22,8 @@ from runtime.trtllm.library import Library, load_library, open_executor
 from runtime.trtllm.line import ExecutorLine
 from runtime.trtllm.steps import StepDesk
 
+log = logging.getLogger(__name__)
+
 WARM_UP_LIMIT_S = 120.0
 _WARM_UP = Context([1, 2, 3, 4])
 
@@ -30,6 +33,12 @@ def build_target(config: ServingConfig) -> tuple[ExecutorLine[StepRequest], Mani
     folder = Path(config.target)
     draft = Path(config.draft) if config.draft else None
     library, manifest = _checked(folder, "target", draft)
+    if config.max_running > manifest.max_batch_size:
+        log.warning(
+            "max_running %d is above the engine's max_batch_size %d: the requests beyond it wait inside the executor",
+            config.max_running,
+            manifest.max_batch_size,
+        )
     executor = open_executor(library, folder, manifest, config.prefix_sharing)
     capabilities = executor_capabilities(manifest)
     desk = InsideDesk if capabilities.inside else StepDesk
@@ -62,8 +71,7 @@ def _checked(folder: Path, role: str, draft: Path | None = None) -> tuple[Librar
     """Return the library and the manifest of an engine that it can load."""
     library = load_library(read_manifest(folder).image)
     manifest = check_engine(folder, version=library.version, draft=draft)
-    if manifest.role != role:
-        raise ConfigError(f"the engine {folder} was built as {manifest.role}, not as {role} (key {role})")
+    check_role(folder, manifest, role)
     return library, manifest
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from orchestrator.context import Context
 from orchestrator.errors import UnknownSequence
 from orchestrator.wire import Delta
@@ -41,8 +43,16 @@ class Contexts:
         self._contexts.pop(sequence_id, None)
         self._used_s.pop(sequence_id, None)
 
-    def drop_idle(self, now_s: float) -> None:
-        """Forget the sequences that have been silent."""
+    def touch(self, sequence_id: int, now_s: float) -> None:
+        """Note that a call was answered: it is from here that its sequence may fall silent, however long that took."""
+        if sequence_id in self._used_s:
+            self._used_s[sequence_id] = now_s
+
+    def drop_idle(self, now_s: float, busy: Container[int]) -> None:
+        """Forget the sequences that have been silent; busy: those with a call under way, which nobody can go on with.
+
+        Law: no sequence is forgotten between a call's arrival and IDLE_S after its answer.
+        """
         for sequence_id, used_s in list(self._used_s.items()):
-            if now_s - used_s > IDLE_S:
+            if now_s - used_s > IDLE_S and sequence_id not in busy:
                 self.drop(sequence_id)

@@ -17,7 +17,7 @@ from runtime.trtllm.library import Library
 
 
 class TargetDesk(ABC):
-    """Answers target steps; implements `runtime.trtllm.line.Desk`."""
+    """Answers target steps; implements `runtime.trtllm.flights.Desk`."""
 
     def __init__(self, library: Library, manifest: Manifest, capabilities: Capabilities) -> None:
         self._api = library.api
@@ -50,8 +50,8 @@ class TargetDesk(ABC):
             raise RequestError(f"the text so far has {len(ids)} tokens, the engine was built for at most {longest}")
 
 
-def new_tokens(asked: Asked, result: Any) -> list[int]:
-    """Return the tokens behind the input, with which a result begins; raises EngineError when there are none."""
+def new_tokens(asked: Asked, result: Any, vocab_size: int) -> list[int]:
+    """Return the tokens behind the input, with which a result begins; raises EngineError when they mean nothing."""
     output: list[int] = list(result.output_token_ids[0])
     if not output:
         raise without_token(result)
@@ -59,7 +59,16 @@ def new_tokens(asked: Asked, result: Any) -> list[int]:
         raise EngineError(
             f"TensorRT-LLM answered {len(output)} tokens, which are not the {len(asked.ids)} of the input and new ones"
         )
-    return output[len(asked.ids) :]
+    return checked_tokens(output[len(asked.ids) :], asked.length, vocab_size)
+
+
+def checked_tokens(tokens: list[int], most: int, vocab_size: int) -> list[int]:
+    """Return tokens that are what was asked for; raises EngineError for too many, or such as no token is."""
+    if len(tokens) > most:
+        raise EngineError(f"TensorRT-LLM answered {len(tokens)} new tokens, at most {most} were asked for")
+    if odd := [token for token in tokens if not 0 <= token < vocab_size]:
+        raise EngineError(f"TensorRT-LLM answered the token {odd[0]}, outside of 0..{vocab_size - 1}")
+    return tokens
 
 
 def without_token(result: Any) -> EngineError:

@@ -15,7 +15,7 @@ from runtime.trtllm.library import Library
 
 
 class DraftDesk:
-    """Answers draft calls; implements `runtime.trtllm.line.Desk`.
+    """Answers draft calls; implements `runtime.trtllm.flights.Desk`.
 
     It drafts greedily at any temperature: target and draft model have each its own random numbers, and of all drafts
     the likeliest token is the one that the target's draw matches most often.
@@ -33,9 +33,9 @@ class DraftDesk:
             return Drafted(TokenTree.bare())
         greedy = self._api.SamplingConfig(top_k=1)
         request = self._api.Request(ids, length, sampling_config=greedy, **salt_of(job.delta.cache_salt))
-        return Asked(request, ids, [])
+        return Asked(request, ids, length)
 
     def answer(self, job: Job[DraftRequest], asked: Asked, results: list[Any]) -> Drafted:
         """Return the chain of the new tokens."""
         (result,) = results
-        return Drafted(TokenTree.chain(new_tokens(asked, result)))
+        return Drafted(TokenTree.chain(new_tokens(asked, result, self._manifest.vocab_size)))

@@ -2,35 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol
 
-from runtime.job import Job, Request
+from runtime.job import Answer, Job, Request
+from runtime.trtllm.words import first_line
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class Stream:
     """A request that the executor answers pass by pass: what comes behind one call's answer is for the next call.
 
-    key: what a call must ask for to go on with it. num_passes: of those that calls have been told.
+    key: what a call must ask for to go on with it. room: tokens that may still come. num_passes: of those that calls
+    have been told.
     """
 
     key: object
+    room: int
     num_passes: int = 0
 
 
 class Asked(NamedTuple):
     """A call in the executor's words.
 
-    ids: the committed context, with a stream's tokens as calls are told them. drafts: the tokens it shall verify.
-    stream: None = there is one answer, the final one.
+    ids: the committed context, with a stream's tokens as calls are told them. length: most tokens of the answer.
+    drafts: the tokens it shall verify. stream: None = there is one answer, the final one.
     """
 
     request: Any
     ids: list[int]
-    drafts: list[int]
+    length: int
+    drafts: Sequence[int] = ()
     stream: Stream | None = None
+
+
+class Desk(Protocol[Request]):
+    """What turns calls into the executor's requests, and its results into answers."""
+
+    def ask(self, job: Job[Request], ids: list[int]) -> Asked | Answer:
+        """Return the executor's request, or an answer that needs none; raises ServingError to refuse the call."""
+
+    def answer(self, job: Job[Request], asked: Asked, results: list[Any]) -> Answer:
+        """Return what the results mean, one unless the call streams; raises EngineError when they mean nothing."""
+
+
+class Unreadable(NamedTuple):
+    """Stands for a response that could not be read: the error of one request, not of all."""
+
+    error_msg: str
+
+    def has_error(self) -> bool:
+        """Return True."""
+        return True
 
 
 @dataclass(eq=False)
@@ -51,9 +78,15 @@ class Flight(Generic[Request]):
         return is_same and bool(self.responses or not self.is_final)
 
     def take(self, response: Any) -> None:
-        """Note a response; of a request without a stream, all but the final one say nothing."""
-        self.is_final = response.has_error() or response.result.is_final
-        if self.is_final or self.asked.stream:
+        """Note a response; one that is not final and brings no token, or none of a stream, says nothing."""
+        try:
+            self.is_final = response.has_error() or response.result.is_final
+            says = self.is_final or (self.asked.stream and response.result.output_token_ids[0])
+        except Exception as error:
+            log.exception("a response of request %d cannot be read", self.request_id)
+            self.is_final = says = True
+            response = Unreadable(f"its response cannot be read: {first_line(error)}")
+        if says:
             self.responses.append(response)
 
     def landed(self) -> Landing[Request] | None:
@@ -87,6 +120,11 @@ class Flights(Generic[Request]):
     def num_flying(self) -> int:
         """How many the executor still works on."""
         return sum(not flight.is_final for flight in self)
+
+    @property
+    def busy(self) -> set[int]:
+        """The sequences of which a call waits."""
+        return {flight.sequence_id for flight in self if flight.job}
 
     def of(self, sequence_id: int) -> Flight[Request] | None:
         """Return a sequence's flight."""

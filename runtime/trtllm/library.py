@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestrator.capabilities import INSIDE
-from orchestrator.engine_manifest import Manifest
+from orchestrator.engine_manifest import Manifest, lookahead_sizes
+from orchestrator.engine_trees import TREES, check_tree, read_tree
 from orchestrator.errors import ConfigError
+from runtime.trtllm.words import first_line
 
 #: The releases whose names are used here (`max_tokens`, `seed`, `min_tokens`) and that still have compiled engines.
 RELEASES = ("1.0", "1.1", "1.2")
@@ -48,13 +50,14 @@ def open_executor(library: Library, folder: Path, manifest: Manifest, share: boo
     share: requests with one beginning share KV blocks.
     """
     api, parallel = library.api, _parallel(library, manifest)
+    decoding = _decoding(api, manifest)
     try:
         config = api.ExecutorConfig(
             1,
             kv_cache_config=_kv_cache(api, manifest, share),
             # What log-probabilities are made of; a request that wants none has none copied.
-            gather_generation_logits=manifest.mode not in INSIDE,
-            decoding_config=_decoding(api, manifest),
+            gather_generation_logits=manifest.role == "target" and manifest.mode not in INSIDE,
+            decoding_config=decoding,
             **parallel,
         )
         return api.Executor(str(folder), api.ModelType.DECODER_ONLY, config)
@@ -87,18 +90,25 @@ def _kv_cache(api: Any, manifest: Manifest, share: bool) -> Any:
 
 
 def _decoding(api: Any, manifest: Manifest) -> Any:
-    """Return how an engine decodes that must be told so: Lookahead's sizes; all others know their own mode."""
-    if INSIDE.get(manifest.mode) != "lookahead":
+    """Return how an engine decodes that must be told so: Lookahead's sizes, a tree; all others know their own mode.
+
+    Raises ConfigError: a tree that the engine was not built for.
+    """
+    method = INSIDE.get(manifest.mode, "")
+    if method == "lookahead":
+        return api.DecodingConfig(lookahead_decoding_config=api.LookaheadDecodingConfig(*lookahead_sizes(manifest)))
+    if method not in TREES:
         return None
-    return api.DecodingConfig(lookahead_decoding_config=api.LookaheadDecodingConfig(*lookahead_sizes(manifest)))
+    paths = _tree(manifest, method)
+    if not paths:  # the library's own
+        return None
+    if method == "eagle":
+        return api.DecodingConfig(eagle_config=api.EagleConfig(paths))
+    return api.DecodingConfig(medusa_choices=paths)
 
 
-def lookahead_sizes(manifest: Manifest) -> tuple[int, int, int]:
-    """Return Lookahead's window, n-gram and guesses of an engine, the most that a request may ask for."""
-    spec = manifest.plan["spec"]
-    return spec["lookahead_window"], spec["lookahead_ngram"], spec["lookahead_guesses"]
-
-
-def first_line(error: object) -> str:
-    """Return the first line of what an error says, or its kind."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+def _tree(manifest: Manifest, method: str) -> list[list[int]]:
+    spec = manifest.plan.get("spec", {})
+    paths = read_tree(spec.get("choices", ""))
+    check_tree(method, paths, manifest.max_draft_len, spec)
+    return paths

@@ -12,30 +12,22 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Generic, Protocol
+from typing import Any, Generic
 
 from orchestrator.errors import EngineError, EngineLost, ServingError, Unavailable
 from orchestrator.types import Acceptance, EngineStatus
 from runtime.job import Answer, Job, Reply, Request
 from runtime.thread import BROKEN, REPORT_S, SHUTTING_DOWN
 from runtime.trtllm.contexts import Contexts
-from runtime.trtllm.flights import Asked, Flight, Flights, Landing
-from runtime.trtllm.library import first_line
+from runtime.trtllm.flights import Asked, Desk, Flight, Flights, Landing
+from runtime.trtllm.silence import Silence
+from runtime.trtllm.words import first_line, worded
 
 log = logging.getLogger(__name__)
 
 #: How late a deadline may be noticed; an answer is taken at once, however long this is.
 POLL_S = 0.02
-
-
-class Desk(Protocol[Request]):
-    """What turns calls into the executor's requests, and its results into answers."""
-
-    def ask(self, job: Job[Request], ids: list[int]) -> Asked | Answer:
-        """Return the executor's request, or an answer that needs none; raises ServingError to refuse the call."""
-
-    def answer(self, job: Job[Request], asked: Asked, results: list[Any]) -> Answer:
-        """Return what the results mean, one unless the call streams; raises EngineError when they mean nothing."""
+SHUTDOWN_LIMIT_S = 10.0
 
 
 class ExecutorLine(Generic[Request]):
@@ -53,6 +45,8 @@ class ExecutorLine(Generic[Request]):
         self._flights: Flights[Request] = Flights()
         self._changed = threading.Condition()
         self._is_closing = False
+        self._is_lost = False
+        self._silence = Silence()
         self._refusal: ServingError | None = None
         self._report: Callable[[EngineStatus], None] | None = None
         self._reported_s = 0.0
@@ -102,7 +96,10 @@ class ExecutorLine(Generic[Request]):
             self._is_closing = True
             self._changed.notify_all()
         self._thread.join(timeout_s)
-        self._executor.shutdown()
+        # On a thread that may be left behind: an executor that hangs must not keep the process from its end.
+        ending = threading.Thread(target=self._shut_down, name=f"{self._thread.name}-end", daemon=True)
+        ending.start()
+        ending.join(SHUTDOWN_LIMIT_S)
 
     def status(self) -> EngineStatus:
         """Return the line's figures; a pass is a batch of answers. The executor keeps its blocks to itself."""
@@ -120,12 +117,28 @@ class ExecutorLine(Generic[Request]):
             if held and held.serves(asked):
                 return self._go_on(held, job)
             self._end(lambda flight: flight is held)
+            self._silence.begin(time.monotonic(), is_idle=not self._flights.num_flying)
             request_id: int = self._executor.enqueue_request(asked.request)
         except Exception as error:
-            return _worded("refused", error)
+            return self._not_begun(error)
         self._flights.begin(Flight(request_id, job.sequence_id, asked, job))
         self._changed.notify_all()
         return None
+
+    def _not_begun(self, error: Exception) -> ServingError:
+        """Return the error of a call that the executor does not have; one that takes no calls any more is lost."""
+        if isinstance(error, ServingError) or self._takes_calls():
+            return worded("TensorRT-LLM's request refused", error)
+        log.error("the executor takes no requests any more", exc_info=error)
+        self._is_lost = True
+        self._changed.notify_all()
+        return EngineLost(BROKEN)
+
+    def _takes_calls(self) -> bool:
+        try:
+            return bool(self._executor.can_enqueue_requests())
+        except Exception:
+            return False
 
     def _go_on(self, held: Flight[Request], job: Job[Request]) -> Answer | ServingError | None:
         """Let a call have what its stream has brought by now; None when it must wait for it."""
@@ -147,15 +160,20 @@ class ExecutorLine(Generic[Request]):
             self._refuse_all(Unavailable(SHUTTING_DOWN))
 
     def _await_calls(self) -> bool:
-        """Wait for a call, reporting meanwhile; False at the end."""
+        """Wait for a call, reporting meanwhile; False at the end, EngineLost where it has come already."""
         while True:
             self._report_status()
             with self._changed:
-                self._contexts.drop_idle(time.monotonic())
+                self._contexts.drop_idle(time.monotonic(), self._flights.busy)
                 self._end(lambda flight: not (flight.job or flight.sequence_id in self._contexts))
-                self._changed.wait_for(lambda: self._flights.num_flying or self._is_closing, REPORT_S)
-                if self._flights.num_flying or self._is_closing:
+                self._changed.wait_for(self._has_work, REPORT_S)
+                if self._is_lost:
+                    raise EngineLost(BROKEN)
+                if self._has_work():
                     return not self._is_closing
+
+    def _has_work(self) -> bool:
+        return bool(self._flights.num_flying or self._is_closing or self._is_lost)
 
     def _patience_s(self) -> float:
         """Return how long answers may be awaited before somebody's deadline must be looked at."""
@@ -166,6 +184,8 @@ class ExecutorLine(Generic[Request]):
     def _deliver(self, responses: list[Any]) -> None:
         """Answer the calls that wait for these responses; those of cancelled calls belong to nobody."""
         with self._changed:
+            if responses:
+                self._silence.end(time.monotonic())
             num_in_pass = self._flights.num_flying
             landings = self._flights.land(responses)
         for landing in landings:
@@ -175,12 +195,13 @@ class ExecutorLine(Generic[Request]):
 
     def _answer(self, landing: Landing[Request], num_in_pass: int) -> Answer | ServingError:
         job, asked, responses = landing
+        self._contexts.touch(job.sequence_id, time.monotonic())
         try:
             if failed := next((response for response in responses if response.has_error()), None):
                 raise EngineError(f"TensorRT-LLM failed on this request: {first_line(failed.error_msg)}")
             answer = self._desk.answer(job, asked, [response.result for response in responses])
         except Exception as error:
-            return _worded("was not understood", error)
+            return worded("TensorRT-LLM's request was not understood", error)
         if not isinstance(answer, Acceptance):
             return answer
         forward_us = int((time.monotonic() - job.arrived_s) * 1e6)
@@ -190,6 +211,7 @@ class ExecutorLine(Generic[Request]):
         now_s = time.monotonic()
         with self._changed:
             late = self._end(lambda flight: flight.job is not None and flight.job.deadline_s <= now_s)
+            self._is_lost |= self._silence.is_lost(now_s, len(late))
         for job in late:
             job.reply(Unavailable("the deadline passed before the engine could answer"))
 
@@ -213,16 +235,14 @@ class ExecutorLine(Generic[Request]):
         for job in ended:
             job.reply(refusal)
 
+    def _shut_down(self) -> None:
+        try:
+            self._executor.shutdown()
+        except Exception:
+            log.exception("the executor could not be shut down")
+
     def _report_status(self) -> None:
         now_s = time.monotonic()
         if self._report and now_s - self._reported_s >= REPORT_S:
             self._reported_s = now_s
             self._report(self.status())
-
-
-def _worded(what: str, error: Exception) -> ServingError:
-    """Return an error of ours as it is, any other in our words."""
-    if isinstance(error, ServingError):
-        return error
-    log.error("a call %s", what, exc_info=error)
-    return EngineError(f"TensorRT-LLM's request {what}: {first_line(error)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ class StepDesk(TargetDesk):
     def answer(self, job: Job[StepRequest], asked: Asked, results: list[Any]) -> Acceptance:
         """Infer from the tokens that came back how many drafts were accepted: the executor does not say."""
         (result,) = results
-        tokens = new_tokens(asked, result)
+        tokens = new_tokens(asked, result, self._manifest.vocab_size)
         num_accepted = min(_num_equal(tokens, asked.drafts), len(tokens) - 1)
         want, emitted = job.request.want, tokens[: num_accepted + 1]
         # A chain's node i is its i-th draft token.
@@ -59,7 +60,7 @@ class StepDesk(TargetDesk):
             **arguments,
             **salt_of(job.delta.cache_salt),
         )
-        return Asked(request, ids, drafts)
+        return Asked(request, ids, len(drafts) + 1, drafts)
 
     def _logits(self, result: Any, num_rows: int) -> Tensor:
         """Return the logits of the emitted tokens, (a + 1, V), without the padding of the vocabulary."""
@@ -76,7 +77,7 @@ def _output_config(api: Any, want: Want) -> Any:
     return api.OutputConfig(return_generation_logits=bool(want.logprobs or want.num_top))
 
 
-def _num_equal(left: list[int], right: list[int]) -> int:
+def _num_equal(left: Sequence[int], right: Sequence[int]) -> int:
     """Return how many tokens two lists have in common from their beginning."""
     pairs = zip(left, right, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from orchestrator.capabilities import INSIDE
 from orchestrator.config import BACKEND_MODELS, ServingConfig
-from orchestrator.engine_manifest import EXTERNAL, Manifest, check_engine, read_manifest
+from orchestrator.engine_manifest import EXTERNAL, Manifest, check_engine, check_role, lookahead_sizes, read_manifest
 from orchestrator.errors import ConfigError
 from orchestrator.wire import DraftRequest, StepRequest
 from runtime.job import Request
@@ -35,10 +35,14 @@ def build_target(config: ServingConfig, caller: Caller) -> tuple[BackendLine[Ste
     """Return the line to the target's Triton model; raises ConfigError when the engine cannot be served."""
     folder = Path(config.target)
     manifest = _checked(folder, "target", Path(config.draft) if config.draft else None)
-    backend, shares = _backend(manifest), _shares_blocks(manifest)
-    method = INSIDE.get(manifest.mode)
-    desk: Desk[StepRequest] = BurstDesk(backend, shares, method) if method else StepDesk(backend, shares)
-    return _line("target", desk, config, caller), manifest
+    return _line("target", _target_desk(manifest), config, caller), manifest
+
+
+def _target_desk(manifest: Manifest) -> Desk[StepRequest]:
+    backend, shares, method = _backend(manifest), _shares_blocks(manifest), INSIDE.get(manifest.mode)
+    if not method:
+        return StepDesk(backend, shares)
+    return BurstDesk(backend, shares, method, lookahead_sizes(manifest) if method == "lookahead" else ())
 
 
 def build_draft(config: ServingConfig, caller: Caller) -> tuple[BackendLine[DraftRequest], Manifest]:
@@ -50,8 +54,7 @@ def build_draft(config: ServingConfig, caller: Caller) -> tuple[BackendLine[Draf
 def _checked(folder: Path, role: str, draft: Path | None = None) -> Manifest:
     """Return an engine's manifest; its version is the backend's to check, which alone knows its own."""
     manifest = check_engine(folder, version=read_manifest(folder).trtllm_version, draft=draft)
-    if manifest.role != role:
-        raise ConfigError(f"the engine {folder} was built as {manifest.role}, not as {role} (key {role})")
+    check_role(folder, manifest, role)
     return manifest
 
 

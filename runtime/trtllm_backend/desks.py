@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from orchestrator.engine_trees import sizes_refusal
 from orchestrator.errors import EngineError, RequestError
 from orchestrator.tensors import Incoming, scalar
 from orchestrator.tree import TokenTree
@@ -55,7 +56,9 @@ class BurstDesk:
     behind a stop is thrown away. Law: at temperature 0, which is all that it serves, the text is the target's.
     """
 
-    def __init__(self, backend: Backend, shares_blocks: bool, method: str) -> None:
+    def __init__(self, backend: Backend, shares_blocks: bool, method: str, sizes: tuple[int, ...] = ()) -> None:
+        """sizes: Lookahead's of the engine, the most that a request may ask for."""
+        self._sizes = sizes
         self._backend = backend
         self._shares_blocks = shares_blocks
         self._method = method
@@ -66,6 +69,8 @@ class BurstDesk:
         inside = request.want.inside
         if inside and inside.choices:
             raise RequestError("NVIDIA's backend has no tensor for choices; its configuration has the engine's tree")
+        if inside and inside.sizes and (refusal := sizes_refusal(inside.sizes, self._sizes)):
+            raise RequestError(refusal)
         room = self._backend.max_seq_len - len(context_ids)
         length = min(inside.length, BURST, room) if inside else 1
         tensors = burst_tensors(request, context_ids, length, self._backend)

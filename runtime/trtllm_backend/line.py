@@ -10,24 +10,29 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Generic, Protocol
 
 import numpy as np
 
-from orchestrator.errors import EngineError, ServingError, Unavailable
+from orchestrator.errors import ServingError, Unavailable
 from orchestrator.tensors import Incoming, Tensors
 from orchestrator.types import Acceptance, EngineStatus, IdArray
+from orchestrator.workers import Workers
 from runtime.job import Answer, Job, Reply, Request
 from runtime.thread import REPORT_S, SHUTTING_DOWN
 from runtime.trtllm.contexts import Contexts
+from runtime.trtllm.words import worded
 from runtime.trtllm_backend.adapter import OUTPUTS, stop_tensors
 
 log = logging.getLogger(__name__)
 
 #: How long the end of a request may take; nobody waits for it.
 STOP_LIMIT_S = 5.0
+#: How late a deadline may be noticed.
+POLL_S = 0.05
 LATE = "the deadline passed before the engine could answer"
 
 
@@ -61,9 +66,10 @@ class Desk(Protocol[Request]):
 
 @dataclass(eq=False)
 class Flight(Generic[Request]):
-    """A call under way, and the id by which the backend can be told to end it."""
+    """A call under way, and the id by which the backend can be told to end it. future: of the thread that makes it."""
 
     job: Job[Request]
+    future: Future[None] = field(default_factory=Future)
     request_id: str = field(default_factory=lambda: str(secrets.randbits(62) + 1))
 
 
@@ -83,8 +89,9 @@ class BackendLine(Generic[Request]):
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._report: Callable[[EngineStatus], None] = lambda status: None
-        self._pool = ThreadPoolExecutor(num_threads, name)
-        self._stops = ThreadPoolExecutor(1, f"{name}-stops")
+        # Daemons: a backend that hangs must not keep the process from its end.
+        self._calls: Workers[None] = Workers(name, num_threads)
+        self._stops: Workers[None] = Workers(f"{name}-stops", 1)
         self._keeper = threading.Thread(target=self._keep, name=f"{name}-keeper", daemon=True)
 
     def start(self) -> None:
@@ -111,7 +118,7 @@ class BackendLine(Generic[Request]):
             self._contexts.drop(sequence_id)
         if flight:
             flight.job.reply(Unavailable("the sequence was released"))
-            self._stops.submit(self._stop, flight)
+            self._give_up(flight)
 
     def watch(self, report: Callable[[EngineStatus], None]) -> None:
         """Let `report` have the line's figures every REPORT_S, on a thread of its own; it must not raise."""
@@ -127,8 +134,8 @@ class BackendLine(Generic[Request]):
             flights, self._flights = list(self._flights.values()), {}
         for flight in flights:
             flight.job.reply(Unavailable(SHUTTING_DOWN))
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._stops.shutdown(wait=False, cancel_futures=True)
+        self._calls.close(SHUTTING_DOWN)
+        self._stops.close(SHUTTING_DOWN)
 
     def status(self) -> EngineStatus:
         """Return the line's figures; a pass is a call. The backend keeps its blocks to itself."""
@@ -141,7 +148,7 @@ class BackendLine(Generic[Request]):
             if flight.job.sequence_id in self._flights:
                 return Unavailable(f"sequence {flight.job.sequence_id} has a call under way")
             self._flights[flight.job.sequence_id] = flight
-            self._pool.submit(self._run, flight)
+            flight.future = self._calls.start(partial(self._run, flight))
         return None
 
     def _run(self, flight: Flight[Request]) -> None:
@@ -151,13 +158,13 @@ class BackendLine(Generic[Request]):
         try:
             answer = self._answer(flight)
         except Exception as error:
-            answer = _worded(error)
+            answer = worded("the backend's answer was not understood", error)
         is_late = time.monotonic() >= flight.job.deadline_s and isinstance(answer, ServingError)
         if not self._is_awaited(flight, now_answered=True):
             return
         flight.job.reply(Unavailable(LATE) if is_late else answer)
         if is_late:
-            self._stops.submit(self._stop, flight)
+            self._stops.start(partial(self._stop, flight))
 
     def _is_awaited(self, flight: Flight[Request], now_answered: bool = False) -> bool:
         """Tell whether somebody still waits for a call; `now_answered`: who is told so answers it."""
@@ -165,6 +172,7 @@ class BackendLine(Generic[Request]):
             is_awaited = self._flights.get(flight.job.sequence_id) is flight
             if is_awaited and now_answered:
                 del self._flights[flight.job.sequence_id]
+                self._contexts.touch(flight.job.sequence_id, time.monotonic())
                 self.num_jobs += 1
         return is_awaited
 
@@ -187,17 +195,29 @@ class BackendLine(Generic[Request]):
         except Exception as error:  # it ends by itself then, at its length
             log.warning("request %s of the backend could not be stopped: %s", flight.request_id, error)
 
+    def _give_up(self, flight: Flight[Request]) -> None:
+        """Let nobody make a call that waits for a thread, and end one that has begun."""
+        if not self._calls.drop(flight.future):
+            self._stops.start(partial(self._stop, flight))
+
     def _keep(self) -> None:
-        """Report, and forget silent sequences, until the end."""
-        while not self._ended.wait(REPORT_S):
+        """Answer the calls whose deadline has passed, report, and forget silent sequences, until the end."""
+        reported_s = time.monotonic()
+        while not self._ended.wait(POLL_S):
+            self._expire()
+            if time.monotonic() - reported_s < REPORT_S:
+                continue
+            reported_s = time.monotonic()
             with self._lock:
-                self._contexts.drop_idle(time.monotonic())
+                self._contexts.drop_idle(reported_s, self._flights)
             self._report(self.status())
 
-
-def _worded(error: Exception) -> ServingError:
-    """Return an error of ours as it is, any other in our words."""
-    if isinstance(error, ServingError):
-        return error
-    log.error("a call of the backend was not understood", exc_info=error)
-    return EngineError(f"the backend's answer was not understood: {type(error).__name__}: {error}")
+    def _expire(self) -> None:
+        now_s = time.monotonic()
+        with self._lock:
+            late = [flight for flight in self._flights.values() if flight.job.deadline_s <= now_s]
+            for flight in late:
+                del self._flights[flight.job.sequence_id]
+        for flight in late:
+            flight.job.reply(Unavailable(LATE))
+            self._give_up(flight)

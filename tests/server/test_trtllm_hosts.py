@@ -24,6 +24,7 @@ from tests.standin.engine_folder import make_tree_engine
 from tests.support.clients import Stream, ask, ask_unary, metric, until
 from tests.support.decode import decode
 from tests.support.engines import EngineTarget, make_paged, start_target
+from tests.support.executor_journal import ExecutorJournal
 
 pytestmark = pytest.mark.server
 
@@ -38,7 +39,7 @@ def hosting(folder: Path, *lines: str) -> Iterator[Server]:
     """Serve the folder `target` by the real models, with the stand-in where the library would be."""
     (folder / "serving.toml").write_text("\n".join(('target = "target"', "kv_memory_mb = 8", *lines)))
     models = repository(folder, "speculative", "speculative_unary", target="standin.py")
-    with serving(folder / "serving.toml", repository=models) as server:
+    with serving(folder / "serving.toml", repository=models, env={"STANDIN_FOLDER": str(folder)}) as server:
         yield server
 
 
@@ -66,18 +67,18 @@ def eight_texts(server: Server, checkpoints: Path, **inputs: Any) -> tuple[list[
 @pytest.fixture(scope="module", params=INSIDE)
 def llm(
     request: pytest.FixtureRequest, checkpoints: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Server, str]]:
+) -> Iterator[tuple[Server, str, Path]]:
     folder, method = tmp_path_factory.mktemp(request.param), request.param
     drafter = str(checkpoints / "draft") if method in ("eagle3", "draft_model") else ""
     spec = LlmApiSpec(method=method, target=str(checkpoints / "target"), drafter=drafter, max_seq_len=256)
     (folder / "target").mkdir()
     write_folder(spec, folder / "target")
     with hosting(folder, 'engine = "llm_api"', f'default_speculation = "{method}"') as server:
-        yield server, method
+        yield server, method, folder
 
 
-def test_llm_api_gives_the_torch_engine_s_text(llm: tuple[Server, str], checkpoints: Path) -> None:
-    server, method = llm
+def test_llm_api_gives_the_torch_engine_s_text(llm: tuple[Server, str, Path], checkpoints: Path) -> None:
+    server, method, _ = llm
     truth = own_text(checkpoints, PROMPT)
     for asked in ({}, {"speculation": method}, {"speculation": "none"}):
         answer = ask(server.grpc_url, return_stats=True, **asked, **ASKED)
@@ -86,25 +87,29 @@ def test_llm_api_gives_the_torch_engine_s_text(llm: tuple[Server, str], checkpoi
     assert ask_unary(server.grpc_url, **ASKED)["output_ids"] == truth
 
 
-def test_llm_api_streams_eight_at_once(llm: tuple[Server, str], checkpoints: Path) -> None:
+def test_llm_api_streams_eight_at_once(llm: tuple[Server, str, Path], checkpoints: Path) -> None:
     found, expected = eight_texts(llm[0], checkpoints, stream=True)
     assert found == expected
 
 
-def test_llm_api_says_what_it_does_not_serve(llm: tuple[Server, str]) -> None:
-    server, method = llm
+def test_llm_api_says_what_it_does_not_serve(llm: tuple[Server, str, Path]) -> None:
+    server, method, _ = llm
     assert (
         f"it drafts by itself, with the method '{method}'" in ask(server.grpc_url, speculation="suffix", **ASKED).error
     )
     assert "temperature: it is not established" in ask(server.grpc_url, temperature=1.0, **ASKED).error
 
 
-def test_cancelled_request_leaves_the_llm_api(llm: tuple[Server, str]) -> None:
-    server, _ = llm
-    stream = Stream(server.grpc_url)
-    stream.send("r", **{**ASKED, "max_tokens": 200, "stream": True})
-    stream.receive()
-    stream.cancel()
+def test_cancelled_request_leaves_the_llm_api(llm: tuple[Server, str, Path]) -> None:
+    server, _, folder = llm
+    journal = ExecutorJournal(folder, "target")
+    with journal.held(), Stream(server.grpc_url) as stream:
+        stream.send("r", **{**ASKED, "max_tokens": 200, "stream": True})
+        journal.leave()
+        assert stream.receive().values
+        stream.cancel()
+        until(lambda: journal.ids("cancelled"), "the abort of the generation")
+    assert journal.ids("cancelled") == journal.ids("enqueued") and len(journal.events("pass")) == 1
     until(lambda: metric(server.metrics_url, "spec_sequences", model="target") == 0, "an end of the sequence")
 
 

@@ -326,13 +326,29 @@ def test_cancelled_stream_cancels_the_executor_s_request(inside: tuple[Hosted, s
     assert [event["reason"] for event in journal.events("ended")] == ["CANCELLED"]
 
 
-def test_stop_word_ends_the_executor_s_request(inside: tuple[Hosted, str], truth: list[int]) -> None:
+def test_end_id_ends_the_executor_s_request(inside: tuple[Hosted, str], truth: list[int]) -> None:
     hosted, method = inside
     journal = hosted.journal()
     answer = hosted.ask(**{**ENDLESS, "end_id": truth[5]}, speculation=method)
     place = truth.index(truth[5])
     assert answer.ids == truth[: place + 1] and answer.last["finish_reason"] == "stop"
     until(lambda: journal.events("ended"), "the end at the executor")
+    assert len(journal.events("pass")) < ENDLESS["max_tokens"]
+
+
+def test_stop_word_inside_a_burst_cuts_it_and_ends_the_executor_s_request(
+    inside: tuple[Hosted, str], server: Server, truth: list[int]
+) -> None:
+    hosted, method = inside
+    whole = ask(server.grpc_url, speculation="none", **LONG)
+    # A word that no token ends, so that text alone tells; behind the first passes, inside one that brought several.
+    word = whole.text[10:12]
+    expected = ask(server.grpc_url, speculation="none", **{**LONG, "stop_words": [word]})
+    journal = hosted.journal()
+    answer = hosted.ask(**{**ENDLESS, "stop_words": [word]}, speculation=method, return_stats=True)
+    assert answer.last["finish_reason"] == "stop" == expected.last["finish_reason"]
+    assert (answer.text, answer.ids) == (expected.text, expected.ids) and word not in answer.text
+    until(lambda: not journal.under_way, "the end at the executor")
     assert len(journal.events("pass")) < ENDLESS["max_tokens"]
 
 
@@ -389,6 +405,24 @@ def test_executor_that_dies_in_a_text_costs_time_and_no_text(
     asked = [event["max_tokens"] for event in journal.events("enqueued")]
     # The text, the heir's warm-up, what was left of the text.
     assert asked == [NUM_TOKENS, 8, NUM_TOKENS - len(answer.responses[0].values["output_ids"])]
+
+
+def test_executor_that_dies_while_idle_is_healed_by_the_next_request(
+    checkpoints: Path, tmp_path: Path, truth: list[int]
+) -> None:
+    line = 'default_speculation = "medusa"'
+    with hosting(tmp_path, checkpoints, line, mode="medusa", stop_limit_s=2) as hosted:
+        assert hosted.ask(**LONG).ids == truth
+        journal = hosted.journal()
+        journal.break_down()
+        assert hosted.ask(**LONG).ids == truth
+        # The heir's warm-up and the whole text.
+        assert [event["max_tokens"] for event in journal.events("enqueued")] == [8, NUM_TOKENS]
+
+
+def test_draft_length_beyond_the_engine_s_is_refused_naming_the_limit(external: Hosted) -> None:
+    answer = external.ask(**LONG, speculation="prompt_lookup", num_draft_tokens=17)
+    assert answer.error == "the target's engine takes at most 16 draft tokens a step, got 17 (input num_draft_tokens)"
 
 
 def test_default_method_that_the_engine_lacks_is_refused_at_load(checkpoints: Path, tmp_path: Path) -> None:

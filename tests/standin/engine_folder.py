@@ -10,8 +10,16 @@ from orchestrator.engine_manifest import CHECKPOINT, EXTERNAL, Manifest
 VERSION = "1.2.1"
 IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
 #: Lookahead's sizes, for which an engine needs 15 draft tokens.
-SPEC = {"lookahead_window": 4, "lookahead_ngram": 3, "lookahead_guesses": 4}
+SPEC = {
+    "lookahead_window": 4, "lookahead_ngram": 3, "lookahead_guesses": 4, "eagle_layers": 4, "eagle_non_leaves": 4,
+}  # fmt: skip
 FILES = ("config.json", "generation_config.json", "tokenizer.json")
+
+
+def tree_of(num_nodes: int) -> list[list[int]]:
+    """A tree of four levels with so many nodes, up to 4 of a level with children."""
+    paths = [[0], [0, 0], [0, 0, 0], [0, 0, 0, 0], *([rank] for rank in range(1, 4)), *([r, 0] for r in range(1, 4))]
+    return [*paths, *([0, 0, 0, rank] for rank in range(1, num_nodes))][:num_nodes]
 
 
 def make_engine(
@@ -38,7 +46,8 @@ def make_engine(
         "max_draft_len": max_draft_len,
         "speculative_decoding_mode": mode,
     }
-    engine = {"version": VERSION, "pretrained_config": {}, "build_config": limits}
+    eagle = {"num_eagle_layers": SPEC["eagle_layers"], "max_non_leaves_per_layer": SPEC["eagle_non_leaves"]}
+    engine = {"version": VERSION, "pretrained_config": eagle if mode == "eagle" else {}, "build_config": limits}
     (folder / "config.json").write_text(json.dumps(engine))
     (folder / "rank0.engine").write_text(str(checkpoint))
     vocab_size = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
@@ -46,10 +55,16 @@ def make_engine(
         "role": role, "method": method, "mode": mode, "gpu": "h100", "trtllm_version": VERSION, "image": IMAGE,
         "num_ranks": 1, "max_batch_size": max_batch_size, "max_input_len": max_seq_len, "max_seq_len": max_seq_len,
         "max_draft_len": max_draft_len, "vocab_size": vocab_size, "inputs": {},
-        "plan": plan or {"servers": {role: {"max_tokens_in_paged_kv_cache": "4096"}}, "spec": SPEC},
+        "plan": plan or {"servers": {role: {"max_tokens_in_paged_kv_cache": "4096"}}, "spec": SPEC | _tree(mode, max_draft_len)},
     }  # fmt: skip
     write_manifest(folder, Manifest(**{**values, **changes}))
     return folder
+
+
+def _tree(mode: str, max_draft_len: int) -> dict:
+    """The tree of an engine that has one, where it is not the library's own."""
+    needs = mode in ("medusa", "eagle") and max_draft_len != 63
+    return {"choices": json.dumps(tree_of(max_draft_len))} if needs else {}
 
 
 def make_tree_engine(folder: Path, checkpoint: Path, *, sizes: dict | None = None, **more) -> Path:

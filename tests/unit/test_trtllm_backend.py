@@ -150,7 +150,7 @@ def test_salt_is_refused_where_blocks_are_shared_and_only_there(line: Any, model
     ("error", "words"),
     [
         (EngineError("Triton model 'x' failed: no"), "Triton model 'x' failed: no"),
-        (ValueError("odd"), "ValueError: odd"),
+        (ValueError("odd"), "answer was not understood: odd"),
     ],
 )
 def test_failed_call_is_an_error_of_that_call_alone(line: Any, model: FakeModel, error: Exception, words: str) -> None:
@@ -207,6 +207,30 @@ def test_calls_of_several_are_under_way_together(line: Any, model: FakeModel) ->
         assert model.began.acquire(timeout=LIMIT_S)
     model.go.set()
     assert [answer.get(timeout=LIMIT_S).next_token for answer in answers] == [said(4)] * 4
+
+
+def test_call_that_waits_for_a_thread_is_answered_at_its_deadline_and_never_made(model: FakeModel) -> None:
+    with running(BackendLine(StepDesk(BACKEND, True), model, 1, "test")) as line:
+        model.go.clear()
+        first = submit(line, step(PROMPT))
+        assert model.began.acquire(timeout=LIMIT_S)
+        waiting: SimpleQueue[Any] = SimpleQueue()
+        line.submit(step(PROMPT, sequence_id=2), time.monotonic() + 0.1, waiting.put)
+        late = waiting.get(timeout=LIMIT_S)
+        assert type(late) is Unavailable and "the deadline passed" in str(late)
+        model.go.set()
+        assert first.get(timeout=LIMIT_S).next_token == said(4)
+        assert ask(line, step(PROMPT, sequence_id=2)).next_token == said(4)
+        assert len(model.calls) == 2 and waiting.empty()
+
+
+def test_threads_that_hang_keep_no_process_from_its_end(model: FakeModel) -> None:
+    with running(BackendLine(StepDesk(BACKEND, True), model, 1, "hanging")) as line:
+        model.go.clear()
+        submit(line, step(PROMPT))
+        assert model.began.acquire(timeout=LIMIT_S)
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("hanging"))
+    model.go.set()
 
 
 def test_close_answers_what_is_under_way(model: FakeModel) -> None:
@@ -333,8 +357,11 @@ def test_burst_is_as_long_as_there_is_room(inside: Inside | None, context: int, 
 
 def test_burst_has_sizes_and_no_choices() -> None:
     model = CountingModel()
-    with running(BackendLine(BurstDesk(BACKEND, True, "lookahead"), model, 4, "test")) as line:
+    with running(BackendLine(BurstDesk(BACKEND, True, "lookahead", (4, 3, 4)), model, 4, "test")) as line:
         ask(line, inside_step(PROMPT, Inside(4, sizes=(4, 3, 2))))
+        for sizes in ((5, 3, 2), (4, 4, 2), (4, 3, 5), (1, 2, 1)):
+            with pytest.raises(RequestError, match=r"must be in \(2, 2, 1\) to \(4, 3, 4\), for which the engine was"):
+                ask(line, inside_step(PROMPT, Inside(4, sizes=sizes)))
         with pytest.raises(RequestError, match="no tensor for choices"):
             ask(line, inside_step(PROMPT, Inside(4, choices=((0,),))))
         with pytest.raises(EngineError, match="has no picks"):

@@ -89,7 +89,7 @@ def test_build_runs_every_stage_in_order_and_writes_the_manifests(tools, out, ca
         "[4/4] build-draft",
         "engines ready",
     ]
-    target = check_engine(out / "engines/target", version="1.2.1", draft=out / "engines/draft", draft_len=5)
+    target = check_engine(out / "engines/target", version="1.2.1", draft=out / "engines/draft")
     assert (target.num_ranks, target.max_draft_len, target.vocab_size, target.mode) == (
         (2, 5, 128256, "draft_tokens_external")
     )

@@ -21,7 +21,7 @@ from orchestrator.capabilities import capabilities_of
 from orchestrator.config import ServingConfig, load_config
 from orchestrator.context import Context
 from orchestrator.engine_manifest import served_checkpoint
-from orchestrator.errors import ConfigError, EngineError, RequestError, ServingError, Unavailable
+from orchestrator.errors import ConfigError, EngineError, EngineLost, RequestError, ServingError, Unavailable
 from orchestrator.llm_manifest import NAME, read_llm_manifest
 from orchestrator.loop import Limits
 from orchestrator.methods import Materials, plan
@@ -30,6 +30,7 @@ from orchestrator.tree import TokenTree
 from orchestrator.types import Edits, Inside, Rule, Sampling, Want
 from orchestrator.wire import StepRequest, delta_of
 from runtime.build import build_target
+from runtime.llm_api import executor as llm_executor
 from tests.standin import FOLDER
 from tests.support.decode import decode
 from tests.support.engines import EngineTarget, ask, make_paged, start_target, submit
@@ -253,6 +254,34 @@ def test_request_that_fails_is_one_line_and_alone(checkpoint: Path, tmp_path: Pa
         assert sound.get(timeout=LIMIT_S).next_token == greedy[0]
 
 
+@pytest.mark.parametrize("idle", [True, False])
+def test_worker_that_has_died_is_an_engine_lost(checkpoint: Path, tmp_path: Path, idle: bool) -> None:
+    told: SimpleQueue[Any] = SimpleQueue()
+    with serving(checkpoint, tmp_path) as line:
+        line.on_broken(lambda: told.put("broken"))
+        standin(line).gate.clear()
+        if not idle:
+            line.submit(step(PROMPT, INSIDE), time.monotonic() + LIMIT_S, told.put)
+        standin(line).break_down()
+        if idle:
+            line.submit(step(PROMPT, INSIDE), time.monotonic() + LIMIT_S, told.put)
+        assert {type(told.get(timeout=LIMIT_S)), type(told.get(timeout=LIMIT_S))} == {EngineLost, str}
+        assert isinstance(submit(line, step(PROMPT, INSIDE)).get(timeout=LIMIT_S), EngineLost)
+
+
+def test_llm_is_shut_down_though_its_loop_hangs(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llm_executor, "SHUTDOWN_LIMIT_S", 0.2)
+    held = threading.Event()
+    with serving(checkpoint, tmp_path) as line:
+        line._executor._loop.call_soon_threadsafe(held.wait)
+    assert standin(line).is_shut
+    held.set()
+    line._executor._thread.join(LIMIT_S)
+    line._executor._loop.close()
+
+
 def test_request_that_the_library_refuses_is_its_first_line(checkpoint: Path, tmp_path: Path) -> None:
     with serving(checkpoint, tmp_path) as line:
         standin(line).max_seq_len = 9
@@ -348,7 +377,7 @@ def test_folder_serves_as_the_target_s_checkpoint(checkpoint: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [("[]", "it is no object"), ("{", "is not JSON"), ("{}", "has not the keys")]
+    ("content", "words"), [("[]", "must hold a JSON object, got list"), ("{", "is not JSON"), ("{}", "has not the keys")]
 )
 def test_broken_folder_is_refused(tmp_path: Path, content: str, words: str) -> None:
     with pytest.raises(ConfigError, match=r"needs a folder that python -m build\.trtllm\.llm_api has made"):

@@ -7,8 +7,9 @@ import pytest
 
 from build.trtllm.cli import main
 from build.trtllm.gpus import KNOWN, Gpu, find_gpu
+from build.trtllm.modes import max_draft_len
 from build.trtllm.plan import make_plan
-from build.trtllm.rules import check_engine_fits
+from build.trtllm.rules import check_engine_fits, check_spec
 from build.trtllm.shapes import read_shape
 from build.trtllm.spec import EngineSpec, load_spec
 from build.trtllm.versions import find_release
@@ -59,6 +60,7 @@ def test_spec_paths_start_at_their_file_and_hub_ids_stay(write, tmp_path):
         ("kv_fraction = 1.5", "kv_fraction must be in 0.05..0.98, got 1.5"),
         ("kv_fraction = nan", "kv_fraction must be in 0.05..0.98, got nan"),
         ("lookahead_window = 1", "lookahead_window must be in 2..64, got 1"),
+        ("max_input_len = 40", "unknown key 'max_input_len'; did you mean 'max_seq_len'?"),
         ("gpu = 3", "gpu must be a string, got 3"),
         ('gather_context_logits = "no"', "gather_context_logits must be true or false, got 'no'"),
         ('quantisation = "fp9"', "unknown quantisation 'fp9'; did you mean 'fp8'?"),
@@ -76,6 +78,14 @@ def test_spec_flag_is_refused_by_its_name():
     words = refusal(load_spec, None, {"max_batch_size": "many"})
     assert words == "max_batch_size must be a whole number, got 'many' (flag --max-batch-size)"
     assert load_spec(None, {"gather_context_logits": "true"}).gather_context_logits is True
+
+
+def test_tree_may_stand_in_the_file_as_lists_and_says_how_long_drafts_are(write):
+    listed = load_spec(write("choices = [[0], [1], [0, 0]]"), {})
+    assert listed == load_spec(None, {"choices": "[[0], [1], [0, 0]]"})
+    spec = EngineSpec(**{**EAGLE, "choices": listed.choices})
+    check_spec(spec)
+    assert max_draft_len(spec) == 3
 
 
 def test_spec_file_that_is_not_there_is_named(tmp_path):
@@ -111,9 +121,21 @@ REFUSED = [
     ({**EAGLE, "quantisation": "fp8"}, "quantisation must be one of none, bf16, fp16 for method eagle, got fp8"),
     ({**EAGLE, "kv_cache_dtype": "fp8"}, "kv_cache_dtype must be auto for method eagle, got fp8"),
     ({**PROMPT_LOOKUP, "gather_context_logits": True}, "gather_context_logits must be false for an engine that takes drafts"),
+    # the tree
+    ({**MEDUSA, "draft_len": 16}, "choices is missing: TensorRT-LLM's own tree has 63 nodes, and draft_len is 16"),
+    ({**EAGLE, "draft_len": 128}, "choices is missing: TensorRT-LLM's own tree has 63 nodes, and draft_len is 128"),
+    ({**EAGLE, "choices": "[[0], [1]]", "draft_len": 3}, "choices must have draft_len 3 nodes, got 2 (key choices)"),
+    ({**EAGLE, "choices": "[[0], [1, 0]]"}, "choices names the node [1, 0], but not its parent: every node must be listed"),
+    ({**EAGLE, "choices": "[[0], [0]]"}, "choices must name different nodes (key choices)"),
+    ({**EAGLE, "choices": "[[0], []]"}, "choices must be a list of paths of child numbers, as [[0], [0, 0], [1]], got"),
+    ({**EAGLE, "choices": "[[-1]]"}, "choices must be a list of paths"),
+    ({**EAGLE, "choices": "["}, "choices is not JSON: "),
+    ({**EAGLE, "choices": "[[0], [0, 0]]", "eagle_layers": 1}, "choices has 2 levels, the engine was built for at most 1 (key choices)"),
+    ({**EAGLE, "choices": "[[0], [1], [0, 0], [1, 0]]", "eagle_non_leaves": 1}, "choices has 2 nodes of one level with children, the engine was built for at most 1"),
+    ({**MEDUSA, "choices": "[[0], [0, 0], [0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0, 0]]"}, "choices has 5 levels, the engine was built for at most 4"),
+    ({**LOOKAHEAD, "choices": "[[0]]"}, "choices must be empty for method lookahead: medusa and eagle have one"),
     # sizes
     ({**LLAMA_8B, "max_seq_len": 131073}, "max_seq_len must be in 2..131072, the target's longest context, got 131073"),
-    ({**LLAMA_8B, "max_input_len": 4096}, "max_input_len must be in 0..4095, below max_seq_len, got 4096"),
     ({**EAGLE, "max_num_tokens": 511}, "max_num_tokens must be 0 (worked out) or at least 512 = max_batch_size 8 x (max_draft_len 63 + 1), got 511"),
     # sharing
     ({**LLAMA_8B, "num_gpus": 3}, "tensor_parallel must be a number that divides 32 heads, 8 KV heads"),

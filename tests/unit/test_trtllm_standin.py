@@ -14,13 +14,18 @@ import pytest
 import torch
 
 from tests.standin import FOLDER
-from tests.standin.engine_folder import make_engine
+from tests.standin.engine_folder import make_engine, tree_of
 from tests.support.engines import PlainModel
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
 
 PROMPT = [5, 9, 5, 9, 12, 7]
 WAIT = timedelta(seconds=30)
 MAX_SEQ_LEN, MAX_DRAFT_LEN = 64, 8
+TREE = tree_of(MAX_DRAFT_LEN)
+TREES = {
+    "medusa": lambda api: api.DecodingConfig(medusa_choices=TREE),
+    "eagle": lambda api: api.DecodingConfig(eagle_config=api.EagleConfig(TREE)),
+}
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +62,7 @@ def start(api: Any, checkpoint: Path, tmp_path: Path) -> Iterator[Any]:
             tmp_path / f"engine{next(numbers)}", checkpoint, mode=mode,
             max_draft_len=MAX_DRAFT_LEN, max_seq_len=MAX_SEQ_LEN, max_batch_size=4,
         )  # fmt: skip
+        decoding = decoding or TREES.get(mode, lambda api: None)(api)
         settings = api.ExecutorConfig(decoding_config=decoding, gather_generation_logits=True, **config)
         started.append(api.Executor(str(folder), api.ModelType.DECODER_ONLY, settings))
         return started[-1]
@@ -209,6 +215,13 @@ def test_block_reuse_may_be_on_or_off(api: Any, start: Any, greedy: list[int]) -
         (lambda api: api.SamplingConfig(min_length=1), TypeError, "min_length"),
         (lambda api: api.SamplingConfig(top_k=1.0), TypeError, "top_k"),
         (lambda api: api.SamplingConfig(seed=-1), TypeError, "seed"),
+        (lambda api: api.SamplingConfig(top_k=-1), RuntimeError, "top_k -1 < 0"),
+        (lambda api: api.SamplingConfig(top_p=0.0), RuntimeError, "top_p 0.0 outside"),
+        (lambda api: api.SamplingConfig(top_p=1.5), RuntimeError, "top_p 1.5 outside"),
+        (lambda api: api.SamplingConfig(temperature=-0.5), RuntimeError, "temperature -0.5 < 0"),
+        (lambda api: api.SamplingConfig(repetition_penalty=0.0), RuntimeError, "repetition_penalty 0.0 <= 0"),
+        (lambda api: api.Request([], 1), RuntimeError, "the prompt is empty"),
+        (lambda api: api.Request(PROMPT, 0), RuntimeError, "mMaxNewTokens"),
         (lambda api: api.LookaheadDecodingConfig(1, 3, 4), RuntimeError, "less than"),
         (lambda api: api.DecodingConfig(decoding_mode="medusa"), TypeError, "decoding_mode"),
         (lambda api: api.ExecutorConfig(kv_cache_config={}), TypeError, "kv_cache_config"),
@@ -232,16 +245,33 @@ def test_lookahead_sizes_have_their_defaults_and_their_length(api: Any) -> None:
     [
         (lambda api: drafted(api, [1] * (MAX_DRAFT_LEN + 1)), r"draft tokens \(9\) larger than maximum .* \(8\)"),
         (lambda api: api.Request([1] * 60, 13), "73 tokens exceed max_seq_len 72"),
-        (lambda api: api.Request(PROMPT, 0), "mMaxNewTokens"),
+        (lambda api: drafted(api, [1, 2], 2), "2 drafts need an output of one token more, max_tokens is 2"),
+        (lambda api: drafted(api, [1, VOCAB_SIZE]), "outside of the vocabulary"),
+        (lambda api: api.Request([VOCAB_SIZE], 1), "outside of the vocabulary"),
+        (lambda api: api.Request([-1], 1), "outside of the vocabulary"),
         (lambda api: api.Request(PROMPT, 1, sampling_config=api.SamplingConfig(2)), "beam width"),
         (lambda api: api.Request(PROMPT, 1, output_config=api.OutputConfig(return_context_logits=True)), "context log"),
         (lambda api: api.Request(PROMPT, 1, embedding_bias=torch.zeros(3)), "embedding bias"),
+        (
+            lambda api: api.Request(PROMPT, 1, embedding_bias=torch.zeros(VOCAB_SIZE).half()),
+            "embedding bias is torch.f",
+        ),
         (lambda api: api.Request(PROMPT, 1, lookahead_config=api.LookaheadDecodingConfig()), "another engine"),
     ],
 )
 def test_request_beyond_the_engine_is_refused_when_it_is_enqueued(api: Any, start: Any, make: Any, words: str) -> None:
     with pytest.raises(RuntimeError, match=words):
         start().enqueue_request(make(api))
+
+
+def test_iteration_that_fails_is_an_error_of_its_request_and_no_end_of_the_thread(api: Any, start: Any) -> None:
+    executor = start()
+    logits, executor.engine.logits = executor.engine.logits, None
+    executor.enqueue_request(drafted(api, []))
+    (response,) = executor.await_responses(timeout=WAIT)
+    assert response.has_error() and "TypeError" in response.error_msg
+    executor.engine.logits = logits
+    assert run(executor, drafted(api, []))
 
 
 def test_engine_without_external_drafts_takes_none(api: Any, start: Any) -> None:
@@ -272,7 +302,7 @@ def test_lookahead_engine_needs_sizes_that_fit_and_takes_smaller_ones(api: Any, 
 def test_wrong_decoding_mode_is_overwritten_with_a_warning(
     api: Any, start: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    start("medusa", api.DecodingConfig(decoding_mode=api.DecodingMode.Eagle()))
+    start("medusa", api.DecodingConfig(decoding_mode=api.DecodingMode.Eagle(), medusa_choices=TREE))
     assert "is overwritten by the engine's" in caplog.text
 
 

@@ -180,6 +180,32 @@ def test_text_of_a_sequence_that_fell_silent_is_cancelled(
     assert line.status().num_sequences == 0
 
 
+def test_sequence_with_a_call_under_way_is_not_silent(
+    start: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the call waits in the executor's queue; and only from its answer on."""
+    line = start("medusa")
+    executor = hold(line)
+    before = list(executor.cancelled)
+    answers = submit(line, request(PROMPT, want=Want(inside=Inside(200))))
+    line._contexts._used_s[1] -= contexts.IDLE_S + 1  # so long ago did the call come
+    looked: list[float] = []
+    drop_idle = line._contexts.drop_idle
+    monkeypatch.setattr(line._contexts, "drop_idle", lambda now_s, busy: looked.append(now_s) or drop_idle(now_s, busy))
+    until(lambda: len(looked) > 3, "looks for silent ones")
+    assert line.status().num_sequences == 1
+    executor._iterate = _paused_after(executor, 1)
+    executor.gate.set()
+    first = answers.get(timeout=LIMIT_S)
+    reports: SimpleQueue[Any] = SimpleQueue()
+    line.watch(reports.put)
+    reports.get(timeout=LIMIT_S), reports.get(timeout=LIMIT_S)  # the line has looked for silent ones meanwhile
+    assert line.status().num_sequences == 1 and executor.cancelled == before
+    executor.gate.set()
+    assert ask(line, request(PROMPT + said(first), want=Want(inside=Inside(150)), prompt_len=len(PROMPT))).burst
+    assert executor.num_enqueued == 2
+
+
 def test_eight_at_once_share_the_executor_s_passes(start: Callable[..., Line], greedy: list[int]) -> None:
     line = start("explicit_draft_tokens")
     executor = hold(line)
@@ -245,9 +271,22 @@ def test_eagle_takes_the_shape_of_its_tree_per_request(start: Callable[..., Line
 
 
 def test_eagle_tree_beyond_the_engine_is_refused_with_its_size(start: Callable[..., Line]) -> None:
-    choices = tuple((rank,) for rank in range(17))
-    with pytest.raises(RequestError, match="choices name 17 nodes, the engine was built for at most 16"):
-        ask(start("eagle"), request(PROMPT, want=Want(inside=Inside(8, choices=choices))))
+    line = start("eagle")
+    parents = [(rank,) for rank in range(5)]
+    for choices, words in {
+        tuple((rank,) for rank in range(17)): "17 nodes, the engine was built for at most 16",
+        tuple((0,) * depth for depth in range(1, 6)): "5 levels, the engine was built for at most 4",
+        (*parents, *((rank, 0) for rank in range(5))): "5 nodes of one level with children, the engine was built for",
+    }.items():
+        asked = request(PROMPT, want=Want(inside=Inside(8, choices=choices)))
+        with pytest.raises(RequestError, match=f"choices has {words}"):
+            ask(line, asked)
+        api = line._desk._api
+        config = api.EagleConfig([list(path) for path in choices])
+        with pytest.raises(RuntimeError, match="Assertion failed"):  # as the library does
+            standin(line).enqueue_request(api.Request(PROMPT, 8, eagle_config=config))
+    most = (*parents[:4], *((rank, 0) for rank in range(4)), (0, 0, 0), (0, 0, 0, 0))
+    assert ask(line, request(PROMPT, want=Want(inside=Inside(8, choices=most)))).burst
 
 
 @pytest.mark.parametrize(
@@ -279,8 +318,51 @@ def test_passes_that_one_response_sums_up_are_counted(start: Callable[..., Line]
         return response
 
     executor._iterate = summed
-    answer = ask(line, request(PROMPT, want=ASKED))
+    answer = ask(line, request(PROMPT, want=Want(inside=Inside(200))))
     assert answer.burst.lengths[:2] == (1, 1) and sum(answer.burst.lengths) == len(said(answer))
+
+
+def spoil(line: Line, pass_number: int, change: Callable[[Any], Any]) -> None:
+    """Let the response of one pass from now be changed."""
+    executor, passes = standin(line), itertools.count(1)
+    iterate = executor._iterate
+
+    def spoiled(active: Any) -> Any:
+        response = iterate(active)
+        return change(response) if next(passes) == pass_number else response
+
+    executor._iterate = spoiled
+
+
+def _emptied(response: Any) -> Any:
+    response.result.output_token_ids[0].clear()
+    return response
+
+
+def test_pass_without_a_token_is_held_back(start: Callable[..., Line]) -> None:
+    line = start("medusa")
+    executor = standin(line)
+    spoil(line, 1, _emptied)
+    assert ask(line, request(PROMPT, want=ASKED)).burst
+    assert executor.num_enqueued == 2
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [([64], r"the token 64, outside of 0\.\.63"), ([-1], "the token -1"), ([1] * 33, r"\d+ new tokens, at most 32")],
+)
+def test_stream_of_what_was_not_asked_for_is_an_error(
+    start: Callable[..., Line], tokens: list[int], words: str
+) -> None:
+    line = start("medusa")
+
+    def told(response: Any) -> Any:
+        response.result.output_token_ids[0][:] = tokens
+        return response
+
+    spoil(line, 1, told)
+    with pytest.raises(EngineError, match=words):
+        ask(line, request(PROMPT, want=ASKED))
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -81,9 +81,26 @@ def _rule_told(builder: JobBuilder, **inputs: Any) -> str:
 
 
 def test_drafts_are_no_more_than_the_engine_takes(external: JobBuilder) -> None:
-    asked = {"num_draft_tokens": 100}
-    assert built(external, **asked).limits.budget(Context([1])).max_nodes == 16
+    assert built(external, num_draft_tokens=16).limits.budget(Context([1])).max_nodes == 16
+    # suffix would draft 32 by itself
+    by_default = built(external, speculation="suffix", speculation_config='{"tree": false}')
+    assert by_default.limits.budget(Context([1])).max_nodes == 16
     assert built(external, speculation_config='{"max_nodes": 3}').limits.budget(Context([1])).max_nodes == 3
+
+
+@pytest.mark.parametrize(
+    ("inputs", "where"),
+    [
+        ({"num_draft_tokens": 17}, "input num_draft_tokens"),
+        ({"speculation_config": '{"draft_len": 17}'}, "draft_len in input speculation_config"),
+        ({"speculation_config": '{"draft_len": 17}', "num_draft_tokens": 3}, "draft_len in input speculation_config"),
+    ],
+)
+def test_draft_length_beyond_the_engine_s_is_refused_naming_the_limit(
+    external: JobBuilder, inputs: dict[str, Any], where: str
+) -> None:
+    words = f"the target's engine takes at most 16 draft tokens a step, got 17 ({where})"
+    assert refusal(external, speculation="draft_model", **inputs) == words
 
 
 def test_prompt_beyond_the_engine_s_input_is_refused_naming_the_largest(external: JobBuilder) -> None:

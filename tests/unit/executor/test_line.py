@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from queue import SimpleQueue
@@ -20,7 +21,10 @@ from orchestrator.errors import (
 from orchestrator.tree import TokenTree
 from orchestrator.types import Want
 from orchestrator.wire import StepRequest, delta_of
+from runtime.trtllm import line as line_module
+from runtime.trtllm import silence
 from runtime.trtllm.line import ExecutorLine
+from tests.support.clients import until
 from tests.support.engines import ask, submit
 from tests.support.executor import (
     GREEDY,
@@ -104,7 +108,14 @@ def lie(line: ExecutorLine[StepRequest], output: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("output", "words"),
-    [([], "ended the request without a token"), ([1, 2], "are not the 8"), (PROMPT, "are not the 8")],
+    [
+        ([], "ended the request without a token"),
+        ([1, 2], "are not the 8"),
+        (PROMPT, "are not the 8"),
+        ([*PROMPT, 64], r"answered the token 64, outside of 0\.\.63"),
+        ([*PROMPT, -1], "answered the token -1"),
+        ([*PROMPT, 1, 2], "answered 2 new tokens, at most 1 were asked for"),
+    ],
 )
 def test_result_without_new_tokens_is_an_error(line: ExecutorLine[StepRequest], output: list[int], words: str) -> None:
     lie(line, output)
@@ -141,6 +152,77 @@ def test_broken_executor_is_lost_and_says_so_once_all_are_answered(folder: Path)
         assert isinstance(submit(line, request(PROMPT)).get(timeout=LIMIT_S), EngineLost)
         line.on_broken(lambda: told.put("broken before"))
         assert told.get_nowait() == "broken before"
+
+
+def test_executor_that_died_while_idle_is_lost_with_the_first_call(folder: Path) -> None:
+    told: SimpleQueue[Any] = SimpleQueue()
+    with serving(folder) as line:
+        line.on_broken(lambda: told.put("broken"))
+        standin(line).break_down()
+        assert isinstance(submit(line, request(PROMPT)).get(timeout=LIMIT_S), EngineLost)
+        assert told.get(timeout=LIMIT_S) == "broken"
+
+
+def test_executor_that_answers_nothing_at_all_is_lost(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silence, "SILENT_S", 0.2)
+    told: SimpleQueue[Any] = SimpleQueue()
+    with serving(folder) as line:
+        line.on_broken(lambda: told.put("broken"))
+        standin(line).gate.clear()
+        for number in range(silence.SILENT_CALLS):
+            assert told.empty()
+            line.submit(request(PROMPT, sequence_id=number), time.monotonic() + 0.1, lambda _: None)
+            until(lambda: not line._flights.num_flying, "the deadline")
+        assert told.get(timeout=LIMIT_S) == "broken"
+
+
+def test_executor_that_answers_somebody_is_not_lost() -> None:
+    silent = silence.Silence()
+    silent.begin(0.0, is_idle=True)
+    assert not silent.is_lost(50.0, 2)
+    silent.end(100.0)
+    assert not silent.is_lost(300.0, 2)
+    assert not silent.is_lost(300.0, 0)
+    silent.begin(300.0, is_idle=True)  # a call more ends no silence
+    assert silent.is_lost(301.0, 1)
+    fresh = silence.Silence()
+    fresh.begin(1000.0, is_idle=True)
+    assert not fresh.is_lost(1059.0, 9)  # several short deadlines, not yet a minute
+    assert fresh.is_lost(1060.0, 1)
+
+
+def test_response_that_cannot_be_read_is_that_request_s_alone(
+    line: ExecutorLine[StepRequest], greedy: list[int]
+) -> None:
+    executor = standin(line)
+    executor.gate.clear()
+    iterate = executor._iterate
+
+    def torn(active: Any) -> Any:
+        response = iterate(active)
+        if active.request.input_token_ids[0] == 50:
+            response._result = None
+        return response
+
+    executor._iterate = torn
+    broken = submit(line, request([50, 3], sequence_id=2))
+    sound = submit(line, request(PROMPT, sequence_id=3))
+    executor.gate.set()
+    error = broken.get(timeout=LIMIT_S)
+    assert type(error) is EngineError and "its response cannot be read: this response has no result" in str(error)
+    assert sound.get(timeout=LIMIT_S).next_token == greedy[0]
+
+
+def test_close_leaves_an_executor_behind_that_does_not_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_module, "SHUTDOWN_LIMIT_S", 0.2)
+    held = threading.Event()
+    with serving(folder) as line:
+        shutdown = standin(line).shutdown
+        standin(line).shutdown = lambda: held.wait() and shutdown()
+        began_s = time.monotonic()
+        line.close()
+        assert time.monotonic() - began_s < LIMIT_S / 2
+        held.set()
 
 
 def test_close_answers_what_is_under_way(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.wire import DraftRequest, delta_of
 from runtime.trtllm import library
 from runtime.trtllm.build import build_draft, build_target
-from tests.standin.engine_folder import IMAGE, make_engine
+from tests.standin.engine_folder import IMAGE, make_engine, tree_of
 from tests.support.engines import PlainModel, ask
 from tests.support.executor import GREEDY, PROMPT, config_of, request, sampled, serving, standin
 from tests.support.tiny_models import VOCAB_SIZE
@@ -68,6 +69,49 @@ def test_engine_for_several_gpus_has_a_process_spawned_for_each(
         assert parallel.device_ids == [0, 1] and parallel.communication_mode.name == "ORCHESTRATOR"
         assert parallel.orchestrator_config.worker_executable_path == str(worker)
         assert ask(line, request(PROMPT)).next_token >= 0
+
+
+def test_tree_is_told_to_the_library_and_must_be_the_engine_s(checkpoint: Path, tmp_path: Path) -> None:
+    for mode in ("medusa", "eagle"):
+        folder = make_engine(tmp_path / mode, checkpoint, mode=mode)
+        with serving(folder) as line:
+            told = standin(line)._config.decoding_config
+        assert (told.eagle_config.eagle_choices if mode == "eagle" else told.medusa_choices) == tree_of(16)
+        for spec, words in (
+            ({}, "choices is missing: TensorRT-LLM's own tree has 63 nodes, and draft_len is 16"),
+            ({"choices": json.dumps(tree_of(5))}, "choices must have draft_len 16 nodes, got 5"),
+        ):
+            write_manifest(folder, replace(read_manifest(folder), plan={"spec": spec}))
+            with pytest.raises(ConfigError, match=words):
+                build_target(config_of(folder))
+    with serving(make_engine(tmp_path / "own", checkpoint, mode="medusa", max_draft_len=63)) as line:
+        assert standin(line)._config.decoding_config.medusa_choices is None
+
+
+def test_library_asserts_a_tree_of_the_engine_s_size(checkpoint: Path, tmp_path: Path) -> None:
+    from tensorrt_llm.bindings import executor as api
+
+    folder = str(make_engine(tmp_path / "engine", checkpoint, mode="medusa"))
+    for choices in (None, tree_of(5), [*tree_of(15), [0]], [*tree_of(15), [60, 0]]):
+        config = api.ExecutorConfig(1, decoding_config=api.DecodingConfig(medusa_choices=choices))
+        with pytest.raises(RuntimeError, match="Assertion failed"):
+            api.Executor(folder, api.ModelType.DECODER_ONLY, config)
+
+
+def test_more_requests_than_the_engine_s_batch_are_warned_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(folder, max_running=8):
+        assert not caplog.records
+    with serving(folder, max_running=9):
+        assert "max_running 9 is above the engine's max_batch_size 8" in caplog.text
+
+
+def test_logits_are_kept_by_the_target_s_engine_alone(folder: Path, draft_checkpoint: Path, tmp_path: Path) -> None:
+    draft = make_engine(tmp_path / "draft", draft_checkpoint, role="draft", mode="", max_draft_len=0)
+    engine, _ = build_draft(config_of(folder, draft=str(draft)))
+    assert standin(engine)._config.gather_generation_logits is False
+    engine.close()
+    with serving(folder) as line:
+        assert standin(line)._config.gather_generation_logits is True
 
 
 def test_engine_that_the_library_cannot_load_is_refused_in_its_words(checkpoint: Path, tmp_path: Path) -> None:

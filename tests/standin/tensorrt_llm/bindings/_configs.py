@@ -89,6 +89,11 @@ class SamplingConfig:
         self.frequency_penalty = typed("frequency_penalty", frequency_penalty, float)
         if seed is not None and not 0 <= seed < 1 << 64:
             raise TypeError(f"incompatible constructor arguments: seed = {seed}")
+        check(top_k is None or top_k >= 0, f"top_k {top_k} < 0")
+        check(top_p is None or 0 < top_p <= 1, f"top_p {top_p} outside of (0, 1]")
+        check(temperature is None or temperature >= 0, f"temperature {temperature} < 0")
+        check(min_tokens is None or min_tokens >= 0, f"min_tokens {min_tokens} < 0")
+        check(repetition_penalty is None or repetition_penalty > 0, f"repetition_penalty {repetition_penalty} <= 0")
         if presence_penalty or frequency_penalty:
             raise NotImplementedError("this stand-in has no presence or frequency penalty")
 
@@ -288,6 +293,8 @@ class Request:
         self.return_all_generated_tokens = typed("return_all_generated_tokens", return_all_generated_tokens, bool)
         self.num_return_sequences = typed("num_return_sequences", num_return_sequences, int)
         self.cache_salt_id = typed("cache_salt_id", cache_salt_id, int)
+        check(input_token_ids, "the prompt is empty")
+        check(max_tokens > 0, "mMaxNewTokens > 0")
 
     @property
     def drafts(self):

@@ -1,5 +1,6 @@
 """NOT TensorRT-LLM: an "engine" whose rank file names a checkpoint, its limits, and what it refuses to run."""
 
+import collections
 import functools
 import json
 import logging
@@ -19,6 +20,8 @@ MODES = {
     "eagle": DecodingMode.Eagle(),
 }
 NUM_GUESSED = 4
+LOGITS = torch.float32  # --logits_dtype of every plan of ours
+DEFAULT_NODES = 63  # of mc_sim_7b_63
 PADDING = 8
 
 
@@ -48,6 +51,9 @@ class Engine:
         self.mode = limits["speculative_decoding_mode"]
         self.max_draft_len, self.max_seq_len = limits["max_draft_len"], limits["max_seq_len"]
         self.max_batch_size = limits["max_batch_size"]
+        pretrained = config["pretrained_config"]  # of an EAGLE checkpoint, as its conversion leaves it
+        self.eagle_layers = pretrained.get("num_eagle_layers", float("inf"))
+        self.eagle_non_leaves = pretrained.get("max_non_leaves_per_layer", float("inf"))
         self.drafts_inside = self.mode in MODES
         self.lookahead = decoding_config.lookahead_decoding_config
         self._check_mode(decoding_config)
@@ -58,9 +64,18 @@ class Engine:
         wanted = MODES.get(self.mode)
         if config.decoding_mode and wanted and config.decoding_mode != wanted:
             log.warning("the decoding mode %s is overwritten by the engine's %s", config.decoding_mode, wanted)
+        trees = {"medusa": config.medusa_choices, "eagle": config.eagle_config and config.eagle_config.eagle_choices}
+        if self.mode in trees:
+            self._check_tree(trees[self.mode])
         if self.mode == LOOKAHEAD:
             check(self.lookahead is not None, "a lookahead engine needs the executor's lookahead sizes")
             check(self.lookahead.draft_len <= self.max_draft_len, "lookahead needs more than max_draft_len")
+
+    def _check_tree(self, choices):
+        """Inferred: a tree has the nodes that the engine was built for, as its own one of 63 nodes has."""
+        num_nodes = DEFAULT_NODES if choices is None else len(choices)
+        check(num_nodes == self.max_draft_len, f"a tree of {num_nodes} nodes, max_draft_len {self.max_draft_len}")
+        self._check_choices(choices or [])
 
     def check(self, request):
         """Raise what the library asserts of a request that this engine cannot run."""
@@ -72,12 +87,18 @@ class Engine:
             )
         most = len(request.input_token_ids) + request.max_tokens
         check(most <= self.max_seq_len, f"prompt and output of {most} tokens exceed max_seq_len {self.max_seq_len}")
-        check(request.max_tokens > 0, "mMaxNewTokens > 0")
+        check(
+            not num_drafts or request.max_tokens > num_drafts,
+            f"{num_drafts} drafts need an output of one token more, max_tokens is {request.max_tokens}",
+        )
+        odd = [token for token in [*request.input_token_ids, *request.drafts] if not 0 <= token < self.vocab_size]
+        check(not odd, f"the token {odd[:1]} is outside of the vocabulary of {self.vocab_size}")
         check(request.sampling_config.beam_width == 1, "beam width 1")
         check(request.num_return_sequences in (None, 1), "one sequence, in this stand-in")
         check(not (output.return_context_logits and self.max_draft_len), "no context logits with drafts")
         bias = request.embedding_bias
         check(bias is None or bias.shape == (self.vocab_size,), "embedding bias is [V]")
+        check(bias is None or bias.dtype == LOGITS, f"embedding bias is {LOGITS}, as the logits are")
         self._check_inside(request)
 
     @property
@@ -97,8 +118,12 @@ class Engine:
     def _check_choices(self, choices):
         """Every node of the tree must be listed, and the engine must have room for all."""
         paths = {tuple(path) for path in choices}
+        check(len(paths) == len(choices), "a node twice")
         check(len(paths) <= self.max_draft_len, f"{len(paths)} eagle choices, max_draft_len {self.max_draft_len}")
         check(all(len(path) == 1 or path[:-1] in paths for path in paths), "a node without its parent")
+        parents = collections.Counter(len(parent) for parent in {path[:-1] for path in paths} if parent)
+        check(max(map(len, paths), default=0) <= self.eagle_layers, f"more levels than {self.eagle_layers} layers")
+        check(max(parents.values(), default=0) <= self.eagle_non_leaves, f"non-leaves above {self.eagle_non_leaves}")
 
     def logits(self, ids, num_rows):
         """Return (num_rows, V) float64 logits behind the last ids."""

@@ -64,6 +64,8 @@ class Executor:
             self._config.parallel_config.check(num_ranks)
 
     def can_enqueue_requests(self):
+        if self._journal.is_to_break():
+            self.break_down()
         return not (self._shut or self.broken)
 
     def enqueue_request(self, request):
@@ -139,13 +141,21 @@ class Executor:
             self.num_passes += 1
             self.most_at_once = max(self.most_at_once, len(batch))
             self._journal.note("pass", number=self.num_passes, ids=[active.id for active in batch])
-            responses = [response for active in batch if (response := self._iterate(active))]
+            responses = [response for active in batch if (response := self._iterated(active))]
             with self._changed:
                 self._responses += responses
                 for ended in (a for a in self._active if a.finish is not FinishReason.NOT_FINISHED):
                     self._journal.note("ended", id=ended.id, reason=ended.finish.name)
                 self._active = [a for a in self._active if a.finish is FinishReason.NOT_FINISHED]
                 self._changed.notify_all()
+
+    def _iterated(self, active):
+        """Iterate; what goes wrong is the request's own error, and no end of the thread."""
+        try:
+            return self._iterate(active)
+        except Exception as error:
+            active.finish = FinishReason.LENGTH
+            return Response(active.id, _error=f"{type(error).__name__}: {error}")
 
     def _iterate(self, active):
         """Run one iteration of a request; return its response, if there is one."""

@@ -24,8 +24,11 @@ class Journal:
 
     def await_leave(self, num_passes, is_over):
         """Wait until another pass may be made, or nobody wants it any more."""
-        while self._file and num_passes >= self._most() and not is_over():
+        while not (self.may_pass(num_passes) or is_over()):
             time.sleep(POLL_S)
+
+    def may_pass(self, num_passes):
+        return not self._file or num_passes < self._most()
 
     def is_to_break(self):
         """Tell, once, that the executor shall die."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from tensorrt_llm.bindings._configs import KvCacheConfig, typed
 from tensorrt_llm.bindings._engine import load, logits_of
+from tensorrt_llm.bindings._journal import Journal
 from tensorrt_llm.bindings._sampling import softmax, truncated
 from tensorrt_llm.llmapi._params import TABLE, DecodingConfig, SamplingParams
 
@@ -44,6 +45,7 @@ class RequestOutput:
             self._queue = None
 
     def abort(self):
+        self._llm.journal.note("cancelled", id=self.request_id)
         self._llm.aborted.append(self.request_id)
 
     def __aiter__(self):
@@ -60,6 +62,15 @@ class RequestOutput:
         self.decoding_iter += 1
         self.finished, output.finish_reason, self.error = reason is not None, reason, error
         return self
+
+
+class Worker:
+    """What an LLM's own `_executor` tells of its workers."""
+
+    is_dead = False
+
+    def is_shutdown(self):
+        return self.is_dead
 
 
 class LLM:
@@ -93,7 +104,9 @@ class LLM:
         self.gate, self.poison, self.aborted, self.requests, self.most_at_once = threading.Event(), None, [], [], 0
         self.gate.set()
         self.is_shut = False
-        self._ids, self._active = itertools.count(1), 0
+        self._executor = Worker()
+        self._ids, self._active, self.num_passes = itertools.count(1), 0, 0
+        self.journal = Journal(model)
 
     @staticmethod
     def _checked(config, disable_overlap_scheduler):
@@ -119,20 +132,28 @@ class LLM:
         if len(inputs) + params.max_tokens > self.max_seq_len:
             raise ValueError(f"{len(inputs)} + {params.max_tokens} tokens exceed max_seq_len {self.max_seq_len}")
         typed("cache_salt", cache_salt, str)
+        if self._executor.is_shutdown():
+            raise RuntimeError("LLM is shutting down")
         output = RequestOutput(self, next(self._ids), inputs, params, streaming)
         self.requests.append((inputs, params, cache_salt))
+        self.journal.note("enqueued", id=output.request_id, max_tokens=params.max_tokens)
         output._task = asyncio.get_running_loop().create_task(self._run(output))
         return output
 
     def shutdown(self):
         self.is_shut = True
+        self._executor.is_dead = True
+
+    def break_down(self):
+        """For tests: die as a worker does; what is under way never ends."""
+        self._executor.is_dead = True
 
     async def _run(self, output):
         self._active += 1
         self.most_at_once = max(self.most_at_once, self._active)
         try:
             while not output.finished and output.request_id not in self.aborted:
-                while not self.gate.is_set():
+                while self._executor.is_dead or not (self.gate.is_set() and self.journal.may_pass(self.num_passes)):
                     await asyncio.sleep(0.005)
                 if self.poison in output.prompt_token_ids:
                     output._queue.put_nowait(([], "cancelled", "poisoned\nby a test"))
@@ -146,6 +167,8 @@ class LLM:
     def _pass(self, output):
         """Run one pass of a request: drafts, verified by token match; True at its end."""
         params = output.sampling_params
+        self.num_passes += 1
+        self.journal.note("pass", number=self.num_passes, ids=[output.request_id])
         state = output.__dict__.setdefault("_said", [])
         rng = output.__dict__.setdefault("_rng", np.random.default_rng(params.seed or 0))
         context = output.prompt_token_ids + state

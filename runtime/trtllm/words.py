@@ -1,0 +1,22 @@
+"""Errors of whatever lies below a line, in words that may be answered."""
+
+from __future__ import annotations
+
+import logging
+
+from orchestrator.errors import EngineError, ServingError
+
+log = logging.getLogger(__name__)
+
+
+def worded(what: str, error: Exception) -> ServingError:
+    """Return an error of ours as it is, any other as an EngineError that begins with `what`."""
+    if isinstance(error, ServingError):
+        return error
+    log.error("%s", what, exc_info=error)
+    return EngineError(f"{what}: {first_line(error)}")
+
+
+def first_line(error: object) -> str:
+    """Return the first line of what an error says, or its kind."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
