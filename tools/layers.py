@@ -16,7 +16,17 @@ _OURS = ("orchestrator", "runtime", "launcher", "gateway", "build", "clients", "
 _ORCHESTRATOR = (
     ("errors", "noise", "tree", "context", "types"),
     ("choices", "drawn", "tensors", "wire_head", "wire_inside", "wire_sampling", "wire_errors", "workers"),
-    ("config", "checkpoint", "engine_manifest", "llm_manifest", "capabilities", "wire", "breaker", "admission"),
+    (
+        "config",
+        "checkpoint",
+        "engine_trees",
+        "engine_manifest",
+        "llm_manifest",
+        "capabilities",
+        "wire",
+        "breaker",
+        "admission",
+    ),
     ("sampling", "accept", "shaping", "grammar", "text", "stats"),
     ("settings", "reference"),
     ("proposers",),

@@ -377,7 +377,8 @@ def test_folder_serves_as_the_target_s_checkpoint(checkpoint: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [("[]", "must hold a JSON object, got list"), ("{", "is not JSON"), ("{}", "has not the keys")]
+    ("content", "words"),
+    [("[]", "must hold a JSON object, got list"), ("{", "is not JSON"), ("{}", "has not the keys")],
 )
 def test_broken_folder_is_refused(tmp_path: Path, content: str, words: str) -> None:
     with pytest.raises(ConfigError, match=r"needs a folder that python -m build\.trtllm\.llm_api has made"):
