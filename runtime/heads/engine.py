@@ -1,4 +1,4 @@
-"""What the engines of all heads have in common: they answer every call in the pass in which it came."""
+"""What the engines of all heads have in common: a call is answered as a whole, its tree grown in one pass."""
 
 from __future__ import annotations
 
