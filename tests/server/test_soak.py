@@ -23,7 +23,8 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Soak]:
     draft = make_tiny_target(tmp_path_factory.mktemp("draft"), **SHAPE)  # the same: all its drafts are accepted
     # Pools of 12 MB hold eight of the longest requests, and the warm-up fills them.
     sizes = {"SERVING_KV_MEMORY_MB": "12", "SERVING_NGRAM_TABLES": "", "SERVING_REMEMBER_TOKENS": "2000"}
-    with Server(CONFIG, env={"SERVING_TARGET": str(target), "SERVING_DRAFT": str(draft), **sizes}) as server:
+    heads = {f"SERVING_{name}": "" for name in ("MEDUSA", "EAGLE", "EAGLE3", "REDRAFTER")}  # those of another target
+    with Server(CONFIG, env={"SERVING_TARGET": str(target), "SERVING_DRAFT": str(draft), **sizes, **heads}) as server:
         yield soak(server, WARM_UP, MEASURED, num_parts=3)
 
 

@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from clients.generate import stream
 from launcher import Server
-from tests.support.settings import SETTINGS, inputs_of
+from tests.support.settings import inputs_of, served
 from tests.support.traffic import Crowd, Prompt
 
 NUM_AT_ONCE = 8
@@ -39,6 +39,7 @@ class Traffic:
         self.num_steps = 0
         self.outcomes: Counter[str] = Counter()
         self._server, self._prompts, self._seed = server, prompts, seed
+        self._settings = served(server.models)
         self._lock = threading.Lock()
         self._goal = 0
         self._kinds: Sequence[Callable[[Any, random.Random], int]] = (
@@ -69,7 +70,7 @@ class Traffic:
         text = rng.choice(self._prompts).text
         drawn = {"temperature": 0.8, "top_p": 0.95, "seed": rng.getrandbits(32)}
         stop = {"stop_words": ["return", "\n\n"]} if rng.random() < 0.3 else {}
-        method = inputs_of(rng.choice(list(SETTINGS)), text)
+        method = inputs_of(rng.choice(self._settings), text)
         length = {"max_tokens": rng.randint(1, MAX_TOKENS)}
         return text, {**method, **stop, **(drawn if rng.random() < 0.5 else {}), **length}
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
+
+from orchestrator.config import DRAFTER_OF
 
 #: name of a setting → (method, its parameters).
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -49,6 +52,15 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "medusa+eagle3": ("medusa+eagle3", {}),
     "medusa+eagle3 40": ("medusa+eagle3", {"max_nodes": 40, "medusa": {"max_nodes": 12}}),
 }
+
+
+def served(models: Collection[str]) -> list[str]:
+    """Return the settings that a server with these Triton models can serve."""
+    return [
+        name
+        for name, (method, _) in SETTINGS.items()
+        if all(DRAFTER_OF.get(part, "target") in models for part in method.split("+"))
+    ]
 
 
 def by_method() -> list[list[str]]:
