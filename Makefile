@@ -6,6 +6,8 @@ TORCH_INDEX ?=
 CONSTRAINTS ?= constraints.txt
 CONFIG ?= serving.toml
 ARGS ?=
+# Processes of `make test`; each may run a server of some 4 GB beside its tests.
+WORKERS ?= 2
 DOCKER ?= docker
 
 VENV := .venv
@@ -30,8 +32,8 @@ serve: $(VENV)/.serve ## run a deployment: make serve CONFIG=serving.toml
 	@$(PY) -m launcher $(CONFIG)
 
 test: $(VENV)/.dev ## unit tests, then tests against a real server
-	@$(PY) -m pytest tests/unit
-	@$(PY) -m pytest tests/server
+	@$(PY) -m pytest -n $(WORKERS) --dist worksteal tests/unit
+	@$(PY) -m pytest -n $(WORKERS) --dist loadfile tests/server
 
 exact: $(VENV)/.dev ## every method against transformers, 40 prompts x 128 tokens (long)
 	@$(PY) -m tests.exact $(ARGS)

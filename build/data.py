@@ -16,11 +16,19 @@ Tokens = npt.NDArray[np.unsignedinteger]
 
 
 def encode_documents(tokenizer: Tokenizer, documents: tuple[Document, ...], end_id: int = END_OF_TEXT_ID) -> Tokens:
-    """One stream (n,): each document's tokens, an end-of-text token before the first and after each."""
-    encodings = tokenizer.encode_batch([document.text for document in documents], add_special_tokens=False)
-    parts = [[end_id]] + [encoding.ids + [end_id] for encoding in encodings]
+    """One stream (n,): each document's tokens, an end-of-text token before the first and after each.
+
+    Documents are encoded as the server encodes a prompt, with the special tokens that the tokenizer adds by itself.
+    """
+    encodings = tokenizer.encode_batch([document.text for document in documents])
+    parts = [[end_id]] + [_ended(encoding.ids, end_id) for encoding in encodings]
     dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
     return np.concatenate([np.asarray(part, dtype=dtype) for part in parts])
+
+
+def _ended(ids: list[int], end_id: int) -> list[int]:
+    """The tokens of a document; a chat's may end by themselves."""
+    return ids if ids[-1:] == [end_id] else [*ids, end_id]
 
 
 def cached_stream(

@@ -62,11 +62,6 @@ def compile_loss(run: Run) -> None:
         run.loss = torch.compile(run.loss, dynamic=False)
 
 
-def finish_now(run: Run) -> None:
-    """Begins the last phase (long windows, final decay) at the present step."""
-    cut(run.progress)
-
-
 def train_step(run: Run, stream: Tokens) -> float:
     """One optimizer step on the batch of the run's present step; returns its loss in nats per token."""
     windows = _windows(run, stream).to(run.device)
@@ -111,7 +106,7 @@ def train_model(name: str, workspace: Workspace, any_corpus: bool, finish: bool 
     if path.exists():
         resume_run(run, path)
     if finish:
-        finish_now(run)
+        cut(run.progress)
     _announce(run)
     compile_loss(run)
     return train(run, text.train, text.held_out, path)

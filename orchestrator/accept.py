@@ -14,8 +14,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from orchestrator.noise import Stream, gumbel, uniform
+from orchestrator.sampling_params import DELTA, EPSILON
 from orchestrator.tree import TokenTree
-from orchestrator.types import DELTA, EPSILON, FloatArray
+from orchestrator.types import FloatArray
 
 
 class Walk(NamedTuple):

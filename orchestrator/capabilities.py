@@ -12,7 +12,8 @@ from pathlib import Path
 from orchestrator.config import DRAFTER_OF, METHODS, ServingConfig
 from orchestrator.engine_manifest import EXTERNAL, Manifest, read_manifest
 from orchestrator.llm_manifest import LlmManifest, read_llm_manifest
-from orchestrator.types import OUR_RULES, Rule, Sampling, Want
+from orchestrator.sampling_params import OUR_RULES, Rule, Sampling
+from orchestrator.types import Want
 
 #: Build modes of engines that draft by themselves, and the method that each runs.
 INSIDE = {

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from orchestrator.errors import RequestError, shown
-from orchestrator.tree import TokenTree
+from orchestrator.tree import MAX_NODES, TokenTree
 from orchestrator.types import FloatArray
 
-MAX_NODES, MAX_RANK, MAX_DEPTH = 128, 63, 16
+MAX_RANK, MAX_DEPTH, MAX_WIDTH = 63, 16, 32
 Address = tuple[int, ...]
 
 #: EAGLE-1's published tree, mc_sim_7b_63 in its own repository: 25 nodes, 4/8/8/3/2 by depth.
@@ -40,6 +40,26 @@ def _tree(nodes: Sequence[Address]) -> TokenTree:
     number = {address: place for place, address in enumerate(nodes, start=1)} | {(): 0}
     ranks = np.array([address[-1] for address in nodes], np.int32)
     return TokenTree(ranks, np.array([number[address[:-1]] for address in nodes], np.int32))
+
+
+def usual_accuracy(depth: int, first: float, kept: float) -> FloatArray:
+    """Return (depth, 10), how accurate guesses are reckoned to be where it was not measured.
+
+    first: of the best guess for the next token. kept: share of it that is left with each place ahead. Each rank is
+    right as often where the better ones are wrong.
+    """
+    return first * np.outer(kept ** np.arange(depth), (1 - first) ** np.arange(10))
+
+
+def best_first(choices: TokenTree, accuracy: FloatArray) -> TokenTree:
+    """Return the same tree, its likeliest nodes first, so that what is cut off its end is missed the least.
+
+    accuracy: as in `best_choices`, of as many ranks and levels as the tree has.
+    """
+    value = {
+        address: np.prod([accuracy[level, rank] for level, rank in enumerate(address)]) for address in choices.paths[1:]
+    }
+    return _tree(sorted(value, key=lambda address: (-value[address], len(address), address)))
 
 
 def read_choices(name: str, value: Any, where: str) -> TokenTree:

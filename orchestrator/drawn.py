@@ -9,8 +9,9 @@ import numpy as np
 
 from orchestrator.errors import EngineError
 from orchestrator.noise import Stream, gumbel
+from orchestrator.sampling_params import Rule, Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Distribution, FloatArray, IdArray, Rule, Sampling
+from orchestrator.types import Distribution, FloatArray, IdArray
 
 #: A drafter draws from its best tokens only: their distribution is q.
 MAX_CANDIDATES = 64

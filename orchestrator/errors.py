@@ -41,14 +41,19 @@ class EngineError(ServingError):
     """An engine failed, or its answer breaks the protocol."""
 
 
+class EngineLost(EngineError):
+    """Triton cannot reach the engine; it may be back in a few seconds."""
+
+
 def shown(value: object) -> str:
     """Word a value for a message; a long one is cut, since it may be a client's whole text."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
-class EngineLost(EngineError):
-    """Triton cannot reach the engine; it may be back in a few seconds."""
+def first_line(error: object) -> str:
+    """Return the first line of what an error says, or its kind where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -14,9 +14,10 @@ from orchestrator.methods import Plan, plan
 from orchestrator.noise import child_seed
 from orchestrator.request import MAX_SALT_BYTES, MAX_TEXT_BYTES, Given, check_ids, check_range, check_size, check_words
 from orchestrator.sampled import edits_of, min_tokens_of, sampling_of
+from orchestrator.sampling_params import Sampling
 from orchestrator.settings import WHERE, read_object
 from orchestrator.text import StopRule
-from orchestrator.types import Sampling, Want
+from orchestrator.types import Want
 
 MAX_CONFIG_BYTES = 65_536
 MAX_TIMEOUT_MS = 86_400_000

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orchestrator.context import Context
+from orchestrator.proposal import Budget, Proposal, Proposer
+from orchestrator.sampling_params import Sampling
 from orchestrator.stats import Tally
 from orchestrator.text import Chunk, FinishReason, Output
 from orchestrator.trace import Trace
-from orchestrator.types import Acceptance, Budget, Proposal, Proposer, Sampling, Target, Want
+from orchestrator.types import Acceptance, Target, Want
 
 Guard = Callable[[], FinishReason | None]
 Emit = Callable[[Chunk], None]

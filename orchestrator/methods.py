@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from orchestrator.capabilities import Capabilities
 from orchestrator.config import DRAFTER_OF, ONLY_INSIDE
 from orchestrator.errors import RequestError, unknown_name
-from orchestrator.grammar import Matcher
+from orchestrator.matcher import Matcher
+from orchestrator.proposal import Proposer
 from orchestrator.proposers.drafter import DraftLine, DraftModel, DraftModelConfig
 from orchestrator.proposers.guarded import Guarded
 from orchestrator.proposers.heads import (
@@ -33,8 +34,10 @@ from orchestrator.proposers.pruned import Pruned
 from orchestrator.proposers.suffix import Suffix, SuffixConfig
 from orchestrator.proposers.tables import Tables
 from orchestrator.proposers.union import Union, UnionConfig
-from orchestrator.settings import MAX_NODES, WHERE, MethodConfig, config_of, object_of, read_config, read_object
-from orchestrator.types import Proposer, Rule, Sampling, States, Want
+from orchestrator.sampling_params import Rule, Sampling
+from orchestrator.settings import WHERE, MethodConfig, config_of, object_of, read_config, read_object
+from orchestrator.tree import MAX_NODES
+from orchestrator.types import States, Want
 
 MAX_MEMBERS = 4
 

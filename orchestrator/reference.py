@@ -8,9 +8,10 @@ import numpy as np
 
 from orchestrator.accept import KeyedDraws, Walk, accept_block, accept_coupled, accept_rejection, accept_typical
 from orchestrator.sampling import log_p, pick
+from orchestrator.sampling_params import Rule, Sampling
 from orchestrator.shaping import BoolArray, shape
 from orchestrator.tree import TokenTree
-from orchestrator.types import Distribution, FloatArray, Rule, Sampling
+from orchestrator.types import Distribution, FloatArray
 
 Logits = Callable[[Sequence[int]], FloatArray]
 Legal = Callable[[Sequence[int]], BoolArray]

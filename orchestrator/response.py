@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from orchestrator.job import Job
 from orchestrator.loop import Progress
+from orchestrator.sampling_params import Rule
 from orchestrator.stats import told
 from orchestrator.tensors import Tensors
 from orchestrator.text import Chunk, FinishReason, Output
-from orchestrator.types import Rule
 
 #: A lossy rule says so wherever it is named, and so does one under which a seed does not fix the text.
 RULE_NAMES = {Rule.TYPICAL: "typical (lossy)", Rule.ENGINE: "engine (a seed does not fix the text)"}

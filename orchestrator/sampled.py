@@ -12,8 +12,8 @@ from orchestrator.checkpoint import Checkpoint
 from orchestrator.errors import RequestError, shown, unknown_name
 from orchestrator.grammar import KINDS
 from orchestrator.request import Given, check_ids, check_range, check_words
+from orchestrator.sampling_params import DELTA, EPSILON, OUR_RULES, Edits, Grammar, Rule, Sampling
 from orchestrator.shaping import merged_bias
-from orchestrator.types import DELTA, EPSILON, OUR_RULES, Edits, Grammar, Rule, Sampling
 
 MAX_BIASED = 1024
 MAX_PENALTY = 100.0

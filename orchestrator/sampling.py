@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestrator.noise import Stream, gumbel
-from orchestrator.types import FloatArray, Sampling
+from orchestrator.sampling_params import Sampling
+from orchestrator.types import FloatArray
 
 
 def log_softmax(logits: FloatArray) -> FloatArray:

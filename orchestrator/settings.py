@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from orchestrator.errors import RequestError, shown, unknown_name
+from orchestrator.tree import MAX_NODES
 
-MAX_NODES = 128
 WHERE = "input speculation_config"
 
 Config = TypeVar("Config", bound="MethodConfig")

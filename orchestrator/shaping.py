@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.types import FloatArray, Sampling
+from orchestrator.sampling_params import Sampling
+from orchestrator.types import FloatArray
 
 BoolArray = npt.NDArray[np.bool_]
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from orchestrator.types import Burst, Proposal
-
-MAX_GAMMA = 128
+from orchestrator.proposal import Proposal
+from orchestrator.tree import MAX_NODES
+from orchestrator.types import Burst
 
 
 def expected_tokens(alpha: float, gamma: float) -> float:
@@ -43,7 +43,7 @@ def operations_factor(alpha: float, gamma: float, c_hat: float) -> float:
     return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
 
 
-def best_gamma(alpha: float, c: float, max_gamma: int = MAX_GAMMA) -> int:
+def best_gamma(alpha: float, c: float, max_gamma: int = MAX_NODES) -> int:
     """Return the draft length in 0..max_gamma with the largest walltime gain; the shortest of equals.
 
     Law: greater than 0 if and only if α > c (Leviathan et al. 2023, corollary 3.9).

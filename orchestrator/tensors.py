@@ -43,6 +43,14 @@ def scalar(tensors: Incoming, name: str, default: int | None = None) -> int:
     return default
 
 
+def bounded(tensors: Incoming, name: str, highest: int, default: int | None = None) -> int:
+    """Return a whole number in 0..highest; raises EngineError when it is missing without a default, or outside."""
+    value = scalar(tensors, name, default)
+    if not 0 <= value <= highest:
+        raise EngineError(f"{name} must be in 0..{highest}, got {value} in an engine call")
+    return value
+
+
 def ids(tensors: Incoming, name: str) -> npt.NDArray[np.int32]:
     """Return (n,) int32, empty when it was omitted."""
     return tensors.get(name, _NO_IDS).reshape(-1).astype(np.int32, copy=False)

@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from orchestrator.context import Context
-from orchestrator.types import Acceptance, Distribution, Proposal, Sampling
+from orchestrator.proposal import Proposal
+from orchestrator.sampling_params import Sampling
+from orchestrator.types import Acceptance, Distribution
 
 
 @dataclass

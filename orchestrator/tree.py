@@ -11,6 +11,9 @@ import numpy.typing as npt
 
 from orchestrator.errors import EngineError
 
+#: Most draft nodes of a tree, whoever makes it.
+MAX_NODES = 128
+
 IntArray = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
 

@@ -1,43 +1,21 @@
-"""The nouns that the loop, the proposers and the engines share."""
+"""The nouns that the loop, the proposers and the engines share: what an engine is asked, and what it answers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import IntFlag, StrEnum
+from enum import IntFlag
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from orchestrator.context import Context
+from orchestrator.sampling_params import Sampling
 from orchestrator.tree import TokenTree
 
 FloatArray = npt.NDArray[np.float64]
 Features = npt.NDArray[np.float32]
 IdArray = npt.NDArray[np.int32]
-
-# Medusa's (arXiv:2401.10774, section 2.3.1), as float32 has them, since that is how they cross the wire.
-EPSILON, DELTA = float(np.float32(0.09)), float(np.float32(0.3))
-
-
-class Rule(StrEnum):
-    """How drafts are accepted (orchestrator/accept.py); `typical` alone is lossy.
-
-    `engine` is decided by an engine that samples by itself (TensorRT-LLM's), with random numbers of its own: its texts
-    have the target's law, but one seed gives other texts under other drafts.
-    """
-
-    COUPLED = "coupled"
-    REJECTION = "rejection"
-    BLOCK = "block"
-    TYPICAL = "typical"
-    ENGINE = "engine"
-
-    @property
-    def uses_q(self) -> bool:
-        """True when it matters what a draft was drawn from."""
-        return self in (Rule.REJECTION, Rule.BLOCK)
 
 
 class States(IntFlag):
@@ -52,79 +30,6 @@ class States(IntFlag):
     LAYERS = 2
 
 
-class Grammar(NamedTuple):
-    """What the output must match. kind: json, json_schema or regex. text: the schema or the expression."""
-
-    kind: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Edits:
-    """What a request changes of single tokens' logits; empty changes nothing.
-
-    bias: (id, weight), added to the logit. grammar: what the output must match. allowed: the only ids that may come;
-    empty = all. bad_words: id sequences that may not come. end_ids: those that end the output, and that may not come
-    before min_tokens.
-    """
-
-    bias: tuple[tuple[int, float], ...] = ()
-    grammar: Grammar | None = None
-    allowed: tuple[int, ...] = ()
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    end_ids: tuple[int, ...] = ()
-
-
-NO_EDITS = Edits()
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How logits become the one distribution p, and how drafts are accepted; the defaults change nothing.
-
-    temperature 0 = greedy · top_k 0 = off · top_p, typical_p 1 = off · min_p 0 = off · repetition_penalty 1 = off,
-    on prompt and output · presence_penalty, frequency_penalty 0 = off, on the output · min_tokens: so many before an
-    end. The seed keys the noise. epsilon, delta: of the rule `typical`.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    min_tokens: int = 0
-    epsilon: float = EPSILON
-    delta: float = DELTA
-    seed: int = 0
-    rule: Rule = Rule.COUPLED
-    edits: Edits = NO_EDITS
-
-    @property
-    def greedy(self) -> bool:
-        """True when the pick is the argmax of the logits."""
-        return self.temperature == 0.0
-
-    @property
-    def truncated(self) -> bool:
-        """True when a rule takes tokens out of p."""
-        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0 or self.typical_p < 1.0
-
-    @property
-    def penalised(self) -> bool:
-        """True when what was said changes what may be said."""
-        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
-
-    @property
-    def shaped(self) -> bool:
-        """True when single logits change before the temperature (orchestrator/shaping.py)."""
-        edits = self.edits
-        masked = edits.bias or edits.grammar or edits.allowed or edits.bad_words
-        return bool(self.penalised or masked or (self.min_tokens and edits.end_ids))
-
-
 class Distribution(NamedTuple):
     """A sparse q: ids (k,) int32, ascending, and weights (k,) float32 > 0, which cross a wire unchanged."""
 
@@ -137,49 +42,6 @@ class Distribution(NamedTuple):
         weights = self.weights.astype(np.float64)
         probs: FloatArray = weights / weights.sum()
         return probs
-
-
-@dataclass(frozen=True, eq=False)
-class Proposal:
-    """A proposer's answer; a bare root means "no idea".
-
-    sources: what made each of the nodes 1…m, for the statistics.
-    q: for drawn drafts, the distribution that each of the nodes 1…m was drawn from; empty for chosen ones.
-    """
-
-    tree: TokenTree
-    sources: tuple[str, ...]
-    q: tuple[Distribution, ...] = ()
-
-    @classmethod
-    def none(cls) -> Proposal:
-        """Return the proposal without a draft."""
-        return cls(TokenTree.bare(), ())
-
-    @classmethod
-    def of(cls, tree: TokenTree, source: str) -> Proposal:
-        """Return the proposal of a tree that one source made."""
-        return cls(tree, (source,) * tree.num_nodes)
-
-    @classmethod
-    def chain(cls, tokens: Sequence[int], source: str) -> Proposal:
-        """Return the proposal of one continuation."""
-        return cls.of(TokenTree.chain(tokens), source)
-
-    def cut(self, budget: Budget) -> Proposal:
-        """Return the proposal without the nodes that the budget does not cover."""
-        return self.only(self.tree.within(budget.max_nodes, budget.max_depth))
-
-    def only(self, kept: IdArray) -> Proposal:
-        """Return the proposal of these nodes alone, (k,) int32 ascending, the parent of each among them or the root."""
-        if len(kept) == self.tree.num_nodes:
-            return self
-        drawn_from = tuple(self.q[node - 1] for node in kept) if self.q else ()
-        return Proposal(self.tree.only(kept), tuple(self.sources[node - 1] for node in kept), drawn_from)
-
-
-#: The rules that engines of our own decide by.
-OUR_RULES = tuple(rule for rule in Rule if rule is not Rule.ENGINE)
 
 
 class Burst(NamedTuple):
@@ -320,18 +182,6 @@ class Want:
         return States.NONE if self.features_from is None else self.states
 
 
-@dataclass(frozen=True)
-class Budget:
-    """What a proposal may cost: draft nodes (root not counted) and levels below the root."""
-
-    max_nodes: int
-    max_depth: int
-
-    def clipped(self, length: int) -> int:
-        """Return the length of a chain of at most `length` nodes that fits."""
-        return max(0, min(length, self.max_nodes, self.max_depth))
-
-
 class Target(Protocol):
     """The model whose distribution is served."""
 
@@ -345,27 +195,6 @@ class Target(Protocol):
 
     def release(self) -> None:
         """Say that no step follows; a hint, never needed for correctness."""
-
-
-class Proposer(Protocol):
-    """A drafting method at work for one request; a subclass that learns or holds nothing need not say so."""
-
-    name: str
-
-    @property
-    def want(self) -> Want:
-        """What it asks of the step that verifies its last proposal."""
-
-    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
-        """Return a tree below the context's root, within the budget; a bare root is legal."""
-
-    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Learn what the target made of the last proposal; the context itself says what was committed."""
-        return
-
-    def close(self) -> None:
-        """Free what is held for this request."""
-        return
 
 
 @dataclass(frozen=True)

@@ -1,39 +1,28 @@
 """What crosses the border between the loop and an engine: flat numpy tensors by name; knows neither Triton nor torch.
 
-docs/protocol.md, Target wire and Drafter wire. Both sides pack and unpack with this module only; sampling and errors
-have theirs beside it.
+docs/protocol.md, Target wire and Drafter wire. Both sides pack and unpack with this module only; its parts (wire_want,
+wire_sampling, …) stand beside it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntFlag
 
 import numpy as np
 
 from orchestrator.context import Context
 from orchestrator.drawn import check_drawn
 from orchestrator.errors import EngineError
-from orchestrator.tensors import Incoming, Tensors, ids, numbers, pack_ids, pack_text, runs, scalar, text
-from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Distribution, Drafted, HeadInput, IdArray, Sampling, States, Want
+from orchestrator.sampling_params import Sampling
+from orchestrator.tensors import Incoming, Tensors, bounded, ids, numbers, pack_ids, pack_text, runs, scalar, text
+from orchestrator.tree import MAX_NODES, TokenTree
+from orchestrator.types import Acceptance, Distribution, Drafted, HeadInput, IdArray, Want
 from orchestrator.wire_head import NO_HEAD_INPUT, pack_head_input, unpack_head_input
-from orchestrator.wire_inside import pack_burst, pack_inside, unpack_burst, unpack_inside
+from orchestrator.wire_inside import pack_burst, unpack_burst
 from orchestrator.wire_sampling import pack_sampling, unpack_sampling
+from orchestrator.wire_want import pack_want, unpack_want
 
 MAX_FEATURE_ROWS = 512
-
-
-class WantBits(IntFlag):
-    """The bits of `want`."""
-
-    PICKS = 1
-    LOGPROBS = 2
-    FEATURES = 4
-    LAYER_FEATURES = 8
-
-
-_STATE_BITS = {States.LAST: WantBits.FEATURES, States.LAYERS: WantBits.LAYER_FEATURES}
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,28 +138,9 @@ def _unpack_q(tensors: Incoming) -> tuple[Distribution, ...]:
 def pack_step(request: StepRequest) -> Tensors:
     """Pack a target step."""
     tensors = _pack_delta(request.delta) | pack_tree(request.tree) | _pack_q(request.q)
-    tensors |= pack_sampling(request.sampling) | _pack_want(request.want)
+    tensors |= pack_sampling(request.sampling) | pack_want(request.want)
     tensors["deadline_ms"] = np.array([request.deadline_ms], np.int32)
     return tensors
-
-
-def _pack_want(want: Want) -> Tensors:
-    bits = WantBits.PICKS * want.picks | WantBits.LOGPROBS * want.logprobs
-    tensors: Tensors = {}
-    if want.features_from is not None:
-        bits |= sum(bit for state, bit in _STATE_BITS.items() if state in want.states)
-        tensors["features_from"] = np.array([want.features_from], np.int32)
-    tensors |= pack_ids("want", [bits]) | pack_ids("num_top", [want.num_top] if want.num_top else [])
-    return tensors | pack_inside(want.inside)
-
-
-def _unpack_want(tensors: Incoming) -> Want:
-    bits = WantBits(scalar(tensors, "want", 0))
-    states = States(sum(state for state, bit in _STATE_BITS.items() if bit in bits))
-    features_from = scalar(tensors, "features_from", 0) if states else None
-    picks, logprobs = bool(bits & WantBits.PICKS), bool(bits & WantBits.LOGPROBS)
-    num_top, inside = scalar(tensors, "num_top", 0), unpack_inside(tensors)
-    return Want(picks, logprobs, features_from, num_top, states or States.LAST, inside)
 
 
 def unpack_step(tensors: Incoming, vocab_size: int, max_nodes: int) -> StepRequest:
@@ -181,7 +151,7 @@ def unpack_step(tensors: Incoming, vocab_size: int, max_nodes: int) -> StepReque
         _unpack_delta(tensors),
         tree,
         unpack_sampling(tensors),
-        _unpack_want(tensors),
+        unpack_want(tensors),
         scalar(tensors, "deadline_ms"),
         q,
     )
@@ -251,8 +221,8 @@ def unpack_draft(tensors: Incoming) -> DraftRequest:
     return DraftRequest(
         _unpack_delta(tensors),
         unpack_sampling(tensors),
-        scalar(tensors, "max_nodes"),
-        scalar(tensors, "max_depth"),
+        bounded(tensors, "max_nodes", MAX_NODES),
+        bounded(tensors, "max_depth", MAX_NODES),
         unpack_head_input(tensors),
         scalar(tensors, "deadline_ms", 0),
     )

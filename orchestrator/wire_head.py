@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from orchestrator.choices import MAX_WIDTH
 from orchestrator.drawn import MAX_CANDIDATES
 from orchestrator.errors import EngineError
-from orchestrator.tensors import Incoming, Tensors, ids, pack_ids, scalar
-from orchestrator.tree import TokenTree
+from orchestrator.tensors import Incoming, Tensors, bounded, ids, pack_ids, scalar
+from orchestrator.tree import MAX_NODES, TokenTree
 from orchestrator.types import HeadInput
 
 NO_HEAD_INPUT = HeadInput()
-MAX_CHOICES = 128
 
 
 def pack_head_input(head: HeadInput) -> Tensors:
@@ -26,8 +26,8 @@ def pack_head_input(head: HeadInput) -> Tensors:
 def unpack_head_input(tensors: Incoming) -> HeadInput:
     """Unpack and check it; raises EngineError when a tensor breaks a law."""
     ranks, parents = ids(tensors, "choice_ranks"), ids(tensors, "choice_parents")
-    choices = TokenTree.checked(ranks, parents, MAX_CANDIDATES, MAX_CHOICES)
+    choices = TokenTree.checked(ranks, parents, MAX_CANDIDATES, MAX_NODES)
     features = tensors.get("features")
     if features is not None and (features.ndim != 2 or features.dtype != np.float32):
         raise EngineError(f"features must be (rows, width) float32, got {features.shape} {features.dtype}")
-    return HeadInput(features, scalar(tensors, "features_start", 0), choices, scalar(tensors, "width", 0))
+    return HeadInput(features, scalar(tensors, "features_start", 0), choices, bounded(tensors, "width", MAX_WIDTH, 0))

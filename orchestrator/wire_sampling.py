@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from orchestrator.errors import EngineError
+from orchestrator.sampling_params import Edits, Grammar, Rule, Sampling
 from orchestrator.tensors import Incoming, Tensors, ids, numbers, pack_ids, pack_text, runs, scalar, text
-from orchestrator.types import Edits, Grammar, Rule, Sampling
 
 #: The numbers of the vector `sampling`, in this order, as FP32.
 FIELDS = (

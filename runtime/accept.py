@@ -20,8 +20,10 @@ from torch import Tensor
 
 from orchestrator.accept import Walk
 from orchestrator.noise import Stream
+from orchestrator.sampling_params import Rule, Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Distribution, Rule, Sampling
+from orchestrator.types import Distribution
+from runtime.follow import accepted_path
 from runtime.noise import draw, seed_words, uniform
 
 Ints = npt.NDArray[np.int64]
@@ -184,37 +186,9 @@ def _paths(asks: Sequence[Ask], values: Sequence[float]) -> tuple[list[tuple[int
     stops = np.cumsum([ask.tree.num_nodes for ask in asks])
     starts = [0, *stops.tolist()]
     parts = (values[start:stop] for start, stop in itertools.pairwise(starts))
-    paths = [_PATHS[ask.sampling.rule](ask.tree, part) for ask, part in zip(asks, parts, strict=True)]
+    paths = [accepted_path(ask.sampling.rule, ask.tree, part) for ask, part in zip(asks, parts, strict=True)]
     lasts = np.array([path[-1] if path else 0 for path in paths])
     return paths, np.array(starts[:-1]) + np.arange(len(asks)) + lasts
-
-
-def _first(tree: TokenTree, values: Sequence[float]) -> tuple[int, ...]:
-    """Return the path to the first accepted child, again and again."""
-    path: list[int] = []
-    siblings = tree.children[0]
-    while (node := next((child for child in siblings.values() if values[child - 1] > -inf), None)) is not None:
-        path.append(node)
-        siblings = tree.children[node]
-    return tuple(path)
-
-
-def _furthest(tree: TokenTree, values: Sequence[float]) -> tuple[int, ...]:
-    """Return the path to the last accepted node of a chain."""
-    return tuple(range(1, max((node for node, value in enumerate(values, 1) if value > -inf), default=0) + 1))
-
-
-def _longest(tree: TokenTree, values: Sequence[float]) -> tuple[int, ...]:
-    """Return the longest path of accepted nodes, of equals the likeliest, then the one to the lowest node."""
-    paths: dict[int, tuple[tuple[int, ...], float]] = {0: ((), 0.0)}
-    for node, (parent, value) in enumerate(zip(tree.parents.tolist(), values, strict=True), start=1):
-        if parent in paths and value > -inf:
-            path, log_likelihood = paths[parent]
-            paths[node] = (*path, node), log_likelihood + value
-    return max(paths.values(), key=lambda found: (len(found[0]), found[1]))[0]
-
-
-_PATHS = {Rule.REJECTION: _first, Rule.BLOCK: _furthest, Rule.TYPICAL: _longest}
 
 
 # Arrays

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import queue
-import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,20 +9,20 @@ import torch
 from torch import Tensor
 
 from orchestrator.context import Context
-from orchestrator.errors import ConfigError, ServingError
+from orchestrator.errors import ConfigError
+from orchestrator.sampling_params import Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Sampling, Want
+from orchestrator.types import Want
 from orchestrator.wire import Delta, DraftRequest, StepRequest, delta_of
 from runtime.blocks import BlockPool
 from runtime.cache import KVCache
-from runtime.job import Answer
+from runtime.job import ask
 from runtime.layout import Pass, Segment
 from runtime.model import CausalModel
 from runtime.sequences import SequenceTable
 from runtime.thread import EngineThread
 
 NUM_CHECKED = 64
-WARM_UP_LIMIT_S = 120.0
 
 
 class Tolerance(NamedTuple):
@@ -111,15 +109,6 @@ def _check_window(model: CausalModel, asked: set[int | None], name: str) -> None
         )
 
 
-def _ask(engine: EngineThread[Any], request: StepRequest | DraftRequest) -> Answer:
-    answers: queue.SimpleQueue[Answer | ServingError] = queue.SimpleQueue()
-    engine.submit(request, time.monotonic() + WARM_UP_LIMIT_S, answers.put)
-    answer = answers.get(timeout=WARM_UP_LIMIT_S)
-    if isinstance(answer, ServingError):
-        raise answer
-    return answer
-
-
 def _whole(context: Context) -> Delta:
     return delta_of(context, 0, 1, cache_salt="warm-up")
 
@@ -129,7 +118,7 @@ def warm_up_target(engine: EngineThread[StepRequest], vocab_size: int) -> None:
     context = Context(check_ids(vocab_size)[:8])
     tree = TokenTree.from_paths([[0, 1], [1]])
     for drafts, sampling in ((TokenTree.bare(), Sampling()), (tree, Sampling(1.0, top_p=0.9))):
-        _ask(engine, StepRequest(_whole(context), drafts, sampling, Want(), 1000))
+        ask(engine.submit, StepRequest(_whole(context), drafts, sampling, Want(), 1000))
     engine.release(1)
 
 
@@ -137,5 +126,5 @@ def warm_up_draft(engine: EngineThread[DraftRequest], vocab_size: int) -> None:
     """Draft one chain, greedy and drawn."""
     context = Context(check_ids(vocab_size)[:8])
     for sampling in (Sampling(), Sampling(1.0, top_p=0.9)):
-        _ask(engine, DraftRequest(_whole(context), sampling, 4, 4))
+        ask(engine.submit, DraftRequest(_whole(context), sampling, 4, 4))
     engine.release(1)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from orchestrator.drawn import MAX_CANDIDATES, cut, draw
 from orchestrator.grammar import Grammars
+from orchestrator.sampling_params import Rule, Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Distribution, Drafted, Rule, Sampling
+from orchestrator.types import Distribution, Drafted
 from orchestrator.wire import DraftRequest
 from runtime import sampling
 from runtime.job import Job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from orchestrator.wire import Delta, DraftRequest, StepRequest
 from runtime.sequences import Sequence, SequenceTable
 
 log = logging.getLogger(__name__)
+
+WARM_UP_LIMIT_S = 120.0
 
 Answer = Acceptance | Drafted
 Reply = Callable[[Answer | ServingError], None]
@@ -58,6 +61,19 @@ class Job(Generic[Request]):
         """The sequence of a job that is open."""
         assert self.sequence is not None
         return self.sequence
+
+
+def ask(submit: Callable[[Request, float, Reply], None], request: Request) -> Answer:
+    """Submit a warm-up call and wait for its answer; raises the error that is answered.
+
+    submit: of an engine's thread or line.
+    """
+    answers: queue.SimpleQueue[Answer | ServingError] = queue.SimpleQueue()
+    submit(request, time.monotonic() + WARM_UP_LIMIT_S, answers.put)
+    answer = answers.get(timeout=WARM_UP_LIMIT_S + 1.0)
+    if isinstance(answer, ServingError):
+        raise answer
+    return answer
 
 
 class Engine(Protocol[Request]):

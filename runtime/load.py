@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, first_line
 from orchestrator.types import States
 from runtime.check import compare, stock_log_probs
 from runtime.model import CausalModel, adapt
@@ -36,7 +36,7 @@ def load_model(folder: str, device_name: str, dtype_name: str, features: States 
     except Exception as error:
         raise ConfigError(
             f"{folder}: {type(model).__name__} does not run with its attention replaced, so it is not "
-            f"supported ({type(error).__name__}: {_first_line(error)})"
+            f"supported ({type(error).__name__}: {first_line(error)})"
         ) from error
 
 
@@ -64,17 +64,13 @@ def _load_stock(source: str, dtype: torch.dtype) -> Any:
             **options,
         )
     except Exception as error:
-        raise ConfigError(f"{source}: no readable checkpoint: {_first_line(error)}") from error
+        raise ConfigError(f"{source}: no readable checkpoint: {first_line(error)}") from error
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
         raise ConfigError(
             f"{source}: the checkpoint lacks {len(missing)} of the model's weights (the first: {missing[0]})"
         )
     return model
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0]
 
 
 def resolve(folder: str) -> str:
@@ -88,7 +84,7 @@ def _read_config(source: str) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{source}: no readable checkpoint: {_first_line(error)}") from error
+        raise ConfigError(f"{source}: no readable checkpoint: {first_line(error)}") from error
 
 
 def check_supported(config: PretrainedConfig, folder: str) -> None:

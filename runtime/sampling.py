@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from orchestrator.noise import Stream
-from orchestrator.types import Sampling
+from orchestrator.sampling_params import Sampling
 from runtime.noise import draw, seed_words
 
 NUCLEUS_GUESS = 256

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from orchestrator.context import Context
 from orchestrator.errors import RequestError
-from orchestrator.grammar import Grammars, Matcher
+from orchestrator.grammar import Grammars
+from orchestrator.matcher import Matcher
+from orchestrator.sampling_params import Sampling
 from orchestrator.shaping import completes
-from orchestrator.types import Sampling
 from orchestrator.wire import Delta
 
 Path = Sequence[int]

@@ -12,7 +12,7 @@ from torch import Tensor
 from orchestrator.accept import Walk, accept_coupled
 from orchestrator.context import Context
 from orchestrator.errors import ServingError
-from orchestrator.types import Rule
+from orchestrator.sampling_params import Rule
 from runtime import accept, sampling
 from runtime.shaping import Shaper
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.config import load_config
-from tests.exact import CONFIG, ROOT, STORE, Store, answers_of, fingerprint, say
+from tests.exact import BASE, CONFIG, ROOT, STORE, Store, answers_of, fingerprint, say
 from tests.support.exactness import TEMPERATURES
 from tests.support.settings import SETTINGS, by_method
 from tests.support.suite import ALONE, AT_ONCE, Row, Suite
@@ -25,6 +25,8 @@ from tests.support.traffic import mixed_prompts
 PAGE = ROOT / "docs" / "figures" / "invariance.md"
 GREEDY = "greedy"
 DTYPE = "float64"
+#: method → its settings, which take turns.
+METHODS = {SETTINGS[turn[0]][0]: turn for turn in by_method()}
 
 
 def entry(row: Row, made: str) -> dict[str, Any]:
@@ -53,8 +55,8 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
 Made by `make audit-full` on the real server in float64: {requests:,} requests, {tokens:,} tokens, \
 **{len(found)} differences**. Every cell: differences / tokens. Each prompt goes through every method, whose settings \
 (`tests/support/settings.py`) take turns. *{ALONE}*: one request at a time, each method with a cache of its own; \
-*{AT_ONCE}*: all methods mixed. Everything is compared with `none` alone, and that with transformers: its `generate` at \
-temperature 0, above it the stock model's log p plus the keyed noise. The columns are temperatures and seeds.
+*{AT_ONCE}*: the methods of one run mixed. Everything is compared with `none` alone, and that with transformers: its \
+`generate` at temperature 0, above it the stock model's log p plus the keyed noise. The columns are temperatures and seeds.
 
 {chr(10).join(lines)}
 
@@ -86,12 +88,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, help="beside `none`")
     parser.add_argument("--samplings", nargs="+", default=[GREEDY, *TEMPERATURES], choices=[GREEDY, *TEMPERATURES])
     parser.add_argument("--page", type=Path, default=PAGE, help="its rows are kept beside it as JSON")
     options = parser.parse_args(arguments)
     config, prompts = load_config(CONFIG), mixed_prompts(options.prompts)
     name = fingerprint(config, prompts, options.tokens)
-    suite = Suite(config, prompts, options.tokens, DTYPE, options.samplings, by_method())
+    turns = [turn for method, turn in METHODS.items() if method == BASE or method in options.methods]
+    suite = Suite(config, prompts, options.tokens, DTYPE, options.samplings, turns)
     rows = suite.judge(answers_of(suite, Store(STORE / name / DTYPE), DTYPE, say))
     made = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d} {name}"
     kept = merged(options.page.with_suffix(".json"), [entry(row, made) for row in rows])

@@ -14,8 +14,8 @@ _OURS = ("orchestrator", "runtime", "launcher", "gateway", "build", "clients", "
 
 #: The orchestrator from bottom to top; a module may import its own layer and those below it.
 _ORCHESTRATOR = (
-    ("errors", "noise", "tree", "context", "types"),
-    ("choices", "drawn", "tensors", "wire_head", "wire_inside", "wire_sampling", "wire_errors", "workers"),
+    ("errors", "noise", "tree", "context", "sampling_params", "types", "proposal"),
+    ("choices", "drawn", "tensors", "wire_head", "wire_inside", "wire_sampling", "wire_want", "wire_errors", "workers"),
     (
         "config",
         "checkpoint",
@@ -27,7 +27,7 @@ _ORCHESTRATOR = (
         "breaker",
         "admission",
     ),
-    ("sampling", "accept", "shaping", "grammar", "text", "stats"),
+    ("sampling", "accept", "shaping", "matcher", "grammar", "text", "stats"),
     ("settings", "reference"),
     ("proposers",),
     ("methods",),

@@ -40,6 +40,8 @@ def _training(provenance: dict[str, Any]) -> str:
         "script": f"`{provenance['script']}`{state}",
         "corpus": f"{corpus['source']}, {corpus['train_files']} documents ({corpus['held_out_files']} more held out), "
         f"SHA-256 of the list `{corpus['sha256']}`",
+        "text": f"chat template: {'yes' if corpus['chat_template'] else 'no'}; put in front: "
+        f"{' '.join(f'`{token}`' for token in corpus['special_tokens']) or 'nothing'}",
         "parameters": f"{provenance['parameters']:,}",
         "tokens": f"{provenance['tokens']:,}; {provenance['wall_minutes']} minutes together with "
         f"{', '.join(kind for kind in settings['kinds'] if kind != provenance['head']) or 'no other head'}",

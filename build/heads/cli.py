@@ -12,10 +12,10 @@ from build.errors import BuildError
 from build.heads.publish import check_free, is_published, publish
 from build.heads.settings import KINDS, Settings, Sizes, kinds_named
 from build.heads.target import FrozenTarget, computing_in, load_target
-from build.heads.text import heads_text
+from build.heads.text import HeadsText, heads_text
 from build.heads.train import Run, begin_run, compile_run, resume_run, save_run, step_seconds, train_step
 from build.loop import can_compile, cut, run_steps
-from build.workspace import MODELS, TrainingText, Workspace
+from build.workspace import MODELS, Workspace
 
 #: The published EAGLE-3 heads have this draft vocabulary, of targets with 128,256 tokens.
 MAX_DRAFT_VOCAB = 32_000
@@ -120,7 +120,7 @@ def up_to_date(arguments: list[str]) -> bool:
     return is_published(options.out, settings_of(options, _context(target), len(target.lm_head)), target)
 
 
-def prepared(options: argparse.Namespace) -> tuple[Run, TrainingText]:
+def prepared(options: argparse.Namespace) -> tuple[Run, HeadsText]:
     """A run at step 0 and its text."""
     kinds = kinds_named(options.heads)
     if options.device.startswith("cuda") and not torch.cuda.is_available():
@@ -138,7 +138,7 @@ def compiling_pays(run: Run) -> bool:
     return plan.long_from - step >= COMPILE_FROM_STEPS and can_compile(run.target.device)
 
 
-def published(run: Run, text: TrainingText, options: argparse.Namespace) -> None:
+def published(run: Run, text: HeadsText, options: argparse.Namespace) -> None:
     """Measures and publishes what was trained, in the arithmetic of training."""
     scratch = scratch_of(options.out)
     run.target.compile(False)

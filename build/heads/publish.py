@@ -21,8 +21,8 @@ from build.heads.layout import layout_of
 from build.heads.measure import Recorded, measure, record_greedy, record_text
 from build.heads.settings import ABLATED, Settings
 from build.heads.target import FrozenTarget
+from build.heads.text import HeadsText
 from build.heads.train import Run
-from build.workspace import TrainingText
 from runtime.heads.checks import ACCURACY, FINGERPRINT
 
 MEASURED_WINDOWS = 48
@@ -30,7 +30,7 @@ MEASURED_WINDOWS = 48
 STATIC, SERVED_ON = ("medusa", "eagle"), "greedy continuation"
 
 
-def publish(run: Run, text: TrainingText, out: Path, scratch: Path, figures: Path) -> None:
+def publish(run: Run, text: HeadsText, out: Path, scratch: Path, figures: Path) -> None:
     """Writes OUT/<kind> for each head; the ablated one stays in the scratch folder, its numbers go to `figures`."""
     recorded = record_all(run, text)
     provenances = {name: provenance_of(name, run, text, recorded) for name in run.heads}
@@ -63,7 +63,7 @@ def _is_result(file: Path, kind: str, settings: Settings, target: FrozenTarget) 
     return bool(same and found["complete"] and {**found["plan_followed"], "cut_step": None} == plan)
 
 
-def record_all(run: Run, text: TrainingText) -> dict[str, Recorded]:
+def record_all(run: Run, text: HeadsText) -> dict[str, Recorded]:
     """What heads are measured on, by name."""
     return {
         "held-out text": record_text(run.target, text.held_out, MEASURED_WINDOWS),
@@ -71,21 +71,16 @@ def record_all(run: Run, text: TrainingText) -> dict[str, Recorded]:
     }
 
 
-def provenance_of(name: str, run: Run, text: TrainingText, recorded: Mapping[str, Recorded]) -> dict[str, Any]:
+def provenance_of(name: str, run: Run, text: HeadsText, recorded: Mapping[str, Recorded]) -> dict[str, Any]:
     """How a head came to be and how good it is, as published: enough to train it again."""
-    settings, progress, corpus = run.settings, run.progress, text.corpus
+    settings, progress = run.settings, run.progress
     return {
         "script": "python -m build.heads",
         "head": name,
         "complete": progress.step >= progress.plan.steps,
         "target": run.target.title,
         "target_fingerprint": run.target.identity,
-        "corpus": {
-            "source": corpus.interpreter,
-            "sha256": corpus.sha256,
-            "train_files": len(corpus.train),
-            "held_out_files": len(corpus.held_out),
-        },
+        "corpus": corpus_of(text),
         "settings": {key: value for key, value in asdict(settings).items() if key not in ("plan", "parts")},
         "part": asdict(settings.part(name)),
         "plan_followed": asdict(progress.plan),
@@ -95,6 +90,18 @@ def provenance_of(name: str, run: Run, text: TrainingText, recorded: Mapping[str
         "wall_minutes": round(progress.wall_s / 60, 1),
         "losses": {key: round(value, 4) for key, value in progress.losses.items() if key == name},
         "measured": {key: measure(as_published(run.heads[name]), found) for key, found in recorded.items()},
+    }
+
+
+def corpus_of(text: HeadsText) -> dict[str, Any]:
+    """What was read, and how it was written for the target."""
+    return {
+        "source": text.corpus.interpreter,
+        "sha256": text.corpus.sha256,
+        "train_files": len(text.corpus.train),
+        "held_out_files": len(text.corpus.held_out),
+        "chat_template": text.chat_template,
+        "special_tokens": list(text.special_tokens),
     }
 
 

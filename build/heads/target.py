@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from build.errors import BuildError
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, first_line
 from runtime.features import layers_of
 from runtime.heads.tables import fingerprint
 
@@ -131,7 +131,7 @@ def load_target(name: str, device: str, reads_layers: bool, dtype: str = "float3
         model = AutoModelForCausalLM.from_pretrained(name, dtype=stored, trust_remote_code=False)
         return FrozenTarget(name, nn.Module.to(model, device), reads_layers, identity)
     except (ConfigError, AttributeError, OSError, ValueError, RuntimeError) as error:
-        raise BuildError(f"the target {name} cannot be used: {(str(error).splitlines() or [''])[0]}") from error
+        raise BuildError(f"the target {name} cannot be used: {first_line(error)}") from error
 
 
 @contextmanager

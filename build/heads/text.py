@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
@@ -15,31 +14,64 @@ from transformers import AutoTokenizer
 from build.corpus import Corpus, Document, load_corpus
 from build.data import cached_stream
 from build.errors import BuildError
+from build.heads.lines import ChatTemplate, Piece, piece_of
 from build.workspace import TrainingText, Workspace
+from orchestrator.checkpoint import read_checkpoint
+from orchestrator.errors import ConfigError, first_line
 
 #: A text file is cut at line ends into documents of about this many characters, some of which are held out.
 DOCUMENT_CHARS = 8_000
 STANDARD_LIBRARY = "Python standard library"
-#: Keys of a JSON line that hold text, or lists of turns that do.
-TEXT_KEYS = ("text", "content", "value", "prompt", "completion", "instruction", "input", "output", "response")
-TURN_KEYS = ("messages", "conversations")
 
 
-def heads_text(target: str, corpus: str, workspace: Workspace, scratch: Path) -> TrainingText:
+@dataclass(frozen=True)
+class HeadsText(TrainingText):
+    """The corpus as token streams, and how they were written.
+
+    chat_template: whether chats went through the target's. special_tokens: what its tokenizer adds to each document.
+    """
+
+    chat_template: bool
+    special_tokens: tuple[str, ...]
+
+
+class TargetTokenizer(NamedTuple):
+    """How the target reads text: as the server encodes a prompt.
+
+    end_id: the token that ends documents. template: of chats, None where the target has none.
+    """
+
+    tokenizer: Tokenizer
+    end_id: int
+    template: ChatTemplate | None
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """The tokens that it adds to every text."""
+        return tuple(self.tokenizer.encode("").tokens)
+
+    @property
+    def key(self) -> str:
+        """Names the streams of this tokenizer."""
+        return hashlib.sha256(f"{self.end_id} {self.tokenizer.to_str()}".encode()).hexdigest()[:8]
+
+
+def heads_text(target: str, corpus: str, workspace: Workspace, scratch: Path) -> HeadsText:
     """The corpus as the target's tokens. corpus: a file, a folder, or empty for the standard library."""
-    found = _library() if not corpus else read_corpus(Path(corpus))
+    reader = target_tokenizer(target)
+    found = _library() if not corpus else read_corpus(Path(corpus), reader.template)
     if not found.train or not found.held_out:
         raise BuildError(f"{corpus}: {len(found.documents)} documents are too few to hold some out; give more text")
     if Path(target).resolve() == (workspace.models / "target").resolve():
         folder = workspace.scratch / f"tokens-{found.sha256[:12]}"  # the target's own training read the same
     else:
-        folder = scratch / f"tokens-{found.sha256[:12]}-{hashlib.sha256(target.encode()).hexdigest()[:8]}"
-    tokenizer, end_id = _tokenizer(target)
-    streams = [
-        cached_stream(folder / f"{name}.npy", tokenizer, documents, end_id)
+        folder = scratch / f"tokens-{found.sha256[:12]}-{reader.key}"
+    train, held_out = (
+        cached_stream(folder / f"{name}.npy", reader.tokenizer, documents, reader.end_id)
         for name, documents in (("train", found.train), ("held_out", found.held_out))
-    ]
-    return TrainingText(found, *streams)
+    )
+    templated = reader.template is not None and reader.template.num_chats > 0
+    return HeadsText(found, train, held_out, templated, reader.special_tokens)
 
 
 def _library() -> Corpus:
@@ -48,30 +80,46 @@ def _library() -> Corpus:
     return replace(found, interpreter=f"{STANDARD_LIBRARY}, {found.interpreter}")
 
 
-def read_corpus(path: Path) -> Corpus:
+def read_corpus(path: Path, template: ChatTemplate | None = None) -> Corpus:
     """The documents of a .jsonl file, of any other text file, or of all files below a folder."""
     if not path.exists():
         raise BuildError(f"the corpus {path} does not exist (--corpus FILE.txt, FILE.jsonl or a folder)")
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    documents = tuple(
-        Document(f"{file.relative_to(path.parent)}#{number}", text, hashlib.sha256(text.encode()).hexdigest())
+    pieces = [
+        (f"{file.relative_to(path.parent)}#{number}", piece)
         for file in files
-        for number, text in enumerate(_texts(file))
+        for number, piece in enumerate(_pieces(file, template))
+    ]
+    documents = tuple(
+        Document(name, piece.text, hashlib.sha256(piece.source.encode()).hexdigest())
+        for name, piece in pieces
+        if piece.text
     )
     if not documents:
         raise BuildError(f"the corpus {path} holds no text")
+    if len(documents) < len(pieces):
+        print(f"{path}: {len(pieces) - len(documents)} documents without text are skipped")
     return Corpus(documents, path.name)
 
 
-def _texts(file: Path) -> Iterator[str]:
+def _pieces(file: Path, template: ChatTemplate | None) -> Iterator[Piece]:
     try:
         content = file.read_bytes().decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError:
         return
     if file.suffix == ".jsonl":
-        yield from (text for line in enumerate(content.splitlines(), 1) if (text := _line_text(file, *line)))
+        # JSON text may hold what str.splitlines() takes for the end of a line.
+        lines = enumerate(content.split("\n"), start=1)
+        yield from (_piece(file, number, line, template) for number, line in lines if line.strip())
     else:
-        yield from _cut(content)
+        yield from (Piece(text, text) for text in _cut(content))
+
+
+def _piece(file: Path, number: int, line: str, template: ChatTemplate | None) -> Piece:
+    try:
+        return piece_of(line, template)
+    except BuildError as error:
+        raise BuildError(f"{file}, line {number} {error}") from None
 
 
 def _cut(content: str) -> Iterator[str]:
@@ -86,36 +134,15 @@ def _cut(content: str) -> Iterator[str]:
         yield content[start:]
 
 
-def _line_text(file: Path, number: int, line: str) -> str:
-    if not line.strip():
-        return ""
+def target_tokenizer(target: str) -> TargetTokenizer:
+    """The target's tokenizer and chat template; raises BuildError when it has no tokenizer."""
     try:
-        found = _text_of(json.loads(line))
-    except ValueError as error:
-        raise BuildError(f"{file}, line {number} is no JSON: {error}") from None
-    if not found:
-        raise BuildError(f"{file}, line {number} has no text under {', '.join((*TEXT_KEYS, *TURN_KEYS))}")
-    return found
-
-
-def _text_of(value: Any) -> str:
-    """The text of a JSON value: itself, or what stands under the known keys, in their order, a line each."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        return "\n".join(part for turn in value if (part := _text_of(turn)))
-    if not isinstance(value, dict):
-        return ""
-    return "\n".join(part for key in (*TEXT_KEYS, *TURN_KEYS) if (part := _text_of(value.get(key))))
-
-
-def _tokenizer(target: str) -> tuple[Tokenizer, int]:
-    """The target's tokenizer and the token that ends its documents."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise BuildError(f"{target} has no tokenizer: {(str(error).splitlines() or [''])[0]}") from error
-    if not getattr(tokenizer, "is_fast", False):
-        raise BuildError(f"{target} has no tokenizer.json, which is needed to encode a corpus")
-    end_id = tokenizer.eos_token_id
-    return tokenizer.backend_tokenizer, int(end_id if end_id is not None else 0)
+        tokenizer = read_checkpoint(target).tokenizer
+        whole: Any = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
+    except (ConfigError, OSError, ValueError) as error:
+        raise BuildError(f"{target} has no tokenizer: {first_line(error)}") from error
+    tokenizer.no_truncation()  # some files cut or fill up prompts, and documents are longer
+    tokenizer.no_padding()
+    added = tokenizer.encode("").tokens[:1] == [whole.bos_token]
+    template = ChatTemplate(whole, whole.bos_token if added else "") if whole.chat_template else None
+    return TargetTokenizer(tokenizer, int(whole.eos_token_id or 0), template)

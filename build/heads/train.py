@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,11 @@ from build.heads.make import make_heads
 from build.heads.objectives import draw, loss_of
 from build.heads.settings import ABLATED, KINDS, Settings
 from build.heads.target import FrozenTarget, computing_in
+from build.recipe import Plan
+
+#: Options that say a plan's numbers; the others are defaults.
+PLAN_OPTIONS = {"tokens": "--tokens", "step_tokens": "--step-tokens"}
+DEFAULTS = "build/heads/settings.py"
 
 
 @dataclass
@@ -48,9 +53,20 @@ def resume_run(run: Run, path: Path) -> None:
     progress = progress_of(state)
     if (progress.corpus_sha256, progress.settings_sha256) != (run.progress.corpus_sha256, run.progress.settings_sha256):
         raise BuildError(f"{path} is of another corpus, target or settings; delete it to start anew")
+    _check_plan(progress.plan, run.progress.plan, path)
     run.heads.load_state_dict(state["model"])
     run.optimizer.load_state_dict(state["optimizer"])
     run.progress = progress
+
+
+def _check_plan(followed: Plan, asked: Plan, path: Path) -> None:
+    """Refuse another plan than the checkpoint's but for its cut: every rate so far was a share of that plan's end."""
+    for key, had in asdict(replace(followed, cut_step=asked.cut_step)).items():
+        if had != (wanted := getattr(asked, key)):
+            raise BuildError(
+                f"{path} follows a plan of {key} {had}, asked for are {wanted} ({PLAN_OPTIONS.get(key, DEFAULTS)}); "
+                f"ask for {had} to go on, or delete it to start anew"
+            )
 
 
 def save_run(run: Run, path: Path) -> None:

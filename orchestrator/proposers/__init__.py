@@ -1,1 +1,1 @@
-"""The drafting methods, one file each, behind the Proposer protocol (orchestrator/types.py)."""
+"""The drafting methods, one file each, behind the Proposer protocol (orchestrator/proposal.py)."""

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.context import Context
-from orchestrator.settings import MAX_NODES, MethodConfig, whole
-from orchestrator.tree import TokenTree
-from orchestrator.types import Budget, Drafted, HeadInput, Proposal, Proposer, Sampling, Want
+from orchestrator.proposal import Budget, Proposal, Proposer
+from orchestrator.sampling_params import Sampling
+from orchestrator.settings import MethodConfig, whole
+from orchestrator.tree import MAX_NODES, TokenTree
+from orchestrator.types import Drafted, HeadInput, Want
 from orchestrator.wire_head import NO_HEAD_INPUT
 
 #: What a line says for a drafter that is silent, fails or talks nonsense.
@@ -17,6 +19,10 @@ NO_ANSWER = Drafted(TokenTree.bare(), cached_len=-1)
 
 class DraftLine(Protocol):
     """One request's line to a drafter; never raises and never blocks beyond its limit."""
+
+    @property
+    def gave_up(self) -> bool:
+        """True when the drafter cannot serve this request, and is not asked any more."""
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT) -> Drafted:
         """Return the drafter's tree, or NO_ANSWER when none came in time; head: for one that reads hidden states."""

@@ -6,8 +6,10 @@ import logging
 
 from orchestrator.context import Context
 from orchestrator.drawn import well_drawn
+from orchestrator.proposal import Budget, Proposal, Proposer
+from orchestrator.sampling_params import Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Proposal, Proposer, Sampling, Want
+from orchestrator.types import Acceptance, Want
 
 log = logging.getLogger(__name__)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from orchestrator.choices import MAX_DEPTH, read_choices
+from orchestrator.choices import MAX_DEPTH, MAX_WIDTH, read_choices
 from orchestrator.context import Context
+from orchestrator.proposal import Budget, Proposal, Proposer
 from orchestrator.proposers.drafter import DraftLine
-from orchestrator.settings import MAX_NODES, MethodConfig, parsed, whole
-from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, HeadInput, Proposal, Proposer, Sampling, States, Want
-
-MAX_WIDTH = 32
+from orchestrator.sampling_params import Sampling
+from orchestrator.settings import MethodConfig, parsed, whole
+from orchestrator.tree import MAX_NODES, TokenTree
+from orchestrator.types import Acceptance, HeadInput, States, Want
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,9 @@ class HeadProposer(Proposer):
     @property
     def want(self) -> Want:
         """The hidden states that the head lacks: of a head that keeps none, or does not answer, the newest."""
-        return Want(features_from=self._lacks_from, states=self._traits.states) if self._is_asked else Want()
+        if not self._is_asked or self._line.gave_up:
+            return Want()
+        return Want(features_from=self._lacks_from, states=self._traits.states)
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the head's tree."""

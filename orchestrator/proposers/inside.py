@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from orchestrator.choices import read_choices
 from orchestrator.context import Context
 from orchestrator.errors import RequestError
-from orchestrator.settings import MAX_NODES, WHERE, MethodConfig, parsed, whole
-from orchestrator.tree import TokenTree
-from orchestrator.types import Budget, Inside, Proposal, Proposer, Sampling, Want
+from orchestrator.proposal import Budget, Proposal, Proposer
+from orchestrator.sampling_params import Sampling
+from orchestrator.settings import WHERE, MethodConfig, parsed, whole
+from orchestrator.tree import MAX_NODES, TokenTree
+from orchestrator.types import Inside, Want
 
 
 @dataclass(frozen=True, kw_only=True)

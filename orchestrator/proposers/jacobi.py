@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 
 from orchestrator.context import Context
-from orchestrator.settings import MAX_NODES, MethodConfig, whole
-from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Proposal, Proposer, Sampling, Want
+from orchestrator.proposal import Budget, Proposal, Proposer
+from orchestrator.sampling_params import Sampling
+from orchestrator.settings import MethodConfig, whole
+from orchestrator.tree import MAX_NODES, TokenTree
+from orchestrator.types import Acceptance, Want
 
 
 @dataclass(frozen=True, kw_only=True)

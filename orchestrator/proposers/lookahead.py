@@ -11,12 +11,14 @@ import numpy as np
 
 from orchestrator.context import Context
 from orchestrator.errors import RequestError
+from orchestrator.proposal import Budget, Proposal, Proposer
 from orchestrator.proposers.jacobi import prompt_tokens
 from orchestrator.proposers.lookahead_window import Window
 from orchestrator.proposers.ngram_pool import NgramPool
-from orchestrator.settings import MAX_NODES, WHERE, MethodConfig, flag, whole
-from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Proposal, Proposer, Sampling, Want
+from orchestrator.sampling_params import Sampling
+from orchestrator.settings import WHERE, MethodConfig, flag, whole
+from orchestrator.tree import MAX_NODES, TokenTree
+from orchestrator.types import Acceptance, Want
 
 
 class Shape(NamedTuple):

@@ -10,12 +10,14 @@ import numpy as np
 from orchestrator.context import Context
 from orchestrator.drawn import cut, draw
 from orchestrator.errors import RequestError
+from orchestrator.proposal import Budget, Proposal, Proposer
 from orchestrator.proposers.memory import Recollection
 from orchestrator.proposers.tables import MAX_ORDER, Followers, Tables
 from orchestrator.sampling import log_p
-from orchestrator.settings import MAX_NODES, MethodConfig, whole
-from orchestrator.tree import TokenTree
-from orchestrator.types import Budget, Distribution, Proposal, Proposer, Sampling, Want
+from orchestrator.sampling_params import Sampling
+from orchestrator.settings import MethodConfig, whole
+from orchestrator.tree import MAX_NODES, TokenTree
+from orchestrator.types import Distribution, Want
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from orchestrator.context import Context
-from orchestrator.types import Budget, Proposal, Proposer, Sampling, Want
+from orchestrator.proposal import Budget, Proposal, Proposer
+from orchestrator.sampling_params import Sampling
+from orchestrator.types import Want
 
 
 class NoProposer(Proposer):

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.context import Context
+from orchestrator.proposal import Budget, Proposal, Proposer
 from orchestrator.proposers.ngram_index import MAX_NGRAM, NgramIndex
-from orchestrator.settings import MAX_NODES, MethodConfig, whole
-from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Proposal, Proposer, Sampling, Want
+from orchestrator.sampling_params import Sampling
+from orchestrator.settings import MethodConfig, whole
+from orchestrator.tree import MAX_NODES, TokenTree
+from orchestrator.types import Acceptance, Want
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 from orchestrator.context import Context
+from orchestrator.proposal import Budget, Proposal, Proposer
 from orchestrator.proposers.ngram_index import MAX_NGRAM, NgramIndex
-from orchestrator.settings import MAX_NODES, MethodConfig, choice, flag, whole
-from orchestrator.tree import TokenTree
-from orchestrator.types import Budget, Proposal, Proposer, Sampling, Want
+from orchestrator.sampling_params import Sampling
+from orchestrator.settings import MethodConfig, choice, flag, whole
+from orchestrator.tree import MAX_NODES, TokenTree
+from orchestrator.types import Want
 
 # A token may have stood in a long text ten thousand times: so many places are looked at.
 MAX_PLACES = 256

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from orchestrator.context import Context
-from orchestrator.grammar import Matcher
+from orchestrator.matcher import Matcher
+from orchestrator.proposal import Budget, Proposal, Proposer
+from orchestrator.sampling_params import Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Proposal, Proposer, Sampling, Want
+from orchestrator.types import Acceptance, Want
 
 
 class Pruned(Proposer):

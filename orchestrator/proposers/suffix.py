@@ -10,11 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from orchestrator.context import Context
+from orchestrator.proposal import Budget, Proposal, Proposer
 from orchestrator.proposers.automaton import ROOT, Automaton, Match
 from orchestrator.proposers.memory import MAX_DEPTH, Recollection
-from orchestrator.settings import MAX_NODES, MethodConfig, flag, real, whole
-from orchestrator.tree import TokenTree
-from orchestrator.types import Budget, Proposal, Proposer, Sampling, Want
+from orchestrator.sampling_params import Sampling
+from orchestrator.settings import MethodConfig, flag, real, whole
+from orchestrator.tree import MAX_NODES, TokenTree
+from orchestrator.types import Want
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from orchestrator.context import Context
-from orchestrator.settings import MAX_NODES, MethodConfig, whole
-from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Proposal, Proposer, Sampling, States, Want
+from orchestrator.proposal import Budget, Proposal, Proposer
+from orchestrator.sampling_params import Sampling
+from orchestrator.settings import MethodConfig, whole
+from orchestrator.tree import MAX_NODES, TokenTree
+from orchestrator.types import Acceptance, States, Want
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from concurrent.futures import Future
 
 from orchestrator import wire
-from orchestrator.breaker import Breaker
+from orchestrator.breaker import Backoff, Breaker
 from orchestrator.context import Context
 from orchestrator.errors import EngineLost, RequestError, ServingError, Unavailable, UnknownSequence
+from orchestrator.proposal import Budget
 from orchestrator.proposers.drafter import NO_ANSWER
+from orchestrator.sampling_params import Sampling
 from orchestrator.tree import TokenTree
 from orchestrator.triton import pb
-from orchestrator.types import Acceptance, Budget, Distribution, Drafted, HeadInput, Sampling, Want
+from orchestrator.types import Acceptance, Distribution, Drafted, HeadInput, Want
 from orchestrator.wire_head import NO_HEAD_INPUT
+
+log = logging.getLogger(__name__)
 
 TARGET = "target"
 POOL_RETRY_S = 0.05
@@ -115,6 +120,9 @@ def try_release(model: str, sequence_id: int) -> None:
         return
 
 
+#: How long a request does without a drafter that was late, in time-outs.
+PAUSE_OF_TIMEOUT = 4.0
+
 #: What a drafter answers, or why it does not for this request; that is no fault of the drafter's.
 DraftAnswer = Drafted | UnknownSequence | RequestError | Unavailable
 
@@ -132,6 +140,14 @@ class BlsDraftLine:
         self._sequence_id = new_sequence_id()
         self._num_sent = 0
         self._last: Future[DraftAnswer] | None = None
+        # A drafter that is late or full at every step would cost a text many times what it saves.
+        self._pause = Backoff(PAUSE_OF_TIMEOUT * breaker.timeout_s)
+        self._refusal: RequestError | None = None
+
+    @property
+    def gave_up(self) -> bool:
+        """True when the drafter cannot serve this request, nor its longer contexts."""
+        return self._refusal is not None
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT) -> Drafted:
         """Ask for a tree; the drafter's silence, failure or nonsense comes back as NO_ANSWER."""
@@ -139,6 +155,9 @@ class BlsDraftLine:
         if isinstance(answer, UnknownSequence) and self._num_sent:
             self._num_sent = 0
             answer = self._try(context, sampling, budget, head)
+        if isinstance(answer, RequestError):
+            log.info("%s drafts no more for sequence %d: %s", self._model, self._sequence_id, answer)
+            self._refusal = answer
         if not isinstance(answer, Drafted):
             return NO_ANSWER
         self._num_sent = len(context)
@@ -150,14 +169,18 @@ class BlsDraftLine:
             self._breaker.start(lambda: self._release())
 
     def _try(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput) -> DraftAnswer | None:
-        """Make one call; None when it failed, is late, or a late one still holds the drafter's sequence."""
-        if self._last is not None and not self._last.done():
+        """Make one call; None when it failed, is late, or none is made: the drafter had better be left alone."""
+        if self._refusal or self._pause.is_on or (self._last is not None and not self._last.done()):
             return None
         # The call may outlive this step, so it takes a snapshot of the context.
         delta = wire.delta_of(context, self._num_sent, self._sequence_id, self._cache_salt)
         request = wire.DraftRequest(delta, sampling, budget.max_nodes, budget.max_depth, head, self._deadline_ms)
         self._last = self._breaker.start(lambda: self._ask(request))
-        return None if self._last is None else self._breaker.wait(self._last)
+        if self._last is None:
+            return None
+        answer = self._breaker.wait(self._last)
+        self._pause.note(isinstance(answer, Drafted | UnknownSequence))
+        return answer
 
     def _ask(self, request: wire.DraftRequest) -> DraftAnswer:
         try:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
-from orchestrator.errors import EngineError, EngineLost, RequestError, Unavailable
+from orchestrator.errors import EngineError, EngineLost, RequestError, Unavailable, first_line
 from orchestrator.tensors import Tensors
 from orchestrator.triton.callers import Callers
 from orchestrator.triton.stubs import Stubs, now_s
@@ -94,7 +94,7 @@ def responses(
     found = _run(model, tensors, outputs, limit_s, exchange, request_id)
     for response in found:
         if response.has_error():
-            raise EngineError(f"Triton model {model!r} failed: {_first_line(response.error().message())}")
+            raise EngineError(f"Triton model {model!r} failed: {first_line(response.error().message() or 'no reason')}")
     return [{tensor.name(): np.array(tensor.as_numpy()) for tensor in each.output_tensors()} for each in found]
 
 
@@ -120,10 +120,6 @@ def _run(
         return _CALLERS.run(lambda: exchange(request), is_lost)
     except pb_utils.TritonModelException as error:
         raise EngineLost(f"Triton model {model!r} cannot be called: {error}") from None
-
-
-def _first_line(text: str) -> str:
-    return next(iter(text.splitlines()), "it gave no reason")
 
 
 def metric_family(name: str, kind: str, description: str) -> Any:

@@ -13,16 +13,17 @@ from orchestrator.capabilities import capabilities_of
 from orchestrator.config import CHECKPOINTS, ServingConfig
 from orchestrator.engine_manifest import served_checkpoint
 from orchestrator.errors import ConfigError, RequestError, ServingError, Unavailable
-from orchestrator.grammar import Grammars, Matcher
+from orchestrator.grammar import Grammars
 from orchestrator.job import Job, JobBuilder
+from orchestrator.matcher import Matcher
 from orchestrator.methods import Lines, Materials
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.tables import load_tables
 from orchestrator.request import Given, read
+from orchestrator.sampling_params import Edits
 from orchestrator.triton import pb
 from orchestrator.triton.bls import BlsDraftLine, DraftAnswer
 from orchestrator.triton.ticket import RequestTicket
-from orchestrator.types import Edits
 
 SHUTDOWN_LIMIT_S = 20.0
 

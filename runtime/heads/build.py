@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import queue
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,19 +12,20 @@ from transformers import AutoConfig
 from orchestrator.choices import tree_of_choices
 from orchestrator.config import ServingConfig
 from orchestrator.context import Context
-from orchestrator.errors import ConfigError, ServingError
-from orchestrator.types import HeadInput, Sampling
+from orchestrator.errors import ConfigError
+from orchestrator.sampling_params import Sampling
+from orchestrator.types import HeadInput
 from orchestrator.wire import DraftRequest, delta_of
 from runtime.heads.engine import HeadEngine
 from runtime.heads.extrapolating import EagleEngine
 from runtime.heads.independent import MedusaEngine
 from runtime.heads.load import load_head
 from runtime.heads.recurrent import RecurrentEngine
+from runtime.job import ask
 from runtime.linear import compile_kernels, pack_linears
 from runtime.load import DTYPES
 from runtime.thread import EngineThread
 
-WARM_UP_LIMIT_S = 120.0
 #: Rows of a level of several requests' trees; more are rare.
 MAX_PREPARED_ROWS = 64
 
@@ -74,10 +73,5 @@ def warm_up(thread: EngineThread[DraftRequest], feature_width: int) -> None:
     choices = tree_of_choices([[0, 0], [1]])
     for head in (HeadInput(features, width=2), HeadInput(features, choices=choices)):
         for sampling in (Sampling(), Sampling(1.0, top_p=0.9)):
-            answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            request = DraftRequest(delta_of(context, 0, 1, "warm-up"), sampling, 4, 2, head)
-            thread.submit(request, time.monotonic() + WARM_UP_LIMIT_S, answers.put)
-            answer = answers.get(timeout=WARM_UP_LIMIT_S)
-            if isinstance(answer, ServingError):
-                raise answer
+            ask(thread.submit, DraftRequest(delta_of(context, 0, 1, "warm-up"), sampling, 4, 2, head))
     thread.release(1)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig
 
-from orchestrator.choices import EAGLE_LEAVES, tree_of_choices
+from orchestrator.choices import EAGLE_LEAVES, best_first, tree_of_choices, usual_accuracy
 from orchestrator.tree import TokenTree
 from runtime.heads.layer import Attend, Eagle3Layer, EagleLayer, norm_of
 from runtime.linear import BorrowedLinear
@@ -49,6 +49,16 @@ class Extrapolator(Protocol):
         """state: (…, d) → (…, V_d)."""
 
 
+#: A head that reads the drafted tokens stays about as good with each level (arXiv:2401.15077, n-α).
+USUAL = (0.75, 0.95)
+
+
+def own_choices() -> TokenTree:
+    """Return the published static tree of a head whose accuracy is not known."""
+    published = tree_of_choices(EAGLE_LEAVES)
+    return best_first(published, usual_accuracy(max(published.depths), *USUAL))
+
+
 class EagleHead(nn.Module):
     """EAGLE-1/2: fc(cat(embedding, feature)), one decoder layer, the target's own embedding and LM head.
 
@@ -60,7 +70,7 @@ class EagleHead(nn.Module):
         super().__init__()
         d = config.hidden_size
         self.config = config
-        self.own_choices = tree_of_choices(EAGLE_LEAVES)
+        self.own_choices = own_choices()
         self.reads_token = reads_token
         self.fc = nn.Linear(2 * d, d, bias=getattr(config, "bias", True))
         self.layers = nn.ModuleList([EagleLayer(config)])
@@ -108,7 +118,7 @@ class Eagle3Head(nn.Module):
         super().__init__()
         d = config.hidden_size
         self.config = config
-        self.own_choices = tree_of_choices(EAGLE_LEAVES)
+        self.own_choices = own_choices()
         self.fc = nn.Linear(3 * (target_hidden_size or d), d, bias=False)
         self.midlayer = Eagle3Layer(config)
         self.norm = norm_of(config)

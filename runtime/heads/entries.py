@@ -8,6 +8,7 @@ context's and are overwritten by the next call's, which come from true features.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from torch import Tensor
@@ -71,20 +72,19 @@ class Draft:
     slot: dict[int, int] = field(default_factory=dict)
     state: dict[int, Tensor] = field(default_factory=dict)
 
+    @cached_property
+    def seen_context(self) -> np.ndarray:
+        """Slots of the context that hold an entry, (prefix_len,) bool."""
+        seen, hole = np.ones(self.job.delta.prefix_len, np.bool_), self.job.opened.hole
+        seen[0] = seen[hole.start : hole.stop] = False
+        return seen
 
-def _seen_context(job: HeadJob) -> np.ndarray:
-    """Return which slots of the context hold an entry, (prefix_len,) bool."""
-    seen = np.ones(job.delta.prefix_len, np.bool_)
-    seen[0] = False
-    seen[job.opened.hole.start : job.opened.hole.stop] = False
-    return seen
 
-
-def context_entries(job: HeadJob) -> Entries:
+def context_entries(draft: Draft) -> Entries:
     """Return the entries that the committed context lacks."""
-    sequence = job.opened
-    first, last = max(sequence.num_computed, 1), job.delta.prefix_len
-    seen = np.tri(last - first, last, first, dtype=np.bool_) & _seen_context(job)
+    sequence, last = draft.job.opened, draft.job.delta.prefix_len
+    first = max(sequence.num_computed, 1)
+    seen = np.tri(last - first, last, first, dtype=np.bool_) & draft.seen_context
     return Entries(sequence, sequence.ids[first:last], [*range(first, last)], [*range(first - 1, last - 1)], seen)
 
 
@@ -95,7 +95,7 @@ def node_entries(draft: Draft) -> Entries:
     for node in nodes:
         draft.slot[node] = prefix_len + len(draft.slot) - 1
     seen = np.zeros((len(nodes), prefix_len + len(draft.slot) - 1), np.bool_)
-    seen[:, :prefix_len] = _seen_context(job)
+    seen[:, :prefix_len] = draft.seen_context
     for row, node in enumerate(nodes):
         seen[row, [draft.slot[step] for step in growth.path(node)]] = True
     index, tokens = [draft.slot[node] for node in nodes], [growth.token(node) for node in nodes]

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from orchestrator.errors import RequestError
 from orchestrator.tree import TokenTree
 from orchestrator.wire import MAX_FEATURE_ROWS
 from runtime.attention import paged_tree_attention
@@ -16,8 +17,8 @@ from runtime.cache import CacheShape, KVCache
 from runtime.heads.eagle import Extrapolator
 from runtime.heads.engine import HeadEngine, HeadJob, grow, growth_of, newest_is_there
 from runtime.heads.entries import Draft, Entries, context_entries, node_entries
-from runtime.heads.growth import parent_of
 from runtime.heads.layer import head_dim
+from runtime.heads.pace import Pace
 from runtime.layout import Pass
 from runtime.sequences import Sequence, SequenceTable
 
@@ -34,6 +35,7 @@ class EagleEngine(HeadEngine):
         super().__init__(head.feature_width, len(weight), weight.device, weight.dtype)
         shape = CacheShape(1, config.num_key_value_heads or config.num_attention_heads, head_dim(config))
         self._head = head
+        self._ids = head.ids
         self._own_choices = head.own_choices
         self._cache = KVCache(shape, memory_mb, block_tokens, weight.dtype, weight.device)
         # Slots without an entry are never written, and attention takes no NaN, not even masked.
@@ -50,7 +52,7 @@ class EagleEngine(HeadEngine):
         head = job.request.head
         depth = self._depth(job)
         if depth < 1:
-            return "the context has reached the head's limit"
+            raise RequestError(f"the context has reached the head's limit, {self._sequences.max_positions} positions")
         # At most so many nodes are expanded: of a dynamic tree a width a level, of a static one all of its nodes.
         num_expanded = head.width * (depth - 1) if head.width else job.request.max_nodes
         job.sequence = self._sequences.open(job.delta, num_expanded, depth)
@@ -68,20 +70,22 @@ class EagleEngine(HeadEngine):
 
     def draft(self, jobs: list[HeadJob]) -> list[TokenTree]:
         """Return each job's tree."""
+        pace = Pace()
         drafts = [Draft(job, growth_of(job, self._depth(job), self._own_choices)) for job in jobs]
         self._extend(drafts)
         live = drafts
         while live:
             states = torch.stack([draft.state[node] for draft in live for node in draft.growth.frontier])
-            grow([d.job for d in live], [d.growth for d in live], self._head.logits(states), self._head.ids)
-            live = [draft for draft in live if draft.growth.frontier]
+            grow([d.job for d in live], [d.growth for d in live], self._head.logits(states), self._ids)
+            pace.note_level()
+            live = [draft for draft in live if draft.growth.frontier and pace.allows(draft.job)]
             if live:
                 self._expand(live)
         return [draft.growth.tree() for draft in drafts]
 
     def _extend(self, drafts: list[Draft]) -> None:
         """Make the entries of what was committed since the last call; the newest one is the root's."""
-        parts = [context_entries(draft.job) for draft in drafts]
+        parts = [context_entries(draft) for draft in drafts]
         features = [self.features_of(draft.job, part.place[0]) for draft, part in zip(drafts, parts, strict=True)]
         states = self._forward(self._head.fuse(torch.cat(features)), parts)
         last = np.cumsum([part.num_tokens for part in parts]) - 1
@@ -93,7 +97,7 @@ class EagleEngine(HeadEngine):
 
     def _expand(self, drafts: list[Draft]) -> None:
         """Make the entries of the frontiers' nodes."""
-        before = [draft.state[parent_of(draft.growth, n)] for draft in drafts for n in draft.growth.frontier]
+        before = [draft.state[draft.growth.parent(n)] for draft in drafts for n in draft.growth.frontier]
         parts = [node_entries(draft) for draft in drafts]
         states = iter(self._forward(torch.stack(before), parts))
         for draft in drafts:

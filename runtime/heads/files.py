@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, NamedTuple
@@ -12,7 +12,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from orchestrator.checkpoint import read_json
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, first_line
+from runtime.heads.fields import Fields
+from runtime.load import resolve
 
 #: In the order in which they are looked for.
 WEIGHT_FILES = (
@@ -32,12 +34,10 @@ class HeadFiles(NamedTuple):
     config: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
 
-    def number(self, key: str, default: int | None = None) -> int:
-        """Return a whole number of the config; raises ConfigError when it is none."""
-        value = self.config.get(key, default)
-        if type(value) is not int:
-            raise ConfigError(f"{key} must be a whole number, got {value!r} ({self.folder}/config.json)")
-        return value
+    @property
+    def fields(self) -> Fields:
+        """The config's values, each to be read as what it must be."""
+        return Fields(self.config, f"{self.folder}/config.json")
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor; raises ConfigError when there is none of this name."""
@@ -48,7 +48,7 @@ class HeadFiles(NamedTuple):
 
 def read_head(folder: str) -> HeadFiles:
     """Read a head's folder or hub id; raises ConfigError with the reason when it cannot be read."""
-    path = _local(folder)
+    path = local_folder(folder, ("config.json", *WEIGHT_FILES))
     config = read_json(str(path), "config.json") or {}
     file = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), None)
     if file is None:
@@ -63,7 +63,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
             return dict(_safe_tensors(file))
         found = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, UnpicklingError, EOFError, SafetensorError) as error:
-        raise ConfigError(f"{file} cannot be read: {(str(error).splitlines() or [''])[0]}") from error
+        raise ConfigError(f"{file} cannot be read: {first_line(error)}") from error
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
         raise ConfigError(f"{file} holds no tensors by name")
     return found
@@ -75,14 +75,13 @@ def _safe_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
             yield name, content.get_tensor(name)
 
 
-def _local(folder: str) -> Path:
-    if Path(folder).is_dir():
-        return Path(folder)
-    if folder.startswith(("/", ".")):
-        raise ConfigError(f"checkpoint folder {folder} does not exist (serving.toml)")
+def local_folder(source: str, patterns: Sequence[str]) -> Path:
+    """Return a folder as it is, or that of a hub id's files of these names; raises ConfigError when there is none."""
+    if Path(resolve(source)).is_dir():
+        return Path(source)
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(folder, allow_patterns=["config.json", *WEIGHT_FILES]))
+        return Path(snapshot_download(source, allow_patterns=list(patterns)))
     except Exception as error:  # the hub client raises many kinds; all mean "not to be had"
-        raise ConfigError(f"{folder}: neither a folder nor a hub id that can be fetched: {error}") from None
+        raise ConfigError(f"{source}: neither a folder nor a hub id that can be fetched: {error}") from None

@@ -32,6 +32,9 @@ class Growth(Protocol):
     def take(self, ids: IdArray, scores: FloatArray) -> None:
         """Take the frontier's children, (frontier, fan_out) both, the best first, scores their own log-confidence."""
 
+    def parent(self, node: int) -> int:
+        """Return the candidate above `node`."""
+
     def path(self, node: int) -> list[int]:
         """Return the candidates from below the root down to `node`, itself the last."""
 
@@ -40,11 +43,6 @@ class Growth(Protocol):
 
     def tree(self) -> TokenTree:
         """Return the draft."""
-
-
-def parent_of(growth: Growth, node: int) -> int:
-    """Return the candidate above `node`."""
-    return [0, *growth.path(node)][-2]
 
 
 class _Candidates:
@@ -66,6 +64,10 @@ class _Candidates:
         self.scores.append(self.scores[parent] + score)
         self.depths.append(self.depths[parent] + 1)
         return len(self.tokens) - 1
+
+    def parent(self, node: int) -> int:
+        """Return the candidate above `node`."""
+        return self.parents[node]
 
     def path(self, node: int) -> list[int]:
         """Return the candidates from below the root down to `node`."""

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from orchestrator.choices import MAX_NODES, best_choices
-from orchestrator.errors import ConfigError
+from orchestrator.choices import best_choices
+from orchestrator.errors import ConfigError, first_line
+from orchestrator.tree import MAX_NODES
 from runtime.heads.checks import (
     ACCURACY,
     accuracy_of,
@@ -42,8 +43,11 @@ def load_head(kind: str, folder: str, target: str, dtype: torch.dtype, device: t
     check_files(files, tables)
     try:
         head: Any = KINDS[kind](files, tables)
-    except (IndexError, TypeError, ValueError) as error:  # a tensor of another rank than the layout's
-        raise ConfigError(f"{folder}: no {kind} checkpoint: {error} (docs/heads-formats.md)") from error
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        # A tensor of another rank than the layout's, or a size of config.json that no memory holds.
+        raise ConfigError(
+            f"{folder}: no {kind} checkpoint: {first_line(error)} (config.json; docs/heads-formats.md)"
+        ) from error
     if ACCURACY in files.config:
         head.own_choices = best_choices(accuracy_of(files), MAX_NODES)
     return _cast(head, dtype, device).eval().requires_grad_(False)
@@ -79,7 +83,7 @@ def _load_eagle(files: HeadFiles, tables: TargetTables) -> nn.Module:
     check_equal(files, "hidden size", files.shape("fc.weight")[0], tables.hidden_size)
     check_layer(files, tables, files.shape("fc.weight")[1], 2)
     config = checked_config(files, bias="fc.bias" in files.tensors, attention_bias=_has_bias(files, "layers.0"))
-    reads_token = bool(files.config.get("reads_token", True))
+    reads_token = files.fields.flag("reads_token", default=True)
     return _filled(EagleHead(config, _own_embedding(files, tables), tables.lm_head, reads_token), files)
 
 
@@ -103,7 +107,7 @@ def _load_redrafter(files: HeadFiles, tables: TargetTables) -> nn.Module:
     num_layers = sum(name.startswith("lm_head.") and name.endswith(".linear.weight") for name in files.tensors)
     output = f"lm_head.{num_layers}.weight"
     exit_dim = files.shape("lm_head.0.linear.weight" if num_layers else output)[-1]
-    check_equal(files, "hidden size", files.number("hidden_size", tables.hidden_size), tables.hidden_size)
+    check_equal(files, "hidden size", files.fields.number("hidden_size", tables.hidden_size), tables.hidden_size)
     check_equal(files, "vocabulary", files.shape(output)[0], tables.vocab_size)
     return _filled(RecurrentHead(tables.embedding, num_layers, exit_dim, "rnn_u.weight" in files.tensors), files)
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from orchestrator.choices import MAX_NODES, best_choices
-from orchestrator.types import FloatArray
+from orchestrator.choices import best_choices, usual_accuracy
+from orchestrator.tree import MAX_NODES
 from runtime.linear import BorrowedLinear
 
-
-def usual_accuracy(num_heads: int) -> FloatArray:
-    """Return how accurate heads are when nothing is known of them: less with each place ahead, and with each rank."""
-    return 0.6 * np.outer(0.8 ** np.arange(num_heads), 0.4 ** np.arange(10))
+#: Of the first head, and what is left of it with each head.
+USUAL = (0.6, 0.8)
 
 
 def _copy_of(weight: Tensor) -> nn.Linear:
@@ -48,7 +45,7 @@ class MedusaHeads(nn.ModuleList):
         """lm_head: (V, d), the target's: every head begins with a copy of it, or borrows it (own_outputs False)."""
         super().__init__()
         borrowed = BorrowedLinear(lm_head)
-        self.own_choices = best_choices(usual_accuracy(num_heads), MAX_NODES)
+        self.own_choices = best_choices(usual_accuracy(num_heads, *USUAL), MAX_NODES)
         self.vocab_size, width = lm_head.shape
         for _ in range(num_heads):
             output = _copy_of(lm_head) if own_outputs else borrowed

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from orchestrator.tree import TokenTree
 from runtime.heads.engine import HeadEngine, HeadJob, grow, growth_of
-from runtime.heads.growth import Growth, parent_of
+from runtime.heads.growth import Growth
+from runtime.heads.pace import Pace
 from runtime.heads.redrafter import RecurrentHead
 
 
@@ -21,6 +22,7 @@ class RecurrentEngine(HeadEngine):
 
     def draft(self, jobs: list[HeadJob]) -> list[TokenTree]:
         """Return each job's beams as a tree."""
+        pace = Pace()
         growths = [growth_of(job, job.request.max_depth, beams=True) for job in jobs]
         newest = torch.cat([self.features_of(job, job.delta.prefix_len - 2) for job in jobs])
         roots = torch.tensor([int(job.delta.context_ids[-1]) for job in jobs], device=newest.device)
@@ -29,7 +31,8 @@ class RecurrentEngine(HeadEngine):
         live = list(range(len(jobs)))
         while live:
             self._level([jobs[i] for i in live], [growths[i] for i in live], newest[live], [kept[i] for i in live])
-            live = [i for i in live if growths[i].frontier]
+            pace.note_level()
+            live = [i for i in live if growths[i].frontier and pace.allows(jobs[i])]
             if live:
                 self._advance([growths[i] for i in live], [kept[i] for i in live])
         return [growth.tree() for growth in growths]
@@ -43,7 +46,7 @@ class RecurrentEngine(HeadEngine):
     def _advance(self, growths: list[Growth], kept: list[dict[int, Tensor]]) -> None:
         """Note the recurrent state behind every node of the new frontiers."""
         nodes = [(own, growth, node) for own, growth in zip(kept, growths, strict=True) for node in growth.frontier]
-        before = torch.stack([own[parent_of(growth, node)] for own, growth, node in nodes])
+        before = torch.stack([own[growth.parent(node)] for own, growth, node in nodes])
         tokens = torch.tensor([growth.token(node) for _, growth, node in nodes], device=before.device)
         for (own, _, node), state in zip(nodes, self._head.advance(before, tokens), strict=True):
             own[node] = state

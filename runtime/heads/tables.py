@@ -14,9 +14,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from orchestrator.errors import ConfigError
-from runtime.heads.files import read_tensors
+from runtime.heads.files import local_folder, read_tensors
 
-SAMPLE_BYTES = 4096
+#: A tensor's pages that its fingerprint reads, evenly spread, and the bytes of each: all of a tensor up to 64 KiB.
+NUM_SAMPLES, SAMPLE_BYTES = 16, 4096
 
 
 class TargetTables(NamedTuple):
@@ -53,18 +54,15 @@ def _table_names(config: PretrainedConfig) -> tuple[str, str]:
     """Return the names of the input and the output embedding's tensors; of tied ones the same, twice."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    names = {id(parameter): name for name, parameter in model.named_parameters(remove_duplicate=False)}
-    embedding = names[id(model.get_input_embeddings().weight)]
-    if config.get_text_config().tie_word_embeddings:
-        embedding = next(n for n, p in model.named_parameters() if p is model.get_input_embeddings().weight)
-        return embedding, embedding
-    return embedding, names[id(model.get_output_embeddings().weight)]
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return names[id(model.get_input_embeddings().weight)], names[id(model.get_output_embeddings().weight)]
 
 
 def fingerprint(target: str) -> str:
-    """Return a hash of the target's tensors: their names, types, shapes and the first bytes of each.
+    """Return a hash of samples of the target's tensors: each one's name, type, shape and 16 pages spread over it.
 
-    It reads a few kilobytes a tensor, whatever the model's size; "" where the weights are no safetensors.
+    It reads 64 KiB a tensor at most, whatever the model's size: targets that differ between the pages alone are not
+    told apart, those that differ on a fifteenth of a tensor in one piece are. "" where the weights are no safetensors.
     """
     files = [file for file in _weight_files(target) if file.suffix == ".safetensors"]
     digests = sorted(part for file in files for part in _samples(file))
@@ -78,28 +76,27 @@ def _samples(file: Path) -> Iterator[str]:
         header.pop("__metadata__", None)
         for name, entry in header.items():
             begin, end = entry["data_offsets"]
-            stream.seek(8 + length + begin)
-            sample = hashlib.sha256(stream.read(min(end - begin, SAMPLE_BYTES))).hexdigest()
-            yield f"{name} {entry['dtype']} {entry['shape']} {sample}"
+            sample = hashlib.sha256()
+            for offset, size in _pages(end - begin):
+                stream.seek(8 + length + begin + offset)
+                sample.update(stream.read(size))
+            yield f"{name} {entry['dtype']} {entry['shape']} {sample.hexdigest()}"
+
+
+def _pages(num_bytes: int) -> list[tuple[int, int]]:
+    """Return offset and size of what is read of a tensor: all of it, or its first, its last and the pages between."""
+    if num_bytes <= NUM_SAMPLES * SAMPLE_BYTES:
+        return [(0, num_bytes)]
+    return [(i * (num_bytes - SAMPLE_BYTES) // (NUM_SAMPLES - 1), SAMPLE_BYTES) for i in range(NUM_SAMPLES)]
 
 
 def _weight_files(target: str) -> list[Path]:
-    folder = _folder(target)
+    # Of a hub id: the target's own process has fetched it, or is at it.
+    folder = local_folder(target, ("*.json", "*.safetensors", "pytorch_model*.bin"))
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
         raise ConfigError(f"{target}: no weights (*.safetensors, pytorch_model*.bin)")
     return files
-
-
-def _folder(target: str) -> Path:
-    if Path(target).is_dir():
-        return Path(target)
-    from huggingface_hub import snapshot_download
-
-    try:  # the target's own process has fetched it, or is at it
-        return Path(snapshot_download(target, allow_patterns=["*.json", "*.safetensors", "pytorch_model*.bin"]))
-    except Exception as error:
-        raise ConfigError(f"{target}: neither a folder nor a hub id that can be fetched: {error}") from None
 
 
 def _read(files: list[Path], name: str, target: str) -> Tensor:

@@ -9,14 +9,13 @@ from typing import Any
 
 from orchestrator.capabilities import llm_capabilities
 from orchestrator.config import ServingConfig
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, first_line
 from orchestrator.llm_manifest import LlmManifest, read_llm_manifest
 from orchestrator.wire import StepRequest
 from runtime.llm_api.desk import LlmDesk
 from runtime.llm_api.executor import LlmExecutor
 from runtime.trtllm.build import warm_up_line
 from runtime.trtllm.line import ExecutorLine
-from runtime.trtllm.words import first_line
 
 log = logging.getLogger(__name__)
 

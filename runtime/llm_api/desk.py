@@ -8,7 +8,8 @@ from orchestrator.capabilities import Capabilities
 from orchestrator.engine_manifest import Manifest
 from orchestrator.errors import RequestError
 from orchestrator.llm_manifest import LlmManifest
-from orchestrator.types import Acceptance, Sampling
+from orchestrator.sampling_params import Sampling
+from orchestrator.types import Acceptance
 from orchestrator.wire import StepRequest
 from runtime.job import Job
 from runtime.llm_api.executor import LlmRequest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import queue
@@ -73,7 +74,8 @@ class LlmExecutor:
         self._responses: queue.SimpleQueue[LlmResponse] = queue.SimpleQueue()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="llm-api", daemon=True)
+        self._closing = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="llm-api", daemon=True)
         self._thread.start()
 
     def enqueue_request(self, request: LlmRequest) -> int:
@@ -119,16 +121,17 @@ class LlmExecutor:
         """End the loop; one that does not end is left behind, its thread is a daemon."""
         if not self._thread.is_alive():
             return
-        try:
-            asyncio.run_coroutine_threadsafe(self._end_all(), self._loop).result(SHUTDOWN_LIMIT_S)
-        except TimeoutError:
-            log.warning("requests of the LLM API did not end in %.0f s", SHUTDOWN_LIMIT_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(SHUTDOWN_LIMIT_S)
-        if not self._thread.is_alive():
-            self._loop.close()
+        if self._thread.is_alive():
+            log.warning("requests of the LLM API did not end in %.0f s", SHUTDOWN_LIMIT_S)
 
-    async def _end_all(self) -> None:
+    def _run(self) -> None:
+        with contextlib.closing(self._loop):
+            self._loop.run_until_complete(self._until_closing())
+
+    async def _until_closing(self) -> None:
+        await self._closing.wait()
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-import time
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
 
 from orchestrator.capabilities import Capabilities, executor_capabilities
 from orchestrator.config import ServingConfig
 from orchestrator.context import Context
 from orchestrator.engine_manifest import Manifest, check_engine, check_role, read_manifest
 from orchestrator.errors import ConfigError, ServingError
+from orchestrator.sampling_params import Rule, Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Inside, Rule, Sampling, Want
+from orchestrator.types import Inside, Want
 from orchestrator.wire import DraftRequest, StepRequest, delta_of
+from runtime.job import Request, ask
 from runtime.trtllm.drafts import DraftDesk
 from runtime.trtllm.inside import InsideDesk
 from runtime.trtllm.library import Library, load_library, open_executor
@@ -24,7 +23,6 @@ from runtime.trtllm.steps import StepDesk
 
 log = logging.getLogger(__name__)
 
-WARM_UP_LIMIT_S = 120.0
 _WARM_UP = Context([1, 2, 3, 4])
 
 
@@ -75,11 +73,10 @@ def _checked(folder: Path, role: str, draft: Path | None = None) -> tuple[Librar
     return library, manifest
 
 
-def _warm_up(line: ExecutorLine[Any], request: StepRequest | DraftRequest) -> None:
-    answers: SimpleQueue[Any] = SimpleQueue()
-    line.submit(request, time.monotonic() + WARM_UP_LIMIT_S, answers.put)
-    answer = answers.get(timeout=WARM_UP_LIMIT_S + 1.0)
-    line.release(request.delta.sequence_id)
-    if isinstance(answer, ServingError):
+def _warm_up(line: ExecutorLine[Request], request: Request) -> None:
+    try:
+        ask(line.submit, request)
+    except ServingError as error:
         line.close()
-        raise ConfigError(f"the engine answers nothing: {answer}")
+        raise ConfigError(f"the engine answers nothing: {error}") from None
+    line.release(request.delta.sequence_id)

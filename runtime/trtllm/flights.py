@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol
 
+from orchestrator.errors import first_line
 from runtime.job import Answer, Job, Request
-from runtime.trtllm.words import first_line
 
 log = logging.getLogger(__name__)
 

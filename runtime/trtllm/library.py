@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from orchestrator.capabilities import INSIDE
 from orchestrator.engine_manifest import Manifest, lookahead_sizes
 from orchestrator.engine_trees import TREES, check_tree, read_tree
-from orchestrator.errors import ConfigError
-from runtime.trtllm.words import first_line
+from orchestrator.errors import ConfigError, first_line
 
 #: The releases whose names are used here (`max_tokens`, `seed`, `min_tokens`) and that still have compiled engines.
 RELEASES = ("1.0", "1.1", "1.2")

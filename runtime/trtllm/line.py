@@ -14,14 +14,14 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Generic
 
-from orchestrator.errors import EngineError, EngineLost, ServingError, Unavailable
+from orchestrator.errors import EngineError, EngineLost, ServingError, Unavailable, first_line
 from orchestrator.types import Acceptance, EngineStatus
 from runtime.job import Answer, Job, Reply, Request
 from runtime.thread import BROKEN, REPORT_S, SHUTTING_DOWN
 from runtime.trtllm.contexts import Contexts
 from runtime.trtllm.flights import Asked, Desk, Flight, Flights, Landing
 from runtime.trtllm.silence import Silence
-from runtime.trtllm.words import first_line, worded
+from runtime.trtllm.words import worded
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from orchestrator.noise import child_seed
-from orchestrator.types import Sampling
+from orchestrator.sampling_params import Sampling
 
 
 def sampling_config(api: Any, sampling: Sampling, prefix_len: int, num_output: int) -> Any:

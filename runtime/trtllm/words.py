@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from orchestrator.errors import EngineError, ServingError
+from orchestrator.errors import EngineError, ServingError, first_line
 
 log = logging.getLogger(__name__)
 
@@ -15,8 +15,3 @@ def worded(what: str, error: Exception) -> ServingError:
         return error
     log.error("%s", what, exc_info=error)
     return EngineError(f"{what}: {first_line(error)}")
-
-
-def first_line(error: object) -> str:
-    """Return the first line of what an error says, or its kind."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from orchestrator.errors import EngineError
 from orchestrator.noise import child_seed
+from orchestrator.sampling_params import Rule, Sampling
 from orchestrator.tensors import Incoming, Tensors
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, IdArray, Rule, Sampling, Want
+from orchestrator.types import Acceptance, IdArray, Want
 from orchestrator.wire import StepRequest
 
 #: The outputs to ask for; the backend wants both asked for.

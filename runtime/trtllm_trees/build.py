@@ -10,10 +10,9 @@ import torch
 
 from orchestrator.config import ServingConfig
 from orchestrator.engine_manifest import Manifest, check_engine, read_manifest
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, first_line
 from runtime.paged import PagedModel
 from runtime.trtllm.library import load_library
-from runtime.trtllm.words import first_line
 from runtime.trtllm_trees.geometry import Geometry, read_geometry
 from runtime.trtllm_trees.model import SessionModel
 

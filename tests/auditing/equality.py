@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from orchestrator.sampling import pick
-from orchestrator.types import Sampling
+from orchestrator.sampling_params import Sampling
 from tests.auditing.findings import Result
 from tests.auditing.replay import FLOATS
 from tests.auditing.subject import Answer, Options, Question

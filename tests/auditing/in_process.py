@@ -18,13 +18,15 @@ from orchestrator.errors import ServingError
 from orchestrator.grammar import Grammars
 from orchestrator.job import Job, JobBuilder
 from orchestrator.methods import Materials
+from orchestrator.proposal import Budget
 from orchestrator.proposers.memory import Memory
 from orchestrator.request import read
 from orchestrator.response import Responses
+from orchestrator.sampling_params import Sampling
 from orchestrator.tensors import Tensors
 from orchestrator.text import Output
 from orchestrator.trace import Trace
-from orchestrator.types import Budget, Drafted, Sampling
+from orchestrator.types import Drafted
 from orchestrator.wire import DraftRequest, delta_of
 from runtime.draft import DraftEngine
 from runtime.job import Engine, Reply, Request
@@ -59,6 +61,8 @@ class Inline(Generic[Request]):
 
 class EngineLine:
     """Implements `orchestrator.proposers.drafter.DraftLine` over a draft engine in this process."""
+
+    gave_up = False
 
     def __init__(self, engine: Inline[DraftRequest], sequence_id: int) -> None:
         self._engine, self._sequence_id, self._num_sent = engine, sequence_id, 0

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from orchestrator.sampling import log_p
-from orchestrator.types import FloatArray, Rule
+from orchestrator.sampling_params import Rule
+from orchestrator.types import FloatArray
 from tests.auditing.bounds import CONFIDENCE, g_test, holm, most_variation, variation
 from tests.auditing.equality import sampling_of
 from tests.auditing.findings import Result

@@ -14,9 +14,10 @@ import pytest
 from torch import Tensor
 
 from orchestrator.noise import Stream
+from orchestrator.sampling_params import Rule
 from orchestrator.text import StopFilter
 from orchestrator.tree import TokenTree
-from orchestrator.types import Distribution, Drafted, Rule
+from orchestrator.types import Distribution, Drafted
 from runtime import accept, draft, noise, sampling, target, verdict
 from runtime.cache import KVCache
 from runtime.shaping import Said

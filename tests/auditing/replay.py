@@ -7,7 +7,7 @@ import numpy as np
 from orchestrator.context import Context
 from orchestrator.noise import Stream, gumbel
 from orchestrator.response import RULE_NAMES
-from orchestrator.types import Rule, Sampling
+from orchestrator.sampling_params import Rule, Sampling
 from tests.auditing.bounds import CONFIDENCE, most_wrong
 from tests.auditing.findings import Result
 from tests.auditing.subject import Answer, Options, Question

@@ -10,8 +10,9 @@ import numpy as np
 
 from orchestrator.accept import Walk
 from orchestrator.drawn import check_drawn
+from orchestrator.sampling_params import Edits, Grammar, Rule, Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Distribution, Edits, Grammar, Rule, Sampling
+from orchestrator.types import Distribution
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,8 +17,9 @@ from orchestrator.accept import Walk
 from orchestrator.checkpoint import read_checkpoint
 from orchestrator.grammar import Grammars
 from orchestrator.reference import Legal, decide, shaped_rows
+from orchestrator.sampling_params import Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import FloatArray, Sampling
+from orchestrator.types import FloatArray
 from tests.auditing.told import Step, Told
 from tests.support.engines import PlainModel
 

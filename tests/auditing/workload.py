@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from orchestrator.types import OUR_RULES, Rule
+from orchestrator.sampling_params import OUR_RULES, Rule
 from tests.auditing.law import DRAWN
 from tests.auditing.subject import Options, Question
 from tests.support.settings import inputs_of

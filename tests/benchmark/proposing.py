@@ -22,9 +22,11 @@ from orchestrator.checkpoint import read_checkpoint
 from orchestrator.config import load_config
 from orchestrator.context import Context
 from orchestrator.methods import METHODS, Materials, plan
+from orchestrator.proposal import Budget, Proposer
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.tables import load_tables
-from orchestrator.types import Acceptance, Budget, Proposer, Sampling
+from orchestrator.sampling_params import Sampling
+from orchestrator.types import Acceptance
 from tests.support.traffic import read_prompts
 
 ROOT = Path(__file__).resolve().parents[2]

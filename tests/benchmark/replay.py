@@ -23,9 +23,11 @@ from orchestrator.config import load_config
 from orchestrator.context import Context
 from orchestrator.loop import Limits
 from orchestrator.methods import Materials, plan
+from orchestrator.proposal import Proposer
 from orchestrator.proposers.tables import Tables, load_tables
+from orchestrator.sampling_params import Sampling
 from orchestrator.stats import Tally
-from orchestrator.types import Acceptance, Proposer, Sampling
+from orchestrator.types import Acceptance
 from tests.support.exactness import Oracle
 from tests.support.traffic import Prompt, read_prompts
 

@@ -14,9 +14,11 @@ from orchestrator.checkpoint import read_checkpoint
 from orchestrator.context import Context
 from orchestrator.loop import Limits
 from orchestrator.methods import Materials, plan
+from orchestrator.proposal import Budget, Proposal, Proposer
 from orchestrator.proposers.tables import load_tables
+from orchestrator.sampling_params import Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Budget, Drafted, Proposal, Proposer, Sampling, Want
+from orchestrator.types import Drafted, Want
 from orchestrator.wire import DraftRequest, delta_of
 from runtime.draft import DraftEngine
 from runtime.job import Job

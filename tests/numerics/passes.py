@@ -14,8 +14,10 @@ from orchestrator.accept import Walk, accept_coupled
 from orchestrator.context import Context
 from orchestrator.loop import Limits
 from orchestrator.noise import gumbel
+from orchestrator.proposal import Proposer
+from orchestrator.sampling_params import Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, FloatArray, Proposer, Sampling
+from orchestrator.types import Acceptance, FloatArray
 from orchestrator.wire import delta_of
 from runtime import sampling as rules
 from runtime.layout import Segment

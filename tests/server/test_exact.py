@@ -16,7 +16,7 @@ from tests.support.settings import SETTINGS, by_method
 from tests.support.suite import ALONE, AT_ONCE, Row, Suite
 from tests.support.traffic import Crowd, ask, mixed_prompts, settled_figures
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(1800)]
 
 NUM_PROMPTS, NUM_TOKENS = 6, 48
 NUM_EQUAL, NUM_EQUAL_TOKENS = 16, 32

@@ -16,12 +16,13 @@ from scipy.stats import chisquare
 
 from launcher import Server
 from orchestrator.context import Context
-from orchestrator.grammar import Matcher
+from orchestrator.matcher import Matcher
 from orchestrator.methods import METHODS as BUILDERS
 from orchestrator.noise import child_seed
+from orchestrator.proposal import Budget
 from orchestrator.sampling import log_p, log_softmax, pick
+from orchestrator.sampling_params import Grammar, Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Budget, Grammar, Sampling
 from tests.exact import serving
 from tests.support.clients import Stream, listed, metric, until
 from tests.support.settings import SETTINGS, inputs_of

@@ -16,7 +16,7 @@ from launcher.server import Server
 from orchestrator.config import BACKEND_MODELS
 from orchestrator.loop import Limits
 from orchestrator.proposers.none import NoProposer
-from orchestrator.types import Sampling
+from orchestrator.sampling_params import Sampling
 from tests.server.conftest import repository, serving
 from tests.standin import FOLDER
 from tests.standin.engine_folder import make_engine

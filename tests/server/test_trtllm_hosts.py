@@ -18,7 +18,7 @@ from build.trtllm.llm_speculation import LlmApiSpec
 from launcher.server import Server
 from orchestrator.loop import Limits
 from orchestrator.proposers.none import NoProposer
-from orchestrator.types import Sampling
+from orchestrator.sampling_params import Sampling
 from tests.server.conftest import repository, serving
 from tests.standin.engine_folder import make_tree_engine
 from tests.support.clients import Stream, ask, ask_unary, metric, until

@@ -1,6 +1,6 @@
-"""Trees of draft tokens built from nested lists alone: choices of published heads, and beams that share prefixes.
+"""Trees of draft tokens built from nested lists alone: the choices of published heads.
 
-A node is its address, a tuple: the ranks (choices) or the tokens (beams) from the root down. Row 0 is the root.
+A node is its address, a tuple: the ranks from the root down. Row 0 is the root.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 DATA = Path(__file__).parents[1] / "data" / "trees"
 Address = tuple[int, ...]
@@ -54,18 +55,17 @@ def published_choices(name: str) -> list[list[int]]:
 
 
 def tree_of_choices(choices: Sequence[Sequence[int]]) -> Tree:
-    """Return the tree of choices, given as nodes or as leaf paths, ordered by depth and then by ranks."""
-    nodes = {tuple(choice[:n]) for choice in choices for n in range(len(choice) + 1)}
-    return Tree(tuple(sorted(nodes, key=lambda address: (len(address), address))))
+    """Return the tree of choices, given as nodes or as leaf paths.
 
-
-def tree_of_beams(beams: Sequence[Sequence[int]]) -> Tree:
-    """Return the prefix tree of beams (B, L) of drafted tokens, nodes in the order in which the beams first hold them."""
-    nodes = dict.fromkeys([()] + [tuple(beam[:n]) for beam in beams for n in range(1, len(beam) + 1)])
-    return Tree(tuple(nodes))
-
-
-def unpacker(beams: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the row (B, L) that holds each beam's tokens in `tree_of_beams(beams)`."""
-    tree = tree_of_beams(beams)
-    return [[tree.addresses.index(tuple(beam[:n])) for n in range(1, len(beam) + 1)] for beam in beams]
+    Each is walked down from the root, a child is made where there is none, and the rows are counted level by level,
+    siblings by rank: no addresses are sorted or cut, as the orchestrator does.
+    """
+    top: dict[int, Any] = {}
+    for choice in choices:
+        below = top
+        for rank in choice:
+            below = below.setdefault(rank, {})
+    rows: list[tuple[Address, dict[int, Any]]] = [((), top)]
+    for address, below in rows:  # grows while it is walked
+        rows += [((*address, rank), below[rank]) for rank in sorted(below)]
+    return Tree(tuple(address for address, _ in rows))

@@ -9,9 +9,11 @@ from tokenizers import Tokenizer, models
 
 from orchestrator.context import Context
 from orchestrator.loop import Limits, Progress, generate
+from orchestrator.proposal import Budget, Proposal, Proposer
+from orchestrator.sampling_params import Sampling
 from orchestrator.text import Chunk, Output, StopRule
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Proposal, Proposer, Sampling, Target, Want
+from orchestrator.types import Acceptance, Target, Want
 
 
 @dataclass

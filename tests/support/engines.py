@@ -12,8 +12,9 @@ import torch
 
 from orchestrator.context import Context
 from orchestrator.errors import ServingError
+from orchestrator.sampling_params import Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Distribution, Sampling, States, Want
+from orchestrator.types import Acceptance, Distribution, States, Want
 from orchestrator.wire import StepRequest, delta_of
 from runtime.load import load_model
 from runtime.norms import fuse_norms

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from orchestrator.noise import gumbel
 from orchestrator.sampling import log_p, pick
-from orchestrator.types import Sampling
+from orchestrator.sampling_params import Sampling
 from tests.support.engines import PlainModel
 from tests.support.settings import inputs_of
 from tests.support.traffic import Answer, Crowd, Prompt, ask

@@ -10,9 +10,11 @@ from orchestrator.config import ServingConfig
 from orchestrator.context import Context
 from orchestrator.loop import Limits
 from orchestrator.methods import Materials, plan
+from orchestrator.proposal import Budget
 from orchestrator.proposers.memory import Memory
+from orchestrator.sampling_params import Rule, Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Budget, Drafted, Rule, Sampling, Want
+from orchestrator.types import Drafted, Want
 from orchestrator.wire import StepRequest, delta_of
 from runtime.trtllm.build import build_target
 from runtime.trtllm.line import ExecutorLine

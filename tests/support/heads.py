@@ -10,8 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from orchestrator.context import Context
+from orchestrator.sampling_params import Rule, Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Drafted, HeadInput, Rule, Sampling
+from orchestrator.types import Drafted, HeadInput
 from orchestrator.wire import DraftRequest, delta_of
 from runtime.heads.load import load_head
 from runtime.job import Job

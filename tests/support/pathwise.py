@@ -17,11 +17,13 @@ import torch
 from orchestrator.accept import Walk, accept_coupled
 from orchestrator.context import Context
 from orchestrator.noise import gumbel
+from orchestrator.proposal import Budget, Proposer
 from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig
 from orchestrator.reference import generate
 from orchestrator.sampling import pick
+from orchestrator.sampling_params import Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, FloatArray, Proposer, Sampling
+from orchestrator.types import Acceptance, FloatArray
 from runtime.accept import Ask
 from runtime.verdict import Question, Verdict, decide
 from tests.support.table_target import TableTarget

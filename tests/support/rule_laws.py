@@ -18,8 +18,9 @@ from torch import Tensor
 
 from orchestrator.accept import Walk, accept_coupled
 from orchestrator.noise import Stream
+from orchestrator.sampling_params import Rule, Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Distribution, FloatArray, Rule, Sampling
+from orchestrator.types import Distribution, FloatArray
 from runtime.accept import Ask, walks
 from runtime.noise import gumbel, seed_words
 from runtime.sampling import picks

@@ -17,7 +17,7 @@ from tritonclient.grpc import InferResult, service_pb2_grpc
 from launcher import Server
 from orchestrator.grammar import Grammars
 from orchestrator.reference import Legal, generate
-from orchestrator.types import Edits, Grammar, Sampling
+from orchestrator.sampling_params import Edits, Grammar, Sampling
 from tests.support.clients import Http, infer_request
 from tests.support.clients import generate as post_generate
 from tests.support.engines import PlainModel

@@ -11,8 +11,9 @@ from orchestrator.context import Context
 from orchestrator.noise import Stream, uniform
 from orchestrator.reference import decide, shaped_rows
 from orchestrator.sampling import log_softmax, pick
+from orchestrator.sampling_params import Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Distribution, FloatArray, Sampling, Want
+from orchestrator.types import Acceptance, Distribution, FloatArray, Want
 
 
 @dataclass

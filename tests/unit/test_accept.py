@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from orchestrator import reference
 from orchestrator.accept import accept_coupled
 from orchestrator.context import Context
+from orchestrator.sampling_params import Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Sampling, Want
+from orchestrator.types import Want
 from tests.support.table_target import TableTarget
 from tests.unit.test_tree import TREE, trees
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from orchestrator.breaker import Breaker, DraftCounts
+from orchestrator import breaker as module
+from orchestrator.breaker import Backoff, Breaker, DraftCounts
 
 LIMIT_S = 20.0
 
@@ -166,3 +167,21 @@ def test_breaker_hung_call_does_not_keep_the_process_from_exiting() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=15, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "None tree\n", "")
+
+
+def test_backoff_doubles_its_pauses_up_to_the_longest_and_a_success_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    backoff = Backoff(1.0, longest_s=5.0)
+    assert not backoff.is_on
+    for pause_s in (1.0, 2.0, 4.0, 5.0, 5.0):
+        backoff.note(succeeded=False)
+        now[0] += pause_s - 0.01
+        assert backoff.is_on
+        now[0] += 0.02
+        assert not backoff.is_on
+    backoff.note(succeeded=True)
+    assert not backoff.is_on
+    backoff.note(succeeded=False)
+    now[0] += 1.01
+    assert not backoff.is_on

@@ -310,6 +310,32 @@ def test_checkpoint_of_another_run_is_refused(target: FrozenTarget, tmp_path: Pa
         resume_run(tiny_run(target, **change), tmp_path / "checkpoint.pt")
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tokens": 1280}, r"follows a plan of tokens 640, asked for are 1280 \(--tokens\); ask for 640 to go on"),
+        ({"step_tokens": 32}, r"step_tokens 64, asked for are 32 \(--step-tokens\)"),
+        ({"floor": 0.5}, r"floor 0\.05, asked for are 0\.5 \(build/heads/settings\.py\)"),
+    ],
+)
+def test_checkpoint_of_another_plan_is_refused_with_both_numbers(
+    target: FrozenTarget, tmp_path: Path, change: dict, words: str
+):
+    save_run(tiny_run(target), tmp_path / "checkpoint.pt")
+    with pytest.raises(BuildError, match=words):
+        resume_run(tiny_run(target, replace(TINY, plan=replace(PLAN, **change))), tmp_path / "checkpoint.pt")
+
+
+def test_checkpoint_of_a_cut_run_is_gone_on_with_the_uncut_plan_s_options(target: FrozenTarget, tmp_path: Path):
+    run = tiny_run(target)
+    run.progress.step = 3
+    cut(run.progress)
+    save_run(run, tmp_path / "checkpoint.pt")
+    other = tiny_run(target)
+    resume_run(other, tmp_path / "checkpoint.pt")
+    assert other.progress.plan.cut_step == 3
+
+
 def test_losses_fall_on_a_text_that_repeats_itself(target: FrozenTarget):
     settings = replace(TINY, plan=replace(PLAN, tokens=60 * 64), parts={k: Part(5e-3, depth=3) for k in TINY.parts})
     run = begin_run(settings, target, np.tile(np.arange(8, dtype=np.uint16), 600), "corpus")
@@ -469,6 +495,15 @@ def test_head_of_another_target_is_refused_and_not_replaced(published: Path, fol
         load_head("medusa", str(published / "medusa"), str(other), torch.float32, CPU)
     with pytest.raises(BuildError, match="medusa holds a head of another target"):
         main(command(other, write_corpus(tmp_path), published, "--dry-run"))
+
+
+def test_finished_run_is_not_published_again_for_more_tokens(published: Path, folder: Path, tmp_path: Path):
+    corpus, out = write_corpus(tmp_path), tmp_path / "out"
+    shutil.copytree(published / ".train", out / ".train")
+    for more in ([], ["--publish-only"], ["--dry-run"]):
+        with pytest.raises(BuildError, match=r"a plan of tokens 256, asked for are 1280 \(--tokens\)"):
+            main(command(folder, corpus, out, "--ablation", "--tokens=1280", *more))
+    assert not (out / "medusa").exists()
 
 
 def test_interim_heads_are_published_and_marked(published: Path, folder: Path, tmp_path: Path, capsys):

@@ -12,9 +12,10 @@ import torch
 
 from build.checkpoint import save_checkpoint
 from build.errors import BuildError
+from build.loop import cut
 from build.losses import agreement, held_out_loss
 from build.recipe import Plan, Recipe, Shape
-from build.train import Run, begin_run, finish_now, resume_run, train_step
+from build.train import Run, begin_run, resume_run, train_step
 
 PLAN = Plan(tokens=10 * 64, peak_rate=1e-2, step_tokens=64, short_length=16, long_length=32, long_share=0.3)
 TINY = Recipe("tiny", Shape(hidden=16, layers=2, heads=2, kv_heads=1, head_dim=8, mlp=24, vocab=32), PLAN)
@@ -59,7 +60,7 @@ def test_resumed_run_ends_with_the_parameters_of_an_uninterrupted_one(tmp_path: 
 def test_cut_run_resumes_with_its_own_schedule(tmp_path: Path):
     run = tiny_run()
     steps(run, 3)
-    finish_now(run)
+    cut(run.progress)
     resumed = tiny_run()
     resume_run(resumed, save(run, tmp_path / "checkpoint.pt"))
     assert resumed.progress == run.progress
@@ -104,7 +105,7 @@ def test_cut_plan_keeps_the_past_and_decays_from_the_cut():
 def test_cut_in_the_last_phase_changes_nothing():
     run = tiny_run()
     run.progress.step = PLAN.long_from
-    finish_now(run)
+    cut(run.progress)
     assert run.progress.plan == PLAN
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 from orchestrator.breaker import Breaker
 from orchestrator.context import Context
 from orchestrator.errors import EngineError, RequestError, Unavailable, UnknownSequence
+from orchestrator.proposal import Budget
 from orchestrator.proposers.drafter import NO_ANSWER
-from orchestrator.types import Budget, Sampling
+from orchestrator.sampling_params import Sampling
+from tests.support.clients import until
 from tests.support.without_triton import imported
 
 ANSWER = {"node_ids": np.array([7], np.int32), "node_parents": np.array([0], np.int32), "cached_len": np.array([3])}
@@ -54,12 +57,38 @@ def propose(line: Any, context: Context) -> Any:
     return line.propose(context, Sampling(), Budget(4, 4))
 
 
-@pytest.mark.parametrize("refusal", [RequestError("needs 9 blocks, the pool has 4"), Unavailable("KV pool full")])
-def test_a_request_that_a_drafter_cannot_serve_does_not_shut_it_for_others(line: Any, refusal: Exception) -> None:
-    asked, _, breaker = line(refusal, ANSWER)
+def test_a_drafter_that_cannot_serve_a_request_is_not_asked_again_by_it(line: Any) -> None:
+    asked, drafter, breaker = line(RequestError("needs 9 blocks, the pool has 4"))
+    assert not asked.gave_up
+    for _ in range(3):
+        assert propose(asked, Context([1, 2, 3])) is NO_ANSWER
+    assert asked.gave_up and len(drafter.sent) == 1
+    assert (breaker.counts.num_failed, breaker.is_open) == (0, False), "others are served"
+
+
+def test_a_drafter_without_room_is_asked_again_behind_a_pause(
+    line: Any, bls: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bls, "PAUSE_OF_TIMEOUT", 0.002)  # 20 ms
+    asked, drafter, breaker = line(Unavailable("KV pool full"), ANSWER)
     assert propose(asked, Context([1, 2, 3])) is NO_ANSWER
-    assert (breaker.counts.num_failed, breaker.is_open) == (0, False)
+    assert propose(asked, Context([1, 2, 3])) is NO_ANSWER
+    assert len(drafter.sent) == 1
+    assert (breaker.counts.num_failed, breaker.is_open, asked.gave_up) == (0, False, False)
+    until(lambda: not asked._pause.is_on, "the end of the pause")
     assert propose(asked, Context([1, 2, 3])).tree.tokens.tolist() == [7]
+
+
+def test_a_drafter_that_is_always_late_costs_few_steps_their_wait(
+    bls: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of a millisecond beside a drafter that needs 30 where 10 are allowed; one call in two would be 48 here."""
+    monkeypatch.setattr(bls.pb, "call", lambda *_: time.sleep(0.03) or ANSWER)
+    asked = bls.BlsDraftLine("eagle", Breaker[Any]("eagle", 4, timeout_s=0.01), 50, "")
+    for _ in range(96):
+        assert propose(asked, Context([1, 2, 3])) is NO_ANSWER
+        time.sleep(0.001)
+    assert 1 <= asked._breaker.counts.num_late <= 5
 
 
 def test_a_drafter_that_fails_is_left_alone_for_a_while(line: Any) -> None:

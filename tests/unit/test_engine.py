@@ -13,8 +13,9 @@ import torch
 from orchestrator import reference
 from orchestrator.context import Context
 from orchestrator.errors import EngineError, RequestError, Unavailable, UnknownSequence
+from orchestrator.sampling_params import Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Sampling, States, Want
+from orchestrator.types import States, Want
 from orchestrator.wire import StepRequest, delta_of
 from runtime.layout import Segment
 from runtime.paged import PagedModel

@@ -18,9 +18,10 @@ from tokenizers import Tokenizer
 
 import orchestrator.grammar
 from orchestrator.errors import ConfigError, RequestError
-from orchestrator.grammar import MAX_COMPILED, MAX_TEXT_BYTES, Grammars, Matcher
+from orchestrator.grammar import MAX_COMPILED, MAX_TEXT_BYTES, Grammars
+from orchestrator.matcher import Matcher
+from orchestrator.sampling_params import Grammar
 from orchestrator.tree import TokenTree
-from orchestrator.types import Grammar
 
 pytestmark = pytest.mark.unit
 

@@ -12,8 +12,9 @@ from llguidance import LLMatcher, LLTokenizer
 
 from orchestrator import grammar as module
 from orchestrator.errors import RequestError, Unavailable
-from orchestrator.grammar import NUM_LATE, Grammars, Matcher
-from orchestrator.types import Grammar
+from orchestrator.grammar import NUM_LATE, Grammars
+from orchestrator.matcher import Matcher
+from orchestrator.sampling_params import Grammar
 from tests.support.hanging import Hang, until
 
 FILE = Path(__file__).resolve().parents[2] / "models/target/tokenizer.json"

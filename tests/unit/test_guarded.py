@@ -13,10 +13,12 @@ from orchestrator.accept import accept_block, accept_rejection
 from orchestrator.context import Context
 from orchestrator.drawn import well_drawn
 from orchestrator.errors import EngineError
+from orchestrator.proposal import Budget, Proposal, Proposer
 from orchestrator.proposers.guarded import Guarded
 from orchestrator.reference import dense_q
+from orchestrator.sampling_params import Rule, Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Distribution, FloatArray, Proposal, Proposer, Rule, Sampling, Want
+from orchestrator.types import Acceptance, Distribution, FloatArray, Want
 from tests.support.enumeration import Branch, law
 
 VOCAB_SIZE = 10

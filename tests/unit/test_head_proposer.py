@@ -10,10 +10,12 @@ import pytest
 from orchestrator.context import Context
 from orchestrator.errors import RequestError
 from orchestrator.methods import METHODS, plan
+from orchestrator.proposal import Budget
 from orchestrator.proposers.drafter import NO_ANSWER
 from orchestrator.proposers.heads import DynamicConfig, HeadProposer, HeadTraits, StaticConfig
+from orchestrator.sampling_params import Rule, Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Drafted, HeadInput, Rule, Sampling, States, Want
+from orchestrator.types import Acceptance, Drafted, HeadInput, States, Want
 from orchestrator.wire import DraftRequest, StepRequest, delta_of, pack_draft, pack_step, unpack_draft, unpack_step
 
 TREE = TokenTree.from_paths([[4, 5], [6]])
@@ -22,6 +24,8 @@ BUDGET = Budget(20, 5)
 
 class Line:
     """Answers with a tree, and says how far its cache reaches."""
+
+    gave_up = False
 
     def __init__(self, *answers: Drafted) -> None:
         self.answers = list(answers)

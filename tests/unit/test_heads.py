@@ -12,8 +12,9 @@ import torch
 from orchestrator import noise
 from orchestrator.choices import tree_of_choices
 from orchestrator.errors import EngineError, RequestError, Unavailable, UnknownSequence
+from orchestrator.sampling_params import Rule, Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Rule, Sampling
+from runtime.heads import pace, ranking
 from runtime.heads.extrapolating import EagleEngine
 from runtime.heads.growth import Dynamic
 from runtime.heads.independent import MedusaEngine
@@ -111,7 +112,15 @@ def test_a_static_tree_takes_each_node_s_ranks(eagle: Eagle) -> None:
 def test_a_call_that_names_no_shape_gets_the_head_s_own_tree(eagle: Eagle) -> None:
     ids, features = random_context(11, eagle.width)
     named, unnamed = (request(ids, features, choices=choices, max_depth=9) for choices in (EAGLE_TREE, None))
-    assert paths_of(draft(eagle.new_engine(), named)[0]) == paths_of(draft(eagle.new_engine(), unnamed)[0])
+    (one,), (other,) = draft(eagle.new_engine(), named), draft(eagle.new_engine(), unnamed)
+    assert len(paths_of(one)) == 25
+    assert sorted(paths_of(one)) == sorted(paths_of(other))
+
+
+def test_the_head_s_own_tree_is_cut_to_its_likeliest_nodes_not_to_its_first_levels(eagle: Eagle) -> None:
+    ids, features = random_context(11, eagle.width)
+    (answer,) = draft(eagle.new_engine(), request(ids, features, max_nodes=8, max_depth=9))
+    assert np.bincount(answer.tree.depths)[1:].tolist() == [2, 3, 1, 1, 1]
 
 
 def test_calls_of_one_request_go_on_from_its_cache(eagle: Eagle) -> None:
@@ -208,7 +217,8 @@ def test_at_the_head_s_limit_nothing_is_drafted(eagle: Eagle) -> None:
     for length in (limit, limit + 1, limit + 40):
         ids, features = random_context(length, eagle.width)
         (answer,) = draft(engine, request(ids, features, width=2))
-        assert (answer.tree.num_nodes, answer.cached_len) == (0, length - 1)
+        assert isinstance(answer, RequestError), "so that it is not asked again"
+        assert f"limit, {limit} positions" in str(answer)
 
 
 @pytest.mark.parametrize(
@@ -288,13 +298,73 @@ def test_medusa_s_tree_ends_with_its_last_head(tmp_path: Path, target: Path) -> 
 def test_redrafter_s_tree_is_its_beams_prefixes(tmp_path: Path, target: Path, options: dict[str, Any]) -> None:
     engine = RecurrentEngine(load("redrafter", make_head("redrafter", tmp_path, **options), target))
     ids, features = random_context(6, HIDDEN_SIZE)
-    (answer,) = draft(engine, request(ids, features[-1:], start=4, width=4, max_depth=3))
     tensors, config = oracle.read_tensors(tmp_path), oracle.read_config(tmp_path)
     h = features[-1].astype(np.float32).astype(np.float64)
-    beams = oracle.redrafter_beams(tensors, config, tables(target)[0], h, ids[-1], 4, 3)
-    expected = {path[:n] for path, _ in beams for n in (1, 2, 3)}
-    assert set(paths_of(answer)) == expected
-    assert len(paths_of(answer)) == len(expected)
+    model = (tensors, config, tables(target)[0], h, ids[-1])
+
+    def score(path: Path_) -> float:
+        return sum(oracle.redrafter_log_probs(*model, path[:n])[path[n]] for n in range(len(path)))
+
+    beams = oracle.redrafter_beams(*model, 4, 3)
+    best_first = sorted({path[:n] for path, _ in beams for n in (1, 2, 3)}, key=score, reverse=True)
+    for max_nodes in (60, len(best_first) - 2, 3):
+        call = request(ids, features[-1:], start=4, width=4, max_depth=3, max_nodes=max_nodes)
+        assert paths_of(draft(engine, call)[0]) == best_first[:max_nodes]
+
+
+#: Halvings of probability from a path to each of its tokens; what is not named cannot follow.
+HALVINGS: dict[Path_, dict[int, int]] = {
+    (): {5: 1, 6: 2, 8: 6},
+    (5,): {7: 1, 3: 3},
+    (6,): {4: 5},
+    (8,): {1: 1},
+    (5, 7): {2: 1, 9: 2},
+    (5, 3): {2: 1},
+    (6, 4): {0: 1},
+}
+
+
+def grown_by_hand(max_nodes: int, beams: bool) -> tuple[list[int], list[int]]:
+    """Return tokens and parents of a tree of three levels, three candidates wide, under `HALVINGS`."""
+    growth = Dynamic(3, max_nodes, 3, beams)
+    while growth.frontier:
+        laws = [HALVINGS[tuple(growth.token(node) for node in growth.path(n))] for n in growth.frontier]
+        ids = [[*law, -1, -1, -1][:3] for law in laws]
+        scores = [[*(-float(cost) for cost in law.values()), *[-np.inf] * 3][:3] for law in laws]
+        growth.take(np.array(ids, np.int32), np.array(scores))
+    tree = growth.tree()
+    return tree.tokens.tolist(), tree.parents.tolist()
+
+
+@pytest.mark.parametrize("max_nodes", [60, 6, 5, 4, 3, 2, 1])
+def test_beams_packed_by_hand(max_nodes: int) -> None:
+    # Level 1 holds 5 (1), 6 (2), 8 (6); level 2 holds 57 (2), 53 (4), 64 (7; 81 ties and came later); the last beams
+    # are 572 (3), 579 (4), 532 (5), and not 640 (8). 6, the second likeliest of all, is on none of them. In order, the
+    # tie of 53 and 579 going to the smaller depth: 5, 57, 572, 53, 579, 532.
+    tokens, parents = [5, 7, 2, 3, 9, 2], [0, 1, 2, 1, 2, 4]
+    assert grown_by_hand(max_nodes, beams=True) == (tokens[:max_nodes], parents[:max_nodes])
+
+
+@pytest.mark.parametrize("max_nodes", [60, 11, 10, 9, 7, 4, 3, 2, 1])
+def test_a_dynamic_tree_ranked_by_hand(max_nodes: int) -> None:
+    # The same levels; all eleven candidates are ranked anew: 5 (1), 6 and 57 (2), 572 (3), 53 and 579 (4), 532 (5),
+    # 8 (6), 64 and 81 (7, in this order), 640 (8). Ties go to the smaller depth, then to the one that came first.
+    tokens, parents = [5, 6, 7, 2, 3, 9, 2, 8, 4, 1, 0], [0, 0, 1, 3, 1, 3, 5, 0, 2, 8, 9]
+    assert grown_by_hand(max_nodes, beams=False) == (tokens[:max_nodes], parents[:max_nodes])
+
+
+def test_beams_share_prefixes_not_tokens() -> None:
+    # Beams 5-7-2 and 8-7-2 agree from their second token on, which is no prefix; 5-7-9 shares two tokens with the
+    # first. Halvings: 5 (1), 8 (1.5), 57 (2), 87 (2.5), 572 (3), 872 (3.5), 579 (4).
+    growth = Dynamic(3, 60, 3, beams=True)
+    growth.take(np.array([[5, 8, 6]], np.int32), np.array([[-1.0, -1.5, -50.0]]))
+    growth.take(np.array([[7, 0, 1]] * 3, np.int32), np.array([[-1.0, -70.0, -71.0]] * 3))
+    growth.take(np.array([[2, 9, 1]] * 3, np.int32), np.array([[-1.0, -2.0, -9.0], [-1.0, -8.0, -9.0], [-1.0] * 3]))
+    tree = growth.tree()
+    assert not growth.frontier
+    assert tree.tokens.tolist() == [5, 8, 7, 7, 2, 2, 9]
+    assert tree.parents.tolist() == [0, 0, 1, 2, 3, 4, 3]
+    assert tree.mask.tolist() == [[own[: len(other)] == other for other in tree.paths] for own in tree.paths]
 
 
 def test_a_head_without_the_newest_state_drafts_nothing(tmp_path: Path, target: Path) -> None:
@@ -453,3 +523,54 @@ def test_what_can_never_be_kept_is_not_expanded(width: int, max_nodes: int) -> N
         growth.take(np.array(best, np.int32), ranked)
     assert growth.tree().paths[1:] == [path for path, _ in dynamic_tree(scores, width, 6, max_nodes)]
     assert num_expanded <= 1 + max_nodes * 2
+
+
+class SlowClock:
+    """A clock by which every look at the logits takes a tenth of a second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, head: Any) -> None:
+        self.now_s = 100.0
+        logits = head.logits
+
+        def slow(*args: Any) -> Any:
+            self.now_s += 0.1
+            return logits(*args)
+
+        monkeypatch.setattr(pace.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(head, "logits", slow)
+
+    def depths(self, engine: Any, *waited_s: float, **shape: Any) -> list[int]:
+        """Return how deep the trees of calls become that are given a second and have waited so long in the queue."""
+        answers: list[Any] = []
+        jobs = []
+        for number, waited in enumerate(waited_s, start=1):
+            made = request(sequence_id=number, max_depth=9, **shape)
+            jobs.append(Job(made, self.now_s - waited + 1.0, answers.append, self.now_s - waited))
+        assert engine.advance(jobs) == []
+        return [max(answer.tree.depths) for answer in answers]
+
+
+def test_a_draft_stops_growing_before_it_is_late_or_takes_the_time_of_the_calls_behind_it(
+    eagle: Eagle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, (ids, features) = SlowClock(monkeypatch, eagle.head), random_context(11, eagle.width)
+    assert clock.depths(eagle.new_engine(), 0.0, 0.65, 0.95, ids=ids, features=features, width=2) == [5, 2, 1]
+    assert clock.depths(eagle.new_engine(), 0.0, ids=ids, features=features, choices=TokenTree.chain([0] * 9)) == [5]
+
+
+def test_beams_stop_growing_before_they_are_late(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = load("redrafter", make_head("redrafter", tmp_path), target)
+    clock, (ids, features) = SlowClock(monkeypatch, head), random_context(11, HIDDEN_SIZE)
+    assert clock.depths(RecurrentEngine(head), 0.0, 0.65, ids=ids, features=features, width=2) == [5, 2]
+
+
+def test_ranks_are_those_of_the_whole_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few candidates a row has, as long as they are among them."""
+    logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(1)) * 4
+    ids = torch.arange(5000) * 2
+    samplings = [Sampling(), Sampling(0.3, seed=3), Sampling(0.7, seed=4, rule=Rule.REJECTION)]
+    few = ranking.rank(logits, [5, 6, 7], samplings, 4, ids)
+    monkeypatch.setattr(ranking, "CANDIDATES", 5000)
+    every = ranking.rank(logits, [5, 6, 7], samplings, 4, ids)
+    assert few.ids.tolist() == every.ids.tolist()
+    assert torch.allclose(few.scores, every.scores, atol=0.02)

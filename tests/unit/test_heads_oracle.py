@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from orchestrator import choices
 from tests.support import heads_oracle as oracle
-from tests.support.choice_trees import Tree, published_choices, tree_of_beams, tree_of_choices, unpacker
+from tests.support.choice_trees import Tree, published_choices, tree_of_choices
 from tests.support.dynamic_tree import dynamic_tree
 from tests.support.published_heads import write_eagle, write_eagle3, write_medusa, write_redrafter
 
@@ -441,43 +442,36 @@ def test_the_authors_cut_keeps_ties_and_renormalises() -> None:
 # Trees
 
 
-def test_beams_packed_by_hand() -> None:
-    # 5 ─ 7 ─ 2        rows 1 2 3
-    #   │   └ 9        row 4
-    #   └ 3 ─ 2        rows 5 6
-    beams = [[5, 7, 2], [5, 7, 9], [5, 3, 2]]
-    tree = tree_of_beams(beams)
-    assert [address[-1] for address in tree.addresses[1:]] == [5, 7, 2, 9, 3, 2]
-    assert tree.parents == [0, 1, 2, 2, 1, 5]
-    assert tree.depths == [0, 1, 2, 3, 3, 2, 3]
-    assert unpacker(beams) == [[1, 2, 3], [1, 2, 4], [1, 5, 6]]
-    assert [[int(seen) for seen in row] for row in tree.mask] == [
-        [1, 0, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0, 0],
-        [1, 1, 1, 0, 0, 0, 0],
-        [1, 1, 1, 1, 0, 0, 0],
-        [1, 1, 1, 0, 1, 0, 0],
-        [1, 1, 0, 0, 0, 1, 0],
-        [1, 1, 0, 0, 0, 1, 1],
-    ]
-    assert tree.leaf_paths == [[0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 5, 6]]
+# The published lists worked out by hand: rows are counted by depth, then by ranks, and the children of a row take the
+# ranks 0, 1, 2, … without a gap. Medusa's: [0] … [9] are rows 1 … 10, [0, 0] … [0, 9] 11 … 20, [1, 0] is row 21,
+# [2, 0] row 28, [0, 0, 0] row 39. EAGLE-1's: [0] … [3] are rows 1 … 4, [0, 0] row 5, [1, 0] row 8, [0, 0, 0] row 13,
+# [0, 0, 0, 0] row 21.
+MEDUSA_CHILDREN = {0: 10, 1: 10, 2: 7, 3: 3, 4: 2, 5: 1, 6: 1, 7: 1, 8: 1, 9: 1, 10: 1}
+MEDUSA_CHILDREN |= {11: 10, 12: 3, 13: 2, 14: 1, 15: 1, 16: 1, 17: 1, 18: 1, 21: 2, 28: 1, 39: 2}
+EAGLE_CHILDREN = {0: 4, 1: 3, 2: 2, 3: 2, 4: 1, 5: 3, 6: 2, 7: 2, 8: 1, 13: 3, 21: 2}
+PUBLISHED = [
+    ("medusa_mc_sim_7b_63", MEDUSA_CHILDREN, [0] + [1] * 10 + [2] * 28 + [3] * 23 + [4] * 2, 42),
+    ("eagle1_25", EAGLE_CHILDREN, [0] + [1] * 4 + [2] * 8 + [3] * 8 + [4] * 3 + [5] * 2, 15),
+]
 
 
-def test_beams_share_prefixes_not_tokens() -> None:
-    # Beams 0 and 1 agree from their second token on, which is not a prefix; beam 2 shares two tokens with beam 0.
-    beams = [[5, 7, 2], [8, 7, 2], [5, 7, 9]]
-    assert [address[-1] for address in tree_of_beams(beams).addresses[1:]] == [5, 7, 2, 8, 7, 2, 9]
-    assert tree_of_beams(beams).parents == [0, 1, 2, 0, 4, 5, 2]
-    assert unpacker(beams) == [[1, 2, 3], [4, 5, 6], [1, 2, 7]]
-
-
-def test_published_trees() -> None:
-    medusa, eagle = (tree_of_choices(published_choices(name)) for name in ("medusa_mc_sim_7b_63", "eagle1_25"))
-    assert medusa.depth_counts == [10, 28, 23, 2] and len(medusa.leaf_paths) == 42 and len(medusa.addresses) == 64
-    assert eagle.depth_counts == [4, 8, 8, 3, 2] and len(eagle.leaf_paths) == 15 and len(eagle.addresses) == 26
-    for tree in (medusa, eagle):
-        assert [sum(row) - 1 for row in tree.mask] == tree.depths
-        assert all(parent <= row for row, parent in enumerate(tree.parents))
+@pytest.mark.parametrize(("name", "children", "depths", "num_leaves"), PUBLISHED, ids=["medusa", "eagle"])
+def test_published_trees(name: str, children: dict[int, int], depths: list[int], num_leaves: int) -> None:
+    nodes = published_choices(name)
+    leaves = [node for node in nodes if not any(other[:-1] == node for other in nodes)]
+    parents = [row for row, count in children.items() for _ in range(count)]
+    ranks = [rank for count in children.values() for rank in range(count)]
+    assert len(leaves) == num_leaves and len(tree_of_choices(nodes).leaf_paths) == num_leaves
+    for given in (nodes, leaves, nodes[::-1], leaves[::-1]):
+        helper, tree = tree_of_choices(given), choices.tree_of_choices(given)
+        assert (helper.parents, helper.depths) == (parents, depths)
+        assert [address[-1] for address in helper.addresses[1:]] == ranks
+        assert (tree.parents.tolist(), tree.depths.tolist(), tree.tokens.tolist()) == (parents, depths, ranks)
+        # Who sees whom, by the published lists alone: a node sees the beginnings of its own list.
+        paths = [list(path) for path in tree.paths]
+        assert sorted(paths[1:]) == sorted(nodes)
+        assert tree.mask.tolist() == [[own[: len(other)] == other for other in paths] for own in paths]
+        assert helper.mask == tree.mask.tolist()
 
 
 def test_leaf_paths_stand_for_their_nodes() -> None:

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from orchestrator import reference
 from orchestrator.context import Context
 from orchestrator.loop import Limits
+from orchestrator.proposal import Budget
 from orchestrator.proposers.jacobi import Jacobi, JacobiConfig, filled, prompt_tokens
 from orchestrator.sampling import pick
-from orchestrator.types import Acceptance, Budget, Sampling
+from orchestrator.sampling_params import Sampling
+from orchestrator.types import Acceptance
 from tests.support.decode import decode
 from tests.support.table_target import TableTarget
 

@@ -22,7 +22,7 @@ from orchestrator.methods import Materials
 from orchestrator.noise import child_seed
 from orchestrator.request import MAX_TEXT_BYTES, Given, read
 from orchestrator.sampled import sampling_of
-from orchestrator.types import NO_EDITS, Grammar, Rule, Sampling
+from orchestrator.sampling_params import NO_EDITS, Grammar, Rule, Sampling
 from tests.support.tiny_models import VOCAB_SIZE, write_byte_tokenizer
 
 CONTEXT = 32

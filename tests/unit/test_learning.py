@@ -20,7 +20,7 @@ from orchestrator.job import Job, JobBuilder
 from orchestrator.methods import Materials
 from orchestrator.proposers.memory import Memory
 from orchestrator.request import read
-from orchestrator.types import Sampling
+from orchestrator.sampling_params import Sampling
 from tests.support.table_target import TableTarget
 from tests.support.tiny_models import VOCAB_SIZE, write_byte_tokenizer
 from tests.support.without_triton import imported

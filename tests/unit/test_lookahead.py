@@ -16,10 +16,12 @@ from orchestrator.context import Context
 from orchestrator.errors import RequestError
 from orchestrator.loop import Limits
 from orchestrator.methods import Materials, plan
+from orchestrator.proposal import Budget, Proposal
 from orchestrator.proposers.lookahead import Lookahead, LookaheadConfig, Shape, shape_of
 from orchestrator.proposers.ngram_pool import NgramPool
+from orchestrator.sampling_params import Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Proposal, Sampling
+from orchestrator.types import Acceptance
 from tests.support.decode import decode
 from tests.support.lookahead_figures import (
     ACCEPTED_IN_WARM_UP,

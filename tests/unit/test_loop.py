@@ -18,11 +18,13 @@ from tokenizers import Tokenizer
 from orchestrator import reference
 from orchestrator.context import Context
 from orchestrator.loop import Limits, Progress, generate
+from orchestrator.proposal import Budget, Proposal, Proposer
 from orchestrator.proposers.none import NoProposer
 from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig
+from orchestrator.sampling_params import Sampling
 from orchestrator.text import Chunk, FinishReason, Output, StopRule
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Proposal, Proposer, Sampling, Want
+from orchestrator.types import Acceptance, Want
 from tests.support.table_target import TableTarget
 from tests.support.tiny_models import write_byte_tokenizer
 

@@ -8,11 +8,12 @@ import threading
 import pytest
 
 from orchestrator.context import Context
+from orchestrator.proposal import Budget
 from orchestrator.proposers import memory as memory_module
 from orchestrator.proposers.automaton import Automaton, Match
 from orchestrator.proposers.memory import MAX_DEPTH, NUM_GENERATIONS, PIECE_TOKENS, Memory
 from orchestrator.proposers.suffix import Suffix, SuffixConfig
-from orchestrator.types import Budget, Sampling
+from orchestrator.sampling_params import Sampling
 
 
 def found(memory: Memory, salt: str, tokens: list[int]) -> int:

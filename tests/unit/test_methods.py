@@ -14,9 +14,10 @@ from orchestrator.config import METHODS as CONFIG_METHODS
 from orchestrator.context import Context
 from orchestrator.errors import RequestError
 from orchestrator.methods import METHODS, Materials, plan
-from orchestrator.settings import MAX_NODES
-from orchestrator.tree import TokenTree
-from orchestrator.types import Budget, Drafted, Sampling
+from orchestrator.proposal import Budget
+from orchestrator.sampling_params import Sampling
+from orchestrator.tree import MAX_NODES, TokenTree
+from orchestrator.types import Drafted
 
 LOADED = frozenset(DRAFTER_OF.values())
 DEFAULTS = {
@@ -192,6 +193,8 @@ def test_plan_proposer_is_the_method_s_and_keeps_its_parameters() -> None:
 
 class ScriptedLine:
     """A line to a drafter that always has an idea."""
+
+    gave_up = False
 
     def __init__(self) -> None:
         self.asked: list[Budget] = []

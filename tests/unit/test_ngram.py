@@ -16,11 +16,13 @@ from orchestrator.context import Context
 from orchestrator.drawn import MAX_CANDIDATES, draw
 from orchestrator.errors import RequestError
 from orchestrator.loop import Limits, Progress
+from orchestrator.proposal import Budget, Proposal
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.ngram import Ngram, NgramConfig, q_of
 from orchestrator.proposers.tables import Followers, Tables
 from orchestrator.sampling import log_p, pick
-from orchestrator.types import Budget, FloatArray, Proposal, Sampling
+from orchestrator.sampling_params import Sampling
+from orchestrator.types import FloatArray
 from tests.support.counted import tables_of
 from tests.support.decode import decode
 from tests.support.table_target import TableTarget

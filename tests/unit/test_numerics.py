@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from orchestrator.sampling_params import Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Sampling
 from tests.numerics.__main__ import conditions_of, main
 from tests.numerics.bench import Bench, Cells, merged
 from tests.numerics.counts import EXACT, PLAIN, Tally, interval

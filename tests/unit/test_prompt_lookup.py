@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.context import Context
+from orchestrator.proposal import Budget
 from orchestrator.proposers.ngram_index import NgramIndex
 from orchestrator.proposers.prompt_lookup import MAX_PLACES, PromptLookup, PromptLookupConfig, continuation
+from orchestrator.sampling_params import Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Budget, Sampling
 
 WIDE = Budget(1000, 1000)
 

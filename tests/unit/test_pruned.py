@@ -10,9 +10,11 @@ import pytest
 
 from orchestrator.context import Context
 from orchestrator.drawn import cut
+from orchestrator.proposal import Budget, Proposal, Proposer
 from orchestrator.proposers.pruned import Pruned
+from orchestrator.sampling_params import Rule, Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Distribution, Proposal, Proposer, Rule, Sampling, Want
+from orchestrator.types import Acceptance, Distribution, Want
 
 TREE = TokenTree.from_paths([[1, 2, 3], [4, 5], [6]])
 BUDGET = Budget(99, 99)

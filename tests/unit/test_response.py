@@ -15,9 +15,11 @@ from tokenizers import Tokenizer
 from orchestrator.job import Job
 from orchestrator.loop import Limits, Progress
 from orchestrator.methods import plan
+from orchestrator.proposal import Proposal
 from orchestrator.response import Responses
+from orchestrator.sampling_params import Sampling
 from orchestrator.text import Chunk, FinishReason, Output, StopRule
-from orchestrator.types import Acceptance, Proposal, Sampling, Want
+from orchestrator.types import Acceptance, Want
 
 DEMO = Tokenizer.from_file(str(Path(__file__).resolve().parents[2] / "models/target/tokenizer.json"))
 PROMPT = DEMO.encode("once upon").ids

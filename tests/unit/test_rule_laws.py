@@ -12,7 +12,7 @@ from scipy import stats
 from torch import Tensor
 
 from orchestrator.noise import Stream
-from orchestrator.types import Sampling
+from orchestrator.sampling_params import Sampling
 from runtime import accept, noise
 from runtime.accept import Ask
 from runtime.noise import gumbel, uniform

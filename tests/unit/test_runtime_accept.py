@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from orchestrator.accept import KeyedDraws, Walk, accept_block, accept_rejection, accept_typical
+from orchestrator.sampling_params import Rule, Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Distribution, FloatArray, Rule, Sampling
+from orchestrator.types import Distribution, FloatArray
 from runtime import accept
 from runtime.accept import Ask, walks
 

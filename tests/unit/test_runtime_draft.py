@@ -17,8 +17,9 @@ from orchestrator.drawn import MAX_CANDIDATES, check_drawn
 from orchestrator.errors import UnknownSequence
 from orchestrator.noise import Stream, gumbel
 from orchestrator.sampling import log_p
+from orchestrator.sampling_params import Edits, Rule, Sampling
 from orchestrator.shaping import shape
-from orchestrator.types import Drafted, Edits, Rule, Sampling
+from orchestrator.types import Drafted
 from orchestrator.wire import DraftRequest, delta_of
 from runtime.draft import DraftEngine
 from runtime.paged import PagedModel

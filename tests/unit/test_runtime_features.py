@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM
 
 from orchestrator import reference
 from orchestrator.context import Context
+from orchestrator.sampling_params import Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Sampling, States, Want
+from orchestrator.types import States, Want
 from runtime.norms import fuse_norms
 from tests.support.engines import EngineTarget, PlainModel, make_paged, start_target
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target

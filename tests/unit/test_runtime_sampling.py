@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator import sampling as reference
-from orchestrator.types import Sampling
+from orchestrator.sampling_params import Sampling
 from runtime import sampling
 
 RNG = np.random.default_rng(31)

@@ -14,8 +14,9 @@ import pytest
 
 from orchestrator.context import Context
 from orchestrator.errors import EngineError, EngineLost, ServingError, Unavailable
+from orchestrator.sampling_params import Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Sampling, Want
+from orchestrator.types import Acceptance, Want
 from orchestrator.wire import StepRequest, delta_of
 from runtime.job import Job
 from runtime.thread import EngineThread

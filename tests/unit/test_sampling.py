@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from orchestrator.sampling import log_p, pick
-from orchestrator.types import Sampling
+from orchestrator.sampling_params import Sampling
 
 P = np.array([[0.4, 0.3, 0.15, 0.1, 0.05]])
 LOGITS = np.log(P) + 3.0

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.context import Context
+from orchestrator.sampling_params import Edits, Sampling
 from orchestrator.shaping import merged_bias, shape
 from orchestrator.tree import TokenTree
-from orchestrator.types import Edits, Sampling
 from runtime.shaping import Shaper, shaper_of
 from tests.unit.test_tree import trees
 

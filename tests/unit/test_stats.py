@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 
+from orchestrator.proposal import Budget, Proposal
 from orchestrator.stats import (
     SourceCount,
     Tally,
@@ -18,7 +19,7 @@ from orchestrator.stats import (
     walltime_gain,
 )
 from orchestrator.tree import TokenTree
-from orchestrator.types import Budget, Burst, Distribution, Proposal
+from orchestrator.types import Burst, Distribution
 
 # Leviathan et al. 2023, table 1 (c = ĉ = 0): α, γ, growth of arithmetic, speed.
 TABLE_1 = [(0.6, 2, 1.53, 1.96), (0.7, 3, 1.58, 2.53), (0.8, 2, 1.23, 2.44), (0.8, 5, 1.63, 3.69), (0.9, 2, 1.11, 2.71),

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from orchestrator import reference
 from orchestrator.context import Context
 from orchestrator.loop import Limits, Progress
+from orchestrator.proposal import Budget, Proposal
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.suffix import Suffix, SuffixConfig
-from orchestrator.types import Budget, Proposal, Sampling
+from orchestrator.sampling_params import Sampling
 from tests.support.decode import decode
 from tests.support.table_target import TableTarget
 

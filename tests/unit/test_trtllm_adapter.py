@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import EngineError
 from orchestrator.noise import child_seed
+from orchestrator.sampling_params import Edits, Rule, Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Distribution, Edits, Rule, Sampling, Want
+from orchestrator.types import Distribution, Want
 from orchestrator.wire import Delta, StepRequest
 from runtime.trtllm_backend.adapter import OUTPUTS, Backend, accepted, step_tensors
 

@@ -18,8 +18,9 @@ from orchestrator.capabilities import INSIDE, capabilities_of
 from orchestrator.config import BACKEND_MODELS, ServingConfig
 from orchestrator.context import Context
 from orchestrator.errors import ConfigError, EngineError, EngineLost, RequestError, Unavailable, UnknownSequence
+from orchestrator.sampling_params import Rule, Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Burst, Inside, Rule, Sampling, Want
+from orchestrator.types import Burst, Inside, Want
 from orchestrator.wire import DraftRequest, StepRequest, delta_of
 from runtime.build import build_draft, build_target
 from runtime.trtllm_backend.adapter import ACCEPTED, DRAFTED, OUTPUTS, Backend, draft_tensors, stop_tensors

@@ -26,8 +26,9 @@ from orchestrator.llm_manifest import NAME, read_llm_manifest
 from orchestrator.loop import Limits
 from orchestrator.methods import Materials, plan
 from orchestrator.proposers.none import NoProposer
+from orchestrator.sampling_params import Edits, Rule, Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Edits, Inside, Rule, Sampling, Want
+from orchestrator.types import Inside, Want
 from orchestrator.wire import StepRequest, delta_of
 from runtime.build import build_target
 from runtime.llm_api import executor as llm_executor
@@ -279,7 +280,6 @@ def test_llm_is_shut_down_though_its_loop_hangs(
     assert standin(line).is_shut
     held.set()
     line._executor._thread.join(LIMIT_S)
-    line._executor._loop.close()
 
 
 def test_request_that_the_library_refuses_is_its_first_line(checkpoint: Path, tmp_path: Path) -> None:

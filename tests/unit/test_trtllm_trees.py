@@ -25,8 +25,9 @@ from orchestrator.context import Context
 from orchestrator.errors import ConfigError, EngineError
 from orchestrator.loop import Limits
 from orchestrator.methods import Materials, plan
+from orchestrator.sampling_params import Edits, Grammar, Rule, Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Edits, Grammar, Rule, Sampling, Want
+from orchestrator.types import Want
 from orchestrator.wire import DraftRequest, StepRequest, delta_of
 from runtime.build import build_draft, build_target
 from runtime.cache import CacheShape

@@ -11,9 +11,11 @@ import pytest
 from orchestrator.context import Context
 from orchestrator.errors import RequestError
 from orchestrator.methods import plan
+from orchestrator.proposal import Budget, Proposal, Proposer
 from orchestrator.proposers.union import Union
+from orchestrator.sampling_params import Rule, Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Budget, Proposal, Proposer, Rule, Sampling, States, Want
+from orchestrator.types import Acceptance, States, Want
 
 DRAFTERS = frozenset({"eagle", "eagle3", "medusa"})
 

@@ -13,8 +13,9 @@ from orchestrator.context import Context
 from orchestrator.drawn import cut
 from orchestrator.errors import RequestError
 from orchestrator.sampling import pick
+from orchestrator.sampling_params import OUR_RULES, Edits, Rule, Sampling
 from orchestrator.tree import TokenTree
-from orchestrator.types import OUR_RULES, Distribution, Edits, Rule, Sampling
+from orchestrator.types import Distribution
 from runtime.accept import Ask
 from runtime.shaping import Shaper
 from runtime.verdict import Question, decide

@@ -21,9 +21,10 @@ from orchestrator.errors import (
     Unavailable,
     UnknownSequence,
 )
+from orchestrator.sampling_params import Edits, Grammar, Rule, Sampling
 from orchestrator.tensors import Tensors
 from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Burst, Distribution, Drafted, Edits, Grammar, Inside, Rule, Sampling, Want
+from orchestrator.types import Acceptance, Burst, Distribution, Drafted, Inside, Want
 from orchestrator.wire_errors import error_from, error_text
 
 VOCAB_SIZE = 50
@@ -221,6 +222,16 @@ def test_a_q_that_would_bend_the_law_is_refused(q: list[tuple[list[int], list[fl
 def test_a_sampling_that_does_not_fit_is_refused(name: str, value: np.ndarray, words: str) -> None:
     with pytest.raises(EngineError, match=words):
         wire.unpack_draft(full_draft() | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "highest"),
+    [("width", 2**31 - 1, 32), ("width", -5, 32), ("width", 33, 32), ("max_nodes", 129, 128), ("max_nodes", -1, 128),
+     ("max_depth", 10**9, 128)],
+)  # fmt: skip
+def test_a_tree_larger_than_any_is_refused_before_it_is_grown(name: str, value: int, highest: int) -> None:
+    with pytest.raises(EngineError, match=rf"{name} must be in 0..{highest}, got {value}"):
+        wire.unpack_draft(full_draft() | {name: ids_of(value)})
 
 
 def test_the_hash_names_the_tokens_before_the_start() -> None:

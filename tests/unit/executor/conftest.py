@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.types import Sampling
+from orchestrator.sampling_params import Sampling
 from orchestrator.wire import StepRequest
 from runtime.trtllm.line import ExecutorLine
 from tests.standin import FOLDER

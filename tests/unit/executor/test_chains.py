@@ -12,7 +12,8 @@ import pytest
 
 from orchestrator.loop import Limits
 from orchestrator.sampling import log_softmax
-from orchestrator.types import Edits, Want
+from orchestrator.sampling_params import Edits
+from orchestrator.types import Want
 from orchestrator.wire import StepRequest
 from runtime.trtllm.line import ExecutorLine
 from tests.support.decode import decode

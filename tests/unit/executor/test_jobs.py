@@ -20,9 +20,10 @@ from orchestrator.loop import Progress
 from orchestrator.methods import METHODS, Materials
 from orchestrator.request import read
 from orchestrator.response import Responses
+from orchestrator.sampling_params import Rule
 from orchestrator.tensors import Tensors
 from orchestrator.text import Chunk, FinishReason, Output
-from orchestrator.types import Inside, Rule, Want
+from orchestrator.types import Inside, Want
 from tests.standin.engine_folder import make_engine
 from tests.support.executor import config_of
 

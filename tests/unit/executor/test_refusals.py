@@ -15,8 +15,9 @@ from orchestrator.engine_manifest import read_manifest
 from orchestrator.errors import (
     RequestError,
 )
+from orchestrator.sampling_params import Edits, Grammar, Rule
 from orchestrator.tree import TokenTree
-from orchestrator.types import Edits, Grammar, Rule, Want
+from orchestrator.types import Want
 from orchestrator.wire import StepRequest, delta_of
 from runtime.trtllm.line import ExecutorLine
 from tests.support.engines import ask
