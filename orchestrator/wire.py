@@ -22,8 +22,6 @@ from orchestrator.wire_inside import pack_burst, unpack_burst
 from orchestrator.wire_sampling import pack_sampling, unpack_sampling
 from orchestrator.wire_want import pack_want, unpack_want
 
-MAX_FEATURE_ROWS = 512
-
 
 @dataclass(frozen=True, eq=False)
 class Delta:

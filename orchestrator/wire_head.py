@@ -12,6 +12,8 @@ from orchestrator.tree import MAX_NODES, TokenTree
 from orchestrator.types import HeadInput
 
 NO_HEAD_INPUT = HeadInput()
+#: Most rows of hidden states that cross at once.
+MAX_FEATURE_ROWS = 512
 
 
 def pack_head_input(head: HeadInput) -> Tensors:
@@ -30,4 +32,6 @@ def unpack_head_input(tensors: Incoming) -> HeadInput:
     features = tensors.get("features")
     if features is not None and (features.ndim != 2 or features.dtype != np.float32):
         raise EngineError(f"features must be (rows, width) float32, got {features.shape} {features.dtype}")
+    if features is not None and len(features) > MAX_FEATURE_ROWS:
+        raise EngineError(f"features must have at most {MAX_FEATURE_ROWS} rows, got {len(features)}")
     return HeadInput(features, scalar(tensors, "features_start", 0), choices, bounded(tensors, "width", MAX_WIDTH, 0))

@@ -15,7 +15,8 @@ from orchestrator.errors import ServingError
 from orchestrator.grammar import Grammars
 from orchestrator.tree import TokenTree
 from orchestrator.types import Acceptance, Want
-from orchestrator.wire import MAX_FEATURE_ROWS, StepRequest
+from orchestrator.wire import StepRequest
+from orchestrator.wire_head import MAX_FEATURE_ROWS
 from runtime import sampling
 from runtime.accept import Ask
 from runtime.job import Job

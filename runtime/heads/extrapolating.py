@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from orchestrator.errors import RequestError
 from orchestrator.tree import TokenTree
-from orchestrator.wire import MAX_FEATURE_ROWS
+from orchestrator.wire_head import MAX_FEATURE_ROWS
 from runtime.attention import paged_tree_attention
 from runtime.blocks import BlockPool
 from runtime.cache import CacheShape, KVCache
+from runtime.heads.allowance import Allowance
 from runtime.heads.eagle import Extrapolator
 from runtime.heads.engine import HeadEngine, HeadJob, grow, growth_of, newest_is_there
 from runtime.heads.entries import Draft, Entries, context_entries, node_entries
 from runtime.heads.layer import head_dim
-from runtime.heads.pace import Pace
 from runtime.layout import Pass
 from runtime.sequences import Sequence, SequenceTable
 
@@ -70,15 +70,15 @@ class EagleEngine(HeadEngine):
 
     def draft(self, jobs: list[HeadJob]) -> list[TokenTree]:
         """Return each job's tree."""
-        pace = Pace()
+        allowance = Allowance()
         drafts = [Draft(job, growth_of(job, self._depth(job), self._own_choices)) for job in jobs]
         self._extend(drafts)
         live = drafts
         while live:
             states = torch.stack([draft.state[node] for draft in live for node in draft.growth.frontier])
             grow([d.job for d in live], [d.growth for d in live], self._head.logits(states), self._ids)
-            pace.note_level()
-            live = [draft for draft in live if draft.growth.frontier and pace.allows(draft.job)]
+            allowance.note_level()
+            live = [draft for draft in live if draft.growth.frontier and allowance.allows(draft.job)]
             if live:
                 self._expand(live)
         return [draft.growth.tree() for draft in drafts]

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from orchestrator.tree import TokenTree
+from runtime.heads.allowance import Allowance
 from runtime.heads.engine import HeadEngine, HeadJob, grow, growth_of
 from runtime.heads.growth import Growth
-from runtime.heads.pace import Pace
 from runtime.heads.redrafter import RecurrentHead
 
 
@@ -22,7 +22,7 @@ class RecurrentEngine(HeadEngine):
 
     def draft(self, jobs: list[HeadJob]) -> list[TokenTree]:
         """Return each job's beams as a tree."""
-        pace = Pace()
+        allowance = Allowance()
         growths = [growth_of(job, job.request.max_depth, beams=True) for job in jobs]
         newest = torch.cat([self.features_of(job, job.delta.prefix_len - 2) for job in jobs])
         roots = torch.tensor([int(job.delta.context_ids[-1]) for job in jobs], device=newest.device)
@@ -31,8 +31,8 @@ class RecurrentEngine(HeadEngine):
         live = list(range(len(jobs)))
         while live:
             self._level([jobs[i] for i in live], [growths[i] for i in live], newest[live], [kept[i] for i in live])
-            pace.note_level()
-            live = [i for i in live if growths[i].frontier and pace.allows(jobs[i])]
+            allowance.note_level()
+            live = [i for i in live if growths[i].frontier and allowance.allows(jobs[i])]
             if live:
                 self._advance([growths[i] for i in live], [kept[i] for i in live])
         return [growth.tree() for growth in growths]

@@ -14,7 +14,7 @@ from orchestrator.choices import tree_of_choices
 from orchestrator.errors import EngineError, RequestError, Unavailable, UnknownSequence
 from orchestrator.sampling_params import Rule, Sampling
 from orchestrator.tree import TokenTree
-from runtime.heads import pace, ranking
+from runtime.heads import allowance, ranking
 from runtime.heads.extrapolating import EagleEngine
 from runtime.heads.growth import Dynamic
 from runtime.heads.independent import MedusaEngine
@@ -536,7 +536,7 @@ class SlowClock:
             self.now_s += 0.1
             return logits(*args)
 
-        monkeypatch.setattr(pace.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(allowance.time, "monotonic", lambda: self.now_s)
         monkeypatch.setattr(head, "logits", slow)
 
     def depths(self, engine: Any, *waited_s: float, **shape: Any) -> list[int]:

@@ -234,6 +234,11 @@ def test_a_tree_larger_than_any_is_refused_before_it_is_grown(name: str, value: 
         wire.unpack_draft(full_draft() | {name: ids_of(value)})
 
 
+def test_more_rows_of_features_than_a_step_brings_are_refused() -> None:
+    with pytest.raises(EngineError, match="at most 512 rows, got 513"):
+        wire.unpack_draft(full_draft() | {"features": np.zeros((513, 2), np.float32)})
+
+
 def test_the_hash_names_the_tokens_before_the_start() -> None:
     context = Context([7, 8, 9, 10])
     delta = wire.delta_of(context, 2, 1, "")

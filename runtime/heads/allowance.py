@@ -13,7 +13,7 @@ MARGIN = 0.1
 SHARE = 0.5
 
 
-class Pace:
+class Allowance:
     """The time that one pass has; it begins with it."""
 
     def __init__(self) -> None:
