@@ -32,7 +32,7 @@ from orchestrator.types import Inside, Want
 from orchestrator.wire import StepRequest, delta_of
 from runtime.build import build_target
 from runtime.llm_api import executor as llm_executor
-from tests.standin import FOLDER
+from tests.standin import importable
 from tests.support.decode import decode
 from tests.support.engines import EngineTarget, ask, make_paged, start_target, submit
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
@@ -47,12 +47,8 @@ METHODS = ("none", "eagle3", "mtp", "prompt_lookup", "draft_model")
 
 @pytest.fixture(scope="module", autouse=True)
 def library() -> Iterator[None]:
-    """Put the stand-in where the package would be, and take it away again."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
+    with importable():
         yield
-    for name in [name for name in sys.modules if name.split(".")[0] == "tensorrt_llm"]:
-        del sys.modules[name]
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.standin import FOLDER
+from tests.standin import importable
 from tests.standin.engine_folder import make_engine, tree_of
 from tests.support.engines import PlainModel
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
@@ -30,13 +29,10 @@ TREES = {
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
+    with importable():
         from tensorrt_llm.bindings import executor
 
         yield executor
-    for name in [name for name in sys.modules if name.split(".")[0] == "tensorrt_llm"]:
-        del sys.modules[name]
 
 
 @pytest.fixture(scope="module")

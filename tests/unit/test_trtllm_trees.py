@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import random
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +36,7 @@ from runtime.trtllm_trees.geometry import Geometry, read_geometry
 from runtime.trtllm_trees.inputs import Row, context_inputs, groups, step_inputs
 from runtime.trtllm_trees.model import is_host
 from runtime.trtllm_trees.pool import PoolCache
-from tests.standin import FOLDER
+from tests.standin import importable
 from tests.standin.engine_folder import make_engine, make_tree_engine
 from tests.support.decode import decode
 from tests.support.engines import EngineTarget, ask, make_paged, start_target
@@ -52,12 +51,8 @@ DRAWN = Sampling(0.9, top_p=0.95, seed=7)
 
 @pytest.fixture(scope="module", autouse=True)
 def library() -> Iterator[None]:
-    """Put the stand-in where the package would be, and take it away again."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
+    with importable():
         yield
-    for name in [name for name in sys.modules if name.split(".")[0] == "tensorrt_llm"]:
-        del sys.modules[name]
 
 
 @pytest.fixture(scope="module")

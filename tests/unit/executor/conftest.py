@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from orchestrator.sampling_params import Sampling
 from orchestrator.wire import StepRequest
 from runtime.trtllm.line import ExecutorLine
-from tests.standin import FOLDER
+from tests.standin import importable
 from tests.standin.engine_folder import make_engine
 from tests.support.decode import decode
 from tests.support.engines import EngineTarget, make_paged, start_target
@@ -21,12 +20,8 @@ from tests.support.tiny_models import make_tiny_target
 
 @pytest.fixture(scope="package", autouse=True)
 def library() -> Iterator[None]:
-    """Put the stand-in where the package would be, and take it away again."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
+    with importable():
         yield
-    for name in [name for name in sys.modules if name.split(".")[0] == "tensorrt_llm"]:
-        del sys.modules[name]
 
 
 @pytest.fixture(scope="package")
