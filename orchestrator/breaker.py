@@ -29,7 +29,7 @@ class Backoff:
     """A pause after each failure, twice as long as the one before until something succeeds; all in seconds."""
 
     first_s: float
-    longest_s: float = 30.0
+    longest_s: float
     _pause_s: float = 0.0
     _until_s: float = 0.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from typing import Any, NamedTuple
 
 from build.errors import BuildError
@@ -11,8 +12,9 @@ from orchestrator.errors import first_line
 #: Keys of a JSON line that hold text, or lists of turns that do.
 TEXT_KEYS = ("text", "content", "value", "prompt", "completion", "instruction", "input", "output", "response")
 TURN_KEYS = ("messages", "conversations")
+PARTED_KEYS = ("prompt", "completion")
 #: Who speaks under `from`, in the words of the templates.
-ROLES = {"human": "user", "gpt": "assistant"}
+ROLES = {"human": "user"} | dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), "assistant")
 
 Turn = dict[str, Any]
 
@@ -82,12 +84,21 @@ def text_of(value: Any) -> str | None:
 
 
 def turns_of(value: Any) -> list[Turn]:
-    """The turns of a chat, each with its role and its words; none where the value is no chat."""
-    found = [value[key] for key in TURN_KEYS if value.get(key)] if isinstance(value, dict) else []
-    turns = found[0] if found and isinstance(found[0], list) else []
-    return [_turn(turn) for turn in turns] if all(isinstance(turn, dict) for turn in turns) else []
+    """The turns of a chat, each with its role and its words; none where the value is no chat.
+
+    A chat is a list of turns, or stands under a key; it may also be parted into `prompt` and `completion`.
+    """
+    if isinstance(value, dict):
+        parts = [value[key] for key in TURN_KEYS if value.get(key)][:1] or [value.get(key) for key in PARTED_KEYS]
+        value = [*chain(*parts)] if all(isinstance(part, list) for part in parts) else []
+    is_chat = isinstance(value, list) and all(isinstance(turn, dict) and _speaker(turn) for turn in value)
+    return [_turn(turn) for turn in value] if is_chat else []
 
 
 def _turn(turn: Turn) -> Turn:
-    role = str(turn.get("role", turn.get("from", "")))
+    role = _speaker(turn)
     return {**turn, "role": ROLES.get(role, role), "content": text_of(turn.get("content", turn.get("value"))) or ""}
+
+
+def _speaker(turn: Turn) -> str:
+    return str(turn.get("role") or turn.get("from") or "")

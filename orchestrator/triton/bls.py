@@ -122,6 +122,7 @@ def try_release(model: str, sequence_id: int) -> None:
 
 #: How long a request does without a drafter that was late, in time-outs.
 PAUSE_OF_TIMEOUT = 4.0
+LONGEST_PAUSE_S = 30.0
 
 #: What a drafter answers, or why it does not for this request; that is no fault of the drafter's.
 DraftAnswer = Drafted | UnknownSequence | RequestError | Unavailable
@@ -141,7 +142,8 @@ class BlsDraftLine:
         self._num_sent = 0
         self._last: Future[DraftAnswer] | None = None
         # A drafter that is late or full at every step would cost a text many times what it saves.
-        self._pause = Backoff(PAUSE_OF_TIMEOUT * breaker.timeout_s)
+        first_s = PAUSE_OF_TIMEOUT * breaker.timeout_s
+        self._pause = Backoff(first_s, max(first_s, LONGEST_PAUSE_S))
         self._refusal: RequestError | None = None
 
     @property
@@ -156,7 +158,7 @@ class BlsDraftLine:
             self._num_sent = 0
             answer = self._try(context, sampling, budget, head)
         if isinstance(answer, RequestError):
-            log.info("%s drafts no more for sequence %d: %s", self._model, self._sequence_id, answer)
+            log.warning("%s drafts no more for sequence %d: %s", self._model, self._sequence_id, answer)
             self._refusal = answer
         if not isinstance(answer, Drafted):
             return NO_ANSWER
@@ -179,7 +181,10 @@ class BlsDraftLine:
         if self._last is None:
             return None
         answer = self._breaker.wait(self._last)
-        self._pause.note(isinstance(answer, Drafted | UnknownSequence))
+        if answer is None or isinstance(answer, Unavailable):
+            self._pause.note(succeeded=False)
+        elif isinstance(answer, Drafted) and answer.tree.num_nodes:  # a bare tree costs the drafter nothing
+            self._pause.note(succeeded=True)
         return answer
 
     def _ask(self, request: wire.DraftRequest) -> DraftAnswer:

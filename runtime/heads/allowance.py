@@ -20,6 +20,10 @@ class Allowance:
         self._began_s = self._level_began_s = time.monotonic()
         self._longest_s = 0.0
 
+    def begin_levels(self) -> None:
+        """Note that the context is read: what that took is no measure of a level."""
+        self._level_began_s = time.monotonic()
+
     def note_level(self) -> None:
         """Note that a level of the trees has been grown; the next is reckoned to take as long as the longest did."""
         now_s = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 import torch
@@ -96,7 +97,8 @@ def _check_rope(rope: Fields) -> None:
 
 def checked_config(files: HeadFiles, **changes: object) -> LlamaConfig:
     """Return the sizes of an EAGLE layer; raises ConfigError when its rotation cannot be cached."""
-    given = {key: value for key, value in files.config.items() if value is not None}
+    given: dict[str, Any] = {key: _without_nulls(value) for key, value in files.config.items() if value is not None}
+    given.pop("layer_types", None)  # the target's, where its config was copied
     try:
         config = LlamaConfig(**{**given, **changes})
     except Exception as error:  # the class checks its fields by itself
@@ -105,6 +107,10 @@ def checked_config(files: HeadFiles, **changes: object) -> LlamaConfig:
     check_supported(config, files.folder)
     _check_frequencies(files, config)
     return config
+
+
+def _without_nulls(value: Any) -> Any:
+    return {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, dict) else value
 
 
 def _check_frequencies(files: HeadFiles, config: LlamaConfig) -> None:

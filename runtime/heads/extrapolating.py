@@ -73,6 +73,7 @@ class EagleEngine(HeadEngine):
         allowance = Allowance()
         drafts = [Draft(job, growth_of(job, self._depth(job), self._own_choices)) for job in jobs]
         self._extend(drafts)
+        allowance.begin_levels()
         live = drafts
         while live:
             states = torch.stack([draft.state[node] for draft in live for node in draft.growth.frontier])

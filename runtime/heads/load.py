@@ -40,15 +40,15 @@ UNREAD = ("embed_tokens.weight", "t2d")
 def load_head(kind: str, folder: str, target: str, dtype: torch.dtype, device: torch.device) -> Any:
     """Load a head of this kind (a key of KINDS) for a target; raises ConfigError with the reason if it cannot be."""
     files, tables = read_head(folder), read_tables(target, dtype, device)
-    check_files(files, tables)
     try:
+        check_files(files, tables)
         head: Any = KINDS[kind](files, tables)
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         # A tensor of another rank than the layout's, or a size of config.json that no memory holds.
         raise ConfigError(
             f"{folder}: no {kind} checkpoint: {first_line(error)} (config.json; docs/heads-formats.md)"
         ) from error
-    if ACCURACY in files.config:
+    if isinstance(files.config.get(ACCURACY), list):  # a number under this word is of another's training
         head.own_choices = best_choices(accuracy_of(files), MAX_NODES)
     return _cast(head, dtype, device).eval().requires_grad_(False)
 

@@ -172,7 +172,7 @@ def test_breaker_hung_call_does_not_keep_the_process_from_exiting() -> None:
 def test_backoff_doubles_its_pauses_up_to_the_longest_and_a_success_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    backoff = Backoff(1.0, longest_s=5.0)
+    backoff = Backoff(1.0, 5.0)
     assert not backoff.is_on
     for pause_s in (1.0, 2.0, 4.0, 5.0, 5.0):
         backoff.note(succeeded=False)

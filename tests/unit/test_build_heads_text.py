@@ -126,6 +126,22 @@ def test_chats_are_written_with_the_target_s_template(tmp_path: Path, bos: bool)
     assert text.chat_template
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        CHAT,
+        {"prompt": CHAT[:1], "completion": CHAT[1:]},
+        {"conversations": [{"from": "human", "value": "ask"}, {"from": "chatgpt", "value": "answer"}]},
+        {"messages": [{"role": None, "from": "human", "value": "ask"}, {"from": "bard", "value": "answer"}]},
+    ],
+    ids=["a list", "in two parts", "another's name", "no role"],
+)
+def test_chats_of_all_shapes_are_chats(tmp_path: Path, line: Any) -> None:
+    target = make_target(tmp_path / "model", TEMPLATE)
+    text = text_of(target, write_lines(tmp_path / "chats.jsonl", *[line] * 60), tmp_path)
+    assert documents_in(text, target) == {"<s>uQaskXaQanswerX"}
+
+
 def test_chats_are_plain_lines_where_there_is_no_template(tmp_path: Path) -> None:
     target = make_target(tmp_path / "model")
     text = text_of(target, write_lines(tmp_path / "chats.jsonl", *[{"messages": CHAT}] * 60), tmp_path)

@@ -91,6 +91,24 @@ def test_a_drafter_that_is_always_late_costs_few_steps_their_wait(
     assert 1 <= asked._breaker.counts.num_late <= 5
 
 
+def test_only_a_draft_ends_the_pauses_not_an_answer_that_costs_nothing(
+    line: Any, bls: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head that comes back from a pause asks for what it lacks, or has lost the sequence."""
+    monkeypatch.setattr(bls, "PAUSE_OF_TIMEOUT", 0.001)  # 10 ms
+    full, bare = (
+        Unavailable("KV pool full"),
+        {**ANSWER, "node_ids": ANSWER["node_ids"][:0], "node_parents": ANSWER["node_parents"][:0]},
+    )
+    asked, _, _ = line(ANSWER, full, UnknownSequence("gone"), bare, full, ANSWER)
+    context, pauses = Context([1, 2, 3]), []
+    for _ in range(5):
+        until(lambda: not asked._pause.is_on, "the end of the pause")
+        propose(asked, context)
+        pauses.append(asked._pause._pause_s)
+    assert pauses == pytest.approx([0.0, 0.01, 0.01, 0.02, 0.0])
+
+
 def test_a_drafter_that_fails_is_left_alone_for_a_while(line: Any) -> None:
     asked, drafter, breaker = line(EngineError("broken"))
     assert propose(asked, Context([1, 2, 3])) is NO_ANSWER

@@ -558,6 +558,18 @@ def test_a_draft_stops_growing_before_it_is_late_or_takes_the_time_of_the_calls_
     assert clock.depths(eagle.new_engine(), 0.0, ids=ids, features=features, choices=TokenTree.chain([0] * 9)) == [5]
 
 
+def test_a_long_context_to_read_is_not_taken_for_a_long_level(eagle: Eagle, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, (ids, features) = SlowClock(monkeypatch, eagle.head), random_context(11, eagle.width)
+    fuse = eagle.head.fuse
+
+    def slow(features: Any) -> Any:
+        clock.now_s += 0.25
+        return fuse(features)
+
+    monkeypatch.setattr(eagle.head, "fuse", slow)
+    assert clock.depths(eagle.new_engine(), 0.0, ids=ids, features=features, width=2) == [2]
+
+
 def test_beams_stop_growing_before_they_are_late(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     head = load("redrafter", make_head("redrafter", tmp_path), target)
     clock, (ids, features) = SlowClock(monkeypatch, head), random_context(11, HIDDEN_SIZE)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from orchestrator.errors import ConfigError
 from tests.support.heads import load, make_head, make_target
@@ -189,6 +191,28 @@ def test_null_is_as_absent(tmp_path: Path, target: Path, kind: str, key: str) ->
     if key == "num_key_value_heads":  # the file's tensors hold two
         changes = {key: 2}
     load(kind, make_head(kind, tmp_path, changes=changes), target)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layer_types": ["full_attention"] * 36},
+        {"rope_scaling": {"rope_type": None, "type": "linear", "factor": 2.0}},
+        {"accuracy": None},
+        {"accuracy": 0.87},
+    ],
+    ids=str,
+)
+def test_what_others_write_beside_it_is_no_reason_to_refuse(tmp_path: Path, target: Path, changes: Any) -> None:
+    load("eagle", make_head("eagle", tmp_path, changes=changes), target)
+
+
+def test_eight_bit_weights_are_one_sentence(tmp_path: Path, target: Path) -> None:
+    (weights,) = make_head("medusa", tmp_path).glob("*.safetensors")
+    tensors = load_file(weights)
+    save_file({name: tensor.to(torch.float8_e4m3fn) for name, tensor in tensors.items()}, weights)
+    with pytest.raises(ConfigError, match=r"no medusa checkpoint: .*Float8_e4m3fn"):
+        load("medusa", tmp_path, target)
 
 
 def test_usual_rotations_are_taken(tmp_path: Path, target: Path) -> None:

@@ -246,7 +246,7 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path, target: Path) -> No
         load("medusa", tmp_path, target)
 
 
-@pytest.mark.parametrize("accuracy", [3, [], [[0.5], [0.5, 0.1]], [[2.0]] * 4, [["a"]] * 4])
+@pytest.mark.parametrize("accuracy", [[], [[0.5], [0.5, 0.1]], [[2.0]] * 4, [["a"]] * 4])
 def test_an_accuracy_that_is_none_is_refused(tmp_path: Path, target: Path, accuracy: Any) -> None:
     make_head("medusa", tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"accuracy": accuracy}))
