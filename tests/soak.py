@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", type=int, default=5)
     options = parser.parse_args(arguments)
     with Server(CONFIG, env=ENVIRONMENT) as server:
-        result = soak(server, options.warm_up, options.steps, options.parts)
+        result = soak(server, options.warm_up, options.steps, options.parts, functools.partial(print, flush=True))
     print(result.table())
     print(", ".join(f"{count} {kind}" for kind, count in sorted(result.outcomes.items())))
     for fault in result.faults():
