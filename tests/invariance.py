@@ -72,6 +72,8 @@ def _in_order(rows: Iterable[dict[str, Any]], name: str) -> list[str]:
 
 def _cell(rows: Sequence[dict[str, Any]], sampling: str, method: str, mode: str) -> str:
     wanted = [row for row in rows if (row["sampling"], row["method"], row["mode"]) == (sampling, method, mode)]
+    if not wanted:
+        return "–"
     return f"{sum(len(row['differences']) for row in wanted)} / {sum(row['tokens'] for row in wanted):,}"
 
 
