@@ -76,6 +76,16 @@ def test_a_head_with_a_cache_says_what_it_lacks() -> None:
     assert line.calls[0][2].features is None
 
 
+def test_once_a_head_has_refused_the_request_no_state_is_asked_for() -> None:
+    line = Line(NO_ANSWER)
+    proposer = HeadProposer("eagle", StaticConfig(), line, HeadTraits(States.LAST, keeps=True))
+    context = Context(list(range(20)))
+    proposer.propose(context, Sampling(), BUDGET)
+    assert proposer.want.features_from == 19
+    line.gave_up = True
+    assert proposer.want == Want()
+
+
 def test_while_a_head_is_silent_the_newest_state_alone_is_asked_for() -> None:
     """Rows for nobody are not sent; the head says what it lacks when it is back."""
     line = Line(Drafted(TREE, cached_len=19), NO_ANSWER, Drafted(TokenTree.bare(), cached_len=19))
