@@ -56,7 +56,8 @@ Made by `make audit-full` on the real server in float64: {requests:,} requests, 
 **{len(found)} differences**. Every cell: differences / tokens. Each prompt goes through every method, whose settings \
 (`tests/support/settings.py`) take turns. *{ALONE}*: one request at a time, each method with a cache of its own; \
 *{AT_ONCE}*: the methods of one run mixed. Everything is compared with `none` alone, and that with transformers: its \
-`generate` at temperature 0, above it the stock model's log p plus the keyed noise. The columns are temperatures and seeds.
+`generate` at temperature 0, above it the stock model's log p plus the keyed noise. The columns are temperatures \
+and seeds; a dash was not run.
 
 {chr(10).join(lines)}
 

@@ -19,14 +19,17 @@ import psutil
 
 from clients.generate import stream
 from launcher import Server
+from orchestrator.config import DRAFTER_OF
 from tests.support.mixed_traffic import NUM_AT_ONCE, Traffic
 from tests.support.traffic import Crowd, Prompt, figures, read_prompts
 
 CONFIG = Path(__file__).resolve().parents[1] / "serving.toml"
+#: The drafters that keep a cache.
+CACHING = ("draft_model", "eagle", "eagle3")
 MAX_GROWTH_MB = 8.0
 REPORT_S = 0.5  # how often the engines report
 # Pools so small that the warm-up fills them: what grows later is not the cache.
-ENVIRONMENT = {"SERVING_KV_MEMORY_MB": "48"}
+ENVIRONMENT = {"SERVING_KV_MEMORY_MB": "64"}
 
 
 @dataclass(frozen=True)
@@ -59,19 +62,25 @@ def _held(server: Server) -> dict[str, float]:
 def fill(server: Server, prompts: Sequence[Prompt]) -> None:
     """Fill the KV pools until every engine has had to evict: from then on all their memory is in use."""
     crowd, most, full = Crowd(server.grpc_url, NUM_AT_ONCE), Counter[str](), set[str]()
+    method = "+".join(method for method in CACHING if DRAFTER_OF[method] in server.models)
     for turn in range(1000):
-        crowd.map(functools.partial(_prefill, turn), [prompts[(turn + i) % len(prompts)] for i in range(16)])
-        cached = {key[0]: int(value) for key, value in figures(server).items() if key[1:] == ("kv_blocks", "cached")}
+        prefill = functools.partial(_prefill, turn, method)
+        crowd.map(prefill, [prompts[(turn + i) % len(prompts)] for i in range(16)])
+        cached, total = _blocks(server, "cached"), _blocks(server, "total")
         full |= {model for model, number in cached.items() if number < most[model]}
         most |= Counter(cached)
-        if cached and full == set(cached):
+        if cached and full == {model for model, number in total.items() if number}:
             return
     raise AssertionError(f"the pools did not fill: {most}")
 
 
-def _prefill(turn: int, client: Any, prompt: Prompt) -> None:
-    """Bring a prompt into both engines' caches under a salt of its own."""
-    options = {"speculation": "draft_model", "max_tokens": 2, "cache_salt": f"fill {turn}"}
+def _blocks(server: Server, state: str) -> dict[str, int]:
+    return {key[0]: int(value) for key, value in figures(server).items() if key[1:] == ("kv_blocks", state)}
+
+
+def _prefill(turn: int, method: str, client: Any, prompt: Prompt) -> None:
+    """Bring a prompt into all engines' caches under a salt of its own; a head is first called in the second step."""
+    options = {"speculation": method, "max_tokens": 8, "cache_salt": f"fill {turn}"}
     list(stream(client, prompt.text, **options))
 
 
