@@ -182,13 +182,14 @@ class EngineThread(Generic[Request]):
     def _pass(self) -> None:
         began_s = time.monotonic()
         jobs = self._jobs
+        # Before the answers: whoever has one sees the pass counted.
+        self.num_passes += 1
+        self.num_jobs += len(jobs)
         self._jobs = self._advance(jobs)
         now_s = time.monotonic()
         waiting = {job.sequence_id for job in self._jobs}
         answered = [job.sequence_id for job in jobs if job.sequence_id not in waiting]
         self.gather.answered(answered, now_s, now_s - began_s)
-        self.num_passes += 1
-        self.num_jobs += len(jobs)
 
     def _advance(self, jobs: list[Job[Request]]) -> list[Job[Request]]:
         """Run a pass; when it fails, each job runs alone, so that only the culprit is refused."""
