@@ -129,7 +129,10 @@ DraftAnswer = Drafted | UnknownSequence | RequestError | Unavailable
 
 
 class BlsDraftLine:
-    """One request's line to a drafter; implements `orchestrator.proposers.drafter.DraftLine`."""
+    """One request's line to a drafter; implements `orchestrator.proposers.drafter.DraftLine`.
+
+    gave_up: the drafter cannot serve this request, nor its longer contexts.
+    """
 
     def __init__(self, model: str, breaker: Breaker[DraftAnswer], vocab_size: int, cache_salt: str) -> None:
         self._model = model
@@ -144,12 +147,7 @@ class BlsDraftLine:
         # A drafter that is late or full at every step would cost a text many times what it saves.
         first_s = PAUSE_OF_TIMEOUT * breaker.timeout_s
         self._pause = Backoff(first_s, max(first_s, LONGEST_PAUSE_S))
-        self._refusal: RequestError | None = None
-
-    @property
-    def gave_up(self) -> bool:
-        """True when the drafter cannot serve this request, nor its longer contexts."""
-        return self._refusal is not None
+        self.gave_up = False
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT) -> Drafted:
         """Ask for a tree; the drafter's silence, failure or nonsense comes back as NO_ANSWER."""
@@ -159,7 +157,7 @@ class BlsDraftLine:
             answer = self._try(context, sampling, budget, head)
         if isinstance(answer, RequestError):
             log.warning("%s drafts no more for sequence %d: %s", self._model, self._sequence_id, answer)
-            self._refusal = answer
+            self.gave_up = True
         if not isinstance(answer, Drafted):
             return NO_ANSWER
         self._num_sent = len(context)
@@ -172,7 +170,7 @@ class BlsDraftLine:
 
     def _try(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput) -> DraftAnswer | None:
         """Make one call; None when it failed, is late, or none is made: the drafter had better be left alone."""
-        if self._refusal or self._pause.is_on or (self._last is not None and not self._last.done()):
+        if self.gave_up or self._pause.is_on or (self._last is not None and not self._last.done()):
             return None
         # The call may outlive this step, so it takes a snapshot of the context.
         delta = wire.delta_of(context, self._num_sent, self._sequence_id, self._cache_salt)

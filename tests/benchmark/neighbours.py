@@ -20,9 +20,8 @@ from launcher import Server
 from tests.exact import CONFIG
 from tests.support.traffic import ask, mixed_prompts
 
-GREEDIEST = {"eagle": {}, "eagle2": {"top_k": 32, "depth": 16}, "eagle3": {"top_k": 32, "depth": 16}} | {
-    "redrafter": {"beams": 32, "beam_len": 8}
-}
+DEEPEST = {"top_k": 32, "depth": 16}
+GREEDIEST = {"eagle": {}, "eagle2": DEEPEST, "eagle3": DEEPEST, "redrafter": {"beams": 32, "beam_len": 8}}
 
 
 def options_of(method: str, **parameters: Any) -> dict[str, Any]:
