@@ -39,13 +39,13 @@ exact: $(VENV)/.dev ## every method against transformers, 40 prompts x 128 token
 	@$(PY) -m tests.exact $(ARGS)
 
 audit: $(VENV)/.dev ## prove on a running server that its text is the target's own: make audit ARGS=--help
-	@$(PY) -m tests.audit $(ARGS)
+	@$(PY) -m auditor $(ARGS)
 
 audit-full: $(VENV)/.dev ## one text per seed: every method, four temperatures, alone and 8 at once (two hours)
 	@$(PY) -m tests.invariance $(ARGS)
 
 bench: $(VENV)/.bench ## acceptance length and speed of every method: make bench ARGS=--help
-	@$(PY) -m tests.bench $(ARGS)
+	@$(PY) -m benchmarks $(ARGS)
 
 lint: $(VENV)/.dev ## style, types, import layers, size of the shipped models
 	@$(VENV)/bin/ruff check --output-format concise .

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from launcher.limits import TimeLimits
 from launcher.ports import Ports
 from launcher.server import REPOSITORY, Server
-from orchestrator.errors import ServingError
+from orchestrator.core.errors import ServingError
 
 _EPILOG = """\
 environment:

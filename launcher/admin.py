@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from launcher.command import KEY_HEADER
-from orchestrator.errors import ServingError
+from orchestrator.core.errors import ServingError
 
 
 class AdminError(ServingError):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.config import BACKEND_MODELS, CHECKPOINTS, ServingConfig
-from orchestrator.errors import ConfigError
+from orchestrator.core.errors import ConfigError
+from orchestrator.deployment.config import BACKEND_MODELS, CHECKPOINTS, ServingConfig
 
 #: The public models; each is loaded where the repository has it.
 PUBLIC = ("speculative", "speculative_unary")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator.errors import ConfigError
+from orchestrator.core.errors import ConfigError
 
 _LONGEST_S = 24 * 3600
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from orchestrator.errors import ConfigError
+from orchestrator.core.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from launcher.ports import Ports, free_ports
 from launcher.triton import find_triton
 from launcher.watch import Watch, stubs
 from launcher.workfolder import WorkFolder
-from orchestrator.config import load_config
-from orchestrator.errors import ConfigError, ServingError, unknown_name
+from orchestrator.core.errors import ConfigError, ServingError, unknown_name
+from orchestrator.deployment.config import load_config
 
 REPOSITORY = Path(__file__).resolve().parent.parent / "model_repository"
 _KILL_AFTER_S = 3.0  # what Triton gets beyond its own exit timeout

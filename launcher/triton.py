@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.errors import ConfigError
+from orchestrator.core.errors import ConfigError
 
 STUB = "triton_python_backend_stub"
 _VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -1,1 +1,1 @@
-"""The speculative-decoding loop and its parts; knows neither torch nor, outside `orchestrator.triton`, Triton."""
+"""Runs requests: the loop, the proposers, the calls to the engines. Holds no weights and imports no torch."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import Server
-from orchestrator.config import CHECKPOINTS, ServingConfig, load_config
+from orchestrator.deployment.config import CHECKPOINTS, ServingConfig, load_config
 from tests.support.exactness import NEAR_TIE, SAMPLINGS
 from tests.support.settings import SETTINGS
 from tests.support.suite import ALONE, AT_ONCE, Row, Suite, Unit

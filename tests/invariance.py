@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config import load_config
+from orchestrator.deployment.config import load_config
 from tests.exact import BASE, CONFIG, ROOT, STORE, Store, answers_of, fingerprint, say
 from tests.support.exactness import TEMPERATURES
 from tests.support.settings import SETTINGS, by_method

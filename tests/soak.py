@@ -1,6 +1,6 @@
 """`python -m tests.soak`: mixed traffic, 2,000 steps to warm up and 10,000 to measure, and nothing may grow.
 
-Law: behind the warm-up no process grows by 8 MB, shared memory by nothing, and no KV block stays held.
+Invariant: behind the warm-up no process grows by 8 MB, shared memory by nothing, and no KV block stays held.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import psutil
 
 from clients.generate import stream
 from launcher import Server
-from orchestrator.config import DRAFTER_OF
+from orchestrator.deployment.config import DRAFTER_OF
 from tests.support.mixed_traffic import NUM_AT_ONCE, Traffic
 from tests.support.traffic import Crowd, Prompt, figures, read_prompts
 

@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 
 from build.heads.settings import ABLATED, Settings
 from build.heads.target import FrozenTarget
-from runtime.heads.checks import FINGERPRINT
+from runtime.heads.checkpoint.checks import FINGERPRINT
 
 LLAMA_KEYS = (
     "attention_bias",

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from build.errors import BuildError
-from orchestrator.errors import first_line
+from orchestrator.core.errors import first_line
 
 #: Keys of a JSON line that hold text, or lists of turns that do.
 TEXT_KEYS = ("text", "content", "value", "prompt", "completion", "instruction", "input", "output", "response")

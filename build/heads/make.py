@@ -13,9 +13,9 @@ from build.data import Tokens
 from build.errors import BuildError
 from build.heads.settings import ABLATED, Settings
 from build.heads.target import FrozenTarget
-from runtime.heads.eagle import Eagle3Head, EagleHead
-from runtime.heads.medusa import MedusaHeads
-from runtime.heads.redrafter import RecurrentHead
+from runtime.heads.modules.eagle import Eagle3Head, EagleHead
+from runtime.heads.modules.medusa import MedusaHeads
+from runtime.heads.modules.redrafter import RecurrentHead
 
 
 def make_heads(target: FrozenTarget, settings: Settings, stream: Tokens) -> nn.ModuleDict:

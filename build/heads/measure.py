@@ -80,7 +80,7 @@ def measure(head: nn.Module, recorded: Recorded) -> dict[str, Any]:
         lengths[f"tree of {nodes}"] = acceptance_length(measured_on if len(measured_on) else ranks, tree)
     return {
         "accuracy": accuracies(ranks),
-        # Of each rank alone; what a static tree is grown on (orchestrator/choices.py).
+        # Of each rank alone; what a static tree is grown on (orchestrator/core/static_trees.py).
         "hits": [[round(float(share), 4) for share in row] for row in _hits(ranks)],
         "acceptance_length": {name: round(length, 3) for name, length in lengths.items()},
         "places": int(ranks[..., 0].size),

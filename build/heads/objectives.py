@@ -12,8 +12,8 @@ from build.heads.places import Places, all_places, drawn_places
 from build.heads.settings import ABLATED, Part, Settings
 from build.heads.target import Batch
 from build.heads.unroll import unroll
-from runtime.heads.eagle import EagleHead
-from runtime.heads.layer import attend_causally
+from runtime.heads.modules.eagle import EagleHead
+from runtime.heads.modules.layers import attend_causally
 
 
 def divergence(logits: Tensor, p: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from runtime.heads.layer import attend_causally
+from runtime.heads.modules.layers import attend_causally
 
 
 class Places(NamedTuple):

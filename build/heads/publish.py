@@ -23,7 +23,7 @@ from build.heads.settings import ABLATED, Settings
 from build.heads.target import FrozenTarget
 from build.heads.text import HeadsText
 from build.heads.train import Run
-from runtime.heads.checks import ACCURACY, FINGERPRINT
+from runtime.heads.checkpoint.checks import ACCURACY, FINGERPRINT
 
 MEASURED_WINDOWS = 48
 #: Heads with a static tree of their own, grown by how often their guesses are right on what they meet in service.

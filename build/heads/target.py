@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from build.errors import BuildError
-from orchestrator.errors import ConfigError, first_line
-from runtime.features import layers_of
-from runtime.heads.tables import fingerprint
+from orchestrator.core.errors import ConfigError, first_line
+from runtime.heads.checkpoint.target_tables import fingerprint
+from runtime.model.features import layers_of
 
 
 class Batch(NamedTuple):

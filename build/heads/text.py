@@ -16,8 +16,8 @@ from build.data import cached_stream
 from build.errors import BuildError
 from build.heads.lines import ChatTemplate, Piece, piece_of
 from build.workspace import TrainingText, Workspace
-from orchestrator.checkpoint import read_checkpoint
-from orchestrator.errors import ConfigError, first_line
+from orchestrator.core.errors import ConfigError, first_line
+from orchestrator.deployment.checkpoint import read_checkpoint
 
 #: A text file is cut at line ends into documents of about this many characters, some of which are held out.
 DOCUMENT_CHARS = 8_000

@@ -7,7 +7,7 @@ from collections.abc import Set
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.choices import best_choices
+from orchestrator.core.static_trees import best_choices
 
 Path = tuple[int, ...]
 Tree = Set[Path]

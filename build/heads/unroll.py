@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from build.heads.places import DraftedKeys, Places
 from build.heads.target import Batch
-from runtime.heads.eagle import Eagle3Head, EagleHead
-from runtime.heads.medusa import MedusaHeads
-from runtime.heads.redrafter import RecurrentHead
+from runtime.heads.modules.eagle import Eagle3Head, EagleHead
+from runtime.heads.modules.medusa import MedusaHeads
+from runtime.heads.modules.redrafter import RecurrentHead
 
 
 def unroll(head: nn.Module, batch: Batch, places: Places, depth: int) -> Iterator[Tensor]:

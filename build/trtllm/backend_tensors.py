@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from orchestrator.errors import ConfigError
+from orchestrator.core.errors import ConfigError
 
 
 @dataclass(frozen=True)

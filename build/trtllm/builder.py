@@ -19,8 +19,8 @@ from build.trtllm.manifest import copy_checkpoint, write_manifest
 from build.trtllm.plan import Plan
 from build.trtllm.record import input_hashes, read_record, stage_hashes, write_done
 from build.trtllm.render import plan_json
-from orchestrator.engine_manifest import Manifest, missing_files
-from orchestrator.errors import ConfigError, ServingError
+from orchestrator.core.errors import ConfigError, ServingError
+from orchestrator.deployment.engine_manifest import Manifest, missing_files
 
 #: Seconds between two signs of life of a running stage, and for a stage to end when told to.
 BEAT_S = 60.0

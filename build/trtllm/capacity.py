@@ -9,7 +9,7 @@ from build.trtllm.gpus import GIB, Gpu
 from build.trtllm.memory import EngineBytes, GpuBytes, KvTokens, gpu_bytes, kv_tokens
 from build.trtllm.modes import MODES, length_growth
 from build.trtllm.spec import EngineSpec
-from orchestrator.errors import ConfigError
+from orchestrator.core.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from build.trtllm.builder import StageFailed, build
 from build.trtllm.plan import Plan, make_plan
 from build.trtllm.render import command_line, plan_json, plan_text
 from build.trtllm.spec import EngineSpec, load_spec
-from orchestrator.errors import ConfigError
+from orchestrator.core.errors import ConfigError
 
 _EPILOG = """\
 Every key of the file is a flag, too, and the flag wins: max_batch_size is --max-batch-size.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.errors import ConfigError, unknown_name
+from orchestrator.core.errors import ConfigError, unknown_name
 
 GIB = 1 << 30
 #: The least compute capability of a number format (fp8: Ada, Hopper; nvfp4: Blackwell), and of any engine.

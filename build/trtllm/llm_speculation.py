@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from build.trtllm.modes import MODES, MOST_NODES
 from build.trtllm.versions import DEFAULT
-from orchestrator.errors import ConfigError, unknown_name
+from orchestrator.core.errors import ConfigError, unknown_name
 
 Value = str | int | bool
 

@@ -1,4 +1,4 @@
-"""Finishes an engine's folder: engine.json (orchestrator/engine_manifest.py) and the checkpoint's small files."""
+"""Finishes an engine's folder: engine.json (orchestrator/deployment/engine_manifest.py) and the checkpoint's small files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
-from orchestrator.engine_manifest import CHECKPOINT, NAME, Manifest
+from orchestrator.deployment.engine_manifest import CHECKPOINT, NAME, Manifest
 
 
 def copy_checkpoint(source: Path, folder: Path) -> None:

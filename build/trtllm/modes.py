@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.engine_trees import read_tree
-from orchestrator.errors import ConfigError, unknown_name
+from orchestrator.core.errors import ConfigError, unknown_name
+from orchestrator.deployment.engine_trees import read_tree
 
 if TYPE_CHECKING:
     from build.trtllm.spec import EngineSpec

@@ -15,7 +15,7 @@ from build.trtllm.rules import check_draft, check_engine_fits, check_spec, check
 from build.trtllm.shapes import HeadShape, ModelShape, eagle_heads, medusa_heads, read_shape, redrafter_heads
 from build.trtllm.spec import EngineSpec
 from build.trtllm.versions import find_release
-from orchestrator.engine_trees import check_tree, read_tree
+from orchestrator.deployment.engine_trees import check_tree, read_tree
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from build.trtllm.engines import Engine
 from build.trtllm.gpus import GIB
 from build.trtllm.memory import EngineBytes
 from build.trtllm.plan import Plan
-from orchestrator.errors import ConfigError
+from orchestrator.core.errors import ConfigError
 
 
 def plan_json(plan: Plan) -> str:

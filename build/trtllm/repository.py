@@ -17,9 +17,9 @@ from build.trtllm.backend_tensors import Tensor, inputs, outputs
 from build.trtllm.engines import Engine
 from build.trtllm.plan import Plan, make_plan
 from build.trtllm.spec import load_spec
-from orchestrator.config import BACKEND_MODELS
-from orchestrator.engine_trees import read_tree
-from orchestrator.errors import ConfigError
+from orchestrator.core.errors import ConfigError
+from orchestrator.deployment.config import BACKEND_MODELS
+from orchestrator.deployment.engine_trees import read_tree
 
 #: The Triton model of each engine.
 MODELS = BACKEND_MODELS

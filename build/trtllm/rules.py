@@ -9,8 +9,8 @@ from build.trtllm.gpus import LEAST_CAPABILITY, LEAST_OF_ANY, Gpu
 from build.trtllm.modes import MODES, SIXTEEN_BIT, max_draft_len
 from build.trtllm.shapes import LLAMA, ModelShape
 from build.trtllm.spec import EngineSpec
-from orchestrator.engine_trees import check_tree, read_tree
-from orchestrator.errors import ConfigError
+from orchestrator.core.errors import ConfigError
+from orchestrator.deployment.engine_trees import check_tree, read_tree
 
 
 def check_spec(spec: EngineSpec) -> None:

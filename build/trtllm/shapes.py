@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.checkpoint import read_json
-from orchestrator.errors import ConfigError
+from orchestrator.core.errors import ConfigError
+from orchestrator.deployment.checkpoint import read_json
 
 LLAMA = "LlamaForCausalLM"
 

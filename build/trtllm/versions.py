@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.errors import ConfigError, unknown_name
+from orchestrator.core.errors import ConfigError, unknown_name
 
 DEFAULT = "1.2.1"
 

@@ -1,1 +1,1 @@
-"""The drafting methods, one file each, behind the Proposer protocol (orchestrator/proposal.py)."""
+"""One file for each drafting method, the registry of methods, and the wrappers around proposers."""

@@ -89,7 +89,7 @@ class Automaton:
     def followers(self, match: Match) -> list[Follower]:
         """Return what followed the string, in the order first seen; of very many only the first MAX_FOLLOWERS.
 
-        Law: the counts are those of the string with the token behind it.
+        Invariant: the counts are those of the string with the token behind it.
         """
         seen = islice(self._next[match.state].items(), MAX_FOLLOWERS)
         return [Follower(token, self._count[state], self._end[state]) for token, state in seen]

@@ -1,15 +1,16 @@
-"""Drafts are hints: what a proposer does wrong costs the request its drafts, never its text."""
+"""Drafts that a grammar forbids are not worth a forward pass."""
 
 from __future__ import annotations
 
 import logging
 
-from orchestrator.context import Context
-from orchestrator.drawn import well_drawn
-from orchestrator.proposal import Budget, Proposal, Proposer
-from orchestrator.sampling_params import Sampling
-from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Want
+from orchestrator.core.context import Context
+from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import Acceptance, StepOptions
+from orchestrator.sampling.grammar_matcher import Matcher
+from orchestrator.sampling.sampled_drafts import well_drawn
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +28,9 @@ class Guarded:
         self._failed = False
 
     @property
-    def want(self) -> Want:
+    def options(self) -> StepOptions:
         """What the proposer wants; nothing once it has failed."""
-        return Want() if self._failed else self._proposer.want
+        return StepOptions() if self._failed else self._proposer.options
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the proposal within the budget, or a bare root when it breaks a law."""
@@ -69,3 +70,38 @@ class Guarded:
     def _fail(self, what: str) -> None:
         log.exception("%s failed in %s: the request goes on undrafted", self.name, what)
         self._failed = True
+
+
+class Pruned(Proposer):
+    """A proposer without the nodes that the request's grammar forbids.
+
+    Invariant: the text is the same, since the target would accept none of them. Left alone are drawn drafts under a rule that
+    asks what they were drawn from, where leaving one out by its value would bend the law, and those of a proposer that
+    learns from the picks at all its nodes.
+    """
+
+    def __init__(self, proposer: Proposer, matcher: Matcher) -> None:
+        self.name = proposer.name
+        self._proposer = proposer
+        self._matcher = matcher
+
+    @property
+    def options(self) -> StepOptions:
+        """What the other one wants."""
+        return self._proposer.options
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+        """Return what may come of the other one's proposal."""
+        proposal = self._proposer.propose(context, sampling, budget)
+        if self.options.target_tokens or not proposal.tree.num_nodes or (proposal.q and sampling.rule.uses_q):
+            return proposal
+        self._matcher.follow(context.output)
+        return proposal.only(self._matcher.kept(proposal.tree))
+
+    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
+        """Let the other one learn."""
+        self._proposer.observe(tree, acceptance)
+
+    def close(self) -> None:
+        """Free what the other one holds."""
+        self._proposer.close()

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle, islice
 
-from orchestrator.context import Context
-from orchestrator.proposal import Budget, Proposal, Proposer
-from orchestrator.sampling_params import Sampling
-from orchestrator.settings import MethodConfig, whole
-from orchestrator.tree import MAX_NODES, TokenTree
-from orchestrator.types import Acceptance, Want
+from orchestrator.core.context import Context
+from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import MAX_NODES, TokenTree
+from orchestrator.core.types import Acceptance, StepOptions
+from orchestrator.proposers.parameters import MethodConfig, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +24,13 @@ class JacobiConfig(MethodConfig):
 class Jacobi(Proposer):
     """Proposes its guesses y of the tokens behind the root, and takes the target's answers for the next ones.
 
-    Law: y_i ← pick(x, y_<i) at every absolute position, all at once; what is accepted leaves at the front, tokens of
+    Invariant: y_i ← pick(x, y_<i) at every absolute position, all at once; what is accepted leaves at the front, tokens of
     the prompt enter at the end. At least one more token is right after each step.
     Source: Santilli et al. 2023, arXiv:2305.10427, Algorithm 1; docs/methods/jacobi.md.
     """
 
     name = "jacobi"
-    want = Want(picks=True)
+    options = StepOptions(target_tokens=True)
 
     def __init__(self, config: JacobiConfig) -> None:
         self._draft_len = config.draft_len
@@ -46,7 +46,7 @@ class Jacobi(Proposer):
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Replace each guess by its answer; one that was not proposed stays at its position."""
-        answers = [] if acceptance.picks is None else acceptance.picks.tolist()
+        answers = [] if acceptance.target_tokens is None else acceptance.target_tokens.tolist()
         answers += self._guesses[len(answers) :]
         self._guesses = answers[len(acceptance.path) + 1 :]
 

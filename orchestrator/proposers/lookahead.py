@@ -3,22 +3,88 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
-from orchestrator.context import Context
-from orchestrator.errors import RequestError
-from orchestrator.proposal import Budget, Proposal, Proposer
-from orchestrator.proposers.jacobi import prompt_tokens
-from orchestrator.proposers.lookahead_window import Window
-from orchestrator.proposers.ngram_pool import NgramPool
-from orchestrator.sampling_params import Sampling
-from orchestrator.settings import WHERE, MethodConfig, flag, whole
-from orchestrator.tree import MAX_NODES, TokenTree
-from orchestrator.types import Acceptance, Want
+from orchestrator.core.context import Context
+from orchestrator.core.errors import RequestError
+from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import MAX_NODES, TokenTree
+from orchestrator.core.types import Acceptance, StepOptions
+from orchestrator.proposers.jacobi import filled, prompt_tokens
+from orchestrator.proposers.parameters import WHERE, MethodConfig, flag, whole
+
+
+class Window:
+    """ngram − 1 rows of `width` columns; fewer rows, and wider ones, in the first ngram − 2 steps.
+
+    rows: oldest first; rows[j][i] is a guess at position root + i + j, and rows[0][0] is the root itself.
+    spare: tokens that fill the columns for which there is no guess yet, row by row.
+    Source: Fu et al. 2024, arXiv:2402.02057, Algorithm 2; docs/methods/lookahead.md.
+    """
+
+    def __init__(self, width: int, ngram: int, root: int, spare: Iterator[int]) -> None:
+        self._width = width
+        self._num_rows = ngram - 1
+        self._spare = spare
+        self.rows = [[root, *islice(spare, width + ngram - 3)]]
+
+    @property
+    def is_full(self) -> bool:
+        """True when a column and its answer are an n-gram."""
+        return len(self.rows) == self._num_rows
+
+    @property
+    def columns(self) -> list[tuple[int, ...]]:
+        """Each column's tokens, row 0 first: consecutive positions."""
+        return list(zip(*self.rows, strict=True))
+
+    def advance(self, num_accepted: int, answers: list[int], root: int) -> None:
+        """Move on to the new root, num_accepted + 1 positions further.
+
+        answers: (k,) the target's picks below the first k columns of the last row; they become a row of their own.
+        Invariant: every token keeps its absolute position. A full window drops its oldest row, so that each row moves one
+        position on by itself; while it fills, the rows stay and lose one column more.
+        """
+        kept = self.rows[1:] if self.is_full else self.rows
+        drop = num_accepted if self.is_full else num_accepted + 1
+        rows = [row[drop:] for row in [*kept, answers]]
+        rows[0][:1] = [root]
+        width = self._width + self._num_rows - len(rows)
+        self.rows = [filled(row, width, self._spare) for row in rows]
+
+
+class NgramPool:
+    """Up to `guesses` tails per first token; the one that was entered longest ago makes room.
+
+    Source: Fu et al. 2024, arXiv:2402.02057, section 3.2.
+    """
+
+    def __init__(self, guesses: int) -> None:
+        self._guesses = guesses
+        self._tails: dict[int, dict[tuple[int, ...], None]] = {}  # dictionaries keep the order of entry
+
+    def add(self, ngram: tuple[int, ...]) -> None:
+        """Enter an n-gram; one that is there already becomes the newest of its key."""
+        tails = self._tails.setdefault(ngram[0], {})
+        tails.pop(ngram[1:], None)
+        tails[ngram[1:]] = None
+        if len(tails) > self._guesses:
+            del tails[next(iter(tails))]
+
+    def add_text(self, ids: Sequence[int], size: int) -> None:
+        """Enter all n-grams of `size` tokens of a text, in order."""
+        for ngram in zip(*(ids[start:] for start in range(size)), strict=False):
+            self.add(ngram)
+
+    def tails(self, token: int) -> list[tuple[int, ...]]:
+        """Return what has followed `token`, the newest first."""
+        return list(reversed(self._tails.get(token, ())))
 
 
 class Shape(NamedTuple):
@@ -75,14 +141,14 @@ class Lookahead(Proposer):
     """Proposes the window of a Jacobi trajectory and the pool's n-grams that begin with the root, as one token tree.
 
     num_parameters, max_nodes: of the target and of a tree of this deployment.
-    Law: at most (W − 1) + (N − 2)·W + G·(N − 1) nodes; identical paths are one node, and candidates stand before
+    Invariant: at most (W − 1) + (N − 2)·W + G·(N − 1) nodes; identical paths are one node, and candidates stand before
     window nodes. Any node may be accepted, where the authors accept pool tails only: the text is the target's either
     way.
     Source: Fu et al. 2024, arXiv:2402.02057; docs/methods/lookahead.md.
     """
 
     name = "lookahead"
-    want = Want(picks=True)
+    options = StepOptions(target_tokens=True)
 
     def __init__(self, config: LookaheadConfig, num_parameters: int = 0, max_nodes: int = MAX_NODES) -> None:
         self._shape = shape_of(config, num_parameters, min(config.max_nodes, max_nodes))
@@ -107,7 +173,7 @@ class Lookahead(Proposer):
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Enter the n-grams that the target's picks complete, and move the window on."""
         assert self._window is not None, "observed before anything was proposed"
-        answers = [] if acceptance.picks is None else acceptance.picks[self._last_row].tolist()
+        answers = [] if acceptance.target_tokens is None else acceptance.target_tokens[self._last_row].tolist()
         if self._window.is_full:
             for column, answer in zip(self._window.columns, answers, strict=False):
                 self._pool.add((*column, answer))

@@ -33,7 +33,7 @@ class Memory:
     """Responses of one server process; every method may be called from any thread.
 
     max_tokens: most tokens held, over all salts.
-    Law: what is looked up for a salt comes from responses learnt for that very salt, and runs across no two of them.
+    Invariant: what is looked up for a salt comes from responses learnt for that very salt, and runs across no two of them.
     """
 
     def __init__(self, max_tokens: int) -> None:

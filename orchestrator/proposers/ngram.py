@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.context import Context
-from orchestrator.drawn import cut, draw
-from orchestrator.errors import RequestError
-from orchestrator.proposal import Budget, Proposal, Proposer
+from orchestrator.core.context import Context
+from orchestrator.core.errors import RequestError
+from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import MAX_NODES, TokenTree
+from orchestrator.core.types import Distribution, StepOptions
 from orchestrator.proposers.memory import Recollection
+from orchestrator.proposers.parameters import MethodConfig, whole
 from orchestrator.proposers.tables import MAX_ORDER, Followers, Tables
-from orchestrator.sampling import log_p
-from orchestrator.sampling_params import Sampling
-from orchestrator.settings import MethodConfig, whole
-from orchestrator.tree import MAX_NODES, TokenTree
-from orchestrator.types import Distribution, Want
+from orchestrator.sampling.distribution import log_p
+from orchestrator.sampling.sampled_drafts import cut, draw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +34,13 @@ class NgramConfig(MethodConfig):
 class Ngram(Proposer):
     """Draws a chain, token by token, from what followed the same context in counted text and earlier responses.
 
-    Law: the token at node i is a draw from q[i − 1] over seeds, by the noise of `orchestrator.drawn`; at temperature 0
+    Invariant: the token at node i is a draw from q[i − 1] over seeds, by the noise of `orchestrator.sampling.sampled_drafts`; at temperature 0
     the most frequent, and of equals the lowest id. Costs O(order) lookups a token.
     Source: Leviathan et al. 2023, arXiv:2211.17192, section 3.6 (trivial approximation models).
     """
 
     name = "ngram"
-    want = Want()
+    options = StepOptions()
 
     def __init__(self, config: NgramConfig, tables: Tables | None, memory: Recollection | None) -> None:
         """Raises RequestError where the deployment has nothing counted."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from orchestrator.context import Context
-from orchestrator.proposal import Budget, Proposal, Proposer
-from orchestrator.sampling_params import Sampling
-from orchestrator.types import Want
+from orchestrator.core.context import Context
+from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.types import StepOptions
 
 
 class NoProposer(Proposer):
     """Always proposes the bare root."""
 
     name = "none"
-    want = Want()
+    options = StepOptions()
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return no draft."""

@@ -6,13 +6,13 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.context import Context
-from orchestrator.proposal import Budget, Proposal, Proposer
+from orchestrator.core.context import Context
+from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import MAX_NODES, TokenTree
+from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.proposers.ngram_index import MAX_NGRAM, NgramIndex
-from orchestrator.sampling_params import Sampling
-from orchestrator.settings import MethodConfig, whole
-from orchestrator.tree import MAX_NODES, TokenTree
-from orchestrator.types import Acceptance, Want
+from orchestrator.proposers.parameters import MethodConfig, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,14 +26,14 @@ class PredictedConfig(MethodConfig):
 class Predicted(Proposer):
     """Proposes the client's prediction, found again after a divergence where the last tokens agree with it.
 
-    Law: after k > 1 rejected drafts in a row the last k − 1 tokens must agree; beyond max_ngram the prediction is
+    Invariant: after k > 1 rejected drafts in a row the last k − 1 tokens must agree; beyond max_ngram the prediction is
     given up. Up to the first rejection it is also followed without agreement, as though one token had been replaced.
     Costs O(max_ngram) per token of the prediction once, and O(log of its length) per step.
     Source: predicted outputs, docs/methods/predicted.md.
     """
 
     name = "predicted"
-    want = Want()
+    options = StepOptions()
 
     def __init__(self, config: PredictedConfig, prediction: Sequence[int]) -> None:
         self._draft_len = config.draft_len

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from orchestrator.context import Context
-from orchestrator.proposal import Budget, Proposal, Proposer
+from orchestrator.core.context import Context
+from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import MAX_NODES, TokenTree
+from orchestrator.core.types import StepOptions
 from orchestrator.proposers.ngram_index import MAX_NGRAM, NgramIndex
-from orchestrator.sampling_params import Sampling
-from orchestrator.settings import MethodConfig, choice, flag, whole
-from orchestrator.tree import MAX_NODES, TokenTree
-from orchestrator.types import Want
+from orchestrator.proposers.parameters import MethodConfig, choice, flag, whole
 
 # A token may have stood in a long text ten thousand times: so many places are looked at.
 MAX_PLACES = 256
@@ -46,7 +46,7 @@ class PromptLookup(Proposer):
     """
 
     name = "prompt_lookup"
-    want = Want()
+    options = StepOptions()
 
     def __init__(self, config: PromptLookupConfig) -> None:
         self._config = config

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from orchestrator.context import Context
-from orchestrator.proposal import Budget, Proposal, Proposer
+from orchestrator.core.context import Context
+from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import MAX_NODES, TokenTree
+from orchestrator.core.types import StepOptions
 from orchestrator.proposers.automaton import ROOT, Automaton, Match
 from orchestrator.proposers.memory import MAX_DEPTH, Recollection
-from orchestrator.sampling_params import Sampling
-from orchestrator.settings import MethodConfig, flag, real, whole
-from orchestrator.tree import MAX_NODES, TokenTree
-from orchestrator.types import Want
+from orchestrator.proposers.parameters import MethodConfig, flag, real, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class Suffix(Proposer):
     """
 
     name = "suffix"
-    want = Want()
+    options = StepOptions()
 
     def __init__(self, config: SuffixConfig, memory: Recollection | None = None) -> None:
         self._config = config

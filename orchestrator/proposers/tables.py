@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from orchestrator.errors import ConfigError
-from orchestrator.types import FloatArray
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.types import FloatArray
 
 FILE = "ngrams.npz"
 #: Longest n-gram: a context of three tokens of any vocabulary below 2²¹ is one int64.

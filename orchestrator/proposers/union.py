@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from orchestrator.context import Context
-from orchestrator.proposal import Budget, Proposal, Proposer
-from orchestrator.sampling_params import Sampling
-from orchestrator.settings import MethodConfig, whole
-from orchestrator.tree import MAX_NODES, TokenTree
-from orchestrator.types import Acceptance, States, Want
+from orchestrator.core.context import Context
+from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import MAX_NODES, TokenTree
+from orchestrator.core.types import Acceptance, HiddenStates, StepOptions
+from orchestrator.proposers.parameters import MethodConfig, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Union(Proposer):
 
     caps: most nodes of each member, its own max_nodes.
 
-    Law: the tree holds each member's nodes as far as its share goes, a common path once; siblings are tried in the
+    Invariant: the tree holds each member's nodes as far as its share goes, a common path once; siblings are tried in the
     order of the members. A node that several proposed has all their names as its source. Its drafts are *chosen*:
     what a member has drawn from q is as good a guess as any, once it stands among others'.
     """
@@ -40,12 +40,12 @@ class Union(Proposer):
         self._caps = caps
 
     @property
-    def want(self) -> Want:
+    def options(self) -> StepOptions:
         """What any of the members wants."""
-        want = Want()
+        options = StepOptions()
         for member in self._members:
-            want = want.joined(member.want)
-        return want
+            options = options.joined(member.options)
+        return options
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the members' trees in one."""
@@ -58,9 +58,9 @@ class Union(Proposer):
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Give each member the hidden states that it reads; the tree is not one's own, so nobody learns from it."""
-        kept = self.want.read
+        kept = self.options.read
         for member in self._members:
-            member.observe(tree, _with_states(acceptance, kept, member.want.read))
+            member.observe(tree, _with_states(acceptance, kept, member.options.read))
 
     def close(self) -> None:
         """Free what the members hold."""
@@ -99,10 +99,10 @@ class _Merged:
         return Proposal(TokenTree(edges[:, 1].copy(), edges[:, 0].copy()), tuple(self._sources))
 
 
-def _with_states(acceptance: Acceptance, kept: States, wanted: States) -> Acceptance:
+def _with_states(acceptance: Acceptance, kept: HiddenStates, wanted: HiddenStates) -> Acceptance:
     """Return the acceptance with the columns of its features that are wanted; kept: which states they hold."""
     features = acceptance.features
-    if features is None or kept == wanted or kept != States.LAST | States.LAYERS:
+    if features is None or kept == wanted or kept != HiddenStates.LAST | HiddenStates.LAYERS:
         return acceptance
     width = features.shape[1] // 4
-    return replace(acceptance, features=features[:, :width] if wanted == States.LAST else features[:, width:])
+    return replace(acceptance, features=features[:, :width] if wanted == HiddenStates.LAST else features[:, width:])

@@ -1,1 +1,1 @@
-"""Everything that knows Triton: tensors in and out of `pb_utils`, BLS calls, the hosts of our Triton models."""
+"""All that knows Triton: requests, BLS clients, hosts, admission, the watch over other processes."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-from orchestrator.errors import EngineLost
+from orchestrator.core.errors import EngineLost
 
 Result = TypeVar("Result")
 

@@ -10,14 +10,73 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from orchestrator import wire
-from orchestrator.errors import EngineError, ServingError
-from orchestrator.tensors import Tensors
+from orchestrator.core.errors import EngineError, ServingError
+from orchestrator.core.types import EngineStatus
+from orchestrator.core.worker_pool import Workers
 from orchestrator.triton import pb
-from orchestrator.triton.gauges import EngineGauges
-from orchestrator.types import EngineStatus
-from orchestrator.wire_errors import error_text
-from orchestrator.workers import Workers
+from orchestrator.wire import calls
+from orchestrator.wire.errors import error_text
+from orchestrator.wire.tensors import Tensors
+
+FAMILIES = {
+    "spec_kv_blocks": ("gauge", "KV blocks: held by sequences, cached (found by content), free, total"),
+    "spec_sequences": ("gauge", "Sequences that hold KV blocks"),
+    "spec_passes_total": ("counter", "Forward passes"),
+    "spec_pass_requests_total": ("counter", "Requests in these passes; divided by the passes: occupancy"),
+}
+
+log = logging.getLogger(__name__)
+
+
+class EngineGauges:
+    """The series of one Triton model; `update` is made for the engine's own thread, twice a second.
+
+    Invariant: once an engine has been idle for a second, the port shows its figures of now.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._families = {name: pb.metric_family(name, *rest) for name, rest in FAMILIES.items()}
+        self._series: dict[tuple[str, str], Any] = {}
+        self._shown: dict[tuple[str, str], int] = {}
+        self._broken = False
+
+    def update(self, status: EngineStatus) -> None:
+        """Show the figures; a metrics port that fails is left alone, since no request may suffer from it."""
+        if self._broken:
+            return
+        try:
+            self._show(status)
+        except Exception:
+            self._broken = True
+            log.exception("no more metrics of model %s", self._model)
+
+    def _show(self, status: EngineStatus) -> None:
+        blocks = {
+            "held": status.blocks_held,
+            "cached": status.blocks_cached,
+            "free": status.blocks_free,
+            "total": status.blocks_total,
+        }
+        for state, number in blocks.items():
+            self._set("spec_kv_blocks", number, state)
+        self._set("spec_sequences", status.num_sequences)
+        self._set("spec_passes_total", status.num_passes)
+        self._set("spec_pass_requests_total", status.num_jobs)
+
+    def _set(self, family: str, value: int, state: str = "") -> None:
+        key = (family, state)
+        if key not in self._series:
+            labels = {"model": self._model} | ({"state": state} if state else {})
+            self._series[key] = self._families[family].Metric(labels=labels)
+        elif value == self._shown[key]:
+            return
+        if FAMILIES[family][0] == "counter":
+            self._series[key].increment(value - self._shown.get(key, 0))
+        else:
+            self._series[key].set(value)
+        self._shown[key] = value
+
 
 Request = TypeVar("Request")
 Contra = TypeVar("Contra", contravariant=True)
@@ -30,10 +89,8 @@ SLOW_LIMIT_S = 5.0
 # which aborts when a process dies that does (triton#8882).
 QUIET_S = 0.1
 
-log = logging.getLogger(__name__)
 
-
-class EngineLine(Protocol[Contra]):
+class EngineClient(Protocol[Contra]):
     """An engine thread, as the host sees it."""
 
     def preparation(self, request: Contra) -> Callable[[], None] | None:
@@ -59,13 +116,13 @@ class EngineHost(Generic[Request]):
     """The Triton side of the `target` and the drafter models.
 
     model: name of the Triton model. unpack: tensors → request, raising ServingError. pack: answer → tensors.
-    Law: every Triton request gets one response with its FINAL flag in the same send.
+    Invariant: every Triton request gets one response with its FINAL flag in the same send.
     """
 
     def __init__(
         self,
         model: str,
-        engine: EngineLine[Request],
+        engine: EngineClient[Request],
         unpack: Callable[[Tensors], Request],
         pack: Callable[[Any], Tensors],
     ) -> None:
@@ -89,7 +146,7 @@ class EngineHost(Generic[Request]):
 
     def _accept(self, tensors: Tensors, sender: Any) -> None:
         try:
-            if sequence_id := wire.released(tensors):
+            if sequence_id := calls.released(tensors):
                 self._engine.release(sequence_id)
                 pb.send(sender, {}, final=True)
                 return
@@ -97,7 +154,7 @@ class EngineHost(Generic[Request]):
         except Exception as error:
             self._send_error(sender, error)
             return
-        deadline_s = time.monotonic() + wire.deadline_ms(tensors, DEFAULT_DEADLINE_MS) / 1000
+        deadline_s = time.monotonic() + calls.deadline_ms(tensors, DEFAULT_DEADLINE_MS) / 1000
         if work := self._engine.preparation(request):
             self._slow.start(work).add_done_callback(partial(self._prepared, request, deadline_s, sender))
         else:

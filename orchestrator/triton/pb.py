@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
-from orchestrator.errors import EngineError, EngineLost, RequestError, Unavailable, first_line
-from orchestrator.tensors import Tensors
+from orchestrator.core.errors import EngineError, EngineLost, RequestError, Unavailable, first_line
 from orchestrator.triton.callers import Callers
 from orchestrator.triton.stubs import Stubs, now_s
-from orchestrator.wire_errors import error_from
+from orchestrator.wire.errors import error_from
+from orchestrator.wire.tensors import Tensors
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 

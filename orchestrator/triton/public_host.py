@@ -7,23 +7,23 @@ import logging
 import time
 from typing import Any
 
-from orchestrator.admission import Admission
-from orchestrator.breaker import Breaker
-from orchestrator.capabilities import capabilities_of
-from orchestrator.config import CHECKPOINTS, ServingConfig
-from orchestrator.engine_manifest import served_checkpoint
-from orchestrator.errors import ConfigError, RequestError, ServingError, Unavailable
-from orchestrator.grammar import Grammars
-from orchestrator.job import Job, JobBuilder
-from orchestrator.matcher import Matcher
-from orchestrator.methods import Lines, Materials
+from orchestrator.core.errors import ConfigError, RequestError, ServingError, Unavailable
+from orchestrator.core.sampling_params import LogitsOptions
+from orchestrator.deployment.capabilities import capabilities_of
+from orchestrator.deployment.config import CHECKPOINTS, ServingConfig
+from orchestrator.deployment.engine_manifest import served_checkpoint
 from orchestrator.proposers.memory import Memory
+from orchestrator.proposers.registry import DrafterClients, ProposerDependencies
 from orchestrator.proposers.tables import load_tables
-from orchestrator.request import Given, read
-from orchestrator.sampling_params import Edits
+from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
+from orchestrator.requests.inputs import RequestInputs, read
+from orchestrator.sampling.grammar import Grammars
+from orchestrator.sampling.grammar_matcher import Matcher
 from orchestrator.triton import pb
-from orchestrator.triton.bls import BlsDraftLine, DraftAnswer
-from orchestrator.triton.ticket import RequestTicket
+from orchestrator.triton.admission import Admission
+from orchestrator.triton.breaker import Breaker
+from orchestrator.triton.clients import BlsDrafterClient, DraftAnswer
+from orchestrator.triton.request_handler import GenerationHandler
 
 SHUTDOWN_LIMIT_S = 20.0
 
@@ -41,7 +41,7 @@ class PublicHost:
         self._checkpoint = served_checkpoint(config)
         checkpoint = self._checkpoint
         self._grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
-        self._builder = JobBuilder(
+        self._builder = RequestBuilder(
             config, self._checkpoint, frozenset(drafters), self._grammars, streams, capabilities_of(config)
         )
         self._admission = Admission(config.max_running, config.max_waiting)
@@ -70,7 +70,7 @@ class PublicHost:
         given = read(pb.tensors_of(request), pb.parameters_of(request))
         timeout_ms = self._builder.timeout_ms(given)
         deadline_s = time.monotonic() + timeout_ms / 1000
-        ticket = RequestTicket(given, sender, deadline_s, self._builder, self._materials, self._memory)
+        ticket = GenerationHandler(given, sender, deadline_s, self._builder, self._materials, self._memory)
         if not self._admission.admit(ticket):
             raise Unavailable(
                 f"{self._config.max_running} requests run and {self._config.max_waiting} wait; "
@@ -89,14 +89,14 @@ class PublicHost:
 
     def _check_default(self) -> None:
         """Raise ConfigError when a request that names no method could not be served."""
-        job = self._builder.build(Given({"input_ids": [0]}))
+        job = self._builder.build(RequestInputs({"input_ids": [0]}))
         try:
             job.plan.proposer(self._materials(job))
         except RequestError as error:
             raise ConfigError(f"default_speculation: {error}") from None
 
-    def _materials(self, job: Job) -> Materials:
-        return Materials(
+    def _materials(self, job: GenerationRequest) -> ProposerDependencies:
+        return ProposerDependencies(
             lines=self._lines(job.cache_salt),
             vocab_size=self._checkpoint.vocab_size,
             prediction=job.prediction,
@@ -104,12 +104,14 @@ class PublicHost:
             num_parameters=self._checkpoint.num_parameters,
             tables=self._tables,
             memory=self._memory.of(job.cache_salt) if self._memory else None,
-            matcher=self._matcher(job.sampling.edits),
+            matcher=self._matcher(job.sampling.logits_options),
         )
 
-    def _matcher(self, edits: Edits) -> Matcher | None:
-        return self._grammars.matcher(edits.grammar, edits.end_ids) if edits.grammar else None
+    def _matcher(self, logits_options: LogitsOptions) -> Matcher | None:
+        return (
+            self._grammars.matcher(logits_options.grammar, logits_options.end_ids) if logits_options.grammar else None
+        )
 
-    def _lines(self, cache_salt: str) -> Lines:
+    def _lines(self, cache_salt: str) -> DrafterClients:
         """Return what builds one request's lines to drafters."""
-        return lambda name: BlsDraftLine(name, self._breakers[name], self._checkpoint.vocab_size, cache_salt)
+        return lambda name: BlsDrafterClient(name, self._breakers[name], self._checkpoint.vocab_size, cache_salt)

@@ -1,1 +1,1 @@
-"""Drafting heads on the target's hidden states: Medusa, EAGLE-1/2/3, ReDrafter; their modules, files and engines."""
+"""Drafting heads: modules, the engines that grow trees with them, checkpoints."""

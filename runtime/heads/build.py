@@ -9,22 +9,22 @@ import numpy as np
 import torch
 from transformers import AutoConfig
 
-from orchestrator.choices import tree_of_choices
-from orchestrator.config import ServingConfig
-from orchestrator.context import Context
-from orchestrator.errors import ConfigError
-from orchestrator.sampling_params import Sampling
-from orchestrator.types import HeadInput
-from orchestrator.wire import DraftRequest, delta_of
-from runtime.heads.engine import HeadEngine
-from runtime.heads.extrapolating import EagleEngine
-from runtime.heads.independent import MedusaEngine
-from runtime.heads.load import load_head
-from runtime.heads.recurrent import RecurrentEngine
-from runtime.job import ask
-from runtime.linear import compile_kernels, pack_linears
-from runtime.load import DTYPES
-from runtime.thread import EngineThread
+from orchestrator.core.context import Context
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.static_trees import tree_of_choices
+from orchestrator.core.types import HeadInput
+from orchestrator.deployment.config import ServingConfig
+from orchestrator.wire.calls import DraftRequest, delta_of
+from runtime.engine.calls import ask
+from runtime.engine.thread import EngineThread
+from runtime.heads.checkpoint.load import load_head
+from runtime.heads.engines.base import HeadEngine
+from runtime.heads.engines.eagle import EagleEngine
+from runtime.heads.engines.medusa import MedusaEngine
+from runtime.heads.engines.redrafter import RecurrentEngine
+from runtime.model.fused import compile_kernels, pack_linears
+from runtime.model.load import DTYPES
 
 #: Rows of a level of several requests' trees; more are rare.
 MAX_PREPARED_ROWS = 64

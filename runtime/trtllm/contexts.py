@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from orchestrator.context import Context
-from orchestrator.errors import UnknownSequence
-from orchestrator.wire import Delta
+from orchestrator.core.context import Context
+from orchestrator.core.errors import UnknownSequence
+from orchestrator.wire.calls import Delta
 
 #: As long as a sequence may be silent: a lost one costs one message more, a held one a few kilobytes.
 IDLE_S = 30.0
@@ -51,7 +51,7 @@ class Contexts:
     def drop_idle(self, now_s: float, busy: Container[int]) -> None:
         """Forget the sequences that have been silent; busy: those with a call under way, which nobody can go on with.
 
-        Law: no sequence is forgotten between a call's arrival and IDLE_S after its answer.
+        Invariant: no sequence is forgotten between a call's arrival and IDLE_S after its answer.
         """
         for sequence_id, used_s in list(self._used_s.items()):
             if now_s - used_s > IDLE_S and sequence_id not in busy:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from orchestrator.config import load_config
+from orchestrator.deployment.config import load_config
 from tests.numerics.bench import Bench
 from tests.numerics.counts import EXACT, METHODS
 from tests.numerics.page import Store

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from orchestrator.checkpoint import read_checkpoint
-from orchestrator.context import Context
-from orchestrator.loop import Limits
-from orchestrator.methods import Materials, plan
-from orchestrator.proposal import Budget, Proposal, Proposer
+from orchestrator.core.context import Context
+from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import DraftResponse, StepOptions
+from orchestrator.deployment.checkpoint import read_checkpoint
+from orchestrator.generation.loop import Limits
+from orchestrator.proposers.registry import ProposerDependencies, select_method
 from orchestrator.proposers.tables import load_tables
-from orchestrator.sampling_params import Sampling
-from orchestrator.tree import TokenTree
-from orchestrator.types import Drafted, Want
-from orchestrator.wire import DraftRequest, delta_of
-from runtime.draft import DraftEngine
-from runtime.job import Job
-from runtime.load import load_model
-from runtime.paged import PagedModel
+from orchestrator.wire.calls import DraftRequest, delta_of
+from runtime.engine.calls import EngineCall
+from runtime.engine.draft import DraftEngine
+from runtime.engine.paged import PagedModel
+from runtime.model.load import load_model
 from tests.numerics.counts import EXACT, METHODS, PLAIN, SIZES, Tally
 from tests.numerics.passes import Forced, Rows, Step, compare, follow
 from tests.support.exactness import SAMPLINGS
@@ -32,7 +32,7 @@ from tests.support.exactness import SAMPLINGS
 class Made(Proposer):
     """A tree of one size: some of the text that will be said, and random branches beside it."""
 
-    name, want = "made", Want()
+    name, options = "made", StepOptions()
 
     def __init__(self, num_nodes: int, text: Sequence[int], vocab_size: int) -> None:
         self._size, self._text, self._vocab_size = num_nodes, text, vocab_size
@@ -54,14 +54,14 @@ class Line:
     def __init__(self, folder: str) -> None:
         self._engine = DraftEngine(PagedModel(load_model(folder, "cpu", "float32"), 64, 16))
 
-    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Drafted:
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> DraftResponse:
         """Return the draft model's chain."""
         answers: list[Any] = []
         request = DraftRequest(delta_of(context, 0, 1, ""), sampling, budget.max_nodes, budget.max_depth)
-        jobs = [Job(request, math.inf, answers.append)]
+        jobs = [EngineCall(request, math.inf, answers.append)]
         while jobs:
             jobs = self._engine.advance(jobs)
-        drafted: Drafted = answers[0]
+        drafted: DraftResponse = answers[0]
         return drafted
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class Bench:
         plain: dict[str, list[Rows]] = {side: [] for side in self.sides}
         for method in methods:
             context = Context(self.checkpoint.tokenizer.encode(text).ids)
-            proposer = self._proposer(method, [own.picks[0] for own in plain[EXACT]])
+            proposer = self._proposer(method, [own.target_tokens[0] for own in plain[EXACT]])
             for tree, walk, rows in follow(self.sides, proposer, context, rule, limits, end):
                 step, first = Step(prompt, len(context), tree, walk.path, rows), len(context.output)
                 alone = {side: _joined(own[first : first + len(walk.path) + 1]) for side, own in plain.items() if own}
@@ -114,18 +114,19 @@ class Bench:
         name, _, config = method.partition(":")
         if name == Made.name:
             return Made(int(config), said, self.checkpoint.vocab_size)
-        materials = Materials(
+        materials = ProposerDependencies(
             lambda _: self._line,  # type: ignore[arg-type, return-value]
             self.checkpoint.vocab_size,
             num_parameters=self.checkpoint.num_parameters,
             tables=self._tables,
         )
-        return plan(name, config, frozenset({"draft"}), {}).proposer(materials)
+        return select_method(name, config, frozenset({"draft"}), {}).proposer(materials)
 
 
 def _joined(rows: Sequence[Rows]) -> Rows:
     return Rows(
-        [pick for own in rows for pick in own.picks], torch.cat([own.logits for own in rows] or [torch.empty(0)])
+        [pick for own in rows for pick in own.target_tokens],
+        torch.cat([own.logits for own in rows] or [torch.empty(0)]),
     )
 
 
@@ -136,14 +137,14 @@ def merged(cells: Mapping[Key, Tally], kept: Sequence[int]) -> dict[tuple[Any, .
     one method are at distinct places.
     """
     result: dict[tuple[Any, ...], Tally] = {}
-    picks: Counter[tuple[Any, ...]] = Counter()
+    target_tokens: Counter[tuple[Any, ...]] = Counter()
     for key, cell in cells.items():
         group = tuple(key[i] for i in kept)
         tally = result.setdefault(group, Tally())
         tally.add(cell)
         source = (*group, key[3], key[4] if key[3] == Made.name else None)
-        picks[source] += cell.picks
-        tally.places = max(tally.places, picks[source])
+        target_tokens[source] += cell.target_tokens
+        tally.places = max(tally.places, target_tokens[source])
     return {group: result[group] for group in sorted(result, key=_place)}
 
 

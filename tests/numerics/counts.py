@@ -23,7 +23,7 @@ class Tally:
     each behind its place, (prompt, position). places: so many are surely distinct; see `merged`.
     """
 
-    picks: int = 0
+    target_tokens: int = 0
     differing: int = 0
     num_steps: int = 0
     steps: int = 0
@@ -69,7 +69,7 @@ class Tally:
 
         density: of gaps at 0; the rate is then density · E|Δ gap| / 2 (greedy). None: sampled, exact over all seeds.
         """
-        return (self.chance if density is None else density * self.gaps / 2) / self.picks
+        return (self.chance if density is None else density * self.gaps / 2) / self.target_tokens
 
 
 def interval(count: float, total: float) -> tuple[float, float]:

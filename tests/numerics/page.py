@@ -32,11 +32,11 @@ NAMES = ("sampling", "dtype", "against", "method", "nodes ≤")
 def row(key: tuple[Any, ...], tally: Tally, density: float | None) -> str:
     """Return a line of a table."""
     spread = " | ".join(f"{value:.1e}" for value in (tally.quantile(0.5), tally.quantile(0.999), tally.largest))
-    picks = rate(tally.differing, tally.picks, tally.places)
-    steps = rate(tally.steps, tally.num_steps, tally.num_steps * tally.places / tally.picks)
+    target_tokens = rate(tally.differing, tally.target_tokens, tally.places)
+    steps = rate(tally.steps, tally.num_steps, tally.num_steps * tally.places / tally.target_tokens)
     expected = 100 * tally.expected(density)
     return (
-        f"| {' | '.join(map(str, key))} | {tally.picks} | {picks} | {tally.distinct} | {tally.near} | {expected:.2g} "
+        f"| {' | '.join(map(str, key))} | {tally.target_tokens} | {target_tokens} | {tally.distinct} | {tally.near} | {expected:.2g} "
         f"| {tally.num_steps} | {steps} | {tally.paths} | {spread} |"
     )
 
@@ -44,7 +44,7 @@ def row(key: tuple[Any, ...], tally: Tally, density: float | None) -> str:
 def table(cells: Mapping[Key, Tally], kept: Sequence[int]) -> str:
     """Return the table by some parts of the key, the sampling first among them."""
     densities = {
-        name: tally.close / tally.picks / CLOSE if SAMPLINGS[name].greedy else None
+        name: tally.close / tally.target_tokens / CLOSE if SAMPLINGS[name].greedy else None
         for (name,), tally in merged(cells, (0,)).items()
     }
     lines = [row(key, tally, densities[key[0]]) for key, tally in merged(cells, kept).items()]

@@ -9,21 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from orchestrator import sampling as reference
-from orchestrator.accept import Walk, accept_coupled
-from orchestrator.context import Context
-from orchestrator.loop import Limits
-from orchestrator.noise import gumbel
-from orchestrator.proposal import Proposer
-from orchestrator.sampling_params import Sampling
-from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, FloatArray
-from orchestrator.wire import delta_of
-from runtime import sampling as rules
-from runtime.layout import Segment
-from runtime.load import load_model
-from runtime.paged import PagedModel
-from runtime.target import TargetEngine
+from orchestrator.core.context import Context
+from orchestrator.core.noise import gumbel
+from orchestrator.core.proposal import Proposer
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import Acceptance, FloatArray
+from orchestrator.generation.loop import Limits
+from orchestrator.sampling import distribution as reference
+from orchestrator.sampling.accept import AcceptedPath, accept_coupled
+from orchestrator.wire.calls import delta_of
+from runtime.engine.paged import PagedModel
+from runtime.engine.target import TargetEngine
+from runtime.kv.batch import Segment
+from runtime.model.load import load_model
+from runtime.sampling import distribution as rules
 from tests.numerics.counts import CLOSE, EXACT, NUM_TOP, Tally
 from tests.support.exactness import border_distance
 
@@ -50,7 +50,7 @@ class Forced:
             self.paged.forward([Segment(sequence, first, first + part)])
         return self.paged.forward([Segment(sequence, sequence.num_computed, stop, tree)])
 
-    def commit(self, tree: TokenTree, walk: Walk) -> None:
+    def commit(self, tree: TokenTree, walk: AcceptedPath) -> None:
         """Keep the path of the step, whatever this dtype would have picked."""
         self._engine._commit(self._sequence, tree, walk)
 
@@ -58,7 +58,7 @@ class Forced:
 class Rows(NamedTuple):
     """The picks of one dtype behind the root and the nodes of a path, and their logits, (a + 1, V) float64."""
 
-    picks: list[int]
+    target_tokens: list[int]
     logits: Tensor
 
 
@@ -74,7 +74,7 @@ class Step(NamedTuple):
 
 def follow(
     sides: Mapping[str, Forced], proposer: Proposer, context: Context, rule: Sampling, limits: Limits, end: int
-) -> Iterator[tuple[TokenTree, Walk, dict[str, Rows]]]:
+) -> Iterator[tuple[TokenTree, AcceptedPath, dict[str, Rows]]]:
     """Yield the steps of float64's own text up to the token `end`, before they are committed; all sides go along."""
     for side in sides.values():
         side.begin(context)
@@ -82,31 +82,35 @@ def follow(
         budget = limits.budget(context)
         tree = proposer.propose(context, rule, budget).cut(budget).tree
         logits = {name: side.rows(tree) for name, side in sides.items()}
-        picks = rules.picks(logits[EXACT], (tree.depths + len(context)).tolist(), [rule] * (tree.num_nodes + 1))
-        walk = accept_coupled(tree, picks)
+        target_tokens = rules.target_tokens(
+            logits[EXACT], (tree.depths + len(context)).tolist(), [rule] * (tree.num_nodes + 1)
+        )
+        walk = accept_coupled(tree, target_tokens)
         rows = {name: _on_path(own, walk.path, len(context), rule) for name, own in logits.items()}
         yield tree, walk, rows
         for side in sides.values():
             side.commit(tree, walk)
-        acceptance = Acceptance(walk.path, walk.next_token, picks=np.array(picks, np.int32))
+        acceptance = Acceptance(walk.path, walk.next_token, target_tokens=np.array(target_tokens, np.int32))
         context.commit(acceptance.tokens(tree))
         proposer.observe(tree, acceptance)
 
 
 def _on_path(logits: Tensor, path: tuple[int, ...], prefix_len: int, rule: Sampling) -> Rows:
     own = logits[[0, *path]]
-    picks = rules.picks(own, range(prefix_len, prefix_len + len(own)), [rule] * len(own))
-    return Rows(picks, own.double().cpu())
+    target_tokens = rules.target_tokens(own, range(prefix_len, prefix_len + len(own)), [rule] * len(own))
+    return Rows(target_tokens, own.double().cpu())
 
 
 def compare(step: Step, left: Rows, right: Rows, rule: Sampling) -> Tally:
     """Return what came of one step's picks by two dtypes, or by a tree and plain decoding."""
     exact, nodes = step.rows[EXACT].logits, [0, *step.path]
-    apart = [i for i, (a, b) in enumerate(zip(left.picks, right.picks, strict=True)) if a != b]
+    apart = [i for i, (a, b) in enumerate(zip(left.target_tokens, right.target_tokens, strict=True)) if a != b]
     tally = Tally(len(nodes), len(apart), 1, int(bool(apart)), **_distances(exact, left.logits, right.logits))
     if apart:
         first = apart[0]
-        tally.paths = int(bool({left.picks[first], right.picks[first]} & step.tree.children[nodes[first]].keys()))
+        tally.paths = int(
+            bool({left.target_tokens[first], right.target_tokens[first]} & step.tree.children[nodes[first]].keys())
+        )
     if not rule.greedy:
         each = [rule] * len(nodes)
         tally.chance = float(
@@ -114,7 +118,7 @@ def compare(step: Step, left: Rows, right: Rows, rule: Sampling) -> Tally:
         )
     for i in apart:
         position, logits = step.prefix_len + i, exact[i : i + 1].numpy()
-        gap = margin(logits, left.picks[i], right.picks[i], position, rule)
+        gap = margin(logits, left.target_tokens[i], right.target_tokens[i], position, rule)
         tally.margins.append([step.prompt, position, gap])
     return tally
 

@@ -1,17 +1,17 @@
 """A small audit of the shipped deployment in float64: no finding, and every rule had drafts to accept and to refuse.
 
-The full size is `make audit` (tests/audit.py, docs/auditor.md).
+The full size is `make audit` (auditor/__main__.py, docs/auditor.md).
 """
 
 from __future__ import annotations
 
 import pytest
 
-from orchestrator.config import load_config
-from tests.auditing.auditor import Auditor
-from tests.auditing.served import ServerSubject
-from tests.auditing.truth import Truth
-from tests.auditing.workload import Size
+from auditor.auditor import Auditor
+from auditor.served import ServerSubject
+from auditor.truth import Truth
+from auditor.workload import Size
+from orchestrator.deployment.config import load_config
 from tests.exact import CONFIG, serving
 from tests.support.traffic import mixed_prompts
 

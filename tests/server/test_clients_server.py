@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import tritonclient.grpc as grpcclient
 
+from benchmarks.samples import check_prefix_hits, measure
+from benchmarks.server import Method, Passes, measure_crowds
 from clients import demo, generate, http_generate
 from launcher import Server
-from tests.benchmark.samples import check_prefix_hits, measure
-from tests.benchmark.server import Method, Passes, measure_crowds
 from tests.server.conftest import deployment, link
 from tests.support.traffic import Prompt, settled_figures
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from launcher import Server
-from orchestrator.config import load_config
+from orchestrator.deployment.config import load_config
 from tests.exact import CONFIG, serving
 from tests.support.exactness import SAMPLINGS
 from tests.support.settings import SETTINGS, by_method

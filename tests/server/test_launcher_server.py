@@ -12,7 +12,7 @@ from tritonclient.utils import InferenceServerException
 
 from launcher import process
 from launcher.server import StartError
-from orchestrator.errors import ConfigError
+from orchestrator.core.errors import ConfigError
 from tests.support.throwaway import find_server, infer, make_deployment, region_of, server_of, status, until, url_in
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(120)]

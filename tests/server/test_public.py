@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from launcher.server import Server
-from orchestrator.request import INPUTS
+from orchestrator.requests.inputs import INPUTS
 from tests.support.clients import (
     Response,
     Stream,

@@ -15,14 +15,14 @@ import pytest
 from scipy.stats import chisquare
 
 from launcher import Server
-from orchestrator.context import Context
-from orchestrator.matcher import Matcher
-from orchestrator.methods import METHODS as BUILDERS
-from orchestrator.noise import child_seed
-from orchestrator.proposal import Budget
-from orchestrator.sampling import log_p, log_softmax, pick
-from orchestrator.sampling_params import Grammar, Sampling
-from orchestrator.tree import TokenTree
+from orchestrator.core.context import Context
+from orchestrator.core.noise import child_seed
+from orchestrator.core.proposal import Budget
+from orchestrator.core.sampling_params import Grammar, Sampling
+from orchestrator.core.tree import TokenTree
+from orchestrator.proposers.registry import METHODS as BUILDERS
+from orchestrator.sampling.distribution import log_p, log_softmax, pick
+from orchestrator.sampling.grammar_matcher import Matcher
 from tests.exact import serving
 from tests.support.clients import Stream, listed, metric, until
 from tests.support.settings import SETTINGS, inputs_of
@@ -39,7 +39,7 @@ from tests.support.surface import (
     Truth,
     sequences,
 )
-from tests.unit.test_stopping import CASES, Case, table
+from tests.unit.orchestrator.generation.test_stopping import CASES, Case, table
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
@@ -132,8 +132,8 @@ def test_options_changed_the_text_so_that_something_was_at_stake(
     for name, option in OPTIONS.items():
         prompt, ids = DEMO.encode(PROMPT_OF[name]).ids, told[name, "none"].ids
         plain = Sampling(option.sampling.temperature, seed=option.sampling.seed)
-        picks = pick(truth.rows(prompt, ids)[:-1], len(prompt) + np.arange(len(ids)), plain)
-        changed |= {name} if picks.tolist() != ids else set()
+        target_tokens = pick(truth.rows(prompt, ids)[:-1], len(prompt) + np.arange(len(ids)), plain)
+        changed |= {name} if target_tokens.tolist() != ids else set()
     assert len(changed) >= 14, changed
 
 

@@ -13,17 +13,17 @@ import pytest
 
 from build.trtllm.repository import write_repository
 from launcher.server import Server
-from orchestrator.config import BACKEND_MODELS
-from orchestrator.loop import Limits
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.deployment.config import BACKEND_MODELS
+from orchestrator.generation.loop import Limits
 from orchestrator.proposers.none import NoProposer
-from orchestrator.sampling_params import Sampling
 from tests.server.conftest import repository, serving
 from tests.standin import FOLDER
 from tests.standin.engine_folder import make_engine
 from tests.support.clients import Answer, Stream, ask, ask_unary, until
 from tests.support.decode import decode
 from tests.support.engines import EngineTarget, make_paged, start_target
-from tests.unit.test_trtllm_plan import DRAFT, LLAMA_8B, MEDUSA, planned
+from tests.unit.build.test_trtllm_plan import DRAFT, LLAMA_8B, MEDUSA, planned
 
 pytestmark = pytest.mark.server
 

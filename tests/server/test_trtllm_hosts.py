@@ -16,9 +16,9 @@ import pytest
 from build.trtllm.llm_api import write_folder
 from build.trtllm.llm_speculation import LlmApiSpec
 from launcher.server import Server
-from orchestrator.loop import Limits
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.generation.loop import Limits
 from orchestrator.proposers.none import NoProposer
-from orchestrator.sampling_params import Sampling
 from tests.server.conftest import repository, serving
 from tests.standin.engine_folder import make_tree_engine
 from tests.support.clients import Stream, ask, ask_unary, metric, until

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from launcher.server import Server, StartError
-from orchestrator.capabilities import INSIDE
+from orchestrator.deployment.capabilities import INSIDE
 from tests.server.conftest import repository, serving
 from tests.standin.engine_folder import make_engine
 from tests.support.clients import Answer, Stream, ask, generate, metric, until

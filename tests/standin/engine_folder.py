@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from build.trtllm.manifest import write_manifest
-from orchestrator.engine_manifest import CHECKPOINT, EXTERNAL, Manifest
+from orchestrator.deployment.engine_manifest import CHECKPOINT, EXTERNAL, Manifest
 
 VERSION = "1.2.1"
 IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"

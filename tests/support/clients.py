@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from orchestrator.request import INPUTS
+from orchestrator.requests.inputs import INPUTS
 
 LIMIT_S = 60.0
 

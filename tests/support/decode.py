@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer, models
 
-from orchestrator.context import Context
-from orchestrator.loop import Limits, Progress, generate
-from orchestrator.proposal import Budget, Proposal, Proposer
-from orchestrator.sampling_params import Sampling
-from orchestrator.text import Chunk, Output, StopRule
-from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Target, Want
+from orchestrator.core.context import Context
+from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import Acceptance, StepOptions, Target
+from orchestrator.generation.loop import Limits, Progress, generate
+from orchestrator.generation.text import Chunk, Output, StopRule
 
 
 @dataclass
@@ -26,9 +26,9 @@ class Strict:
     trees: list[TokenTree] = field(default_factory=list)
 
     @property
-    def want(self) -> Want:
+    def options(self) -> StepOptions:
         """Return what the other one asks for."""
-        return self.inner.want
+        return self.inner.options
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the other one's proposal, checked."""
@@ -60,7 +60,7 @@ def decode(
     chunks: list[Chunk] = []
     output, progress = Output(tokenizer, prompt, StopRule(limits.max_tokens, stop_ids)), Progress()
     generate(
-        Context(prompt), target, Strict(proposer), sampling, limits, Want(),
+        Context(prompt), target, Strict(proposer), sampling, limits, StepOptions(),
         output, progress, lambda: None, chunks.append,
     )  # fmt: skip
     return [token for chunk in chunks for token in chunk.ids], progress

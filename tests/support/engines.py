@@ -10,23 +10,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from orchestrator.context import Context
-from orchestrator.errors import ServingError
-from orchestrator.sampling_params import Sampling
-from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Distribution, States, Want
-from orchestrator.wire import StepRequest, delta_of
-from runtime.load import load_model
-from runtime.norms import fuse_norms
-from runtime.paged import PagedModel
-from runtime.target import TargetEngine
-from runtime.thread import EngineThread
+from orchestrator.core.context import Context
+from orchestrator.core.errors import ServingError
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import Acceptance, Distribution, HiddenStates, StepOptions
+from orchestrator.wire.calls import StepRequest, delta_of
+from runtime.engine.paged import PagedModel
+from runtime.engine.target import TargetEngine
+from runtime.engine.thread import EngineThread
+from runtime.model.fused import fuse_norms
+from runtime.model.load import load_model
 
 LIMIT_S = 60.0
 
 
 def make_paged(
-    folder: Path, dtype: str = "float64", block_tokens: int = 4, features: States = States.NONE, **options: Any
+    folder: Path,
+    dtype: str = "float64",
+    block_tokens: int = 4,
+    features: HiddenStates = HiddenStates.NONE,
+    **options: Any,
 ) -> PagedModel:
     """Load a checkpoint behind small blocks, so that tests cross many block borders."""
     memory_mb = options.pop("memory_mb", 4)
@@ -44,12 +48,17 @@ class EngineTarget:
         self.sent = 0
 
     def step(
-        self, context: Context, tree: TokenTree, sampling: Sampling, want: Want, q: tuple[Distribution, ...] = ()
+        self,
+        context: Context,
+        tree: TokenTree,
+        sampling: Sampling,
+        options: StepOptions,
+        q: tuple[Distribution, ...] = (),
     ) -> Acceptance:
         """Submit one step and wait for its answer."""
         start = 0 if self.stateless else self.sent
         delta = delta_of(context, start, self.sequence_id, "")
-        answer = ask(self.engine, StepRequest(delta, tree, sampling, want, 60_000, q))
+        answer = ask(self.engine, StepRequest(delta, tree, sampling, options, 60_000, q))
         self.sent = len(context)
         return answer
 

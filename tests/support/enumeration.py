@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from orchestrator.types import FloatArray
+from orchestrator.core.types import FloatArray
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 
@@ -15,7 +15,7 @@ Outcome = TypeVar("Outcome", bound=Hashable)
 class Branch:
     """One way through a procedure: the choices so far are replayed, new ones take their first possible outcome.
 
-    Implements `orchestrator.accept.Draws`, and draws drafts for the tests.
+    Implements `orchestrator.sampling.accept.Draws`, and draws drafts for the tests.
     """
 
     def __init__(self, replayed: list[int]) -> None:

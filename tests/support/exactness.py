@@ -1,7 +1,7 @@
 """Is the text the target's own? Tokens beside those of stock transformers, and the margin of each difference.
 
 docs/protocol.md, Equality. At temperature 0 the oracle is `generate` of transformers; above, it is the keyed
-noise added to the stock model's log p (orchestrator/sampling.py), position by position.
+noise added to the stock model's log p (orchestrator/sampling/distribution.py), position by position.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from orchestrator.noise import gumbel
-from orchestrator.sampling import log_p, pick
-from orchestrator.sampling_params import Sampling
+from orchestrator.core.noise import gumbel
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.sampling.distribution import log_p, pick
 from tests.support.engines import PlainModel
 from tests.support.settings import inputs_of
 from tests.support.traffic import Answer, Crowd, Prompt, ask
@@ -108,10 +108,10 @@ class Oracle:
         return result
 
     @torch.inference_mode()
-    def picks(self, text: str, tokens: Sequence[int], sampling: Sampling) -> list[int]:
+    def target_tokens(self, text: str, tokens: Sequence[int], sampling: Sampling) -> list[int]:
         """Return what the reference would pick in the place of each of `tokens`, those before it given.
 
-        Law: equals `tokens` if and only if `orchestrator.reference.generate` says them.
+        Invariant: equals `tokens` if and only if `orchestrator.sampling.distribution.reference.generate` says them.
         """
         prompt = self.encode(text)
         output = self.model(torch.tensor([[*prompt, *tokens]]), use_cache=False)

@@ -6,18 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config import ServingConfig
-from orchestrator.context import Context
-from orchestrator.loop import Limits
-from orchestrator.methods import Materials, plan
-from orchestrator.proposal import Budget
+from orchestrator.core.context import Context
+from orchestrator.core.proposal import Budget
+from orchestrator.core.sampling_params import Rule, Sampling
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import DraftResponse, StepOptions
+from orchestrator.deployment.config import ServingConfig
+from orchestrator.generation.loop import Limits
 from orchestrator.proposers.memory import Memory
-from orchestrator.sampling_params import Rule, Sampling
-from orchestrator.tree import TokenTree
-from orchestrator.types import Drafted, Want
-from orchestrator.wire import StepRequest, delta_of
-from runtime.trtllm.build import build_target
-from runtime.trtllm.line import ExecutorLine
+from orchestrator.proposers.registry import ProposerDependencies, select_method
+from orchestrator.wire.calls import StepRequest, delta_of
+from runtime.trtllm.executor.build import build_target
+from runtime.trtllm.executor.client import ExecutorClient
 from tests.support.tiny_models import VOCAB_SIZE
 
 PROMPT = [5, 9, 5, 9, 12, 7, 5, 9]
@@ -38,7 +38,7 @@ class serving:  # noqa: N801
     def __init__(self, folder: Path, **keys: Any) -> None:
         self.line, self.manifest = build_target(config_of(folder, **keys))
 
-    def __enter__(self) -> ExecutorLine[StepRequest]:
+    def __enter__(self) -> ExecutorClient[StepRequest]:
         return self.line
 
     def __exit__(self, *error: object) -> None:
@@ -50,7 +50,7 @@ def config_of(folder: Path, **keys: Any) -> ServingConfig:
     return ServingConfig(**{"target": str(folder), "engine": "tensorrt_llm", **keys})
 
 
-def standin(line: ExecutorLine[Any]) -> Any:
+def standin(line: ExecutorClient[Any]) -> Any:
     """The stand-in executor behind a line, for its knobs."""
     return line._executor
 
@@ -61,10 +61,10 @@ class ScriptedLine:
     def __init__(self, text: list[int]) -> None:
         self.text = text
 
-    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Drafted:
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> DraftResponse:
         start = len(context.output)
         chain = self.text[start : start + budget.max_nodes]
-        return Drafted(
+        return DraftResponse(
             TokenTree.chain([(t + 1) % VOCAB_SIZE if (start + i) % 5 == 4 else t for i, t in enumerate(chain)])
         )
 
@@ -78,9 +78,9 @@ def proposer_of(
     """Return a method's proposer; `text` is what it may know. inside: method that the engine drafts with by itself."""
     memory = Memory(1000)
     memory.learn("", text or [])
-    chosen = plan(method, json.dumps(parameters or {}), frozenset({"draft"}), {}, inside)
+    chosen = select_method(method, json.dumps(parameters or {}), frozenset({"draft"}), {}, inside)
     return chosen.proposer(
-        Materials(
+        ProposerDependencies(
             lines=lambda name: ScriptedLine(text or []),
             vocab_size=VOCAB_SIZE,
             prediction=tuple(text or []),
@@ -93,7 +93,7 @@ def request(
     ids: list[int],
     drafts: list[int] | TokenTree = [],  # noqa: B006
     sampling: Sampling = GREEDY,
-    want: Want = Want(),  # noqa: B008
+    options: StepOptions = StepOptions(),  # noqa: B008
     sequence_id: int = 1,
     prompt_len: int | None = None,
 ) -> StepRequest:
@@ -101,4 +101,4 @@ def request(
     context = Context(ids[:prompt_len])
     context.commit(ids[len(context) :])
     tree = drafts if isinstance(drafts, TokenTree) else TokenTree.chain(drafts)
-    return StepRequest(delta_of(context, 0, sequence_id, ""), tree, sampling, want, 60_000)
+    return StepRequest(delta_of(context, 0, sequence_id, ""), tree, sampling, options, 60_000)

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from orchestrator.context import Context
-from orchestrator.sampling_params import Rule, Sampling
-from orchestrator.tree import TokenTree
-from orchestrator.types import Drafted, HeadInput
-from orchestrator.wire import DraftRequest, delta_of
-from runtime.heads.load import load_head
-from runtime.job import Job
+from orchestrator.core.context import Context
+from orchestrator.core.sampling_params import Rule, Sampling
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import DraftResponse, HeadInput
+from orchestrator.wire.calls import DraftRequest, delta_of
+from runtime.engine.calls import EngineCall
+from runtime.heads.checkpoint.load import load_head
 from tests.support import published_heads
 from tests.support.tiny_models import TINY, VOCAB_SIZE, make_tiny_target
 
@@ -78,17 +78,17 @@ def request(
 
 
 def draft(engine: Any, *requests: DraftRequest) -> list[Any]:
-    """Return the engine's answers to calls that come together: Drafted, or an error."""
+    """Return the engine's answers to calls that come together: DraftResponse, or an error."""
     answers: list[Any] = [None] * len(requests)
 
     def keep(place: int) -> Any:
         return lambda answer: answers.__setitem__(place, answer)
 
-    jobs = [Job(request, 1e12, keep(place)) for place, request in enumerate(requests)]
+    jobs = [EngineCall(request, 1e12, keep(place)) for place, request in enumerate(requests)]
     assert engine.advance(jobs) == []
     return answers
 
 
-def paths_of(drafted: Drafted) -> list[tuple[int, ...]]:
+def paths_of(drafted: DraftResponse) -> list[tuple[int, ...]]:
     """Return the token path of each node."""
     return drafted.tree.paths[1:]

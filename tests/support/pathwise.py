@@ -14,18 +14,18 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from orchestrator.accept import Walk, accept_coupled
-from orchestrator.context import Context
-from orchestrator.noise import gumbel
-from orchestrator.proposal import Budget, Proposer
+from orchestrator.core.context import Context
+from orchestrator.core.noise import gumbel
+from orchestrator.core.proposal import Budget, Proposer
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import Acceptance, FloatArray
 from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig
-from orchestrator.reference import generate
-from orchestrator.sampling import pick
-from orchestrator.sampling_params import Sampling
-from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, FloatArray
-from runtime.accept import Ask
-from runtime.verdict import Question, Verdict, decide
+from orchestrator.sampling.accept import AcceptedPath, accept_coupled
+from orchestrator.sampling.distribution import pick
+from orchestrator.sampling.reference import generate
+from runtime.engine.verify import VerifyInput, VerifyResult, decide
+from runtime.sampling.accept import AcceptInput
 from tests.support.table_target import TableTarget
 
 ORDER, LENGTH, NUM_AT_ONCE, MOST_DRAFTED = 2, 64, 512, 8
@@ -74,7 +74,7 @@ class Text:
     table: Table
     sampling: Sampling
     context: Context
-    steps: list[tuple[list[int], int, TokenTree, Walk]] = field(default_factory=list)
+    steps: list[tuple[list[int], int, TokenTree, AcceptedPath]] = field(default_factory=list)
 
     @cached_property
     def proposer(self) -> Proposer:
@@ -104,7 +104,7 @@ class Text:
             codes.append(self.table.after(codes[parent], token))
         return codes
 
-    def grow(self, codes: list[int], tree: TokenTree, walk: Walk) -> None:
+    def grow(self, codes: list[int], tree: TokenTree, walk: AcceptedPath) -> None:
         """Commit what a step has decided."""
         self.steps.append((codes, len(self.context), tree, walk))
         self.context.commit(Acceptance(*walk).tokens(tree))
@@ -181,12 +181,12 @@ def step(growing: Sequence[Text], rng: random.Random) -> None:
     trees = [rng.choice(KINDS)(text, rng) for text in growing]
     codes = [text.codes_of(tree) for text, tree in zip(growing, trees, strict=True)]
     questions = [
-        Question(Ask(tree, (), len(text.context), text.sampling), text.context, None, False)
+        VerifyInput(AcceptInput(tree, (), len(text.context), text.sampling), text.context, None, False)
         for text, tree in zip(growing, trees, strict=True)
     ]
     rows = np.concatenate([text.table.target[own] for text, own in zip(growing, codes, strict=True)])
     for text, own, tree, verdict in zip(growing, codes, trees, decide(questions, torch.from_numpy(rows)), strict=True):
-        if not isinstance(verdict, Verdict):
+        if not isinstance(verdict, VerifyResult):
             raise verdict
         text.grow(own, tree, verdict.walk)
 
@@ -221,13 +221,13 @@ def num_wrong(text: Text) -> int:
     return int((pick(text.table.target[codes], places, text.sampling) != text.output).sum())
 
 
-def walks(text: Text) -> Iterator[Walk]:
+def walks(text: Text) -> Iterator[AcceptedPath]:
     """Yield what the numpy reference decides at every step, all their picks from one call."""
     codes = [code for own, *_ in text.steps for code in own]
     places = np.concatenate([prefix_len + tree.depths for _, prefix_len, tree, _ in text.steps])
-    picks = iter(pick(text.table.target[codes], places, text.sampling).tolist())
+    target_tokens = iter(pick(text.table.target[codes], places, text.sampling).tolist())
     for own, _, tree, _ in text.steps:
-        yield accept_coupled(tree, [next(picks) for _ in own])
+        yield accept_coupled(tree, [next(target_tokens) for _ in own])
 
 
 def num_wrong_alone(text: Text) -> int:

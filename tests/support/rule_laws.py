@@ -16,14 +16,14 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from orchestrator.accept import Walk, accept_coupled
-from orchestrator.noise import Stream
-from orchestrator.sampling_params import Rule, Sampling
-from orchestrator.tree import TokenTree
-from orchestrator.types import Distribution, FloatArray
-from runtime.accept import Ask, walks
-from runtime.noise import gumbel, seed_words
-from runtime.sampling import picks
+from orchestrator.core.noise import Stream
+from orchestrator.core.sampling_params import Rule, Sampling
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import Distribution, FloatArray
+from orchestrator.sampling.accept import AcceptedPath, accept_coupled
+from runtime.sampling.accept import AcceptInput, walks
+from runtime.sampling.distribution import target_tokens
+from runtime.sampling.noise import gumbel, seed_words
 
 CHUNK = 25_000
 START = 7  # tokens that stand before the first one drawn
@@ -135,13 +135,13 @@ class Setting:
         return self._known[language, tokens]
 
 
-def decide(asks: Sequence[Ask], log_p: Tensor) -> list[Walk]:
+def decide(asks: Sequence[AcceptInput], log_p: Tensor) -> list[AcceptedPath]:
     """The served decision: by the target's picks, or by `walks`."""
     if asks[0].sampling.rule is not Rule.COUPLED:
         return walks(asks, log_p)
     size, depths = asks[0].tree.num_nodes + 1, asks[0].tree.depths  # trees of one shape
     places = (np.array([[ask.prefix_len] for ask in asks]) + depths).ravel().tolist()
-    found = picks(log_p, places, [ask.sampling for ask in asks for _ in range(size)])
+    found = target_tokens(log_p, places, [ask.sampling for ask in asks for _ in range(size)])
     return [accept_coupled(ask.tree, found[size * i : size * (i + 1)]) for i, ask in enumerate(asks)]
 
 
@@ -153,7 +153,7 @@ def step(setting: Setting, language: Language, samplings: list[Sampling], texts:
     tokens = setting.draft(language, last, key, torch.tensor(prefix_lens)[:, None])
     drafts = [tuple(row) for row in tokens.tolist()]
     asks = [
-        Ask(*setting.proposal(language, draft), prefix_len, sampling)
+        AcceptInput(*setting.proposal(language, draft), prefix_len, sampling)
         for draft, prefix_len, sampling in zip(drafts, prefix_lens, samplings, strict=True)
     ]
     found = decide(asks, torch.from_numpy(np.log(language.p))[tokens.flatten()])

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from orchestrator.config import DRAFTER_OF
+from orchestrator.deployment.config import DRAFTER_OF
 
 #: name of a setting → (method, its parameters).
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.config import ServingConfig
+from orchestrator.deployment.config import ServingConfig
 from tests.support.exactness import SAMPLINGS, Case, Difference, Judge, Oracle, cases_of, run
 from tests.support.settings import SETTINGS
 from tests.support.traffic import Answer, Prompt
@@ -118,4 +118,4 @@ class Suite:
     def _oracle_says(self, case: Case, answer: Answer) -> list[int]:
         if case.sampling.greedy:
             return self._oracle.greedy(case.prompt.text, self.num_tokens)
-        return self._oracle.picks(case.prompt.text, answer.ids, case.sampling)
+        return self._oracle.target_tokens(case.prompt.text, answer.ids, case.sampling)

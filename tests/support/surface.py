@@ -15,9 +15,9 @@ from tokenizers import Tokenizer
 from tritonclient.grpc import InferResult, service_pb2_grpc
 
 from launcher import Server
-from orchestrator.grammar import Grammars
-from orchestrator.reference import Legal, generate
-from orchestrator.sampling_params import Edits, Grammar, Sampling
+from orchestrator.core.sampling_params import Grammar, LogitsOptions, Sampling
+from orchestrator.sampling.grammar import Grammars
+from orchestrator.sampling.reference import Legal, generate
 from tests.support.clients import Http, infer_request
 from tests.support.clients import generate as post_generate
 from tests.support.engines import PlainModel
@@ -132,7 +132,7 @@ class Option(NamedTuple):
 
 
 class Truth:
-    """`orchestrator.reference.generate` over the stock model in float64."""
+    """`orchestrator.sampling.distribution.reference.generate` over the stock model in float64."""
 
     def __init__(self, num_threads: int = 1) -> None:
         torch.set_num_threads(num_threads)  # two spinning threads a process are slower than one on a busy machine
@@ -160,10 +160,10 @@ class Truth:
         return self._plain.logits(list(ids)) if row is None else row
 
     def _legal(self, option: Option) -> Legal | None:
-        edits = option.sampling.edits
-        if not edits.grammar:
+        logits_options = option.sampling.logits_options
+        if not logits_options.grammar:
             return None
-        matcher = self.grammars.matcher(edits.grammar, option.stop_ids)
+        matcher = self.grammars.matcher(logits_options.grammar, option.stop_ids)
 
         def legal(output: Sequence[int]) -> np.ndarray:
             matcher.follow(output)
@@ -183,16 +183,20 @@ def encoded(text: str) -> tuple[int, ...]:
     return tuple(DEMO.encode(text, add_special_tokens=False).ids)
 
 
-def _drawn(inputs: Mapping[str, Any] | None = None, edits: Edits | None = None, **changes: Any) -> Option:
+def _drawn(
+    inputs: Mapping[str, Any] | None = None, logits_options: LogitsOptions | None = None, **changes: Any
+) -> Option:
     """Return an option at temperature 0.9; what is not named otherwise has the same name in inputs and Sampling."""
     numbers = {"temperature": 0.9, "seed": 12, **changes}
     kept = {name: float(np.float32(v)) if isinstance(v, float) else v for name, v in numbers.items()}
-    return Option({**numbers, **(inputs or {})}, Sampling(**kept, edits=edits or Edits(end_ids=(EOS,))))
+    return Option(
+        {**numbers, **(inputs or {})}, Sampling(**kept, logits_options=logits_options or LogitsOptions(end_ids=(EOS,)))
+    )
 
 
 def _guided(kind: str, guide: str = "", **inputs: Any) -> Option:
     asked = {"guided_decoding_guide_type": kind, "guided_decoding_guide": guide, **inputs}
-    return _drawn(asked, Edits(grammar=Grammar(kind, guide), end_ids=(EOS,)))
+    return _drawn(asked, LogitsOptions(grammar=Grammar(kind, guide), end_ids=(EOS,)))
 
 
 NEWLINE = encoded("\n")[0]
@@ -216,7 +220,7 @@ OPTIONS: dict[str, Option] = {
     "typical_p": _drawn(typical_p=0.4),
     "every cut": _drawn(top_k=50, top_p=0.9, min_p=0.01, typical_p=0.8),
     "repetition_penalty": Option(
-        {"repetition_penalty": 1.5}, Sampling(repetition_penalty=1.5, edits=Edits(end_ids=(EOS,)))
+        {"repetition_penalty": 1.5}, Sampling(repetition_penalty=1.5, logits_options=LogitsOptions(end_ids=(EOS,)))
     ),
     "repetition reward": _drawn(repetition_penalty=0.8),
     "presence_penalty": _drawn(presence_penalty=1.5),
@@ -224,30 +228,30 @@ OPTIONS: dict[str, Option] = {
     "frequency reward": _drawn(frequency_penalty=-1.0, presence_penalty=-0.5),
     "logit_bias": _drawn(
         {"logit_bias_ids": BIASED, "logit_bias_weights": [-2.0] + [3.0] * (len(BIASED) - 1)},
-        Edits(bias=((NEWLINE, -2.0), *((token, 3.0) for token in BIASED[1:])), end_ids=(EOS,)),
+        LogitsOptions(bias=((NEWLINE, -2.0), *((token, 3.0) for token in BIASED[1:])), end_ids=(EOS,)),
     ),
     "embedding_bias": _drawn(
         {"embedding_bias_words": [" name text"], "embedding_bias_weights": [4.5]},
-        Edits(bias=BIAS_WORDS, end_ids=(EOS,)),
+        LogitsOptions(bias=BIAS_WORDS, end_ids=(EOS,)),
     ),
-    "bad_words": _drawn({"bad_words": ["name", "def", "_is"]}, Edits(bad_words=BAD, end_ids=(EOS,))),
-    "allowed_token_ids": _drawn({"allowed_token_ids": list(ALLOWED)}, Edits(allowed=ALLOWED, end_ids=(EOS,))),
+    "bad_words": _drawn({"bad_words": ["name", "def", "_is"]}, LogitsOptions(bad_words=BAD, end_ids=(EOS,))),
+    "allowed_token_ids": _drawn({"allowed_token_ids": list(ALLOWED)}, LogitsOptions(allowed=ALLOWED, end_ids=(EOS,))),
     "min_tokens": Option(
         {"min_tokens": 6, "stop_ids": [NEWLINE]},
-        Sampling(min_tokens=6, edits=Edits(end_ids=(EOS, NEWLINE))),
+        Sampling(min_tokens=6, logits_options=LogitsOptions(end_ids=(EOS, NEWLINE))),
         (EOS, NEWLINE),
     ),
     "min_length": Option(
-        {"min_length": 4, "end_id": NEWLINE}, Sampling(min_tokens=4, edits=Edits(end_ids=(NEWLINE,))), (NEWLINE,)
+        {"min_length": 4, "end_id": NEWLINE}, Sampling(min_tokens=4, logits_options=LogitsOptions(end_ids=(NEWLINE,))), (NEWLINE,)
     ),
     "stop_ids": _drawn({"stop_ids": [NEWLINE, *encoded("_")]})._replace(stop_ids=(EOS, NEWLINE, *encoded("_"))),
     "end_id": Option({"end_id": NEWLINE}, Sampling(), (NEWLINE,)),
     "stop_words": _drawn({"stop_words": ["e", "xyzzy"]})._replace(words=("e",)),
     "ends at EOS": _drawn(
-        {"logit_bias_ids": [EOS], "logit_bias_weights": [9.0]}, Edits(bias=((EOS, 9.0),), end_ids=(EOS,))
+        {"logit_bias_ids": [EOS], "logit_bias_weights": [9.0]}, LogitsOptions(bias=((EOS, 9.0),), end_ids=(EOS,))
     ),
     "ignore_eos": _drawn(
-        {"logit_bias_ids": [EOS], "logit_bias_weights": [9.0], "ignore_eos": True}, Edits(bias=((EOS, 9.0),))
+        {"logit_bias_ids": [EOS], "logit_bias_weights": [9.0], "ignore_eos": True}, LogitsOptions(bias=((EOS, 9.0),))
     )._replace(stop_ids=()),
     "json": _guided("json"),
     "json_schema": _guided("json_schema", SCHEMA, max_tokens=24),
@@ -255,7 +259,7 @@ OPTIONS: dict[str, Option] = {
     "all at once": _drawn(
         {"logit_bias_ids": [NEWLINE], "logit_bias_weights": [2.0], "bad_words": ["name", "def", "_is"],
          "allowed_token_ids": list(ALLOWED), "min_tokens": 5, "guided_decoding_guide_type": ""},
-        Edits(bias=((NEWLINE, 2.0),), allowed=ALLOWED, bad_words=BAD, end_ids=(EOS,)),
+        LogitsOptions(bias=((NEWLINE, 2.0),), allowed=ALLOWED, bad_words=BAD, end_ids=(EOS,)),
         repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3, top_k=40, top_p=0.9, min_p=0.01,
         typical_p=0.9, min_tokens=5,
     ),

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from orchestrator.context import Context
-from orchestrator.noise import Stream, uniform
-from orchestrator.reference import decide, shaped_rows
-from orchestrator.sampling import log_softmax, pick
-from orchestrator.sampling_params import Sampling
-from orchestrator.tree import TokenTree
-from orchestrator.types import Acceptance, Distribution, FloatArray, Want
+from orchestrator.core.context import Context
+from orchestrator.core.noise import Stream, uniform
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import Acceptance, Distribution, FloatArray, StepOptions
+from orchestrator.sampling.distribution import log_softmax, pick
+from orchestrator.sampling.reference import decide, shaped_rows
 
 
 @dataclass
@@ -43,7 +43,12 @@ class TableTarget:
         return self.sharpness * np.log(u / (1 - u))
 
     def step(
-        self, context: Context, tree: TokenTree, sampling: Sampling, want: Want, q: tuple[Distribution, ...] = ()
+        self,
+        context: Context,
+        tree: TokenTree,
+        sampling: Sampling,
+        options: StepOptions,
+        q: tuple[Distribution, ...] = (),
     ) -> Acceptance:
         """Evaluate every node by its own path, one row at a time."""
         self.num_steps += 1
@@ -52,13 +57,13 @@ class TableTarget:
         shaped = shaped_rows(rows, tree, prompt, output, sampling)
         walk = decide(shaped, tree, q, len(context), sampling)
         tokens = np.array(Acceptance(walk.path, walk.next_token).tokens(tree))
-        picks = pick(shaped, len(context) + tree.depths, sampling).astype(np.int32)
+        target_tokens = pick(shaped, len(context) + tree.depths, sampling).astype(np.int32)
         logprobs = log_softmax(rows)[[0, *walk.path], tokens]
         return Acceptance(
             walk.path,
             walk.next_token,
-            picks=picks if want.picks else None,
-            logprobs=logprobs if want.logprobs else None,
+            target_tokens=target_tokens if options.target_tokens else None,
+            logprobs=logprobs if options.logprobs else None,
         )
 
     def release(self) -> None:

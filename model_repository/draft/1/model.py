@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from orchestrator import wire
-from orchestrator.config import load_config
-from orchestrator.triton.backend import caller_beside
+from orchestrator.deployment.config import load_config
+from orchestrator.triton.clients import caller_beside
 from orchestrator.triton.engine_host import EngineHost
-from runtime.build import build_draft
+from orchestrator.wire import calls
+from runtime.engine.build import build_draft
 
 
 class TritonPythonModel:
@@ -18,7 +18,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the draft model and warm it up."""
         engine, _ = build_draft(load_config(os.environ["SERVING_CONFIG"]), caller_beside(args["model_repository"]))
-        self._host = EngineHost("draft", engine, wire.unpack_draft, wire.pack_drafted)
+        self._host = EngineHost("draft", engine, calls.unpack_draft_request, calls.pack_draft_response)
 
     def execute(self, requests: list[Any]) -> list[None]:
         """Hand the requests to the engine."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from orchestrator import wire
-from orchestrator.config import load_config
+from orchestrator.deployment.config import load_config
 from orchestrator.triton.engine_host import EngineHost
+from orchestrator.wire import calls
 from runtime.heads.build import build_head
 
 
@@ -17,7 +17,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the head and warm it up."""
         engine = build_head("medusa", load_config(os.environ["SERVING_CONFIG"]))
-        self._host = EngineHost("medusa", engine, wire.unpack_draft, wire.pack_drafted)
+        self._host = EngineHost("medusa", engine, calls.unpack_draft_request, calls.pack_draft_response)
 
     def execute(self, requests: list[Any]) -> list[None]:
         """Hand the requests to the engine."""

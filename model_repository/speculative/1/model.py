@@ -1,11 +1,11 @@
-"""Triton model `speculative`: the public door, streamed; the loop itself is `orchestrator/loop.py`."""
+"""Triton model `speculative`: the public door, streamed; the loop itself is `orchestrator/generation/loop.py`."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-from orchestrator.config import load_config
+from orchestrator.deployment.config import load_config
 from orchestrator.triton.public_host import PublicHost
 
 

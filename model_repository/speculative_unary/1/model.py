@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from orchestrator.config import load_config
+from orchestrator.deployment.config import load_config
 from orchestrator.triton.public_host import PublicHost
 
 

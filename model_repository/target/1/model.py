@@ -6,11 +6,11 @@ import functools
 import os
 from typing import Any
 
-from orchestrator import wire
-from orchestrator.config import load_config
-from orchestrator.triton.backend import caller_beside
+from orchestrator.deployment.config import load_config
+from orchestrator.triton.clients import caller_beside
 from orchestrator.triton.engine_host import EngineHost
-from runtime.build import build_target
+from orchestrator.wire import calls
+from runtime.engine.build import build_target
 
 
 class TritonPythonModel:
@@ -20,8 +20,8 @@ class TritonPythonModel:
         """Load the target and warm it up."""
         config = load_config(os.environ["SERVING_CONFIG"])
         engine, model = build_target(config, caller_beside(args["model_repository"]))
-        unpack = functools.partial(wire.unpack_step, vocab_size=model.vocab_size, max_nodes=config.max_nodes)
-        self._host = EngineHost("target", engine, unpack, wire.pack_acceptance)
+        unpack = functools.partial(calls.unpack_step, vocab_size=model.vocab_size, max_nodes=config.max_nodes)
+        self._host = EngineHost("target", engine, unpack, calls.pack_acceptance)
 
     def execute(self, requests: list[Any]) -> list[None]:
         """Hand the requests to the engine."""

@@ -6,9 +6,9 @@ import os
 import runpy
 from pathlib import Path
 
-import runtime.paged
+import runtime.engine.paged
 from launcher.server import REPOSITORY
-from runtime.sequences import SequenceTable
+from runtime.kv.sequences import SequenceTable
 
 ORDER = Path(os.environ["SCRIPT_FOLDER"]) / "break"
 
@@ -23,5 +23,5 @@ class BreakableTable(SequenceTable):
         super().drop_idle(now_s, busy)
 
 
-runtime.paged.SequenceTable = BreakableTable  # type: ignore[misc]
+runtime.engine.paged.SequenceTable = BreakableTable  # type: ignore[misc]
 TritonPythonModel = runpy.run_path(str(REPOSITORY / "target/1/model.py"))["TritonPythonModel"]

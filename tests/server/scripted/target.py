@@ -15,12 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from orchestrator import wire
-from orchestrator.accept import accept_coupled
-from orchestrator.errors import EngineError, Unavailable, UnknownSequence
+from orchestrator.core.errors import EngineError, Unavailable, UnknownSequence
+from orchestrator.core.types import Acceptance
+from orchestrator.sampling.accept import accept_coupled
 from orchestrator.triton.engine_host import EngineHost
-from orchestrator.types import Acceptance
-from orchestrator.wire import StepRequest
+from orchestrator.wire import calls
+from orchestrator.wire.calls import StepRequest
 
 FOLDER = Path(os.environ["SCRIPT_FOLDER"])
 NUM_TOKENS = 60
@@ -66,8 +66,8 @@ class ScriptedEngine:
             return UnknownSequence("scripted")
         if script == "knows nothing":
             return UnknownSequence("scripted")
-        picks = [1 + (request.delta.prefix_len + int(depth)) % NUM_TOKENS for depth in request.tree.depths]
-        path, next_token = accept_coupled(request.tree, picks)
+        target_tokens = [1 + (request.delta.prefix_len + int(depth)) % NUM_TOKENS for depth in request.tree.depths]
+        path, next_token = accept_coupled(request.tree, target_tokens)
         return Acceptance((7,) if script == "lies at 3" and number >= 3 else path, next_token)
 
     def _begin(self, name: str, sequence_id: int) -> int:
@@ -91,8 +91,8 @@ def _write(name: str, number: int) -> None:
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        unpack = functools.partial(wire.unpack_step, vocab_size=64, max_nodes=128)
-        self._host = EngineHost("target", ScriptedEngine(), unpack, wire.pack_acceptance)
+        unpack = functools.partial(calls.unpack_step, vocab_size=64, max_nodes=128)
+        self._host = EngineHost("target", ScriptedEngine(), unpack, calls.pack_acceptance)
 
     def execute(self, requests: list[Any]) -> list[None]:
         return self._host.execute(requests)

@@ -1,0 +1,1 @@
+"""Proves on a running server that its text is the target's own: `python -m auditor`."""

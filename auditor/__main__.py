@@ -1,0 +1,113 @@
+"""`python -m auditor` (make audit): proves on a running server that its text is the target's own (docs/auditor.md).
+
+Without --url it starts the shipped deployment in float64 and audits that. The exit status is 1 when anything is found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+
+from auditor.auditor import Auditor
+from auditor.findings import Result
+from auditor.served import ServerSubject
+from auditor.subject import Subject, VerifyInput, ask_all
+from auditor.truth import NEAR_TIES, Truth
+from auditor.workload import HEADS, QUICK, SETTINGS, Size
+from orchestrator.deployment.config import load_config
+from tests.exact import CONFIG, serving
+from tests.support.settings import inputs_of
+from tests.support.traffic import mixed_prompts
+
+MAX_SHOWN = 5
+
+
+@contextlib.contextmanager
+def address(options: argparse.Namespace) -> Iterator[str]:
+    """Yield the server's gRPC address; one of our own is started where none is named."""
+    if options.url:
+        yield options.url
+        return
+    with serving(options.dtype) as server:
+        yield server.grpc_url
+
+
+def taken(subject: Subject, prompt: str, settings: Sequence[str]) -> list[str]:
+    """Return the settings that the server takes; says which it does not."""
+    asked = [VerifyInput(name, prompt, {**inputs_of(name, prompt), "max_tokens": 1}) for name in settings]
+    answers = ask_all(subject, asked)
+    for question, answer in zip(asked, answers, strict=True):
+        if answer.error:
+            print(f"left out: {question.name}: {answer.error}", file=sys.stderr)
+    return [question.name for question, answer in zip(asked, answers, strict=True) if not answer.error]
+
+
+def audit(url: str, options: argparse.Namespace, size: Size) -> list[Result]:
+    """Return the results of all checks on the server at `url`."""
+    began_s, prompts = time.monotonic(), [prompt.text[-size.characters :] for prompt in mixed_prompts(size.prompts)]
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - began_s:5.0f} s: {text}", file=sys.stderr, flush=True)
+
+    with ServerSubject(url) as subject:
+        settings = taken(subject, prompts[0], options.settings)
+        return Auditor(Truth(options.checkpoint, options.dtype), subject, prompts, size, settings, say).run()
+
+
+def table(results: Sequence[Result]) -> str:
+    """Return the report as people read it: a line a check, below it its bounds, the first findings and why."""
+    width = max(len(result.check) for result in results)
+    lines = [f"{'check':<{width}}  findings  near ties  looked at"]
+    for result in results:
+        looked_at = ", ".join(f"{number} {what}" for what, number in result.counts.items())
+        num_ties = sum(finding.near_tie for finding in result.findings)
+        lines.append(f"{result.check:<{width}}  {len(result.faults):>8}  {num_ties:>9}  {looked_at}")
+        lines += [f"{'':<{width}}  {bound}" for bound in result.bounds]
+        lines += [f"  ! {finding}" for finding in result.findings[:MAX_SHOWN]]
+    return "\n".join(lines)
+
+
+def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Size]:
+    """Return the command's arguments, and how much to ask."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--url", help="gRPC address of a running server; without it the shipped deployment is started")
+    parser.add_argument("--checkpoint", default=load_config(CONFIG).target, help="the target's folder (%(default)s)")
+    parser.add_argument("--dtype", default="float64", choices=NEAR_TIES, help="the served one (%(default)s)")
+    parser.add_argument(
+        "--settings", nargs="+", default=[*SETTINGS, *HEADS], choices=[*SETTINGS, *HEADS], help="drafting methods"
+    )
+    parser.add_argument("--quick", action="store_true", help="a minute's worth; the other sizes go before it")
+    for name, text in (("prompts", "prompts"), ("tokens", "tokens a request"), ("seeds", "draws a law, 0 = no laws")):
+        shipped, quick = getattr(Size(), name), getattr(QUICK, name)
+        parser.add_argument(f"--{name}", type=int, help=f"{text} ({shipped}, quick: {quick})")
+    parser.add_argument("--json", type=Path, help="keep the report here too")
+    options = parser.parse_args(arguments)
+    given = {name: getattr(options, name) for name in ("prompts", "tokens", "seeds")}
+    return options, replace(QUICK if options.quick else Size(), **{k: n for k, n in given.items() if n is not None})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Audit and report; return 1 on any finding, 2 when there is no server."""
+    options, size = parse(arguments)
+    try:
+        with address(options) as url:
+            results = audit(url, options, size)
+    except grpc.RpcError as error:
+        print(f"error: no server at {options.url}: {error.details()}", file=sys.stderr)
+        return 2
+    print(table(results))
+    if options.json:
+        options.json.write_text(json.dumps([result.told() for result in results], indent=1) + "\n")
+    return int(any(result.faults for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""The served code as the auditor's subject without Triton: request, job, loop, proposers, engines and responses."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from pathlib import Path
+from typing import Any, Generic
+
+import numpy as np
+
+from auditor.subject import Answer, Options
+from orchestrator.core.context import Context
+from orchestrator.core.errors import ServingError
+from orchestrator.core.proposal import Budget
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.types import DraftResponse
+from orchestrator.deployment.checkpoint import read_checkpoint
+from orchestrator.deployment.config import ServingConfig
+from orchestrator.generation import loop
+from orchestrator.generation.responses import Responses
+from orchestrator.generation.text import Output
+from orchestrator.generation.trace import Trace
+from orchestrator.proposers.memory import Memory
+from orchestrator.proposers.registry import ProposerDependencies
+from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
+from orchestrator.requests.inputs import read
+from orchestrator.sampling.grammar import Grammars
+from orchestrator.wire.calls import DraftRequest, delta_of
+from orchestrator.wire.tensors import Tensors
+from runtime.engine.calls import Engine, EngineCall, Reply, Request
+from runtime.engine.draft import DraftEngine
+from runtime.engine.target import TargetEngine
+from tests.support.engines import EngineTarget, ask, make_paged
+
+LISTS = frozenset({"output_ids", "step_lengths", "output_log_probs"})
+DRAFTERS = frozenset({"draft"})
+
+
+class Inline(Generic[Request]):
+    """An engine on its caller's thread, in the place of an EngineThread: no pass is shared, and none waits for another."""
+
+    def __init__(self, engine: Engine[Request]) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+
+    def submit(self, request: Request, deadline_s: float, on_answer: Reply) -> None:
+        """Run passes until the call is answered."""
+        jobs = [EngineCall(request, deadline_s, on_answer)]
+        with self._lock:
+            while jobs:
+                jobs = self._engine.advance(jobs)
+
+    def release(self, sequence_id: int) -> None:
+        """End a sequence."""
+        with self._lock:
+            self._engine.sequences.drop(sequence_id)
+
+
+class EngineClient:
+    """Implements `orchestrator.proposers.drafters.DrafterClient` over a draft engine in this process."""
+
+    gave_up = False
+
+    def __init__(self, engine: Inline[DraftRequest], sequence_id: int) -> None:
+        self._engine, self._sequence_id, self._num_sent = engine, sequence_id, 0
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> DraftResponse:
+        """Ask for a chain."""
+        delta = delta_of(context, self._num_sent, self._sequence_id, "")
+        drafted: DraftResponse = ask(self._engine, DraftRequest(delta, sampling, budget.max_nodes, budget.max_depth))
+        self._num_sent = len(context)
+        return drafted
+
+    def close(self) -> None:
+        """End the drafter's sequence."""
+        self._engine.release(self._sequence_id)
+
+
+class EngineSubject:
+    """Implements `Subject` over checkpoints in float64.
+
+    learnt: texts that `ngram` and `suffix` draft from.
+    """
+
+    def __init__(self, target: Path, draft: Path, learnt: tuple[str, ...] = ()) -> None:
+        config = ServingConfig(target=str(target), draft=str(draft), dtype="float64")
+        self._checkpoint = read_checkpoint(config.target)
+        checkpoint = self._checkpoint
+        grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
+        self._builder = RequestBuilder(config, checkpoint, DRAFTERS, grammars)
+        self._target = Inline(TargetEngine(make_paged(target), grammars))
+        self._draft = Inline(DraftEngine(make_paged(draft), grammars))
+        self._memory = Memory(100_000)
+        for text in learnt:
+            self._memory.learn("", checkpoint.tokenizer.encode(text).ids)
+        self._sequence_ids = itertools.count(1)
+
+    def ask(self, prompt: str, options: Options) -> Answer:
+        """Serve one request, as orchestrator/triton/request_handler.py does."""
+        sent: list[dict[str, Any]] = []
+        try:
+            job = self._builder.build(read({}, json.dumps({"text_input": prompt, **options})))
+            self._generate(job, sent)
+        except ServingError as error:
+            return Answer(error=str(error))
+        return Answer.of(sent)
+
+    def _generate(self, job: GenerationRequest, sent: list[dict[str, Any]]) -> None:
+        context, sequence_id = Context(job.prompt), next(self._sequence_ids)
+        progress = loop.Progress(trace=Trace(context, job.sampling) if job.return_steps else None)
+        output = Output(self._checkpoint.tokenizer, job.prompt, job.stop)
+        target = EngineTarget(self._target, sequence_id)  # type: ignore[arg-type]
+        proposer = job.plan.proposer(self._materials(job, sequence_id))
+        responses = Responses(job, output, progress, lambda tensors: sent.append(values(tensors)))
+        try:
+            loop.generate(
+                context, target, proposer, job.sampling, job.limits, job.options,
+                output, progress, lambda: None, responses.emit,
+            )  # fmt: skip
+        finally:
+            proposer.close()
+            target.release()
+
+    def _materials(self, job: GenerationRequest, sequence_id: int) -> ProposerDependencies:
+        return ProposerDependencies(
+            lines=lambda name: EngineClient(self._draft, sequence_id),
+            vocab_size=self._checkpoint.vocab_size,
+            max_nodes=job.limits.max_nodes,
+            num_parameters=self._checkpoint.num_parameters,
+            memory=self._memory.of(job.cache_salt),
+        )
+
+
+def values(tensors: Tensors) -> dict[str, Any]:
+    """Return one response's outputs as a client reads them."""
+    return {name: _value(name, array) for name, array in tensors.items()}
+
+
+def _value(name: str, array: np.ndarray) -> Any:
+    items = [item.decode() if isinstance(item, bytes) else item for item in array.reshape(-1).tolist()]
+    return items if name in LISTS else items[0]

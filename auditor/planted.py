@@ -1,0 +1,188 @@
+"""Bugs to be planted into the served code, each where it imports what it uses; the reference that judges keeps its own.
+
+Most have been another server's (docs/auditor.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from orchestrator.core.noise import Stream
+from orchestrator.core.sampling_params import Rule
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import Distribution, DraftResponse
+from orchestrator.generation.text import StopFilter
+from runtime.engine import draft, target, verify
+from runtime.kv.cache import KVCache
+from runtime.sampling import accept, distribution, noise
+from runtime.sampling.logits_processors import TokenCounts
+
+Patch = pytest.MonkeyPatch
+
+
+def noise_reused_for_recovery(patch: Patch) -> None:
+    sound = noise.draw
+    patch.setattr(accept, "draw", lambda rows, key, at, stream, epoch: sound(rows, key, at, Stream.DRAFT, epoch))
+
+
+def recovery_from_p(patch: Patch) -> None:
+    patch.setattr(accept, "_less", lambda rows, ids, probs: rows)
+
+
+def replace_rule(patch: Patch, name: str, bug: Callable[..., Tensor]) -> None:
+    sound = getattr(accept, name)
+    patch.setattr(accept, "_RULES", tuple((mine, bug if rule is sound else rule) for mine, rule in accept._RULES))
+
+
+def residual_not_renormalised(patch: Patch) -> None:
+    def bug(left: Tensor, nodes: Any, asks: Any) -> Tensor:
+        chances = left[nodes.parents, nodes.tokens]
+        left[nodes.parents, nodes.tokens] = 0.0
+        return chances
+
+    replace_rule(patch, "_chosen", bug)
+
+
+def sibling_not_removed(patch: Patch) -> None:
+    sound = accept._chosen
+    replace_rule(patch, "_chosen", lambda left, nodes, asks: sound(left.clone(), nodes, asks))
+
+
+def token_chances_in_block(patch: Patch) -> None:
+    sound = accept._block
+
+    def bug(left: Tensor, nodes: Any, asks: Any) -> Tensor:
+        chances = accept._drawn(left.clone(), nodes, asks)
+        sound(left, nodes, asks)
+        return chances
+
+    replace_rule(patch, "_block", bug)
+
+
+def block_noise_by_position_alone(patch: Patch) -> None:
+    uniform, draw = noise.uniform, noise.draw
+    patch.setattr(accept, "uniform", lambda key, at, number, stream, epoch: uniform(key, at, number, stream, 0))
+    patch.setattr(accept, "draw", lambda rows, key, at, stream, epoch: draw(rows, key, at, stream, epoch * 0))
+
+
+def bonus_from_the_wrong_node(patch: Patch) -> None:
+    sound = accept._paths
+
+    def bug(asks: Any, values: Any) -> Any:
+        paths, ends = sound(asks, values)
+        return paths, ends - np.array([bool(path) for path in paths])
+
+    patch.setattr(accept, "_paths", bug)
+
+
+def siblings_count_as_said(patch: Patch) -> None:
+    sound = TokenCounts.along
+
+    def bug(self: TokenCounts, paths: Sequence[Sequence[int]]) -> Any:
+        return sound(self, [[token for path in paths for token in path]] * len(paths))
+
+    patch.setattr(TokenCounts, "along", bug)
+
+
+def nothing_held_back(patch: Patch) -> None:
+    patch.setattr(StopFilter, "_possible_stop", lambda self: 0)
+
+
+def position_off_by_one(patch: Patch) -> None:
+    sound = noise.draw
+    patch.setattr(distribution, "draw", lambda rows, key, at, stream, epoch: sound(rows, key, at + 1, stream, epoch))
+
+
+def u_may_be_0(patch: Patch) -> None:
+    patch.setattr(noise, "unit", lambda bits: bits.double() * 2.0**-52)
+
+
+def u_may_be_1(patch: Patch) -> None:
+    patch.setattr(noise, "unit", lambda bits: (bits.double() + 1.0) * 2.0**-52)
+
+
+def answer_of_drafter(patch: Patch, bug: Callable[[DraftResponse], DraftResponse]) -> None:
+    sound = draft._drafted
+    patch.setattr(draft, "_drafted", lambda job: bug(sound(job)))
+
+
+def q_of_another_step(patch: Patch) -> None:
+    answer_of_drafter(patch, lambda drafted: drafted._replace(q=(*drafted.q[1:], *drafted.q[:1])))
+
+
+def q_renormalised_wrongly(patch: Patch) -> None:
+    flat = lambda q: Distribution(q.ids, np.sqrt(q.weights))  # noqa: E731
+    answer_of_drafter(patch, lambda drafted: drafted._replace(q=tuple(map(flat, drafted.q))))
+
+
+def drafts_with_the_target_s_noise(patch: Patch) -> None:
+    sound = draft.draw
+    patch.setattr(draft, "draw", lambda q, at, asked, step: sound(q, at, replace(asked, rule=Rule.COUPLED), step))
+
+
+def drafts_left_out_by_value(patch: Patch) -> None:
+    def bug(drafted: DraftResponse) -> DraftResponse:
+        likeliest = [int(q.ids[q.weights.argmax()]) for q in drafted.q[:1]]
+        return drafted if drafted.tree.tokens[:1].tolist() == likeliest else DraftResponse(TokenTree.bare())
+
+    answer_of_drafter(patch, bug)
+
+
+def rows_not_moved(patch: Patch) -> None:
+    patch.setattr(KVCache, "move", lambda self, sources, targets: None)
+
+
+def logprobs_after_temperature(patch: Patch) -> None:
+    sound = distribution.log_probs_of
+    patch.setattr(distribution, "log_probs_of", lambda logits, tokens: sound(logits / 0.8, tokens))
+
+
+def noise_by_row(patch: Patch) -> None:
+    sound = noise.seed_words
+    patch.setattr(distribution, "seed_words", lambda seeds, device: sound([s + i for i, s in enumerate(seeds)], device))
+
+
+def logits_rounded(patch: Patch) -> None:
+    sound = verify.decide
+    patch.setattr(target, "decide", lambda questions, logits: sound(questions, (logits / 4).round() * 4))
+
+
+DRAWN, TREES = ("draft_model 4",), ("prompt_lookup branches", "suffix wide")
+COUPLED, REJECTION, BLOCK = (f"replay, {rule}" for rule in ("coupled", "rejection", "block"))
+
+
+class Planted(NamedTuple):
+    """A bug, the part of the audit that shall find it, and what is found: (check, what). prompts: so many are asked."""
+
+    bug: Callable[[Patch], None]
+    phase: str
+    settings: tuple[str, ...]
+    found: set[tuple[str, str]]
+    prompts: int = 2
+
+
+PLANTED = [
+    Planted(noise_reused_for_recovery, "replays", DRAWN, {(REJECTION, "decision"), (BLOCK, "decision")}),
+    Planted(recovery_from_p, "replays", DRAWN, {(REJECTION, "decision"), (BLOCK, "decision")}),
+    Planted(residual_not_renormalised, "replays", TREES, {(REJECTION, "decision")}, prompts=8),
+    Planted(sibling_not_removed, "replays", TREES, {(REJECTION, "decision")}),
+    Planted(token_chances_in_block, "replays", DRAWN, {(BLOCK, "decision")}),
+    Planted(block_noise_by_position_alone, "replays", DRAWN, {(BLOCK, "decision")}),
+    Planted(bonus_from_the_wrong_node, "replays", DRAWN, {(REJECTION, "decision"), (BLOCK, "decision")}),
+    Planted(siblings_count_as_said, "replays", TREES, {(REJECTION, "decision")}),
+    Planted(nothing_held_back, "invariance", ("none",), {("text, stopped", "text"), ("text, stopped", "stop string")}),
+    Planted(position_off_by_one, "replays", DRAWN, {(COUPLED, "decision")}),
+    Planted(q_of_another_step, "replays", DRAWN, {(REJECTION, "drafts drawn from q")}),
+    Planted(q_renormalised_wrongly, "replays", DRAWN, {(REJECTION, "drafts drawn from q")}),
+    Planted(drafts_with_the_target_s_noise, "replays", DRAWN, {(REJECTION, "drafts drawn from q")}),
+    Planted(rows_not_moved, "replays", TREES, {(COUPLED, "decision")}),
+    Planted(logprobs_after_temperature, "replays", ("none",), {("log-probs", "log-prob")}),
+    Planted(noise_by_row, "invariance", ("none", "draft_model 4"), {("invariance", "invariance")}),
+    Planted(logits_rounded, "replays", ("none",), {("greedy", "greedy"), (COUPLED, "decision")}),
+]

@@ -1,0 +1,127 @@
+"""Check `replay`: every recorded step is decided anew, and its record is held against its own laws."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from auditor.bounds import CONFIDENCE, most_wrong
+from auditor.findings import Result
+from auditor.subject import Answer, Options, VerifyInput
+from auditor.told import Step, Told, read_told
+from auditor.truth import Replay, Truth
+from orchestrator.core.context import Context
+from orchestrator.core.noise import Stream, gumbel
+from orchestrator.core.sampling_params import Rule, Sampling
+from orchestrator.generation.responses import RULE_NAMES
+
+FLOATS = (
+    "temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+REPLAY = "replay"
+
+
+class ReplayCheck:
+    """Replays answers, one by one; `result` has what came of it."""
+
+    def __init__(self, truth: Truth, name: str = REPLAY) -> None:
+        self.result = Result(name)
+        self._truth = truth
+
+    def look(self, question: VerifyInput, answer: Answer) -> None:
+        """Replay one answer; whatever is wrong with its record, the audit goes on and says so."""
+        self.result.counts["requests"] += 1
+        try:
+            self._look(question, answer, read_told(answer.steps, self._truth.vocab_size))
+        except Exception as error:
+            self.result.note("record", question.name, "steps that obey their laws", repr(error))
+
+    def _look(self, question: VerifyInput, answer: Answer, told: Told) -> None:
+        self._look_at_record(question, answer, told)
+        replay = Replay(self._truth, told)
+        for number, step in enumerate(told.steps):
+            self._look_at_step(f"{question.name}, step {number}", step, replay, told.sampling)
+
+    def close(self) -> Result:
+        """Return the result with its bound."""
+        num_steps, num_wrong = self.result.counts["steps"], len({f.where for f in self.result.faults})
+        if num_steps:
+            rate = most_wrong(num_wrong, num_steps)
+            self.result.bounds.append(f"wrong steps ≤ {rate:.2%} ({CONFIDENCE:.0%} confidence)")
+        return self.result
+
+    def _look_at_record(self, question: VerifyInput, answer: Answer, told: Told) -> None:
+        """Is it the record of this question, and of this answer, without a gap?"""
+        name, result = question.name, self.result
+        result.expect("prompt", name, self._truth.encode(question.prompt), told.prompt)
+        for key, (asked, got) in asked_for(question.options, told.sampling).items():
+            result.expect(f"sampling, {key}", name, asked, got)
+        result.expect("output ids", name, list(answer.ids), told.tokens[: len(answer.ids)])
+        context = Context(told.prompt)
+        for number, step in enumerate(told.steps):
+            where = f"{name}, step {number}"
+            result.expect("prefix_len", where, len(context), step.prefix_len)
+            result.expect("context_hash", where, context.rolling_hash(len(context)), step.context_hash)
+            context.commit(step.tokens)
+        surplus = len(told.tokens) - len(answer.ids)
+        result.expect("last step reaches the end", name, True, 0 <= surplus < len(told.steps[-1].tokens))
+
+    def _look_at_step(self, where: str, step: Step, replay: Replay, sampling: Sampling) -> None:
+        counts = self.result.counts
+        counts["steps"] += 1
+        counts["tokens"] += len(step.tokens)
+        counts["drafted"] += step.tree.num_nodes
+        counts["accepted"] += len(step.walk.path)
+        self.result.expect("a source per node", where, step.tree.num_nodes, len(step.sources))
+        self._look_at_drafts(where, step, sampling)
+        expected, is_tie = replay.decide(step)
+        if expected != step.walk:
+            self.result.note("decision", where, _worded(expected), _worded(step.walk), near_tie=is_tie)
+
+    def _look_at_drafts(self, where: str, step: Step, sampling: Sampling) -> None:
+        """Were the drafts drawn from the q that went along, and with the drafter's own noise?"""
+        if not step.q or not sampling.rule.uses_q:
+            return
+        for parent, siblings in enumerate(step.tree.children):
+            if siblings:
+                due = drawn(step, next(iter(siblings.values())), parent, sampling)[: len(siblings)]
+                self.result.expect("drafts drawn from q", where, due, list(siblings))
+
+
+def drawn(step: Step, node: int, parent: int, sampling: Sampling) -> list[int]:
+    """Return the tokens of the q of `node`, a child of `parent`, in the order in which its noise draws them."""
+    q, position = step.q[node - 1], step.prefix_len + int(step.tree.depths[parent])
+    noise = gumbel(sampling.seed, position, q.ids, Stream.DRAFT, step.prefix_len)
+    order: list[int] = q.ids[np.argsort(-(np.log(q.probs) + noise), kind="stable")].tolist()
+    return order
+
+
+def asked_for(options: Options, told: Sampling) -> dict[str, tuple[object, object]]:
+    """Return what of the sampling was asked for by name, as an FP32 tensor has it, and what the record says."""
+    asked: dict[str, object] = {name: float(np.float32(options[name])) for name in FLOATS if name in options}
+    asked |= {name: options[name] for name in ("top_k", "seed", "min_tokens") if name in options}
+    asked["rule"] = Rule(options.get("rule") or Rule.COUPLED)
+    return {name: (value, getattr(told, name)) for name, value in asked.items()}
+
+
+def _worded(walk: tuple[tuple[int, ...], int]) -> str:
+    path, next_token = walk
+    return f"path {list(path)} and token {next_token}"
+
+
+class Replays:
+    """A replay check per rule, `typical` apart as lossy: its steps must still be those of its own rule."""
+
+    def __init__(self, truth: Truth) -> None:
+        self._checks: dict[Rule, ReplayCheck] = {}
+        self._truth = truth
+
+    def look(self, question: VerifyInput, answer: Answer) -> None:
+        """Replay one answer."""
+        rule = Rule(question.options.get("rule") or Rule.COUPLED)
+        if rule not in self._checks:
+            self._checks[rule] = ReplayCheck(self._truth, f"{REPLAY}, {RULE_NAMES.get(rule, rule)}")
+        self._checks[rule].look(question, answer)
+
+    def close(self) -> list[Result]:
+        """Return the results by rule."""
+        return [check.close() for check in self._checks.values()]

@@ -1,0 +1,105 @@
+"""Checks `text` and `log-probs`: the text is that of its tokens, cut at the stops; log-probabilities are the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from auditor.findings import Result
+from auditor.subject import Answer, VerifyInput
+from auditor.truth import Truth
+from orchestrator.sampling.distribution import log_softmax
+
+TORN = "\ufffd"
+#: The public output is FP32; what the served dtype adds is about what it does to a logit.
+TOLERANCES = {"float64": 1e-5, "float32": 1e-3, "bfloat16": 0.2}
+
+
+def expected_text(truth: Truth, ids: Sequence[int], question: VerifyInput) -> tuple[str, str]:
+    """Return the text of an output and why it ends: from scratch for every token, slow and obvious.
+
+    docs/stopping.md without min_tokens: a stop id, then the stop string that is complete first, then max_tokens.
+    """
+    words, ends = question.options.get("stop_words", []), stop_ids_of(truth, question)
+    tokenizer, prompt = truth.tokenizer, truth.encode(question.prompt)
+    start = len(tokenizer.decode(prompt))
+    text = ""
+    for number, token in enumerate(ids, start=1):
+        if token in ends:
+            return whole_or_cut(text, words), "stop"
+        text = tokenizer.decode([*prompt, *ids[:number]])[start:]
+        whole = text.rstrip(TORN)
+        if (before := cut(whole, words)) is not None:
+            return before, "stop"
+    return whole_or_cut(text, words), "length"
+
+
+def stop_ids_of(truth: Truth, question: VerifyInput) -> set[int]:
+    """Return the ids that end an output: EOS, unless it is ignored, and those that the request names."""
+    eos_ids = set() if question.options.get("ignore_eos") else set(truth.checkpoint.eos_ids)
+    return eos_ids | set(question.options.get("stop_ids", []))
+
+
+def whole_or_cut(text: str, words: Sequence[str]) -> str:
+    """Return the text before its first stop string, all of it where there is none."""
+    before = cut(text, words)
+    return text if before is None else before
+
+
+def cut(text: str, words: Sequence[str]) -> str | None:
+    """Return the text before the stop string that is complete first, of several the longest; None without one."""
+    found = [(at + len(word), at) for word in words if (at := text.find(word)) >= 0]
+    return text[: min(found)[1]] if found else None
+
+
+class TextCheck:
+    """Looks at texts and log-probabilities, answer by answer."""
+
+    def __init__(self, truth: Truth) -> None:
+        self.text, self.logprobs = Result("text"), Result("log-probs")
+        self._truth = truth
+        self._worst = 0.0
+
+    def look(self, question: VerifyInput, answer: Answer) -> None:
+        """Look at one answer."""
+        self._look_at_text(question, answer)
+        if question.options.get("return_log_probs"):
+            self._look_at_logprobs(question, answer)
+
+    def close(self) -> list[Result]:
+        """Return both results."""
+        if self.logprobs.counts["tokens"]:
+            self.logprobs.bounds.append(f"worst {self._worst:.1e}")
+        return [self.text, self.logprobs]
+
+    def _look_at_text(self, question: VerifyInput, answer: Answer) -> None:
+        name, (text, reason) = question.name, expected_text(self._truth, answer.ids, question)
+        self.text.expect("text", name, text, answer.text)
+        self.text.expect("finish_reason", name, reason, answer.finish_reason)
+        for word, chunk in leaks(answer.chunks, question.options.get("stop_words", [])):
+            self.text.note("stop string", f"{name}, chunk {chunk}", f"no {word!r}", answer.chunks[chunk])
+        self.text.counts.update(requests=1, tokens=len(answer.ids), chunks=len(answer.chunks))
+        self.text.counts["stopped"] += reason == "stop"
+
+    def _look_at_logprobs(self, question: VerifyInput, answer: Answer) -> None:
+        ids = list(answer.ids)
+        rows = self._truth.rows([*self._truth.encode(question.prompt), *ids], len(ids) + 1)[:-1]
+        due = log_softmax(rows)[np.arange(len(ids)), ids]
+        self.logprobs.counts.update(requests=1, tokens=len(ids))
+        if not self.logprobs.expect("count", question.name, len(ids), len(answer.logprobs)):
+            return
+        gaps = np.abs(due - np.array(answer.logprobs))
+        self._worst = max(self._worst, float(gaps.max(initial=0.0)))
+        for at in np.flatnonzero(~(gaps <= TOLERANCES[self._truth.dtype])).tolist()[:1]:
+            self.logprobs.note("log-prob", f"{question.name}, token {at}", due[at], answer.logprobs[at])
+
+
+def leaks(chunks: Sequence[str], words: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Yield every stop string that a reader has seen, in a chunk or across some, and the chunk that completes it."""
+    for word in words:
+        shown = ""
+        for number, chunk in enumerate(chunks):
+            before, shown = shown, shown + chunk
+            if word in shown and word not in before:
+                yield word, number

@@ -1,0 +1,184 @@
+"""`make bench`: acceptance length and speed of the drafting methods through the real server, fairly compared.
+
+Every run starts from a cold cache (a salt of its own), the methods take turns, one run of each is not counted, and
+prefill and decoding are told apart (docs/protocol.md, Fair comparison).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
+
+import launcher
+from benchmarks import picture, report
+from benchmarks.figures import compare_rates, rows
+from benchmarks.samples import BenchError, Runner, Sample, check_prefix_hits, measure
+from benchmarks.server import Count, Crowd, Method, Passes, measure_crowds
+from launcher.command import STUB_ENVIRONMENT
+from orchestrator.core.errors import ServingError
+from orchestrator.deployment.config import ServingConfig, load_config
+from orchestrator.proposers.registry import METHODS
+from tests.support.traffic import read_prompts, settled_figures
+
+ROOT = Path(__file__).resolve().parent.parent
+BASE = "none"
+PEER = "transformers"
+SLEEPING_THREADS = {name: STUB_ENVIRONMENT[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+TASKS = ("completion", "edit", "repetitive", "docstring")
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the command's arguments."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--config", type=Path, default=ROOT / "serving.toml", help="the deployment")
+    parser.add_argument("--url", help="gRPC address of a running server of this deployment; else one is started")
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        default=[BASE, *(method for method in METHODS if method != BASE)],
+        help='method, or method:{"parameter": value}',
+    )
+    parser.add_argument("--tasks", nargs="+", default=TASKS, help="held-out prompts (%(default)s)")
+    parser.add_argument("--num-prompts", type=int, default=8, help="prompts per task (%(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=128, help="tokens per run (%(default)s)")
+    parser.add_argument("--turns", type=int, default=3, help="runs per method and prompt (%(default)s)")
+    parser.add_argument("--temperature", type=float, help="sample, with --seed; else greedy")
+    parser.add_argument("--seed", type=int, default=0, help="of sampled runs (%(default)s)")
+    parser.add_argument("--peers", action="store_true", help="transformers' generate beside it, in this process")
+    parser.add_argument("--spin", action="store_true", help="let the peers' OpenMP threads spin while they wait")
+    parser.add_argument("--concurrency", type=int, default=0, help="also so many requests at once")
+    parser.add_argument("--json", type=Path, default=ROOT / "docs/figures/bench.json", help="where it is kept")
+    args = parser.parse_args(arguments)
+    if args.peers and args.temperature:
+        parser.error("--peers are greedy: leave out --temperature")
+    return args
+
+
+class Door(NamedTuple):
+    """Where the server is, and what it counts; a server that was started elsewhere counts nothing for us."""
+
+    url: str
+    count_passes: Count
+
+
+@contextlib.contextmanager
+def serving(args: argparse.Namespace) -> Iterator[Door]:
+    """Yield the server, started here unless one was named."""
+    if args.url:
+        yield Door(args.url, lambda: None)
+        return
+
+    def count() -> Passes:
+        found = settled_figures(server)
+        return Passes(found["target", "passes_total"], found["target", "pass_requests_total"])
+
+    with launcher.Server(args.config) as server:
+        yield Door(server.grpc_url, count)
+
+
+def bench(args: argparse.Namespace, config: ServingConfig, door: Door) -> None:
+    """Measure, print and keep."""
+    options = {"temperature": args.temperature, "seed": args.seed} if args.temperature else {}
+    with grpcclient.InferenceServerClient(door.url) as client:
+        triton = client.get_server_metadata(client_timeout=10).version
+        about = report.conditions(config, triton) | {"settings": settings(args)}
+        methods = [Method.parse(text, client, options) for text in args.methods]
+        runners: list[Runner] = [*methods, *peers(args, config)]
+        samples = take(runners, args)
+    crowds = take_crowds(methods, door, args)
+    about["prefix_hits_equal"] = check_prefix_hits(samples) or "not told by the server"
+    about["load_average_after"] = os.getloadavg()[0]
+    tell(args, about, samples, crowds)
+
+
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments that shape the figures."""
+    where = ("config", "url", "json")
+    return {name: value for name, value in vars(args).items() if name not in where}
+
+
+def peers(args: argparse.Namespace, config: ServingConfig) -> list[Runner]:
+    """Load the peers, when they are asked for."""
+    if not args.peers:
+        return []
+    # As the launcher does for the engines; libgomp reads it when torch is loaded. Threads that spin make a peer up to
+    # fifty times slower as soon as anything else runs on the machine.
+    os.environ.update({} if args.spin else SLEEPING_THREADS)
+    from benchmarks.peers import load_peers
+
+    return [*load_peers(config.target, config.draft, config.dtype)]
+
+
+def take(runners: Sequence[Runner], args: argparse.Namespace) -> list[Sample]:
+    """Measure every task, telling how far it is."""
+    samples: list[Sample] = []
+    for task in args.tasks:
+        prompts = read_prompts()[task][: args.num_prompts]
+        fitting = sum(all(map(runner.fits, prompts)) for runner in runners)
+        expected = len(samples) + len(prompts) * fitting * args.turns
+        for sample in measure(runners, prompts, args.turns, args.max_tokens):
+            samples.append(sample)
+            if sys.stderr.isatty():
+                print(f"\r{task}: {len(samples)}/{expected} runs", end="", file=sys.stderr, flush=True)
+        print(f"\r{task}: done" + " " * 20, file=sys.stderr, flush=True)
+    return samples
+
+
+def take_crowds(methods: Sequence[Method], door: Door, args: argparse.Namespace) -> list[Crowd]:
+    """Measure many requests at once, over prompts of all tasks."""
+    if not args.concurrency:
+        return []
+    by_task = read_prompts()
+    mixed = [prompt for group in zip(*(by_task[task] for task in args.tasks), strict=False) for prompt in group]
+    prompts = list(itertools.islice(itertools.cycle(mixed), args.concurrency))
+    fitting = [method for method in methods if all(map(method.fits, prompts))]
+    return measure_crowds(fitting, door.url, prompts, args.turns, args.max_tokens, door.count_passes)
+
+
+def tell(args: argparse.Namespace, about: dict[str, Any], samples: Sequence[Sample], crowds: Sequence[Crowd]) -> None:
+    """Print the tables, and keep everything."""
+    base = args.methods[0] if BASE not in args.methods else BASE
+    found = rows(samples, base)
+    print(report.table(found))
+    figures: dict[str, Any] = {"base": base, "rows": [asdict(row) for row in found]}
+    if args.peers:
+        ratios = {task: compare_rates(samples, task, base, PEER) for task in args.tasks}
+        print("\n".join(f"\n{base} ÷ {PEER}, {task}: {report.said(found)}" for task, found in ratios.items()))
+        figures["base_over_peer"] = {task: asdict(found) for task, found in ratios.items()}
+    if crowds:
+        print(f"\n{report.crowd_table(crowds, base)}")
+    if about["prefix_hits_equal"] is not True:
+        print("\nThe server does not tell its prefix hits: that they were equal could not be checked.")
+    print("\n" + "; ".join(f"{name} {value}" for name, value in about.items() if name != "settings"))
+    report.keep(args.json, about, figures, samples, crowds)
+    picture.draw(found, base, args.json.with_suffix(".svg"))
+    print(f"kept in {args.json}, drawn in {args.json.with_suffix('.svg')}", file=sys.stderr)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns 1 when the server fails or a comparison was not fair."""
+    args = parse(arguments)
+    try:
+        config = load_config(args.config)
+        with serving(args) as door:
+            bench(args, config, door)
+    except KeyboardInterrupt:
+        return 130
+    except (BenchError, ServingError, InferenceServerException) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

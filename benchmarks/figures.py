@@ -1,0 +1,159 @@
+"""Samples to figures: rates over all prompts, their spread between prompts, ratios with an interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.samples import BenchError, Run, Sample
+from clients.generate import ratio
+
+FloatArray = npt.NDArray[np.float64]
+NUM_RESAMPLES = 10_000
+LEVEL = 95
+#: The task of a row over all tasks.
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure over all prompts, and the quartiles and the median of the prompts' own."""
+
+    overall: float
+    quartiles: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of totals, its bootstrap interval over prompts, and the quartiles of the prompts' own ratios."""
+
+    overall: float
+    low: float
+    high: float
+    quartiles: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One runner's figures on one task; None where the runner does not tell. speed_up: over the base's decoding.
+
+    acceptance_interval: of the length with the bonus token, by bootstrap over prompts; that without it is one less but
+    for texts that end inside a step.
+    """
+
+    task: str
+    runner: str
+    num_runs: int
+    num_same_text: int
+    tokens_per_s: Spread
+    first_token_s: Spread
+    acceptance_length: float
+    acceptance_interval: tuple[float, float]
+    acceptance_length_without_bonus: float
+    draft_acceptance_rate: float | None
+    speed_up: Ratio
+
+
+def rows(samples: Sequence[Sample], base: str) -> list[Row]:
+    """Return one row per task and runner, in the order of the samples; of several tasks also all together."""
+    keys = dict.fromkeys((sample.task, sample.runner) for sample in samples)
+    tasks, runners = (dict.fromkeys(key[place] for key in keys) for place in (0, 1))
+    everywhere = [(ALL, name) for name in runners if all((task, name) in keys for task in tasks)]
+    return [_row(samples, *key, base) for key in [*keys, *(everywhere if len(tasks) > 1 else [])]]
+
+
+def _of(samples: Sequence[Sample], task: str, runner: str) -> list[Sample]:
+    return [s for s in samples if s.runner == runner and task in (s.task, ALL)]
+
+
+def _row(samples: Sequence[Sample], task: str, runner: str, base: str) -> Row:
+    mine = _of(samples, task, runner)
+    texts = {s.prompt: s.run.ids for s in _of(samples, task, base)}
+    runs = [s.run for s in mine]
+    tokens, steps = sum(len(run.ids) for run in runs), sum(run.num_steps for run in runs)
+    accepted, drafted = sum(run.num_accepted for run in runs), [run.num_drafted for run in runs]
+    known = sum(n for n in drafted if n is not None)
+    return Row(
+        task=task,
+        runner=runner,
+        num_runs=len(runs),
+        num_same_text=sum(s.run.ids == texts.get(s.prompt) for s in mine),
+        tokens_per_s=_rates(mine),
+        first_token_s=_first_tokens(mine),
+        acceptance_length=ratio(tokens, steps),
+        acceptance_interval=acceptance_interval(mine),
+        acceptance_length_without_bonus=ratio(accepted, steps),
+        draft_acceptance_rate=ratio(accepted, known) if known else None,
+        speed_up=compare_rates(samples, task, runner, base),
+    )
+
+
+def acceptance_interval(samples: Sequence[Sample]) -> tuple[float, float]:
+    """Return the bootstrap interval over prompts of tokens per step, all runs of a prompt together."""
+    found: dict[str, list[int]] = {}
+    for sample in samples:
+        sums = found.setdefault(sample.prompt, [0, 0])
+        sums[0] += len(sample.run.ids)
+        sums[1] += sample.run.num_steps
+    pairs = np.array(list(found.values()), np.float64)
+    return interval(pairs, np.ones_like(pairs))
+
+
+def compare_rates(samples: Sequence[Sample], task: str, runner: str, base: str) -> Ratio:
+    """Return runner's decoding rate over base's: of all prompts together, with a bootstrap interval over prompts.
+
+    A prompt that ended with the first response has no decoding rate and is left out.
+    """
+    ours, theirs = (totals(_of(samples, task, name)) for name in (runner, base))
+    timed = [key for key in ours if key in theirs and ours[key][1] and theirs[key][1]]
+    if not timed:
+        raise BenchError(f"no text of task {task} is longer than one step; raise --max-tokens")
+    a, b = np.array([ours[key] for key in timed]), np.array([theirs[key] for key in timed])
+    low, high = interval(a, b)
+    overall = _rate_ratio(a.sum(axis=0), b.sum(axis=0))
+    return Ratio(float(overall), low, high, _quartiles(_rate_ratio(a.T, b.T)))
+
+
+def totals(samples: Sequence[Sample]) -> dict[str, tuple[int, float]]:
+    """Return decoded tokens and decoding seconds of each prompt, all its runs together."""
+    found: dict[str, tuple[int, float]] = {}
+    for sample in samples:
+        tokens, seconds = found.get(sample.prompt, (0, 0.0))
+        found[sample.prompt] = (tokens + sample.run.decode_tokens, seconds + sample.run.decode_s)
+    return found
+
+
+def interval(a: FloatArray, b: FloatArray) -> tuple[float, float]:
+    """Return the bootstrap interval of the ratio of a's rate to b's; a, b: (prompts, 2), tokens and seconds.
+
+    Prompts are drawn with replacement, the same ones for both; the seed is fixed.
+    """
+    drawn = np.random.default_rng(0).integers(len(a), size=(NUM_RESAMPLES, len(a)))
+    ratios = _rate_ratio(a[drawn].sum(axis=1).T, b[drawn].sum(axis=1).T)
+    tail = (100 - LEVEL) / 2
+    low, high = np.percentile(ratios, (tail, 100 - tail))
+    return float(low), float(high)
+
+
+def _rate_ratio(a: FloatArray, b: FloatArray) -> FloatArray:
+    result: FloatArray = np.asarray((a[0] / a[1]) / (b[0] / b[1]))
+    return result
+
+
+def _rates(samples: Sequence[Sample]) -> Spread:
+    per_prompt = list(totals(samples).values())
+    overall = ratio(sum(tokens for tokens, _ in per_prompt), sum(seconds for _, seconds in per_prompt))
+    return Spread(overall, _quartiles(np.array([ratio(*total) for total in per_prompt])))
+
+
+def _first_tokens(samples: Sequence[Sample]) -> Spread:
+    runs: list[Run] = [sample.run for sample in samples]
+    times_s = np.array([run.first_token_s for run in runs])
+    return Spread(float(times_s.mean()), _quartiles(times_s))
+
+
+def _quartiles(values: FloatArray) -> tuple[float, ...]:
+    return tuple(float(x) for x in np.percentile(values, (25, 50, 75)))

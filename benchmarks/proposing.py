@@ -1,0 +1,108 @@
+"""`python -m benchmarks.proposing`: what a step's propose and observe cost, per in-process method and context.
+
+The text is real: held-out prompts, one after the other, tokenised, and then followed as though the target said it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from orchestrator.core.context import Context
+from orchestrator.core.proposal import Budget, Proposer
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.types import Acceptance
+from orchestrator.deployment.checkpoint import read_checkpoint
+from orchestrator.deployment.config import load_config
+from orchestrator.proposers.memory import Memory
+from orchestrator.proposers.registry import METHODS, ProposerDependencies, select_method
+from orchestrator.proposers.tables import load_tables
+from orchestrator.sampling.accept import accept_coupled
+from tests.support.traffic import read_prompts
+
+ROOT = Path(__file__).resolve().parents[1]
+SAMPLING = Sampling(0.8, seed=1)
+BUDGET = Budget(128, 1000)
+
+
+class Cost(NamedTuple):
+    """Milliseconds: of the building and the first call, which sees the whole prompt, and of the later steps."""
+
+    first: float
+    median: float
+    p95: float
+    most: float
+
+
+def text_of(length: int, tokenizer: Any) -> list[int]:
+    """Return `length` tokens of held-out text, repeated when there is not so much."""
+    texts = "\n\n\n".join(prompt.text for prompts in read_prompts().values() for prompt in prompts)
+    return list(itertools.islice(itertools.cycle(tokenizer.encode(texts).ids), length))
+
+
+def cost_of(build: Callable[[], Proposer], ids: Sequence[int], num_prompt: int) -> Cost:
+    """Return what the steps cost while the text of `ids` behind the prompt is said."""
+    context, times_ms = Context(ids[:num_prompt]), []
+    began_s = time.perf_counter()
+    proposer = build()
+    built_ms = 1e3 * (time.perf_counter() - began_s)
+    while len(context) + BUDGET.max_nodes + 1 < len(ids):
+        began_s = time.perf_counter()
+        tree = proposer.propose(context, SAMPLING, BUDGET).tree
+        drafted_s = time.perf_counter()
+        target_tokens = np.array([ids[len(context) + depth] for depth in tree.depths.tolist()], np.int32)
+        walk = accept_coupled(tree, target_tokens.tolist())
+        acceptance = Acceptance(walk.path, walk.next_token, target_tokens=target_tokens)
+        context.commit(acceptance.tokens(tree))
+        observed_s = time.perf_counter()
+        proposer.observe(tree, acceptance)
+        times_ms.append(1e3 * (drafted_s - began_s + time.perf_counter() - observed_s))
+    first, *later = times_ms
+    return Cost(built_ms + first, statistics.median(later), statistics.quantiles(later, n=20)[-1], max(later))
+
+
+def materials_of(config: Any, checkpoint: Any, ids: Sequence[int], num_prompt: int) -> ProposerDependencies:
+    """Return what the methods draft from: tables, a memory that holds the text once, a prediction that is right."""
+    memory = Memory(1 << 20)
+    memory.learn("", ids)
+    tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
+    return ProposerDependencies(
+        lines=lambda name: None,  # type: ignore[arg-type, return-value]
+        vocab_size=checkpoint.vocab_size,
+        prediction=tuple(ids[num_prompt:]),
+        tables=tables,
+        memory=memory.of(""),
+        num_parameters=checkpoint.num_parameters,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a Markdown table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--contexts", type=int, nargs="+", default=[4096], help="tokens of the prompt (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens that are then said (%(default)s)")
+    options = parser.parse_args(arguments)
+    config = load_config(ROOT / "serving.toml")
+    checkpoint = read_checkpoint(config.target)
+    print("| method | context | first call, ms | median, ms | 95 % | most |\n|---|---:|---:|---:|---:|---:|")
+    for length in options.contexts:
+        ids = text_of(length + options.tokens, checkpoint.tokenizer)
+        materials = materials_of(config, checkpoint, ids, length)
+        for name in (name for name, method in METHODS.items() if not method.drafter):
+            made = select_method(name, "", frozenset(), {})
+            cost = cost_of(functools.partial(made.proposer, materials), ids, length)
+            print(f"| {name} | {length} | {cost.first:.1f} | {cost.median:.3f} | {cost.p95:.3f} | {cost.most:.3f} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

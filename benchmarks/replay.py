@@ -1,0 +1,154 @@
+"""`python -m benchmarks.replay`: what a proposer's options bring on texts that are known beforehand.
+
+The target's greedy texts are made once, by transformers; then each setting drafts along them without a model. That
+gives acceptance length and nodes per step exactly and in seconds, for every method that does not need the target's
+picks. What a node costs is not in it: `make bench` measures that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from orchestrator.core.context import Context
+from orchestrator.core.proposal import Proposer
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.types import Acceptance
+from orchestrator.deployment.checkpoint import Checkpoint, read_checkpoint
+from orchestrator.deployment.config import load_config
+from orchestrator.generation.loop import Limits
+from orchestrator.generation.statistics import Tally
+from orchestrator.proposers.registry import ProposerDependencies, select_method
+from orchestrator.proposers.tables import Tables, load_tables
+from orchestrator.sampling.accept import accept_coupled
+from tests.support.exactness import Oracle
+from tests.support.traffic import Prompt, read_prompts
+
+ROOT = Path(__file__).resolve().parents[1]
+TASKS = ("completion", "edit", "repetitive", "docstring")
+SETTINGS = (
+    "prompt_lookup",
+    'prompt_lookup:{"match": "frequent"}',
+    'prompt_lookup:{"match": "leftmost"}',
+    'prompt_lookup:{"clip": true}',
+    'prompt_lookup:{"max_ngram": 2}',
+    'prompt_lookup:{"max_ngram": 5}',
+    'prompt_lookup:{"draft_len": 5}',
+    'prompt_lookup:{"draft_len": 20}',
+    'prompt_lookup:{"length": "grown", "draft_len": 20}',
+    'prompt_lookup:{"branches": 2}',
+    'prompt_lookup:{"branches": 4}',
+    "suffix",
+    'suffix:{"tree": false}',
+    'suffix:{"factor": 2.0}',
+    'suffix:{"min_prob": 0.03}',
+    'suffix:{"min_prob": 0.3}',
+    "ngram",
+    'ngram:{"draft_len": 1}',
+    'ngram:{"draft_len": 5}',
+    'ngram:{"order": 1, "draft_len": 1}',
+    'ngram:{"order": 2}',
+    'ngram:{"order": 3}',
+    "predicted",
+    'predicted:{"draft_len": 8}',
+    'predicted:{"draft_len": 32}',
+    'predicted:{"max_ngram": 2}',
+)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt and what the target says behind it."""
+
+    prompt: Prompt
+    prompt_ids: list[int]
+    output: list[int]
+
+
+class Deployment(NamedTuple):
+    """What drafts are made from beside the text."""
+
+    checkpoint: Checkpoint
+    tables: Tables | None
+
+
+def replay(proposer: Proposer, text: Text, max_nodes: int) -> Tally:
+    """Run the loop's steps with a target that says `text`; returns the counts."""
+    context, tally = Context(text.prompt_ids), Tally()
+    said = [*text.prompt_ids, *text.output]
+    limits = Limits(len(text.output), len(said), max_nodes)
+    while len(context) < len(said):
+        proposal = proposer.propose(context, Sampling(), limits.budget(context)).cut(limits.budget(context))
+        target_tokens = np.array([said[len(context) + depth] for depth in proposal.tree.depths.tolist()], np.int32)
+        walk = accept_coupled(proposal.tree, target_tokens.tolist())
+        acceptance = Acceptance(walk.path, walk.next_token)
+        context.commit(acceptance.tokens(proposal.tree))
+        proposer.observe(proposal.tree, acceptance)
+        tally.observe(proposal, walk.path, len(walk.path) + 1, 0.0, 1.0)
+    return tally
+
+
+def cells(setting: str, texts: Sequence[Text], deployment: Deployment) -> Iterator[str]:
+    """Yield acceptance length and nodes per step for each task."""
+    method, _, config = setting.partition(":")
+    for task in TASKS:
+        mine = [
+            text for text in texts if text.prompt.task == task and (text.prompt.prediction or method != "predicted")
+        ]
+        tallies = [replay(_proposer(method, config, text, deployment), text, 128) for text in mine]
+        steps = sum(tally.num_steps for tally in tallies)
+        tokens = sum(sum(tally.step_lengths) for tally in tallies)
+        nodes = sum(tally.num_draft_tokens for tally in tallies)
+        yield f"{tokens / steps:.2f} ({nodes / steps:.1f})" if steps else "–"
+
+
+def _proposer(method: str, config: str, text: Text, deployment: Deployment) -> Proposer:
+    materials = ProposerDependencies(
+        lines=lambda name: None,  # type: ignore[arg-type, return-value]
+        vocab_size=deployment.checkpoint.vocab_size,
+        prediction=tuple(deployment.checkpoint.tokenizer.encode(text.prompt.prediction).ids),
+        tables=deployment.tables,
+    )
+    return select_method(method, config, frozenset(), {}).proposer(materials)
+
+
+def known_texts(config: Any, num_prompts: int, num_tokens: int, store: Path | None) -> list[Text]:
+    """Return the target's greedy texts; kept in a file when one is named."""
+    prompts = [prompt for task in TASKS for prompt in read_prompts()[task][:num_prompts]]
+    kept: Mapping[str, Any] = json.loads(store.read_text()) if store and store.exists() else {}
+    if not kept:
+        oracle = Oracle(config.target, "float32")
+        kept = {p.id: (oracle.encode(p.text), oracle.greedy(p.text, num_tokens)) for p in prompts}
+        if store:
+            store.write_text(json.dumps(kept))
+    return [Text(prompt, *kept[prompt.id]) for prompt in prompts]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a Markdown table: acceptance length, and in brackets draft nodes per step."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--settings", nargs="+", default=SETTINGS, help='method, or method:{"parameter": value}')
+    parser.add_argument("--num-prompts", type=int, default=24, help="prompts per task (%(default)s)")
+    parser.add_argument("--num-tokens", type=int, default=128, help="tokens of a text (%(default)s)")
+    parser.add_argument("--texts", type=Path, help="file to keep the texts in, for the next time")
+    options = parser.parse_args(arguments)
+    config = load_config(ROOT / "serving.toml")
+    checkpoint = read_checkpoint(config.target)
+    tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
+    deployment = Deployment(checkpoint, tables)
+    texts = known_texts(config, options.num_prompts, options.num_tokens, options.texts)
+    print(f"| setting | {' | '.join(TASKS)} |\n|---|{'---:|' * len(TASKS)}")
+    for setting in options.settings:
+        print(f"| `{setting}` | {' | '.join(cells(setting, texts, deployment))} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""Figures as Markdown for the README and as JSON to keep; and the conditions they were taken under."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Ratio, Row
+from benchmarks.samples import Sample
+from benchmarks.server import Crowd
+from clients.generate import ratio
+from orchestrator.deployment.config import ServingConfig
+
+PACKAGES = ("numpy", "tokenizers", "torch", "transformers", "tritonclient", "nvidia-pytriton")
+
+
+def conditions(config: ServingConfig, triton: str) -> dict[str, Any]:
+    """Return what the figures depend on: machine, versions, weights, deployment."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "load_average_before": os.getloadavg()[0],
+        "device": config.device,
+        "dtype": config.dtype,
+        "target": weights_hash(config.target),
+        "draft": weights_hash(config.draft),
+        "python": platform.python_version(),
+        "triton": triton,
+        **{name: _version(name) for name in PACKAGES},
+    }
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or "unknown")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def weights_hash(checkpoint: str) -> str:
+    """Return the first digits of the SHA-256 of a checkpoint's weights; a hub id stands for itself."""
+    digest = hashlib.sha256()
+    files = sorted(Path(checkpoint).glob("*.safetensors")) if checkpoint else []
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16] if files else checkpoint
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return one Markdown table of all tasks."""
+    lines = [
+        "| task | runner | tokens/s | speed-up (95 %) | acceptance length (95 %) | without bonus | drafts accepted "
+        "| first token | same text |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    return "\n".join(lines + [f"| {' | '.join(_cells(row))} |" for row in rows])
+
+
+def _cells(row: Row) -> list[str]:
+    drafts = "–" if row.draft_acceptance_rate is None else f"{100 * row.draft_acceptance_rate:.0f} %"
+    return [
+        row.task,
+        row.runner,
+        f"{row.tokens_per_s.overall:.0f}",
+        said(row.speed_up),
+        f"{row.acceptance_length:.2f} ({row.acceptance_interval[0]:.2f}–{row.acceptance_interval[1]:.2f})",
+        f"{row.acceptance_length_without_bonus:.2f}",
+        drafts,
+        f"{1000 * row.first_token_s.quartiles[1]:.0f} ms",
+        f"{row.num_same_text}/{row.num_runs}",
+    ]
+
+
+def said(found: Ratio) -> str:
+    """Return a ratio with its interval."""
+    return f"{found.overall:.2f} × ({found.low:.2f}–{found.high:.2f})"
+
+
+def crowd_table(crowds: Sequence[Crowd], base: str) -> str:
+    """Return a Markdown table of the methods' medians over turns, many requests at once."""
+    lines = ["| requests at once | method | tokens/s in all | turns | speed-up | requests per pass |"]
+    lines.append("|---:|---|---:|---:|---:|---:|")
+    names = dict.fromkeys(crowd.method for crowd in crowds)
+    rates = {name: sorted(crowd.tokens_per_s for crowd in crowds if crowd.method == name) for name in names}
+    for name, some in rates.items():
+        mine = [crowd for crowd in crowds if crowd.method == name]
+        faster = f"{ratio(statistics.median(some), statistics.median(rates[base])):.2f} ×"
+        cells = [len(mine[0].runs), name, f"{statistics.median(some):.0f}", f"{some[0]:.0f}–{some[-1]:.0f}", faster]
+        lines.append(f"| {' | '.join(map(str, cells))} | {_occupancy(mine)} |")
+    return "\n".join(lines)
+
+
+def _occupancy(crowds: Sequence[Crowd]) -> str:
+    shared = [crowd.requests_per_pass or crowd.seen_per_pass or 0.0 for crowd in crowds]
+    return f"{statistics.median(shared):.1f}"
+
+
+def keep(
+    path: Path,
+    about: Mapping[str, Any],
+    figures: Mapping[str, Any],
+    samples: Sequence[Sample],
+    crowds: Sequence[Crowd],
+) -> None:
+    """Write conditions, figures and every single run as JSON; token ids become a hash, which tells texts apart."""
+    singles = [{**asdict(sample), "run": _without_ids(asdict(sample.run))} for sample in samples]
+    crowded = [
+        {
+            "method": crowd.method,
+            "num_requests": len(crowd.runs),
+            "wall_s": crowd.wall_s,
+            "tokens_per_s": crowd.tokens_per_s,
+            "requests_per_pass": crowd.requests_per_pass,
+            "seen_per_pass": crowd.seen_per_pass,
+        }
+        for crowd in crowds
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = {"conditions": about, **figures, "crowds": crowded, "samples": singles}
+    path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+
+
+def _without_ids(run: dict[str, Any]) -> dict[str, Any]:
+    ids = run.pop("ids")
+    digest = hashlib.sha256(str(ids).encode()).hexdigest()[:12]
+    return {"num_tokens": len(ids), "text": digest, **run}

@@ -1,0 +1,1 @@
+"""The nouns that everything shares: tree, context, sampling parameters, step types, noise, errors."""

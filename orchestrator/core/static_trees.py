@@ -1,0 +1,112 @@
+"""Static trees by rank: a node's address lists, level by level, which of its parent's children it is (0 = likeliest).
+
+Source: Medusa, arXiv:2401.10774, section 2.1.2 (trees) and 2.3.3 (the search for the best one).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from orchestrator.core.errors import RequestError, shown
+from orchestrator.core.tree import MAX_NODES, TokenTree
+from orchestrator.core.types import FloatArray
+
+MAX_RANK, MAX_DEPTH, MAX_WIDTH = 63, 16, 32
+Address = tuple[int, ...]
+
+#: EAGLE-1's published tree, mc_sim_7b_63 in its own repository: 25 nodes, 4/8/8/3/2 by depth.
+EAGLE_LEAVES: tuple[Address, ...] = (
+    (0, 0, 0, 0, 0), (0, 0, 0, 0, 1), (0, 0, 0, 1), (0, 0, 0, 2), (0, 0, 1), (0, 0, 2), (0, 1, 0), (0, 1, 1),
+    (0, 2, 0), (0, 2, 1), (1, 0, 0), (1, 1), (2, 0), (2, 1), (3, 0),
+)  # fmt: skip
+
+
+def tree_of_choices(addresses: Sequence[Sequence[int]]) -> TokenTree:
+    """Return the tree of these nodes, whose tokens are ranks; leaf paths alone name the same tree as all its nodes.
+
+    Invariant: nodes are ordered by depth, then by ranks, so that siblings stand in the order of their likelihood.
+    """
+    nodes = {tuple(address[:length]) for address in addresses for length in range(1, len(address) + 1)}
+    ordered = sorted(nodes, key=lambda address: (len(address), address))
+    return _tree(ordered)
+
+
+def _tree(nodes: Sequence[Address]) -> TokenTree:
+    """Return the tree of all these nodes, each behind its parent."""
+    number = {address: place for place, address in enumerate(nodes, start=1)} | {(): 0}
+    ranks = np.array([address[-1] for address in nodes], np.int32)
+    return TokenTree(ranks, np.array([number[address[:-1]] for address in nodes], np.int32))
+
+
+def usual_accuracy(depth: int, first: float, kept: float) -> FloatArray:
+    """Return (depth, 10), how accurate guesses are reckoned to be where it was not measured.
+
+    first: of the best guess for the next token. kept: share of it that is left with each place ahead. Each rank is
+    right as often where the better ones are wrong.
+    """
+    return first * np.outer(kept ** np.arange(depth), (1 - first) ** np.arange(10))
+
+
+def best_first(choices: TokenTree, accuracy: FloatArray) -> TokenTree:
+    """Return the same tree, its likeliest nodes first, so that what is cut off its end is missed the least.
+
+    accuracy: as in `best_choices`, of as many ranks and levels as the tree has.
+    """
+    value = {
+        address: np.prod([accuracy[level, rank] for level, rank in enumerate(address)]) for address in choices.paths[1:]
+    }
+    return _tree(sorted(value, key=lambda address: (-value[address], len(address), address)))
+
+
+def read_choices(name: str, value: Any, where: str) -> TokenTree:
+    """Read choices out of a request's JSON; raises RequestError saying what they may be."""
+    # First, since all that follows costs time for each of them: different nodes are at least as many as the lists.
+    if isinstance(value, list) and len(value) > MAX_NODES:
+        raise RequestError(f"{name} has {len(value)} lists, at most {MAX_NODES} allowed ({where})")
+    lists = isinstance(value, list) and all(isinstance(address, list) for address in value)
+    if lists and not all(1 <= len(address) <= MAX_DEPTH for address in value):
+        raise RequestError(f"{name} must have 1..{MAX_DEPTH} ranks in each of its lists ({where})")
+    if not lists or not all(type(rank) is int and 0 <= rank <= MAX_RANK for address in value for rank in address):
+        raise RequestError(
+            f"{name} must be a list of lists of ranks in 0..{MAX_RANK}, as [[0], [0, 0], [1]], "
+            f"got {shown(value)} ({where})"
+        )
+    tree = tree_of_choices(value)
+    if tree.num_nodes > MAX_NODES:
+        raise RequestError(f"{name} names {tree.num_nodes} nodes, at most {MAX_NODES} allowed ({where})")
+    return tree
+
+
+def best_choices(accuracy: FloatArray, num_nodes: int) -> TokenTree:
+    """Return the static tree with the greatest expected number of accepted tokens, its nodes the best first.
+
+    accuracy: (K, R), how often the token of rank r of the guesses for depth k + 1 is the right one. Taken for
+    independent, a node is reached and right with the product of its ranks' accuracies, which adds up to the length.
+    Invariant: the first n nodes are the best tree of n nodes.
+    """
+    accuracy = np.minimum.accumulate(accuracy, axis=1)  # a rank that was lucky in the sample ranks no higher for it
+    depth, width = accuracy.shape
+    heap: list[tuple[float, int, Address]] = [(-float(accuracy[0, 0]), 1, (0,))]
+    nodes: list[Address] = []
+    while heap and len(nodes) < num_nodes:
+        value, level, address = heapq.heappop(heap)
+        nodes.append(address)
+        if level < depth:
+            heapq.heappush(heap, (value * float(accuracy[level, 0]), level + 1, (*address, 0)))
+        if address[-1] + 1 < width:
+            better, worse = accuracy[level - 1, address[-1]], accuracy[level - 1, address[-1] + 1]
+            sibling = value * float(worse / better) if better else 0.0
+            heapq.heappush(heap, (sibling, level, (*address[:-1], address[-1] + 1)))
+    return _tree(nodes)
+
+
+def expected_length(tree: TokenTree, accuracy: FloatArray) -> float:
+    """Return the expected tokens of a step, the target's own one counted; accuracy: as in `best_choices`."""
+    reached = np.ones(tree.num_nodes + 1)
+    for node, (rank, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True), start=1):
+        reached[node] = reached[parent] * accuracy[tree.depths[node] - 1, rank]
+    return float(reached.sum())

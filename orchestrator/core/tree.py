@@ -1,0 +1,139 @@
+"""The token tree: the one shape in which every method proposes; knows nothing of models or probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.core.errors import EngineError
+
+#: Most draft nodes of a tree, whoever makes it.
+MAX_NODES = 128
+
+IntArray = npt.NDArray[np.int32]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTree:
+    """Draft tokens below the last committed token (node 0, the root, whose id is not stored here).
+
+    tokens: (m,) int32 — the ids of nodes 1…m.
+    parents: (m,) int32 — the parent of nodes 1…m; 0 is the root, and parents[i - 1] < i.
+    Invariant: children of one parent are distinct tokens, in the order in which they are tried.
+    """
+
+    tokens: IntArray
+    parents: IntArray
+
+    @classmethod
+    def bare(cls) -> TokenTree:
+        """Return the tree without a draft: the root alone."""
+        return _BARE
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int] | IntArray) -> TokenTree:
+        """Return the tree in which each token hangs below the one before it."""
+        ids = np.asarray(tokens, dtype=np.int32)
+        return cls(ids, np.arange(len(ids), dtype=np.int32))
+
+    @classmethod
+    def from_paths(cls, paths: Sequence[Sequence[int]]) -> TokenTree:
+        """Merge token paths that start below the root; an identical prefix becomes one node."""
+        nodes: dict[tuple[int, int], int] = {}
+        for path in paths:
+            parent = 0
+            for token in path:
+                parent = nodes.setdefault((parent, token), len(nodes) + 1)
+        tokens = np.fromiter((token for _, token in nodes), np.int32, len(nodes))
+        return cls(tokens, np.fromiter((parent for parent, _ in nodes), np.int32, len(nodes)))
+
+    @classmethod
+    def checked(cls, tokens: IntArray, parents: IntArray, vocab_size: int, max_nodes: int) -> TokenTree:
+        """Build a tree from outside, or raise EngineError naming the first law that it breaks.
+
+        tokens, parents: (m,) int32, as above. max_nodes: most draft nodes allowed.
+        """
+        _check_sizes(tokens, parents, max_nodes)
+        if len(tokens):
+            _check_values(tokens, parents, vocab_size)
+        return cls(tokens, parents)
+
+    @property
+    def num_nodes(self) -> int:
+        """Draft nodes, the root not counted."""
+        return len(self.tokens)
+
+    @cached_property
+    def depths(self) -> IntArray:
+        """(m + 1,) int32 — depth of every node; depths[0] == 0, depths[i] == depths[parent] + 1."""
+        depths = np.zeros(self.num_nodes + 1, np.int32)
+        for node, parent in enumerate(self.parents.tolist(), start=1):
+            depths[node] = depths[parent] + 1
+        return depths
+
+    @cached_property
+    def mask(self) -> BoolArray:
+        """(m + 1, m + 1) bool — mask[i] == mask[parents[i]] | {i}: a node sees its ancestors and itself."""
+        mask = np.eye(self.num_nodes + 1, dtype=np.bool_)
+        for node, parent in enumerate(self.parents.tolist(), start=1):
+            mask[node] |= mask[parent]
+        return mask
+
+    @cached_property
+    def children(self) -> list[dict[int, int]]:
+        """Per node its children as {token: node}, in the order in which they are tried."""
+        children: list[dict[int, int]] = [{} for _ in range(self.num_nodes + 1)]
+        for node, (token, parent) in enumerate(zip(self.tokens.tolist(), self.parents.tolist(), strict=True), start=1):
+            children[parent][token] = node
+        return children
+
+    @cached_property
+    def paths(self) -> list[tuple[int, ...]]:
+        """Per node the tokens that lead to it from below the root, its own last; the root's is empty."""
+        paths: list[tuple[int, ...]] = [()]
+        for token, parent in zip(self.tokens.tolist(), self.parents.tolist(), strict=True):
+            paths.append((*paths[parent], token))
+        return paths
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """True when every node hangs below the one before it (a bare root is a chain)."""
+        return bool((self.parents == np.arange(self.num_nodes)).all())
+
+    def within(self, max_nodes: int, max_depth: int) -> IntArray:
+        """Return the first `max_nodes` of the nodes no deeper than `max_depth`: (k,) int32, ascending."""
+        return (np.flatnonzero(self.depths[1:] <= max_depth)[: max(max_nodes, 0)] + 1).astype(np.int32)
+
+    def only(self, nodes: IntArray) -> TokenTree:
+        """Return the tree of these nodes alone, renumbered 1…k.
+
+        nodes: (k,) int32, ascending; the parent of each is the root or one of them.
+        """
+        renumbered = np.zeros(self.num_nodes + 1, np.int32)
+        renumbered[nodes] = np.arange(1, len(nodes) + 1)
+        return TokenTree(self.tokens[nodes - 1], renumbered[self.parents[nodes - 1]])
+
+
+_BARE = TokenTree(np.empty(0, np.int32), np.empty(0, np.int32))
+
+
+def _check_sizes(tokens: IntArray, parents: IntArray, max_nodes: int) -> None:
+    if tokens.shape != parents.shape or tokens.ndim != 1:
+        raise EngineError(f"tree has {tokens.shape} node_ids but {parents.shape} node_parents; they must match")
+    if len(tokens) > max_nodes:
+        raise EngineError(f"tree has {len(tokens)} nodes, at most {max_nodes} allowed")
+
+
+def _check_values(tokens: IntArray, parents: IntArray, vocab_size: int) -> None:
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        raise EngineError(f"tree has a token outside 0..{vocab_size - 1}")
+    if parents.min() < 0 or (parents > np.arange(len(parents))).any():
+        raise EngineError("tree has a parent that does not stand before its child")
+    edges = parents.astype(np.int64) * vocab_size + tokens
+    if len(np.unique(edges)) != len(edges):
+        raise EngineError("tree has two children of one parent with the same token")

@@ -1,0 +1,215 @@
+"""The nouns that the loop, the proposers and the engines share: what an engine is asked, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntFlag
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.core.context import Context
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import TokenTree
+
+FloatArray = npt.NDArray[np.float64]
+Features = npt.NDArray[np.float32]
+IdArray = npt.NDArray[np.int32]
+
+
+class HiddenStates(IntFlag):
+    """Hidden states of the target that a drafting head reads (docs/protocol.md, Which hidden state).
+
+    LAST: after the final norm, (d,) a token. LAYERS: the inputs of decoder layers 2, L // 2 and L − 3, side by side,
+    (3d,). Of both, LAST stands first.
+    """
+
+    NONE = 0
+    LAST = 1
+    LAYERS = 2
+
+
+class Distribution(NamedTuple):
+    """A sparse q: ids (k,) int32, ascending, and weights (k,) float32 > 0, which cross a wire unchanged."""
+
+    ids: IdArray
+    weights: npt.NDArray[np.float32]
+
+    @property
+    def probs(self) -> FloatArray:
+        """Return the probabilities of `ids`, (k,) float64, which sum to 1."""
+        weights = self.weights.astype(np.float64)
+        probs: FloatArray = weights / weights.sum()
+        return probs
+
+
+class EngineSpeculationResult(NamedTuple):
+    """What an engine that drafts by itself did behind one answer.
+
+    method: what it drafts with. extra: tokens that it committed before next_token. lengths: tokens of each of its
+    passes, accepted drafts and its own one, so that their sum is that of all tokens. num_drafted: tokens that it
+    verified.
+    """
+
+    method: str
+    extra: tuple[int, ...]
+    lengths: tuple[int, ...]
+    num_drafted: int
+
+
+@dataclass(frozen=True, eq=False)
+class Acceptance:
+    """What one target step decided.
+
+    path: accepted nodes, root not included, each the child of the one before it.
+    next_token: the bonus or recovered token; it becomes the new root.
+    picks: (m + 1,) int32, the target's own pick at every node, when wanted.
+    logprobs: (a + 1,) float64, log-probability of each emitted token, when wanted. top_ids, top_logprobs: (a + 1, n)
+    int32 and float64, the n likeliest tokens of each position in order, when wanted.
+    features: (r, width) float32, hidden states of positions features_start …, when wanted.
+    forward_us: cost of the pass. num_in_pass: requests that shared it. num_cached_tokens: tokens of the
+    context that were found in the cache when the engine first saw the sequence.
+    engine_speculation: of an engine that drafts by itself.
+    """
+
+    path: tuple[int, ...]
+    next_token: int
+    target_tokens: IdArray | None = None
+    logprobs: FloatArray | None = None
+    top_ids: IdArray | None = None
+    top_logprobs: FloatArray | None = None
+    features: Features | None = None
+    features_start: int = 0
+    forward_us: int = 0
+    num_in_pass: int = 1
+    num_cached_tokens: int = 0
+    engine_speculation: EngineSpeculationResult | None = None
+
+    def logprobs_list(self) -> list[float]:
+        """Return the log-probabilities as a list, empty when they were not wanted."""
+        return [] if self.logprobs is None else [float(x) for x in self.logprobs]
+
+    def top_lists(self, num_tokens: int) -> tuple[list[list[int]], list[list[float]]]:
+        """Return the likeliest tokens of the first positions, and their log-probabilities; empty when not wanted."""
+        if self.top_ids is None or self.top_logprobs is None:
+            return [], []
+        return self.top_ids[:num_tokens].tolist(), self.top_logprobs[:num_tokens].tolist()
+
+    @property
+    def extra(self) -> tuple[int, ...]:
+        """Tokens behind the path that no tree held: an engine's own drafts."""
+        return self.engine_speculation.extra if self.engine_speculation else ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens that this step commits."""
+        return len(self.path) + len(self.extra) + 1
+
+    def tokens(self, tree: TokenTree) -> list[int]:
+        """Return the tokens that this step commits: the path's, an engine's own, the new root."""
+        return [*(int(tree.tokens[node - 1]) for node in self.path), *self.extra, self.next_token]
+
+
+@dataclass(frozen=True, eq=False)
+class HeadInput:
+    """What a drafting head is told beside the context.
+
+    features: (r, width) float32, hidden states of positions features_start …; None = none.
+    choices: the shape of a static tree, whose tokens are ranks: 0 = the likeliest child. width: nodes that a level of
+    a dynamic tree expands, or beams. With neither, the tree is the head's own static one.
+    """
+
+    features: Features | None = None
+    features_start: int = 0
+    choices: TokenTree = field(default_factory=TokenTree.bare)
+    width: int = 0
+
+
+class DraftResponse(NamedTuple):
+    """A drafter's answer: a tree, and what its nodes were drawn from (empty = chosen).
+
+    cached_len: how far its cache reaches; for a drafter that reads hidden states, the first position that it lacks.
+    """
+
+    tree: TokenTree
+    q: tuple[Distribution, ...] = ()
+    cached_len: int = 0
+
+
+@dataclass(frozen=True)
+class EngineSpeculation:
+    """What is asked of an engine that drafts by itself.
+
+    length: most tokens that may still come. choices: the shape of its tree, each node as the ranks on its path. sizes:
+    Lookahead's window, n-gram and guesses. Empty = as the engine was built.
+    """
+
+    length: int
+    choices: tuple[tuple[int, ...], ...] = ()
+    sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """What a step shall answer beside the accepted path; `features_from` None means no features.
+
+    num_top: so many of the likeliest tokens of each position. states: which hidden states the features are.
+    engine_speculation: that an engine which drafts by itself does so; None = it gives the next token alone.
+    """
+
+    target_tokens: bool = False
+    logprobs: bool = False
+    features_from: int | None = None
+    num_top: int = 0
+    states: HiddenStates = HiddenStates.LAST
+    engine_speculation: EngineSpeculation | None = None
+
+    def joined(self, other: StepOptions) -> StepOptions:
+        """Return what either asks for; features from the earlier position."""
+        return StepOptions(
+            self.target_tokens or other.target_tokens,
+            self.logprobs or other.logprobs,
+            min((start for start in (self.features_from, other.features_from) if start is not None), default=None),
+            max(self.num_top, other.num_top),
+            self.read | other.read,
+            self.engine_speculation or other.engine_speculation,
+        )
+
+    @property
+    def read(self) -> HiddenStates:
+        """The hidden states that are wanted."""
+        return HiddenStates.NONE if self.features_from is None else self.states
+
+
+class Target(Protocol):
+    """The model whose distribution is served."""
+
+    def step(
+        self,
+        context: Context,
+        tree: TokenTree,
+        sampling: Sampling,
+        options: StepOptions,
+        q: tuple[Distribution, ...] = (),
+    ) -> Acceptance:
+        """Run one pass over the tree below the context's root and decide what is accepted.
+
+        q: what the nodes were drawn from; empty = chosen.
+        """
+
+    def release(self) -> None:
+        """Say that no step follows; a hint, never needed for correctness."""
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    """An engine's figures at one moment; passes and the jobs in them are counted since its start."""
+
+    blocks_held: int
+    blocks_cached: int
+    blocks_free: int
+    blocks_total: int
+    num_sequences: int
+    num_passes: int
+    num_jobs: int

@@ -1,0 +1,1 @@
+"""serving.toml, checkpoints, engine manifests, and what each engine can serve."""

@@ -1,0 +1,118 @@
+"""What the orchestrator must know of the target's checkpoint: its tokenizer and a few numbers; opens no weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from orchestrator.core.errors import ConfigError
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """max_positions: longest context in tokens. eos_ids: the ids that end a text.
+
+    num_parameters: about as many as a token passes through; 0 = not known. tokenizer_file: its tokenizer.json.
+    """
+
+    tokenizer: Tokenizer
+    vocab_size: int
+    max_positions: int
+    eos_ids: frozenset[int]
+    num_parameters: int = 0
+    tokenizer_file: str = ""
+
+
+def read_checkpoint(source: str) -> Checkpoint:
+    """Read a checkpoint folder or hub id; raises ConfigError naming the file that is missing or broken."""
+    config = read_json(source, "config.json")
+    if config is None:
+        raise ConfigError(f"{source}: config.json is missing")
+    text_config = config.get("text_config", config)
+    generation = read_json(source, "generation_config.json") or {}
+    eos = generation.get("eos_token_id", text_config.get("eos_token_id"))
+    tokenizer_file = _find(source, "tokenizer.json")
+    if tokenizer_file is None:
+        raise ConfigError(f"{source}: tokenizer.json is missing (a fast tokenizer is needed)")
+    return Checkpoint(
+        _read_tokenizer(tokenizer_file),
+        _number(text_config, "vocab_size", source),
+        _number(text_config, "max_position_embeddings", source),
+        frozenset([] if eos is None else eos if isinstance(eos, list) else [eos]),
+        estimated_parameters(text_config),
+        str(tokenizer_file),
+    )
+
+
+def estimated_parameters(config: dict[str, Any]) -> int:
+    """Estimate from config.json how many parameters a token passes through: of a mixture, its active experts.
+
+    Every MLP is taken for a gated one (three matrices). Returns 0 where the config does not say.
+    """
+    hidden = _size(config, "hidden_size", "n_embd")
+    heads = _size(config, "num_attention_heads", "n_head", default=1)
+    head_width = _size(config, "head_dim", default=hidden // heads)
+    kv_heads = _size(config, "num_key_value_heads", default=heads)
+    attention = 2 * hidden * head_width * (heads + kv_heads)
+    dense = _size(config, "intermediate_size", "n_inner", default=4 * hidden)
+    num_experts = _size(config, "num_experts_per_tok", default=1)
+    routed = num_experts * _size(config, "moe_intermediate_size", default=dense)
+    mlp = 3 * hidden * (routed + _size(config, "shared_expert_intermediate_size"))
+    embeddings = hidden * _size(config, "vocab_size") * (1 if config.get("tie_word_embeddings") else 2)
+    num_layers = _size(config, "num_hidden_layers", "n_layer")
+    return num_layers * (attention + mlp) + embeddings
+
+
+def _size(config: dict[str, Any], *names: str, default: int = 0) -> int:
+    """Return the first of these keys that holds a positive whole number."""
+    values = [config[name] for name in names if name in config]
+    return next((value for value in values if type(value) is int and value > 0), default)
+
+
+def _number(config: dict[str, Any], key: str, source: str) -> int:
+    value = config.get(key)
+    if type(value) is not int:
+        raise ConfigError(f"{key} must be a whole number, got {value!r} ({source}/config.json)")
+    return value
+
+
+def _find(source: str, name: str) -> Path | None:
+    if Path(source).is_dir():
+        file = Path(source) / name
+        return file if file.is_file() else None
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(source, name))
+    except LocalEntryNotFoundError as error:  # the hub cannot be reached: nothing is known of the file
+        raise ConfigError(f"{source}: not in the local cache, and the hub cannot be reached: {error}") from None
+    except EntryNotFoundError:
+        return None
+    except Exception as error:  # the hub client raises many kinds; all mean "not to be had"
+        raise ConfigError(f"{source}: neither a folder nor a hub id that can be fetched: {error}") from None
+
+
+def read_json(source: str, name: str) -> dict[str, Any] | None:
+    """Return a JSON file of a checkpoint (folder or hub id), None when it has none; ConfigError when it is broken."""
+    file = _find(source, name)
+    if file is None:
+        return None
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} must hold a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _read_tokenizer(file: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ConfigError(f"{file} is not a tokenizer: {error}") from None

@@ -1,0 +1,193 @@
+"""llm_api.json: what TensorRT-LLM's LLM API is to run, as a folder says; `python -m build.trtllm.llm_api` writes it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.core.errors import ConfigError
+from orchestrator.deployment.checkpoint import Checkpoint, read_checkpoint
+from orchestrator.deployment.config import COMPILED, ServingConfig
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+NAME = "engine.json"
+#: Folder beside the engine with the tokenizer.json and the config.json of what it was made from.
+CHECKPOINT = "checkpoint"
+#: Build mode of an engine that verifies chains which the server sends.
+EXTERNAL = "draft_tokens_external"
+MADE = "python -m build.trtllm build makes it"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """max_seq_len: tokens of prompt and text, the draft tokens not counted. mode: build mode, "" = none.
+
+    inputs: {folder or stage: SHA-256} of what the engine was made from. plan: the plan as JSON values.
+    """
+
+    role: str
+    method: str
+    mode: str
+    gpu: str
+    trtllm_version: str
+    image: str
+    num_ranks: int
+    max_batch_size: int
+    max_input_len: int
+    max_seq_len: int
+    max_draft_len: int
+    vocab_size: int
+    inputs: dict[str, str]
+    plan: dict[str, Any]
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read engine.json; raises ConfigError when it is missing or broken."""
+    return Manifest(**read_keys(folder / NAME, Manifest, made=MADE, again="build the engine again"))
+
+
+def lookahead_sizes(manifest: Manifest) -> tuple[int, int, int]:
+    """Return Lookahead's window, n-gram and guesses of an engine, the most that a request may ask for."""
+    spec = manifest.plan["spec"]
+    return spec["lookahead_window"], spec["lookahead_ngram"], spec["lookahead_guesses"]
+
+
+def missing_files(folder: Path, num_ranks: int) -> list[str]:
+    """Return the names of an engine's files that `folder` lacks."""
+    names = ["config.json", *(f"rank{rank}.engine" for rank in range(num_ranks))]
+    return [name for name in names if not (folder / name).is_file()]
+
+
+def check_engine(folder: Path, *, version: str, draft: Path | None = None) -> Manifest:
+    """Check that a server of TensorRT-LLM `version` can load the engine in `folder`; return its manifest.
+
+    draft: folder of the draft model's engine, when there is one.
+    Raises ConfigError: files missing, another version, another vocabulary.
+    """
+    manifest = read_manifest(folder)
+    if missing := missing_files(folder, manifest.num_ranks):
+        raise ConfigError(f"the engine {folder} lacks {', '.join(missing)} (build it again)")
+    built = read_object(folder / "config.json", MADE).get("version")
+    if built != manifest.trtllm_version:
+        raise ConfigError(
+            f"the engine {folder} was made by TensorRT-LLM {built}, its {NAME} says {manifest.trtllm_version} "
+            "(build it again)"
+        )
+    if built != version:
+        raise ConfigError(f"the engine {folder} is of TensorRT-LLM {built}, this server is {version} (build it again)")
+    if draft:
+        _check_pair(folder, manifest, draft, check_engine(draft, version=version))
+    return manifest
+
+
+def check_role(folder: Path, manifest: Manifest, role: str) -> None:
+    """Raise ConfigError when an engine was built for the other part."""
+    if manifest.role != role:
+        raise ConfigError(f"the engine {folder} was built as {manifest.role}, not as {role} (key {role})")
+
+
+def served_checkpoint(config: ServingConfig) -> Checkpoint:
+    """Return what the orchestrator must know of the target: of its checkpoint, or of what its engine was made from.
+
+    Raises ConfigError: a file is missing or broken, the engine has another vocabulary.
+    """
+    folder = Path(config.target)
+    if config.engine == "llm_api":
+        checkpoint = read_checkpoint(config.target)
+        return replace(checkpoint, max_positions=min(checkpoint.max_positions, read_llm_manifest(folder).max_seq_len))
+    if config.engine not in COMPILED:
+        return read_checkpoint(config.target)
+    manifest = read_manifest(folder)
+    checkpoint = read_checkpoint(str(folder / CHECKPOINT))
+    if checkpoint.vocab_size != manifest.vocab_size:
+        raise ConfigError(
+            f"the engine {folder} has {manifest.vocab_size} tokens in its vocabulary, {folder / CHECKPOINT} has "
+            f"{checkpoint.vocab_size} (put the target's own files there)"
+        )
+    # Every step hands the engine the whole text as a prompt; the token behind the longest one still comes.
+    longest = min(manifest.max_seq_len, manifest.max_input_len + 1)
+    return replace(checkpoint, max_positions=min(checkpoint.max_positions, longest))
+
+
+def _check_pair(folder: Path, target: Manifest, draft_folder: Path, draft: Manifest) -> None:
+    if draft.vocab_size != target.vocab_size:
+        raise ConfigError(
+            f"the draft engine {draft_folder} has {draft.vocab_size} tokens in its vocabulary, "
+            f"the target {folder} has {target.vocab_size}"
+        )
+    if draft.mode:
+        raise ConfigError(f"the draft engine {draft_folder} is built for {draft.mode}; a draft model has no such mode")
+
+
+LLM_NAME = "llm_api.json"
+
+
+@dataclass(frozen=True)
+class LlmManifest:
+    """method: what it drafts with, "none" = it does not. model: the checkpoint.
+
+    config_class, speculative_config: names of the release: the class, and its fields with their decoding_type; empty
+    for the method none. keywords: of LLM() beside these two. max_draft_len: tokens that a pass verifies.
+    max_seq_len: tokens of prompt and text.
+    """
+
+    method: str
+    model: str
+    config_class: str
+    speculative_config: dict[str, Any]
+    keywords: dict[str, Any]
+    trtllm_version: str
+    image: str
+    vocab_size: int
+    max_seq_len: int
+    max_draft_len: int
+
+    @property
+    def max_input_len(self) -> int:
+        """Tokens of the longest prompt."""
+        return self.max_seq_len - 1
+
+    def write(self, folder: Path) -> Path:
+        """Write llm_api.json to `folder` and return it."""
+        file = folder / LLM_NAME
+        file.write_text(json.dumps(asdict(self), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        return file
+
+
+def read_llm_manifest(folder: Path) -> LlmManifest:
+    """Read llm_api.json; raises ConfigError when it is missing or broken."""
+    file = folder / LLM_NAME
+    values = read_keys(
+        file,
+        LlmManifest,
+        made="engine = 'llm_api' needs a folder that python -m build.trtllm.llm_api has made",
+        again="make it again",
+    )
+    return LlmManifest(**values)
+
+
+def read_keys(file: Path, kind: type[DataclassInstance], *, made: str, again: str) -> dict[str, Any]:
+    """Read a JSON object with exactly the fields of `kind`; raises ConfigError. made, again: what to do without it."""
+    values = read_object(file, made)
+    known = {f.name for f in fields(kind)}
+    if values.keys() != known:
+        odd = ", ".join(sorted(known ^ values.keys()))
+        raise ConfigError(f"{file} has not the keys of this version: {odd} ({again})")
+    return values
+
+
+def read_object(file: Path, made: str) -> dict[str, Any]:
+    """Read a JSON object; raises ConfigError. made: what makes the file."""
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror} ({made})") from None
+    except ValueError as error:
+        raise ConfigError(f"{file} is not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file} must hold a JSON object, got {type(values).__name__}")
+    return values

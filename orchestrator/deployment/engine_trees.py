@@ -1,0 +1,106 @@
+"""Shapes that an engine which drafts by itself was built for: Medusa's and EAGLE's trees, Lookahead's sizes.
+
+The builder, the server at load and a step all ask here, so that one sentence says the same everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from orchestrator.core.errors import ConfigError, shown
+
+Path = Sequence[int]
+#: Nodes of the tree that TensorRT-LLM takes where none is named (mc_sim_7b_63).
+DEFAULT_NODES = 63
+#: Methods whose tree the library must be told when it is another.
+TREES = ("medusa", "eagle")
+LEAST_SIZES, OFF = (2, 2, 1), (1, 1, 0)
+WHERE = "key choices"
+
+
+class TreeLimits(NamedTuple):
+    """Most nodes, most levels (0 = any), and most nodes of one level that have children (0 = any)."""
+
+    nodes: int
+    depth: int = 0
+    non_leaves: int = 0
+
+    def refusal(self, paths: Sequence[Path]) -> str:
+        """Return what is wrong with a tree of all its nodes, "" where nothing is; it begins with what the tree has."""
+        levels: dict[int, set[tuple[int, ...]]] = {}
+        for path in paths:
+            levels.setdefault(len(path) - 1, set()).add(tuple(path[:-1]))
+        widest = max((len(parents) for level, parents in levels.items() if level), default=0)
+        depth = max(map(len, paths), default=0)
+        if len(paths) > self.nodes:
+            return f"{len(paths)} nodes, the engine was built for at most {self.nodes}"
+        if self.depth and depth > self.depth:
+            return f"{depth} levels, the engine was built for at most {self.depth}"
+        if self.non_leaves and widest > self.non_leaves:
+            return f"{widest} nodes of one level with children, the engine was built for at most {self.non_leaves}"
+        return ""
+
+
+def tree_limits(method: str, max_draft_len: int, spec: Mapping[str, Any]) -> TreeLimits:
+    """Return the limits of an engine's trees; spec: that of its plan."""
+    if method == "eagle":
+        return TreeLimits(max_draft_len, spec.get("eagle_layers", 0), spec.get("eagle_non_leaves", 0))
+    return TreeLimits(max_draft_len, spec.get("medusa_heads", 0))
+
+
+def read_tree(text: str) -> list[list[int]]:
+    """Read the key choices, JSON with every node as its path of child numbers; raises ConfigError. "" = no node."""
+    try:
+        paths = json.loads(text) if text else []
+    except ValueError as error:
+        raise ConfigError(f"choices is not JSON: {error} ({WHERE})") from None
+    lists = isinstance(paths, list) and all(isinstance(path, list) and path for path in paths)
+    if not lists or not all(type(rank) is int and rank >= 0 for path in paths for rank in path):
+        raise ConfigError(
+            f"choices must be a list of paths of child numbers, as [[0], [0, 0], [1]], got {shown(paths)} ({WHERE})"
+        )
+    nodes = [tuple(path) for path in paths]
+    if len(set(nodes)) < len(nodes):
+        raise ConfigError(f"choices must name different nodes ({WHERE})")
+    if orphan := next((node for node in nodes if node[:-1] and node[:-1] not in nodes), None):
+        raise ConfigError(
+            f"choices names the node {list(orphan)}, but not its parent: every node must be listed ({WHERE})"
+        )
+    return [list(path) for path in paths]
+
+
+def check_tree(method: str, paths: Sequence[Path], max_draft_len: int, spec: Mapping[str, Any]) -> None:
+    """Check the tree that an engine drafts with, [] = the library's own; raises ConfigError.
+
+    Invariant: the tree has as many nodes as the engine takes draft tokens.
+    """
+    if method not in TREES:
+        if paths:
+            raise ConfigError(f"choices must be empty for method {method}: {' and '.join(TREES)} have one ({WHERE})")
+        return
+    if not paths and max_draft_len != DEFAULT_NODES:
+        raise ConfigError(
+            f"choices is missing: TensorRT-LLM's own tree has {DEFAULT_NODES} nodes, and draft_len is {max_draft_len} "
+            f"(name the nodes of a tree in the {WHERE} of the engines' file, or use draft_len {DEFAULT_NODES})"
+        )
+    if paths and len(paths) != max_draft_len:
+        raise ConfigError(f"choices must have draft_len {max_draft_len} nodes, got {len(paths)} ({WHERE})")
+    if refusal := tree_limits(method, max_draft_len, spec).refusal(paths):
+        raise ConfigError(f"choices has {refusal} ({WHERE})")
+
+
+def sizes_refusal(sizes: tuple[int, ...], most: tuple[int, ...]) -> str:
+    """Return why a request cannot have these of Lookahead's sizes (window, n-gram, guesses), or ""."""
+    fits = all(least <= asked <= end for least, asked, end in zip(LEAST_SIZES, sizes, most, strict=True))
+    if fits or sizes == OFF:
+        return ""
+    return (
+        f"window, ngram and guesses must be in {_shown(LEAST_SIZES)} to {_shown(most)}, for which the engine was "
+        f"built, or {_shown(OFF)}, off; got {_shown(sizes)} (input speculation_config)"
+    )
+
+
+def _shown(sizes: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, sizes))})"

@@ -1,0 +1,1 @@
+"""The main loop, and what it feeds: text, statistics, trace, responses."""

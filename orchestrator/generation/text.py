@@ -1,0 +1,193 @@
+"""Tokens to text, step by step: never half a character, never a stop string, nothing behind a stop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from tokenizers import Tokenizer
+
+# Enough of the prompt to tell the decoder whether a leading space belongs to the first new token.
+NUM_PRIMING_IDS = 6
+MAX_CHARACTER_BYTES = 4
+#: What the decoder shows for bytes that are no character, or not yet one.
+TORN = "\ufffd"
+
+
+class FinishReason(Enum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """What ends a request: an id (EOS among them), a string, or the number of tokens; case by case in docs/stopping.md.
+
+    Invariant: an id or a string ends it only with a token behind the first min_tokens, max_tokens always.
+    """
+
+    max_tokens: int
+    ids: frozenset[int] = frozenset()
+    strings: tuple[str, ...] = ()
+    min_tokens: int = 0
+
+
+class Detokenizer:
+    """Ids in, whole characters out.
+
+    Invariant: the pieces that come out, joined, are the decoded text of all ids. One exception: with byte fallback,
+    a broken byte turns its whole run of bytes into �; what is out by then stays.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._num_shown = 0  # the text of the first ids is out; they stay as context of the others
+        for token in _decodable_end(tokenizer, prompt):
+            self.push(token)
+
+    def push(self, token: int) -> str:
+        """Return the characters that this token completes."""
+        self._ids.append(token)
+        piece = self._hidden()
+        if not piece or piece.endswith(TORN):
+            return ""
+        del self._ids[: self._num_shown]
+        self._num_shown = len(self._ids)
+        return piece
+
+    def flush(self) -> str:
+        """Return what stays incomplete at the end, as the decoder shows it."""
+        rest = self._hidden()
+        self._num_shown = len(self._ids)
+        return rest
+
+    def _hidden(self) -> str:
+        shown = self._tokenizer.decode(self._ids[: self._num_shown])
+        text: str = self._tokenizer.decode(self._ids)
+        return text[len(shown) :]
+
+
+def _decodable_end(tokenizer: Tokenizer, prompt: Sequence[int]) -> Sequence[int]:
+    """Return the last few ids of a prompt, from the beginning of a character on where there is one."""
+    sizes = range(NUM_PRIMING_IDS, NUM_PRIMING_IDS + MAX_CHARACTER_BYTES)
+    ends = [list(prompt[-size:]) for size in sizes]
+    return next((end for end in ends if not tokenizer.decode(end).startswith(TORN)), ends[0])
+
+
+class StopFilter:
+    """Text in, text out without the first stop string that counts and all behind it.
+
+    A stop string counts if its last character came in a piece that may stop; else it is text like any other, and may
+    only be part of one that ends later. The first is the one that is complete first, and the longest of several that
+    end together.
+    Invariant: what came out so far holds no stop string that counts, nor a beginning of one that may yet complete;
+    it does not depend on how the text was cut into pieces, but on which characters may stop.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = [string for string in strings if string]
+        self._held = ""
+        self.stopped = False
+
+    def push(self, piece: str, may_stop: bool = True) -> str:
+        """Return the text that is safe to show now; nothing may follow once `stopped`."""
+        start = self._first_stop(piece) if may_stop else None
+        self._held += piece
+        if start is None:
+            return self._take(len(self._held) - self._possible_stop())
+        self.stopped = True
+        shown, self._held = self._held[:start], ""
+        return shown
+
+    def flush(self) -> str:
+        """Return what was held back, once nothing can follow."""
+        return self._take(len(self._held))
+
+    def _take(self, length: int) -> str:
+        shown, self._held = self._held[:length], self._held[length:]
+        return shown
+
+    def _first_stop(self, piece: str) -> int | None:
+        """Return where the first stop string that ends in the piece begins in the held text and the piece."""
+        text, num_held = self._held + piece, len(self._held)
+        found = [(at + len(s), at) for s in self._strings if (at := text.find(s, max(num_held + 1 - len(s), 0))) >= 0]
+        return min(found)[1] if found else None
+
+    def _possible_stop(self) -> int:
+        """Length of the longest end of the held text that begins a stop string."""
+        longest = max((len(s) for s in self._strings), default=1) - 1
+        for length in range(min(longest, len(self._held)), 0, -1):
+            end = self._held[-length:]
+            if any(string.startswith(end) for string in self._strings):
+                return length
+        return 0
+
+
+@dataclass
+class Chunk:
+    """What one step adds to a response: deltas throughout. top_ids, top_logprobs: the likeliest tokens per position."""
+
+    text: str
+    ids: list[int]
+    logprobs: list[float]
+    top_ids: list[list[int]] = field(default_factory=list)
+    top_logprobs: list[list[float]] = field(default_factory=list)
+
+
+class Output:
+    """The text of one request as it grows; decides where in an accepted path it ends.
+
+    Order where several reasons meet on a token: stop id, stop string, max_tokens; from outside only between steps.
+    The first reason stays. What the end itself lets out is cut at a stop string, but gives no other reason.
+    Invariant: the tokens behind a stop are dropped, so that output and reason are those of one token at a time;
+    a stop id that ends the request counts as a token and gives no text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], rule: StopRule) -> None:
+        self.num_tokens = 0
+        self.finish: FinishReason | None = None
+        self._rule = rule
+        self._detokenizer = Detokenizer(tokenizer, prompt)
+        self._filter = StopFilter(rule.strings)
+
+    def push(self, tokens: Sequence[int], logprobs: Sequence[float] = ()) -> Chunk:
+        """Take the tokens of one step up to the first that ends the request."""
+        chunk = Chunk("", [], [])
+        for index, token in enumerate(tokens):
+            if self.finish:
+                break
+            chunk.ids.append(token)
+            chunk.logprobs += logprobs[index : index + 1]
+            chunk.text += self._take(token)
+        return chunk
+
+    def close(self, reason: FinishReason) -> str:
+        """End the request, unless it has ended, and return the text that was still held back."""
+        if self.finish:
+            return ""
+        self.finish = reason
+        return self._show(self._detokenizer.flush()) + self._filter.flush()
+
+    def _take(self, token: int) -> str:
+        self.num_tokens += 1
+        if token in self._rule.ids and self._may_stop():
+            return self.close(FinishReason.STOP)
+        text = self._show(self._detokenizer.push(token))
+        if self._filter.stopped:
+            self.finish = FinishReason.STOP
+        elif self.num_tokens >= self._rule.max_tokens:
+            text += self.close(FinishReason.LENGTH)
+        return text
+
+    def _show(self, piece: str) -> str:
+        return self._filter.push(piece, self._may_stop())
+
+    def _may_stop(self) -> bool:
+        """True when the newest token, or a character that comes out with it, may end the request."""
+        return self.num_tokens > self._rule.min_tokens

@@ -1,0 +1,202 @@
+"""Medusa, EAGLE-1/2/3 and ReDrafter: drafters in other processes that read the target's hidden states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+from orchestrator.core.context import Context
+from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.static_trees import MAX_DEPTH, MAX_WIDTH, read_choices
+from orchestrator.core.tree import MAX_NODES, TokenTree
+from orchestrator.core.types import Acceptance, DraftResponse, HeadInput, HiddenStates, StepOptions
+from orchestrator.proposers.parameters import MethodConfig, parsed, whole
+from orchestrator.wire.head_input import NO_HEAD_INPUT
+
+#: What a line says for a drafter that is silent, fails or talks nonsense.
+NO_ANSWER = DraftResponse(TokenTree.bare(), cached_len=-1)
+
+
+class DrafterClient(Protocol):
+    """One request's line to a drafter; never raises and never blocks beyond its limit."""
+
+    @property
+    def gave_up(self) -> bool:
+        """True when the drafter cannot serve this request, and is not asked any more."""
+
+    def propose(
+        self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT
+    ) -> DraftResponse:
+        """Return the drafter's tree, or NO_ANSWER when none came in time; head: for one that reads hidden states."""
+
+    def close(self) -> None:
+        """Tell the drafter that the request has ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftModelConfig(MethodConfig):
+    """draft_len: tokens proposed (γ)."""
+
+    draft_len: int = whole(3, 1, MAX_NODES)
+
+
+class DraftModel(Proposer):
+    """A draft language model that proposes a chain in one call."""
+
+    name = "draft_model"
+    options = StepOptions()
+
+    def __init__(self, config: DraftModelConfig, line: DrafterClient) -> None:
+        self._line = line
+        self._draft_len = config.draft_len
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+        """Return the draft model's chain of at most draft_len tokens."""
+        length = budget.clipped(self._draft_len)
+        if not length:
+            return Proposal.none()
+        drafted = self._line.propose(context, sampling, Budget(length, length))
+        return Proposal(drafted.tree, (self.name,) * drafted.tree.num_nodes, drafted.q)
+
+    def close(self) -> None:
+        """End the drafter's sequence."""
+        self._line.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig(MethodConfig):
+    """What the methods of drafting heads have in common."""
+
+    @property
+    def shape(self) -> HeadInput:
+        """What the head is told of the tree."""
+        raise NotImplementedError
+
+    @property
+    def is_chain(self) -> bool:
+        """True when the tree has no siblings."""
+        shape = self.shape
+        return shape.choices.is_chain if shape.choices.num_nodes else shape.width == 1
+
+    @property
+    def max_depth(self) -> int:
+        """Most levels of the tree."""
+        return MAX_DEPTH
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticConfig(HeadConfig):
+    """choices: the tree, as all its nodes or as its leaf paths; empty = the head's own, its best `max_nodes` nodes.
+
+    Choices without max_nodes are not cut.
+    """
+
+    max_nodes: int = whole(24, 0, MAX_NODES)
+    choices: TokenTree = parsed(TokenTree.bare(), read_choices)  # noqa: RUF009 - it declares a field
+
+    @classmethod
+    def completed(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters; as many nodes as the choices name, where nothing else is asked for."""
+        named = "choices" in given and given["choices"].num_nodes
+        return {"max_nodes": given["choices"].num_nodes, **given} if named else given
+
+    @property
+    def shape(self) -> HeadInput:
+        """The static tree."""
+        return HeadInput(choices=self.choices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicConfig(HeadConfig):
+    """top_k: nodes that a level expands, and children of each. depth: most levels. max_nodes: kept at the end."""
+
+    max_nodes: int = whole(24, 0, MAX_NODES)
+    top_k: int = whole(6, 1, MAX_WIDTH)
+    depth: int = whole(7, 1, MAX_DEPTH)
+
+    @property
+    def shape(self) -> HeadInput:
+        """How many nodes a level expands."""
+        return HeadInput(width=self.top_k)
+
+    @property
+    def max_depth(self) -> int:
+        """Most levels of the tree."""
+        return self.depth
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedrafterConfig(HeadConfig):
+    """beams: width of the beam search. beam_len: tokens of a beam, the root not counted."""
+
+    max_nodes: int = whole(24, 0, MAX_NODES)
+    beams: int = whole(5, 1, MAX_WIDTH)
+    beam_len: int = whole(5, 1, 8)
+
+    @property
+    def shape(self) -> HeadInput:
+        """How many beams there are."""
+        return HeadInput(width=self.beams)
+
+    @property
+    def max_depth(self) -> int:
+        """Most levels of the tree."""
+        return self.beam_len
+
+
+class HeadTraits(NamedTuple):
+    """states: which hidden states a head reads. keeps: it has a cache of its own, and says how far that reaches."""
+
+    states: HiddenStates
+    keeps: bool
+
+
+class HeadProposer(Proposer):
+    """Hands the target's hidden states on to a head, and asks the next step for those that the head still lacks.
+
+    Invariant: after a step the newest state is the one whose LM-head pick became the root; before the first step there is
+    none, and no draft.
+    """
+
+    def __init__(self, name: str, config: HeadConfig, line: DrafterClient, traits: HeadTraits) -> None:
+        self.name = name
+        self._config = config
+        self._line = line
+        self._traits = traits
+        self._lacks_from = 0
+        self._is_asked = config.max_nodes > 0
+        self._features: HeadInput | None = None
+
+    @property
+    def options(self) -> StepOptions:
+        """The hidden states that the head lacks: of a head that keeps none, or does not answer, the newest."""
+        if not self._is_asked or self._line.gave_up:
+            return StepOptions()
+        return StepOptions(features_from=self._lacks_from, states=self._traits.states)
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+        """Return the head's tree."""
+        head = self._features or self._config.shape
+        self._features = None
+        self._lacks_from = len(context) - 1
+        depth = min(self._config.max_depth, budget.max_depth)
+        if not depth or not budget.max_nodes or (head.features is None and not self._traits.keeps):
+            return Proposal.none()
+        drafted = self._line.propose(context, sampling, Budget(budget.max_nodes, depth), head)
+        if self._traits.keeps and drafted.cached_len >= 0:
+            self._lacks_from = drafted.cached_len
+        return Proposal.of(drafted.tree, self.name)
+
+    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
+        """Keep the new states for the next call: a head without a cache reads the newest alone."""
+        features, start = acceptance.features, acceptance.features_start
+        if features is None:
+            return
+        if not self._traits.keeps:
+            features, start = features[-1:], start + len(features) - 1
+        self._features = replace(self._config.shape, features=features, features_start=start)
+
+    def close(self) -> None:
+        """End the drafter's sequence."""
+        self._line.close()

@@ -1,0 +1,76 @@
+"""Methods of engines that draft by themselves: nothing is proposed, the engine is asked to (docs/tensorrt-llm.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.core.context import Context
+from orchestrator.core.errors import RequestError
+from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.static_trees import read_choices
+from orchestrator.core.tree import MAX_NODES, TokenTree
+from orchestrator.core.types import EngineSpeculation, StepOptions
+from orchestrator.proposers.parameters import WHERE, MethodConfig, parsed, whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSideConfig(MethodConfig):
+    """Nothing to choose: the engine's trees are as large as it was built for."""
+
+    max_nodes: int = whole(MAX_NODES, MAX_NODES, MAX_NODES)
+
+    def asked(self, length: int) -> EngineSpeculation:
+        """Return what a step asks for; raises RequestError when the parameters do not fit together."""
+        return EngineSpeculation(length)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSideLookaheadConfig(EngineSideConfig):
+    """window, ngram, guesses: W, N, G, all three or none; none = as the engine was built, which is the most."""
+
+    window: int = whole(0, 1, MAX_NODES)
+    ngram: int = whole(0, 1, MAX_NODES)
+    guesses: int = whole(0, 0, MAX_NODES)
+
+    def asked(self, length: int) -> EngineSpeculation:
+        """Return what a step asks for; raises RequestError when a size is missing."""
+        sizes = (self.window, self.ngram, self.guesses)
+        if not any(sizes):
+            return EngineSpeculation(length)
+        if not (self.window and self.ngram):
+            raise RequestError(
+                f"window, ngram and guesses go together for this engine, got {', '.join(map(str, sizes))} ({WHERE})"
+            )
+        return EngineSpeculation(length, sizes=sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSideEagleConfig(EngineSideConfig):
+    """choices: the tree of ranks, as all its nodes or as its leaf paths; none = the engine's own."""
+
+    choices: TokenTree = parsed(TokenTree.bare(), read_choices)  # noqa: RUF009 - it declares a field
+
+    def asked(self, length: int) -> EngineSpeculation:
+        """Return what a step asks for."""
+        return EngineSpeculation(length, choices=tuple(self.choices.paths[1:]))
+
+
+class EngineSideProposer(Proposer):
+    """Proposes the bare root, and wants the engine's own drafts."""
+
+    def __init__(self, name: str, config: EngineSideConfig) -> None:
+        """Raises RequestError when the parameters do not fit together."""
+        self.name = name
+        self._config = config
+        self._asked = config.asked(1)
+
+    @property
+    def options(self) -> StepOptions:
+        """That the engine drafts."""
+        return StepOptions(engine_speculation=self._asked)
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+        """Return no draft; what may still come is a level of the budget and the token behind it."""
+        self._asked = self._config.asked(budget.max_depth + 1)
+        return Proposal.none()

@@ -1,0 +1,241 @@
+"""Calls a Triton model that answers with any number of responses, as NVIDIA's backend does when it is decoupled."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+from orchestrator.core.context import Context
+from orchestrator.core.errors import ConfigError, EngineLost, RequestError, ServingError, Unavailable, UnknownSequence
+from orchestrator.core.proposal import Budget
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import Acceptance, Distribution, DraftResponse, HeadInput, StepOptions
+from orchestrator.proposers.drafters import NO_ANSWER
+from orchestrator.triton import pb
+from orchestrator.triton.breaker import Backoff, Breaker
+from orchestrator.wire import calls
+from orchestrator.wire.head_input import NO_HEAD_INPUT
+from orchestrator.wire.tensors import Incoming, Tensors
+
+log = logging.getLogger(__name__)
+
+TARGET = "target"
+POOL_RETRY_S = 0.05
+# The launcher restarts a dead engine in a few seconds, most of them the model's own loading time.
+LOST_RETRY_S = 0.25
+LOST_LIMIT_S = 30.0
+# An engine answers by its deadline, or one pass after it; what is later than this is never.
+GRACE_S = 10.0
+STEP_OUTPUTS = ("path", "next_token", "forward_us", "num_in_pass", "num_cached_tokens")
+BURST_OUTPUTS = ("drafted_by", "extra_ids", "pass_lengths", "num_drafted")
+DRAFT_OUTPUTS = ("node_ids", "node_parents", "cached_len")
+DRAWN_OUTPUTS = ("q_counts", "q_ids", "q_probs")
+
+
+def new_sequence_id() -> int:
+    """Return a random id that is not 0."""
+    return secrets.randbits(63) + 1
+
+
+class BlsTargetClient:
+    """One request's line to the Triton model `target`; implements `orchestrator.core.types.Target`.
+
+    deadline_s: when the request is due, by time.monotonic().
+    """
+
+    def __init__(self, cache_salt: str, deadline_s: float) -> None:
+        self._sequence_id = new_sequence_id()
+        self._cache_salt = cache_salt
+        self._deadline_s = deadline_s
+        self._num_sent = 0
+
+    def step(
+        self,
+        context: Context,
+        tree: TokenTree,
+        sampling: Sampling,
+        options: StepOptions,
+        q: tuple[Distribution, ...] = (),
+    ) -> Acceptance:
+        """Run one step; raises what the target answers when neither resending nor waiting helps.
+
+        A target that lost the sequence is sent the whole context, once. A full pool refuses a new
+        request; one that is under way waits for blocks until its deadline. A target whose process
+        died is waited for, and then sent the whole context: the text goes on where it was.
+        """
+        lost_s = 0.0
+        while True:
+            try:
+                return self._call(context, tree, sampling, options, q if sampling.rule.uses_q else ())
+            except UnknownSequence:
+                if not self._num_sent:
+                    raise
+                self._num_sent = 0
+            except Unavailable:
+                is_new = len(context) == context.prompt_len
+                if is_new or time.monotonic() + POOL_RETRY_S > self._deadline_s:
+                    raise
+                time.sleep(POOL_RETRY_S)
+            except EngineLost:
+                self._num_sent = 0
+                if lost_s >= LOST_LIMIT_S or time.monotonic() + LOST_RETRY_S > self._deadline_s:
+                    raise
+                time.sleep(LOST_RETRY_S)
+                lost_s += LOST_RETRY_S
+
+    def release(self) -> None:
+        """Let the target forget the sequence; a hint that may fail."""
+        if self._num_sent:
+            try_release(TARGET, self._sequence_id)
+
+    def _call(
+        self, context: Context, tree: TokenTree, sampling: Sampling, options: StepOptions, q: tuple[Distribution, ...]
+    ) -> Acceptance:
+        delta = calls.delta_of(context, self._num_sent, self._sequence_id, self._cache_salt)
+        left_ms = max(1, int((self._deadline_s - time.monotonic()) * 1000))
+        request = calls.StepRequest(delta, tree, sampling, options, left_ms, q)
+        tensors = pb.call(TARGET, calls.pack_step(request), _step_outputs(options), left_ms / 1000 + GRACE_S)
+        acceptance = calls.unpack_acceptance(tensors, tree)
+        self._num_sent = len(context)
+        return acceptance
+
+
+def _step_outputs(options: StepOptions) -> list[str]:
+    outputs = list(STEP_OUTPUTS)
+    if options.target_tokens:
+        outputs.append("picks")
+    if options.logprobs:
+        outputs.append("logprobs")
+    if options.num_top:
+        outputs += ["top_ids", "top_logprobs"]
+    if options.features_from is not None:
+        outputs += ["features", "features_start"]
+    if options.engine_speculation:
+        outputs += BURST_OUTPUTS
+    return outputs
+
+
+def try_release(model: str, sequence_id: int) -> None:
+    """Tell an engine that a sequence has ended; it finds out by itself if this fails."""
+    try:
+        pb.call(model, calls.pack_release(sequence_id), [], GRACE_S)
+    except ServingError:
+        return
+
+
+#: How long a request does without a drafter that was late, in time-outs.
+PAUSE_OF_TIMEOUT = 4.0
+LONGEST_PAUSE_S = 30.0
+
+#: What a drafter answers, or why it does not for this request; that is no fault of the drafter's.
+DraftAnswer = DraftResponse | UnknownSequence | RequestError | Unavailable
+
+
+class BlsDrafterClient:
+    """One request's line to a drafter; implements `orchestrator.proposers.drafters.DrafterClient`.
+
+    gave_up: the drafter cannot serve this request, nor its longer contexts.
+    """
+
+    def __init__(self, model: str, breaker: Breaker[DraftAnswer], vocab_size: int, cache_salt: str) -> None:
+        self._model = model
+        self._breaker = breaker
+        self._vocab_size = vocab_size
+        self._cache_salt = cache_salt
+        # What is late is of no use to this step, and the next one would find the drafter at it.
+        self._deadline_ms = max(int(breaker.timeout_s * 1000), 1)
+        self._sequence_id = new_sequence_id()
+        self._num_sent = 0
+        self._last: Future[DraftAnswer] | None = None
+        # A drafter that is late or full at every step would cost a text many times what it saves.
+        first_s = PAUSE_OF_TIMEOUT * breaker.timeout_s
+        self._pause = Backoff(first_s, max(first_s, LONGEST_PAUSE_S))
+        self.gave_up = False
+
+    def propose(
+        self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT
+    ) -> DraftResponse:
+        """Ask for a tree; the drafter's silence, failure or nonsense comes back as NO_ANSWER."""
+        answer = self._try(context, sampling, budget, head)
+        if isinstance(answer, UnknownSequence) and self._num_sent:
+            self._num_sent = 0
+            answer = self._try(context, sampling, budget, head)
+        if isinstance(answer, RequestError):
+            log.warning("%s drafts no more for sequence %d: %s", self._model, self._sequence_id, answer)
+            self.gave_up = True
+        if not isinstance(answer, DraftResponse):
+            return NO_ANSWER
+        self._num_sent = len(context)
+        return answer
+
+    def close(self) -> None:
+        """End the drafter's sequence."""
+        if self._num_sent:
+            self._breaker.start(lambda: self._release())
+
+    def _try(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput) -> DraftAnswer | None:
+        """Make one call; None when it failed, is late, or none is made: the drafter had better be left alone."""
+        if self.gave_up or self._pause.is_on or (self._last is not None and not self._last.done()):
+            return None
+        # The call may outlive this step, so it takes a snapshot of the context.
+        delta = calls.delta_of(context, self._num_sent, self._sequence_id, self._cache_salt)
+        request = calls.DraftRequest(delta, sampling, budget.max_nodes, budget.max_depth, head, self._deadline_ms)
+        self._last = self._breaker.start(lambda: self._ask(request))
+        if self._last is None:
+            return None
+        answer = self._breaker.wait(self._last)
+        if answer is None or isinstance(answer, Unavailable):
+            self._pause.note(succeeded=False)
+        elif isinstance(answer, DraftResponse) and answer.tree.num_nodes:  # a bare tree costs the drafter nothing
+            self._pause.note(succeeded=True)
+        return answer
+
+    def _ask(self, request: calls.DraftRequest) -> DraftAnswer:
+        try:
+            outputs = (*DRAFT_OUTPUTS, *DRAWN_OUTPUTS) if request.sampling.rule.uses_q else DRAFT_OUTPUTS
+            tensors = pb.call(self._model, calls.pack_draft_request(request), outputs)
+        except (UnknownSequence, RequestError, Unavailable) as error:
+            return error
+        return calls.unpack_draft_response(tensors, self._vocab_size, request.max_nodes)
+
+    def _release(self) -> DraftAnswer:
+        try_release(self._model, self._sequence_id)
+        return DraftResponse(TokenTree.bare())
+
+
+_DECOUPLED = re.compile(r"^[^#]*\bdecoupled\s*:\s*true\b", re.IGNORECASE | re.MULTILINE)
+
+
+class BackendCall:
+    """Calls one model of NVIDIA's backend; implements `runtime.trtllm.backend.client.Call`."""
+
+    def __init__(self, model: str, decoupled: bool) -> None:
+        self._model = model
+        self._decoupled = decoupled
+
+    def __call__(self, tensors: Incoming, outputs: Sequence[str], request_id: str, limit_s: float) -> list[Tensors]:
+        """Return the tensors of each response."""
+        return pb.responses(self._model, tensors, outputs, limit_s, request_id, self._decoupled)
+
+
+def caller_beside(folder: str) -> Callable[[str], BackendCall]:
+    """Return what makes a call of a model from its name; `folder` is our own model's, in the same repository.
+
+    A decoupled model is called in another way, and only its configuration says which it is.
+    """
+
+    def caller(model: str) -> BackendCall:
+        file = Path(folder).parent / model / "config.pbtxt"
+        try:
+            text = file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot read {file}: {error.strerror} (python -m build.trtllm.repository)") from None
+        return BackendCall(model, bool(_DECOUPLED.search(text)))
+
+    return caller

@@ -1,0 +1,1 @@
+"""Calls to target and drafters as flat tensors, and back."""

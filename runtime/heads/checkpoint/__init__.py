@@ -1,0 +1,1 @@
+"""Published checkpoints of heads: files, checks, loading, tables borrowed from the target."""

@@ -1,0 +1,113 @@
+"""What a head borrows of the target: its embedding, its LM head, and a fingerprint that names it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from orchestrator.core.errors import ConfigError
+from runtime.heads.checkpoint.files import local_folder, read_tensors
+
+#: A tensor's pages that its fingerprint reads, evenly spread, and the bytes of each: all of a tensor up to 64 KiB.
+NUM_SAMPLES, SAMPLE_BYTES = 16, 4096
+
+
+class TargetTables(NamedTuple):
+    """embedding, lm_head: (V, d), one tensor where the target ties them. depth: decoder layers."""
+
+    name: str
+    embedding: Tensor
+    lm_head: Tensor
+    depth: int
+    fingerprint: str
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the LM head."""
+        return int(self.lm_head.shape[0])
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states."""
+        return int(self.embedding.shape[1])
+
+
+def read_tables(target: str, dtype: torch.dtype, device: torch.device) -> TargetTables:
+    """Read the two tables out of a checkpoint's files, and nothing else; raises ConfigError when they are not there."""
+    config = AutoConfig.from_pretrained(target, trust_remote_code=False)
+    embedding, lm_head = _table_names(config)
+    files = _weight_files(target)
+    tables = {name: _read(files, name, target).to(device, dtype) for name in {embedding, lm_head}}
+    depth = config.get_text_config().num_hidden_layers
+    return TargetTables(target, tables[embedding], tables[lm_head], depth, fingerprint(target))
+
+
+def _table_names(config: PretrainedConfig) -> tuple[str, str]:
+    """Return the names of the input and the output embedding's tensors; of tied ones the same, twice."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return names[id(model.get_input_embeddings().weight)], names[id(model.get_output_embeddings().weight)]
+
+
+def fingerprint(target: str) -> str:
+    """Return a hash of samples of the target's tensors: each one's name, type, shape and 16 pages spread over it.
+
+    It reads 64 KiB a tensor at most, whatever the model's size: targets that differ between the pages alone are not
+    told apart, those that differ on a fifteenth of a tensor in one piece are. "" where the weights are no safetensors.
+    """
+    files = [file for file in _weight_files(target) if file.suffix == ".safetensors"]
+    digests = sorted(part for file in files for part in _samples(file))
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest() if digests else ""
+
+
+def _samples(file: Path) -> Iterator[str]:
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(length))
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            begin, end = entry["data_offsets"]
+            sample = hashlib.sha256()
+            for offset, size in _pages(end - begin):
+                stream.seek(8 + length + begin + offset)
+                sample.update(stream.read(size))
+            yield f"{name} {entry['dtype']} {entry['shape']} {sample.hexdigest()}"
+
+
+def _pages(num_bytes: int) -> list[tuple[int, int]]:
+    """Return offset and size of what is read of a tensor: all of it, or its first, its last and the pages between."""
+    if num_bytes <= NUM_SAMPLES * SAMPLE_BYTES:
+        return [(0, num_bytes)]
+    return [(i * (num_bytes - SAMPLE_BYTES) // (NUM_SAMPLES - 1), SAMPLE_BYTES) for i in range(NUM_SAMPLES)]
+
+
+def _weight_files(target: str) -> list[Path]:
+    # Of a hub id: the target's own process has fetched it, or is at it.
+    folder = local_folder(target, ("*.json", "*.safetensors", "pytorch_model*.bin"))
+    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    if not files:
+        raise ConfigError(f"{target}: no weights (*.safetensors, pytorch_model*.bin)")
+    return files
+
+
+def _read(files: list[Path], name: str, target: str) -> Tensor:
+    for file in files:
+        if file.suffix != ".safetensors":
+            tensors = read_tensors(file)
+            if name in tensors:
+                return tensors[name]
+            continue
+        with safe_open(str(file), framework="pt") as content:
+            if name in content.keys():  # noqa: SIM118 - it is no mapping
+                tensor: Tensor = content.get_tensor(name)
+                return tensor
+    raise ConfigError(f"{target}: the checkpoint lacks {name}, from which its heads would draft")

@@ -1,0 +1,1 @@
+"""Engines that answer draft calls with a head, level by level."""

@@ -1,0 +1,69 @@
+"""The memory behind the blocks: keys, values and features of every slot; knows no requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from orchestrator.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """What one token needs in the cache. feature_width: floats of hidden state kept for drafting heads, 0 = none."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    feature_width: int = 0
+
+    def token_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of one slot."""
+        width = 2 * self.num_layers * self.num_kv_heads * self.head_dim + self.feature_width
+        return width * dtype.itemsize
+
+
+def num_blocks_in(memory_mb: int, shape: CacheShape, block_tokens: int, dtype: torch.dtype) -> int:
+    """Return how many blocks the memory holds; raises ConfigError when they are too few to work with."""
+    block_bytes = block_tokens * shape.token_bytes(dtype)
+    num_blocks = (memory_mb << 20) // block_bytes
+    if num_blocks < 2:
+        raise ConfigError(
+            f"kv_memory_mb = {memory_mb} holds {num_blocks} KV blocks of {block_bytes} bytes, "
+            "at least 2 are needed (serving.toml)"
+        )
+    return num_blocks
+
+
+class KVCache:
+    """Keys and values in `kv`, (layers, 2, kv_heads, slots, head_dim); features in `features`, (slots, width).
+
+    Heads stand before slots, so that attention reads each head's rows in one go (a third faster at one token).
+    """
+
+    def __init__(
+        self,
+        shape: CacheShape,
+        memory_mb: int,
+        block_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.block_tokens = block_tokens
+        self.num_blocks = num_blocks_in(memory_mb, shape, block_tokens, dtype)
+        slots = self.num_blocks * block_tokens
+        self.kv = torch.empty(
+            (shape.num_layers, 2, shape.num_kv_heads, slots, shape.head_dim),
+            dtype=dtype,
+            device=device,
+        )
+        self.features = torch.empty((slots, shape.feature_width), dtype=dtype, device=device)
+
+    @torch.inference_mode()
+    def move(self, sources: list[int], destinations: list[int]) -> None:
+        """Copy slots to other slots, all read before any is written."""
+        source = torch.tensor(sources, device=self.kv.device)
+        destination = torch.tensor(destinations, device=self.kv.device)
+        self.kv[:, :, :, destination] = self.kv[:, :, :, source]
+        self.features[destination] = self.features[source]

@@ -1,0 +1,182 @@
+"""What an engine knows of each request between its steps: the tokens, how many of them are computed, and where."""
+
+from __future__ import annotations
+
+from orchestrator.core.context import Context
+from orchestrator.core.errors import EngineError, RequestError, UnknownSequence
+from orchestrator.wire.calls import Delta
+from runtime.kv.blocks import BlockKey, BlockPool
+from runtime.sampling.logits_processors import LogitsProcessors
+
+
+class Sequence:
+    """One request's tokens in the KV cache.
+
+    Invariant: the KV rows of ids[:num_computed] stand in slots 0 … num_computed − 1 of `blocks`, but for those in `hole`;
+    full blocks before it are published under their content.
+    """
+
+    def __init__(self, sequence_id: int, pool: BlockPool, cache_salt: str) -> None:
+        self.sequence_id = sequence_id
+        self.context = Context([])
+        self.num_computed = 0
+        self.num_cached = 0
+        self.hole = range(0)
+        self.blocks: list[int] = []
+        self.last_used_s = 0.0
+        self.logits_processors: LogitsProcessors | None = None
+        self._pool = pool
+        self._keys = [BlockKey.root(cache_salt)]
+
+    @property
+    def ids(self) -> list[int]:
+        """Known ids; the computed ones stand first."""
+        return self.context.ids
+
+    def sync(self, delta: Delta) -> None:
+        """Make `ids` the committed context; what was computed beyond the common prefix is forgotten.
+
+        Raises UnknownSequence when the tokens before delta.context_start are not those of the sender.
+        """
+        start = delta.context_start
+        if start > len(self.context) or self.context.rolling_hash(start) != delta.context_hash:
+            raise UnknownSequence(f"tokens before {start} of sequence {self.sequence_id}")
+        new = delta.context_ids.tolist()
+        common = start + _common_prefix(self.ids[start:], new)
+        self.context.truncate(common)
+        self.context.commit(new[common - start :])
+        self._forget_beyond(min(common, len(self.context) - 1))
+
+    def _forget_beyond(self, length: int) -> None:
+        """Take back what is computed beyond `length`; a published block is never written again, but replaced."""
+        self.num_computed = min(self.num_computed, length)
+        self.hole = range(self.hole.start, min(self.hole.stop, length))
+        num_kept = self.num_computed // self._pool.block_tokens
+        if num_kept < len(self._keys) - 1:
+            self._pool.release(self.blocks[num_kept:])
+            del self.blocks[num_kept:], self._keys[num_kept + 1 :]
+            self.num_computed = num_kept * self._pool.block_tokens
+
+    def adopt(self) -> None:
+        """Take over the published blocks that hold this new sequence's first tokens."""
+        size = self._pool.block_tokens
+        for start in range(0, len(self.context) - size, size):
+            key = self._keys[-1].child(self.ids[start : start + size])
+            block = self._pool.find(key)
+            if block is None:
+                break
+            self._keys.append(key)
+            self.blocks.append(block)
+        self.num_computed = self.num_cached = len(self.blocks) * size
+
+    def reserve(self, num_slots: int) -> None:
+        """Hold blocks for `num_slots` slots in all; raises Unavailable when the pool is full."""
+        missing = -(-num_slots // self._pool.block_tokens) - len(self.blocks)
+        if missing > 0:
+            last = self.blocks[-1] if self.blocks else None
+            self.blocks += self._pool.allocate(missing, last)
+
+    def publish(self, num_committed: int) -> None:
+        """Let the blocks that computed, committed tokens fill be found by their content."""
+        size = self._pool.block_tokens
+        end = min(self.num_computed, num_committed, self.hole.start if self.hole else num_committed)
+        for index in range(len(self._keys) - 1, end // size):
+            key = self._keys[-1].child(self.ids[index * size : (index + 1) * size])
+            self._keys.append(key)
+            self._pool.publish(self.blocks[index], key)
+
+    def release(self) -> None:
+        """Give all blocks back to the pool."""
+        self._pool.release(self.blocks)
+        self.blocks = []
+
+    def is_run(self) -> bool:
+        """True when the blocks stand one behind the other in memory."""
+        first = self.blocks[0]
+        return self.blocks == list(range(first, first + len(self.blocks)))
+
+    def slot(self, index: int) -> int:
+        """Return the cache slot of the index-th token."""
+        size = self._pool.block_tokens
+        return self.blocks[index // size] * size + index % size
+
+
+def _common_prefix(left: list[int], right: list[int]) -> int:
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return index
+    return min(len(left), len(right))
+
+
+class SequenceTable:
+    """The sequences that live in one engine; those that are silent for `idle_s` lose their blocks.
+
+    share: a new sequence may begin with blocks that others have computed.
+    """
+
+    def __init__(self, pool: BlockPool, max_positions: int, share: bool = True, idle_s: float = 2.0) -> None:
+        self.pool = pool
+        self.max_positions = max_positions
+        self.share = share
+        self.idle_s = idle_s
+        self._live: dict[int, Sequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, sequence_id: int) -> bool:
+        return sequence_id in self._live
+
+    def open(self, delta: Delta, num_drafts: int, max_depth: int) -> Sequence:
+        """Return the sequence with its context synced and slots for its drafts held.
+
+        Raises UnknownSequence, RequestError (context too long), Unavailable (pool full).
+        """
+        self._check_length(delta, num_drafts, max_depth)
+        sequence = self._live.get(delta.sequence_id)
+        if sequence is None:
+            sequence = self._begin(delta)
+        else:
+            sequence.sync(delta)
+        try:
+            sequence.reserve(delta.prefix_len + num_drafts)
+        except Exception:
+            self.drop(sequence.sequence_id)
+            raise
+        return sequence
+
+    def _begin(self, delta: Delta) -> Sequence:
+        if delta.context_start:
+            raise UnknownSequence(f"sequence {delta.sequence_id}")
+        sequence = Sequence(delta.sequence_id, self.pool, delta.cache_salt)
+        sequence.sync(delta)
+        if self.share:
+            sequence.adopt()
+        self._live[delta.sequence_id] = sequence
+        return sequence
+
+    def _check_length(self, delta: Delta, num_drafts: int, max_depth: int) -> None:
+        if not len(delta.context_ids):
+            raise EngineError("context_ids is empty; it must end with the root")
+        length = delta.prefix_len + max_depth
+        if length > self.max_positions:
+            raise RequestError(f"{length} tokens of context and draft, the model allows {self.max_positions}")
+        size = self.pool.block_tokens
+        needed = -(-(delta.prefix_len + num_drafts) // size)
+        if needed > self.pool.num_blocks:
+            raise RequestError(
+                f"context of {delta.prefix_len} tokens needs {needed} KV blocks, the pool has "
+                f"{self.pool.num_blocks} (kv_memory_mb in serving.toml)"
+            )
+
+    def drop(self, sequence_id: int) -> None:
+        """Forget a sequence; its published blocks stay to be found by content."""
+        sequence = self._live.pop(sequence_id, None)
+        if sequence:
+            sequence.release()
+
+    def drop_idle(self, now_s: float, busy: set[int]) -> None:
+        """Forget the sequences that were silent too long; `busy` ones have a step under way."""
+        for sequence in list(self._live.values()):
+            if sequence.sequence_id not in busy and now_s - sequence.last_used_s > self.idle_s:
+                self.drop(sequence.sequence_id)

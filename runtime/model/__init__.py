@@ -1,0 +1,1 @@
+"""A Hugging Face causal LM with our attention: loading, checks, fused layers, hidden states."""

@@ -1,0 +1,219 @@
+"""Llama's decoder layer with fewer, larger operations; the same arithmetic, checked at load like everything else.
+
+A step of a small model is mostly the overhead of its many small operations (docs/performance.md): one product
+for queries, keys and values, one for gate and up, one rotation for queries and keys together.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from runtime.model.attention import paged_tree_attention
+
+
+class FusedRMSNorm(nn.Module):
+    """weight · x ÷ rms(x), in x's dtype."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
+        self.eps = eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden: (…, d) → (…, d)."""
+        return functional.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
+
+
+@torch.no_grad()
+def fuse_norms(model: nn.Module) -> int:
+    """Replace every norm that FusedRMSNorm reproduces, and return their number.
+
+    transformers' own norms round to float32 on the way, which is the one step that keeps a float64
+    model from being exact; a norm of another form is left as it is.
+    """
+    replaced = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            fused = _fused(child) if type(child).__name__.endswith("RMSNorm") else None
+            if fused is not None:
+                setattr(parent, name, fused)
+                replaced += 1
+    return replaced
+
+
+def _fused(norm: nn.Module) -> FusedRMSNorm | None:
+    """Return the equivalent of `norm`, found by trying: some families scale by the weight, others by 1 + weight."""
+    weight = getattr(norm, "weight", None)
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    if not isinstance(weight, Tensor) or weight.ndim != 1 or not isinstance(eps, float):
+        return None
+    probe = torch.linspace(-2.0, 3.0, weight.numel(), dtype=weight.dtype, device=weight.device)
+    tolerance = {torch.bfloat16: 0.05, torch.float16: 0.01}.get(weight.dtype, 1e-5)
+    expected = norm(probe)
+    # Large weights lie within bfloat16's tolerance of 1 + weight: the nearer candidate is the one.
+    fused = min(
+        (FusedRMSNorm(scale, eps) for scale in (weight, 1.0 + weight)),
+        key=lambda candidate: float((candidate(probe) - expected).abs().max()),
+    )
+    same = torch.allclose(fused(probe), expected, rtol=tolerance, atol=tolerance)
+    return fused if same else None
+
+
+PACKED_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class BorrowedLinear(nn.Module):
+    """y = x Wᵀ for a W, (out, in), that is another model's: neither learnt nor stored with the module that uses it."""
+
+    bias = None
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.register_buffer("weight", weight, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (…, in) → (…, out)."""
+        return functional.linear(x, self.get_buffer("weight"))
+
+
+class PackedLinear(nn.Module):
+    """y = x Wᵀ + b for a fixed W. in_features, out_features: as in nn.Linear.
+
+    oneDNN compiles a kernel per number of rows, 0.6 MB each, and keeps the last 1,024 twice (measured: 700 MB
+    after a while, and 10 ms whenever a number is new). So rows are padded to a few numbers.
+    """
+
+    def __init__(self, linear: nn.Linear | BorrowedLinear) -> None:
+        super().__init__()
+        weight = cast(Tensor, linear.weight)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias, self.dtype = linear.bias, weight.dtype
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (…, rows, in_features) → (…, rows, out_features)."""
+        rows = x.shape[-2]
+        missing = padded_rows(rows) - rows
+        if missing:
+            x = functional.pad(x, (0, 0, 0, missing))
+        result = cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], ""))
+        return result.narrow(-2, 0, rows) if missing else result
+
+
+def padded_rows(rows: int) -> int:
+    """Return the least of the numbers 1 … 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, … that is no less than `rows`."""
+    step = 1 << max((rows - 1).bit_length() - 3, 0)
+    return -(-rows // step) * step
+
+
+@torch.inference_mode()
+def compile_kernels(model: nn.Module, max_rows: int) -> None:
+    """Compile what the packed layers need for up to `max_rows` rows; oneDNN keeps it for the calling thread."""
+    # torch tells a new thread how many threads it has only when it is asked, and a kernel is compiled for a number.
+    torch.get_num_threads()
+    layers = [module for module in model.modules() if isinstance(module, PackedLinear)]
+    for layer in {(layer.in_features, layer.out_features): layer for layer in layers}.values():
+        for rows in sorted({padded_rows(rows) for rows in range(1, max_rows + 1)}):
+            layer(torch.zeros(1, rows, layer.in_features, dtype=layer.dtype))
+
+
+def pack_linears(model: nn.Module, device: torch.device, dtype: torch.dtype) -> int:
+    """Replace every linear layer by its packed equal where that is possible and exact enough; return their number."""
+    if device.type != "cpu" or dtype not in PACKED_DTYPES or not _can_pack(dtype):
+        return 0
+    replaced = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) in (nn.Linear, BorrowedLinear):
+                setattr(parent, name, PackedLinear(cast(nn.Linear, child)))
+                replaced += 1
+    return replaced
+
+
+def _can_pack(dtype: torch.dtype) -> bool:
+    """True when this build of torch has the operators, and they agree with its own product.
+
+    They are not public; a torch without them, or with others under the same names, must still serve.
+    """
+    if not torch.backends.mkldnn.is_available():
+        return False
+    linear = nn.Linear(48, 32, dtype=dtype)
+    x = torch.linspace(-1.0, 1.0, 5 * 48, dtype=dtype).view(1, 5, 48)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05
+    try:
+        packed = PackedLinear(linear)(x)
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+    return torch.allclose(packed, linear(x), rtol=tolerance, atol=tolerance)
+
+
+class FusedLayer(nn.Module):
+    """Takes over the weights of a LlamaDecoderLayer."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        self.layer_idx: int = attention.layer_idx
+        self.head_dim: int = attention.head_dim
+        self.scaling: float = attention.scaling
+        self.num_heads = attention.q_proj.out_features // self.head_dim
+        self.num_kv_heads = attention.k_proj.out_features // self.head_dim
+        self.input_norm, self.mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
+        self.qkv = _side_by_side(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.output = attention.o_proj
+        self.gate_up = _side_by_side(mlp.gate_proj, mlp.up_proj)
+        self.down = mlp.down_proj
+
+    def forward(self, hidden: Tensor, *, position_embeddings: tuple[Tensor, Tensor], **paged: Any) -> Tensor:
+        """hidden: (1, N, d) → (1, N, d). paged: what `paged_tree_attention` needs, handed through by the model."""
+        hidden = hidden + self._attend(self.input_norm(hidden), position_embeddings, paged)
+        gate, up = self.gate_up(self.mlp_norm(hidden)).chunk(2, dim=-1)
+        down: Tensor = self.down(functional.silu(gate) * up)
+        return hidden + down
+
+    def _attend(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], paged: dict[str, Any]) -> Tensor:
+        heads = self.qkv(hidden).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        num_rotated = self.num_heads + self.num_kv_heads
+        rotated = _rotate(heads[:, :num_rotated], *rotation)
+        query, key = rotated[:, : self.num_heads], rotated[:, self.num_heads :]
+        value = heads[:, num_rotated:]
+        attended, _ = paged_tree_attention(
+            self, query, key, value, None, scaling=self.scaling, batch=paged["batch"], cache=paged["cache"]
+        )
+        result: Tensor = self.output(attended.flatten(2))
+        return result
+
+
+def _side_by_side(*linears: nn.Linear) -> nn.Linear:
+    """Return one layer whose output is the outputs of several, one behind the other."""
+    first = linears[0]
+    joined = nn.Linear(first.in_features, sum(linear.out_features for linear in linears), device="meta")
+    joined.weight = nn.Parameter(torch.cat([linear.weight.detach() for linear in linears]), requires_grad=False)
+    joined.bias = None  # type: ignore[assignment]
+    if first.bias is not None:
+        joined.bias = nn.Parameter(torch.cat([linear.bias.detach() for linear in linears]), requires_grad=False)
+    return joined
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Apply rotary positions; heads: (1, H, N, d), cos and sin: (1, N, d)."""
+    half = heads.shape[-1] // 2
+    turned = torch.cat((-heads[..., half:], heads[..., :half]), dim=-1)
+    return heads * cos[:, None] + turned * sin[:, None]
+
+
+def fuse_layers(model: Any) -> int:
+    """Replace every plain Llama layer, and return their number; other families keep their own."""
+    layers = getattr(model.get_decoder(), "layers", nn.ModuleList())
+    replaced = 0
+    for index, layer in enumerate(layers):
+        if type(layer) is LlamaDecoderLayer and layer.mlp.config.hidden_act == "silu":
+            layers[index] = FusedLayer(layer)
+            replaced += 1
+    return replaced

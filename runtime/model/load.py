@@ -1,0 +1,104 @@
+"""From a checkpoint to a model compared with the stock one; refuses, with the reason, what would not be exact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from orchestrator.core.errors import ConfigError, first_line
+from orchestrator.core.types import HiddenStates
+from runtime.model.causal_lm import CausalModel, adapt
+from runtime.model.check import compare, stock_log_probs
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+REFUSED_ROPES = ("dynamic", "longrope")
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def load_model(
+    folder: str, device_name: str, dtype_name: str, features: HiddenStates = HiddenStates.NONE
+) -> CausalModel:
+    """Load a Hugging Face checkpoint and replace its attention; raises ConfigError with the reason if it cannot be."""
+    device, dtype = torch.device(device_name), DTYPES[dtype_name]
+    source = resolve(folder)
+    config = _read_config(source)
+    check_supported(config.get_text_config(), folder)
+    model = _load_stock(source, dtype)
+    if not getattr(model, "_supports_attention_backend", False):
+        raise ConfigError(
+            f"{folder}: {type(model).__name__} does not let its attention be replaced (_supports_attention_backend)"
+        )
+    try:
+        return _adapted(model.to(device).eval(), features, folder)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{folder}: {type(model).__name__} does not run with its attention replaced, so it is not "
+            f"supported ({type(error).__name__}: {first_line(error)})"
+        ) from error
+
+
+def _adapted(model: Any, features: HiddenStates, folder: str) -> CausalModel:
+    expected = stock_log_probs(model)
+    adapted = adapt(model, features)
+    compare(adapted, expected, folder)
+    return adapted
+
+
+def _load_stock(source: str, dtype: torch.dtype) -> Any:
+    """Load a checkpoint, all of it: transformers makes up at random what a file lacks, and only says so.
+
+    Eager attention is the one that every family has, and the only one that knows softcap and sinks.
+    """
+    # The fused products of experts know no float64.
+    options: dict[str, Any] = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=dtype,
+            attn_implementation="eager",
+            trust_remote_code=False,
+            output_loading_info=True,
+            **options,
+        )
+    except Exception as error:
+        raise ConfigError(f"{source}: no readable checkpoint: {first_line(error)}") from error
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):
+        raise ConfigError(
+            f"{source}: the checkpoint lacks {len(missing)} of the model's weights (the first: {missing[0]})"
+        )
+    return model
+
+
+def resolve(folder: str) -> str:
+    """Return an existing folder as it is; anything else is a hub id, which transformers looks up."""
+    if folder.startswith(("/", ".")) and not Path(folder).is_dir():
+        raise ConfigError(f"checkpoint folder {folder} does not exist (serving.toml)")
+    return folder
+
+
+def _read_config(source: str) -> PretrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{source}: no readable checkpoint: {first_line(error)}") from error
+
+
+def check_supported(config: PretrainedConfig, folder: str) -> None:
+    """Refuse rotations that change with the context, and layers of another kind."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    by_layer = [r for r in rope.values() if isinstance(r, dict)] or [rope]
+    kinds = {str(r.get("rope_type", r.get("type", "default"))) for r in by_layer}
+    if refused := kinds.intersection(REFUSED_ROPES):
+        raise ConfigError(
+            f"{folder}: rope type {min(refused)!r} changes a key's rotation with the context length, "
+            "so cached keys would be wrong"
+        )
+    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if unknown := layers.difference(LAYER_TYPES):
+        raise ConfigError(f"{folder}: layer type {min(unknown)!r} is not supported (allowed: {', '.join(LAYER_TYPES)})")

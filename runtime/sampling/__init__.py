@@ -1,0 +1,1 @@
+"""Noise, distribution, logits processors and acceptance on the device (torch)."""

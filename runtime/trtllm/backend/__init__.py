@@ -1,0 +1,1 @@
+"""Compiled engines through NVIDIA's Triton backend; experimental."""

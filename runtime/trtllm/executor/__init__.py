@@ -1,0 +1,1 @@
+"""Compiled engines through the executor bindings."""

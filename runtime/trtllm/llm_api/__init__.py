@@ -1,0 +1,1 @@
+"""The LLM API (PyTorch backend); experimental."""

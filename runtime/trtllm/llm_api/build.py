@@ -1,0 +1,73 @@
+"""From a deployment with engine = "llm_api" to a warm line; `python -m build.trtllm.llm_api` makes its folder."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from pathlib import Path
+from typing import Any
+
+from orchestrator.core.errors import ConfigError, first_line
+from orchestrator.deployment.capabilities import llm_capabilities
+from orchestrator.deployment.config import ServingConfig
+from orchestrator.deployment.engine_manifest import LlmManifest, read_llm_manifest
+from orchestrator.wire.calls import StepRequest
+from runtime.trtllm.executor.build import warm_up_line
+from runtime.trtllm.executor.client import ExecutorClient
+from runtime.trtllm.llm_api.adapter import LlmAdapter
+from runtime.trtllm.llm_api.executor import LlmExecutor
+
+log = logging.getLogger(__name__)
+
+
+def build_target(config: ServingConfig) -> tuple[ExecutorClient[StepRequest], LlmManifest]:
+    """Make the LLM and start its line; raises ConfigError when it cannot be served."""
+    manifest = read_llm_manifest(Path(config.target))
+    llmapi = _library(manifest)
+    log.warning(
+        "engine = 'llm_api' (method %s) is EXPERIMENTAL: it has never been run with the library", manifest.method
+    )
+    executor = LlmExecutor(_llm(llmapi, manifest, config))
+    capabilities = llm_capabilities(manifest)
+    line = ExecutorClient(executor, LlmAdapter(llmapi, manifest, capabilities), "target-engine")
+    line.start()
+    warm_up_line(line, capabilities)
+    return line, manifest
+
+
+def _library(manifest: LlmManifest) -> Any:
+    try:
+        version = importlib.import_module("tensorrt_llm").__version__
+        llmapi = importlib.import_module("tensorrt_llm.llmapi")
+    except ImportError as error:
+        raise ConfigError(
+            f"engine = 'llm_api' needs the package tensorrt_llm: run the server in the container {manifest.image} "
+            f"({error})"
+        ) from None
+    if version != manifest.trtllm_version:
+        raise ConfigError(
+            f"the names in llm_api.json are those of TensorRT-LLM {manifest.trtllm_version}, this is {version} "
+            f"(make the folder again with trtllm_version = {version!r}, or run {manifest.image})"
+        )
+    return llmapi
+
+
+def _llm(llmapi: Any, manifest: LlmManifest, config: ServingConfig) -> Any:
+    """Return the LLM; raises ConfigError with the library's words when it cannot be made."""
+    try:
+        cache = llmapi.KvCacheConfig(enable_block_reuse=config.prefix_sharing)
+        speculation = {"speculative_config": _speculation(llmapi, manifest)} if manifest.speculative_config else {}
+        # Tokens go in and come out: the server has the tokenizer.
+        return llmapi.LLM(
+            model=manifest.model, skip_tokenizer_init=True, kv_cache_config=cache, **speculation, **manifest.keywords
+        )
+    except Exception as error:
+        raise ConfigError(f"TensorRT-LLM's LLM API cannot load {manifest.model}: {first_line(error)}") from error
+
+
+def _speculation(llmapi: Any, manifest: LlmManifest) -> Any:
+    """Return the decoding configuration, an object of its class; which of two names the class has tells the module."""
+    fields = dict(manifest.speculative_config)
+    of_type = f"{fields.pop('decoding_type').replace('_', '')}DecodingConfig"
+    kind = getattr(llmapi, of_type, None) or getattr(llmapi, manifest.config_class)
+    return kind(**fields)

@@ -1,0 +1,1 @@
+"""Token trees over the engine session; experimental."""

@@ -1,0 +1,127 @@
+"""The input tensors of one run of a compiled engine, by name: contexts, or steps with their trees; numpy.
+
+Names, types and shapes: docs of the engine's inputs (tests/data/trtllm/engine_inputs.json). Contexts and steps are
+never mixed in one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.core.tree import TokenTree
+from orchestrator.wire.tensors import Tensors
+from runtime.kv.batch import Segment
+from runtime.trtllm.trees.geometry import Geometry
+from runtime.trtllm.trees.packed_mask import pack_trees
+
+CONTEXT, STEP = 0, 1
+
+
+class Row(NamedTuple):
+    """One sequence's share of a run. past: tokens before it, whose KV rows stand in `blocks`. tree: of a step."""
+
+    ids: list[int]
+    past: int
+    blocks: list[int]
+    tree: TokenTree
+
+
+def context_row(segment: Segment) -> Row:
+    """Return what a segment computes before its root; it may be nothing."""
+    sequence = segment.sequence
+    return Row(sequence.ids[segment.first : segment.last - 1], segment.first, sequence.blocks, TokenTree.bare())
+
+
+def step_row(segment: Segment) -> Row:
+    """Return a segment's root and nodes."""
+    sequence, root = segment.sequence, segment.last - 1
+    return Row([sequence.ids[root], *segment.tree.tokens.tolist()], root, sequence.blocks, segment.tree)
+
+
+def groups(rows: Sequence[Row], geometry: Geometry) -> Iterator[list[Row]]:
+    """Yield the rows in runs that the engine takes: so many sequences, so many tokens."""
+    group: list[Row] = []
+    for row in rows:
+        num_tokens = sum(len(each.ids) for each in group) + len(row.ids)
+        if group and (len(group) == geometry.max_batch_size or num_tokens > geometry.max_num_tokens):
+            yield group
+            group = []
+        group.append(row)
+    if group:
+        yield group
+
+
+def context_inputs(rows: Sequence[Row], geometry: Geometry, pool: int) -> Tensors:
+    """Return the inputs of a run over parts of contexts; its logits, one row a sequence, are nobody's.
+
+    pool: address of the KV blocks. The past lengths include the run itself, as the library's own runtime has them for
+    contexts (C++, RuntimeBuffers).
+    """
+    lengths = np.array([len(row.ids) for row in rows])
+    ends = np.array([row.past for row in rows]) + lengths
+    return _inputs(rows, geometry, pool) | {
+        **pack_trees([row.tree for row in rows], geometry.max_draft_len),  # bare ones: the mask is not used
+        "position_ids": _int32([row.past + i for row in rows for i in range(len(row.ids))]),
+        "last_token_ids": _int32(np.cumsum(lengths)),
+        "context_lengths": _int32(lengths),
+        "host_context_lengths": _int32(lengths),
+        "host_past_key_value_lengths": _int32(ends),
+        "host_request_types": np.full(len(rows), CONTEXT, np.int32),
+    }
+
+
+def step_inputs(rows: Sequence[Row], geometry: Geometry, pool: int) -> Tensors:
+    """Return the inputs of a run over roots and their trees, which has logits for each of them, (sum of T, V).
+
+    The position of a sequence is its root's; the engine adds each node's depth. Inferred: a step's context is all that
+    stands before it.
+    """
+    past = _int32([row.past for row in rows])
+    num_rows = sum(len(row.ids) for row in rows)
+    return _inputs(rows, geometry, pool) | {
+        **pack_trees([row.tree for row in rows], geometry.max_draft_len),
+        "position_ids": past,
+        "last_token_ids": _int32(range(1, num_rows + 1)),
+        "context_lengths": past,
+        "host_context_lengths": past,
+        "host_past_key_value_lengths": past,
+        "host_request_types": np.full(len(rows), STEP, np.int32),
+    }
+
+
+def _inputs(rows: Sequence[Row], geometry: Geometry, pool: int) -> Tensors:
+    """Return what contexts and steps have alike."""
+    layers, offsets = geometry.shape.num_layers, block_offsets(rows, geometry)
+    knobs = np.full(16, -1, np.int64)
+    knobs[0] = 1  # several blocks of threads a sequence
+    return {
+        "input_ids": _int32([token for row in rows for token in row.ids]),
+        "sequence_length": _int32([row.past + len(row.ids) for row in rows]),
+        "cache_indirection": np.zeros((len(rows), 1, geometry.max_seq_len), np.int32),
+        "kv_cache_block_offsets": offsets,
+        "host_kv_cache_block_offsets": offsets,
+        "host_kv_cache_pool_pointers": np.array([[pool, 0]], np.int64),
+        "host_kv_cache_pool_mapping": np.stack([np.zeros(layers), np.arange(layers)], axis=1).astype(np.int32),
+        "host_max_attention_window_sizes": np.full(layers, geometry.max_seq_len, np.int32),
+        "host_sink_token_length": np.zeros(1, np.int32),
+        "host_runtime_perf_knobs": knobs,
+        "host_context_progress": np.zeros(1, np.int64),
+    }
+
+
+def block_offsets(rows: Sequence[Row], geometry: Geometry) -> npt.NDArray[np.int32]:
+    """Return where each sequence's blocks lie, (pools, B, 2, max_blocks) int32; law: `PoolCache`."""
+    offsets = np.zeros((1, len(rows), 2, geometry.max_blocks), np.int32)
+    for place, row in enumerate(rows):
+        keys = 2 * geometry.shape.num_layers * np.array(row.blocks[: geometry.max_blocks])
+        offsets[0, place, 0, : len(keys)] = keys
+        offsets[0, place, 1, : len(keys)] = keys + 1
+    return offsets
+
+
+def _int32(values: Sequence[int] | npt.NDArray[np.int_]) -> npt.NDArray[np.int32]:
+    return np.array(values, np.int32)

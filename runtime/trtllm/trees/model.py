@@ -1,0 +1,149 @@
+"""A compiled engine in the place of a model of ours: the forward pass of a `Pass`, run by the library's Session."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from orchestrator.core.errors import ConfigError, EngineError
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import HiddenStates
+from orchestrator.wire.tensors import Tensors
+from runtime.kv.batch import Pass, Segment
+from runtime.kv.cache import KVCache, num_blocks_in
+from runtime.trtllm.trees.geometry import Geometry
+from runtime.trtllm.trees.inputs import Row, context_inputs, context_row, groups, step_inputs, step_row
+from runtime.trtllm.trees.packed_mask import USE
+
+
+class PoolCache(KVCache):
+    """Keys and values in `kv`, (blocks, layers, 2, kv_heads, block_tokens, head_dim); no hidden states.
+
+    Invariant: the engine finds K of block b in layer 0 at offset 2 · layers · b, V at the next one, counted in blocks of one
+    layer's keys (BlocksManager of tensorrt_llm/runtime/kv_cache_manager.py); it adds the layer by itself.
+    """
+
+    def __init__(self, geometry: Geometry, memory_mb: int, device: torch.device) -> None:
+        shape, size = geometry.shape, geometry.tokens_per_block
+        self.block_tokens = size
+        self.num_blocks = num_blocks_in(memory_mb, shape, size, geometry.kv_dtype)
+        self.kv = torch.zeros(
+            (self.num_blocks, shape.num_layers, 2, shape.num_kv_heads, size, shape.head_dim),
+            dtype=geometry.kv_dtype,
+            device=device,
+        )
+        self.features = torch.empty((self.num_blocks * size, 0), device=device)
+
+    @torch.inference_mode()
+    def move(self, sources: list[int], destinations: list[int]) -> None:
+        """Copy slots to other slots, all read before any is written."""
+        source = torch.tensor(sources, device=self.kv.device)
+        destination = torch.tensor(destinations, device=self.kv.device)
+        size = self.block_tokens
+        moved = self.kv[source // size, :, :, :, source % size]
+        self.kv[destination // size, :, :, :, destination % size] = moved
+
+
+LOGITS = "logits"
+#: TensorRT's names of the types that inputs and logits have.
+_TYPES = {"INT32": torch.int32, "INT64": torch.int64, "FLOAT": torch.float32, "HALF": torch.float16}
+
+
+class NoTaps:
+    """An engine has no output for its hidden states."""
+
+    def columns(self, wanted: HiddenStates) -> slice:
+        """Return no column."""
+        return slice(0, 0)
+
+
+class SessionModel:
+    """Implements `runtime.engine.paged.Model`. Contexts run first, roots and trees behind them, in a run of their own.
+
+    Invariant: for each segment it computes what `runtime.model.causal_lm.CausalModel` does.
+    """
+
+    def __init__(
+        self, library: Any, session: Any, geometry: Geometry, max_positions: int, device: torch.device
+    ) -> None:
+        """library: the module tensorrt_llm.runtime. Raises ConfigError when the engine has other tensors than ours."""
+        self.geometry = geometry
+        self.device = device
+        self.dtype = torch.float32  # of the logits
+        self.vocab_size = geometry.vocab_size
+        self.max_positions = max_positions
+        self.taps = NoTaps()
+        self._library = library
+        self._session = session
+        self._check_tensors()
+
+    def prepare(self) -> None:
+        """Choose the GPU for the thread that will call `forward`."""
+        if self.device.index is not None:
+            torch.cuda.set_device(self.device)
+
+    def new_cache(self, memory_mb: int, block_tokens: int) -> PoolCache:
+        """Return the engine's blocks, of its own size: it was compiled for that."""
+        return PoolCache(self.geometry, memory_mb, self.device)
+
+    @torch.inference_mode()
+    def forward(self, batch: Pass, cache: PoolCache) -> Tensor:
+        """Run the engine over the segments; returns logits (rows, V) of every root and node."""
+        pool = cache.kv.data_ptr()
+        segments = cast("list[Segment]", batch.segments)  # a PagedModel's passes have no other shares
+        contexts = [row for segment in segments if (row := context_row(segment)).ids]
+        for group in groups(contexts, self.geometry):
+            self._run(context_inputs(group, self.geometry, pool))
+        steps = groups([step_row(segment) for segment in segments], self.geometry)
+        return torch.cat([self._step(group, pool) for group in steps])
+
+    def _step(self, group: list[Row], pool: int) -> Tensor:
+        logits = self._run(step_inputs(group, self.geometry, pool))
+        num_rows = sum(len(row.ids) for row in group)
+        if logits.ndim != 2 or len(logits) != num_rows or logits.shape[1] < self.vocab_size:
+            raise EngineError(f"the engine gave logits {tuple(logits.shape)} for {num_rows} tokens")
+        return logits[:, : self.vocab_size].float()
+
+    def _run(self, inputs: Tensors) -> Tensor:
+        """Run once; returns the logits."""
+        held = {name: self._placed(name, array) for name, array in inputs.items()}
+        info, engine = self._library.TensorInfo, self._session.engine
+        shapes = [info(name, engine.get_tensor_dtype(name), tuple(held[name].shape)) for name in held]
+        outputs = {
+            found.name: torch.empty(tuple(found.shape), dtype=_TYPES[found.dtype.name], device=self.device)
+            for found in self._session.infer_shapes(shapes)
+        }
+        if not self._session.run(held, outputs, self._stream()):
+            raise EngineError("TensorRT could not run the engine")
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()  # the inputs must live until it has read them
+        return outputs[LOGITS]
+
+    def _placed(self, name: str, array: Any) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if is_host(name) else tensor.to(self.device)
+
+    def _stream(self) -> int:
+        return torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
+
+    def _check_tensors(self) -> None:
+        """Refuse an engine that wants other inputs than we send, of other types, or has no logits."""
+        engine = self._session.engine
+        names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+        wanted = {name for name in names if engine.get_tensor_mode(name).name == "INPUT"}
+        ours = step_inputs([Row([0], 0, [0], TokenTree.bare())], self.geometry, 0)
+        if odd := sorted(wanted ^ ours.keys()):
+            raise ConfigError(f"the engine's inputs are not those of a tree step: {', '.join(odd)} (build it again)")
+        for name, array in ours.items():
+            kind = engine.get_tensor_dtype(name).name
+            if _TYPES.get(kind) != torch.from_numpy(array).dtype:
+                raise ConfigError(f"the engine's input {name} is {kind}, not {array.dtype} (build it again)")
+        if LOGITS not in names or engine.get_tensor_dtype(LOGITS).name not in _TYPES:
+            raise ConfigError(f"the engine has no output {LOGITS} in a type of {', '.join(_TYPES)} (build it again)")
+
+
+def is_host(name: str) -> bool:
+    """True for an input that stays in host memory."""
+    return name.startswith("host_") or name == USE

@@ -1,1 +1,0 @@
-"""The parts of `make bench`: what is measured, how it is taken together, how it is told."""

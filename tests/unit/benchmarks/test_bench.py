@@ -1,0 +1,198 @@
+"""The demo's and the benchmark's arithmetic, without a server."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import __main__, figures, picture, report, samples
+from benchmarks.samples import BenchError, Run, Sample
+from benchmarks.server import Crowd, Method, to_run
+from clients import demo
+from clients.generate import Chunk, Generation
+from tests.support.engines import PlainModel
+from tests.support.tiny_models import make_tiny_target
+from tests.support.traffic import Prompt, read_prompts
+
+RUN = Run((1, 2, 3), num_steps=2, num_accepted=1, first_token_s=0.1, decode_tokens=2, decode_s=1.0, num_drafted=4)
+
+
+def taken(runner: str, prompt: str, decode_s: float, **changes: Any) -> Sample:
+    """Return a sample of 2 decoded tokens."""
+    return Sample(runner, "edit", prompt, 0, replace(RUN, decode_s=decode_s, **changes))
+
+
+#: `fast` decodes prompt p at 4 tokens/s instead of 2, prompt q at 2 instead of 1; together 2 x.
+SAMPLES = [taken("none", "p", 1.0), taken("fast", "p", 0.5), taken("none", "q", 2.0), taken("fast", "q", 1.0)]
+
+
+def test_demo_says_yes_near_tie_or_no() -> None:
+    found = [demo.verdict(margin) for margin in (None, 1e-6, 0.5, math.inf)]
+    assert found == ["yes", "near tie (1e-06 in float64)", "NO (margin 0.5)", "NO (margin inf)"]
+
+
+def test_demo_pools_totals_not_rates() -> None:
+    slow, fast = (
+        {"num_tokens": 11, "num_steps": n, "decode_tokens": 10, "decode_s": n, "first_token_s": 1} for n in (10, 1)
+    )
+    assert demo.pooled([slow, fast]) == {"tokens_per_s": 20 / 11, "first_token_s": 1.0, "acceptance_length": 2.0}
+
+
+def test_demo_reads_the_prompts_of_a_task(tmp_path: Any) -> None:
+    (tmp_path / "edit.jsonl").write_text(json.dumps({"id": "e-0", "task": "edit", "text": "x", "source": "y"}) + "\n")
+    assert demo.load_prompts(tmp_path, "edit") == [demo.Prompt("e-0", "edit", "x")]
+
+
+def test_demo_margin_is_that_of_the_first_difference(tmp_path: Any) -> None:
+    folder = make_tiny_target(tmp_path)
+    logits = PlainModel(folder).logits([1, 2, 3, 4])
+
+    found = demo.margin(str(folder), "abc", [4, 7, 5], [4, 9, 5])
+
+    assert found == pytest.approx(abs(logits[7] - logits[9]), rel=1e-5)
+    assert demo.margin(str(folder), "abc", [4, 7], [4, 7, 5]) == math.inf
+
+
+class Scripted:
+    """A runner that notes its calls in a common list."""
+
+    def __init__(self, name: str, calls: list[str]) -> None:
+        self.name, self.calls = name, calls
+
+    def fits(self, prompt: Prompt) -> bool:
+        return prompt.task != "long" or self.name != "b"
+
+    def run(self, prompt: Prompt, max_tokens: int) -> Run:
+        self.calls.append(f"{self.name}:{prompt.text}")
+        return RUN
+
+
+def test_measure_takes_turns_after_one_uncounted_run_each() -> None:
+    calls: list[str] = []
+    runners = [Scripted(name, calls) for name in "ab"]
+    prompts = [Prompt(text, "edit", text) for text in "xy"]
+
+    found = list(samples.measure(runners, prompts, 2, 9))
+
+    assert calls == ["a:x", "b:x", "a:x", "b:x", "b:y", "a:y", "b:x", "a:x", "a:y", "b:y"]
+    assert [f"{s.runner}:{s.prompt}" for s in found] == calls[2:]
+
+
+def test_measure_leaves_out_a_runner_that_a_prompt_does_not_fit() -> None:
+    calls: list[str] = []
+    prompts = [Prompt("x", "edit", "x"), Prompt("y", "long", "y")]
+    list(samples.measure([Scripted(name, calls) for name in "ab"], prompts, 1, 9))
+    assert calls == ["a:x", "a:x", "a:y"]
+
+
+def test_prediction_of_an_edit_is_the_rest_of_what_is_copied() -> None:
+    text = "def f(a):\n    b = a\n    return b\n\n\n# the same with `a` renamed to `total`\ndef f(total):"
+    assert Prompt("e", "edit", text).prediction == "\n    b = a\n    return b"
+    assert Prompt("c", "completion", "def f(a):").prediction == ""
+    for prompt in read_prompts()["edit"]:
+        copied = prompt.text + prompt.prediction
+        assert copied.count("\n") == 2 * prompt.text.split("\n\n\n# the same with")[0].count("\n") + 4, prompt.id
+
+
+def test_prefix_hits_must_be_equal_for_a_prompt() -> None:
+    cold = [taken(name, prompt, 1.0, num_cached_tokens=hits) for prompt, hits in (("p", 0), ("q", 16)) for name in "ab"]
+    assert samples.check_prefix_hits(cold)
+    assert not samples.check_prefix_hits(SAMPLES)
+    with pytest.raises(BenchError, match="prompt p"):
+        samples.check_prefix_hits([*cold, taken("c", "p", 1.0, num_cached_tokens=16)])
+
+
+def test_rows_compare_totals_and_count_equal_texts() -> None:
+    plain, fast = figures.rows([*SAMPLES, taken("fast", "q", 1.0, ids=(1, 9))], "none")
+
+    assert (plain.runner, plain.tokens_per_s.overall, plain.speed_up.overall) == ("none", 4 / 3, 1.0)
+    assert (fast.num_runs, fast.num_same_text) == (3, 2)
+    assert fast.speed_up.overall == pytest.approx(6 / 2.5 / (4 / 3))
+    assert fast.speed_up.quartiles == (2.0, 2.0, 2.0)
+    assert fast.acceptance_interval[0] <= fast.acceptance_length <= fast.acceptance_interval[1]
+    assert (fast.acceptance_length, fast.draft_acceptance_rate) == (8 / 6, 3 / 12)
+
+
+def test_rate_ratio_of_texts_of_one_step_is_refused() -> None:
+    with pytest.raises(BenchError, match="max-tokens"):
+        figures.compare_rates([taken("none", "p", 0.0), taken("fast", "p", 0.0)], "edit", "fast", "none")
+
+
+def test_interval_holds_the_ratio_and_shrinks_with_more_prompts() -> None:
+    def around(count: int) -> tuple[float, float]:
+        seconds = 1.0 + np.arange(count) % 4 / 4
+        tokens = np.full(count, 100.0)
+        return figures.interval(np.stack([tokens, seconds], 1), np.stack([tokens, np.full(count, 2.0)], 1))
+
+    (low, high), (wide_low, wide_high) = around(64), around(8)
+
+    assert wide_low < low < 2 / 1.375 < high < wide_high
+    assert around(64) == (low, high)
+
+
+def test_method_carries_its_parameters() -> None:
+    method = Method.parse('draft_model:{"draft_len": 8}', None, {})
+    assert (method.name, method.config) == ('draft_model:{"draft_len": 8}', '{"draft_len": 8}')
+    assert Method.parse("none", None, {}).config is None
+
+
+def test_run_is_read_from_the_last_response() -> None:
+    totals = {"num_steps": 2, "total_draft_tokens": 4, "total_accepted_draft_tokens": 1}
+    stats = json.dumps({"num_cached_tokens": 0, "requests_per_pass": 1.5})
+    chunks = [Chunk("a", [1], [1], 0.1, {}), Chunk("b", [2, 3], [2], 1.1, {**totals, "stats": stats})]
+
+    assert to_run(Generation("x", chunks)) == replace(RUN, num_cached_tokens=0, requests_per_pass=1.5)
+
+
+def crowds(rates: Sequence[float], **changes: Any) -> list[Crowd]:
+    return [Crowd(f"m{i}", 6 / rate, (RUN, RUN), **changes) for i, rate in enumerate(rates)]
+
+
+def test_crowd_table_prefers_the_engines_own_count() -> None:
+    table = report.crowd_table(crowds([10.0, 20.0], requests_per_pass=1.75), "m0")
+    assert table.splitlines()[-1] == "| 2 | m1 | 20 | 20–20 | 2.00 × | 1.8 |"
+
+
+def test_report_is_kept_without_the_texts(tmp_path: Path) -> None:
+    path = tmp_path / "figures" / "bench.json"
+
+    report.keep(path, {"cores": 2}, {"base": "none"}, SAMPLES, crowds([10.0]))
+
+    kept = json.loads(path.read_text())
+    assert (kept["conditions"], kept["base"], len(kept["samples"]), len(kept["crowds"])) == ({"cores": 2}, "none", 4, 1)
+    assert kept["samples"][0]["run"]["num_tokens"] == 3
+    assert "ids" not in kept["samples"][0]["run"]
+
+
+def test_weights_are_named_by_their_hash(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    before = report.weights_hash(str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"y")
+
+    assert len(before) == 16
+    assert report.weights_hash(str(tmp_path)) != before
+    assert (report.weights_hash("owner/name"), report.weights_hash("")) == ("owner/name", "")
+
+
+def test_bench_refuses_sampled_peers() -> None:
+    with pytest.raises(SystemExit):
+        __main__.parse(["--peers", "--temperature", "0.8"])
+
+
+def test_picture_has_a_bar_per_task_and_runner_and_is_the_same_file_again(tmp_path: Path) -> None:
+    found = [row for row in figures.rows(SAMPLES, "none") for row in (row, replace(row, task="long"))]
+    one, two = tmp_path / "one.svg", tmp_path / "two.svg"
+    for path in (one, two):
+        picture.draw([*found, replace(found[-1], runner="slow")], "none", path)
+
+    drawn = one.read_text()
+    assert all(f">{word}<" in drawn for word in ("edit", "long", "fast", "slow", "speed-up over none"))
+    assert ">none<" not in drawn
+    assert two.read_text() == drawn

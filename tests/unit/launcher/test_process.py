@@ -1,0 +1,134 @@
+"""What the launcher reads from a log, keeps in a folder and asks of the kernel."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher import log, process, workfolder
+from launcher.workfolder import WorkFolder
+
+LOADING_FAILED = r"""E1121 05:31:31.290172 4102 server.cc:241] "CudaDriverHelper has not been initialized."
+E1121 05:31:31.6 4102 backend_model.cc:692] "ERROR: Failed to create instance: ValueError: bad 3\n\nAt:\n  /m.py\n"
+E1121 05:31:31.6 4102 model_lifecycle.cc:642] "failed to load 'target' version 1: Internal: {}\n\nAt:\n  /m.py(6): f\n"
+error: creating server: Invalid argument - load failed for model 'target': version 1 is at UNAVAILABLE state
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (LOADING_FAILED.format("ValueError: bad 3"), "model target: ValueError: bad 3"),
+        (LOADING_FAILED.format("TritonModelException: pool full"), "model target: pool full"),
+        (LOADING_FAILED.format(r"KeyError: 'a'\n  two lines"), "model target: KeyError: 'a' two lines"),
+        (
+            "E1121 05:31:42.8 4252 model_repository_manager.cc:1415] \"failed to poll model 'x': model not found.\"\n"
+            "error: creating server: Internal - failed to load all models",
+            "model x: model not found.",
+        ),
+        ('E1 x\nerror: creating server: Internal - "no"', 'Internal - "no'),
+        ("stub: error while loading shared libraries: libpython3.12.so.1.0: no\nE1", "libpython3.12.so.1.0: no"),
+        ("one\ntwo\n", "two"),
+        ("", "it wrote nothing"),
+    ],
+)
+def test_log_cause_is_one_line_without_traceback(text, cause):
+    assert log.cause(text).endswith(cause)
+    assert "\n" not in log.cause(text) and "At:" not in log.cause(text)
+
+
+def test_log_follower_hands_out_complete_new_lines_once(tmp_path):
+    path = tmp_path / "log"
+    path.write_text("old\n")
+    follower = log.Follower(path)
+    with path.open("a") as file:
+        file.write("one\ntw")
+        file.flush()
+        assert follower.new_text() == "one\n"
+        file.write("o\n")
+    assert follower.new_text() == "two\n"
+    assert follower.new_text() == ""
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    monkeypatch.setattr(workfolder.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(workfolder, "SHARED_MEMORY", tmp_path / "shm")
+    (tmp_path / "shm").mkdir()
+    return tmp_path
+
+
+def test_work_folder_takes_its_regions_along_and_no_others(folders):
+    work = WorkFolder()
+    own, foreign = folders / "shm" / f"{work.region_prefix}1", folders / "shm" / "foreign"
+    own.write_bytes(b"12")
+    foreign.touch()
+    assert work.regions() == {own.name: 2}
+    work.remove()
+    assert not own.exists() and not work.path.exists() and foreign.exists()
+
+
+def test_work_folder_sweeps_orphans_but_not_the_living(folders):
+    living, killed = WorkFolder(), WorkFolder()
+    for work in (living, killed):
+        (folders / "shm" / f"{work.region_prefix}1").touch()
+    killed._unlock()  # what the kernel does for a killed launcher
+    WorkFolder().remove()
+    assert list(living.regions()) and living.path.exists()
+    assert not killed.regions() and not killed.path.exists()
+
+
+def test_work_folder_keeps_a_failed_log_for_a_day(folders):
+    work = WorkFolder()
+    (work.path / "server.log").write_text("why")
+    kept = work.keep_log(work.path / "server.log")
+    assert not work.path.exists()
+    workfolder.sweep()
+    assert kept.read_text() == "why"
+    os.utime(kept, (time.time() - 90_000,) * 2)
+    workfolder.sweep()
+    assert not kept.exists()
+
+
+def test_process_stop_ends_a_group_that_ignores_sigterm_within_the_limit(tmp_path):
+    script = "trap '' TERM; sleep 60 & echo up; sleep 60 & wait; wait; sleep 60"
+    running = process.spawn(["bash", "-c", script], os.environ, tmp_path / "log")
+    while "up" not in (tmp_path / "log").read_text():
+        time.sleep(0.01)
+    assert len(process.group_members(running.pid)) >= 2
+    began = time.monotonic()
+    assert process.stop(running, 0.3) is False
+    assert time.monotonic() - began < 5
+    assert process.group_members(running.pid) == []
+
+
+def test_process_dies_with_the_one_that_started_it(tmp_path):
+    code = (
+        "import os, pathlib, sys; from launcher import process\n"
+        f"p = process.spawn(['sleep', '60'], os.environ, pathlib.Path({str(tmp_path / 'log')!r}))\n"
+        "print(p.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    root = Path(__file__).resolve().parents[3]
+    answer = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=30, check=False
+    )
+    child, end = int(answer.stdout), time.monotonic() + 5
+    while (seen := process.stat(child)) and seen.state not in "ZX" and time.monotonic() < end:
+        time.sleep(0.02)
+    assert seen is None or seen.state in "ZX"
+
+
+def test_process_stat_reads_a_name_with_brackets_and_spaces(tmp_path):
+    odd = tmp_path / "x) y"
+    odd.symlink_to("/bin/sleep")
+    running = process.spawn([str(odd), "30"], os.environ, tmp_path / "log")
+    try:
+        seen = process.stat(running.pid)
+        assert seen is not None and (seen.name, seen.parent, seen.group) == ("x) y", os.getpid(), running.pid)
+        assert process.arguments(running.pid) == [str(odd), "30"]
+    finally:
+        process.stop(running, 1)
+    assert process.stat(running.pid) is None and process.arguments(running.pid) == []

@@ -1,0 +1,198 @@
+"""The launcher's parts, without a server."""
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher import triton
+from launcher.__main__ import main
+from launcher.command import Launch
+from launcher.deployment import models_to_load
+from launcher.limits import TimeLimits
+from launcher.ports import Ports, free_ports
+from launcher.triton import Triton, find_triton
+from orchestrator.core.errors import ConfigError
+from orchestrator.deployment.config import ServingConfig
+
+
+def test_free_ports_differ_and_are_free():
+    ports = free_ports()
+    assert len({ports.http, ports.grpc, ports.metrics}) == 3
+    ports.check_free("127.0.0.1")
+
+
+def test_ports_environment_is_read_and_zero_is_any():
+    ports = Ports.from_environment({"HTTP_PORT": "9000", "METRICS_PORT": "0"})
+    assert (ports.http, ports.grpc) == (9000, 8001)
+    assert ports.metrics > 0
+
+
+@pytest.mark.parametrize("text", ["http", "-1", "65536", "8000.0", "８０００"])
+def test_ports_bad_number_is_refused(text):
+    with pytest.raises(ConfigError, match=r"HTTP_PORT must be a port in 0\.\.65535"):
+        Ports.from_environment({"HTTP_PORT": text})
+
+
+def test_ports_twice_the_same_is_refused():
+    with pytest.raises(ConfigError, match="must differ"):
+        Ports.from_environment({"HTTP_PORT": "9000", "GRPC_PORT": "9000"})
+
+
+def test_ports_taken_port_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = Ports(free_ports().http, taken.getsockname()[1], free_ports().metrics)
+        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{ports.grpc} for grpc: Address already in use"):
+            ports.check_free("127.0.0.1")
+
+
+def test_time_limits_come_from_the_environment():
+    assert TimeLimits.from_environment({"READY_LIMIT_S": ""}) == TimeLimits(180, 10)
+    assert TimeLimits.from_environment({"READY_LIMIT_S": "900", "STOP_LIMIT_S": "60"}) == TimeLimits(900, 60)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "5 s", "1.5", "86401", "１０"])
+def test_time_limit_that_is_no_number_of_seconds_is_refused(text):
+    with pytest.raises(
+        ConfigError, match=rf"STOP_LIMIT_S must be a whole number of seconds in 1\.\.86400, got '{text}'"
+    ):
+        TimeLimits.from_environment({"STOP_LIMIT_S": text})
+
+
+def test_command_hands_the_time_limits_to_the_server(monkeypatch):
+    made = {}
+    monkeypatch.setattr("launcher.__main__.Server", lambda config, **options: made.update(options))
+    monkeypatch.setattr("launcher.__main__.signal.signal", lambda *_: None)
+    monkeypatch.setattr("launcher.__main__._run", lambda server: 0)
+    monkeypatch.setenv("READY_LIMIT_S", "900")
+    monkeypatch.setenv("STOP_LIMIT_S", "60")
+    assert main(["serving.toml"]) == 0
+    assert (made["ready_limit_s"], made["stop_limit_s"]) == (900, 60)
+    monkeypatch.setenv("READY_LIMIT_S", "soon")
+    assert main(["serving.toml"]) == 2
+
+
+def make_repository(folder, *models):
+    for model in models:
+        (folder / model / "1").mkdir(parents=True)
+        (folder / model / "config.pbtxt").touch()
+    return folder
+
+
+def make_checkpoint(folder):
+    folder.mkdir()
+    (folder / "config.json").touch()
+    return str(folder)
+
+
+def test_models_to_load_are_those_named_and_the_public_ones(tmp_path):
+    repository = make_repository(tmp_path / "r", "target", "draft", "medusa", "speculative")
+    target, draft = make_checkpoint(tmp_path / "t"), make_checkpoint(tmp_path / "d")
+    assert models_to_load(ServingConfig(target=target), repository) == ["target", "speculative"]
+    assert models_to_load(ServingConfig(target=target, draft=draft), repository) == ["target", "draft", "speculative"]
+
+
+def test_models_to_load_drafter_without_a_triton_model_is_refused(tmp_path):
+    repository = make_repository(tmp_path / "r", "target", "speculative")
+    config = ServingConfig(target="owner/name", medusa="owner/heads")
+    with pytest.raises(ConfigError, match=r"no Triton model 'medusa' .* speculative, target \(key medusa\)"):
+        models_to_load(config, repository)
+
+
+def test_models_to_load_missing_or_empty_checkpoint_is_refused(tmp_path):
+    repository = make_repository(tmp_path / "r", "target")
+    with pytest.raises(ConfigError, match=r"does not exist \(key target"):
+        models_to_load(ServingConfig(target=str(tmp_path / "none")), repository)
+    with pytest.raises(ConfigError, match=r"has no config\.json \(key target"):
+        models_to_load(ServingConfig(target=str(tmp_path)), repository)
+
+
+def launch(tmp_path, **changes):
+    given = {
+        "repository": tmp_path,
+        "models": ("target",),
+        "host": "127.0.0.1",
+        "ports": Ports(),
+        "key": "secret",
+        "region_prefix": "p-",
+        "stop_limit_s": 10,
+        "log_level": "warning",
+        "uses_gpu": False,
+    }
+    return Launch(**{**given, **changes})
+
+
+class OldTriton(Triton):
+    def flags(self):
+        return frozenset({"--model-repository", "--load-model", "--http-port"})
+
+
+def test_command_leaves_out_unknown_flags_but_never_the_restrictions(tmp_path):
+    old = OldTriton(tmp_path / "tritonserver", tmp_path, (), from_wheel=True)
+    names = [part.split("=")[0] for part in launch(tmp_path).command(old)[1:]]
+    assert names == [
+        "--model-repository",
+        "--load-model",
+        "--http-port",
+        "--http-restricted-api",
+        "--grpc-restricted-protocol",
+    ]
+
+
+def test_command_key_is_not_in_the_repr(tmp_path):
+    assert "secret" not in repr(launch(tmp_path))
+
+
+def test_find_triton_nothing_there_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(triton.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"no Triton server: neither .* nor the package nvidia-pytriton"):
+        find_triton({"TRITON_ROOT": str(tmp_path)}, tmp_path)
+
+
+def test_find_triton_without_a_stub_for_this_python_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(triton, "_VERSION", "3.99")
+    pytest.importorskip("pytriton")
+    with pytest.raises(ConfigError, match=r"no stub for Python 3\.99, only for 3\.8, .*3\.12, 3\.13"):
+        find_triton({"TRITON_ROOT": str(tmp_path)}, tmp_path)
+
+
+def make_container(root, version):
+    for name in ("bin/tritonserver", f"backends/python/{triton.STUB}"):
+        (root / name).parent.mkdir(parents=True)
+        (root / name).write_bytes(b"\x7fELF libpython" + version.encode() + b".so.1.0")
+
+
+def test_find_triton_container_comes_first(tmp_path):
+    make_container(tmp_path, triton._VERSION)
+    found = find_triton({"TRITON_ROOT": str(tmp_path)}, tmp_path / "work")
+    assert (found.binary, found.backends, found.from_wheel) == (
+        tmp_path / "bin/tritonserver",
+        tmp_path / "backends",
+        False,
+    )
+
+
+def test_find_triton_container_for_another_python_is_refused(tmp_path):
+    make_container(tmp_path, "3.9")
+    with pytest.raises(ConfigError, match=r"built for Python 3\.9, this is"):
+        find_triton({"TRITON_ROOT": str(tmp_path)}, tmp_path / "work")
+
+
+def test_environment_puts_this_interpreter_first_and_keeps_the_rest(tmp_path):
+    found = Triton(tmp_path, tmp_path, (tmp_path / "lib",), from_wheel=True)
+    environ = found.environment({"PATH": "/bin", "HOME": "/h"})
+    assert environ["PATH"] == f"{Path(sys.executable).parent}:/bin"
+    assert environ["LD_LIBRARY_PATH"].split(":")[0] == str(tmp_path / "lib")
+    assert environ["HOME"] == "/h"
+    assert not environ["LD_LIBRARY_PATH"].endswith(":")  # an empty part would mean the working directory
+
+
+def test_flags_binary_that_does_not_run_says_why(tmp_path):
+    binary = tmp_path / "tritonserver"
+    binary.write_text("#!/bin/sh\necho 'error while loading shared libraries: libx.so' >&2\nexit 127\n")
+    binary.chmod(0o755)
+    with pytest.raises(ConfigError, match=r"does not run: error while loading shared libraries: libx\.so"):
+        Triton(binary, tmp_path, (), from_wheel=False).flags()

@@ -1,0 +1,96 @@
+"""Static trees: the same from nodes or leaves, the published ones, the search, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.core.errors import RequestError
+from orchestrator.core.static_trees import EAGLE_LEAVES, best_choices, expected_length, read_choices, tree_of_choices
+from tests.support.choice_trees import published_choices
+from tests.support.choice_trees import tree_of_choices as independent_tree
+
+NINE_LEAVES = [[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]]
+NINE_NODES = [[0], [0, 0], [0, 0, 0], [0, 0, 0, 0], [0, 1], [0, 1, 0], [1], [1, 0], [1, 1]]
+
+
+def test_leaf_paths_and_all_nodes_name_the_same_tree() -> None:
+    leaves, nodes = tree_of_choices(NINE_LEAVES), tree_of_choices(NINE_NODES)
+    assert leaves.num_nodes == 9
+    assert leaves.paths == nodes.paths
+    assert set(leaves.paths[1:]) == set(map(tuple, NINE_NODES))
+
+
+@pytest.mark.parametrize(("name", "depths"), [("medusa_mc_sim_7b_63", [10, 28, 23, 2]), ("eagle1_25", [4, 8, 8, 3, 2])])
+def test_published_trees_equal_an_independent_construction(name: str, depths: list[int]) -> None:
+    ours, theirs = tree_of_choices(published_choices(name)), independent_tree(published_choices(name))
+    assert np.bincount(ours.depths)[1:].tolist() == theirs.depth_counts == depths
+    assert ours.parents.tolist() == theirs.parents
+    assert ours.depths.tolist() == theirs.depths
+    assert ours.mask.tolist() == theirs.mask
+    assert ours.paths == list(theirs.addresses)
+
+
+def test_eagle_s_default_is_its_published_tree() -> None:
+    assert tree_of_choices(EAGLE_LEAVES).paths == tree_of_choices(published_choices("eagle1_25")).paths
+
+
+def every_tree(num_nodes: int, depth: int, width: int) -> list[frozenset[tuple[int, ...]]]:
+    """All sets of nodes that hold the parent of each."""
+    nodes = [node for level in range(1, depth + 1) for node in itertools.product(range(width), repeat=level)]
+    return [
+        frozenset(chosen)
+        for chosen in itertools.combinations(nodes, num_nodes)
+        if all(len(node) == 1 or node[:-1] in chosen for node in chosen)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_search_finds_the_best_tree_of_each_size(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    accuracy = -np.sort(-rng.dirichlet(np.ones(4), 3)[:, :3], axis=1)
+    for num_nodes in range(1, 5):
+        best = max(expected_length(tree_of_choices(list(tree)), accuracy) for tree in every_tree(num_nodes, 3, 3))
+        found = best_choices(accuracy, num_nodes)
+        assert found.num_nodes == num_nodes
+        assert expected_length(found, accuracy) == pytest.approx(best, abs=1e-12)
+
+
+def test_the_best_tree_of_a_size_begins_that_of_a_larger_one() -> None:
+    accuracy = 0.6 * np.outer(0.8 ** np.arange(4), 0.4 ** np.arange(10))
+    large = best_choices(accuracy, 60)
+    for size in (1, 7, 24, 59):
+        assert best_choices(accuracy, size).paths == large.paths[: size + 1]
+    siblings = [list(children) for children in large.children]
+    assert all(ranks == sorted(ranks) for ranks in siblings)
+
+
+def test_expected_length_on_a_hand_worked_example() -> None:
+    accuracy = np.array([[0.5, 0.25], [0.4, 0.1]])
+    assert expected_length(tree_of_choices([[0, 0], [0, 1], [1]]), accuracy) == pytest.approx(
+        1 + 0.5 + 0.5 * 0.4 + 0.5 * 0.1 + 0.25
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("0,0", "list of lists"),
+        ([0, 1], "list of lists"),
+        ([[0], [True]], "ranks in 0..63"),
+        ([[64]], "ranks in 0..63"),
+        ([[-1]], "ranks in 0..63"),
+        ([[0.0]], "ranks in 0..63"),
+        ([[]], "1..16 ranks"),
+        ([[0] * 17], "1..16 ranks"),
+        ([[a, b] for a in range(11) for b in range(11)], "132 nodes, at most 128"),
+        ([[0]] * 129, "129 lists, at most 128"),
+        ([[0] * 16] * 100_000, "100000 lists"),
+    ],
+)
+def test_what_is_no_tree_is_refused(value: Any, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        read_choices("choices", value, "input speculation_config")

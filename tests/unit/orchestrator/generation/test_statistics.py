@@ -1,0 +1,172 @@
+"""Statistics: the papers' formulas against their published tables, and the counts of steps worked by hand."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from orchestrator.core.proposal import Budget, Proposal
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import Distribution, EngineSpeculationResult
+from orchestrator.generation.statistics import (
+    SourceCount,
+    Tally,
+    best_gamma,
+    expected_tokens,
+    operations_factor,
+    told,
+    walltime_gain,
+)
+
+# Leviathan et al. 2023, table 1 (c = ĉ = 0): α, γ, growth of arithmetic, speed.
+TABLE_1 = [(0.6, 2, 1.53, 1.96), (0.7, 3, 1.58, 2.53), (0.8, 2, 1.23, 2.44), (0.8, 5, 1.63, 3.69), (0.9, 2, 1.11, 2.71),
+           (0.9, 10, 1.60, 6.86)]  # fmt: skip
+# Optimal γ and its gain by c (rows) and α (columns).
+ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9)
+OPTIMAL = {
+    0.02: [(4, 1.79), (6, 2.17), (8, 2.76), (11, 3.82), (19, 6.37)],
+    0.05: [(3, 1.63), (4, 1.92), (6, 2.35), (8, 3.09), (13, 4.67)],
+    0.10: [(2, 1.46), (3, 1.67), (4, 1.98), (6, 2.47), (10, 3.43)],
+    0.20: [(1, 1.25), (2, 1.40), (3, 1.58), (4, 1.87), (7, 2.37)],
+}
+
+
+@pytest.mark.parametrize(("alpha", "gamma", "operations", "speed"), TABLE_1)
+def test_formulas_give_leviathan_s_table(alpha: float, gamma: int, operations: float, speed: float) -> None:
+    # The paper's own rounding: 1.53, where 3 / 1.96 is 1.5306.
+    assert operations_factor(alpha, gamma, 0.0) == pytest.approx(operations, abs=0.0051)
+    assert walltime_gain(alpha, gamma, 0.0) == pytest.approx(speed, abs=0.0051)
+    assert expected_tokens(alpha, gamma) == walltime_gain(alpha, gamma, 0.0)
+
+
+@pytest.mark.parametrize(("c", "alpha", "gamma", "gain"), [
+    (c, alpha, *best) for c, row in OPTIMAL.items() for alpha, best in zip(ALPHAS, row, strict=True)
+])  # fmt: skip
+def test_best_gamma_gives_the_published_optimum(c: float, alpha: float, gamma: int, gain: float) -> None:
+    assert best_gamma(alpha, c) == gamma
+    assert walltime_gain(alpha, gamma, c) == pytest.approx(gain, abs=0.0051)
+
+
+def test_drafting_pays_if_and_only_if_alpha_is_greater_than_c() -> None:
+    for alpha, c in ((0.1, 0.2), (0.2, 0.2), (0.5, 0.9)):
+        assert best_gamma(alpha, c) == 0
+    for alpha, c in ((0.21, 0.2), (0.05, 0.04)):
+        assert best_gamma(alpha, c) > 0
+        assert walltime_gain(alpha, 1, c) == pytest.approx((1 + alpha) / (1 + c))
+
+
+def test_formulas_at_their_limits() -> None:
+    assert expected_tokens(1.0, 5) == 6 and expected_tokens(0.0, 5) == 1
+    assert expected_tokens(1 - 1e-12, 5) == pytest.approx(6, rel=1e-3)
+    assert walltime_gain(0.7, 10_000, 0.0) == pytest.approx(1 / 0.3)
+    assert best_gamma(1.0, 0.1, max_gamma=7) == 7 and best_gamma(0.0, 0.0) == 0
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.8])
+def test_expected_tokens_is_the_mean_of_simulated_steps(alpha: float) -> None:
+    rng, gamma, num_steps = random.Random(0), 4, 20_000
+    tally = Tally()
+    for _ in range(num_steps):
+        accepted = next((i for i in range(gamma) if rng.random() >= alpha), gamma)
+        tally.observe(Proposal.chain([1] * gamma, "s"), range(1, accepted + 1), accepted + 1, 1.0, 10.0)
+    # Five standard errors; the steps' lengths lie within 1..5, so one is at most 2 / √n.
+    assert sum(tally.step_lengths) / num_steps == pytest.approx(expected_tokens(alpha, gamma), abs=5 * 2 / 141)
+    assert tally.alpha == pytest.approx(alpha, abs=5 * 0.5 / 141)
+    assert tally.gamma == gamma and tally.c == pytest.approx(1 / 40)
+
+
+def tree_by_hand() -> Proposal:
+    """1 → 2 → 3 and 1 → 4, 5; nodes 1…5 by depth: 1, 2, 3, 2, 1."""
+    tree = TokenTree(np.array([1, 2, 3, 4, 5], np.int32), np.array([0, 1, 2, 1, 0], np.int32))
+    q = tuple(Distribution(np.array([node], np.int32), np.ones(1, np.float32)) for node in range(1, 6))
+    return Proposal(tree, ("a", "a", "b", "b", "a"), q)
+
+
+def test_tally_by_hand() -> None:
+    tally = Tally()
+    tally.observe(tree_by_hand(), [1, 4], 3, 0.5, 9.0)  # node 4 has no child: depth 3 is not tested
+    tally.observe(tree_by_hand(), [1], 2, 0.2, 1.0)
+    tally.observe(tree_by_hand(), [], 1, 0.4, 3.0)
+    tally.observe(Proposal.none(), [], 1, 0.0, 2.0)
+    assert tally.drafted == [6, 6, 3]
+    assert tally.tested == [3, 2, 0]
+    assert tally.accepted == [2, 1, 0]
+    assert {name: (count.num_drafted, count.num_accepted) for name, count in tally.sources.items()} == {
+        "a": (9, 2), "b": (6, 1),
+    }  # fmt: skip
+    assert (tally.num_steps, tally.num_draft_tokens, tally.num_accepted_tokens) == (4, 15, 3)
+    assert tally.alpha == 3 / 5 and tally.gamma == 9 / 4
+    # The first step's times hold the prompt and do not count: 0.6 s for 6 levels, 6 s for 3 steps.
+    assert tally.c == pytest.approx((0.6 / 6) / (6.0 / 3))
+    assert tally.acceptance_rate == 3 / 15
+
+
+def test_tokens_behind_a_stop_are_no_accepted_tokens() -> None:
+    """Both lengths are of what the client gets; the depths, and α, are of what the target agreed with."""
+    tally = Tally()
+    tally.observe(Proposal.chain([1] * 12, "s"), range(1, 13), 3, 0.0, 1.0)
+    assert (tally.num_accepted_tokens, tally.sources["s"].num_accepted) == (3, 3)
+    assert tally.accepted == [1] * 12 and tally.alpha == 1.0
+    said = told(tally)
+    assert said["acceptance_length"] == said["accepted_per_step"] == 3.0
+
+
+def test_told_has_both_lengths_and_is_json() -> None:
+    tally = Tally()
+    tally.observe(tree_by_hand(), [1, 4], 3, 0.5, 9.0)
+    tally.observe(tree_by_hand(), [], 1, 0.3, 3.0)
+    said = json.loads(json.dumps(told(tally)))
+    assert said["acceptance_length"] == 2.0 and said["accepted_per_step"] == 1.0
+    assert said["sources"] == {"a": {"num_drafted": 6, "num_accepted": 1}, "b": {"num_drafted": 4, "num_accepted": 1}}
+    assert said["depths"]["acceptance"] == [1 / 2, 1.0, 0.0]
+    model = said["model"]
+    assert model["alpha"] == 2 / 3 and model["gamma"] == 3.0
+    assert model["expected_tokens_per_step"] == expected_tokens(2 / 3, 3)
+    assert model["c"] == pytest.approx(0.1 / 3.0)
+    assert model["expected_gain"] == walltime_gain(2 / 3, 3, model["c"])
+    assert model["realised_gain"] == pytest.approx(2.0 / (3 * model["c"] + 1))
+    assert model["best_gamma"] == best_gamma(2 / 3, model["c"])
+
+
+def test_told_before_any_step_and_without_a_draft() -> None:
+    assert told(Tally())["acceptance_length"] == 0
+    tally = Tally()
+    tally.observe(Proposal.none(), [], 1, 0.0, 1.0)
+    said = told(tally)
+    assert said["sources"] == {} and said["depths"]["drafted"] == []
+    assert said["model"]["best_gamma"] == 0 and said["model"]["expected_gain"] == said["model"]["realised_gain"] == 1.0
+
+
+def test_proposal_cut_keeps_sources_and_q_with_their_nodes() -> None:
+    whole = tree_by_hand()
+    cut = whole.cut(Budget(3, 2))
+    assert cut.tree.tokens.tolist() == [1, 2, 4] and cut.tree.parents.tolist() == [0, 1, 1]
+    assert cut.sources == ("a", "a", "b")
+    assert [int(q.ids[0]) for q in cut.q] == [1, 2, 4]
+    assert whole.cut(Budget(5, 3)) is whole
+    assert Proposal.none().cut(Budget(0, 0)).tree.num_nodes == 0
+
+
+def test_burst_counts_each_of_an_engine_s_passes_as_a_step() -> None:
+    tally = Tally()
+    assert tally.observe_engine_speculation(EngineSpeculationResult("medusa", (1, 2, 3, 4), (1, 3, 1), 20), 5, 2.0) == 3
+    assert (tally.num_steps, tally.step_lengths) == (3, [1, 3, 1])
+    assert tally.sources == {"medusa": SourceCount(20, 2)} and tally.acceptance_rate == 2 / 20
+    assert told(tally)["acceptance_length"] == 5 / 3
+
+
+@pytest.mark.parametrize(
+    ("num_emitted", "lengths", "num_accepted"), [(1, [1], 0), (2, [1, 1], 1), (3, [1, 2], 2), (4, [1, 3], 2)]
+)
+def test_burst_cut_at_a_stop_counts_what_the_client_gets(
+    num_emitted: int, lengths: list[int], num_accepted: int
+) -> None:
+    """A pass's own token is its last: of one that is cut before it, all that came were drafts."""
+    tally = Tally()
+    assert tally.observe_engine_speculation(
+        EngineSpeculationResult("eagle", (1, 2, 3, 4), (1, 3, 1), 20), num_emitted, 2.0
+    ) == len(lengths)
+    assert (tally.step_lengths, tally.num_accepted_tokens) == (lengths, num_accepted)

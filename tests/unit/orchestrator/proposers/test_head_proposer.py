@@ -1,0 +1,181 @@
+"""What a head is handed, what the next step is asked for, and what becomes of a head that is silent."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from orchestrator.core.context import Context
+from orchestrator.core.errors import RequestError
+from orchestrator.core.proposal import Budget
+from orchestrator.core.sampling_params import Rule, Sampling
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import Acceptance, DraftResponse, HeadInput, HiddenStates, StepOptions
+from orchestrator.proposers.drafters import NO_ANSWER, DynamicConfig, HeadProposer, HeadTraits, StaticConfig
+from orchestrator.proposers.registry import METHODS, select_method
+from orchestrator.wire.calls import (
+    DraftRequest,
+    StepRequest,
+    delta_of,
+    pack_draft_request,
+    pack_step,
+    unpack_draft_request,
+    unpack_step,
+)
+
+TREE = TokenTree.from_paths([[4, 5], [6]])
+BUDGET = Budget(20, 5)
+
+
+class Line:
+    """Answers with a tree, and says how far its cache reaches."""
+
+    gave_up = False
+
+    def __init__(self, *answers: DraftResponse) -> None:
+        self.answers = list(answers)
+        self.calls: list[tuple[int, Budget, HeadInput]] = []
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput) -> DraftResponse:
+        self.calls.append((len(context), budget, head))
+        return self.answers.pop(0)
+
+    def close(self) -> None:
+        return
+
+
+def rows(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)[:, None]
+
+
+def stepped(proposer: HeadProposer, context: Context, features: np.ndarray | None, start: int, *tokens: int) -> None:
+    proposer.observe(TREE, Acceptance((), tokens[-1], features=features, features_start=start))
+    context.commit(tokens)
+
+
+def test_a_head_without_a_cache_is_handed_the_newest_state_alone() -> None:
+    line = Line(DraftResponse(TREE))
+    proposer = HeadProposer("medusa", StaticConfig(), line, HeadTraits(HiddenStates.LAST, keeps=False))
+    context = Context([1, 2, 3])
+    assert proposer.propose(context, Sampling(), BUDGET).tree.num_nodes == 0
+    assert proposer.options == StepOptions(features_from=2, states=HiddenStates.LAST)
+    stepped(proposer, context, rows(0.2, 0.3, 0.4), 2, 7, 8, 9)
+    assert proposer.propose(context, Sampling(), BUDGET).sources == ("medusa",) * 3
+    ((length, budget, head),) = line.calls
+    assert (length, budget, head.features_start) == (6, BUDGET, 4)
+    assert np.array_equal(head.features, rows(0.4))
+    assert proposer.options.features_from == 5
+
+
+def test_a_head_with_a_cache_says_what_it_lacks() -> None:
+    line = Line(DraftResponse(TokenTree.bare(), cached_len=16), DraftResponse(TREE, cached_len=20))
+    proposer = HeadProposer("eagle2", DynamicConfig(depth=3), line, HeadTraits(HiddenStates.LAST, keeps=True))
+    context = Context(list(range(20)))
+    proposer.propose(context, Sampling(), BUDGET)
+    assert proposer.options.features_from == 16
+    stepped(proposer, context, rows(1, 2, 3, 4), 16, 7)
+    assert proposer.propose(context, Sampling(), BUDGET).tree is TREE
+    assert proposer.options.features_from == 20
+    assert [(n, b.max_depth) for n, b, _ in line.calls] == [(20, 3), (21, 3)]
+    assert np.array_equal(line.calls[1][2].features, rows(1, 2, 3, 4))
+    assert line.calls[0][2].features is None
+
+
+def test_once_a_head_has_refused_the_request_no_state_is_asked_for() -> None:
+    line = Line(NO_ANSWER)
+    proposer = HeadProposer("eagle", StaticConfig(), line, HeadTraits(HiddenStates.LAST, keeps=True))
+    context = Context(list(range(20)))
+    proposer.propose(context, Sampling(), BUDGET)
+    assert proposer.options.features_from == 19
+    line.gave_up = True
+    assert proposer.options == StepOptions()
+
+
+def test_while_a_head_is_silent_the_newest_state_alone_is_asked_for() -> None:
+    """Rows for nobody are not sent; the head says what it lacks when it is back."""
+    line = Line(DraftResponse(TREE, cached_len=19), NO_ANSWER, DraftResponse(TokenTree.bare(), cached_len=19))
+    proposer = HeadProposer("eagle3", DynamicConfig(), line, HeadTraits(HiddenStates.LAYERS, keeps=True))
+    context = Context(list(range(20)))
+    proposer.propose(context, Sampling(), BUDGET)
+    assert proposer.options == StepOptions(features_from=19, states=HiddenStates.LAYERS)
+    stepped(proposer, context, rows(1), 19, 7)
+    assert proposer.propose(context, Sampling(), BUDGET).tree.num_nodes == 0
+    assert proposer.options.features_from == 20
+    stepped(proposer, context, rows(2, 3), 20, 7, 8)
+    proposer.propose(context, Sampling(), BUDGET)
+    assert line.calls[2][2].features_start == 20
+    assert proposer.options.features_from == 19
+
+
+def test_a_request_without_nodes_asks_nothing_of_anybody() -> None:
+    proposer = HeadProposer("eagle2", DynamicConfig(max_nodes=0), Line(), HeadTraits(HiddenStates.LAST, keeps=True))
+    assert proposer.propose(Context([1, 2]), Sampling(), Budget(0, 5)).tree.num_nodes == 0
+    assert proposer.options == StepOptions()
+
+
+def test_no_choices_are_the_head_s_own() -> None:
+    assert select_method("eagle", '{"choices": []}', frozenset({"eagle"}), {}).config.max_nodes == 24
+
+
+@pytest.mark.parametrize("budget", [Budget(0, 5), Budget(5, 0)])
+def test_without_room_the_head_is_left_alone(budget: Budget) -> None:
+    line = Line()
+    proposer = HeadProposer("eagle2", DynamicConfig(), line, HeadTraits(HiddenStates.LAST, keeps=True))
+    assert proposer.propose(Context([1, 2]), Sampling(), budget).tree.num_nodes == 0
+    assert line.calls == []
+
+
+@pytest.mark.parametrize("method", ["medusa", "eagle", "eagle2", "eagle3", "redrafter"])
+def test_what_a_head_is_told_crosses_the_wire(method: str) -> None:
+    config = select_method(method, "", frozenset({"medusa", "eagle", "eagle3", "redrafter"}), {}).config
+    head = config.shape  # type: ignore[attr-defined]
+    told = HeadInput(rows(1, 2), 5, head.choices, head.width)
+    sent = DraftRequest(delta_of(Context([1, 2, 3]), 1, 9, ""), Sampling(), 7, 3, told)
+    found = unpack_draft_request(pack_draft_request(sent)).head
+    assert np.array_equal(found.features, told.features)
+    assert (found.features_start, found.width, found.choices.paths) == (5, head.width, head.choices.paths)
+
+
+@pytest.mark.parametrize("states", [HiddenStates.LAST, HiddenStates.LAYERS, HiddenStates.LAST | HiddenStates.LAYERS])
+def test_which_states_are_wanted_crosses_the_wire(states: HiddenStates) -> None:
+    options = StepOptions(target_tokens=True, features_from=4, states=states)
+    sent = StepRequest(delta_of(Context([1, 2]), 0, 9, ""), TREE, Sampling(), options, 1000)
+    assert unpack_step(pack_step(sent), 10, 10).options == options
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters", "words"),
+    [
+        ("medusa", {"choices": [[0], [99]]}, r"choices must be a list of lists of ranks in 0\.\.63"),
+        ("eagle", {"choices": 3}, "got 3"),
+        ("eagle2", {"top_k": 33}, r"top_k must be a whole number in 1\.\.32, got 33"),
+        ("eagle3", {"depth": 0}, r"depth must be a whole number in 1\.\.16, got 0"),
+        ("redrafter", {"beam": 3}, "beams"),
+        ("eagle2", {"choices": [[0]]}, "choices"),
+    ],
+)
+def test_parameters_out_of_range_are_refused(method: str, parameters: dict[str, object], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        select_method(method, json.dumps(parameters), frozenset({"medusa", "eagle", "eagle3", "redrafter"}), {})
+
+
+def test_a_static_tree_that_is_a_chain_may_be_verified_as_a_block() -> None:
+    chain = select_method("medusa", json.dumps({"choices": [[0, 0, 0]]}), frozenset({"medusa"}), {})
+    chain.check_rule(Rule.BLOCK)
+    with pytest.raises(RequestError, match="has a tree"):
+        select_method("medusa", "", frozenset({"medusa"}), {}).check_rule(Rule.BLOCK)
+
+
+@pytest.mark.parametrize(("given", "max_nodes"), [({}, 24), ({"max_nodes": 9}, 9)])
+def test_choices_are_not_cut_unless_asked(given: dict[str, int], max_nodes: int) -> None:
+    choices = [[rank] for rank in range(40)]
+    assert select_method("medusa", json.dumps(given), frozenset({"medusa"}), {}).config.max_nodes == max_nodes
+    named = select_method("medusa", json.dumps({"choices": choices, **given}), frozenset({"medusa"}), {}).config
+    assert named.max_nodes == given.get("max_nodes", 40)
+
+
+def test_heads_want_the_states_that_they_read() -> None:
+    assert METHODS["eagle3"].options.read == HiddenStates.LAYERS
+    assert {METHODS[name].options.read for name in ("medusa", "eagle", "eagle2", "redrafter")} == {HiddenStates.LAST}

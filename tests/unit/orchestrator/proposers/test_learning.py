@@ -1,0 +1,162 @@
+"""What a request leaves in the server's memory: its response when it ended by itself, and only after its answer."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from orchestrator.core.errors import EngineError, EngineLost
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.deployment.checkpoint import Checkpoint
+from orchestrator.deployment.config import ServingConfig
+from orchestrator.proposers.memory import Memory
+from orchestrator.proposers.registry import ProposerDependencies
+from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
+from orchestrator.requests.inputs import read
+from orchestrator.sampling import reference
+from orchestrator.sampling.grammar import Grammars
+from tests.support.table_target import TableTarget
+from tests.support.tiny_models import VOCAB_SIZE, write_byte_tokenizer
+from tests.support.without_triton import imported
+
+PROMPT = [1, 2, 3]
+
+
+@pytest.fixture
+def ticket(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The module of tickets, imported without Triton, its target a table."""
+    with imported("request_handler") as module:
+        monkeypatch.setattr(module, "BlsTargetClient", lambda salt, deadline_s: TableTarget(VOCAB_SIZE))
+        yield module
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> RequestBuilder:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_byte_tokenizer(folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    config = ServingConfig(target="t", remember_tokens=1000)
+    checkpoint = Checkpoint(tokenizer, VOCAB_SIZE, 512, frozenset())
+    return RequestBuilder(config, checkpoint, frozenset(), Grammars(folder / "tokenizer.json", VOCAB_SIZE, []))
+
+
+class Spy(Memory):
+    """Notes what it learns, among the other events of a request."""
+
+    def __init__(self, events: list[Any]) -> None:
+        super().__init__(1000)
+        self.events = events
+
+    def learn(self, salt: str, tokens: Any) -> None:
+        self.events.append(("learn", salt, list(tokens)))
+        super().learn(salt, tokens)
+
+
+def run(
+    ticket: ModuleType,
+    builder: RequestBuilder,
+    monkeypatch: pytest.MonkeyPatch,
+    is_cancelled: Callable[[], bool] = lambda: False,
+    deadline_s: float = 1e12,
+    **inputs: Any,
+) -> list[Any]:
+    """Run one request and return its events, in order."""
+    events: list[Any] = []
+    memory = Spy(events)
+    monkeypatch.setattr(ticket.pb, "send", lambda *args, **keys: events.append("send"))
+    monkeypatch.setattr(ticket.pb, "send_final", lambda sender: events.append("final"))
+    monkeypatch.setattr(ticket.pb, "send_error", lambda *args: events.append("error"))
+
+    def materials(job: GenerationRequest) -> ProposerDependencies:
+        return ProposerDependencies(
+            pytest.fail, VOCAB_SIZE, prediction=job.prediction, memory=memory.of(job.cache_salt)
+        )
+
+    given = read({}, json.dumps({"input_ids": PROMPT, "cache_salt": "s", "max_tokens": 9, **inputs}))
+    sender = SimpleNamespace(is_cancelled=is_cancelled)
+    ticket.GenerationHandler(given, sender, deadline_s, builder, materials, memory).run()
+    return events
+
+
+def learnt(events: list[Any]) -> list[int]:
+    return [token for event in events if event[0] == "learn" for token in event[2]]
+
+
+def test_response_is_learnt_under_its_salt_after_the_final_flag_whatever_the_method(
+    ticket: ModuleType, builder: RequestBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth = reference.generate(TableTarget(VOCAB_SIZE).logits, PROMPT, Sampling(), 9)
+    for method in ("none", "suffix", "ngram", "prompt_lookup"):
+        events = run(ticket, builder, monkeypatch, speculation=method)
+        assert events[-2:] == ["final", ("learn", "s", truth)] and "error" not in events
+
+
+def test_tokens_behind_a_stop_are_not_learnt(
+    ticket: ModuleType, builder: RequestBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though one step may have accepted them with the stop."""
+    truth = reference.generate(TableTarget(VOCAB_SIZE).logits, PROMPT, Sampling(), 9)
+    end = truth.index(truth[4]) + 1
+    events = run(ticket, builder, monkeypatch, stop_ids=[truth[4]], draft_input_ids=truth)
+    assert learnt(events) == truth[:end]
+    assert learnt(run(ticket, builder, monkeypatch, draft_input_ids=truth)) == truth
+
+
+def test_request_that_was_broken_off_or_failed_leaves_nothing(
+    ticket: ModuleType, builder: RequestBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polls = iter([False, False, False])
+    cancelled = run(ticket, builder, monkeypatch, is_cancelled=lambda: next(polls, True), stream=True)
+    assert cancelled.count("send") > 2 and not learnt(cancelled)
+
+    class Slow(TableTarget):
+        def step(self, *args: Any) -> Any:
+            time.sleep(0.02)
+            return super().step(*args)
+
+    monkeypatch.setattr(ticket, "BlsTargetClient", lambda salt, deadline_s: Slow(VOCAB_SIZE))
+    late = run(ticket, builder, monkeypatch, deadline_s=time.monotonic() + 0.2, stream=True, max_tokens=400)
+    assert late.count("send") > 2 and not learnt(late)
+
+    class Broken(TableTarget):
+        def step(self, *args: Any) -> Any:
+            raise EngineError("broken")
+
+    monkeypatch.setattr(ticket, "BlsTargetClient", lambda salt, deadline_s: Broken())
+    assert run(ticket, builder, monkeypatch) == ["error"]
+
+
+def test_text_so_far_is_sent_when_the_target_is_lost_until_the_deadline(
+    ticket: ModuleType, builder: RequestBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lost(TableTarget):
+        def step(self, *args: Any) -> Any:
+            if self.num_steps < 5:
+                return super().step(*args)
+            time.sleep(0.1)
+            raise EngineLost("it has gone")
+
+    monkeypatch.setattr(ticket, "BlsTargetClient", lambda salt, deadline_s: Lost(VOCAB_SIZE))
+    in_time = run(ticket, builder, monkeypatch, deadline_s=time.monotonic() + 60, speculation="none", stream=True)
+    assert in_time == ["send"] * 5 + ["error"]
+    late = run(ticket, builder, monkeypatch, deadline_s=time.monotonic() + 0.1, speculation="none", stream=True)
+    assert late == ["send"] * 6 + ["final", ("learn", "s", [])]
+
+
+def test_ngram_without_statistics_is_one_error_to_the_client(
+    ticket: ModuleType, builder: RequestBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(ticket.pb, "send_error", lambda sender, message, error: said.append(message))
+    given = read({}, json.dumps({"input_ids": PROMPT, "speculation": "ngram"}))
+    sender = SimpleNamespace(is_cancelled=lambda: False)
+    ticket.GenerationHandler(
+        given, sender, 1e12, builder, lambda job: ProposerDependencies(pytest.fail, VOCAB_SIZE), None
+    ).run()
+    assert len(said) == 1 and "ngram_tables and remember_tokens" in said[0]

@@ -1,0 +1,327 @@
+"""A request's inputs: what is read, what is refused in which words, and that Triton's configuration declares the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.core.errors import RequestError
+from orchestrator.requests.inputs import (
+    INPUTS,
+    MAX_WORD_BYTES,
+    MAX_WORDS,
+    RESERVED,
+    RequestInputs,
+    check_range,
+    check_words,
+    read,
+)
+
+REPOSITORY = Path(__file__).resolve().parents[4] / "model_repository"
+
+#: One valid value per kind, as tensor and as JSON; both must read the same.
+VALUES: dict[str, tuple[np.ndarray, Any, Any]] = {
+    "text": (np.array(["né".encode()], np.object_), "né", "né"),
+    "texts": (np.array([b"a", b"", b"b"], np.object_), ["a", "", "b"], ["a", "b"]),
+    "int": (np.array([7], np.int32), 7, 7),
+    "ints": (np.array([7, 8], np.int32), [7, 8], [7, 8]),
+    "float": (np.array([0.5], np.float32), 0.5, 0.5),
+    "floats": (np.array([0.5, 2], np.float32), [0.5, 2], [0.5, 2.0]),
+    "bool": (np.array([True]), True, True),
+    "seed": (np.array([2**64 - 1], np.uint64), 2**64 - 1, 2**64 - 1),
+}
+SUPPORTED = [name for name, spec in INPUTS.items() if spec.neutral is None]
+UNSUPPORTED = [name for name, spec in INPUTS.items() if spec.neutral is not None]
+
+
+def one(name: str, tensor: Any, parameters: str = "") -> Any:
+    """Read a single input."""
+    return read({name: np.asarray(tensor)}, parameters).get(name)
+
+
+def refusal(tensors: dict[str, np.ndarray], parameters: Any = None) -> str:
+    """Return the words of the refusal; one line and short, whatever the client sent."""
+    with pytest.raises(RequestError) as caught:
+        read(tensors, "" if parameters is None else json.dumps(parameters))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Reading
+
+
+@pytest.mark.parametrize("name", [name for name in SUPPORTED if INPUTS[name].kind != "any"])
+def test_read_supported_input_tensor_and_parameter_give_the_same_value(name: str) -> None:
+    tensor, value, expected = VALUES[INPUTS[name].kind]
+    for shaped in (tensor, tensor[None], tensor.reshape(1, 1, -1)):
+        got = one(name, shaped)
+        assert got == expected and type(got) is type(expected)
+    parameter = read({}, json.dumps({name: value})).get(name)
+    assert parameter == expected and type(parameter) is type(expected)
+
+
+def test_read_nothing_set_is_nothing_given() -> None:
+    given = read({}, "")
+    assert not given.values and "max_tokens" not in given and given.get("max_tokens", 5) == 5
+    assert not read({}, "{}").values
+
+
+def test_read_tensor_wins_over_the_parameter_of_the_same_name() -> None:
+    assert one("max_tokens", [3], '{"max_tokens": 9}') == 3
+
+
+def test_read_reserved_parameters_are_none_of_ours() -> None:
+    reserved = dict.fromkeys(RESERVED, 1) | {"triton_enable_empty_final_response": True, "triton_x": "y"}
+    assert not read({}, json.dumps(reserved)).values
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("tempature", "temperature"), ("max_token", "max_tokens"), ("top-p", "top_p"), ("stopwords", "stop_words")],
+)
+def test_read_misspelt_parameter_names_the_nearest(wrong: str, right: str) -> None:
+    said = refusal({}, {wrong: 1})
+    assert f"unknown parameter {wrong!r}; did you mean {right!r}?" in said
+    assert all(name in said for name in INPUTS)
+
+
+def test_read_unknown_parameter_like_nothing_is_refused_without_a_guess() -> None:
+    said = refusal({}, {"zzzzqqqq": 1})
+    assert "'zzzzqqqq'" in said and "did you mean" not in said
+
+
+def test_read_long_name_is_not_echoed_whole() -> None:
+    assert len(refusal({}, {"x" * 100_000: 1})) < 3000
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("max_tokens", 1.5, "a whole number, got 1.5"),
+        ("max_tokens", True, "a whole number, got True"),
+        ("max_tokens", "8", "a whole number, got '8'"),
+        ("max_tokens", None, "a whole number, got None"),
+        ("max_tokens", [8], r"a whole number, got [8]"),
+        ("seed", 1.0, "a whole number ≥ 0, got 1.0"),
+        ("seed", False, "a whole number ≥ 0, got False"),
+        ("temperature", "hot", "a number, got 'hot'"),
+        ("temperature", True, "a number, got True"),
+        ("stream", 1, "true or false, got 1"),
+        ("stream", "true", "true or false, got 'true'"),
+        ("speculation", 3, "text, got 3"),
+        ("stop_words", ["a", 3], "text, got 3"),
+        ("input_ids", [1, 2.5], "a whole number, got 2.5"),
+        ("input_ids", [1, True], "a whole number, got True"),
+        ("input_ids", "abc", "a whole number, got 'abc'"),
+    ],
+)
+def test_read_parameter_of_the_wrong_type_says_what_value_allowed_and_where(name: str, value: Any, words: str) -> None:
+    assert refusal({}, {name: value}) == f"{name} must be {words} (input {name})"
+
+
+def test_read_long_value_is_not_echoed_whole() -> None:
+    assert len(refusal({}, {"max_tokens": "9" * 100_000})) < 300
+
+
+@pytest.mark.parametrize("size", [0, 2])
+def test_read_scalar_with_another_number_of_values_is_refused(size: int) -> None:
+    said = refusal({"max_tokens": np.zeros(size, np.int32)})
+    assert said == f"max_tokens must hold one value, got {size} (input max_tokens)"
+
+
+@pytest.mark.parametrize("raw", [b"\xff", b"ab\xc3", b"\xed\xa0\x80", b"\xc0\x80"])
+def test_read_invalid_utf8_names_the_byte(raw: bytes) -> None:
+    at = 2 if raw[:1] == b"a" else 0
+    for name in ("text_input", "speculation_config", "stop_words"):
+        said = refusal({name: np.array([raw], np.object_)})
+        assert said == f"{name} must be UTF-8, byte {at} is not (input {name})"
+
+
+def test_read_lone_surrogate_in_a_parameter_is_not_text() -> None:
+    assert "text_input must be" in refusal({}, {"text_input": "a\ud800"})
+
+
+@given(st.floats(allow_nan=True))
+def test_read_float_passes_as_fp32_to_be_ranged_later(value: float) -> None:
+    got = one("temperature", np.array([value], np.float64))
+    with np.errstate(over="ignore"):
+        expected = np.float32(value)
+    assert got == expected or (np.isnan(got) and np.isnan(expected))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_read_number_beyond_every_float_is_ranged_like_infinity(sign: int) -> None:
+    huge = read({}, json.dumps({"temperature": sign * 10**400})).get("temperature")
+    assert huge == sign * float("inf")
+    with pytest.raises(RequestError, match=r"temperature must be in 0\.\.1"):
+        check_range("temperature", huge, 0.0, 1.0)
+    with pytest.raises(RequestError, match=r"max_tokens must be in 0\.\.1"):
+        check_range("max_tokens", sign * 10**400, 0, 1)
+
+
+def test_read_empty_words_are_ignored() -> None:
+    assert one("stop_words", np.array([[b""]], np.object_)) == []
+    assert one("bad_words", np.array([[b"", b""]], np.object_)) == []
+    assert read({}, '{"stop_words": "", "bad_words": [""]}').get("stop_words") == []
+
+
+# Options that are not supported yet
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name in UNSUPPORTED for value in INPUTS[name].neutral or ()]
+)
+def test_read_unsupported_option_neutral_value_is_accepted(name: str, value: Any) -> None:
+    assert read({}, json.dumps({name: value})).get(name) == value
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_read_unsupported_option_other_value_is_refused_by_name(name: str) -> None:
+    spec = INPUTS[name]
+    tensor, value, _ = VALUES.get(spec.kind, (np.ones((1, 2), np.float16), 3, None))
+    said = refusal({name: tensor})
+    assert said.startswith(f"{name} is not supported yet, got ") and said.endswith(f"(input {name})")
+    assert all(repr(v) in said for v in spec.neutral or ())
+    assert refusal({}, {name: value}).startswith(f"{name} is not supported yet, got ")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in UNSUPPORTED if INPUTS[name].kind in ("any", "ints", "texts", "floats")]
+)
+def test_read_unsupported_option_empty_tensor_is_accepted(name: str) -> None:
+    kind = INPUTS[name].kind
+    read({name: np.zeros((1, 0), np.object_ if kind == "texts" else np.float32 if kind == "any" else np.int32)}, "")
+
+
+# Word lists
+
+
+def test_check_words_limits() -> None:
+    check_words("stop_words", ["a"] * MAX_WORDS + [])
+    check_words("stop_words", ["é" * (MAX_WORD_BYTES // 2)])
+    with pytest.raises(RequestError, match=rf"stop_words has {MAX_WORDS + 1} entries, at most {MAX_WORDS} allowed"):
+        check_words("stop_words", ["a"] * (MAX_WORDS + 1))
+    with pytest.raises(RequestError, match=rf"entry of {MAX_WORD_BYTES + 1} bytes, at most {MAX_WORD_BYTES} allowed"):
+        check_words("stop_words", ["a", "a" * (MAX_WORD_BYTES + 1)])
+
+
+def test_given_holds_what_was_set_even_when_it_is_false() -> None:
+    given = RequestInputs({"stream": False})
+    assert "stream" in given and given.get("stream", True) is False
+
+
+# What Triton declares
+
+#: The inputs of TensorRT-LLM 0.19 and 1.x's tensorrt_llm_bls/config.pbtxt, old and new names.
+TENSORRT_LLM_INPUTS = {
+    "text_input": ("STRING", "1"),
+    "decoder_text_input": ("STRING", "1"),
+    "image_input": ("FP16", "-1,3,-1,-1"),
+    "image_bytes_input": ("UINT8", "-1,-1,-1,-1"),
+    "image_url_input": ("STRING", "1"),
+    "video_bytes_input": ("UINT8", "-1,-1,-1,-1"),
+    "max_tokens": ("INT32", "1"),
+    "bad_words": ("STRING", "-1"),
+    "stop_words": ("STRING", "-1"),
+    "exclude_input_in_output": ("BOOL", "1"),
+    "end_id": ("INT32", "1"),
+    "pad_id": ("INT32", "1"),
+    "top_k": ("INT32", "1"),
+    "top_p": ("FP32", "1"),
+    "temperature": ("FP32", "1"),
+    "length_penalty": ("FP32", "1"),
+    "repetition_penalty": ("FP32", "1"),
+    "min_tokens": ("INT32", "1"),
+    "min_length": ("INT32", "1"),
+    "presence_penalty": ("FP32", "1"),
+    "frequency_penalty": ("FP32", "1"),
+    "seed": ("UINT64", "1"),
+    "random_seed": ("UINT64", "1"),
+    "return_log_probs": ("BOOL", "1"),
+    "return_context_logits": ("BOOL", "1"),
+    "return_generation_logits": ("BOOL", "1"),
+    "num_return_sequences": ("INT32", "1"),
+    "beam_width": ("INT32", "1"),
+    "stream": ("BOOL", "1"),
+    "prompt_embedding_table": ("FP16", "-1,-1"),
+    "prompt_vocab_size": ("INT32", "1"),
+    "prompt_table_extra_id": ("UINT64", "1"),
+    "embedding_bias_words": ("STRING", "-1"),
+    "embedding_bias_weights": ("FP32", "-1"),
+    "num_draft_tokens": ("INT32", "1"),
+    "use_draft_logits": ("BOOL", "1"),
+    "lora_task_id": ("UINT64", "1"),
+    "lora_weights": ("FP16", "-1,-1"),
+    "lora_config": ("INT32", "-1,3"),
+    "return_perf_metrics": ("BOOL", "1"),
+    "guided_decoding_guide_type": ("STRING", "1"),
+    "guided_decoding_guide": ("STRING", "1"),
+    "return_num_input_tokens": ("BOOL", "1"),
+    "return_num_output_tokens": ("BOOL", "1"),
+}
+#: Data type and dims of an input of each kind; "any" is not read, so it may have any.
+DECLARED_AS = {
+    "text": ("STRING", "1"),
+    "texts": ("STRING", "-1"),
+    "int": ("INT32", "1"),
+    "ints": ("INT32", "-1"),
+    "float": ("FP32", "1"),
+    "floats": ("FP32", "-1"),
+    "bool": ("BOOL", "1"),
+    "seed": ("UINT64", "1"),
+}
+TENSOR = re.compile(r'\{ name: "(\w+)", data_type: TYPE_(\w+), dims: \[([-\d, ]+)\](, optional: true)? \}')
+
+
+def config_text(model: str) -> str:
+    """The configuration without its comments."""
+    return re.sub(r"#.*", "", (REPOSITORY / model / "config.pbtxt").read_text())
+
+
+def declared(model: str, block: str) -> dict[str, tuple[str, str]]:
+    """Return {name: (data type, dims)} of the block `input` or `output`."""
+    body = re.search(rf"^{block} \[\n(.*?)^\]", config_text(model), re.MULTILINE | re.DOTALL)
+    assert body
+    lines = [line.strip().rstrip(",") for line in body[1].splitlines() if line.strip()]
+    found = [match for line in lines if (match := TENSOR.fullmatch(line))]
+    assert len(found) == len(lines) and len({match[1] for match in found}) == len(found)
+    assert block == "output" or all(match[4] for match in found), "every input is optional"
+    return {match[1]: (match[2], match[3].replace(" ", "")) for match in found}
+
+
+def test_config_of_speculative_declares_exactly_the_inputs_that_are_read() -> None:
+    inputs = declared("speculative", "input")
+    assert set(inputs) == set(INPUTS)
+    wrong = {n: d for n, d in inputs.items() if INPUTS[n].kind != "any" and d != DECLARED_AS[INPUTS[n].kind]}
+    assert not wrong
+
+
+def test_config_of_speculative_holds_every_input_of_tensorrt_llm_s_bls_model() -> None:
+    text = (REPOSITORY / "speculative/config.pbtxt").read_text()
+    block = text.split("as in TensorRT-LLM's BLS model", 1)[1].split("# ours", 1)[0]
+    listed = {match[1]: (match[2], match[3].replace(" ", "")) for match in TENSOR.finditer(block)}
+    assert listed == TENSORRT_LLM_INPUTS
+
+
+def test_config_of_speculative_unary_differs_in_name_and_policy_only() -> None:
+    streamed, unary = config_text("speculative"), config_text("speculative_unary")
+    assert streamed != unary
+    assert streamed == unary.replace('"speculative_unary"', '"speculative"').replace(
+        "decoupled: false", "decoupled: true"
+    )
+
+
+@pytest.mark.parametrize("model", ["speculative", "speculative_unary"])
+def test_config_public_models_answer_batches_of_one_themselves(model: str) -> None:
+    text = config_text(model)
+    assert "max_batch_size: 1\n" in text and "dynamic_batching" not in text

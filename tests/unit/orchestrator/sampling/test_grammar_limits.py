@@ -1,0 +1,138 @@
+"""Grammars that take too long, or break the library: one request is refused, and the others are served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from orchestrator.core.errors import RequestError, Unavailable
+from orchestrator.core.sampling_params import Grammar
+from orchestrator.sampling import grammar as module
+from orchestrator.sampling.grammar import NUM_LATE, Grammars
+from orchestrator.sampling.grammar_matcher import Matcher
+from tests.support.hanging import Hang, until
+
+FILE = Path(__file__).resolve().parents[4] / "models/target/tokenizer.json"
+VOCAB_SIZE, EOS = 4096, 0
+SHORT_S = 0.5  # enough for a thread to begin, on a machine that is busy
+WORDS, OTHER = Grammar("regex", "(foo|bar)+"), Grammar("regex", "[0-9]+")
+
+
+class PanicException(BaseException):
+    """As a Rust panic comes: beside Exception, of a class that cannot be imported."""
+
+
+@pytest.fixture
+def grammars() -> Grammars:
+    return Grammars(FILE, VOCAB_SIZE, [EOS])
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Hang:
+    """Let compilations of a text that begins with "slow" hang until they are let go."""
+    hang, compiled = Hang(), module._compiled
+
+    def compiling(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
+        if grammar.text.startswith("slow"):
+            hang()
+        return compiled(tokenizer, grammar)
+
+    monkeypatch.setattr(module, "_compiled", compiling)
+    monkeypatch.setattr(module, "LIMIT_S", SHORT_S)
+    return hang
+
+
+def test_a_guide_that_takes_too_long_is_refused_with_the_limit_and_only_so_many_go_on(slow: Hang) -> None:
+    grammars = Grammars(FILE, VOCAB_SIZE, [EOS])
+    grammars.check(WORDS)
+    for number in range(NUM_LATE):
+        with pytest.raises(RequestError, match=r"longer than 0\.5 s to compile \(input guided_decoding_guide\)"):
+            grammars.check(Grammar("regex", f"slow{number}"))
+    for kind in (OTHER, Grammar("regex", "slow again")):
+        with pytest.raises(Unavailable, match="try again later"):
+            grammars.check(kind)
+    grammars.matcher(WORDS, [EOS])  # what is compiled already is not held up
+    slow.let_go.set()
+    until(lambda: not grammars._compiling._num_late)
+    grammars.check(OTHER)
+    assert not grammars.is_ready(Grammar("regex", "slow0")), "what was refused must not be legal the next time"
+
+
+def test_the_limit_is_two_seconds() -> None:
+    assert module.LIMIT_S == 2.0 and Grammars(FILE, VOCAB_SIZE, [EOS])._compiling.limit_s == 2.0
+
+
+def test_a_panic_in_compiling_refuses_the_request_alone(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    def panic(text: str) -> str:
+        raise PanicException("index out of bounds")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LLMatcher, "grammar_from_regex", staticmethod(panic))
+        with pytest.raises(RequestError, match="broke the library: index out of bounds"):
+            grammars.check(WORDS)
+    grammars.check(WORDS)
+
+
+class Panicking:
+    """A library's matcher that panics at one of its methods, `count` times."""
+
+    def __init__(self, library: LLMatcher, method: str, count: int = 1) -> None:
+        self._library, self._method, self.count = library, method, count
+
+    def __getattr__(self, name: str) -> Any:
+        if name != self._method or not self.count:
+            return getattr(self._library, name)
+        self.count -= 1
+
+        def panic(*given: Any) -> None:
+            raise PanicException("poisoned")
+
+        return panic
+
+
+ANSWERS: dict[str, Callable[[Matcher], Any]] = {
+    "compute_bitmask": lambda matcher: matcher.legal([]).tolist(),
+    "try_consume_tokens": lambda matcher: matcher.legal(np.flatnonzero(matcher.legal([]))[:1].tolist()).tolist(),
+    "is_accepting": lambda matcher: matcher.legal([]).tolist(),
+}
+
+
+@pytest.mark.parametrize("method", ANSWERS)
+def test_a_panic_midway_is_mended_once_by_compiling_anew(grammars: Grammars, method: str) -> None:
+    sound, broken = grammars.matcher(WORDS, [EOS]), grammars.matcher(WORDS, [EOS])
+    first = np.flatnonzero(sound.legal([]))[:1].tolist()
+    for matcher in (sound, broken):
+        matcher.follow(first)
+    broken._library = panicking = Panicking(broken._library, method)
+    assert ANSWERS[method](broken) == ANSWERS[method](sound) and not panicking.count
+
+
+def test_a_panic_that_comes_back_refuses_the_request(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    matcher, others = grammars.matcher(WORDS, [EOS]), grammars.matcher(WORDS, [EOS])
+    matcher._library = Panicking(matcher._library, "compute_bitmask")
+    matcher._compile_anew = lambda: Panicking(grammars._compile(WORDS), "compute_bitmask")
+    with pytest.raises(RequestError, match="broke the library"):
+        matcher.legal([])
+    assert others.legal([]).any()
+
+
+def test_a_panic_in_going_back_refuses_the_request(grammars: Grammars) -> None:
+    matcher = grammars.matcher(WORDS, [EOS])
+    matcher.follow(np.flatnonzero(matcher.legal([]))[:1].tolist())
+    matcher._library = Panicking(matcher._library, "rollback")
+    with pytest.raises(RequestError, match="broke the library"):
+        matcher.follow([])
+
+
+def test_what_is_no_panic_passes(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(text: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LLMatcher, "grammar_from_regex", staticmethod(interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        grammars.check(WORDS)

@@ -1,0 +1,106 @@
+"""Under `coupled` a million tokens of table models are the reference's, one by one; planted bugs are seen in 30,000."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from orchestrator.core.tree import TokenTree
+from orchestrator.sampling.accept import AcceptedPath, accept_coupled
+from runtime.engine import verify
+from runtime.engine.verify import VerifyInput
+from runtime.sampling import distribution, noise
+from tests.support.pathwise import compare
+
+NUM_TOKENS, NUM_PLANTED = 1_000_000, 30_000
+
+pytestmark = pytest.mark.usefixtures("without_collector")
+
+
+@pytest.mark.timeout(600)
+def test_a_million_tokens_are_the_reference_s_whatever_was_drafted() -> None:
+    found = compare(NUM_TOKENS)
+    assert found.tokens >= NUM_TOKENS
+    assert (found.wrong_tokens, found.wrong_walks) == (0, 0), found
+    assert found.accepted > found.tokens / 2 and found.nodes > 2 * found.accepted, (
+        found
+    )  # much was drafted, and refused
+
+
+# Planted bugs
+
+
+def position_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distribution, "draw", lambda rows, key, places, *rest: noise.draw(rows, key, places + 1, *rest))
+
+
+def one_position_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(questions: list[VerifyInput], parts: list[Tensor]) -> list[list[int]]:
+        asks = [question.ask for question in questions for _ in range(question.num_rows)]
+        places, rules = [ask.prefix_len for ask in asks], [ask.sampling for ask in asks]
+        flat = iter(distribution.target_tokens(torch.cat(parts), places, rules))
+        return [[next(flat) for _ in range(question.num_rows)] for question in questions]
+
+    monkeypatch.setattr(verify, "_picked", bug)
+
+
+def noise_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = noise.gumbel
+    monkeypatch.setattr(noise, "gumbel", lambda *key: exact(*key).bfloat16().double())
+
+
+def seeds_of_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = noise.seed_words
+
+    def bug(*given: Any) -> tuple[Tensor, Tensor]:
+        low, high = exact(*given)
+        return low, high * 0
+
+    monkeypatch.setattr(distribution, "seed_words", bug)
+
+
+def walks_stop_short_of_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is emitted then is right, since the pick is; the walk alone is not."""
+
+    def bug(tree: TokenTree, target_tokens: Sequence[int]) -> AcceptedPath:
+        path = accept_coupled(tree, target_tokens).path
+        if path and not tree.children[path[-1]]:
+            path = path[:-1]
+        return AcceptedPath(path, target_tokens[path[-1] if path else 0])
+
+    monkeypatch.setattr(verify, "accept_coupled", bug)
+
+
+def first_children_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An only child is accepted unasked."""
+
+    def bug(tree: TokenTree, target_tokens: Sequence[int]) -> AcceptedPath:
+        only = list(tree.children[0].values())
+        walk = accept_coupled(tree, target_tokens)
+        return walk if len(only) != 1 or walk.path else AcceptedPath((only[0],), target_tokens[only[0]])
+
+    monkeypatch.setattr(verify, "accept_coupled", bug)
+
+
+@pytest.mark.parametrize(
+    ("bug", "changes_text"),
+    [
+        (position_off_by_one, True),
+        (one_position_for_all_nodes, True),
+        (noise_in_bfloat16, True),
+        (seeds_of_32_bits, True),
+        (first_children_are_taken, True),
+        (walks_stop_short_of_leaves, False),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_planted_bug_is_seen(
+    monkeypatch: pytest.MonkeyPatch, bug: Callable[[pytest.MonkeyPatch], None], changes_text: bool
+) -> None:
+    bug(monkeypatch)
+    found = compare(NUM_PLANTED)
+    assert found.wrong_walks and bool(found.wrong_tokens) == changes_text, found

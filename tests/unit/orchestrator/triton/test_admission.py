@@ -1,0 +1,287 @@
+"""Admission: limits that hold under a crowd, the order of arrival, and an answer for everyone who waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from orchestrator.triton.admission import Admission
+
+LIMIT_S = 20.0
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what other threads do; fails rather than hangs."""
+    end_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end_s, "waited too long"
+        time.sleep(0.002)
+
+
+class Crowd:
+    """Counts who runs at once, and in which order they began."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.num_running = self.most_running = 0
+        self.began: list[int] = []
+
+    def enter(self, number: int) -> None:
+        with self.lock:
+            self.began.append(number)
+            self.num_running += 1
+            self.most_running = max(self.most_running, self.num_running)
+
+    def leave(self) -> None:
+        with self.lock:
+            self.num_running -= 1
+
+
+class ScriptedTicket:
+    """Runs until its gate opens; notes what becomes of it."""
+
+    num_places = 1
+
+    def __init__(
+        self, crowd: Crowd, number: int = 0, deadline_s: float = 1e12, gate: threading.Event | None = None
+    ) -> None:
+        self.crowd, self.number, self.deadline_s, self.gate = crowd, number, deadline_s, gate
+        self.cancelled = False
+        self.num_runs = 0
+        self.reasons: list[str] = []
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        self.num_runs += 1
+        self.crowd.enter(self.number)
+        if self.gate:
+            assert self.gate.wait(LIMIT_S)
+        self.crowd.leave()
+        self.ended.set()
+
+    def is_cancelled(self) -> bool:
+        return self.cancelled
+
+    def give_up(self, reason: str) -> None:
+        self.reasons.append(reason)
+        self.ended.set()
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[[int, int], Admission]]:
+    made: list[Admission] = []
+
+    def _make(max_running: int, max_waiting: int) -> Admission:
+        made.append(Admission(max_running, max_waiting))
+        return made[-1]
+
+    yield _make
+    for admission in made:
+        assert admission.close(LIMIT_S)
+
+
+def occupied(admission: Admission, crowd: Crowd) -> tuple[list[ScriptedTicket], threading.Event]:
+    """Fill every place with a ticket that waits for the gate."""
+    gate = threading.Event()
+    tickets = [ScriptedTicket(crowd, -1, gate=gate) for _ in range(admission.max_running)]
+    assert all(admission.admit(ticket) for ticket in tickets)
+    until(lambda: crowd.num_running == admission.max_running)
+    return tickets, gate
+
+
+def test_admission_200_at_once_all_run_once_and_never_too_many(make: Callable[[int, int], Admission]) -> None:
+    admission, crowd = make(7, 200), Crowd()
+    tickets = [ScriptedTicket(crowd, number) for number in range(200)]
+    barrier, admitted = threading.Barrier(20), []
+
+    def arrive(part: list[ScriptedTicket]) -> None:
+        barrier.wait(LIMIT_S)
+        for ticket in part:
+            admitted.append(admission.admit(ticket))
+
+    threads = [threading.Thread(target=arrive, args=(tickets[i::20],)) for i in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert admitted == [True] * 200
+    for ticket in tickets:
+        assert ticket.ended.wait(LIMIT_S)
+    assert [ticket.num_runs for ticket in tickets] == [1] * 200
+    assert not any(ticket.reasons for ticket in tickets)
+    assert 1 <= crowd.most_running <= 7
+    until(lambda: admission.num_running == 0)
+    assert admission.num_waiting == 0
+
+
+def test_admission_crowd_larger_than_running_and_waiting_is_refused_exactly_beyond(
+    make: Callable[[int, int], Admission],
+) -> None:
+    admission, crowd = make(3, 5), Crowd()
+    _, gate = occupied(admission, crowd)
+    waiting = [ScriptedTicket(crowd, number) for number in range(20)]
+    assert [admission.admit(ticket) for ticket in waiting] == [True] * 5 + [False] * 15
+    assert admission.num_waiting == 5 and admission.num_running == 3
+    gate.set()
+    for ticket in waiting[:5]:
+        assert ticket.ended.wait(LIMIT_S)
+    assert not any(ticket.num_runs or ticket.reasons for ticket in waiting[5:])
+    until(lambda: admission.num_running == 0)
+    assert admission.admit(ScriptedTicket(crowd)), "a full queue is no lasting state"
+
+
+def test_admission_waiting_tickets_run_in_the_order_of_their_arrival(make: Callable[[int, int], Admission]) -> None:
+    admission, crowd = make(1, 50), Crowd()
+    _, gate = occupied(admission, crowd)
+    tickets = [ScriptedTicket(crowd, number) for number in range(50)]
+    assert all(admission.admit(ticket) for ticket in tickets)
+    gate.set()
+    for ticket in tickets:
+        assert ticket.ended.wait(LIMIT_S)
+    assert crowd.began == [-1, *range(50)]
+    assert crowd.most_running == 1
+
+
+def test_admission_no_queue_refuses_at_once(make: Callable[[int, int], Admission]) -> None:
+    admission, crowd = make(1, 0), Crowd()
+    _, gate = occupied(admission, crowd)
+    assert not admission.admit(ScriptedTicket(crowd))
+    gate.set()
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "deadline"])
+def test_admission_waiting_ticket_that_need_not_wait_is_given_up_and_the_others_stay(
+    make: Callable[[int, int], Admission], reason: str
+) -> None:
+    admission, crowd = make(1, 3), Crowd()
+    _, gate = occupied(admission, crowd)
+    tickets = [ScriptedTicket(crowd, number) for number in range(3)]
+    assert all(admission.admit(ticket) for ticket in tickets)
+    if reason == "cancelled":
+        tickets[1].cancelled = True
+    else:
+        tickets[1].deadline_s = time.monotonic()
+    assert tickets[1].ended.wait(LIMIT_S)
+    assert tickets[1].reasons == [reason]
+    assert admission.num_waiting == 2
+    assert admission.admit(replacement := ScriptedTicket(crowd, 3)), "its place is free again"
+    gate.set()
+    for ticket in (tickets[0], tickets[2], replacement):
+        assert ticket.ended.wait(LIMIT_S)
+    assert crowd.began == [-1, 0, 2, 3]
+    assert tickets[1].num_runs == 0 and tickets[1].reasons == [reason]
+
+
+def test_admission_running_ticket_is_left_alone_when_cancelled(make: Callable[[int, int], Admission]) -> None:
+    admission, crowd = make(1, 1), Crowd()
+    (running,), gate = occupied(admission, crowd)
+    running.cancelled, running.deadline_s = True, 0.0
+    assert admission.admit(waiting := ScriptedTicket(crowd, deadline_s=0.0))
+    assert waiting.ended.wait(LIMIT_S)  # the reaper has been round
+    assert running.reasons == [] and admission.num_running == 1
+    gate.set()
+
+
+def test_admission_close_gives_up_the_waiting_waits_for_the_running_and_takes_no_more() -> None:
+    admission, crowd = Admission(2, 4), Crowd()
+    running, gate = occupied(admission, crowd)
+    waiting = [ScriptedTicket(crowd) for _ in range(4)]
+    assert all(admission.admit(ticket) for ticket in waiting)
+    assert not admission.close(0.0), "two still run"
+    assert [ticket.reasons for ticket in waiting] == [["shutdown"]] * 4
+    assert not admission.admit(late := ScriptedTicket(crowd))
+    gate.set()
+    assert admission.close(LIMIT_S)
+    assert all(ticket.num_runs == 1 and not ticket.reasons for ticket in running)
+    assert not any(ticket.num_runs for ticket in [*waiting, late])
+
+
+def test_admission_ticket_that_raises_gives_its_place_back(make: Callable[[int, int], Admission]) -> None:
+    """A response that cannot be sent must not cost a place for ever."""
+
+    class Broken(ScriptedTicket):
+        def run(self) -> None:
+            raise RuntimeError("cannot send")
+
+    admission, crowd = make(1, 10), Crowd()
+    for number in range(5):
+        assert admission.admit(Broken(crowd, number))
+    assert admission.admit(healthy := ScriptedTicket(crowd, 9))
+    assert healthy.ended.wait(LIMIT_S)
+    until(lambda: admission.num_running == 0)
+
+
+def test_admission_ticket_that_cannot_be_asked_or_answered_does_not_stop_the_others(
+    make: Callable[[int, int], Admission],
+) -> None:
+    class Broken(ScriptedTicket):
+        def is_cancelled(self) -> bool:
+            raise RuntimeError("cannot ask")
+
+    class Mute(ScriptedTicket):
+        def give_up(self, reason: str) -> None:
+            raise RuntimeError("cannot send")
+
+    admission, crowd = make(1, 3), Crowd()
+    _, gate = occupied(admission, crowd)
+    broken, mute, late = Broken(crowd), Mute(crowd, deadline_s=0.0), ScriptedTicket(crowd, deadline_s=0.0)
+    assert all(admission.admit(ticket) for ticket in (broken, mute, late))
+    assert late.ended.wait(LIMIT_S)
+    assert late.reasons == ["deadline"]
+    gate.set()
+
+
+class Wide(ScriptedTicket):
+    """Takes several places."""
+
+    def __init__(self, crowd: Crowd, number: int, places: int, gate: threading.Event) -> None:
+        super().__init__(crowd, number, gate=gate)
+        self.num_places = places
+
+
+def test_a_ticket_takes_as_many_places_as_it_says_and_waits_for_them_in_its_turn() -> None:
+    crowd, admission = Crowd(), Admission(max_running=4, max_waiting=4)
+    gates = [threading.Event() for _ in range(4)]
+    two, three, one, last = (Wide(crowd, i, places, gates[i]) for i, places in enumerate((2, 3, 1, 2)))
+    for ticket in (two, three, one, last):
+        assert admission.admit(ticket)
+    assert (admission.num_running, admission.num_waiting) == (2, 3), "what fits does not overtake what came before"
+    gates[0].set()
+    assert two.ended.wait(5)
+    until(lambda: admission.num_running == 4)
+    assert admission.num_waiting == 1, "three and one run, side by side"
+    gates[1].set()
+    assert three.ended.wait(5)
+    until(lambda: admission.num_running == 3)
+    for gate in gates:
+        gate.set()
+    assert all(ticket.ended.wait(5) for ticket in (one, last))
+    until(lambda: admission.num_running == 0)
+    assert admission.close(1.0)
+
+
+def test_a_wide_ticket_is_refused_when_the_queue_is_full_and_those_before_it_stay() -> None:
+    crowd, admission, gate = Crowd(), Admission(max_running=2, max_waiting=1), threading.Event()
+    running, waiting, refused = (Wide(crowd, i, 2, gate) for i in range(3))
+    assert admission.admit(running) and admission.admit(waiting) and not admission.admit(refused)
+    gate.set()
+    assert running.ended.wait(5) and waiting.ended.wait(5)
+    until(lambda: admission.num_running == 0)
+    assert refused.num_runs == 0 and admission.close(1.0)
+
+
+def test_who_stood_behind_a_wide_ticket_that_gave_up_starts_at_once() -> None:
+    crowd, admission, gate = Crowd(), Admission(max_running=4, max_waiting=4), threading.Event()
+    running, wide, small = Wide(crowd, 0, 1, gate), Wide(crowd, 1, 4, gate), Wide(crowd, 2, 1, gate)
+    for ticket in (running, wide, small):
+        assert admission.admit(ticket)
+    wide.cancelled = True
+    until(lambda: admission.num_running == 2)
+    assert admission.num_waiting == 0 and wide.num_runs == 0
+    gate.set()
+    assert small.ended.wait(5) and running.ended.wait(5)
+    until(lambda: admission.num_running == 0)
+    assert admission.close(1.0)

@@ -1,0 +1,263 @@
+"""The images' Dockerfiles, read instruction by instruction; no image is built here (docs/docker.md)."""
+
+import fnmatch
+import json
+import re
+import shlex
+import subprocess
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from build.trtllm.versions import find_release
+from launcher.limits import TimeLimits
+from launcher.ports import Ports
+from orchestrator.deployment.config import load_config
+
+ROOT = Path(__file__).resolve().parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+TORCH, TRTLLM = (ROOT / "docker" / name for name in ("Dockerfile", "Dockerfile.trtllm"))
+BASES = {TORCH: "nvcr.io/nvidia/tritonserver:26.07-py3", TRTLLM: find_release("1.2.1").image}
+VOLUMES = {TORCH: ["/models"], TRTLLM: ["/models", "/engines"]}
+#: Triton's Python backend of older containers can be taken over from the network (CVE-2025-23319 and its kin).
+OLDEST = (25, 7)
+SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|(^|_)KEY", re.IGNORECASE)
+
+
+class Instruction(NamedTuple):
+    name: str
+    words: str
+
+
+def instructions(text):
+    """Return a Dockerfile's instructions: comments left out, continued lines joined."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    joined = "\n".join(lines).replace("\\\n", " ").splitlines()
+    return [
+        Instruction(name.upper(), words.strip()) for name, _, words in (line.strip().partition(" ") for line in joined)
+    ]
+
+
+def all_of(found, name):
+    return [instruction.words for instruction in found if instruction.name == name]
+
+
+def exec_form(words):
+    """Return the words of an instruction in JSON form, [] when it is in another."""
+    try:
+        return json.loads(words)
+    except ValueError:
+        return []
+
+
+def assignments(found, name):
+    """Return {key: value} of all ENV, LABEL or ARG instructions; "" for an ARG without a default."""
+    pattern = r'([\w.]+)(?:=("[^"]*"|\S*))?'
+    pairs = [pair for words in all_of(found, name) for pair in re.findall(pattern, words)]
+    return {key: value.strip('"') for key, value in reversed(pairs)}  # the first wins: `ARG BASE` repeats the name only
+
+
+def base_of(found):
+    arguments = assignments(found, "ARG")
+    return re.sub(r"\$\{(\w+)\}", lambda match: arguments[match[1]], all_of(found, "FROM")[0])
+
+
+def sources(found):
+    """Return the sources of all COPY instructions."""
+    return [source for words in all_of(found, "COPY") for source in words.split()[:-1]]
+
+
+def is_sent(path, patterns):
+    """True when .dockerignore lets `path` into the build: the last pattern that fits it, or a folder above, decides."""
+    above = [path, *(str(parent) for parent in Path(path).parents)][: path.count("/") + 1]
+    sent = True
+    for pattern in patterns:
+        wanted = pattern.removeprefix("!")
+        if any(fnmatch.fnmatch(name, wanted) or fnmatch.fnmatch(name, wanted.removeprefix("**/")) for name in above):
+            sent = pattern.startswith("!")
+    return sent
+
+
+IGNORE = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+
+
+def problems(text):
+    """Yield what is wrong with a Dockerfile, whichever of ours it is."""
+    found = instructions(text)
+    names = [instruction.name for instruction in found]
+    yield from base_problems(base_of(found))
+    yield from source_problems(found)
+    yield from install_problems(all_of(found, "RUN"))
+    users = all_of(found, "USER")
+    if not users or not re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", users[-1]):
+        yield "the last USER must be a number, not root"
+    elif "RUN" in names[names.index("USER") :]:
+        yield "RUN after USER"
+    entry = all_of(found, "ENTRYPOINT")
+    if len(entry) != 1 or exec_form(entry[0])[1:] != ["-m", "launcher"]:
+        yield "ENTRYPOINT must be the launcher, in JSON form"
+    if not [words for words in all_of(found, "HEALTHCHECK") if exec_form(words.partition("CMD ")[2])]:
+        yield "HEALTHCHECK must be a command in JSON form"
+    if "ADD" in names:
+        yield "ADD: what comes from elsewhere is installed by name and version"
+    if any(SECRET.search(name) for kind in ("ARG", "ENV") for name in assignments(found, kind)):
+        yield "a secret has no place in an image"
+
+
+def base_problems(base):
+    tag = re.search(r":(\d\d)\.(\d\d)-[\w-]+$", base)
+    if "latest" in base or not tag:
+        yield f"the base {base} is not pinned to a release"
+    elif (int(tag[1]), int(tag[2])) < OLDEST:
+        yield f"the base {base} has known holes"
+
+
+def source_problems(found):
+    for source in sources(found):
+        if not (ROOT / source).exists():
+            yield f"COPY {source}: not in the repository"
+        elif not is_sent(source, IGNORE):
+            yield f"COPY {source}: left out by .dockerignore"
+
+
+def packages(command):
+    """Return the packages that `pip install` is given by name."""
+    words = shlex.split(command.partition(" install ")[2].partition("&&")[0])
+    pairs = pairwise(["", *words])
+    return [word for flag, word in pairs if word[0] not in "-$" and flag not in ("--constraint", "--requirement")]
+
+
+def install_problems(runs):
+    for words in runs:
+        if "pip" not in words:
+            continue
+        if "--constraint constraints.txt" not in words:
+            yield "pip without constraints.txt"
+        if any("==" not in package for package in packages(words)):
+            yield "pip of a package without a version"
+
+
+@pytest.mark.parametrize("file", [TORCH, TRTLLM], ids=lambda file: file.name)
+def test_dockerfile_has_no_problems(file):
+    assert list(problems(file.read_text())) == []
+
+
+BREAKS = [
+    ("26.07-py3", "latest", "not pinned"),
+    (":26.07-py3", "", "not pinned"),
+    ("26.07-py3", "24.10-py3", "has known holes"),
+    ("USER 1000:1000", "USER root", "not root"),
+    ("USER 1000:1000", "USER 0", "not root"),
+    ("USER 1000:1000\n", "", "not root"),
+    ("USER 1000:1000", "USER 1000\nRUN id", "RUN after USER"),
+    ('ENTRYPOINT ["/opt/venv/bin/python", "-m", "launcher"]', "ENTRYPOINT python -m launcher", "ENTRYPOINT must"),
+    ('"-m", "launcher"]', '"-m", "http.server"]', "ENTRYPOINT must"),
+    ("HEALTHCHECK ", "# ", "HEALTHCHECK must"),
+    ("COPY runtime runtime", "COPY runtimes runtimes", "COPY runtimes: not in the repository"),
+    ("COPY runtime runtime", "COPY models models", "COPY models: left out by .dockerignore"),
+    ("COPY runtime runtime", "ADD https://example.com/x /x", "ADD: "),
+    ("ARG TORCH_INDEX=", "ARG HF_TOKEN=", "secret"),
+    ("--constraint constraints.txt --requirement", "--requirement", "pip without constraints.txt"),
+    ('"torch==${TORCH}"', "torch", "without a version"),
+    ('"torch==${TORCH}"', '"torch>=2"', "without a version"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), BREAKS)
+def test_rule_finds_the_file_that_breaks_it(old, new, expected):
+    text = TORCH.read_text()
+    assert old in text
+    assert any(expected in problem for problem in problems(text.replace(old, new)))
+
+
+@pytest.mark.parametrize("file", [TORCH, TRTLLM], ids=lambda file: file.name)
+def test_image_is_what_the_documentation_says(file):
+    found = instructions(file.read_text())
+    ports, env = Ports(), assignments(found, "ENV")
+    assert base_of(found) == BASES[file]
+    assert exec_form(all_of(found, "VOLUME")[0]) == VOLUMES[file]
+    assert all_of(found, "EXPOSE")[0].split() == [str(ports.http), str(ports.grpc), str(ports.metrics)]
+    assert Ports.from_environment(env) == ports and env["HOST"] == "0.0.0.0"
+    assert TimeLimits.from_environment(env).ready == (1800 if file == TRTLLM else 180)
+    made = [
+        words
+        for words in all_of(found, "RUN")
+        if f"install --directory --owner=1000 --group=1000 {' '.join(VOLUMES[file])}" in words
+    ]
+    assert made and all_of(found, "USER") == ["1000:1000"]
+
+
+@pytest.mark.parametrize("file", [TORCH, TRTLLM], ids=lambda file: file.name)
+def test_labels_agree_with_the_project(file):
+    found = instructions(file.read_text())
+    labels = {name.rpartition(".")[2]: value for name, value in assignments(found, "LABEL").items()}
+    assert labels["version"] == PROJECT["version"]
+    assert labels["title"].startswith(PROJECT["name"])
+    assert labels["name"].replace("${BASE}", BASES[file]) == BASES[file]
+
+
+@pytest.mark.parametrize("file", [TORCH, TRTLLM], ids=lambda file: file.name)
+def test_code_comes_after_all_packages_and_is_complete(file):
+    found = instructions(file.read_text())
+    last_install = max(at for at, (name, words) in enumerate(found) if name == "RUN" and "pip" in words)
+    first_code = min(at for at, (name, words) in enumerate(found) if name == "COPY" and "orchestrator" in words)
+    assert last_install < first_code
+    assert {"orchestrator", "runtime", "launcher", "model_repository"} <= set(sources(found))
+    assert ("build" in sources(found)) is (file == TRTLLM)
+
+
+@pytest.mark.parametrize("file", [TORCH, TRTLLM], ids=lambda file: file.name)
+def test_deployment_in_the_image_is_one_that_loads(file):
+    found = instructions(file.read_text())
+    source, target = next(words.split() for words in all_of(found, "COPY") if "serving.toml" in words)
+    assert exec_form(all_of(found, "CMD")[0]) == [target]
+    assert "SERVING_" not in str(all_of(found, "ENV"))  # it would win over a file that is mounted
+    config = load_config(ROOT / source, {})
+    assert config.device == "cuda"
+    expected = ("torch", "/models/target") if file == TORCH else ("tensorrt_llm", "/engines/engines/target")
+    assert (config.engine, config.target) == expected
+
+
+def test_torch_is_the_one_of_the_makefile():
+    found, makefile = instructions(TORCH.read_text()), (ROOT / "Makefile").read_text()
+    default = assignments(found, "ARG")["TORCH"]
+    assert re.search(r"^TORCH \?= (\S+)$", makefile, re.MULTILINE)[1] == default
+    (wanted,) = (word for word in PROJECT["optional-dependencies"]["serve"] if word.startswith("torch"))
+    low, high = (tuple(map(int, re.search(rf"{sign}(\d+\.\d+)", wanted)[1].split("."))) for sign in (">=", "<"))
+    assert low <= tuple(map(int, default.split(".")[:2])) < high
+
+
+def test_make_docker_builds_each_image_under_the_project_s_version():
+    # The tests may run under make themselves, which would tell this one to name the folders that it enters.
+    command = ["make", "--dry-run", "--silent", "--no-print-directory", "docker"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    torch, trtllm = (shlex.split(line) for line in done.stdout.splitlines())
+    for words, file, image in ((torch, TORCH, "specserve"), (trtllm, TRTLLM, "specserve-trtllm")):
+        assert words[:2] == ["docker", "build"] and words[-1] == "."
+        assert ROOT / words[words.index("--file") + 1] == file
+        assert words[words.index("--tag") + 1] == f"{image}:{PROJECT['version']}"
+    assert f"TORCH={assignments(instructions(TORCH.read_text()), 'ARG')['TORCH']}" in torch
+
+
+# .dockerignore
+
+
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [
+        ("runtime/engine/target.py", True),
+        ("constraints.txt", True),
+        ("runtime/__pycache__/target.cpython-311.pyc", False),
+        ("runtime/old.pyc", False),
+        (".git/config", False),
+        (".venv/bin/python", False),
+        ("models/target/model.safetensors", False),
+        ("engines/rank0.engine", False),
+        ("tests/unit/project/test_docker.py", False),
+    ],
+)
+def test_build_is_sent_what_it_copies_and_no_more(path, sent):
+    assert is_sent(path, IGNORE) is sent

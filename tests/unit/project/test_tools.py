@@ -1,0 +1,84 @@
+"""The checks behind `make setup`, `make lint` and `make size`."""
+
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from tools import check_host, layers, size
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_layers_this_repository_keeps_to_them():
+    assert layers.violations(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "words"),
+    [
+        ("orchestrator/generation/loop.py", "import torch", "orchestrator may not import torch"),
+        ("orchestrator/generation/loop.py", "def f():\n    from torch.nn import functional", "x.py"),
+        ("orchestrator/core/tree.py", "from orchestrator.generation.loop import generate", "a layer above"),
+        ("orchestrator/core/tree.py", "from orchestrator import generation", "a layer above"),
+        ("orchestrator/core/tree.py", "from . import loop", "imports are absolute"),
+        (
+            "orchestrator/generation/loop.py",
+            "import triton_python_backend_utils as pb_utils",
+            "only orchestrator/triton",
+        ),
+        ("orchestrator/novel.py", "from orchestrator.core.tree import TokenTree", "orchestrator.novel is no room"),
+        ("runtime/engine.py", "from orchestrator.generation.loop import generate", "runtime may import"),
+        ("runtime/engine.py", "import triton_python_backend_utils", "runtime may not import"),
+        ("launcher/server.py", "from orchestrator.wire.tensors import Tensors", "launcher may import"),
+        ("launcher/server.py", "import numpy", "launcher may not import numpy"),
+        ("clients/generate.py", "from orchestrator.core.errors import ServingError", "clients may not import"),
+        ("runtime/engine.py", "import build.recipe", "runtime may not import build.recipe"),
+        ("model_repository/target/1/model.py", "import torch", "model_repository may not import torch"),
+    ],
+)
+def test_layers_import_that_goes_up_is_found(tmp_path, path, line, words):
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_text(line + "\n")
+    (found,) = layers.violations(tmp_path)
+    assert found.startswith(f"{path}:") and words.replace("x.py", "torch.nn") in found
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("orchestrator/triton/pb.py", "import triton_python_backend_utils"),
+        ("orchestrator/generation/loop.py", "from orchestrator.generation.text import Chunk"),
+        ("orchestrator/proposers/none.py", "from orchestrator.proposers.base import Base"),
+        ("runtime/engine.py", "import torch\nfrom orchestrator.core.tree import TokenTree"),
+        ("launcher/server.py", "from orchestrator.deployment.config import load_config"),
+        ("clients/demo.py", "import launcher"),
+    ],
+)
+def test_layers_import_that_goes_down_passes(tmp_path, path, line):
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_text(line + "\n")
+    assert layers.violations(tmp_path) == []
+
+
+def test_check_host_each_lack_is_one_line_that_says_what_to_do(monkeypatch, tmp_path):
+    version = namedtuple("version", "major minor")
+    monkeypatch.setattr(check_host.platform, "libc_ver", lambda: ("glibc", "2.31"))
+    monkeypatch.setattr(check_host.sys, "version_info", version(3, 14))
+    monkeypatch.setattr(check_host.shutil, "disk_usage", lambda folder: namedtuple("usage", "free")(2**30))
+    said = check_host.problems(str(tmp_path))
+    assert len(said) == 4 and not any("\n" in line for line in said)
+    assert "needs glibc >= 2.35" in said[0] and "glibc 2.31" in said[0]
+    assert "make setup PYTHON=python3.12" in said[1]
+    assert "apt install libpython3.14" in said[2]
+    assert "4 GiB of free disk are needed, 1.0 are left" in said[3]
+
+
+def test_check_host_other_platform_is_sent_to_the_container(monkeypatch):
+    monkeypatch.setattr(check_host.platform, "machine", lambda: "arm64")
+    assert "use the container" in check_host._platform()
+
+
+def test_size_counts_code_without_docstrings_comments_and_blank_lines():
+    source = '"""Doc.\n\nMore.\n"""\n\nimport os  # why\n\n# comment\ndef f():\n    """Doc."""\n    return """a\nb"""\n'
+    assert size.code_lines(source) == 4

@@ -1,0 +1,337 @@
+"""The engine against plain causal forward passes: trees, ragged batches, prefix hits, eviction, cut contexts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from orchestrator.core.context import Context
+from orchestrator.core.errors import EngineError, RequestError, Unavailable, UnknownSequence
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import HiddenStates, StepOptions
+from orchestrator.sampling import reference
+from orchestrator.wire.calls import StepRequest, delta_of
+from runtime.engine.paged import PagedModel
+from runtime.engine.thread import EngineThread
+from runtime.kv.batch import Segment
+from tests.support.engines import (
+    EngineTarget,
+    PlainModel,
+    ask,
+    make_paged,
+    node_paths,
+    start_target,
+    submit,
+)
+from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
+
+RNG = np.random.default_rng(20)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_target(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> PlainModel:
+    return PlainModel(folder)
+
+
+@pytest.fixture
+def paged(folder: Path) -> PagedModel:
+    return make_paged(folder)
+
+
+@pytest.fixture
+def engine(paged: PagedModel) -> Iterator[EngineThread[StepRequest]]:
+    thread = start_target(paged)
+    yield thread
+    thread.close()
+
+
+def random_ids(length: int) -> list[int]:
+    return RNG.integers(1, VOCAB_SIZE, length).tolist()
+
+
+def random_tree(num_nodes: int) -> TokenTree:
+    parents = [int(RNG.integers(0, node + 1)) for node in range(num_nodes)]
+    tokens = RNG.permutation(VOCAB_SIZE)[:num_nodes]
+    return TokenTree(tokens.astype(np.int32), np.array(parents, np.int32))
+
+
+def open_segment(paged: PagedModel, sequence_id: int, ids: list[int], tree: TokenTree) -> Segment:
+    delta = delta_of(Context(ids), 0, sequence_id, "")
+    sequence = paged.sequences.open(delta, tree.num_nodes, int(tree.depths.max()))
+    return Segment(sequence, sequence.num_computed, len(ids), tree)
+
+
+def expected_rows(plain: PlainModel, segments: list[Segment]) -> np.ndarray:
+    paths = [path for s in segments for path in node_paths(s.sequence.ids[: s.last], s.tree)]
+    return np.stack([plain.logits(path) for path in paths])
+
+
+@pytest.mark.parametrize("round_number", range(4))
+def test_trees_in_ragged_batches_equal_plain_forward(paged: PagedModel, plain: PlainModel, round_number: int) -> None:
+    sizes = [(int(RNG.integers(1, 60)), int(RNG.integers(0, 20))) for _ in range(5)]
+    segments = [
+        open_segment(paged, i + 1, random_ids(length), random_tree(nodes)) for i, (length, nodes) in enumerate(sizes)
+    ]
+    logits = paged.forward(segments).numpy()
+    assert np.abs(logits - expected_rows(plain, segments)).max() <= 1e-10
+
+
+def test_scattered_blocks_equal_plain_forward(paged: PagedModel, plain: PlainModel) -> None:
+    """Two sequences that grow in turn do not stand in one run; attention then reads a gathered copy."""
+    ids = {1: random_ids(6), 2: random_ids(7)}
+    for _ in range(4):
+        for sequence_id, tokens in ids.items():
+            segment = open_segment(paged, sequence_id, tokens, random_tree(3))
+            segment.sequence.blocks = scatter(paged, segment)
+            paged.forward([segment])
+    segments = [open_segment(paged, i, t, random_tree(5)) for i, t in ids.items()]
+    assert not all(s.sequence.is_run() for s in segments)
+    assert np.abs(paged.forward(segments).numpy() - expected_rows(plain, segments)).max() <= 1e-10
+
+
+def scatter(paged: PagedModel, segment: Segment) -> list[int]:
+    """Move a sequence to blocks in a random order, contents and all."""
+    old = segment.sequence.blocks
+    new = [int(b) for b in RNG.permutation(paged.pool.allocate(len(old), None))]
+    size = paged.cache.block_tokens
+    slots = lambda blocks: [b * size + i for b in blocks for i in range(size)]  # noqa: E731
+    paged.cache.move(slots(old), slots(new))
+    paged.pool.release(old)
+    return new
+
+
+@pytest.mark.parametrize("stateless", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_many_steps_with_any_trees_give_the_reference_s_text(
+    engine: EngineThread[StepRequest], plain: PlainModel, stateless: bool, temperature: float
+) -> None:
+    prompt, sampling = random_ids(9), Sampling(temperature, top_p=0.95, seed=77)
+    truth = reference.generate(plain.logits, prompt, sampling, 40)
+    context, target = Context(prompt), EngineTarget(engine, 5, stateless)
+    lengths = []
+    while len(context.output) < 40:
+        tree = helpful_tree(truth[len(context.output) :])
+        tokens = target.step(context, tree, sampling, StepOptions()).tokens(tree)
+        context.commit(tokens)
+        lengths.append(len(tokens))
+    assert context.output[:40] == truth
+    assert max(lengths) > 2
+
+
+def helpful_tree(truth: list[int]) -> TokenTree:
+    """A tree that holds some of the true continuation between wrong branches."""
+    depth = int(RNG.integers(0, 5))
+    wrong = [random_ids(int(RNG.integers(1, 4))) for _ in range(3)]
+    return TokenTree.from_paths([wrong[0], wrong[1], truth[:depth], wrong[2]])
+
+
+@torch.inference_mode()
+def make_paged_in_inference_mode(folder: Path) -> PagedModel:
+    return make_paged(folder)
+
+
+def test_branch_is_committed_whatever_mode_the_cache_was_made_in(folder: Path, plain: PlainModel) -> None:
+    """An accepted branch moves rows in place, on another thread than the one that made the cache."""
+    engine = start_target(make_paged_in_inference_mode(folder))
+    prompt = random_ids(9)
+    truth = reference.generate(plain.logits, prompt, Sampling(), 5)
+    context, target = Context(prompt), EngineTarget(engine, 1)
+    tree = TokenTree.from_paths([[(truth[0] + 1) % VOCAB_SIZE], truth[:3]])
+    try:
+        for drafts in (tree, TokenTree.bare()):
+            context.commit(target.step(context, drafts, Sampling(), StepOptions()).tokens(drafts))
+    finally:
+        engine.close()
+    assert context.output == truth
+
+
+def test_concurrent_sequences_do_not_disturb_each_other(engine: EngineThread[StepRequest], plain: PlainModel) -> None:
+    prompts = [random_ids(5 + 3 * i) for i in range(8)]
+    outputs: dict[int, list[int]] = {}
+
+    def run(index: int) -> None:
+        context, target = Context(prompts[index]), EngineTarget(engine, index + 1)
+        while len(context.output) < 24:
+            tree = random_tree(index)
+            context.commit(target.step(context, tree, Sampling(seed=index), StepOptions()).tokens(tree))
+        outputs[index] = context.output[:24]
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for index, prompt in enumerate(prompts):
+        assert outputs[index] == reference.generate(plain.logits, prompt, Sampling(), 24)
+    assert engine.num_passes < engine.num_jobs
+
+
+def test_prefix_hit_and_eviction_equal_a_cold_cache(folder: Path, plain: PlainModel) -> None:
+    paged = make_paged(folder, memory_mb=1)
+    engine = start_target(paged)
+    shared = random_ids(40)
+    try:
+        for sequence_id in range(1, 60):
+            prompt = shared[: int(RNG.integers(1, 41))] + random_ids(int(RNG.integers(1, 30)))
+            target = EngineTarget(engine, sequence_id)
+            answer = target.step(Context(prompt), TokenTree.bare(), Sampling(), StepOptions())
+            assert answer.next_token == int(plain.logits(prompt).argmax())
+            target.release()
+        target.step(Context(shared), TokenTree.bare(), Sampling(), StepOptions())
+        assert paged.sequences._live[sequence_id].num_cached >= 36
+    finally:
+        engine.close()
+
+
+def test_published_blocks_are_never_written_again(engine: EngineThread[StepRequest], plain: PlainModel) -> None:
+    """A sequence that goes back behind blocks that another one shares must not disturb it."""
+    shared = random_ids(24)
+    first, second = EngineTarget(engine, 1, True), EngineTarget(engine, 2, True)
+    for target in (first, second):
+        target.step(Context(shared), TokenTree.bare(), Sampling(), StepOptions())
+    first.step(Context(shared[:10] + random_ids(14)), TokenTree.bare(), Sampling(), StepOptions())
+    third = EngineTarget(engine, 3, True)
+    for target in (second, third):
+        answer = target.step(Context([*shared, 7]), TokenTree.bare(), Sampling(), StepOptions())
+        assert answer.next_token == int(plain.logits([*shared, 7]).argmax())
+
+
+def test_long_context_is_computed_in_parts(folder: Path, plain: PlainModel) -> None:
+    paged = make_paged(folder, max_pass_tokens=40)
+    engine = start_target(paged)
+    prompt = random_ids(150)
+    try:
+        answer = EngineTarget(engine, 1).step(Context(prompt), random_tree(4), Sampling(), StepOptions(True))
+        assert answer.target_tokens is not None
+        assert answer.target_tokens[0] == int(plain.logits(prompt).argmax())
+        assert engine.num_passes == 4
+    finally:
+        engine.close()
+
+
+def test_picks_logprobs_and_features_equal_plain_forward(folder: Path, plain: PlainModel) -> None:
+    paged = make_paged(folder, features=HiddenStates.LAST)
+    engine = start_target(paged)
+    prompt = random_ids(12)
+    truth = reference.generate(plain.logits, prompt, Sampling(), 4)
+    wrong = [(truth[0] + 1) % VOCAB_SIZE, (truth[0] + 2) % VOCAB_SIZE]
+    tree = TokenTree.from_paths([wrong, truth[:3]])
+    try:
+        answer = EngineTarget(engine, 1).step(
+            Context(prompt), tree, Sampling(), StepOptions(target_tokens=True, logprobs=True, features_from=2)
+        )
+        later = EngineTarget(engine, 1)
+        later.sent = len(prompt)
+        context = Context(prompt + truth)
+        again = later.step(context, TokenTree.bare(), Sampling(), StepOptions(features_from=0))
+    finally:
+        engine.close()
+    assert answer.path == (3, 4, 5)
+    paths = node_paths(prompt, tree)
+    assert answer.target_tokens is not None and answer.logprobs is not None
+    assert answer.target_tokens.tolist() == [int(plain.logits(path).argmax()) for path in paths]
+    for logprob, row, token in zip(answer.logprobs, (0, 3, 4, 5), truth, strict=True):
+        logits = plain.logits(paths[row])
+        expected = logits[token] - np.logaddexp.reduce(logits)
+        assert abs(logprob - expected) < 1e-9
+    assert answer.features is not None and answer.features_start == 2
+    hidden = plain.hidden(prompt + truth)
+    assert np.allclose(answer.features, hidden[2 : len(prompt) + 3], atol=1e-5)
+    assert again.features is not None and len(again.features) == len(context)
+    assert np.allclose(again.features, hidden[: len(context)], atol=1e-5)
+
+
+def test_unknown_sequence_is_said_so(engine: EngineThread[StepRequest]) -> None:
+    context = Context(random_ids(9))
+    lost = delta_of(context, 6, 99, "")
+    with pytest.raises(UnknownSequence):
+        ask(engine, StepRequest(lost, TokenTree.bare(), Sampling(), StepOptions(), 1000))
+    EngineTarget(engine, 99).step(context, TokenTree.bare(), Sampling(), StepOptions())
+    other = delta_of(Context([1, *context.ids[1:]]), 6, 99, "")
+    if context.ids[0] != 1:
+        with pytest.raises(UnknownSequence):
+            ask(engine, StepRequest(other, TokenTree.bare(), Sampling(), StepOptions(), 1000))
+
+
+def test_context_beyond_the_model_and_beyond_the_pool_are_refused(folder: Path) -> None:
+    engine = start_target(make_paged(folder, memory_mb=1, block_tokens=64))
+    try:
+        for length, reason in ((513, "model allows 512"), (512, None)):
+            step = StepRequest(
+                delta_of(Context(random_ids(length)), 0, length, ""),
+                TokenTree.bare(), Sampling(), StepOptions(), 1000,
+            )  # fmt: skip
+            if reason:
+                with pytest.raises(RequestError, match=reason):
+                    ask(engine, step)
+            else:
+                ask(engine, step)
+        too_long = StepRequest(
+            delta_of(Context(random_ids(510)), 0, 3, ""),
+            TokenTree.chain([1, 2, 3]), Sampling(), StepOptions(), 1000,
+        )  # fmt: skip
+        with pytest.raises(RequestError, match="model allows"):
+            ask(engine, too_long)
+    finally:
+        engine.close()
+
+
+def test_full_pool_refuses_a_new_prompt_and_keeps_the_pinned_ones(folder: Path, plain: PlainModel) -> None:
+    paged = make_paged(folder, memory_mb=1)
+    engine = start_target(paged)
+    prompts = [random_ids(500) for _ in range(3)]
+    targets = [EngineTarget(engine, i + 1) for i in range(3)]
+    assert paged.pool.num_blocks * 4 < 1500
+    try:
+        held = [
+            t.step(Context(p), TokenTree.bare(), Sampling(), StepOptions())
+            for t, p in zip(targets[:2], prompts[:2], strict=True)
+        ]
+        with pytest.raises(Unavailable, match="blocks needed"):
+            targets[2].step(Context(prompts[2]), TokenTree.bare(), Sampling(), StepOptions())
+        context = Context([*prompts[0], held[0].next_token])
+        answer = targets[0].step(context, TokenTree.bare(), Sampling(), StepOptions())
+        assert answer.next_token == int(plain.logits(context.ids).argmax())
+    finally:
+        engine.close()
+
+
+def test_ids_outside_the_vocabulary_are_refused(engine: EngineThread[StepRequest]) -> None:
+    for bad in (-1, VOCAB_SIZE):
+        with pytest.raises(RequestError, match="outside"):
+            EngineTarget(engine, 4).step(Context([1, bad]), TokenTree.bare(), Sampling(), StepOptions())
+
+
+def test_a_failing_pass_refuses_the_culprit_alone(
+    paged: PagedModel, plain: PlainModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = paged.forward
+
+    def poisoned(segments: list[Segment]) -> object:
+        if any(13 in s.token_ids() for s in segments):
+            raise RuntimeError("boom")
+        return forward(segments)
+
+    monkeypatch.setattr(paged, "forward", poisoned)
+    engine = start_target(paged)
+    good, bad = [5, 6, 7], [5, 13, 7]
+    step = lambda ids, i: StepRequest(  # noqa: E731
+        delta_of(Context(ids), 0, i, ""), TokenTree.bare(), Sampling(), StepOptions(), 1000
+    )
+    try:
+        answers = [submit(engine, step(good, 1)), submit(engine, step(bad, 2))]
+        assert answers[0].get(timeout=30).next_token == int(plain.logits(good).argmax())
+        assert isinstance(answers[1].get(timeout=30), EngineError)
+    finally:
+        engine.close()

@@ -1,0 +1,237 @@
+"""The life of a call in the executor's line: answered once, by its deadline, whatever happens."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from orchestrator.core.context import Context
+from orchestrator.core.errors import EngineError, EngineLost, ServingError, Unavailable, UnknownSequence
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import StepOptions
+from orchestrator.wire.calls import StepRequest, delta_of
+from runtime.trtllm import watchdog
+from runtime.trtllm.executor import client as line_module
+from runtime.trtllm.executor.client import ExecutorClient
+from tests.support.clients import until
+from tests.support.engines import ask, submit
+from tests.support.executor import (
+    GREEDY,
+    LIMIT_S,
+    PROMPT,
+    request,
+    serving,
+    standin,
+)
+
+
+def test_step_with_a_delta_that_nobody_knows_is_unknown(line: ExecutorClient[StepRequest]) -> None:
+    context = Context(PROMPT)
+    delta = delta_of(context, 4, 9, "")
+    with pytest.raises(UnknownSequence):
+        ask(line, StepRequest(delta, TokenTree.bare(), GREEDY, StepOptions(), 1000))
+
+
+def test_deadline_cancels_the_request_and_answers_in_time(line: ExecutorClient[StepRequest]) -> None:
+    standin(line).gate.clear()
+    answers: SimpleQueue[Any] = SimpleQueue()
+    began_s = time.monotonic()
+    line.submit(request(PROMPT), began_s + 0.1, answers.put)
+    answer = answers.get(timeout=LIMIT_S)
+    assert isinstance(answer, Unavailable) and "deadline" in str(answer)
+    assert time.monotonic() >= began_s + 0.1
+    assert len(standin(line).cancelled) == 1
+    standin(line).gate.set()
+    assert ask(line, request(PROMPT)).path == ()
+    assert answers.empty()
+
+
+def test_release_cancels_the_call_under_way(line: ExecutorClient[StepRequest]) -> None:
+    standin(line).gate.clear()
+    answers = submit(line, request(PROMPT, sequence_id=4))
+    line.release(4)
+    assert str(answers.get(timeout=LIMIT_S)) == "the sequence was released"
+    assert len(standin(line).cancelled) == 1
+    assert line.status().num_sequences == 0
+
+
+def test_second_call_of_a_sequence_is_refused_while_the_first_is_under_way(line: ExecutorClient[StepRequest]) -> None:
+    standin(line).gate.clear()
+    first = submit(line, request(PROMPT))
+    assert "has a call under way" in str(submit(line, request(PROMPT)).get(timeout=LIMIT_S))
+    standin(line).gate.set()
+    assert not isinstance(first.get(timeout=LIMIT_S), ServingError)
+
+
+def test_response_with_an_error_is_that_request_s_alone(line: ExecutorClient[StepRequest], greedy: list[int]) -> None:
+    standin(line).gate.clear()
+    standin(line).poison = 50
+    poisoned = submit(line, request([50, 3], sequence_id=2))
+    sound = submit(line, request(PROMPT, sequence_id=3))
+    standin(line).gate.set()
+    error = poisoned.get(timeout=LIMIT_S)
+    assert type(error) is EngineError and str(error).startswith("TensorRT-LLM failed on this request: poisoned")
+    assert sound.get(timeout=LIMIT_S).next_token == greedy[0]
+
+
+def test_request_that_the_executor_refuses_is_an_error_of_its_own(
+    line: ExecutorClient[StepRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standin(line).engine, "max_draft_len", 1)
+    with pytest.raises(EngineError, match="request refused: Number of draft tokens \\(2\\) larger than maximum"):
+        ask(line, request(PROMPT, [1, 2]))
+    assert ask(line, request(PROMPT)).path == ()
+
+
+def lie(line: ExecutorClient[StepRequest], output: list[int]) -> None:
+    """Let the executor answer these tokens."""
+    iterate = standin(line)._iterate
+
+    def lying(active: Any) -> Any:
+        response = iterate(active)
+        response.result.output_token_ids[0] = list(output)
+        return response
+
+    standin(line)._iterate = lying
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ([], "ended the request without a token"),
+        ([1, 2], "are not the 8"),
+        (PROMPT, "are not the 8"),
+        ([*PROMPT, 64], r"answered the token 64, outside of 0\.\.63"),
+        ([*PROMPT, -1], "answered the token -1"),
+        ([*PROMPT, 1, 2], "answered 2 new tokens, at most 1 were asked for"),
+    ],
+)
+def test_result_without_new_tokens_is_an_error(
+    line: ExecutorClient[StepRequest], output: list[int], words: str
+) -> None:
+    lie(line, output)
+    with pytest.raises(EngineError, match=words):
+        ask(line, request(PROMPT))
+
+
+@pytest.mark.parametrize(
+    ("new", "path", "next_token"),
+    [
+        ([21, 22], (1,), 22),  # cut short: the last token is the new root, though it was drafted
+        ([21, 22, 23], (1, 2), 23),
+        ([21, 30, 31], (1,), 30),  # went on behind the first difference: the rest is another step's
+        ([30], (), 30),
+    ],
+)
+def test_accepted_drafts_are_inferred_from_the_tokens(
+    line: ExecutorClient[StepRequest], new: list[int], path: tuple[int, ...], next_token: int
+) -> None:
+    lie(line, PROMPT + new)
+    answer = ask(line, request(PROMPT, [21, 22, 23]))
+    assert (answer.path, answer.next_token) == (path, next_token)
+
+
+def test_broken_executor_is_lost_and_says_so_once_all_are_answered(folder: Path) -> None:
+    told: SimpleQueue[Any] = SimpleQueue()
+    with serving(folder) as line:
+        line.on_broken(lambda: told.put("broken"))
+        standin(line).gate.clear()
+        line.submit(request(PROMPT), time.monotonic() + LIMIT_S, told.put)
+        standin(line).break_down()
+        assert type(told.get(timeout=LIMIT_S)) is EngineLost
+        assert told.get(timeout=LIMIT_S) == "broken"
+        assert isinstance(submit(line, request(PROMPT)).get(timeout=LIMIT_S), EngineLost)
+        line.on_broken(lambda: told.put("broken before"))
+        assert told.get_nowait() == "broken before"
+
+
+def test_executor_that_died_while_idle_is_lost_with_the_first_call(folder: Path) -> None:
+    told: SimpleQueue[Any] = SimpleQueue()
+    with serving(folder) as line:
+        line.on_broken(lambda: told.put("broken"))
+        standin(line).break_down()
+        assert isinstance(submit(line, request(PROMPT)).get(timeout=LIMIT_S), EngineLost)
+        assert told.get(timeout=LIMIT_S) == "broken"
+
+
+def test_executor_that_answers_nothing_at_all_is_lost(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "SILENT_S", 0.2)
+    told: SimpleQueue[Any] = SimpleQueue()
+    with serving(folder) as line:
+        line.on_broken(lambda: told.put("broken"))
+        standin(line).gate.clear()
+        for number in range(watchdog.SILENT_CALLS):
+            assert told.empty()
+            line.submit(request(PROMPT, sequence_id=number), time.monotonic() + 0.1, lambda _: None)
+            until(lambda: not line._flights.num_flying, "the deadline")
+        assert told.get(timeout=LIMIT_S) == "broken"
+
+
+def test_executor_that_answers_somebody_is_not_lost() -> None:
+    silent = watchdog.Watchdog()
+    silent.begin(0.0, is_idle=True)
+    assert not silent.is_lost(50.0, 2)
+    silent.end(100.0)
+    assert not silent.is_lost(300.0, 2)
+    assert not silent.is_lost(300.0, 0)
+    silent.begin(300.0, is_idle=True)  # a call more ends no silence
+    assert silent.is_lost(301.0, 1)
+    fresh = watchdog.Watchdog()
+    fresh.begin(1000.0, is_idle=True)
+    assert not fresh.is_lost(1059.0, 9)  # several short deadlines, not yet a minute
+    assert fresh.is_lost(1060.0, 1)
+
+
+def test_response_that_cannot_be_read_is_that_request_s_alone(
+    line: ExecutorClient[StepRequest], greedy: list[int]
+) -> None:
+    executor = standin(line)
+    executor.gate.clear()
+    iterate = executor._iterate
+
+    def torn(active: Any) -> Any:
+        response = iterate(active)
+        if active.request.input_token_ids[0] == 50:
+            response._result = None
+        return response
+
+    executor._iterate = torn
+    broken = submit(line, request([50, 3], sequence_id=2))
+    sound = submit(line, request(PROMPT, sequence_id=3))
+    executor.gate.set()
+    error = broken.get(timeout=LIMIT_S)
+    assert type(error) is EngineError and "its response cannot be read: this response has no result" in str(error)
+    assert sound.get(timeout=LIMIT_S).next_token == greedy[0]
+
+
+def test_close_leaves_an_executor_behind_that_does_not_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_module, "SHUTDOWN_LIMIT_S", 0.2)
+    held = threading.Event()
+    with serving(folder) as line:
+        shutdown = standin(line).shutdown
+        standin(line).shutdown = lambda: held.wait() and shutdown()
+        began_s = time.monotonic()
+        line.close()
+        assert time.monotonic() - began_s < LIMIT_S / 2
+        held.set()
+
+
+def test_close_answers_what_is_under_way(folder: Path) -> None:
+    with serving(folder) as line:
+        standin(line).gate.clear()
+        answers = submit(line, request(PROMPT))
+    assert str(answers.get(timeout=LIMIT_S)) == "the engine is shutting down"
+    assert isinstance(submit(line, request(PROMPT)).get(timeout=LIMIT_S), Unavailable)
+
+
+def test_watch_reports_figures(line: ExecutorClient[StepRequest]) -> None:
+    reports: SimpleQueue[Any] = SimpleQueue()
+    line.watch(reports.put)
+    assert line.preparation(request(PROMPT)) is None
+    ask(line, request(PROMPT))
+    assert reports.get(timeout=LIMIT_S).blocks_total == 0
