@@ -32,7 +32,7 @@ def noise_reused_for_recovery(patch: Patch) -> None:
 
 
 def recovery_from_p(patch: Patch) -> None:
-    patch.setattr(accept, "_less", lambda rows, ids, probs: rows)
+    patch.setattr(accept, "_residual", lambda rows, ids, probs: rows)
 
 
 def replace_rule(patch: Patch, name: str, bug: Callable[..., Tensor]) -> None:
@@ -46,19 +46,19 @@ def residual_not_renormalised(patch: Patch) -> None:
         left[nodes.parents, nodes.tokens] = 0.0
         return chances
 
-    replace_rule(patch, "_chosen", bug)
+    replace_rule(patch, "_deterministic", bug)
 
 
 def sibling_not_removed(patch: Patch) -> None:
-    sound = accept._chosen
-    replace_rule(patch, "_chosen", lambda left, nodes, asks: sound(left.clone(), nodes, asks))
+    sound = accept._deterministic
+    replace_rule(patch, "_deterministic", lambda left, nodes, asks: sound(left.clone(), nodes, asks))
 
 
 def token_chances_in_block(patch: Patch) -> None:
     sound = accept._block
 
     def bug(left: Tensor, nodes: Any, asks: Any) -> Tensor:
-        chances = accept._drawn(left.clone(), nodes, asks)
+        chances = accept._sampled(left.clone(), nodes, asks)
         sound(left, nodes, asks)
         return chances
 
@@ -149,8 +149,8 @@ def noise_by_row(patch: Patch) -> None:
 
 
 def logits_rounded(patch: Patch) -> None:
-    sound = verify.decide
-    patch.setattr(target, "decide", lambda questions, logits: sound(questions, (logits / 4).round() * 4))
+    sound = verify.verify
+    patch.setattr(target, "verify", lambda questions, logits: sound(questions, (logits / 4).round() * 4))
 
 
 DRAWN, TREES = ("draft_model 4",), ("prompt_lookup branches", "suffix wide")

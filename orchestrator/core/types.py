@@ -212,4 +212,4 @@ class EngineStatus:
     blocks_total: int
     num_sequences: int
     num_passes: int
-    num_jobs: int
+    num_calls: int

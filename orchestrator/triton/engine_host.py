@@ -62,7 +62,7 @@ class EngineGauges:
             self._set("spec_kv_blocks", number, state)
         self._set("spec_sequences", status.num_sequences)
         self._set("spec_passes_total", status.num_passes)
-        self._set("spec_pass_requests_total", status.num_jobs)
+        self._set("spec_pass_requests_total", status.num_calls)
 
     def _set(self, family: str, value: int, state: str = "") -> None:
         key = (family, state)

@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 from orchestrator.core.errors import ServingError
 from orchestrator.core.types import Acceptance, Distribution, DraftResponse
 from orchestrator.wire.calls import Delta, DraftRequest, StepRequest
-from runtime.kv.sequences import Sequence, SequenceTable
+from runtime.kv.sequences import CachedSequence, SequenceTable
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class EngineCall(Generic[Request]):
     deadline_s: float
     on_answer: Reply
     arrived_s: float = field(default_factory=time.monotonic)
-    sequence: Sequence | None = field(default=None, init=False)
+    sequence: CachedSequence | None = field(default=None, init=False)
     answered: bool = field(default=False, init=False)
     drawn_from: list[Distribution] = field(default_factory=list, init=False)
 
@@ -57,13 +57,13 @@ class EngineCall(Generic[Request]):
         return self.request.delta.sequence_id
 
     @property
-    def opened(self) -> Sequence:
+    def opened(self) -> CachedSequence:
         """The sequence of a job that is open."""
         assert self.sequence is not None
         return self.sequence
 
 
-def ask(submit: Callable[[Request, float, Reply], None], request: Request) -> Answer:
+def submit_and_wait(submit: Callable[[Request, float, Reply], None], request: Request) -> Answer:
     """Submit a warm-up call and wait for its answer; raises the error that is answered.
 
     submit: of an engine's thread or line.

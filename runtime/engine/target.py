@@ -19,9 +19,9 @@ from orchestrator.wire.calls import StepRequest
 from orchestrator.wire.head_input import MAX_FEATURE_ROWS
 from runtime.engine.calls import EngineCall
 from runtime.engine.paged import PagedModel
-from runtime.engine.verify import VerifyInput, VerifyResult, decide
+from runtime.engine.verify import VerifyInput, VerifyResult, verify
 from runtime.kv.batch import Segment
-from runtime.kv.sequences import Sequence, SequenceTable
+from runtime.kv.sequences import CachedSequence, SequenceTable
 from runtime.sampling import distribution
 from runtime.sampling.accept import AcceptInput
 from runtime.sampling.logits_processors import logits_processors_of, preparation
@@ -69,7 +69,7 @@ class TargetEngine:
         if not finished:
             return set()
         logits = logits[rows]
-        verdicts = decide([self._question(job, segment) for job, segment in finished], logits)
+        verdicts = verify([self._question(job, segment) for job, segment in finished], logits)
         forward_us = int((time.monotonic() - began_s) * 1e6)
         parts = logits.split([segment.tree.num_nodes + 1 for _, segment in finished])
         for (job, segment), part, verdict in zip(finished, parts, verdicts, strict=True):
@@ -112,7 +112,7 @@ class TargetEngine:
             num_cached_tokens=sequence.num_cached,
         )
 
-    def _commit(self, sequence: Sequence, tree: TokenTree, walk: AcceptedPath) -> None:
+    def _commit(self, sequence: CachedSequence, tree: TokenTree, walk: AcceptedPath) -> None:
         """Keep the accepted path alone: its rows move to the slots right behind the old root's."""
         prefix_len = len(sequence.ids)
         moves = [
@@ -127,7 +127,7 @@ class TargetEngine:
         sequence.num_computed = prefix_len + len(walk.path)
         sequence.publish(len(sequence.ids))
 
-    def _features(self, sequence: Sequence, options: StepOptions) -> tuple[np.ndarray | None, int]:
+    def _features(self, sequence: CachedSequence, options: StepOptions) -> tuple[np.ndarray | None, int]:
         """Return the newest rows from want.features_from on, (r, width) float32, and the first one's position."""
         store = self.paged.cache.features[:, self.paged.model.taps.columns(options.read)]
         if options.features_from is None or not store.shape[1]:

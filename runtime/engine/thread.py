@@ -29,9 +29,9 @@ class EngineThread(Generic[Request]):
     """
 
     def __init__(self, engine: Engine[Request], name: str, prepare: Callable[[], None] = lambda: None) -> None:
-        self.gather = BatchingPolicy()
+        self.batching = BatchingPolicy()
         self.num_passes = 0
-        self.num_jobs = 0
+        self.num_calls = 0
         self._engine: Engine[Request] = engine
         self._prepare = prepare
         self._inbox: queue.SimpleQueue[EngineCall[Request] | int | None] = queue.SimpleQueue()
@@ -118,7 +118,7 @@ class EngineThread(Generic[Request]):
     def _receive(self) -> bool:
         """Take what has arrived; wait for a first job, and for those that `gather` expects. False at the end."""
         while True:
-            wait_s = self.gather.wait_s(time.monotonic(), bool(self._jobs))
+            wait_s = self.batching.wait_s(time.monotonic(), bool(self._jobs))
             try:
                 item = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
             except queue.Empty:
@@ -130,19 +130,19 @@ class EngineThread(Generic[Request]):
     def _take(self, item: EngineCall[Request] | int) -> None:
         if isinstance(item, int):
             self._end(item, "the sequence was released")
-            self.gather.left(item)
+            self.batching.left(item)
             self._engine.sequences.drop(item)
         elif any(job.sequence_id == item.sequence_id for job in self._jobs):
             item.reply(Unavailable(f"sequence {item.sequence_id} has a call under way"))
         else:
-            self.gather.arrived(item.sequence_id, item.arrived_s)
+            self.batching.arrived(item.sequence_id, item.arrived_s)
             self._jobs.append(item)
 
     def _expire(self) -> None:
         now_s = time.monotonic()
         for job in self._jobs:
             if job.deadline_s <= now_s:
-                self.gather.left(job.sequence_id)
+                self.batching.left(job.sequence_id)
                 self._engine.sequences.drop(job.sequence_id)
                 job.reply(Unavailable("the deadline passed before the engine could answer"))
         self._jobs = [job for job in self._jobs if not job.answered]
@@ -156,7 +156,7 @@ class EngineThread(Generic[Request]):
 
     def _forget_idle(self) -> None:
         now_s = time.monotonic()
-        self.gather.forget_idle(now_s)
+        self.batching.forget_idle(now_s)
         self._engine.sequences.drop_idle(now_s, {job.sequence_id for job in self._jobs})
 
     def _report_status(self) -> None:
@@ -176,7 +176,7 @@ class EngineThread(Generic[Request]):
             blocks_total=pool.num_blocks,
             num_sequences=len(sequences),
             num_passes=self.num_passes,
-            num_jobs=self.num_jobs,
+            num_calls=self.num_calls,
         )
 
     def _pass(self) -> None:
@@ -184,12 +184,12 @@ class EngineThread(Generic[Request]):
         jobs = self._jobs
         # Before the answers: whoever has one sees the pass counted.
         self.num_passes += 1
-        self.num_jobs += len(jobs)
+        self.num_calls += len(jobs)
         self._jobs = self._advance(jobs)
         now_s = time.monotonic()
         waiting = {job.sequence_id for job in self._jobs}
         answered = [job.sequence_id for job in jobs if job.sequence_id not in waiting]
-        self.gather.answered(answered, now_s, now_s - began_s)
+        self.batching.answered(answered, now_s, now_s - began_s)
 
     def _advance(self, jobs: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
         """Run a pass; when it fails, each job runs alone, so that only the culprit is refused."""

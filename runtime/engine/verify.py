@@ -24,38 +24,41 @@ class VerifyInput:
     context: what stands before the drafts. shaper: what changes the logits, if anything does.
     """
 
-    ask: accept.AcceptInput
+    accept_input: accept.AcceptInput
     context: Context
     logits_processors: LogitsProcessors | None
-    want_picks: bool
+    wants_target_tokens: bool
 
     @property
     def num_rows(self) -> int:
         """Rows of logits: the root and the nodes."""
-        return self.ask.tree.num_nodes + 1
+        return self.accept_input.tree.num_nodes + 1
 
     @property
     def is_coupled(self) -> bool:
         """True when the picks alone decide."""
-        return self.ask.sampling.rule in (Rule.COUPLED, Rule.ENGINE)  # the latter: as this engine would by itself
+        return self.accept_input.sampling.rule in (
+            Rule.COUPLED,
+            Rule.ENGINE,
+        )  # the latter: as this engine would by itself
 
     def shaped(self, logits: Tensor) -> Tensor:
         """Return (n, V) logits as the request wants them; in float64 where it changes any."""
         if self.logits_processors is None:
             return logits
         shaped = logits.to(torch.float64, copy=True)
-        self.logits_processors.apply(shaped, self.context, self.ask.prefix_len, self.ask.tree.paths)
+        self.logits_processors.apply(shaped, self.context, self.accept_input.prefix_len, self.accept_input.tree.paths)
         return shaped
 
 
 class VerifyResult(NamedTuple):
     """picks: of the root and every node, None when nobody needs them."""
 
-    walk: AcceptedPath
+    accepted: AcceptedPath
     target_tokens: list[int] | None
 
 
-def decide(questions: Sequence[VerifyInput], logits: Tensor) -> list[VerifyResult | ServingError]:
+def verify(questions: Sequence[VerifyInput], logits: Tensor) -> list[VerifyResult | ServingError]:
     """Return the verdict on every question, or why there is none: a grammar that grew too complex, say.
 
     logits: (rows, V) in the model's dtype, root and nodes of every question, one behind the other.
@@ -79,7 +82,9 @@ def _picks(questions: Sequence[VerifyInput], parts: list[Tensor]) -> list[list[i
     """Return the target's pick at every row of those that need them; shaped parts are float64, the others go apart."""
     found: list[list[int] | None] = [None] * len(questions)
     for dtype in {part.dtype for part in parts}:
-        asked = [i for i, q in enumerate(questions) if parts[i].dtype == dtype and (q.is_coupled or q.want_picks)]
+        asked = [
+            i for i, q in enumerate(questions) if parts[i].dtype == dtype and (q.is_coupled or q.wants_target_tokens)
+        ]
         if asked:
             for index, own in zip(
                 asked, _picked([questions[i] for i in asked], [parts[i] for i in asked]), strict=True
@@ -92,8 +97,8 @@ def _picked(questions: list[VerifyInput], parts: list[Tensor]) -> list[list[int]
     positions: list[int] = []
     rules = []
     for question in questions:
-        positions += (question.ask.tree.depths + question.ask.prefix_len).tolist()
-        rules += [question.ask.sampling] * question.num_rows
+        positions += (question.accept_input.tree.depths + question.accept_input.prefix_len).tolist()
+        rules += [question.accept_input.sampling] * question.num_rows
     flat = iter(distribution.target_tokens(torch.cat(parts), positions, rules))
     return [[next(flat) for _ in range(question.num_rows)] for question in questions]
 
@@ -104,10 +109,12 @@ def _walks(
     others = [i for i, question in enumerate(questions) if not question.is_coupled]
     walks: dict[int, AcceptedPath] = {}
     if others:
-        rules = [questions[i].ask.sampling for i in others for _ in range(questions[i].num_rows)]
+        rules = [questions[i].accept_input.sampling for i in others for _ in range(questions[i].num_rows)]
         log_p = distribution.log_p(torch.cat([parts[i].double() for i in others]), rules)
-        walks = dict(zip(others, accept.walks([questions[i].ask for i in others], log_p), strict=True))
+        walks = dict(
+            zip(others, accept.accepted_paths([questions[i].accept_input for i in others], log_p), strict=True)
+        )
     return [
-        accept_coupled(question.ask.tree, own) if own is not None and question.is_coupled else walks[i]
+        accept_coupled(question.accept_input.tree, own) if own is not None and question.is_coupled else walks[i]
         for i, (question, own) in enumerate(zip(questions, target_tokens, strict=True))
     ]

@@ -16,7 +16,7 @@ from orchestrator.core.static_trees import tree_of_choices
 from orchestrator.core.types import HeadInput
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.wire.calls import DraftRequest, delta_of
-from runtime.engine.calls import ask
+from runtime.engine.calls import submit_and_wait
 from runtime.engine.thread import EngineThread
 from runtime.heads.checkpoint.load import load_head
 from runtime.heads.engines.base import HeadEngine
@@ -73,5 +73,5 @@ def warm_up(thread: EngineThread[DraftRequest], feature_width: int) -> None:
     choices = tree_of_choices([[0, 0], [1]])
     for head in (HeadInput(features, width=2), HeadInput(features, choices=choices)):
         for sampling in (Sampling(), Sampling(1.0, top_p=0.9)):
-            ask(thread.submit, DraftRequest(delta_of(context, 0, 1, "warm-up"), sampling, 4, 2, head))
+            submit_and_wait(thread.submit, DraftRequest(delta_of(context, 0, 1, "warm-up"), sampling, 4, 2, head))
     thread.release(1)

@@ -6,7 +6,7 @@ nodes of its tree. Slots of a segment's sequence are 0 … prefix_len − 1 for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Listed
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from orchestrator.core.tree import TokenTree
-from runtime.kv.sequences import Sequence
+from runtime.kv.sequences import CachedSequence
 
 
 @dataclass(eq=False)
@@ -26,7 +26,7 @@ class Segment:
     tree: drafts behind token last − 1 (the root); bare while a long context is computed in parts.
     """
 
-    sequence: Sequence
+    sequence: CachedSequence
     first: int
     last: int
     tree: TokenTree = field(default_factory=TokenTree.bare)
@@ -78,7 +78,7 @@ class Segment:
 class Share(Protocol):
     """What a pass must know of the part of its row that belongs to one sequence; the methods are as in `Segment`."""
 
-    sequence: Sequence
+    sequence: CachedSequence
 
     @property
     def num_context(self) -> int:
@@ -111,7 +111,7 @@ Part = TypeVar("Part", bound=Share)
 class Pass(Generic[Part]):
     """A batch of segments as tensors: ids, positions and slots of the row, and each segment's bias."""
 
-    def __init__(self, segments: Listed[Part], device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, segments: Sequence[Part], device: torch.device, dtype: torch.dtype) -> None:
         self.segments = segments
         self.dtype = dtype
         self.device = device

@@ -9,10 +9,10 @@ from runtime.kv.blocks import BlockKey, BlockPool
 from runtime.sampling.logits_processors import LogitsProcessors
 
 
-class Sequence:
+class CachedSequence:
     """One request's tokens in the KV cache.
 
-    Invariant: the KV rows of ids[:num_computed] stand in slots 0 … num_computed − 1 of `blocks`, but for those in `hole`;
+    Invariant: the KV rows of ids[:num_computed] stand in slots 0 … num_computed − 1 of `blocks`, but for those in `missing_rows`;
     full blocks before it are published under their content.
     """
 
@@ -21,7 +21,7 @@ class Sequence:
         self.context = Context([])
         self.num_computed = 0
         self.num_cached = 0
-        self.hole = range(0)
+        self.missing_rows = range(0)
         self.blocks: list[int] = []
         self.last_used_s = 0.0
         self.logits_processors: LogitsProcessors | None = None
@@ -50,7 +50,7 @@ class Sequence:
     def _forget_beyond(self, length: int) -> None:
         """Take back what is computed beyond `length`; a published block is never written again, but replaced."""
         self.num_computed = min(self.num_computed, length)
-        self.hole = range(self.hole.start, min(self.hole.stop, length))
+        self.missing_rows = range(self.missing_rows.start, min(self.missing_rows.stop, length))
         num_kept = self.num_computed // self._pool.block_tokens
         if num_kept < len(self._keys) - 1:
             self._pool.release(self.blocks[num_kept:])
@@ -79,7 +79,7 @@ class Sequence:
     def publish(self, num_committed: int) -> None:
         """Let the blocks that computed, committed tokens fill be found by their content."""
         size = self._pool.block_tokens
-        end = min(self.num_computed, num_committed, self.hole.start if self.hole else num_committed)
+        end = min(self.num_computed, num_committed, self.missing_rows.start if self.missing_rows else num_committed)
         for index in range(len(self._keys) - 1, end // size):
             key = self._keys[-1].child(self.ids[index * size : (index + 1) * size])
             self._keys.append(key)
@@ -119,7 +119,7 @@ class SequenceTable:
         self.max_positions = max_positions
         self.share = share
         self.idle_s = idle_s
-        self._live: dict[int, Sequence] = {}
+        self._live: dict[int, CachedSequence] = {}
 
     def __len__(self) -> int:
         return len(self._live)
@@ -127,7 +127,7 @@ class SequenceTable:
     def __contains__(self, sequence_id: int) -> bool:
         return sequence_id in self._live
 
-    def open(self, delta: Delta, num_drafts: int, max_depth: int) -> Sequence:
+    def open(self, delta: Delta, num_drafts: int, max_depth: int) -> CachedSequence:
         """Return the sequence with its context synced and slots for its drafts held.
 
         Raises UnknownSequence, RequestError (context too long), Unavailable (pool full).
@@ -145,10 +145,10 @@ class SequenceTable:
             raise
         return sequence
 
-    def _begin(self, delta: Delta) -> Sequence:
+    def _begin(self, delta: Delta) -> CachedSequence:
         if delta.context_start:
             raise UnknownSequence(f"sequence {delta.sequence_id}")
-        sequence = Sequence(delta.sequence_id, self.pool, delta.cache_salt)
+        sequence = CachedSequence(delta.sequence_id, self.pool, delta.cache_salt)
         sequence.sync(delta)
         if self.share:
             sequence.adopt()

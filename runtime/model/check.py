@@ -14,7 +14,7 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import StepOptions
 from orchestrator.wire.calls import Delta, DraftRequest, StepRequest, delta_of
-from runtime.engine.calls import ask
+from runtime.engine.calls import submit_and_wait
 from runtime.engine.thread import EngineThread
 from runtime.kv.batch import Pass, Segment
 from runtime.kv.blocks import BlockPool
@@ -118,7 +118,7 @@ def warm_up_target(engine: EngineThread[StepRequest], vocab_size: int) -> None:
     context = Context(check_ids(vocab_size)[:8])
     tree = TokenTree.from_paths([[0, 1], [1]])
     for drafts, sampling in ((TokenTree.bare(), Sampling()), (tree, Sampling(1.0, top_p=0.9))):
-        ask(engine.submit, StepRequest(_whole(context), drafts, sampling, StepOptions(), 1000))
+        submit_and_wait(engine.submit, StepRequest(_whole(context), drafts, sampling, StepOptions(), 1000))
     engine.release(1)
 
 
@@ -126,5 +126,5 @@ def warm_up_draft(engine: EngineThread[DraftRequest], vocab_size: int) -> None:
     """Draft one chain, greedy and drawn."""
     context = Context(check_ids(vocab_size)[:8])
     for sampling in (Sampling(), Sampling(1.0, top_p=0.9)):
-        ask(engine.submit, DraftRequest(_whole(context), sampling, 4, 4))
+        submit_and_wait(engine.submit, DraftRequest(_whole(context), sampling, 4, 4))
     engine.release(1)

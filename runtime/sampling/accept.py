@@ -41,7 +41,7 @@ class AcceptInput:
     sampling: Sampling
 
 
-def walks(asks: Sequence[AcceptInput], log_p: Tensor) -> list[AcceptedPath]:
+def accepted_paths(asks: Sequence[AcceptInput], log_p: Tensor) -> list[AcceptedPath]:
     """Return the walk of every ask; none may be under the rule `coupled`, which needs picks alone.
 
     log_p: (rows, V) float64: of every ask its root and its nodes 1…m, ask by ask. A greedy row is 0 at one token.
@@ -113,7 +113,7 @@ def _chances(asks: Sequence[AcceptInput], nodes: _Nodes, left: Tensor) -> Tensor
     return chances
 
 
-def _chosen(left: Tensor, nodes: _Nodes, asks: Sequence[AcceptInput]) -> Tensor:
+def _deterministic(left: Tensor, nodes: _Nodes, asks: Sequence[AcceptInput]) -> Tensor:
     """p(y) over what its earlier siblings leave: a sum, not 1 − their sum, so that the last token left is certain."""
     firsts, places = nodes.families()
     parents, tokens = _on(nodes.parents, left), _on(nodes.tokens, left)
@@ -126,7 +126,7 @@ def _chosen(left: Tensor, nodes: _Nodes, asks: Sequence[AcceptInput]) -> Tensor:
     return probs / (rest + siblings.flip(-1).cumsum(dim=-1).flip(-1))[where]
 
 
-def _drawn(left: Tensor, nodes: _Nodes, asks: Sequence[AcceptInput]) -> Tensor:
+def _sampled(left: Tensor, nodes: _Nodes, asks: Sequence[AcceptInput]) -> Tensor:
     """p(y) / q(y), then p ← norm(max(p − q, 0)) and q ← norm(q without y): one round per child number."""
     firsts, places = nodes.families()
     ids, probs = _drafted(nodes.only(firsts), asks, left)
@@ -136,7 +136,7 @@ def _drawn(left: Tensor, nodes: _Nodes, asks: Sequence[AcceptInput]) -> Tensor:
         parents, tokens, family = (_on(column[index], left) for column in (nodes.parents, nodes.tokens, places))
         is_tried = ids[family] == tokens[:, None]
         chances[_on(index, left)] = left[parents, tokens] / (probs[family] * is_tried).sum(dim=-1)
-        left[parents] = _norm(_less(left[parents], ids[family], probs[family]))
+        left[parents] = _norm(_residual(left[parents], ids[family], probs[family]))
         probs[family] = _norm(probs[family].masked_fill(is_tried, 0.0))
     return chances
 
@@ -153,7 +153,7 @@ def _block(left: Tensor, nodes: _Nodes, asks: Sequence[AcceptInput]) -> Tensor:
     for depth in range(1, int(nodes.depths.max()) + 1):
         now = _on(np.flatnonzero(nodes.depths == depth), left)
         joint[rows[now]] = (joint[parents[now]] * left[parents[now], tokens[now]] / drafted[now]).clamp(max=1.0)
-    left[parents] = _less(joint[parents, None] * left[parents], ids, probs)
+    left[parents] = _residual(joint[parents, None] * left[parents], ids, probs)
     gains, joints = left[rows].sum(dim=-1), joint[rows]
     inner = gains / (gains + (1.0 - joints))
     return torch.where(_on(np.isin(nodes.rows, nodes.parents), left), inner.nan_to_num(1.0), joints)
@@ -170,8 +170,8 @@ def _typical(left: Tensor, nodes: _Nodes, asks: Sequence[AcceptInput]) -> Tensor
 
 
 _RULES: tuple[tuple[Callable[[AcceptInput], bool], Callable[[Tensor, _Nodes, Sequence[AcceptInput]], Tensor]], ...] = (
-    (lambda ask: ask.sampling.rule is Rule.REJECTION and not ask.q, _chosen),
-    (lambda ask: ask.sampling.rule is Rule.REJECTION and bool(ask.q), _drawn),
+    (lambda ask: ask.sampling.rule is Rule.REJECTION and not ask.q, _deterministic),
+    (lambda ask: ask.sampling.rule is Rule.REJECTION and bool(ask.q), _sampled),
     (lambda ask: ask.sampling.rule is Rule.BLOCK, _block),
     (lambda ask: ask.sampling.rule is Rule.TYPICAL, _typical),
 )
@@ -212,7 +212,7 @@ def _point(token: int) -> Distribution:
     return Distribution(np.array([token], np.int32), np.ones(1, np.float32))
 
 
-def _less(rows: Tensor, ids: Tensor, probs: Tensor) -> Tensor:
+def _residual(rows: Tensor, ids: Tensor, probs: Tensor) -> Tensor:
     """Return max(p − q, 0) per row; rows: (n, V). ids, probs: (n, k) as in `_drafted`."""
     return rows.scatter_add(-1, ids, -probs).clamp_(min=0.0)
 

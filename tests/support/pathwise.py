@@ -24,7 +24,7 @@ from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfi
 from orchestrator.sampling.accept import AcceptedPath, accept_coupled
 from orchestrator.sampling.distribution import pick
 from orchestrator.sampling.reference import generate
-from runtime.engine.verify import VerifyInput, VerifyResult, decide
+from runtime.engine.verify import VerifyInput, VerifyResult, verify
 from runtime.sampling.accept import AcceptInput
 from tests.support.table_target import TableTarget
 
@@ -185,10 +185,10 @@ def step(growing: Sequence[Text], rng: random.Random) -> None:
         for text, tree in zip(growing, trees, strict=True)
     ]
     rows = np.concatenate([text.table.target[own] for text, own in zip(growing, codes, strict=True)])
-    for text, own, tree, verdict in zip(growing, codes, trees, decide(questions, torch.from_numpy(rows)), strict=True):
+    for text, own, tree, verdict in zip(growing, codes, trees, verify(questions, torch.from_numpy(rows)), strict=True):
         if not isinstance(verdict, VerifyResult):
             raise verdict
-        text.grow(own, tree, verdict.walk)
+        text.grow(own, tree, verdict.accepted)
 
 
 @dataclass

@@ -21,7 +21,7 @@ from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution, FloatArray
 from orchestrator.sampling.accept import AcceptedPath, accept_coupled
-from runtime.sampling.accept import AcceptInput, walks
+from runtime.sampling.accept import AcceptInput, accepted_paths
 from runtime.sampling.distribution import target_tokens
 from runtime.sampling.noise import gumbel, seed_words
 
@@ -136,9 +136,9 @@ class Setting:
 
 
 def decide(asks: Sequence[AcceptInput], log_p: Tensor) -> list[AcceptedPath]:
-    """The served decision: by the target's picks, or by `walks`."""
+    """The served decision: by the target's picks, or by `accepted_paths`."""
     if asks[0].sampling.rule is not Rule.COUPLED:
-        return walks(asks, log_p)
+        return accepted_paths(asks, log_p)
     size, depths = asks[0].tree.num_nodes + 1, asks[0].tree.depths  # trees of one shape
     places = (np.array([[ask.prefix_len] for ask in asks]) + depths).ravel().tolist()
     found = target_tokens(log_p, places, [ask.sampling for ask in asks for _ in range(size)])

@@ -18,7 +18,7 @@ from runtime.heads.modules.layers import head_dim
 from runtime.kv.batch import Pass
 from runtime.kv.blocks import BlockPool
 from runtime.kv.cache import CacheShape, KVCache
-from runtime.kv.sequences import Sequence, SequenceTable
+from runtime.kv.sequences import CachedSequence, SequenceTable
 from runtime.model.attention import paged_tree_attention
 
 
@@ -116,9 +116,11 @@ class EagleEngine(HeadEngine):
         return self._head.forward(state[None], batch.ids, batch.positions, attend)[0]
 
 
-def _skip(sequence: Sequence, features_start: int) -> None:
+def _skip(sequence: CachedSequence, features_start: int) -> None:
     """Note the entries before `features_start` that can never be made; several holes become one."""
     first = max(sequence.num_computed, 1)
     if features_start + 1 > first:
-        sequence.hole = range(sequence.hole.start if sequence.hole else first, features_start + 1)
+        sequence.missing_rows = range(
+            sequence.missing_rows.start if sequence.missing_rows else first, features_start + 1
+        )
         sequence.num_computed = features_start + 1

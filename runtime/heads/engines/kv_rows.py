@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runtime.heads.engines.base import HeadCall
 from runtime.heads.engines.growth import Growth
-from runtime.kv.sequences import Sequence
+from runtime.kv.sequences import CachedSequence
 
 
 @dataclass(eq=False)
@@ -25,7 +25,7 @@ class KVRows:
     index: slot of each in the sequence. place: position of each. seen: (n, num_slots) bool.
     """
 
-    sequence: Sequence
+    sequence: CachedSequence
     tokens: list[int]
     index: list[int]
     place: list[int]
@@ -75,7 +75,7 @@ class Draft:
     @cached_property
     def seen_context(self) -> np.ndarray:
         """Slots of the context that hold an entry, (prefix_len,) bool."""
-        seen, hole = np.ones(self.job.delta.prefix_len, np.bool_), self.job.opened.hole
+        seen, hole = np.ones(self.job.delta.prefix_len, np.bool_), self.job.opened.missing_rows
         seen[0] = seen[hole.start : hole.stop] = False
         return seen
 

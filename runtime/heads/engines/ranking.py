@@ -10,7 +10,7 @@ from torch import Tensor
 
 from orchestrator.core.noise import Stream
 from orchestrator.core.sampling_params import Rule, Sampling
-from runtime.sampling import distribution as rules
+from runtime.sampling import distribution
 from runtime.sampling.noise import gumbel, seed_words
 
 # Where the target takes an argmax, of its logits or of log p + noise, a head's best guess is right far oftener than its
@@ -52,10 +52,10 @@ def _log_q(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """Return log q of every row, (n, C) float64; greedy rows keep their whole law: ranks below the first count, too."""
     drawn = [row for row, s in enumerate(samplings) if not s.greedy]
     if len(drawn) == len(samplings):
-        return rules.log_p(logits, samplings)
+        return distribution.log_p(logits, samplings)
     result = logits.log_softmax(dim=-1)
     if drawn:
-        result[drawn] = rules.log_p(logits[drawn], [samplings[row] for row in drawn])
+        result[drawn] = distribution.log_p(logits[drawn], [samplings[row] for row in drawn])
     return result
 
 

@@ -81,7 +81,7 @@ class BackendClient(Generic[Request]):
 
     def __init__(self, desk: Adapter[Request], call: Call, num_threads: int, name: str) -> None:
         """num_threads: calls that are under way at once."""
-        self.num_jobs = 0
+        self.num_calls = 0
         self._desk: Adapter[Request] = desk
         self._call = call
         self._contexts = Contexts()
@@ -139,7 +139,7 @@ class BackendClient(Generic[Request]):
 
     def status(self) -> EngineStatus:
         """Return the line's figures; a pass is a call. The backend keeps its blocks to itself."""
-        return EngineStatus(0, 0, 0, 0, len(self._contexts), self.num_jobs, self.num_jobs)
+        return EngineStatus(0, 0, 0, 0, len(self._contexts), self.num_calls, self.num_calls)
 
     def _admit(self, flight: InFlight[Request]) -> Unavailable | None:
         with self._lock:
@@ -173,7 +173,7 @@ class BackendClient(Generic[Request]):
             if is_awaited and now_answered:
                 del self._flights[flight.job.sequence_id]
                 self._contexts.touch(flight.job.sequence_id, time.monotonic())
-                self.num_jobs += 1
+                self.num_calls += 1
         return is_awaited
 
     def _answer(self, flight: InFlight[Request]) -> Answer:

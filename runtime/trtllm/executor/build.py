@@ -14,7 +14,7 @@ from orchestrator.deployment.capabilities import Capabilities, executor_capabili
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import Manifest, check_engine, check_role, read_manifest
 from orchestrator.wire.calls import DraftRequest, StepRequest, delta_of
-from runtime.engine.calls import Request, ask
+from runtime.engine.calls import Request, submit_and_wait
 from runtime.trtllm.executor.client import ExecutorClient
 from runtime.trtllm.executor.drafts import DraftAdapter
 from runtime.trtllm.executor.engine_side import EngineSideAdapter
@@ -75,7 +75,7 @@ def _checked(folder: Path, role: str, draft: Path | None = None) -> tuple[Librar
 
 def _warm_up(line: ExecutorClient[Request], request: Request) -> None:
     try:
-        ask(line.submit, request)
+        submit_and_wait(line.submit, request)
     except ServingError as error:
         line.close()
         raise ConfigError(f"the engine answers nothing: {error}") from None

@@ -38,7 +38,7 @@ class ExecutorClient(Generic[Request]):
 
     def __init__(self, executor: Any, desk: Adapter[Request], name: str) -> None:
         self.num_passes = 0
-        self.num_jobs = 0
+        self.num_calls = 0
         self._executor = executor
         self._desk: Adapter[Request] = desk
         self._contexts = Contexts()
@@ -103,7 +103,7 @@ class ExecutorClient(Generic[Request]):
 
     def status(self) -> EngineStatus:
         """Return the line's figures; a pass is a batch of answers. The executor keeps its blocks to itself."""
-        return EngineStatus(0, 0, 0, 0, len(self._contexts), self.num_passes, self.num_jobs)
+        return EngineStatus(0, 0, 0, 0, len(self._contexts), self.num_passes, self.num_calls)
 
     def _begin(self, job: EngineCall[Request]) -> Answer | ServingError | None:
         """Hand a call to the executor; return an answer that needs no executor, or why there will be none."""
@@ -144,7 +144,7 @@ class ExecutorClient(Generic[Request]):
         """Let a call have what its stream has brought by now; None when it must wait for it."""
         held.job = job
         landings = self._flights.land([])
-        self.num_jobs += len(landings)
+        self.num_calls += len(landings)
         return next((self._answer(landing, self._flights.num_flying or 1) for landing in landings), None)
 
     def _run(self) -> None:
@@ -191,7 +191,7 @@ class ExecutorClient(Generic[Request]):
         for landing in landings:
             landing.job.reply(self._answer(landing, num_in_pass))
         self.num_passes += bool(landings)
-        self.num_jobs += len(landings)
+        self.num_calls += len(landings)
 
     def _answer(self, landing: Completed[Request], num_in_pass: int) -> Answer | ServingError:
         job, asked, responses = landing

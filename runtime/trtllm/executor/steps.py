@@ -12,7 +12,7 @@ from orchestrator.core.errors import EngineError
 from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.wire.calls import StepRequest
 from runtime.engine.calls import EngineCall
-from runtime.sampling import distribution as logits_of
+from runtime.sampling import distribution
 from runtime.trtllm.adapter import TargetAdapter, new_tokens, salt_of
 from runtime.trtllm.executor.sampling import edits_of, is_edited, sampling_config
 from runtime.trtllm.in_flight import EngineRequest
@@ -36,8 +36,8 @@ class StepAdapter(TargetAdapter):
         if not (options.logprobs or options.num_top):
             return Acceptance(path, emitted[-1])
         logits = self._logits(result, len(emitted))
-        top_ids, top_logprobs = logits_of.top_log_probs(logits, options.num_top) if options.num_top else (None, None)
-        logprobs = np.array(logits_of.log_probs_of(logits, emitted)) if options.logprobs else None
+        top_ids, top_logprobs = distribution.top_log_probs(logits, options.num_top) if options.num_top else (None, None)
+        logprobs = np.array(distribution.log_probs_of(logits, emitted)) if options.logprobs else None
         return Acceptance(path, emitted[-1], logprobs=logprobs, top_ids=top_ids, top_logprobs=top_logprobs)
 
     def _drafts(self, request: StepRequest, num_output: int) -> list[int]:

@@ -40,7 +40,7 @@ def position_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def one_position_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     def bug(questions: list[VerifyInput], parts: list[Tensor]) -> list[list[int]]:
-        asks = [question.ask for question in questions for _ in range(question.num_rows)]
+        asks = [question.accept_input for question in questions for _ in range(question.num_rows)]
         places, rules = [ask.prefix_len for ask in asks], [ask.sampling for ask in asks]
         flat = iter(distribution.target_tokens(torch.cat(parts), places, rules))
         return [[next(flat) for _ in range(question.num_rows)] for question in questions]

@@ -88,7 +88,7 @@ def recovery_from_the_drafts_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recovery_from_p(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accept, "_less", lambda rows, ids, probs: rows)
+    monkeypatch.setattr(accept, "_residual", lambda rows, ids, probs: rows)
 
 
 def residual_not_renormalised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,12 +107,12 @@ def replace_rule(monkeypatch: pytest.MonkeyPatch, name: str, bug: Callable[..., 
 
 
 def sibling_not_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    replace_rule(monkeypatch, "_chosen", lambda left, nodes, asks: left[nodes.parents, nodes.tokens])
+    replace_rule(monkeypatch, "_deterministic", lambda left, nodes, asks: left[nodes.parents, nodes.tokens])
 
 
 def token_chances_in_block(monkeypatch: pytest.MonkeyPatch) -> None:
     def bug(left: Tensor, nodes: Any, asks: Sequence[AcceptInput]) -> Tensor:
-        chances = accept._drawn(left.clone(), nodes, asks)
+        chances = accept._sampled(left.clone(), nodes, asks)
         accept._block(left, nodes, asks)
         return chances
 

@@ -26,7 +26,7 @@ class Loop:
     arrivals: list[tuple[float, int]]
     away_s: Callable[[int], float | None] = lambda _: AWAY_S
     pass_s: Callable[[], float] = lambda: PASS_S
-    gather: BatchingPolicy = field(default_factory=BatchingPolicy)
+    batching: BatchingPolicy = field(default_factory=BatchingPolicy)
     now_s: float = 0.0
     holds_s: list[float] = field(default_factory=list)
     limits_s: list[float] = field(default_factory=list)
@@ -42,12 +42,12 @@ class Loop:
     def one_pass(self) -> None:
         self.now_s = max(self.now_s, self.arrivals[0][0])
         ready_s, jobs = self.now_s, self.arrived()
-        while wait_s := self.gather.wait_s(self.now_s, has_jobs=True):
+        while wait_s := self.batching.wait_s(self.now_s, has_jobs=True):
             coming_s = self.arrivals[0][0] if self.arrivals else np.inf
             self.now_s = min(self.now_s + wait_s, coming_s)
             jobs += self.arrived()
         self.holds_s.append(self.now_s - ready_s)
-        self.limits_s.append(self.gather.patience * self.gather.pass_s)
+        self.limits_s.append(self.batching.patience * self.batching.pass_s)
         self.batches.append(len(jobs))
         self.answer(jobs)
 
@@ -55,7 +55,7 @@ class Loop:
         jobs = []
         while self.arrivals and self.arrivals[0][0] <= self.now_s:
             when_s, sequence_id = heapq.heappop(self.arrivals)
-            self.gather.arrived(sequence_id, when_s)
+            self.batching.arrived(sequence_id, when_s)
             jobs.append(sequence_id)
         return jobs
 
@@ -66,7 +66,7 @@ class Loop:
             away_s = self.away_s(sequence_id)
             if away_s is not None:
                 heapq.heappush(self.arrivals, (self.now_s + away_s, sequence_id))
-        self.gather.answered(jobs, self.now_s, pass_s)
+        self.batching.answered(jobs, self.now_s, pass_s)
 
 
 def two_groups() -> list[tuple[float, int]]:
@@ -88,7 +88,7 @@ def test_two_groups_of_8_merge_into_one() -> None:
 
 def test_without_patience_the_two_groups_alternate_for_ever() -> None:
     """What gathering is there for: the same load, never held back."""
-    loop = Loop(two_groups(), gather=BatchingPolicy(patience=0.0)).run(60)
+    loop = Loop(two_groups(), batching=BatchingPolicy(patience=0.0)).run(60)
     assert loop.batches == [8] * 60
 
 
@@ -118,14 +118,14 @@ def test_a_sequence_that_is_gone_delays_nobody_more_than_once() -> None:
 
 
 def test_a_sequence_that_has_left_is_not_waited_for() -> None:
-    gather = BatchingPolicy(pass_s=PASS_S)
+    batching = BatchingPolicy(pass_s=PASS_S)
     for sequence_id in (1, 2):
-        gather.arrived(sequence_id, 1.0)
-    gather.answered([1, 2], 2.0, PASS_S)
-    gather.arrived(1, 2.0)
-    assert gather.wait_s(2.0, has_jobs=True) > 0.0
-    gather.left(2)
-    assert gather.wait_s(2.0, has_jobs=True) == 0.0
+        batching.arrived(sequence_id, 1.0)
+    batching.answered([1, 2], 2.0, PASS_S)
+    batching.arrived(1, 2.0)
+    assert batching.wait_s(2.0, has_jobs=True) > 0.0
+    batching.left(2)
+    assert batching.wait_s(2.0, has_jobs=True) == 0.0
 
 
 def test_slow_readers_hold_nobody_back() -> None:
@@ -149,21 +149,21 @@ def test_no_wait_outlasts_patience_times_the_cost_of_a_pass(seed: int) -> None:
 
 
 def test_without_a_call_it_waits_for_one() -> None:
-    gather = BatchingPolicy(pass_s=PASS_S)
-    assert gather.wait_s(5.0, has_jobs=False) == IDLE_POLL_S
-    gather.arrived(1, 5.0)
-    gather.answered([1], 5.1, PASS_S)
-    assert gather.wait_s(5.1, has_jobs=False) == IDLE_POLL_S
+    batching = BatchingPolicy(pass_s=PASS_S)
+    assert batching.wait_s(5.0, has_jobs=False) == IDLE_POLL_S
+    batching.arrived(1, 5.0)
+    batching.answered([1], 5.1, PASS_S)
+    assert batching.wait_s(5.1, has_jobs=False) == IDLE_POLL_S
 
 
 @pytest.mark.parametrize("answered_s", [0.0, 100.0])
 def test_the_silent_are_forgotten_and_those_with_a_call_here_are_not(answered_s: float) -> None:
-    gather = BatchingPolicy()
+    batching = BatchingPolicy()
     for sequence_id in (1, 2, 3):
-        gather.arrived(sequence_id, answered_s)
-    gather.answered([1, 2], answered_s, PASS_S)
-    gather.arrived(2, answered_s + 1.0)
-    gather.forget_idle(answered_s + 1.9)
-    assert set(gather._live) == {1, 2, 3}
-    gather.forget_idle(answered_s + 2.1)
-    assert set(gather._live) == {2, 3}
+        batching.arrived(sequence_id, answered_s)
+    batching.answered([1, 2], answered_s, PASS_S)
+    batching.arrived(2, answered_s + 1.0)
+    batching.forget_idle(answered_s + 1.9)
+    assert set(batching._live) == {1, 2, 3}
+    batching.forget_idle(answered_s + 2.1)
+    assert set(batching._live) == {2, 3}

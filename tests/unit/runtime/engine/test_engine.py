@@ -174,7 +174,7 @@ def test_concurrent_sequences_do_not_disturb_each_other(engine: EngineThread[Ste
         thread.join(60)
     for index, prompt in enumerate(prompts):
         assert outputs[index] == reference.generate(plain.logits, prompt, Sampling(), 24)
-    assert engine.num_passes < engine.num_jobs
+    assert engine.num_passes < engine.num_calls
 
 
 def test_prefix_hit_and_eviction_equal_a_cold_cache(folder: Path, plain: PlainModel) -> None:

@@ -144,7 +144,7 @@ def test_calls_that_wait_together_are_answered_by_one_pass(bench: Bench) -> None
     bench.go()
     assert [a.token() for a in (held, *answers)] == [100, 1, 2, 3]
     assert bench.script.seen == [[100], [1, 2, 3]]
-    assert (bench.thread.num_passes, bench.thread.num_jobs) == (2, 4)
+    assert (bench.thread.num_passes, bench.thread.num_calls) == (2, 4)
 
 
 def test_a_call_of_many_passes_is_answered_once_and_holds_nobody_up(bench: Bench) -> None:
@@ -165,7 +165,7 @@ def test_a_deadline_that_passes_in_the_queue_is_said_and_the_engine_never_asked(
     assert bench.submit(2).token() == 2
     assert all(1 not in batch for batch in bench.script.seen)
     assert 1 in bench.script.sequences.dropped
-    assert 1 not in bench.thread.gather._live
+    assert 1 not in bench.thread.batching._live
 
 
 def test_a_deadline_ends_a_call_of_too_many_passes(bench: Bench) -> None:

@@ -16,7 +16,7 @@ from orchestrator.core.types import Distribution
 from orchestrator.sampling import reference
 from orchestrator.sampling.distribution import pick
 from orchestrator.sampling.sampled_drafts import cut
-from runtime.engine.verify import VerifyInput, decide
+from runtime.engine.verify import VerifyInput, verify
 from runtime.sampling.accept import AcceptInput
 from runtime.sampling.logits_processors import LogitsProcessors
 
@@ -63,12 +63,12 @@ def test_decisions_of_a_mixed_batch_equal_the_reference_s(seed: int, dtype: torc
     asked = [random_question(rng, number) for number in range(40)]
     parts = [torch.from_numpy(rng.normal(size=(question.num_rows, V)) * 2).to(dtype) for question, _ in asked]
     before = torch.cat(parts)
-    verdicts = decide([question for question, _ in asked], before)
+    verdicts = verify([question for question, _ in asked], before)
     for (question, prompt), part, verdict in zip(asked, parts, verdicts, strict=True):
-        ask, context = question.ask, question.context
+        ask, context = question.accept_input, question.context
         rows = reference.shaped_rows(part.double().numpy(), ask.tree, prompt, context.output, ask.sampling)
-        assert verdict.walk == reference.decide(rows, ask.tree, ask.q, len(context), ask.sampling)
-        if question.want_picks or question.is_coupled:
+        assert verdict.accepted == reference.decide(rows, ask.tree, ask.q, len(context), ask.sampling)
+        if question.wants_target_tokens or question.is_coupled:
             assert verdict.target_tokens == pick(rows, len(context) + ask.tree.depths, ask.sampling).tolist()
         else:
             assert verdict.target_tokens is None
@@ -79,11 +79,11 @@ def test_a_verdict_is_the_same_in_any_company() -> None:
     rng = np.random.default_rng(5)
     asked = [random_question(rng, number)[0] for number in range(30)]
     parts = [torch.from_numpy(rng.normal(size=(question.num_rows, V))) for question in asked]
-    together = decide(asked, torch.cat(parts))
-    assert together == [decide([question], part)[0] for question, part in zip(asked, parts, strict=True)]
-    backwards = decide(asked[::-1], torch.cat(parts[::-1]))
+    together = verify(asked, torch.cat(parts))
+    assert together == [verify([question], part)[0] for question, part in zip(asked, parts, strict=True)]
+    backwards = verify(asked[::-1], torch.cat(parts[::-1]))
     assert together == backwards[::-1]
-    assert len({verdict.walk for verdict in together}) > 10 and any(verdict.walk.path for verdict in together)
+    assert len({verdict.accepted for verdict in together}) > 10 and any(verdict.accepted.path for verdict in together)
 
 
 class Refusing(LogitsProcessors):
@@ -97,10 +97,10 @@ def test_a_question_that_cannot_be_answered_gets_its_error_and_the_others_their_
     rng = np.random.default_rng(6)
     asked = [random_question(rng, number)[0] for number in range(10)]
     parts = [torch.from_numpy(rng.normal(size=(question.num_rows, V))) for question in asked]
-    sound = decide(asked, torch.cat(parts))
+    sound = verify(asked, torch.cat(parts))
     for broken in range(10):
-        logits_processors = Refusing(asked[broken].ask.sampling, 5, None)
-        found = decide(
+        logits_processors = Refusing(asked[broken].accept_input.sampling, 5, None)
+        found = verify(
             [replace(q, logits_processors=logits_processors) if i == broken else q for i, q in enumerate(asked)],
             torch.cat(parts),
         )

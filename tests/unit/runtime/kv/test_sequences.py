@@ -11,7 +11,7 @@ from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, RequestError, Unavailable, UnknownSequence
 from orchestrator.wire.calls import Delta, delta_of
 from runtime.kv.blocks import BlockPool
-from runtime.kv.sequences import Sequence, SequenceTable
+from runtime.kv.sequences import CachedSequence, SequenceTable
 
 SIZE = 4
 
@@ -26,7 +26,7 @@ class Memory:
     table: SequenceTable
     rows: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
-    def compute(self, sequence: Sequence, num_drafts: int = 0) -> None:
+    def compute(self, sequence: CachedSequence, num_drafts: int = 0) -> None:
         """Run the pass that an engine would: what is not computed, and rubbish for drafts behind it."""
         for index in range(sequence.num_computed, len(sequence.ids)):
             self.write(sequence, index, tuple(sequence.ids[: index + 1]))
@@ -34,13 +34,13 @@ class Memory:
             self.write(sequence, index, (-1,))
         sequence.num_computed = len(sequence.ids)
 
-    def write(self, sequence: Sequence, index: int, row: tuple[int, ...]) -> None:
+    def write(self, sequence: CachedSequence, index: int, row: tuple[int, ...]) -> None:
         slot = sequence.slot(index)
         assert slot // SIZE not in self.table.pool._keys, "a published block was written"
         self.rows[slot] = row
 
     def check(self) -> None:
-        """The law of Sequence, for all that live."""
+        """The law of CachedSequence, for all that live."""
         for sequence in self.table._live.values():
             for index in range(sequence.num_computed):
                 assert self.rows[sequence.slot(index)] == tuple(sequence.ids[: index + 1])
@@ -119,7 +119,7 @@ class Script:
             self.accept(sequence, emitted)
         sender.context.commit(emitted)
 
-    def accept(self, sequence: Sequence, emitted: list[int]) -> None:
+    def accept(self, sequence: CachedSequence, emitted: list[int]) -> None:
         """As the target does: the accepted drafts' rows are there already, the last token's is not."""
         num_known = len(sequence.ids)
         sequence.context.commit(emitted)
@@ -128,7 +128,7 @@ class Script:
         sequence.num_computed = len(sequence.ids) - 1
         sequence.publish(len(sequence.ids))
 
-    def draft_ahead(self, sequence: Sequence, num_drafts: int) -> None:
+    def draft_ahead(self, sequence: CachedSequence, num_drafts: int) -> None:
         """As the draft engine does: its sequence runs ahead of the sender's by tokens that may be wrong."""
         prefix_len = len(sequence.ids)
         for _ in range(num_drafts):
@@ -137,7 +137,7 @@ class Script:
                 self.memory.compute(sequence)
                 sequence.publish(prefix_len)
 
-    def open(self, sender: Sender, num_drafts: int) -> Sequence | None:
+    def open(self, sender: Sender, num_drafts: int) -> CachedSequence | None:
         known = sender.sequence_id in self.table
         try:
             sequence = self.table.open(sender.delta(), num_drafts, min(num_drafts, 3))
@@ -184,7 +184,7 @@ def test_random_scripts_keep_the_laws() -> None:
     assert sum(s.num_rolled_back for s in scripts) > 50
 
 
-def run(memory: Memory, sender: Sender, start: int | None = None) -> Sequence:
+def run(memory: Memory, sender: Sender, start: int | None = None) -> CachedSequence:
     """One step without drafts."""
     sequence = memory.table.open(sender.delta(start), 0, 0)
     memory.compute(sequence)

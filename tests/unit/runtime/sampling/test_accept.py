@@ -15,7 +15,7 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution, FloatArray
 from orchestrator.sampling.accept import AcceptedPath, KeyedDraws, accept_block, accept_rejection, accept_typical
 from runtime.sampling import accept
-from runtime.sampling.accept import AcceptInput, walks
+from runtime.sampling.accept import AcceptInput, accepted_paths
 
 RULES = (Rule.REJECTION, Rule.BLOCK, Rule.TYPICAL)
 
@@ -60,7 +60,7 @@ def truth(case: Case) -> AcceptedPath:
 def run(cases: list[Case]) -> list[AcceptedPath]:
     log_p = torch.from_numpy(np.concatenate([case.log_p for case in cases]))
     before = log_p.clone()
-    found = walks([case.ask for case in cases], log_p)
+    found = accepted_paths([case.ask for case in cases], log_p)
     assert torch.equal(log_p, before)  # the caller still needs it
     return found
 
@@ -200,7 +200,7 @@ def weighted(weights: dict[int, float]) -> Distribution:
 
 
 def test_no_asks_have_no_walks() -> None:
-    assert walks([], torch.zeros(0, 4, dtype=torch.float64)) == []
+    assert accepted_paths([], torch.zeros(0, 4, dtype=torch.float64)) == []
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -231,7 +231,7 @@ def test_the_last_token_that_chosen_siblings_leave_is_certain_to_the_last_digit(
         asks = [
             AcceptInput(TokenTree.from_paths([[token] for token in rng.permutation(6).tolist()]), (), 0, Sampling(1.0))
         ]
-        chances = accept._chosen(left, accept._Nodes.of(asks), asks)
+        chances = accept._deterministic(left, accept._Nodes.of(asks), asks)
         assert chances[-1] == 1.0 and ((chances > 0.0) & (chances <= 1.0)).all()
         assert (left[0] == 0.0).all()
     tree = TokenTree.from_paths([[0], [1]])

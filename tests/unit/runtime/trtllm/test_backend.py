@@ -113,7 +113,7 @@ def test_step_is_answered_with_what_was_accepted(line: Any, model: FakeModel) ->
     answer = ask(line, step(PROMPT, [said(4), said(5), 1]))
     assert (answer.path, answer.next_token) == ((1, 2), said(6))
     assert model.calls[0]["request_output_len"] == [[4]] and model.calls[0]["input_ids"] == [PROMPT]
-    assert line.status().num_jobs == 1 and line.status().num_sequences == 1
+    assert line.status().num_calls == 1 and line.status().num_sequences == 1
 
 
 def test_delta_is_joined_and_an_unknown_one_said_so(line: Any, model: FakeModel) -> None:

@@ -89,7 +89,7 @@ def test_eight_at_once_share_iterations_and_keep_their_own_texts(folder: Path, c
         for thread in threads:
             thread.join(LIMIT_S)
         assert standin(line).most_at_once == 8
-        assert line.status().num_sequences == 0 and line.status().num_jobs >= 8
+        assert line.status().num_sequences == 0 and line.status().num_calls >= 8
     assert [texts[number] for number in range(8)] == expected
 
 
