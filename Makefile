@@ -61,8 +61,8 @@ docker: ## build the two images (docs/docker.md); DOCKER="echo docker" prints th
 	$(DOCKER) build --file docker/Dockerfile --build-arg TORCH=$(TORCH) $(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX)) --tag specserve:$(VERSION) $(ARGS) .
 	$(DOCKER) build --file docker/Dockerfile.trtllm --tag specserve-trtllm:$(VERSION) $(ARGS) .
 
-size: ## lines per file
-	@$(PYTHON) -m tools.size
+size: ## files, functions and lines of the production code: make size ARGS=<another checkout>
+	@$(PYTHON) -m tools.size $(ARGS)
 
 clean: ## remove .venv, caches and whatever was generated
 	@rm -rf $(VENV) .setuptools specserve.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

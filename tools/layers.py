@@ -13,8 +13,11 @@ _PRODUCTS = ("auditor", "benchmarks", "build", "clients", "gateway", "launcher",
 
 #: The rooms of the orchestrator from bottom to top; a module may import its own row and those below it.
 ROOMS = (("core",), ("sampling", "wire", "deployment"), ("proposers",), ("generation", "requests"), ("triton",))
-#: The rooms that an engine may import.
-ENGINE_ROOMS = tuple(room for row in ROOMS[:2] for room in row)
+#: The rooms that another folder may import; a folder that is not here may import all of them, or is in FORBIDDEN.
+ALLOWED_ROOMS = {
+    "runtime": tuple(room for row in ROOMS[:2] for room in row),
+    "launcher": ("core", "deployment"),
+}
 
 #: Folder → what its files may not import.
 FORBIDDEN: dict[str, tuple[str, ...]] = {
@@ -53,17 +56,13 @@ def _wrong(path: Path, module: str) -> str:
     if not module.startswith("orchestrator."):
         return ""
     room = module.split(".")[1]
-    if folder == "orchestrator":
-        return _goes_up(path, module, room)
-    if folder == "runtime" and room not in ENGINE_ROOMS:
-        return f"runtime may import {', '.join(ENGINE_ROOMS)} of the orchestrator, not {module}"
-    if folder == "launcher" and room not in ("core", "deployment"):
-        return f"launcher may import orchestrator.core and orchestrator.deployment, not {module}"
-    return ""
+    allowed = ALLOWED_ROOMS.get(folder, (room,))
+    if room not in allowed:
+        return f"{folder} may import {', '.join(allowed)} of the orchestrator, not {module}"
+    return _goes_up(path.parts[1], module, room) if folder == "orchestrator" else ""
 
 
-def _goes_up(path: Path, module: str, room: str) -> str:
-    own = path.parts[1]
+def _goes_up(own: str, module: str, room: str) -> str:
     for name in (own, room):
         if name != "__init__.py" and _row(name) is None:
             return f"orchestrator.{name.removesuffix('.py')} is no room of the orchestrator (tools/layers.py, ROOMS)"

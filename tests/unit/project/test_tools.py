@@ -82,3 +82,27 @@ def test_check_host_other_platform_is_sent_to_the_container(monkeypatch):
 def test_size_counts_code_without_docstrings_comments_and_blank_lines():
     source = '"""Doc.\n\nMore.\n"""\n\nimport os  # why\n\n# comment\ndef f():\n    """Doc."""\n    return """a\nb"""\n'
     assert size.code_lines(source) == 4
+
+
+def test_size_counts_functions_short_and_long_files_by_folder_without_the_tests(tmp_path, capsys):
+    function = "def f():\n    return 1\n"
+    sources = {
+        "launcher/__init__.py": "",
+        "launcher/short.py": function,
+        "runtime/kv/long.py": function * 150 + "\n",
+        "tests/test_short.py": function,
+        ".venv/hidden.py": function,
+    }
+    for path, source in sources.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(source)
+
+    assert size.main([str(tmp_path)]) == 0
+
+    titles, *rows = (line.split() for line in capsys.readouterr().out.replace("< 40", "short").splitlines())
+    assert titles[:6] == ["folder", "files", "lines", "code", "functions", "median"]
+    assert rows == [
+        ["launcher/", "2", "2", "2", "1", "2", "2", "2", "1", "0"],
+        ["runtime/", "1", "301", "300", "150", "2", "2", "2", "0", "1"],
+        ["all", "3", "303", "302", "151", "2", "2", "2", "1", "1"],
+    ]
