@@ -213,7 +213,7 @@ _DECOUPLED = re.compile(r"^[^#]*\bdecoupled\s*:\s*true\b", re.IGNORECASE | re.MU
 
 
 class BackendCall:
-    """Calls one model of NVIDIA's backend; implements `runtime.trtllm.backend.client.Call`."""
+    """Calls one model of NVIDIA's backend; implements `runtime.engine.build.ModelCall`."""
 
     def __init__(self, model: str, decoupled: bool) -> None:
         self._model = model

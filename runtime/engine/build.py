@@ -1,89 +1,56 @@
-"""From a deployment's configuration to a warm engine thread."""
+"""From a deployment's configuration to a warm engine; imports the one engine that the key `engine` names."""
 
 from __future__ import annotations
 
-import logging
-
-import torch
+import importlib
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.types import HiddenStates
 from orchestrator.deployment.config import ServingConfig
-from orchestrator.deployment.engine_manifest import LlmManifest, Manifest, served_checkpoint
-from orchestrator.sampling.grammar import Grammars
-from orchestrator.wire.calls import DraftRequest, StepRequest
-from runtime.engine.calls import Request
-from runtime.engine.cpu_threads import choose_threads
-from runtime.engine.draft import DraftEngine
-from runtime.engine.paged import Model, PagedModel
-from runtime.engine.target import TargetEngine
-from runtime.engine.thread import EngineThread
-from runtime.model.check import warm_up_draft, warm_up_target
-from runtime.model.load import load_model
-from runtime.trtllm.backend import build as trtllm_backend
-from runtime.trtllm.backend.build import Caller, no_caller
-from runtime.trtllm.backend.client import BackendClient
-from runtime.trtllm.executor import build as trtllm
-from runtime.trtllm.executor.client import ExecutorClient
-from runtime.trtllm.llm_api import build as llm_api
-from runtime.trtllm.trees import build as trtllm_trees
+from orchestrator.wire.tensors import Incoming
 
-log = logging.getLogger(__name__)
-
-#: What answers an engine's calls.
-Line = EngineThread[Request] | ExecutorClient[Request] | BackendClient[Request]
+#: Engine → the module that builds it: `build_target(config, caller)` and `build_draft(config, caller)`.
+BUILDERS = {
+    "torch": "runtime.engine.torch_engine",
+    "tensorrt_llm": "runtime.trtllm.executor.build",
+    "tensorrtllm_backend": "runtime.trtllm.backend.build",
+    "llm_api": "runtime.trtllm.llm_api.build",
+    "tensorrt_llm_trees_experimental": "runtime.trtllm.trees.build",
+}
 
 
-def states_of(config: ServingConfig) -> HiddenStates:
-    """Return which hidden states the deployment's heads read."""
-    last = HiddenStates.LAST if config.medusa or config.eagle or config.redrafter else HiddenStates.NONE
-    return last | (HiddenStates.LAYERS if config.eagle3 else HiddenStates.NONE)
+class ModelCall(Protocol):
+    """Calls one Triton model and waits for all its responses."""
+
+    def __call__(
+        self, tensors: Incoming, outputs: Sequence[str], request_id: str, limit_s: float
+    ) -> Sequence[Incoming]:
+        """Return the tensors of each response; raises ServingError, within `limit_s` or soon after it."""
 
 
-def _load(checkpoint: str, config: ServingConfig, features: HiddenStates) -> PagedModel:
-    if config.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device = {config.device!r}, but torch sees no CUDA device (serving.toml)")
-    model = load_model(checkpoint, config.device, config.dtype, features)
-    paged = PagedModel(model, config.kv_memory_mb, config.block_tokens, share=config.prefix_sharing)
-    log.info("%s: %d threads", checkpoint, choose_threads(paged))
-    return paged
+class ModelCaller(Protocol):
+    """Makes the call of a Triton model from the model's name."""
+
+    def __call__(self, model: str) -> ModelCall:
+        """Return the call of `model`."""
 
 
-def _grammars(config: ServingConfig, paged: PagedModel) -> Grammars:
-    """Return what structured output is checked with: the target's tokenizer, masks as wide as the engine's logits."""
-    checkpoint = served_checkpoint(config)
-    return Grammars(checkpoint.tokenizer_file, paged.model.vocab_size, checkpoint.eos_ids)
+def no_caller(model: str) -> ModelCall:
+    """Raise ConfigError: outside of Triton, its models cannot be called."""
+    raise ConfigError(f"the Triton model {model!r} can be called from within Triton alone (python -m launcher)")
 
 
-def build_target(
-    config: ServingConfig, caller: Caller = no_caller
-) -> tuple[Line[StepRequest], Model | Manifest | LlmManifest]:
-    """Load the target and start its engine; raises ConfigError when it cannot be served.
+def build_target(config: ServingConfig, caller: ModelCaller = no_caller) -> tuple[Any, Any]:
+    """Load the target and start its engine.
 
-    caller: the way to the models of NVIDIA's backend, for the engine of that name.
+    caller: calls the models of NVIDIA's backend, for engine = "tensorrtllm_backend".
+    Returns the engine's client, as `orchestrator.triton.engine_host.EngineClient` describes it, and the model or its
+    manifest, which has `vocab_size`. Raises ConfigError when the target cannot be served.
     """
-    if config.engine == "tensorrt_llm":
-        return trtllm.build_target(config)
-    if config.engine == "tensorrtllm_backend":
-        return trtllm_backend.build_target(config, caller)
-    if config.engine == "llm_api":
-        return llm_api.build_target(config)
-    is_compiled = config.engine == trtllm_trees.ENGINE
-    paged = trtllm_trees.load_paged(config) if is_compiled else _load(config.target, config, states_of(config))
-    engine = EngineThread(TargetEngine(paged, _grammars(config, paged)), "target-engine", paged.model.prepare)
-    engine.start()
-    warm_up_target(engine, paged.model.vocab_size)
-    return engine, paged.model
+    return importlib.import_module(BUILDERS[config.engine]).build_target(config, caller)
 
 
-def build_draft(config: ServingConfig, caller: Caller = no_caller) -> tuple[Line[DraftRequest], Model | Manifest]:
-    """Load the draft model and start its engine; raises ConfigError when it cannot be served; caller: as above."""
-    if config.engine in ("tensorrt_llm", trtllm_trees.ENGINE):
-        return trtllm.build_draft(config)
-    if config.engine == "tensorrtllm_backend":
-        return trtllm_backend.build_draft(config, caller)
-    paged = _load(config.draft, config, HiddenStates.NONE)
-    engine = EngineThread(DraftEngine(paged, _grammars(config, paged)), "draft-engine", paged.model.prepare)
-    engine.start()
-    warm_up_draft(engine, paged.model.vocab_size)
-    return engine, paged.model
+def build_draft(config: ServingConfig, caller: ModelCaller = no_caller) -> tuple[Any, Any]:
+    """Load the draft model and start its engine; arguments and result as of `build_target`."""
+    return importlib.import_module(BUILDERS[config.engine]).build_draft(config, caller)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Protocol
 
-from orchestrator.core.errors import ConfigError
 from orchestrator.deployment.capabilities import INSIDE
 from orchestrator.deployment.config import BACKEND_MODELS, ServingConfig
 from orchestrator.deployment.engine_manifest import (
@@ -18,27 +16,16 @@ from orchestrator.deployment.engine_manifest import (
     read_manifest,
 )
 from orchestrator.wire.calls import DraftRequest, StepRequest
+from runtime.engine.build import ModelCaller
 from runtime.engine.calls import Request
 from runtime.trtllm.backend.adapters import DraftAdapter, EngineSideAdapter, StepAdapter
-from runtime.trtllm.backend.client import Adapter, BackendClient, Call
+from runtime.trtllm.backend.client import Adapter, BackendClient
 from runtime.trtllm.backend.tensors import Backend
 
 log = logging.getLogger(__name__)
 
 
-class Caller(Protocol):
-    """Makes the line's way to a Triton model: its name -> what calls it."""
-
-    def __call__(self, model: str) -> Call:
-        """Return what calls `model`."""
-
-
-def no_caller(model: str) -> Call:
-    """Refuse: where there is no Triton, its models cannot be called."""
-    raise ConfigError(f"the Triton model {model!r} can be called from within Triton alone (python -m launcher)")
-
-
-def build_target(config: ServingConfig, caller: Caller) -> tuple[BackendClient[StepRequest], Manifest]:
+def build_target(config: ServingConfig, caller: ModelCaller) -> tuple[BackendClient[StepRequest], Manifest]:
     """Return the line to the target's Triton model; raises ConfigError when the engine cannot be served."""
     folder = Path(config.target)
     manifest = _checked(folder, "target", Path(config.draft) if config.draft else None)
@@ -52,7 +39,7 @@ def _target_desk(manifest: Manifest) -> Adapter[StepRequest]:
     return EngineSideAdapter(backend, shares, method, lookahead_sizes(manifest) if method == "lookahead" else ())
 
 
-def build_draft(config: ServingConfig, caller: Caller) -> tuple[BackendClient[DraftRequest], Manifest]:
+def build_draft(config: ServingConfig, caller: ModelCaller) -> tuple[BackendClient[DraftRequest], Manifest]:
     """Return the line to the draft model's Triton model; raises ConfigError when the engine cannot be served."""
     manifest = _checked(Path(config.draft), "draft")
     return _line("draft", DraftAdapter(_backend(manifest), _shares_blocks(manifest)), config, caller), manifest
@@ -65,7 +52,7 @@ def _checked(folder: Path, role: str, draft: Path | None = None) -> Manifest:
     return manifest
 
 
-def _line(role: str, desk: Adapter[Request], config: ServingConfig, caller: Caller) -> BackendClient[Request]:
+def _line(role: str, desk: Adapter[Request], config: ServingConfig, caller: ModelCaller) -> BackendClient[Request]:
     model = BACKEND_MODELS[role]
     log.warning("%s is served by NVIDIA's backend (Triton model %s): experimental, never run on an engine", role, model)
     # The two public models run so many requests each.

@@ -21,6 +21,7 @@ from orchestrator.core.errors import ServingError, Unavailable
 from orchestrator.core.types import Acceptance, EngineStatus, IdArray
 from orchestrator.core.worker_pool import Workers
 from orchestrator.wire.tensors import Incoming, Tensors
+from runtime.engine.build import ModelCall
 from runtime.engine.calls import Answer, EngineCall, Reply, Request
 from runtime.engine.thread import REPORT_S, SHUTTING_DOWN
 from runtime.trtllm.backend.tensors import OUTPUTS, stop_tensors
@@ -34,15 +35,6 @@ STOP_LIMIT_S = 5.0
 #: How late a deadline may be noticed.
 POLL_S = 0.05
 LATE = "the deadline passed before the engine could answer"
-
-
-class Call(Protocol):
-    """What calls the Triton model and waits for all its responses."""
-
-    def __call__(
-        self, tensors: Incoming, outputs: Sequence[str], request_id: str, limit_s: float
-    ) -> Sequence[Incoming]:
-        """Return the tensors of each response; raises ServingError, within `limit_s` or soon after it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +71,7 @@ class BackendClient(Generic[Request]):
     Invariant: every submitted job is answered exactly once, by its deadline or soon after it.
     """
 
-    def __init__(self, desk: Adapter[Request], call: Call, num_threads: int, name: str) -> None:
+    def __init__(self, desk: Adapter[Request], call: ModelCall, num_threads: int, name: str) -> None:
         """num_threads: calls that are under way at once."""
         self.num_calls = 0
         self._desk: Adapter[Request] = desk

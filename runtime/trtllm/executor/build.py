@@ -14,6 +14,7 @@ from orchestrator.deployment.capabilities import Capabilities, executor_capabili
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import Manifest, check_engine, check_role, read_manifest
 from orchestrator.wire.calls import DraftRequest, StepRequest, delta_of
+from runtime.engine.build import ModelCaller, no_caller
 from runtime.engine.calls import Request, submit_and_wait
 from runtime.trtllm.executor.client import ExecutorClient
 from runtime.trtllm.executor.drafts import DraftAdapter
@@ -26,7 +27,9 @@ log = logging.getLogger(__name__)
 _WARM_UP = Context([1, 2, 3, 4])
 
 
-def build_target(config: ServingConfig) -> tuple[ExecutorClient[StepRequest], Manifest]:
+def build_target(
+    config: ServingConfig, caller: ModelCaller = no_caller
+) -> tuple[ExecutorClient[StepRequest], Manifest]:
     """Load the target's engine and start its line; raises ConfigError when it cannot be served."""
     folder = Path(config.target)
     draft = Path(config.draft) if config.draft else None
@@ -54,7 +57,9 @@ def warm_up_line(line: ExecutorClient[StepRequest], capabilities: Capabilities) 
         _warm_up(line, StepRequest(delta_of(_WARM_UP, 0, 1, "warm-up"), tree, sampling, options, 1000))
 
 
-def build_draft(config: ServingConfig) -> tuple[ExecutorClient[DraftRequest], Manifest]:
+def build_draft(
+    config: ServingConfig, caller: ModelCaller = no_caller
+) -> tuple[ExecutorClient[DraftRequest], Manifest]:
     """Load the draft model's engine and start its line; raises ConfigError when it cannot be served."""
     folder = Path(config.draft)
     library, manifest = _checked(folder, "draft")

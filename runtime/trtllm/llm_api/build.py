@@ -12,6 +12,7 @@ from orchestrator.deployment.capabilities import llm_capabilities
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import LlmManifest, read_llm_manifest
 from orchestrator.wire.calls import StepRequest
+from runtime.engine.build import ModelCaller
 from runtime.trtllm.executor.build import warm_up_line
 from runtime.trtllm.executor.client import ExecutorClient
 from runtime.trtllm.llm_api.adapter import LlmAdapter
@@ -20,7 +21,7 @@ from runtime.trtllm.llm_api.executor import LlmExecutor
 log = logging.getLogger(__name__)
 
 
-def build_target(config: ServingConfig) -> tuple[ExecutorClient[StepRequest], LlmManifest]:
+def build_target(config: ServingConfig, caller: ModelCaller) -> tuple[ExecutorClient[StepRequest], LlmManifest]:
     """Make the LLM and start its line; raises ConfigError when it cannot be served."""
     manifest = read_llm_manifest(Path(config.target))
     llmapi = _library(manifest)

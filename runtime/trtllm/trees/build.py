@@ -1,4 +1,4 @@
-"""From a deployment with engine = "tensorrt_llm_trees_experimental" to a model over the library's Session."""
+"""Builds engine = "tensorrt_llm_trees_experimental": our target engine over the library's Session."""
 
 from __future__ import annotations
 
@@ -11,18 +11,30 @@ import torch
 from orchestrator.core.errors import ConfigError, first_line
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import Manifest, check_engine, read_manifest
-from runtime.engine.paged import PagedModel
+from orchestrator.wire.calls import StepRequest
+from runtime.engine.build import ModelCaller
+from runtime.engine.paged import Model, PagedModel
+from runtime.engine.thread import EngineThread
+from runtime.engine.torch_engine import start_target
+from runtime.trtllm.executor.build import build_draft
 from runtime.trtllm.executor.library import load_library
 from runtime.trtllm.trees.geometry import Geometry, read_geometry
 from runtime.trtllm.trees.model import SessionModel
 
 log = logging.getLogger(__name__)
 
+__all__ = ["build_draft", "build_target"]
+
 ENGINE = "tensorrt_llm_trees_experimental"
 
 
+def build_target(config: ServingConfig, caller: ModelCaller) -> tuple[EngineThread[StepRequest], Model]:
+    """Load the target's engine and start it; raises ConfigError when it cannot be served."""
+    return start_target(load_paged(config), config)
+
+
 def load_paged(config: ServingConfig) -> PagedModel:
-    """Load the target's engine behind its KV blocks; raises ConfigError when it cannot be served."""
+    """Load the target's engine behind KV blocks of our own; raises ConfigError when it cannot be served."""
     folder = Path(config.target)
     manifest = read_manifest(folder)
     version = load_library(manifest.image).version

@@ -1,0 +1,38 @@
+"""Only the engine that `engine` names is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from orchestrator.deployment.config import ENGINES
+from runtime.engine.build import BUILDERS
+from tests.support.tiny_models import make_tiny_target
+
+PROGRAM = """
+import sys
+from orchestrator.deployment.config import ServingConfig
+from runtime.engine.build import build_draft, build_target
+config = ServingConfig(target=sys.argv[1], draft=sys.argv[1], kv_memory_mb=4)
+for build in (build_target, build_draft):
+    build(config)[0].close()
+print(*(name for name in sys.modules if name.startswith(("runtime.trtllm", "tensorrt_llm"))))
+"""
+
+
+def test_every_engine_of_the_configuration_has_a_builder() -> None:
+    assert set(BUILDERS) == set(ENGINES)
+
+
+def test_torch_engine_imports_nothing_of_tensorrt_llm(tmp_path: Path) -> None:
+    checkpoint = make_tiny_target(tmp_path)
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(checkpoint)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def test_entry_point_imports_no_engine() -> None:
+    program = "import sys, runtime.engine.build; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert not {"torch", *BUILDERS.values()} & set(done.stdout.split())
