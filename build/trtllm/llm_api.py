@@ -17,9 +17,10 @@ from build.trtllm.llm_speculation import LlmApiSpec, speculation
 from build.trtllm.manifest import copy_small_files
 from build.trtllm.spec import CHECKPOINTS, EngineSpec
 from build.trtllm.versions import find_release
+from orchestrator.core.declarations import read_toml
 from orchestrator.core.errors import ConfigError, unknown_name
 from orchestrator.deployment.checkpoint import read_checkpoint
-from orchestrator.deployment.config import read_toml, resolved
+from orchestrator.deployment.config import resolved
 from orchestrator.deployment.engine_manifest import LlmManifest
 
 _KEYS = {f.name: f for f in fields(LlmApiSpec)}

@@ -10,8 +10,9 @@ from typing import Any
 
 from build.trtllm import versions
 from build.trtllm.modes import find_mode
+from orchestrator.core.declarations import read_toml
 from orchestrator.core.errors import ConfigError, shown, unknown_name
-from orchestrator.deployment.config import read_toml, resolved
+from orchestrator.deployment.config import resolved
 from orchestrator.proposers.parameters import choice, flag, real, whole
 
 QUANTISATIONS = ("none", "bf16", "fp16", "fp8", "int4_awq", "nvfp4", "int8_sq")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.core.sampling_params import OUR_RULES, Rule, Sampling
+from orchestrator.core.tree import MAX_NODES
 from orchestrator.core.types import StepOptions
 from orchestrator.deployment.config import DRAFTER_OF, METHODS, ServingConfig
 from orchestrator.deployment.engine_manifest import EXTERNAL, LlmManifest, Manifest, read_llm_manifest, read_manifest
@@ -48,7 +49,7 @@ class Capabilities:
     reason: str = "it is that of engines which sample by themselves"
     lacks: Mapping[str, str] = field(default_factory=dict)
     drafts: bool = True
-    max_nodes: int = ServingConfig.max_nodes
+    max_nodes: int = MAX_NODES
     engine_method: str = ""
 
     @property

@@ -1,19 +1,21 @@
 """One deployment: `serving.toml` and `SERVING_<KEY>` in the environment; every key stands beside its default.
 
-Stdlib only: the launcher, the engines and the orchestrator read it alike. It knows no model and opens no checkpoint.
+The launcher, the engines and the orchestrator read it alike. It knows no model and opens no checkpoint.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-from orchestrator.core.errors import ConfigError, unknown_name
+from pydantic import Field
+
+from orchestrator.core.declarations import Declaration, read_toml, validate
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.tree import MAX_NODES
 
 PREFIX = "SERVING_"
 #: The keys that name a model: a folder, a hub id (`owner/name`), or empty = not loaded.
@@ -27,9 +29,11 @@ DRAFTER_OF = {
     "eagle3": "eagle3",
     "redrafter": "redrafter",
 }
-#: What runs the models; COMPILED: from engine folders of TensorRT-LLM, as the builder leaves them.
-COMPILED = ("tensorrt_llm", "tensorrtllm_backend", "tensorrt_llm_trees_experimental")
-ENGINES = ("torch", *COMPILED, "llm_api")
+#: What runs the models from engine folders of TensorRT-LLM, as the builder leaves them.
+Compiled = Literal["tensorrt_llm", "tensorrtllm_backend", "tensorrt_llm_trees_experimental"]
+Engine = Literal["torch", Compiled, "llm_api"]
+COMPILED: tuple[str, ...] = get_args(Compiled)
+ENGINES: tuple[str, ...] = get_args(Engine)
 #: The model of NVIDIA's backend behind each of ours, with engine = "tensorrtllm_backend".
 BACKEND_MODELS = {"target": "tensorrt_llm", "draft": "tensorrt_llm_draft"}
 METHODS = ("none", "prompt_lookup", "ngram", "suffix", "lookahead", "jacobi", "predicted", *DRAFTER_OF)
@@ -43,66 +47,55 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _FOREIGN = re.compile(r"SERVING_(CONFIG|SERVICE_.*|PORT|PORT_.*)")
 
 
-def _key(
-    default: Any = MISSING,
-    *,
-    low: int = 0,
-    high: int = 0,
-    allowed: tuple[str, ...] = (),
-    pattern: str = "",
-    path: bool = False,
-) -> Any:
-    """Declare a key: its default (none = required), and what its values may be."""
-    rules = {"low": low, "high": high, "allowed": allowed, "pattern": pattern, "path": path}
-    return field(default=default, metadata=rules)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServingConfig:
-    """A deployment. `load_config` makes one; its paths are absolute, its values in range."""
+class ServingConfig(Declaration):
+    """A deployment. `load_config` makes one, whose paths are absolute."""
 
     #: the model whose text is served: folder or hub id; required
-    target: str = _key(path=True)
+    target: str
     #: drafters, each a folder or a hub id; empty = not loaded
-    draft: str = _key("", path=True)
-    medusa: str = _key("", path=True)
-    eagle: str = _key("", path=True)
-    eagle3: str = _key("", path=True)
-    redrafter: str = _key("", path=True)
+    draft: str = ""
+    medusa: str = ""
+    eagle: str = ""
+    eagle3: str = ""
+    redrafter: str = ""
     #: what runs the models
-    engine: str = _key("torch", allowed=ENGINES)
+    engine: Engine = "torch"
     #: cpu, cuda, or one GPU: cuda:0
-    device: str = _key("cpu", pattern=r"cpu|cuda(:\d+)?")
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$", description="cpu, cuda or cuda:N")
     #: float64 is the exact test mode
-    dtype: str = _key("float32", allowed=("float64", "float32", "bfloat16"))
+    dtype: Literal["float64", "float32", "bfloat16"] = "float32"
     #: memory of the target's KV blocks, in MiB
-    kv_memory_mb: int = _key(512, low=1, high=1 << 20)
+    kv_memory_mb: int = Field(512, ge=1, le=1 << 20)
     #: tokens of a KV block
-    block_tokens: int = _key(16, low=1, high=512)
+    block_tokens: int = Field(16, ge=1, le=512)
     #: requests that run at once; each is a thread
-    max_running: int = _key(32, low=1, high=256)
+    max_running: int = Field(32, ge=1, le=256)
     #: requests that wait beyond those; more are refused
-    max_waiting: int = _key(64, low=0, high=65536)
+    max_waiting: int = Field(64, ge=0, le=65536)
     #: the most that a request may ask for as max_tokens
-    max_tokens_limit: int = _key(4096, low=1, high=1 << 20)
-    #: max_tokens of a request that names none
-    default_max_tokens: int = _key(128, low=1, high=1 << 20)
+    max_tokens_limit: int = Field(4096, ge=1, le=1 << 20)
+    #: max_tokens of a request that does not set it
+    default_max_tokens: int = Field(128, ge=1, le=1 << 20)
     #: most draft nodes of a tree, root not counted
-    max_nodes: int = _key(128, low=1, high=128)
-    #: the drafting method of a request that names none; a union is joined by +
-    default_speculation: str = _key("prompt_lookup", pattern=rf"{_METHOD}(\+{_METHOD})*")
-    #: how long a step waits for a drafter before it goes on undrafted
-    draft_timeout_ms: int = _key(250, low=1, high=60_000)
-    #: deadline of a request that names none
-    request_timeout_ms: int = _key(60_000, low=1, high=86_400_000)
-    #: folder of token statistics for the method ngram; empty = none
-    ngram_tables: str = _key("", path=True)
-    #: tokens of earlier responses that suffix and ngram may draft from; 0 = none (docs/operations.md, Memory)
-    remember_tokens: int = _key(0, low=0, high=4_000_000)
+    max_nodes: int = Field(MAX_NODES, ge=1, le=MAX_NODES)
+    #: the drafting method of a request that does not name one; a union is joined by +
+    default_speculation: str = Field(
+        "prompt_lookup",
+        pattern=rf"^{_METHOD}(\+{_METHOD})*$",
+        description=f"one of {', '.join((*METHODS, *ENGINE_SIDE_ONLY))}, or a union joined by +",
+    )
+    #: how long a step waits for a drafter before it goes on without drafts
+    draft_timeout_ms: int = Field(250, ge=1, le=60_000)
+    #: deadline of a request that does not set one
+    request_timeout_ms: int = Field(60_000, ge=1, le=86_400_000)
+    #: folder of token statistics for the method ngram; empty = not loaded
+    ngram_tables: str = ""
+    #: tokens of earlier responses that suffix and ngram may draft from; 0 = off (docs/operations.md, Memory)
+    remember_tokens: int = Field(0, ge=0, le=4_000_000)
     #: requests may ask for output that matches a JSON schema or an expression (docs/operations.md, Structured output)
-    structured_output: bool = _key(True)
-    #: requests with one beginning share KV blocks
-    prefix_sharing: bool = _key(True)
+    structured_output: bool = True
+    #: requests that begin alike share KV blocks
+    prefix_sharing: bool = True
 
 
 def load_config(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> ServingConfig:
@@ -115,65 +108,32 @@ def load_config(path: str | os.PathLike[str], environ: Mapping[str, str] = os.en
         ConfigError: unreadable file, unknown key, wrong type, value out of range, no target.
     """
     file = Path(os.path.abspath(path))  # not resolve(): a mounted ConfigMap is a chain of links
-    given = {key: (value, f"key {key} in {file}") for key, value in read_toml(file, "deployment").items()}
-    given |= _from_environment(environ)
-    known = {f.name: f for f in fields(ServingConfig)}
-    values: dict[str, Any] = {}
-    for key, (value, where) in given.items():
-        if key not in known:
-            raise ConfigError(unknown_name("key", key, known, where))
-        values[key] = _checked(key, value, known[key].type, known[key].metadata, where)
-        if known[key].metadata["path"]:
-            values[key] = resolved(values[key], file.parent)
-    return _consistent(values, file)
+    variables = {
+        name.removeprefix(PREFIX).lower(): name
+        for name in environ
+        if name.startswith(PREFIX) and not _FOREIGN.fullmatch(name)
+    }
+    values = read_toml(file, "deployment") | {key: _parsed(key, environ[name]) for key, name in variables.items()}
+    config = validate(
+        ServingConfig,
+        {"target": "", **values},
+        lambda key: f"environment variable {variables[key]}" if key in variables else f"key {key} in {file}",
+    )
+    if not config.target:
+        raise ConfigError(f"target is missing: name the model to serve, a folder or a hub id (key target in {file})")
+    _check_consistent(config, file)
+    paths = {key: resolved(getattr(config, key), file.parent) for key in (*CHECKPOINTS, "ngram_tables")}
+    return config.model_copy(update=paths)
 
 
-def read_toml(file: Path, what: str) -> dict[str, Any]:
-    """Return a TOML file's content; raises ConfigError when it cannot be read, `what` saying which file it is."""
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the {what} file {file}: {error.strerror}") from None
-    except ValueError as error:  # bad TOML or bad UTF-8
-        raise ConfigError(f"{file} is not TOML: {error}") from None
-
-
-def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
-    """Return {key: (value, where)}; numbers and booleans are parsed as TOML, everything else is text."""
-    types = {f.name: f.type for f in fields(ServingConfig)}
-    found: dict[str, tuple[Any, str]] = {}
-    for name, text in environ.items():
-        if name.startswith(PREFIX) and not _FOREIGN.fullmatch(name):
-            key = name.removeprefix(PREFIX).lower()
-            value = text if types.get(key) == "str" else _scalar(text)
-            found[key] = (value, f"environment variable {name}")
-    return found
-
-
-def _scalar(text: str) -> Any:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    return int(text) if re.fullmatch(r"-?\d+", text) else text
-
-
-def _checked(key: str, value: Any, type_name: Any, rules: Mapping[str, Any], where: str) -> Any:
-    """Return `value` when `key` may have it, else say what is allowed."""
-    if type(value).__name__ != type_name:  # exact: True is no int here
-        raise ConfigError(f"{key} must be {_WORDS[type_name]}, got {value!r} ({where})")
-    if type_name == "int" and not rules["low"] <= value <= rules["high"]:
-        raise ConfigError(f"{key} must be in {rules['low']}..{rules['high']}, got {value} ({where})")
-    if rules["allowed"] and value not in rules["allowed"]:
-        raise ConfigError(unknown_name(key, value, rules["allowed"], where))
-    if rules["pattern"] and not re.fullmatch(rules["pattern"], value):
-        raise ConfigError(f"{key} must be {_FORMS[key]}, got {value!r} ({where})")
-    return value
-
-
-_WORDS = {"str": "a string", "int": "a whole number", "bool": "true or false"}
-_FORMS = {
-    "device": "cpu, cuda or cuda:N",
-    "default_speculation": f"one of {', '.join((*METHODS, *ENGINE_SIDE_ONLY))}, or a union joined by +",
-}
+def _parsed(key: str, text: str) -> Any:
+    """Return the value of an environment variable: numbers and booleans as in TOML, everything else as text."""
+    field = ServingConfig.model_fields.get(key)
+    if field and field.annotation is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    if field and field.annotation is int and re.fullmatch(r"-?[0-9]{1,20}", text):
+        return int(text)
+    return text
 
 
 def resolved(value: str, folder: Path) -> str:
@@ -183,11 +143,8 @@ def resolved(value: str, folder: Path) -> str:
     return value if not value or is_hub_id else os.path.abspath(path)
 
 
-def _consistent(values: dict[str, Any], file: Path) -> ServingConfig:
-    """Build the config after the checks that need more than one key."""
-    if not values.get("target"):
-        raise ConfigError(f"target is missing: name the model to serve, a folder or a hub id (key target in {file})")
-    config = ServingConfig(**values)
+def _check_consistent(config: ServingConfig, file: Path) -> None:
+    """Raise ConfigError for values that exclude each other."""
     if config.default_max_tokens > config.max_tokens_limit:
         raise ConfigError(
             f"default_max_tokens must be in 1..{config.max_tokens_limit} (max_tokens_limit), "
@@ -195,15 +152,14 @@ def _consistent(values: dict[str, Any], file: Path) -> ServingConfig:
         )
     _check_drafters(config, file)
     _check_default(config, file)
-    return config
 
 
 def _check_drafters(config: ServingConfig, file: Path) -> None:
-    """Raise ConfigError for a drafter that the engine would never ask."""
-    if config.engine == "llm_api" and (given := [key for key in CHECKPOINTS[1:] if getattr(config, key)]):
+    """Raise ConfigError for a drafter that the engine never calls."""
+    if config.engine == "llm_api" and (drafters := [key for key in CHECKPOINTS[1:] if getattr(config, key)]):
         raise ConfigError(
-            f"engine 'llm_api' drafts by itself and loads no drafter (key {given[0]} in {file}; "
-            "name it to python -m build.trtllm.llm_api)"
+            f"engine 'llm_api' drafts by itself and loads no drafter (key {drafters[0]} in {file}; "
+            "pass it to python -m build.trtllm.llm_api)"
         )
     for key in CHECKPOINTS[2:]:
         if config.engine != "torch" and getattr(config, key):
@@ -214,7 +170,7 @@ def _check_drafters(config: ServingConfig, file: Path) -> None:
 
 
 def _check_default(config: ServingConfig, file: Path) -> None:
-    """Raise ConfigError for a default method that lacks what it drafts from."""
+    """Raise ConfigError when the default method lacks its drafter or its statistics."""
     for method in config.default_speculation.split("+"):
         drafter = DRAFTER_OF.get(method)
         # A compiled engine may draft by itself; the LLM API does, with a draft model too.

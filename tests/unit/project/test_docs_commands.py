@@ -14,7 +14,6 @@ import runpy
 import shlex
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,7 +87,7 @@ def without_assignments(command):
     while words and (assignment := ASSIGNMENT.fullmatch(words[0])):
         name = words.pop(0) and assignment[1]
         if name.startswith("SERVING_"):
-            assert name.removeprefix("SERVING_").lower() in {f.name for f in fields(ServingConfig)}, name
+            assert name.removeprefix("SERVING_").lower() in ServingConfig.model_fields, name
     return words
 
 

@@ -1,9 +1,9 @@
 """serving.toml: precedence, paths, and what is refused in which words."""
 
-from dataclasses import MISSING, FrozenInstanceError, fields, replace
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from orchestrator.core.errors import ConfigError
 from orchestrator.deployment.config import CHECKPOINTS, DRAFTER_OF, METHODS, ServingConfig, load_config
@@ -29,12 +29,11 @@ def refusal(path, environ=None):
 
 def test_config_target_alone_takes_every_default(write, tmp_path):
     config = load_config(write('target = "m"'), {})
-    defaults = {f.name: f.default for f in fields(ServingConfig) if f.default is not MISSING}
-    assert config == ServingConfig(target=str(tmp_path / "m"), **defaults)
+    assert config == ServingConfig(target=str(tmp_path / "m"))
 
 
 def test_config_is_frozen(write):
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(ValidationError):
         load_config(write('target = "m"'), {}).max_nodes = 3
 
 
@@ -145,10 +144,10 @@ def test_config_missing_file_and_bad_bytes_are_refused(tmp_path):
 def test_config_shipped_file_names_every_key_and_is_the_default_otherwise():
     config = load_config(ROOT / "serving.toml", {})
     text = (ROOT / "serving.toml").read_text()
-    for f in fields(ServingConfig):
-        assert f"\n{f.name} = " in text, f.name
+    for key in ServingConfig.model_fields:
+        assert f"\n{key} = " in text, key
     models = {key: "" for key in (*CHECKPOINTS, "ngram_tables") if key != "target"}
-    assert replace(config, **models) == ServingConfig(target=config.target)
+    assert config.model_copy(update=models) == ServingConfig(target=config.target)
 
 
 def test_config_methods_and_drafters_are_those_of_the_registry():

@@ -182,7 +182,7 @@ def test_job_grammar_and_ends(builder: RequestBuilder) -> None:
 
 
 def test_job_structured_output_can_be_switched_off(builder: RequestBuilder) -> None:
-    strict = replace(builder, config=replace(DEPLOYMENT, structured_output=False))
+    strict = replace(builder, config=DEPLOYMENT.model_copy(update={"structured_output": False}))
     said = refusal(strict, guided_decoding_guide_type="json")
     assert "guided_decoding_guide_type is not served here" in said and "structured_output = false" in said
     assert built(strict, temperature=0.5).sampling.logits_options.grammar is None
@@ -389,7 +389,10 @@ def test_job_prediction_is_refused_when_it_cannot_be_used(builder: RequestBuilde
 def test_builder_default_method_that_no_request_could_use_fails_at_load(builder: RequestBuilder, method: str) -> None:
     with pytest.raises(ConfigError, match="default_speculation"):
         RequestBuilder(
-            replace(DEPLOYMENT, default_speculation=method), builder.checkpoint, frozenset(), builder.grammars
+            DEPLOYMENT.model_copy(update={"default_speculation": method}),
+            builder.checkpoint,
+            frozenset(),
+            builder.grammars,
         )
 
 

@@ -132,7 +132,7 @@ def test_default_method_that_the_engine_lacks_is_refused_at_load(checkpoint: Pat
     with pytest.raises(
         ConfigError, match="default_speculation: the target's engine does not serve the method 'suffix'"
     ):
-        replace(builder, config=replace(builder.config, default_speculation="suffix"))
+        replace(builder, config=builder.config.model_copy(update={"default_speculation": "suffix"}))
 
 
 @pytest.mark.parametrize(("engine", "is_sound"), [("tensorrt_llm", True), ("torch", False)])

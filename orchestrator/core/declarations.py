@@ -1,0 +1,105 @@
+"""Values that a file, the environment or a request sets: declared as pydantic models, refused in our own words."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from orchestrator.core.errors import ConfigError, ServingError, nearest, shown, unknown_name
+
+Model = TypeVar("Model", bound="Declaration")
+_NOUNS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+
+
+class Declaration(BaseModel):
+    """Named values, each of exactly its declared type: True is no number, 1.0 is no whole number, NaN is refused.
+
+    A field's description says which values are allowed, where its type and its bounds do not say it.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+def validate(
+    model: type[Model],
+    values: Mapping[str, Any],
+    where: Callable[[str], str],
+    *,
+    error: type[ServingError] = ConfigError,
+    what: str = "key",
+) -> Model:
+    """Return the model of these values; raises `error` for the first wrong one.
+
+    where: names the place of a key, for the message. what: names a key in the message about an unknown one.
+    """
+    if unknown := next((key for key in values if key not in model.model_fields), None):
+        raise error(unknown_name(what, unknown, model.model_fields, where(unknown)))
+    try:
+        return model.model_validate(values)
+    except ValidationError as refused:
+        first = refused.errors(include_url=False, include_context=False)[0]
+    key = str(first["loc"][0])
+    raise error(refusal(key, first["input"], model.model_fields[key], where(key)))
+
+
+def refusal(key: str, value: Any, field: FieldInfo, where: str) -> str:
+    """Return the message about a value that a field cannot have."""
+    allowed = field.description or _allowed(field)
+    options = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    guess = nearest(value, options) if isinstance(value, str) else None
+    hint = f"; did you mean {guess!r}?" if guess else ""
+    return f"{key} must be {allowed}, got {shown(value)}{hint} ({where})"
+
+
+def _allowed(field: FieldInfo) -> str:
+    """Return the values that a field's type and bounds allow."""
+    if get_origin(field.annotation) is Literal:
+        return f"one of {', '.join(get_args(field.annotation))}"
+    bounds = {
+        name: getattr(rule, name) for rule in field.metadata for name in ("ge", "gt", "le") if hasattr(rule, name)
+    }
+    limits = f" in {bounds.get('ge')}..{bounds['le']}" if "le" in bounds else ""
+    return f"{_NOUNS[field.annotation]}{limits}"  # type: ignore[index]
+
+
+def read_toml(file: Path, what: str) -> dict[str, Any]:
+    """Return a TOML file's content; raises ConfigError when it cannot be read. what: names the file's purpose."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the {what} file {file}: {error.strerror}") from None
+    except ValueError as error:  # bad TOML or bad UTF-8
+        raise ConfigError(f"{file} is not TOML: {error}") from None
+
+
+def json_object(text: str, name: str, error: type[ServingError] = ConfigError) -> dict[str, Any]:
+    """Return the JSON object that a text holds; raises `error`, naming the text, for anything else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as reason:  # RecursionError: brackets nested too deeply
+        raise error(f"{name} is not JSON: {reason}") from None
+    return as_object(value, name, error)
+
+
+def as_object(value: Any, name: str, error: type[ServingError] = ConfigError) -> dict[str, Any]:
+    """Return a JSON value that is an object; raises `error` for any other value."""
+    if not isinstance(value, dict):
+        raise error(f"{name} must be a JSON object, got {type(value).__name__}")
+    return value
+
+
+def read_json(file: Path, hint: str = "") -> dict[str, Any]:
+    """Return the JSON object in a file; raises ConfigError when it cannot be read. hint: what makes the file."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}{f' ({hint})' if hint else ''}") from None
+    except ValueError as error:  # bad UTF-8
+        raise ConfigError(f"{file} is not JSON: {error}") from None
+    return json_object(text, str(file))
