@@ -20,8 +20,6 @@ from orchestrator.deployment.checkpoint import read_checkpoint
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.generation import loop
 from orchestrator.generation.responses import Responses
-from orchestrator.generation.text import Output
-from orchestrator.generation.trace import Trace
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.registry import ProposerDependencies
 from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
@@ -108,17 +106,13 @@ class EngineSubject:
         return Answer.of(sent)
 
     def _generate(self, job: GenerationRequest, sent: list[dict[str, Any]]) -> None:
-        context, sequence_id = Context(job.prompt), next(self._sequence_ids)
-        progress = loop.Progress(trace=Trace(context, job.sampling) if job.return_steps else None)
-        output = Output(self._checkpoint.tokenizer, job.prompt, job.stop)
+        sequence_id = next(self._sequence_ids)
+        sequence = job.sequence(0, self._checkpoint.tokenizer)
         target = EngineTarget(self._target, sequence_id)  # type: ignore[arg-type]
         proposer = job.plan.proposer(self._materials(job, sequence_id))
-        responses = Responses(job, output, progress, lambda tensors: sent.append(values(tensors)))
+        responses = Responses(job, sequence, lambda tensors: sent.append(values(tensors)))
         try:
-            loop.generate(
-                context, target, proposer, job.sampling, job.limits, job.options,
-                output, progress, lambda: None, responses.emit,
-            )  # fmt: skip
+            loop.generate(sequence, target, proposer, lambda: None, responses.emit)
         finally:
             proposer.close()
             target.release()

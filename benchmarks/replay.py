@@ -24,7 +24,7 @@ from orchestrator.core.types import Acceptance
 from orchestrator.deployment.checkpoint import Checkpoint, read_checkpoint
 from orchestrator.deployment.config import load_config
 from orchestrator.generation.loop import Limits
-from orchestrator.generation.statistics import Tally
+from orchestrator.generation.statistics import Statistics
 from orchestrator.proposers.registry import ProposerDependencies, select_method
 from orchestrator.proposers.tables import Tables, load_tables
 from orchestrator.sampling.accept import accept_coupled
@@ -79,9 +79,9 @@ class Deployment(NamedTuple):
     tables: Tables | None
 
 
-def replay(proposer: Proposer, text: Text, max_nodes: int) -> Tally:
+def replay(proposer: Proposer, text: Text, max_nodes: int) -> Statistics:
     """Run the loop's steps with a target that says `text`; returns the counts."""
-    context, tally = Context(text.prompt_ids), Tally()
+    context, statistics = Context(text.prompt_ids), Statistics()
     said = [*text.prompt_ids, *text.output]
     limits = Limits(len(text.output), len(said), max_nodes)
     while len(context) < len(said):
@@ -91,8 +91,8 @@ def replay(proposer: Proposer, text: Text, max_nodes: int) -> Tally:
         acceptance = Acceptance(walk.path, walk.next_token)
         context.commit(acceptance.tokens(proposal.tree))
         proposer.observe(proposal.tree, acceptance)
-        tally.observe(proposal, walk.path, len(walk.path) + 1, 0.0, 1.0)
-    return tally
+        statistics.observe(proposal, acceptance, len(walk.path) + 1, 0.0, 1.0)
+    return statistics
 
 
 def cells(setting: str, texts: Sequence[Text], deployment: Deployment) -> Iterator[str]:

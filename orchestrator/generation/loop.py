@@ -1,4 +1,4 @@
-"""The main loop: propose → step → observe → emit, until the text ends. Knows neither Triton nor models."""
+"""The main loop: propose → step → observe → emit, until the text ends. It knows neither Triton nor models."""
 
 from __future__ import annotations
 
@@ -7,45 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orchestrator.core.context import Context
-from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.proposal import Budget, Proposer
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.types import Acceptance, StepOptions, Target
-from orchestrator.generation.statistics import Tally
+from orchestrator.core.types import StepOptions, Target
+from orchestrator.generation.statistics import Statistics
 from orchestrator.generation.text import Chunk, FinishReason, Output
 from orchestrator.generation.trace import Trace
 
 Guard = Callable[[], FinishReason | None]
 Emit = Callable[[Chunk], None]
-
-
-@dataclass
-class Progress:
-    """What became of one sequence; times in seconds. trace: its steps, where they are to be told."""
-
-    tally: Tally = field(default_factory=Tally)
-    num_in_pass: int = 0
-    num_cached_tokens: int = 0
-    forward_us: int = 0
-    began_s: float = field(default_factory=time.monotonic)
-    first_token_s: float = 0.0
-    trace: Trace | None = None
-
-    def observe(
-        self, proposal: Proposal, acceptance: Acceptance, num_emitted: int, draft_s: float, target_s: float
-    ) -> None:
-        """Count one step."""
-        if not self.tally.num_steps:
-            self.first_token_s = time.monotonic() - self.began_s
-            self.num_cached_tokens = acceptance.num_cached_tokens
-        if acceptance.engine_speculation:
-            num_passes = self.tally.observe_engine_speculation(acceptance.engine_speculation, num_emitted, target_s)
-        else:
-            num_passes = 1
-            self.tally.observe(proposal, acceptance.path, num_emitted, draft_s, target_s)
-        self.num_in_pass += acceptance.num_in_pass * num_passes
-        self.forward_us += acceptance.forward_us
-        if self.trace:
-            self.trace.observe(proposal, acceptance)
 
 
 @dataclass(frozen=True)
@@ -63,36 +33,45 @@ class Limits:
         return Budget(self.max_nodes, max(depth, 0))
 
 
-def generate(
-    context: Context,
-    target: Target,
-    proposer: Proposer,
-    sampling: Sampling,
-    limits: Limits,
-    options: StepOptions,
-    output: Output,
-    progress: Progress,
-    guard: Guard,
-    emit: Emit,
-) -> None:
-    """Generate until `output` finishes or `guard` names a reason to stop; emits one chunk a step.
+@dataclass
+class SequenceState:
+    """One sequence of a request on its way through the loop.
 
-    Invariant: the emitted tokens are those of `orchestrator.sampling.distribution.reference.generate`, whatever the proposer.
+    options: what the client asks of every step. trace: the steps, if the client wants to decide them again.
+    """
+
+    context: Context
+    sampling: Sampling
+    limits: Limits
+    output: Output
+    options: StepOptions = field(default_factory=StepOptions)
+    statistics: Statistics = field(default_factory=Statistics)
+    trace: Trace | None = None
+
+
+def generate(sequence: SequenceState, target: Target, proposer: Proposer, guard: Guard, emit: Emit) -> None:
+    """Generate until the output finishes or `guard` returns a reason to stop; emit one chunk per step.
+
+    Invariant: the emitted tokens are those of `orchestrator.sampling.reference.generate`, whatever the proposer.
     Source: Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1; trees: SpecInfer, arXiv:2305.09781.
     """
+    context, sampling, output = sequence.context, sequence.sampling, sequence.output
     while output.finish is None:
         if reason := guard():
             emit(Chunk(output.close(reason), [], []))
             break
-        budget, began_s = limits.budget(context), time.perf_counter()
+        budget, began_s = sequence.limits.budget(context), time.perf_counter()
         proposal = proposer.propose(context, sampling, budget).cut(budget)
         drafted_s = time.perf_counter()
-        acceptance = target.step(context, proposal.tree, sampling, options.joined(proposer.options), proposal.q)
+        options = sequence.options.joined(proposer.options)
+        acceptance = target.step(context, proposal.tree, sampling, options, proposal.q)
         stepped_s = time.perf_counter()
         tokens = acceptance.tokens(proposal.tree)
         context.commit(tokens)
         proposer.observe(proposal.tree, acceptance)
         chunk = output.push(tokens, acceptance.logprobs_list())
         chunk.top_ids, chunk.top_logprobs = acceptance.top_lists(len(chunk.ids))
-        progress.observe(proposal, acceptance, len(chunk.ids), drafted_s - began_s, stepped_s - drafted_s)
+        sequence.statistics.observe(proposal, acceptance, len(chunk.ids), drafted_s - began_s, stepped_s - drafted_s)
+        if sequence.trace:
+            sequence.trace.observe(proposal, acceptance)
         emit(chunk)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestrator.core.sampling_params import Rule
-from orchestrator.generation.loop import Progress
-from orchestrator.generation.statistics import told
-from orchestrator.generation.text import Chunk, FinishReason, Output
+from orchestrator.generation.loop import SequenceState
+from orchestrator.generation.text import Chunk, FinishReason
 from orchestrator.requests.generation_request import GenerationRequest
 from orchestrator.wire.tensors import Tensors
+
+Send = Callable[[Tensors], None]
 
 #: A lossy rule says so wherever it is named, and so does one under which a seed does not fix the text.
 RULE_NAMES = {Rule.TYPICAL: "typical (lossy)", Rule.ENGINE: "engine (a seed does not fix the text)"}
@@ -37,16 +37,13 @@ class Responses:
     comes on the last one alone. Without `stream` there is exactly one.
     """
 
-    def __init__(
-        self, job: GenerationRequest, output: Output, progress: Progress, send: Callable[[Tensors], None]
-    ) -> None:
-        self._job = job
-        self._output = output
-        self._progress = progress
+    def __init__(self, request: GenerationRequest, sequence: SequenceState, send: Send) -> None:
+        self._request = request
+        self._sequence = sequence
         self._send = send
         self._sum_logprobs = 0.0
-        self._held = Chunk(job.prompt_text if job.repeat_prompt else "", [], [])
-        self._num_steps_told = 0
+        self._held = Chunk(request.prompt_text if request.repeat_prompt else "", [], [])
+        self._num_steps_sent = 0
 
     def emit(self, chunk: Chunk) -> None:
         """Take one step's chunk; send it now when streaming, and everything when the output has ended."""
@@ -56,70 +53,56 @@ class Responses:
         self._held.top_ids += chunk.top_ids
         self._held.top_logprobs += chunk.top_logprobs
         self._sum_logprobs += sum(chunk.logprobs)
-        if self._output.finish:
-            self._send(self._delta() | self._summary(self._output.finish))
-        elif self._job.stream:
+        if reason := self._sequence.output.finish:
+            self._send(self._delta() | self._summary(reason))
+        elif self._request.stream:
             self._send(self._delta())
 
     def finish_late(self) -> None:
         """End the output at its deadline, with what there is."""
-        self.emit(Chunk(self._output.close(FinishReason.DEADLINE), [], []))
+        self.emit(Chunk(self._sequence.output.close(FinishReason.DEADLINE), [], []))
 
     def _delta(self) -> Tensors:
-        held, lengths = self._held, self._progress.tally.step_lengths[self._num_steps_told :]
-        self._held, self._num_steps_told = Chunk("", [], []), self._num_steps_told + len(lengths)
+        held, lengths = self._held, self._sequence.statistics.step_lengths[self._num_steps_sent :]
+        self._held, self._num_steps_sent = Chunk("", [], []), self._num_steps_sent + len(lengths)
         tensors: Tensors = {
             "text_output": _text(held.text),
             "output_ids": _int32(*held.ids),
             "num_output_tokens": _int32(len(held.ids)),
             "step_lengths": _int32(*lengths),
         }
-        if self._job.options.logprobs:
+        if self._request.options.logprobs:
             tensors["output_log_probs"] = np.array([[held.logprobs]], np.float32)
             tensors["cum_log_probs"] = np.array([[self._sum_logprobs]], np.float32)
-        if num_top := self._job.options.num_top:
+        if num_top := self._request.options.num_top:
             tensors["top_ids"] = np.array(held.top_ids, np.int32).reshape(1, -1, num_top)
             tensors["top_log_probs"] = np.array(held.top_logprobs, np.float32).reshape(1, -1, num_top)
         return tensors
 
     def _summary(self, reason: FinishReason) -> Tensors:
-        tally = self._progress.tally
+        statistics = self._sequence.statistics
         tensors: Tensors = {
             "finish_reason": _text(reason.value),
             "rule": _text(self._rule),
-            "num_input_tokens": _int32(len(self._job.prompt)),
-            "num_steps": _int32(tally.num_steps),
-            "acceptance_rate": np.array([[tally.acceptance_rate]], np.float32),
-            "total_accepted_draft_tokens": _int32(tally.num_accepted_tokens),
-            "total_draft_tokens": _int32(tally.num_draft_tokens),
+            "num_input_tokens": _int32(len(self._request.prompt)),
+            "num_steps": _int32(statistics.num_steps),
+            "acceptance_rate": np.array([[statistics.acceptance_rate]], np.float32),
+            "total_accepted_draft_tokens": _int32(statistics.num_accepted_tokens),
+            "total_draft_tokens": _int32(statistics.num_draft_tokens),
         }
-        if self._job.return_stats:
-            tensors["stats"] = _text(json.dumps(self._stats()))
-        if self._progress.trace:
-            tensors["steps"] = _text(json.dumps(self._progress.trace.told()))
+        if self._request.return_stats:
+            stats = {"method": self._request.plan.method, "rule": self._rule, **statistics.to_dict()}
+            tensors["stats"] = _text(json.dumps(stats))
+        if self._sequence.trace:
+            tensors["steps"] = _text(json.dumps(self._sequence.trace.to_dict()))
         return tensors
 
     @property
     def _rule(self) -> str:
-        rule, greedy = self._job.sampling.rule, self._job.sampling.greedy
+        rule, greedy = self._request.sampling.rule, self._request.sampling.greedy
         return rule if rule is Rule.ENGINE and greedy else RULE_NAMES.get(rule, rule)
 
-    def _stats(self) -> dict[str, Any]:
-        """Return what is told when asked for."""
-        progress = self._progress
-        return {
-            "method": self._job.plan.method,
-            "rule": self._rule,
-            "time_to_first_token_ms": 1e3 * progress.first_token_s,
-            "total_ms": 1e3 * (time.monotonic() - progress.began_s),
-            "forward_ms": progress.forward_us / 1e3,
-            "num_cached_tokens": progress.num_cached_tokens,
-            "requests_per_pass": progress.num_in_pass / max(progress.tally.num_steps, 1),
-            **told(progress.tally),
-        }
 
-
-Send = Callable[[Tensors], None]
 #: What is said once, whatever the number of sequences.
 _SHARED = ("num_input_tokens", "rule")
 

@@ -1,11 +1,12 @@
-"""What drafting brought: counts by source and by depth, and the papers' formulas beside them; all pure.
+"""What speculation brought: counts by source and by depth, and the papers' formulas beside them.
 
-Two conventions of length are in use and both are given: tokens per step *with* the bonus or recovered token
-(acceptance length; Leviathan's E[#tokens], EAGLE's τ), and accepted draft tokens per step, *without* it.
+Papers use two lengths, and both are reported: tokens per step *with* the bonus or recovered token (acceptance length;
+Leviathan's E[#tokens], EAGLE's τ), and accepted draft tokens per step, *without* it.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,7 +14,7 @@ from typing import Any
 
 from orchestrator.core.proposal import Proposal
 from orchestrator.core.tree import MAX_NODES
-from orchestrator.core.types import EngineSpeculationResult
+from orchestrator.core.types import Acceptance, EngineSpeculationResult
 
 
 def expected_tokens(alpha: float, gamma: float) -> float:
@@ -34,15 +35,6 @@ def walltime_gain(alpha: float, gamma: float, c: float) -> float:
     return expected_tokens(alpha, gamma) / (gamma * c + 1)
 
 
-def operations_factor(alpha: float, gamma: float, c_hat: float) -> float:
-    """Return by how much arithmetic grows, (γĉ + γ + 1) / E[tokens per step].
-
-    c_hat: arithmetic per token of the drafter ÷ that of the target.
-    Source: Leviathan et al. 2023, arXiv:2211.17192, theorem 3.11.
-    """
-    return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
-
-
 def best_gamma(alpha: float, c: float, max_gamma: int = MAX_NODES) -> int:
     """Return the draft length in 0..max_gamma with the largest walltime gain; the shortest of equals.
 
@@ -60,14 +52,17 @@ class SourceCount:
 
 
 @dataclass
-class Tally:
-    """Running totals of one request's steps.
+class Statistics:
+    """Running totals of the steps of one sequence.
 
-    num_accepted_tokens: those that the client gets; behind a stop nothing counts.
-    drafted, tested, accepted: by depth d ≥ 1 (index d − 1), the draft tokens proposed there; the steps whose accepted
-    path reached depth d − 1 and found a draft below it; and those in which one of depth d was accepted.
-    num_levels: depths of all trees, summed. draft_s, target_s, timed_levels: proposing, verifying, and levels of the
-    steps behind the first, whose pass holds the prompt.
+    num_accepted_tokens: accepted draft tokens that the client gets; tokens behind a stop do not count.
+    step_lengths: tokens that each step added to the output.
+    drafted, tested, accepted: per depth d ≥ 1 (index d − 1), the draft tokens proposed there; the steps whose accepted
+    path reached depth d − 1 and found a draft below it; and the steps that accepted a token of depth d.
+    num_levels: sum of the depths of all trees.
+    draft_s, target_s, timed_levels: time to propose, time to verify and levels of all steps but the first, whose pass
+    holds the prompt.
+    num_in_pass: requests that shared the target's passes, summed over the passes.
     """
 
     num_steps: int = 0
@@ -82,51 +77,59 @@ class Tally:
     drafted: list[int] = field(default_factory=list)
     tested: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    num_in_pass: int = 0
+    num_cached_tokens: int = 0
+    forward_us: int = 0
+    began_s: float = field(default_factory=time.monotonic)
+    first_token_s: float = 0.0
 
     def observe(
-        self, proposal: Proposal, path: Sequence[int], num_emitted: int, draft_s: float, target_s: float
+        self, proposal: Proposal, acceptance: Acceptance, num_emitted: int, draft_s: float, target_s: float
     ) -> None:
-        """Count one step: what was proposed, which nodes were accepted, how many tokens the client gets, the times."""
-        self._observe_times(int(proposal.tree.depths.max()), draft_s, target_s)
-        self.num_steps += 1
-        self.num_draft_tokens += proposal.tree.num_nodes
-        self.num_accepted_tokens += len(path[:num_emitted])
-        self.step_lengths.append(num_emitted)
-        self._observe_sources(proposal, path[:num_emitted])
-        self._observe_depths(proposal, path)
+        """Count one step, of whose tokens the client gets the first `num_emitted`."""
+        if not self.num_steps:
+            self.first_token_s = time.monotonic() - self.began_s
+            self.num_cached_tokens = acceptance.num_cached_tokens
+        else:
+            self.draft_s += draft_s
+            self.target_s += target_s
+            self.timed_levels += int(proposal.tree.depths.max())
+        if acceptance.engine_speculation:
+            lengths = self._observe_engine_speculation(acceptance.engine_speculation, num_emitted)
+        else:
+            lengths = [num_emitted]
+            self._observe_proposal(proposal, acceptance.path, num_emitted)
+        self.num_steps += len(lengths)
+        self.step_lengths += lengths
+        self.num_in_pass += acceptance.num_in_pass * len(lengths)
+        self.forward_us += acceptance.forward_us
 
-    def observe_engine_speculation(self, burst: EngineSpeculationResult, num_emitted: int, target_s: float) -> int:
-        """Count the passes of an engine that drafts by itself, each as a step; return how many the client has of.
+    def _observe_engine_speculation(self, result: EngineSpeculationResult, num_emitted: int) -> list[int]:
+        """Count the passes of an engine that drafts by itself; return the tokens that each brought to the client.
 
         Depths stay uncounted: the engine does not say what its trees were.
         """
         lengths: list[int] = []
-        for length in burst.lengths:
+        for length in result.lengths:
             if (left := num_emitted - sum(lengths)) > 0:
                 lengths.append(min(length, left))
-        num_accepted = sum(min(got, of - 1) for got, of in zip(lengths, burst.lengths, strict=False))
-        self._observe_times(0, 0.0, target_s)
-        self.num_steps += len(lengths)
-        self.step_lengths += lengths
-        self.num_draft_tokens += burst.num_drafted
-        self.num_accepted_tokens += num_accepted
-        count = self.sources.setdefault(burst.method, SourceCount())
-        count.num_drafted += burst.num_drafted
-        count.num_accepted += num_accepted
-        return len(lengths)
+        num_accepted = sum(min(got, of - 1) for got, of in zip(lengths, result.lengths, strict=False))
+        self._count(result.method, result.num_drafted, num_accepted)
+        return lengths
 
-    def _observe_times(self, num_levels: int, draft_s: float, target_s: float) -> None:
-        self.num_levels += num_levels
-        if self.num_steps:
-            self.draft_s += draft_s
-            self.target_s += target_s
-            self.timed_levels += num_levels
-
-    def _observe_sources(self, proposal: Proposal, path: Sequence[int]) -> None:
+    def _observe_proposal(self, proposal: Proposal, path: Sequence[int], num_emitted: int) -> None:
+        self.num_levels += int(proposal.tree.depths.max())
+        emitted = Counter(proposal.sources[node - 1] for node in path[:num_emitted])
         for source, num_drafted in Counter(proposal.sources).items():
-            self.sources.setdefault(source, SourceCount()).num_drafted += num_drafted
-        for node in path:
-            self.sources[proposal.sources[node - 1]].num_accepted += 1
+            self._count(source, num_drafted, emitted[source])
+        self._observe_depths(proposal, path)
+
+    def _count(self, source: str, num_drafted: int, num_accepted: int) -> None:
+        count = self.sources.setdefault(source, SourceCount())
+        count.num_drafted += num_drafted
+        count.num_accepted += num_accepted
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
 
     def _observe_depths(self, proposal: Proposal, path: Sequence[int]) -> None:
         depths = proposal.tree.depths[1:].tolist()
@@ -141,13 +144,18 @@ class Tally:
             self.tested[len(path)] += 1
 
     @property
+    def acceptance_length(self) -> float:
+        """Tokens per step, the bonus or recovered token included; 0 before the first step."""
+        return sum(self.step_lengths) / max(self.num_steps, 1)
+
+    @property
     def acceptance_rate(self) -> float:
         """Accepted ÷ drafted tokens; 0 when nothing was drafted."""
         return self.num_accepted_tokens / max(self.num_draft_tokens, 1)
 
     @property
     def alpha(self) -> float:
-        """Accepted ÷ tested levels: the papers' α, were it the same at every depth; 0 when nothing was drafted.
+        """Accepted ÷ tested levels: the papers' α, taken to be the same at every depth; 0 when nothing was drafted.
 
         For a chain under `rejection` its expectation is E[Σ min(p, q)] over the prefixes that were tested.
         """
@@ -165,42 +173,40 @@ class Tally:
             return 0.0
         return self.draft_s / self.timed_levels * (self.num_steps - 1) / self.target_s
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the statistics, ready for JSON; docs/statistics.md explains each key."""
+        steps = max(self.num_steps, 1)
+        return {
+            "time_to_first_token_ms": 1e3 * self.first_token_s,
+            "total_ms": 1e3 * (time.monotonic() - self.began_s),
+            "forward_ms": self.forward_us / 1e3,
+            "num_cached_tokens": self.num_cached_tokens,
+            "requests_per_pass": self.num_in_pass / steps,
+            "num_steps": self.num_steps,
+            "acceptance_length": self.acceptance_length,
+            "accepted_per_step": self.num_accepted_tokens / steps,
+            "draft_acceptance_rate": self.acceptance_rate,
+            "sources": {name: asdict(count) for name, count in self.sources.items()},
+            "depths": {
+                "drafted": self.drafted,
+                "tested": self.tested,
+                "accepted": self.accepted,
+                "acceptance": [a / t if t else 0.0 for a, t in zip(self.accepted, self.tested, strict=True)],
+            },
+            "model": self._model(),
+        }
 
-def told(tally: Tally) -> dict[str, Any]:
-    """Return a request's statistics, ready for JSON (docs/statistics.md has each key)."""
-    steps = max(tally.num_steps, 1)
-    return {
-        "num_steps": tally.num_steps,
-        "acceptance_length": sum(tally.step_lengths) / steps,
-        "accepted_per_step": tally.num_accepted_tokens / steps,
-        "draft_acceptance_rate": tally.acceptance_rate,
-        "sources": {name: asdict(count) for name, count in tally.sources.items()},
-        "depths": _depths(tally),
-        "model": _model(tally),
-    }
-
-
-def _depths(tally: Tally) -> dict[str, list[float]]:
-    return {
-        "drafted": [*tally.drafted],
-        "tested": [*tally.tested],
-        "accepted": [*tally.accepted],
-        "acceptance": [a / t if t else 0.0 for a, t in zip(tally.accepted, tally.tested, strict=True)],
-    }
-
-
-def _model(tally: Tally) -> dict[str, float]:
-    """Return what the formulas make of α, γ and c, beside what was."""
-    alpha, gamma, c = tally.alpha, tally.gamma, tally.c
-    best = best_gamma(alpha, c)
-    length = sum(tally.step_lengths) / max(tally.num_steps, 1)
-    return {
-        "alpha": alpha,
-        "gamma": gamma,
-        "c": c,
-        "expected_tokens_per_step": expected_tokens(alpha, gamma),
-        "expected_gain": walltime_gain(alpha, gamma, c),
-        "realised_gain": length / (gamma * c + 1),
-        "best_gamma": best,
-        "best_gain": walltime_gain(alpha, best, c),
-    }
+    def _model(self) -> dict[str, float]:
+        """Return what the formulas expect of α, γ and c, beside what was measured."""
+        alpha, gamma, c = self.alpha, self.gamma, self.c
+        best = best_gamma(alpha, c)
+        return {
+            "alpha": alpha,
+            "gamma": gamma,
+            "c": c,
+            "expected_tokens_per_step": expected_tokens(alpha, gamma),
+            "expected_gain": walltime_gain(alpha, gamma, c),
+            "realised_gain": self.acceptance_length / (gamma * c + 1),
+            "best_gamma": best,
+            "best_gain": walltime_gain(alpha, best, c),
+        }

@@ -39,7 +39,7 @@ class Trace:
         }
         self.steps.append(step)
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return prompt, sampling and steps as JSON has them."""
         prompt = self.context.ids[: self.context.prompt_len]
         return {"prompt_ids": prompt, "sampling": asdict(self.sampling), "steps": self.steps}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from tokenizers import Tokenizer
+
+from orchestrator.core.context import Context
 from orchestrator.core.errors import ConfigError, RequestError
 from orchestrator.core.noise import child_seed
 from orchestrator.core.sampling_params import Sampling
@@ -11,8 +14,9 @@ from orchestrator.core.types import StepOptions
 from orchestrator.deployment.capabilities import Capabilities
 from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.deployment.config import ServingConfig
-from orchestrator.generation.loop import Limits
-from orchestrator.generation.text import StopRule
+from orchestrator.generation.loop import Limits, SequenceState
+from orchestrator.generation.text import Output, StopRule
+from orchestrator.generation.trace import Trace
 from orchestrator.proposers.parameters import WHERE, read_object
 from orchestrator.proposers.registry import SelectedMethod, select_method
 from orchestrator.requests.inputs import (
@@ -57,6 +61,13 @@ class GenerationRequest:
     def sampling_of(self, index: int) -> Sampling:
         """Return the sampling of the sequence `index`: the request's own but for the seed."""
         return replace(self.sampling, seed=child_seed(self.sampling.seed, index)) if index else self.sampling
+
+    def sequence(self, index: int, tokenizer: Tokenizer) -> SequenceState:
+        """Return the state with which the sequence `index` enters the loop."""
+        context, sampling = Context(self.prompt), self.sampling_of(index)
+        output = Output(tokenizer, self.prompt, self.stop)
+        trace = Trace(context, sampling) if self.return_steps else None
+        return SequenceState(context, sampling, self.limits, output, self.options, trace=trace)
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,11 @@ from concurrent.futures import wait
 from functools import partial
 from typing import Any
 
-from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineLost, ServingError, Unavailable
 from orchestrator.core.worker_pool import Workers
-from orchestrator.generation.loop import Progress, generate
+from orchestrator.generation.loop import generate
 from orchestrator.generation.responses import ResponseMerger, Responses, Send
-from orchestrator.generation.text import FinishReason, Output
-from orchestrator.generation.trace import Trace
+from orchestrator.generation.text import FinishReason
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.registry import ProposerDependencies
 from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
@@ -107,17 +105,12 @@ class GenerationHandler:
 
     def _generate(self, job: GenerationRequest, index: int, send: Send) -> list[int]:
         """Run the loop to its end; return the response, empty when it was broken off: it is not to be learnt."""
-        context, sampling = Context(job.prompt), job.sampling_of(index)
-        progress = Progress(trace=Trace(context, sampling) if job.return_steps else None)
-        output = Output(self._builder.checkpoint.tokenizer, job.prompt, job.stop)
+        sequence = job.sequence(index, self._builder.checkpoint.tokenizer)
         target = BlsTargetClient(job.cache_salt, self.deadline_s)
         proposer = job.plan.proposer(self._materials(job))
-        responses = Responses(job, output, progress, send)
+        responses = Responses(job, sequence, send)
         try:
-            generate(
-                context, target, proposer, sampling, job.limits, job.options,
-                output, progress, self._guard, responses.emit,
-            )  # fmt: skip
+            generate(sequence, target, proposer, self._guard, responses.emit)
         except (Unavailable, EngineLost):
             if time.monotonic() < self.deadline_s - 0.1:
                 raise
@@ -125,8 +118,8 @@ class GenerationHandler:
         finally:
             proposer.close()
             target.release()
-        ended = output.finish in (FinishReason.STOP, FinishReason.LENGTH)
-        return context.output[: output.num_tokens] if ended else []
+        ended = sequence.output.finish in (FinishReason.STOP, FinishReason.LENGTH)
+        return sequence.context.output[: sequence.output.num_tokens] if ended else []
 
     def _guard(self) -> FinishReason | None:
         if self._failed or self.is_cancelled():

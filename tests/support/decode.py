@@ -12,7 +12,8 @@ from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions, Target
-from orchestrator.generation.loop import Limits, Progress, generate
+from orchestrator.generation.loop import Limits, SequenceState, generate
+from orchestrator.generation.statistics import Statistics
 from orchestrator.generation.text import Chunk, Output, StopRule
 
 
@@ -54,13 +55,11 @@ def decode(
     sampling: Sampling,
     limits: Limits,
     stop_ids: frozenset[int] = frozenset(),
-) -> tuple[list[int], Progress]:
+) -> tuple[list[int], Statistics]:
     """Return the tokens that the loop emits, and what it counted; the proposer is checked as `Strict` does."""
     tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
     chunks: list[Chunk] = []
-    output, progress = Output(tokenizer, prompt, StopRule(limits.max_tokens, stop_ids)), Progress()
-    generate(
-        Context(prompt), target, Strict(proposer), sampling, limits, StepOptions(),
-        output, progress, lambda: None, chunks.append,
-    )  # fmt: skip
-    return [token for chunk in chunks for token in chunk.ids], progress
+    output = Output(tokenizer, prompt, StopRule(limits.max_tokens, stop_ids))
+    sequence = SequenceState(Context(prompt), sampling, limits, output)
+    generate(sequence, target, Strict(proposer), lambda: None, chunks.append)
+    return [token for chunk in chunks for token in chunk.ids], sequence.statistics

@@ -20,7 +20,7 @@ from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
-from orchestrator.generation.loop import Limits, Progress, generate
+from orchestrator.generation.loop import Limits, SequenceState, generate
 from orchestrator.generation.text import Chunk, FinishReason, Output, StopRule
 from orchestrator.proposers.none import NoProposer
 from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig
@@ -101,9 +101,7 @@ class SpyTarget(TableTarget):
 class Run:
     """What came of a call of the loop."""
 
-    context: Context
-    output: Output
-    progress: Progress
+    sequence: SequenceState
     chunks: list[Chunk]
 
     @property
@@ -122,11 +120,10 @@ def run(
     options: StepOptions = StepOptions(),  # noqa: B008
 ) -> Run:
     limits = limits or Limits(rule.max_tokens, 10_000, 128)
-    made = Run(Context(PROMPT), Output(tokenizer, PROMPT, rule), Progress(), [])
-    generate(
-        made.context, target, proposer, sampling, limits, options, made.output, made.progress, guard, made.chunks.append
-    )
-    assert made.output.finish
+    sequence = SequenceState(Context(PROMPT), sampling, limits, Output(tokenizer, PROMPT, rule), options)
+    made = Run(sequence, [])
+    generate(sequence, target, proposer, guard, made.chunks.append)
+    assert sequence.output.finish
     return made
 
 
@@ -154,9 +151,9 @@ def test_loop_any_proposer_gives_the_reference_s_text(
     made = run(tokenizer, target, PROPOSERS[name](target, sampling), sampling, StopRule(max_tokens, stop_ids), limits)
     truth = reference.generate(target.logits, PROMPT, sampling, max_tokens, stop_ids)
     assert made.ids == truth
-    assert made.output.finish is (FinishReason.STOP if truth[-1] in stop_ids else FinishReason.LENGTH)
-    assert made.context.ids[: len(PROMPT) + len(truth)] == PROMPT + truth
-    assert len(made.context) <= target.max_positions
+    assert made.sequence.output.finish is (FinishReason.STOP if truth[-1] in stop_ids else FinishReason.LENGTH)
+    assert made.sequence.context.ids[: len(PROMPT) + len(truth)] == PROMPT + truth
+    assert len(made.sequence.context) <= target.max_positions
     assert "".join(chunk.text for chunk in made.chunks) == tokenizer.decode(
         truth[:-1] if truth[-1] in stop_ids else truth
     )
@@ -214,7 +211,7 @@ def test_loop_guard_ends_it_before_the_next_step(tokenizer: Tokenizer, reason: F
         guard=lambda: reason if target.num_steps >= num_steps else None,
     )  # fmt: skip
     assert target.num_steps == num_steps == len(made.ids)
-    assert made.output.finish is reason
+    assert made.sequence.output.finish is reason
     assert made.chunks[-1].ids == [] and made.ids == reference.generate(target.logits, PROMPT, Sampling(), num_steps)
 
 
@@ -224,20 +221,20 @@ def test_loop_guard_is_not_asked_once_the_output_has_ended(tokenizer: Tokenizer)
         tokenizer, target, NoProposer(), Sampling(), StopRule(2),
         guard=lambda: FinishReason.CANCELLED if target.num_steps >= 2 else None,
     )  # fmt: skip
-    assert made.output.finish is FinishReason.LENGTH
+    assert made.sequence.output.finish is FinishReason.LENGTH
 
 
 def test_loop_steps_are_counted_as_the_papers_do(tokenizer: Tokenizer) -> None:
     target, sampling = SpyTarget(VOCAB_SIZE), Sampling(0.9, seed=4)
     made = run(tokenizer, target, Oracle(target, sampling, wrong_every=3), sampling, StopRule(8))
-    counts = made.progress.tally
+    counts = made.sequence.statistics
     assert counts.num_steps == target.num_steps == len(made.chunks)
     assert counts.step_lengths == [len(chunk.ids) for chunk in made.chunks] == [3, 3, 2]
     assert counts.num_draft_tokens == sum(tree.num_nodes for tree in target.trees) == 7 + 4 + 1
     assert counts.num_accepted_tokens == 2 + 2 + 1
     assert counts.acceptance_rate == 5 / 12
-    assert made.progress.num_in_pass == counts.num_steps
-    assert made.progress.first_token_s > 0
+    assert made.sequence.statistics.num_in_pass == counts.num_steps
+    assert made.sequence.statistics.first_token_s > 0
 
 
 def test_loop_proposer_observes_what_was_verified(tokenizer: Tokenizer) -> None:

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer
 from orchestrator.core.proposal import Proposal
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import Acceptance, StepOptions
-from orchestrator.generation.loop import Limits, Progress
+from orchestrator.generation.loop import Limits
 from orchestrator.generation.responses import Responses
-from orchestrator.generation.text import Chunk, FinishReason, Output, StopRule
+from orchestrator.generation.text import Chunk, FinishReason, StopRule
 from orchestrator.proposers.registry import select_method
 from orchestrator.requests.generation_request import GenerationRequest
 
@@ -48,12 +48,12 @@ def responses_of(
 ) -> list[dict[str, Any]]:
     """Run the steps as the loop does; what is sent, as Python values."""
     sent: list[dict[str, np.ndarray]] = []
-    output, progress = Output(DEMO, PROMPT, job.stop), Progress()
-    responses = Responses(job, output, progress, sent.append)
+    sequence = job.sequence(0, DEMO)
+    output, responses = sequence.output, Responses(job, sequence, sent.append)
     for step in steps:
         chunk = output.push(step, [-0.5 * (token % 3) for token in step])
         acceptance = Acceptance(tuple(range(1, len(step))), step[-1])
-        progress.observe(Proposal.chain(step, "test"), acceptance, len(chunk.ids), 0.001, 0.01)
+        sequence.statistics.observe(Proposal.chain(step, "test"), acceptance, len(chunk.ids), 0.001, 0.01)
         responses.emit(chunk)
         if output.finish:
             break
@@ -165,8 +165,8 @@ def test_responses_prompt_is_repeated_once_even_when_nothing_follows() -> None:
 def test_responses_tensors_have_the_declared_types() -> None:
     sent: list[dict[str, np.ndarray]] = []
     job = job_of(StopRule(1), False, return_stats=True)
-    output, progress = Output(DEMO, PROMPT, job.stop), Progress()
-    Responses(job, output, progress, sent.append).emit(output.push([5], [-1.0]))
+    sequence = job.sequence(0, DEMO)
+    Responses(job, sequence, sent.append).emit(sequence.output.push([5], [-1.0]))
     config = (Path(__file__).resolve().parents[4] / "model_repository/speculative/config.pbtxt").read_text()
     outputs = config.split("output [", 1)[1]
     kinds = {"TYPE_STRING": np.object_, "TYPE_INT32": np.int32, "TYPE_FP32": np.float32}

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 
 from orchestrator.core.proposal import Budget, Proposal
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Distribution, EngineSpeculationResult
+from orchestrator.core.types import Acceptance, Distribution, EngineSpeculationResult
 from orchestrator.generation.statistics import (
     SourceCount,
-    Tally,
+    Statistics,
     best_gamma,
     expected_tokens,
-    operations_factor,
-    told,
     walltime_gain,
 )
 
-# Leviathan et al. 2023, table 1 (c = ĉ = 0): α, γ, growth of arithmetic, speed.
-TABLE_1 = [(0.6, 2, 1.53, 1.96), (0.7, 3, 1.58, 2.53), (0.8, 2, 1.23, 2.44), (0.8, 5, 1.63, 3.69), (0.9, 2, 1.11, 2.71),
-           (0.9, 10, 1.60, 6.86)]  # fmt: skip
+# Leviathan et al. 2023, table 1 (c = 0): α, γ, speed.
+TABLE_1 = [(0.6, 2, 1.96), (0.7, 3, 2.53), (0.8, 2, 2.44), (0.8, 5, 3.69), (0.9, 2, 2.71), (0.9, 10, 6.86)]
 # Optimal γ and its gain by c (rows) and α (columns).
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9)
 OPTIMAL = {
@@ -34,10 +32,8 @@ OPTIMAL = {
 }
 
 
-@pytest.mark.parametrize(("alpha", "gamma", "operations", "speed"), TABLE_1)
-def test_formulas_give_leviathan_s_table(alpha: float, gamma: int, operations: float, speed: float) -> None:
-    # The paper's own rounding: 1.53, where 3 / 1.96 is 1.5306.
-    assert operations_factor(alpha, gamma, 0.0) == pytest.approx(operations, abs=0.0051)
+@pytest.mark.parametrize(("alpha", "gamma", "speed"), TABLE_1)
+def test_formulas_give_leviathan_s_table(alpha: float, gamma: int, speed: float) -> None:
     assert walltime_gain(alpha, gamma, 0.0) == pytest.approx(speed, abs=0.0051)
     assert expected_tokens(alpha, gamma) == walltime_gain(alpha, gamma, 0.0)
 
@@ -68,14 +64,18 @@ def test_formulas_at_their_limits() -> None:
 @pytest.mark.parametrize("alpha", [0.3, 0.8])
 def test_expected_tokens_is_the_mean_of_simulated_steps(alpha: float) -> None:
     rng, gamma, num_steps = random.Random(0), 4, 20_000
-    tally = Tally()
+    statistics = Statistics()
     for _ in range(num_steps):
         accepted = next((i for i in range(gamma) if rng.random() >= alpha), gamma)
-        tally.observe(Proposal.chain([1] * gamma, "s"), range(1, accepted + 1), accepted + 1, 1.0, 10.0)
+        statistics.observe(Proposal.chain([1] * gamma, "s"), accepting(range(1, accepted + 1)), accepted + 1, 1.0, 10.0)
     # Five standard errors; the steps' lengths lie within 1..5, so one is at most 2 / √n.
-    assert sum(tally.step_lengths) / num_steps == pytest.approx(expected_tokens(alpha, gamma), abs=5 * 2 / 141)
-    assert tally.alpha == pytest.approx(alpha, abs=5 * 0.5 / 141)
-    assert tally.gamma == gamma and tally.c == pytest.approx(1 / 40)
+    assert sum(statistics.step_lengths) / num_steps == pytest.approx(expected_tokens(alpha, gamma), abs=5 * 2 / 141)
+    assert statistics.alpha == pytest.approx(alpha, abs=5 * 0.5 / 141)
+    assert statistics.gamma == gamma and statistics.c == pytest.approx(1 / 40)
+
+
+def accepting(path: Iterable[int]) -> Acceptance:
+    return Acceptance(tuple(path), 0)
 
 
 def tree_by_hand() -> Proposal:
@@ -85,40 +85,40 @@ def tree_by_hand() -> Proposal:
     return Proposal(tree, ("a", "a", "b", "b", "a"), q)
 
 
-def test_tally_by_hand() -> None:
-    tally = Tally()
-    tally.observe(tree_by_hand(), [1, 4], 3, 0.5, 9.0)  # node 4 has no child: depth 3 is not tested
-    tally.observe(tree_by_hand(), [1], 2, 0.2, 1.0)
-    tally.observe(tree_by_hand(), [], 1, 0.4, 3.0)
-    tally.observe(Proposal.none(), [], 1, 0.0, 2.0)
-    assert tally.drafted == [6, 6, 3]
-    assert tally.tested == [3, 2, 0]
-    assert tally.accepted == [2, 1, 0]
-    assert {name: (count.num_drafted, count.num_accepted) for name, count in tally.sources.items()} == {
+def test_statistics_by_hand() -> None:
+    statistics = Statistics()
+    statistics.observe(tree_by_hand(), accepting([1, 4]), 3, 0.5, 9.0)  # node 4 has no child: depth 3 is not tested
+    statistics.observe(tree_by_hand(), accepting([1]), 2, 0.2, 1.0)
+    statistics.observe(tree_by_hand(), accepting([]), 1, 0.4, 3.0)
+    statistics.observe(Proposal.none(), accepting([]), 1, 0.0, 2.0)
+    assert statistics.drafted == [6, 6, 3]
+    assert statistics.tested == [3, 2, 0]
+    assert statistics.accepted == [2, 1, 0]
+    assert {name: (count.num_drafted, count.num_accepted) for name, count in statistics.sources.items()} == {
         "a": (9, 2), "b": (6, 1),
     }  # fmt: skip
-    assert (tally.num_steps, tally.num_draft_tokens, tally.num_accepted_tokens) == (4, 15, 3)
-    assert tally.alpha == 3 / 5 and tally.gamma == 9 / 4
+    assert (statistics.num_steps, statistics.num_draft_tokens, statistics.num_accepted_tokens) == (4, 15, 3)
+    assert statistics.alpha == 3 / 5 and statistics.gamma == 9 / 4
     # The first step's times hold the prompt and do not count: 0.6 s for 6 levels, 6 s for 3 steps.
-    assert tally.c == pytest.approx((0.6 / 6) / (6.0 / 3))
-    assert tally.acceptance_rate == 3 / 15
+    assert statistics.c == pytest.approx((0.6 / 6) / (6.0 / 3))
+    assert statistics.acceptance_rate == 3 / 15
 
 
 def test_tokens_behind_a_stop_are_no_accepted_tokens() -> None:
     """Both lengths are of what the client gets; the depths, and α, are of what the target agreed with."""
-    tally = Tally()
-    tally.observe(Proposal.chain([1] * 12, "s"), range(1, 13), 3, 0.0, 1.0)
-    assert (tally.num_accepted_tokens, tally.sources["s"].num_accepted) == (3, 3)
-    assert tally.accepted == [1] * 12 and tally.alpha == 1.0
-    said = told(tally)
+    statistics = Statistics()
+    statistics.observe(Proposal.chain([1] * 12, "s"), accepting(range(1, 13)), 3, 0.0, 1.0)
+    assert (statistics.num_accepted_tokens, statistics.sources["s"].num_accepted) == (3, 3)
+    assert statistics.accepted == [1] * 12 and statistics.alpha == 1.0
+    said = statistics.to_dict()
     assert said["acceptance_length"] == said["accepted_per_step"] == 3.0
 
 
-def test_told_has_both_lengths_and_is_json() -> None:
-    tally = Tally()
-    tally.observe(tree_by_hand(), [1, 4], 3, 0.5, 9.0)
-    tally.observe(tree_by_hand(), [], 1, 0.3, 3.0)
-    said = json.loads(json.dumps(told(tally)))
+def test_to_dict_has_both_lengths_and_is_json() -> None:
+    statistics = Statistics()
+    statistics.observe(tree_by_hand(), accepting([1, 4]), 3, 0.5, 9.0)
+    statistics.observe(tree_by_hand(), accepting([]), 1, 0.3, 3.0)
+    said = json.loads(json.dumps(statistics.to_dict()))
     assert said["acceptance_length"] == 2.0 and said["accepted_per_step"] == 1.0
     assert said["sources"] == {"a": {"num_drafted": 6, "num_accepted": 1}, "b": {"num_drafted": 4, "num_accepted": 1}}
     assert said["depths"]["acceptance"] == [1 / 2, 1.0, 0.0]
@@ -131,11 +131,11 @@ def test_told_has_both_lengths_and_is_json() -> None:
     assert model["best_gamma"] == best_gamma(2 / 3, model["c"])
 
 
-def test_told_before_any_step_and_without_a_draft() -> None:
-    assert told(Tally())["acceptance_length"] == 0
-    tally = Tally()
-    tally.observe(Proposal.none(), [], 1, 0.0, 1.0)
-    said = told(tally)
+def test_to_dict_before_any_step_and_without_a_draft() -> None:
+    assert Statistics().to_dict()["acceptance_length"] == 0
+    statistics = Statistics()
+    statistics.observe(Proposal.none(), accepting([]), 1, 0.0, 1.0)
+    said = statistics.to_dict()
     assert said["sources"] == {} and said["depths"]["drafted"] == []
     assert said["model"]["best_gamma"] == 0 and said["model"]["expected_gain"] == said["model"]["realised_gain"] == 1.0
 
@@ -150,23 +150,26 @@ def test_proposal_cut_keeps_sources_and_q_with_their_nodes() -> None:
     assert Proposal.none().cut(Budget(0, 0)).tree.num_nodes == 0
 
 
-def test_burst_counts_each_of_an_engine_s_passes_as_a_step() -> None:
-    tally = Tally()
-    assert tally.observe_engine_speculation(EngineSpeculationResult("medusa", (1, 2, 3, 4), (1, 3, 1), 20), 5, 2.0) == 3
-    assert (tally.num_steps, tally.step_lengths) == (3, [1, 3, 1])
-    assert tally.sources == {"medusa": SourceCount(20, 2)} and tally.acceptance_rate == 2 / 20
-    assert told(tally)["acceptance_length"] == 5 / 3
+def drafted_by_engine(result: EngineSpeculationResult, num_emitted: int) -> Statistics:
+    statistics = Statistics()
+    statistics.observe(Proposal.none(), Acceptance((), 5, engine_speculation=result), num_emitted, 0.0, 2.0)
+    return statistics
+
+
+def test_each_pass_of_an_engine_that_drafts_by_itself_counts_as_a_step() -> None:
+    statistics = drafted_by_engine(EngineSpeculationResult("medusa", (1, 2, 3, 4), (1, 3, 1), 20), 5)
+    assert (statistics.num_steps, statistics.num_in_pass, statistics.step_lengths) == (3, 3, [1, 3, 1])
+    assert statistics.sources == {"medusa": SourceCount(20, 2)} and statistics.acceptance_rate == 2 / 20
+    assert statistics.to_dict()["acceptance_length"] == 5 / 3
 
 
 @pytest.mark.parametrize(
     ("num_emitted", "lengths", "num_accepted"), [(1, [1], 0), (2, [1, 1], 1), (3, [1, 2], 2), (4, [1, 3], 2)]
 )
-def test_burst_cut_at_a_stop_counts_what_the_client_gets(
+def test_passes_behind_a_stop_count_only_what_the_client_gets(
     num_emitted: int, lengths: list[int], num_accepted: int
 ) -> None:
-    """A pass's own token is its last: of one that is cut before it, all that came were drafts."""
-    tally = Tally()
-    assert tally.observe_engine_speculation(
-        EngineSpeculationResult("eagle", (1, 2, 3, 4), (1, 3, 1), 20), num_emitted, 2.0
-    ) == len(lengths)
-    assert (tally.step_lengths, tally.num_accepted_tokens) == (lengths, num_accepted)
+    """The last token of a pass is the target's own: of a pass that is cut before it, all tokens were drafts."""
+    statistics = drafted_by_engine(EngineSpeculationResult("eagle", (1, 2, 3, 4), (1, 3, 1), 20), num_emitted)
+    assert (statistics.num_steps, statistics.step_lengths) == (len(lengths), lengths)
+    assert statistics.num_accepted_tokens == num_accepted

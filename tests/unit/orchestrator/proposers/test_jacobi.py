@@ -150,6 +150,6 @@ def test_jacobi_gives_the_reference_s_text(
 def test_jacobi_language_of_short_memory_takes_fewer_steps_than_tokens(temperature: float, most_steps: int) -> None:
     """So the law above is not vacuous: where few tokens decide the next, wrong guesses soon agree with right ones."""
     target = TableTarget(4, order=1, table_seed=1, sharpness=3.0)
-    _, progress = decode(target, jacobi(8), [1, 2, 3], Sampling(temperature, seed=1), Limits(100, 10_000, 128))
-    assert progress.tally.num_steps <= most_steps
-    assert progress.tally.sources["jacobi"].num_accepted >= 100 - most_steps
+    _, statistics = decode(target, jacobi(8), [1, 2, 3], Sampling(temperature, seed=1), Limits(100, 10_000, 128))
+    assert statistics.num_steps <= most_steps
+    assert statistics.sources["jacobi"].num_accepted >= 100 - most_steps

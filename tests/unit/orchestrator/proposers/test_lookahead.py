@@ -255,9 +255,11 @@ def test_lookahead_gives_the_reference_s_text(
 def test_lookahead_language_that_repeats_takes_fewer_steps_than_tokens(temperature: float, most_steps: int) -> None:
     """So the law above is not vacuous, and both sources have their share."""
     target = TableTarget(12, order=1, table_seed=5, sharpness=3.0)
-    _, progress = decode(target, lookahead(5, 4, 5), [1, 2, 3], Sampling(temperature, seed=3), Limits(100, 10_000, 128))
-    sources = progress.tally.sources
-    assert progress.tally.num_steps <= most_steps
+    _, statistics = decode(
+        target, lookahead(5, 4, 5), [1, 2, 3], Sampling(temperature, seed=3), Limits(100, 10_000, 128)
+    )
+    sources = statistics.sources
+    assert statistics.num_steps <= most_steps
     assert sources["lookahead.pool"].num_accepted > 20 and sources["lookahead.window"].num_accepted > 0
 
 

@@ -16,7 +16,8 @@ from orchestrator.core.errors import RequestError
 from orchestrator.core.proposal import Budget, Proposal
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import FloatArray
-from orchestrator.generation.loop import Limits, Progress
+from orchestrator.generation.loop import Limits
+from orchestrator.generation.statistics import Statistics
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.ngram import Ngram, NgramConfig, q_of
 from orchestrator.proposers.tables import Followers, Tables
@@ -166,10 +167,10 @@ def test_each_node_carries_the_q_it_was_drawn_from() -> None:
 # With the target
 
 
-def run(target: TableTarget, proposer: Ngram, prompt: list[int], sampling: Sampling, num_tokens: int) -> Progress:
-    ids, progress = decode(target, proposer, prompt, sampling, Limits(num_tokens, 10_000, 128))
+def run(target: TableTarget, proposer: Ngram, prompt: list[int], sampling: Sampling, num_tokens: int) -> Statistics:
+    ids, statistics = decode(target, proposer, prompt, sampling, Limits(num_tokens, 10_000, 128))
     assert ids == reference.generate(target.logits, prompt, sampling, num_tokens)
-    return progress
+    return statistics
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8), Sampling(0.8, 5, 0.9, 0.02)], ids=str)
@@ -177,9 +178,9 @@ def test_every_draft_is_accepted_where_q_equals_p(sampling: Sampling) -> None:
     target = TableTarget(VOCAB_SIZE, order=2, table_seed=3)
     config, num_tokens = NgramConfig(order=3, draft_len=5), 60
     for seed in range(10):
-        progress = run(target, Ngram(config, law_of(target), None), [1, 2], replace(sampling, seed=seed), num_tokens)
-        assert progress.tally.num_accepted_tokens == progress.tally.num_draft_tokens == 50
-        assert progress.tally.num_steps == 10
+        statistics = run(target, Ngram(config, law_of(target), None), [1, 2], replace(sampling, seed=seed), num_tokens)
+        assert statistics.num_accepted_tokens == statistics.num_draft_tokens == 50
+        assert statistics.num_steps == 10
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

@@ -140,7 +140,7 @@ def test_predicted_gives_the_reference_s_text_however_good_the_prediction(
     truth = reference.generate(target.logits, prompt, sampling, max_tokens)
     prediction = [rng.randrange(6) if rng.random() < noise else token for token in truth]
     proposer = Predicted(PredictedConfig(draft_len=draft_len), prediction)
-    said, progress = decode(target, proposer, prompt, sampling, Limits(max_tokens, 10_000, 128))
+    said, statistics = decode(target, proposer, prompt, sampling, Limits(max_tokens, 10_000, 128))
     assert said == truth
     if prediction == truth:
-        assert progress.tally.num_steps == -(-max_tokens // (draft_len + 1))
+        assert statistics.num_steps == -(-max_tokens // (draft_len + 1))

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.generation.loop import Limits, Progress
+from orchestrator.generation.loop import Limits
+from orchestrator.generation.statistics import Statistics
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.suffix import Suffix, SuffixConfig
 from orchestrator.sampling import reference
@@ -132,11 +133,11 @@ def test_suffix_of_text_and_memory_the_one_that_promises_more_wins() -> None:
     assert proposed(level, memory=memory).tree.tokens.tolist() == [50]
 
 
-def run(proposer: Suffix, prompt: list[int], sampling: Sampling, num_tokens: int) -> tuple[list[int], Progress]:
+def run(proposer: Suffix, prompt: list[int], sampling: Sampling, num_tokens: int) -> tuple[list[int], Statistics]:
     target = TableTarget(VOCAB_SIZE, table_seed=sampling.seed % 5, sharpness=3.0)
-    ids, progress = decode(target, proposer, prompt, sampling, Limits(num_tokens, 10_000, 128))
+    ids, statistics = decode(target, proposer, prompt, sampling, Limits(num_tokens, 10_000, 128))
     assert ids == reference.generate(target.logits, prompt, sampling, num_tokens)
-    return ids, progress
+    return ids, statistics
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -170,11 +171,11 @@ def test_suffix_drafts_are_accepted(temperature: float, tree: bool) -> None:
     memory, sampling = Memory(10_000), Sampling(temperature, seed=7)
     config = SuffixConfig(tree=tree, factor=4.0)
     ids, cold = run(Suffix(config), [1, 2, 3], sampling, 200)
-    assert cold.tally.sources["suffix.text"].num_accepted > 20
+    assert cold.sources["suffix.text"].num_accepted > 20
     memory.learn("", ids)
     _, warm = run(Suffix(config, memory.of("")), [1, 2, 3], sampling, 200)
-    accepted = {name: count.num_accepted for name, count in warm.tally.sources.items()}
-    assert accepted.get("suffix.text", 0) + accepted["suffix.memory"] == warm.tally.num_accepted_tokens
+    accepted = {name: count.num_accepted for name, count in warm.sources.items()}
+    assert accepted.get("suffix.text", 0) + accepted["suffix.memory"] == warm.num_accepted_tokens
     if temperature:
         assert accepted["suffix.memory"] > 10
-        assert warm.tally.num_steps < cold.tally.num_steps
+        assert warm.num_steps < cold.num_steps

@@ -117,15 +117,14 @@ def test_text_is_the_torch_engine_s_from_one_generation(
 ) -> None:
     with serving(checkpoint, tmp_path, method) as line:
         before = len(standin(line).requests)
-        text, progress = decode(EngineTarget(line, 7), proposer_of(method), PROMPT, GREEDY, LIMITS)
+        text, statistics = decode(EngineTarget(line, 7), proposer_of(method), PROMPT, GREEDY, LIMITS)
         assert len(standin(line).requests) == before + 1
     assert text == greedy
-    tally = progress.tally
     if method == "none":
-        assert tally.num_accepted_tokens == 0
+        assert statistics.num_accepted_tokens == 0
     else:
-        assert 0 < tally.num_accepted_tokens < NUM_TOKENS
-    assert tally.num_draft_tokens >= tally.num_accepted_tokens
+        assert 0 < statistics.num_accepted_tokens < NUM_TOKENS
+    assert statistics.num_draft_tokens >= statistics.num_accepted_tokens
 
 
 def test_text_goes_on_when_the_whole_context_is_sent_anew(checkpoint: Path, tmp_path: Path, greedy: list[int]) -> None:
@@ -137,8 +136,8 @@ def test_text_goes_on_when_the_whole_context_is_sent_anew(checkpoint: Path, tmp_
 
 def test_step_that_wants_no_drafts_is_one_token(checkpoint: Path, tmp_path: Path, greedy: list[int]) -> None:
     with serving(checkpoint, tmp_path) as line:
-        text, progress = decode(EngineTarget(line, 7), NoProposer(), PROMPT, GREEDY, LIMITS)
-    assert text == greedy and progress.tally.num_steps == NUM_TOKENS
+        text, statistics = decode(EngineTarget(line, 7), NoProposer(), PROMPT, GREEDY, LIMITS)
+    assert text == greedy and statistics.num_steps == NUM_TOKENS
 
 
 def test_eight_at_once_are_streamed_together(checkpoint: Path, tmp_path: Path) -> None:

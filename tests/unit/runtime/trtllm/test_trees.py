@@ -99,9 +99,9 @@ def text_of(
     engine: Any, method: str, parameters: dict[str, Any], sampling: Sampling, prompt: list[int] = PROMPT
 ) -> Any:
     target = EngineTarget(engine, random.randrange(1, 1 << 40))
-    text, progress = decode(target, proposer_of(method, parameters), prompt, sampling, LIMITS)
+    text, statistics = decode(target, proposer_of(method, parameters), prompt, sampling, LIMITS)
     target.release()
-    return text, progress.tally.num_steps
+    return text, statistics.num_steps
 
 
 # Every method, every rule: the text of our own engine

@@ -49,14 +49,14 @@ def test_chain_method_gives_the_torch_engine_s_greedy_text(
     line: ExecutorClient[StepRequest], greedy: list[int], method: str, parameters: dict[str, Any]
 ) -> None:
     proposer = proposer_of(method, parameters, greedy)
-    text, progress = decode(EngineTarget(line, 7), proposer, PROMPT, GREEDY, LIMITS)
+    text, statistics = decode(EngineTarget(line, 7), proposer, PROMPT, GREEDY, LIMITS)
     assert text == greedy
     if method == "none":
-        assert progress.tally.num_steps == NUM_TOKENS
+        assert statistics.num_steps == NUM_TOKENS
     else:
-        assert progress.tally.num_accepted_tokens > 0 and progress.tally.num_steps < NUM_TOKENS
+        assert statistics.num_accepted_tokens > 0 and statistics.num_steps < NUM_TOKENS
     if method == "draft_model":  # wrong about one in five: no draft is accepted beyond it
-        assert progress.tally.num_accepted_tokens <= 4 * NUM_TOKENS / 5
+        assert statistics.num_accepted_tokens <= 4 * NUM_TOKENS / 5
 
 
 def test_stateless_steps_give_the_same_text(line: ExecutorClient[StepRequest], greedy: list[int]) -> None:

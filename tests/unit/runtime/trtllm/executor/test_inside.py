@@ -70,16 +70,15 @@ def test_text_is_the_torch_engine_s_in_fewer_passes_than_tokens(
 ) -> None:
     line, method = start(mode), INSIDE[mode]
     before = standin(line).num_enqueued
-    text, progress = decode(EngineTarget(line, 2), proposer_of(method, inside=method), PROMPT, GREEDY, LIMITS)
-    tally = progress.tally
+    text, statistics = decode(EngineTarget(line, 2), proposer_of(method, inside=method), PROMPT, GREEDY, LIMITS)
     assert text == greedy
     assert standin(line).num_enqueued == before + 1  # one request for the whole text
-    assert tally.num_steps < NUM_TOKENS and sum(tally.step_lengths) == NUM_TOKENS
-    assert tally.num_accepted_tokens == NUM_TOKENS - tally.num_steps
+    assert statistics.num_steps < NUM_TOKENS and sum(statistics.step_lengths) == NUM_TOKENS
+    assert statistics.num_accepted_tokens == NUM_TOKENS - statistics.num_steps
     # The first pass has no drafts, all others have as many as the engine was built for.
-    assert tally.num_draft_tokens == NUM_NODES[mode] * (tally.num_steps - 1)
-    assert list(tally.sources) == [method]
-    assert tally.sources[method].num_accepted == tally.num_accepted_tokens < tally.num_draft_tokens
+    assert statistics.num_draft_tokens == NUM_NODES[mode] * (statistics.num_steps - 1)
+    assert list(statistics.sources) == [method]
+    assert statistics.sources[method].num_accepted == statistics.num_accepted_tokens < statistics.num_draft_tokens
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -109,9 +108,9 @@ def test_what_comes_between_two_steps_is_told_by_the_next(start: Callable[..., L
 
 def test_none_is_one_token_of_one_pass_without_drafts(start: Callable[..., Line], greedy: list[int]) -> None:
     line = start("eagle")
-    text, progress = decode(EngineTarget(line, 2), proposer_of("none"), PROMPT, GREEDY, Limits(6, 200, 8))
+    text, statistics = decode(EngineTarget(line, 2), proposer_of("none"), PROMPT, GREEDY, Limits(6, 200, 8))
     assert text == greedy[:6]
-    assert progress.tally.num_steps == 6 and progress.tally.num_draft_tokens == 0
+    assert statistics.num_steps == 6 and statistics.num_draft_tokens == 0
     assert standin(line).num_enqueued == 1 + 6
 
 
@@ -247,9 +246,9 @@ def test_lookahead_takes_smaller_sizes_per_request(
     enqueue = standin(line).enqueue_request
     standin(line).enqueue_request = lambda request: asked.append(request.lookahead_config.triple) or enqueue(request)
     proposer = proposer_of("lookahead", parameters, inside="lookahead")
-    text, progress = decode(EngineTarget(line, 2), proposer, PROMPT, GREEDY, LIMITS)
+    text, statistics = decode(EngineTarget(line, 2), proposer, PROMPT, GREEDY, LIMITS)
     assert text == greedy and asked == [sizes]
-    assert progress.tally.num_draft_tokens == num_nodes * (progress.tally.num_steps - 1)
+    assert statistics.num_draft_tokens == num_nodes * (statistics.num_steps - 1)
 
 
 @pytest.mark.parametrize(
@@ -272,10 +271,10 @@ def test_eagle_takes_the_shape_of_its_tree_per_request(start: Callable[..., Line
     asked: list[Any] = []
     enqueue = standin(line).enqueue_request
     standin(line).enqueue_request = lambda request: asked.append(request.eagle_config.eagle_choices) or enqueue(request)
-    text, progress = decode(EngineTarget(line, 2), proposer, PROMPT, GREEDY, LIMITS)
+    text, statistics = decode(EngineTarget(line, 2), proposer, PROMPT, GREEDY, LIMITS)
     assert text == greedy and asked == [[[0], [1], [0, 0]]]
-    assert 1 < max(progress.tally.step_lengths) <= 3
-    assert progress.tally.num_draft_tokens == 3 * (progress.tally.num_steps - 1)
+    assert 1 < max(statistics.step_lengths) <= 3
+    assert statistics.num_draft_tokens == 3 * (statistics.num_steps - 1)
 
 
 def test_eagle_tree_beyond_the_engine_is_refused_with_its_size(start: Callable[..., Line]) -> None:
@@ -391,8 +390,8 @@ def test_output_cut_at_a_stop_counts_what_the_client_gets(start: Callable[..., L
     stop = next(token for i, token in enumerate(greedy) if i > 8 and token not in greedy[:i])
     place = greedy.index(stop)
     proposer = proposer_of("medusa", inside="medusa")
-    text, progress = decode(EngineTarget(line, 2), proposer, PROMPT, GREEDY, LIMITS, frozenset({stop}))
+    text, statistics = decode(EngineTarget(line, 2), proposer, PROMPT, GREEDY, LIMITS, frozenset({stop}))
     assert text == greedy[: place + 1]
-    assert sum(progress.tally.step_lengths) == place + 1
-    assert progress.tally.num_accepted_tokens <= place + 1
-    assert np.min(progress.tally.step_lengths) >= 1
+    assert sum(statistics.step_lengths) == place + 1
+    assert statistics.num_accepted_tokens <= place + 1
+    assert np.min(statistics.step_lengths) >= 1

@@ -16,9 +16,8 @@ from orchestrator.core.types import EngineSpeculation, StepOptions
 from orchestrator.deployment.capabilities import CHAINS, INSIDE, capabilities_of
 from orchestrator.deployment.config import load_config
 from orchestrator.deployment.engine_manifest import served_checkpoint
-from orchestrator.generation.loop import Progress
 from orchestrator.generation.responses import Responses
-from orchestrator.generation.text import Chunk, FinishReason, Output
+from orchestrator.generation.text import Chunk, FinishReason
 from orchestrator.proposers.registry import METHODS, ProposerDependencies
 from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
 from orchestrator.requests.inputs import read
@@ -74,9 +73,9 @@ def test_rule_is_told_with_what_a_seed_is_worth_under_it(external: RequestBuilde
 def _rule_told(builder: RequestBuilder, **inputs: Any) -> str:
     sent: list[Tensors] = []
     job = built(builder, **inputs)
-    output = Output(builder.checkpoint.tokenizer, job.prompt, job.stop)
-    output.finish = FinishReason.LENGTH
-    Responses(job, output, Progress(), sent.append).emit(Chunk("", [], []))
+    sequence = job.sequence(0, builder.checkpoint.tokenizer)
+    sequence.output.finish = FinishReason.LENGTH
+    Responses(job, sequence, sent.append).emit(Chunk("", [], []))
     text: bytes = sent[0]["rule"][0, 0]
     return text.decode()
 
