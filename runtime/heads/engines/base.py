@@ -1,10 +1,12 @@
-"""What the engines of all heads have in common: a call is answered as a whole, its tree grown in one pass."""
+"""What the engines of all heads share: checks, the time budget, and trees that grow level by level in one pass."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -12,102 +14,122 @@ from torch import Tensor
 
 from orchestrator.core.errors import EngineError, RequestError, ServingError
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import DraftResponse, FloatArray, IdArray
+from orchestrator.core.types import DraftResponse
 from orchestrator.wire.calls import DraftRequest
 from runtime.engine.calls import EngineCall
-from runtime.heads.engines.growth import Dynamic, Growth, Static
 from runtime.heads.engines.ranking import rank
+from runtime.heads.engines.trees import DynamicTree, GrowingTree, StaticTree
 from runtime.kv.blocks import BlockPool
 from runtime.kv.sequences import SequenceTable
 
-#: Of the time that a call is given: what its answer needs for the way back, …
-MARGIN = 0.1
-#: … and what one pass may take of it, so that a call that arrives meanwhile finds time left for its own.
-SHARE = 0.5
+#: Share of a call's time that is left for its answer's way back.
+REPLY_MARGIN = 0.1
+#: Share of a call's time that one pass may take, so that calls that arrive meanwhile find time left for their own.
+PASS_SHARE = 0.5
+#: The contexts of several calls are computed in one pass up to this many rows; more would be late for all of them.
+MAX_PASS_ROWS = 512
+
+HeadCall = EngineCall[DraftRequest]
+
+log = logging.getLogger(__name__)
 
 
-class Allowance:
-    """The time that one pass has; it begins with it."""
+class TimeBudget:
+    """The time that one pass may take, counted from the creation of this object."""
 
     def __init__(self) -> None:
         self._began_s = self._level_began_s = time.monotonic()
         self._longest_s = 0.0
 
     def begin_levels(self) -> None:
-        """Note that the context is read: what that took is no measure of a level."""
+        """Note that the contexts have been read; the time that it took does not count as a level."""
         self._level_began_s = time.monotonic()
 
     def note_level(self) -> None:
-        """Note that a level of the trees has been grown; the next is reckoned to take as long as the longest did."""
+        """Note that the trees have grown by a level; the next one is assumed to take as long as the longest so far."""
         now_s = time.monotonic()
         self._longest_s = max(self._longest_s, now_s - self._level_began_s)
         self._level_began_s = now_s
 
-    def allows(self, job: EngineCall[DraftRequest]) -> bool:
-        """Return whether another level of the job's tree would be in time."""
-        given_s = job.deadline_s - job.arrived_s
-        end_s = min(job.deadline_s - MARGIN * given_s, self._began_s + SHARE * given_s)
+    def allows(self, call: HeadCall) -> bool:
+        """Return whether another level of the call's tree would be ready in time."""
+        limit_s = call.deadline_s - call.arrived_s
+        end_s = min(call.deadline_s - REPLY_MARGIN * limit_s, self._began_s + PASS_SHARE * limit_s)
         return self._level_began_s + self._longest_s <= end_s
 
 
-HeadCall = EngineCall[DraftRequest]
+@dataclass(eq=False)
+class DraftInProgress:
+    """A call and its growing tree.
 
-#: Long contexts of several jobs are not computed in one pass, which would be late for all of them.
-MAX_PASS_ROWS = 512
-
-log = logging.getLogger(__name__)
-
-
-class HeadEngine:
-    """Answers draft calls; implements `runtime.engine.calls.Engine`.
-
-    Invariant: an answer depends on its own request alone. It reads the target's states and the committed tokens; penalties,
-    bias and grammars change p, and are left to the target and to `Pruned`.
+    states: what the head keeps of each candidate that it has read. slots: the cache slot of each such candidate, for a
+    head with a KV cache.
     """
 
-    def __init__(self, feature_width: int, vocab_size: int, device: torch.device, dtype: torch.dtype) -> None:
-        """feature_width: numbers of a row of features. vocab_size: of the target."""
+    call: HeadCall
+    tree: GrowingTree
+    states: dict[int, Tensor] = field(default_factory=dict)
+    slots: dict[int, int] = field(default_factory=dict)
+
+
+class HeadEngine(ABC):
+    """Answers draft calls; implements `runtime.engine.calls.Engine`.
+
+    Invariant: an answer depends on its own request alone: on the target's states, the committed tokens and the
+    sampling parameters. Penalties, bias and grammars change p; they are left to the target and to `Pruned`.
+
+    default_choices: the static tree for a request that names no shape. draft_ids: (V_d,) int64, the target's ids of a
+    draft vocabulary; None if the vocabulary is the target's.
+    """
+
+    default_choices: TokenTree | None = None
+    draft_ids: Tensor | None = None
+    beam_search = False
+
+    def __init__(self, feature_width: int, vocab_size: int, weight: Tensor) -> None:
+        """feature_width: numbers in a row of features. vocab_size: the target's. weight: any tensor of the head."""
         self.feature_width = feature_width
         self._vocab_size = vocab_size
-        self._device = device
-        self._dtype = dtype
-        # A head that holds nothing between calls has no block to give.
+        self._device, self._dtype = weight.device, weight.dtype
+        # A head that keeps nothing between calls needs no blocks.
         self._sequences = SequenceTable(BlockPool(0, 1), 0)
 
     @property
     def sequences(self) -> SequenceTable:
-        """The sequences that it holds."""
+        """The sequences that the engine holds."""
         return self._sequences
 
     def preparation(self, request: DraftRequest) -> Callable[[], None] | None:
-        """Return None: nothing is to be done before a call."""
+        """Return None: a draft call needs no preparation."""
         return None
 
     @torch.inference_mode()
-    def advance(self, jobs: list[HeadCall]) -> list[HeadCall]:
-        """Draft for as many jobs as one pass takes, level by level, and answer them; return the others."""
-        now, later = _share(jobs)
-        opened = [job for job in now if self._opens(job)]
-        for job, tree in zip(opened, self.draft(opened) if opened else [], strict=True):
-            job.reply(DraftResponse(tree, cached_len=self.cached_len(job)))
-        return later
+    def advance(self, calls: list[HeadCall]) -> list[HeadCall]:
+        """Draft for as many calls as one pass takes, answer them, and return the others."""
+        num_rows = np.cumsum([len(rows) if (rows := call.request.head.features) is not None else 0 for call in calls])
+        count = max(int((num_rows <= MAX_PASS_ROWS).sum()), 1)
+        opened = [call for call in calls[:count] if self._opens(call)]
+        for call, tree in zip(opened, self._draft(opened) if opened else [], strict=True):
+            call.reply(DraftResponse(tree, cached_len=self.cached_len(call)))
+        return calls[count:]
 
-    def _opens(self, job: HeadCall) -> bool:
+    def _opens(self, call: HeadCall) -> bool:
+        """Check and open a call; return False if it has been answered, with an error or an empty tree."""
         try:
-            self._check(job)
-            room = min(job.request.max_nodes, job.request.max_depth)
-            reason_not_to = self.open(job) if room > 0 else "there is no room for a node"
+            self._check(call)
+            has_room = min(call.request.max_nodes, call.request.max_depth) > 0
+            obstacle = self.open(call) if has_room else "there is no room for a node"
         except ServingError as error:
-            job.reply(error)
+            call.reply(error)
             return False
-        if reason_not_to:
-            log.debug("sequence %d is not drafted for: %s", job.sequence_id, reason_not_to)
-            job.reply(DraftResponse(TokenTree.bare(), cached_len=self.cached_len(job)))
-        return not reason_not_to
+        if obstacle:
+            log.debug("no draft for sequence %d: %s", call.sequence_id, obstacle)
+            call.reply(DraftResponse(TokenTree.bare(), cached_len=self.cached_len(call)))
+        return not obstacle
 
-    def _check(self, job: HeadCall) -> None:
-        """Refuse what would harm other jobs: foreign ids, and numbers that are none, which a cache keeps."""
-        ids, features = job.delta.context_ids, job.request.head.features
+    def _check(self, call: HeadCall) -> None:
+        """Refuse ids and features that would harm other calls: a cache keeps NaN and infinity, masked or not."""
+        ids, features = call.delta.context_ids, call.request.head.features
         if len(ids) and (ids.min() < 0 or ids.max() >= self._vocab_size):
             raise RequestError(f"context_ids has an id outside 0..{self._vocab_size - 1}")
         if features is None:
@@ -117,70 +139,97 @@ class HeadEngine:
         if not np.isfinite(features).all():
             raise EngineError("features have numbers that are not finite")
 
-    def open(self, job: HeadCall) -> str:
-        """Make ready for a job; return why it cannot be drafted for, or ""; raises ServingError."""
-        return "" if newest_is_there(job) else "the newest state is missing"
+    def _draft(self, calls: list[HeadCall]) -> list[TokenTree]:
+        budget = TimeBudget()
+        drafts = self.begin(calls)
+        budget.begin_levels()
+        live = drafts
+        while live:
+            self._add_level(live)
+            budget.note_level()
+            live = [draft for draft in live if draft.tree.frontier and budget.allows(draft.call)]
+            if live:
+                self.expand(live)
+        return [draft.tree.token_tree() for draft in drafts]
 
-    def draft(self, jobs: list[HeadCall]) -> list[TokenTree]:
-        """Return each job's tree."""
-        raise NotImplementedError
+    def _add_level(self, drafts: list[DraftInProgress]) -> None:
+        """Add the children of all frontiers; a child of a candidate at depth t stands at position prefix_len + t."""
+        num_rows = [self.num_logit_rows(draft) for draft in drafts]
+        owners = [draft for draft, count in zip(drafts, num_rows, strict=True) for _ in range(count)]
+        positions = [draft.call.delta.prefix_len + draft.tree.depth for draft in owners]
+        samplings = [draft.call.request.sampling for draft in owners]
+        k = max(draft.tree.fan_out for draft in drafts)
+        found = rank(self.logits(drafts), positions, samplings, k, self.draft_ids)
+        ids, scores = found.ids.int().cpu().numpy(), found.scores.cpu().numpy()
+        for draft, count, end in zip(drafts, num_rows, np.cumsum(num_rows), strict=True):
+            rows, times = slice(end - count, end), len(draft.tree.frontier) // count
+            columns = slice(draft.tree.fan_out)
+            draft.tree.add_children(ids[rows, columns].repeat(times, 0), scores[rows, columns].repeat(times, 0))
 
-    def cached_len(self, job: HeadCall) -> int:
-        """Return the first position whose state the head lacks; one that keeps none lacks the newest alone."""
-        return job.delta.prefix_len - 1
+    def open(self, call: HeadCall) -> str:
+        """Prepare for a call; return why there can be no draft for it, or ""; raises ServingError."""
+        return "" if has_newest_features(call) else "the newest state is missing"
 
-    def features_of(self, job: HeadCall, first: int) -> Tensor:
-        """Return the states of the positions `first` … newest, (r, width)."""
-        head = job.request.head
+    @abstractmethod
+    def begin(self, calls: list[HeadCall]) -> list[DraftInProgress]:
+        """Read each call's context; return its tree with the root's state."""
+
+    @abstractmethod
+    def logits(self, drafts: list[DraftInProgress]) -> Tensor:
+        """Return the logits of the children of all frontiers, (sum of num_logit_rows, V or V_d), draft by draft."""
+
+    def num_logit_rows(self, draft: DraftInProgress) -> int:
+        """Return the rows of logits for a draft: one for each candidate of its frontier, or one for all of them."""
+        return len(draft.tree.frontier)
+
+    @abstractmethod
+    def expand(self, drafts: list[DraftInProgress]) -> None:
+        """Compute the states of all frontiers' candidates."""
+
+    def cached_len(self, call: HeadCall) -> int:
+        """Return the first position whose features are to be sent; a head without a cache needs the newest alone."""
+        return call.delta.prefix_len - 1
+
+    def new_tree(self, call: HeadCall, max_depth: int) -> GrowingTree:
+        """Return an empty tree: of the request's shape, dynamic if it names a width, else of the head's own shape."""
+        request, choices = call.request, call.request.head.choices
+        if not choices.num_nodes and not request.head.width and self.default_choices:
+            choices = self.default_choices
+        if not choices.num_nodes:
+            return DynamicTree(max(request.head.width, 1), request.max_nodes, max_depth, self.beam_search)
+        return StaticTree(choices.only(choices.within(request.max_nodes, max_depth)))
+
+    def features_of(self, call: HeadCall, first: int) -> Tensor:
+        """Return the target's features of the positions from `first` to the newest, (r, width)."""
+        head = call.request.head
         assert head.features is not None
         return torch.from_numpy(head.features[first - head.features_start :].copy()).to(self._device, self._dtype)
 
-
-def grow(jobs: Sequence[HeadCall], growths: Sequence[Growth], logits: Tensor, ids: Tensor | None) -> None:
-    """Give every growth the children of its frontier; logits: (all frontiers, V), job by job; ids: as in `rank`."""
-    owners = [(job, growth.depth) for job, growth in zip(jobs, growths, strict=True) for _ in growth.frontier]
-    ranked = ranked_children(owners, growths, logits, ids)
-    start = 0
-    for growth in growths:
-        rows, start = slice(start, start + len(growth.frontier)), start + len(growth.frontier)
-        growth.take(ranked[0][rows, : growth.fan_out], ranked[1][rows, : growth.fan_out])
+    def newest_features(self, calls: list[HeadCall]) -> Tensor:
+        """Return the features of each call's newest position, (calls, width)."""
+        return torch.cat([self.features_of(call, call.delta.prefix_len - 2) for call in calls])
 
 
-def ranked_children(
-    owners: Sequence[tuple[HeadCall, int]], growths: Sequence[Growth], logits: Tensor, ids: Tensor | None = None
-) -> tuple[IdArray, FloatArray]:
-    """Return the likeliest children of nodes, ids and scores (n, k); owners: whose each node is, and its depth.
-
-    A child of a node at depth t is the token at position prefix_len + t.
-    """
-    positions = [job.delta.prefix_len + depth for job, depth in owners]
-    samplings = [job.request.sampling for job, _ in owners]
-    found = rank(logits, positions, samplings, max(growth.fan_out for growth in growths), ids)
-    return found.ids.int().cpu().numpy(), found.scores.cpu().numpy()
-
-
-def _share(jobs: list[HeadCall]) -> tuple[list[HeadCall], list[HeadCall]]:
-    """Return the jobs of this pass and the others: rows of features up to MAX_PASS_ROWS, but one job at least."""
-    num_rows = np.cumsum(
-        [len(job.request.head.features) if job.request.head.features is not None else 0 for job in jobs]
-    )
-    count = max(int((num_rows <= MAX_PASS_ROWS).sum()), 1)
-    return jobs[:count], jobs[count:]
-
-
-def newest_is_there(job: HeadCall) -> bool:
-    """Return whether the state came along whose LM-head pick became the root: that of position prefix_len − 2."""
-    head = job.request.head
+def has_newest_features(call: HeadCall) -> bool:
+    """Return whether the request holds the features of position prefix_len − 2, from which the root was sampled."""
+    head = call.request.head
     if head.features is None or not len(head.features):
         return False
-    return head.features_start + len(head.features) == job.delta.prefix_len - 1
+    return head.features_start + len(head.features) == call.delta.prefix_len - 1
 
 
-def growth_of(job: HeadCall, max_depth: int, own_choices: TokenTree | None = None, beams: bool = False) -> Growth:
-    """Return the empty tree of a job: of its own shape, else dynamic if it names a width, else the head's."""
-    request, choices = job.request, job.request.head.choices
-    if not choices.num_nodes and not request.head.width and own_choices:
-        choices = own_choices
-    if not choices.num_nodes:
-        return Dynamic(max(request.head.width, 1), request.max_nodes, max_depth, beams)
-    return Static(choices.only(choices.within(request.max_nodes, max_depth)))
+def frontier_states(drafts: list[DraftInProgress]) -> Tensor:
+    """Return the states of all frontiers' candidates, draft by draft, (n, …)."""
+    return torch.stack([draft.states[node] for draft in drafts for node in draft.tree.frontier])
+
+
+def parent_states(drafts: list[DraftInProgress]) -> Tensor:
+    """Return the states of the parents of all frontiers' candidates, draft by draft, (n, …)."""
+    return torch.stack([draft.states[draft.tree.parents[node]] for draft in drafts for node in draft.tree.frontier])
+
+
+def keep_states(drafts: list[DraftInProgress], states: Tensor) -> None:
+    """Keep the states of all frontiers' candidates; states: (n, …), draft by draft."""
+    rows = iter(states)
+    for draft in drafts:
+        draft.states |= {node: next(rows) for node in draft.tree.frontier}

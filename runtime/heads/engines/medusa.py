@@ -1,39 +1,40 @@
-"""The engine behind the Triton model `medusa`: K guesses from one state, crossed into a tree of given shape."""
+"""The engine behind the Triton model `medusa`: K guesses from one state, combined into a static tree."""
 
 from __future__ import annotations
 
-import numpy as np
 import torch
+from torch import Tensor
 
-from orchestrator.core.tree import TokenTree
-from runtime.heads.engines.base import HeadCall, HeadEngine, growth_of, ranked_children
+from runtime.heads.engines.base import DraftInProgress, HeadCall, HeadEngine
 from runtime.heads.modules.medusa import MedusaHeads
 
 
 class MedusaEngine(HeadEngine):
     """Medusa (arXiv:2401.10774, section 2.1); it keeps nothing between calls.
 
-    Invariant: what stands at depth k is head k's guess, whatever stands above it.
+    Invariant: the tokens at depth k are head k's guesses, whatever their ancestors are.
     """
 
     def __init__(self, heads: MedusaHeads) -> None:
         weight = next(iter(heads.parameters()))
-        super().__init__(weight.shape[1], heads.vocab_size, weight.device, weight.dtype)
+        super().__init__(weight.shape[1], heads.vocab_size, weight)
         self._heads = heads
-        self._own_choices = heads.own_choices
+        self.default_choices = heads.default_choices
 
-    def draft(self, jobs: list[HeadCall]) -> list[TokenTree]:
-        """Return each job's tree; its levels beyond the last head stay empty."""
-        newest = torch.cat([self.features_of(job, job.delta.prefix_len - 2) for job in jobs])
-        logits = self._heads(newest)
-        growths = [growth_of(job, min(job.request.max_depth, len(self._heads)), self._own_choices) for job in jobs]
-        for k in range(len(self._heads)):
-            live = [i for i, growth in enumerate(growths) if growth.frontier]
-            if not live:
-                break
-            owners = [(jobs[i], k) for i in live]
-            ids, scores = ranked_children(owners, [growths[i] for i in live], logits[live, k])
-            for i, row, row_scores in zip(live, ids, scores, strict=True):
-                times, width = len(growths[i].frontier), growths[i].fan_out
-                growths[i].take(np.repeat(row[None, :width], times, 0), np.repeat(row_scores[None, :width], times, 0))
-        return [growth.tree() for growth in growths]
+    def begin(self, calls: list[HeadCall]) -> list[DraftInProgress]:
+        """Return trees no deeper than there are heads; the root's state is the target's newest."""
+        trees = [self.new_tree(call, min(call.request.max_depth, len(self._heads))) for call in calls]
+        states = self.newest_features(calls)
+        return [DraftInProgress(call, tree, {0: s}) for call, tree, s in zip(calls, trees, states, strict=True)]
+
+    def num_logit_rows(self, draft: DraftInProgress) -> int:
+        """Return 1: all nodes of a level have the same children."""
+        return 1
+
+    def logits(self, drafts: list[DraftInProgress]) -> Tensor:
+        """Return the logits of this level's head, (drafts, V); all drafts are at the same depth."""
+        logits: Tensor = self._heads[drafts[0].tree.depth](torch.stack([draft.states[0] for draft in drafts]))
+        return logits
+
+    def expand(self, drafts: list[DraftInProgress]) -> None:
+        """Do nothing: the heads read the root's state alone."""

@@ -1,0 +1,130 @@
+"""How a draft tree grows level by level from a head's ranked guesses; it knows no model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import FloatArray, IdArray
+
+
+class GrowingTree(ABC):
+    """Candidates for a draft tree, numbered in the order in which they are added; candidate 0 is the root.
+
+    tokens, parents, depths, scores: of each candidate. A score is the log-confidence of the whole path, so that no
+    candidate scores above its ancestors.
+    frontier: the candidates to expand next, all at one depth; empty when the tree is complete.
+    fan_out: how many children each of them may get.
+    """
+
+    def __init__(self, fan_out: int) -> None:
+        self.fan_out = fan_out
+        self.tokens, self.parents, self.scores, self.depths = [-1], [-1], [0.0], [0]
+        self.frontier = [0]
+
+    @property
+    def depth(self) -> int:
+        """Depth of the frontier; the root's is 0."""
+        return self.depths[self.frontier[0]]
+
+    def path(self, node: int) -> list[int]:
+        """Return the candidates from below the root down to `node`, which is included."""
+        return [*self.path(self.parents[node]), node] if node else []
+
+    @abstractmethod
+    def add_children(self, ids: IdArray, scores: FloatArray) -> None:
+        """Add the frontier's children and choose the next frontier.
+
+        ids: (frontier, fan_out) int32, the likeliest tokens after each candidate of the frontier, the best first.
+        scores: (frontier, fan_out) float64, the log-confidence of each; −inf where a token has no probability.
+        """
+
+    @abstractmethod
+    def token_tree(self) -> TokenTree:
+        """Return the draft."""
+
+    def _add(self, parent: int, token: int, score: float) -> int:
+        """Add a candidate and return its number."""
+        self.tokens.append(int(token))
+        self.parents.append(parent)
+        self.scores.append(self.scores[parent] + float(score))
+        self.depths.append(self.depths[parent] + 1)
+        return len(self.tokens) - 1
+
+    def _tree_of(self, nodes: Sequence[int]) -> TokenTree:
+        """Return the token tree of these candidates; parents come before their children."""
+        index = {0: 0} | {node: i for i, node in enumerate(nodes, start=1)}
+        parents = np.array([index[self.parents[node]] for node in nodes], np.int32)
+        return TokenTree(np.array([self.tokens[node] for node in nodes], np.int32), parents)
+
+
+class DynamicTree(GrowingTree):
+    """EAGLE-2's tree (arXiv:2406.16858, section 4), or a beam search (ReDrafter, arXiv:2403.09919, section 3.3).
+
+    Each level expands the `width` candidates with the highest scores. The tree holds the best `max_nodes` of all
+    candidates (EAGLE-2), or of those on one of the last beams (beam search). Of equal scores the smaller depth comes
+    first, then the smaller number, so that no ancestor ranks below its descendant.
+    """
+
+    def __init__(self, width: int, max_nodes: int, max_depth: int, beam_search: bool = False) -> None:
+        super().__init__(width)
+        self._levels_left = max_depth
+        self._max_nodes = max_nodes
+        self._beam_search = beam_search
+        self._last_level: list[int] = []
+
+    def add_children(self, ids: IdArray, scores: FloatArray) -> None:
+        """Add the frontier's children; the best of them are the next frontier."""
+        level = [
+            self._add(parent, token, score)
+            for parent, row, row_scores in zip(self.frontier, ids, scores, strict=True)
+            for token, score in zip(row, row_scores, strict=True)
+            if score > -np.inf
+        ]
+        self._last_level = self._best(level, self.fan_out)
+        if not self._beam_search:
+            # A candidate that is not among the best now never will be, and nor will its descendants.
+            best = set(self._best(range(1, len(self.tokens)), self._max_nodes))
+            self._last_level = [node for node in self._last_level if node in best]
+        self._levels_left -= 1
+        self.frontier = self._last_level if self._levels_left > 0 else []
+
+    def token_tree(self) -> TokenTree:
+        """Return the draft, the best nodes first."""
+        nodes: Sequence[int] = range(1, len(self.tokens))
+        if self._beam_search:
+            nodes = sorted({node for leaf in self._last_level for node in self.path(leaf)})
+        return self._tree_of(self._best(nodes, self._max_nodes))
+
+    def _best(self, nodes: Sequence[int], count: int) -> list[int]:
+        return sorted(nodes, key=lambda node: (-self.scores[node], self.depths[node], node))[:count]
+
+
+class StaticTree(GrowingTree):
+    """A tree of a given shape: the token of each node of `choices` is its rank among its parent's children."""
+
+    def __init__(self, choices: TokenTree) -> None:
+        super().__init__(int(choices.tokens.max()) + 1)
+        self._choices = choices
+        self._candidates = {0: 0}  # node of `choices` → candidate
+
+    def add_children(self, ids: IdArray, scores: FloatArray) -> None:
+        """Add the children that the shape names; those with children of their own are the next frontier."""
+        rows = {node: row for row, node in enumerate(self.frontier)}
+        self.frontier = []
+        for choice, node in list(self._candidates.items()):
+            if node not in rows:
+                continue
+            node_ids, node_scores = ids[rows[node]], scores[rows[node]]
+            for rank, child in self._choices.children[choice].items():
+                if rank < len(node_ids) and node_scores[rank] > -np.inf:
+                    self._candidates[child] = self._add(node, node_ids[rank], node_scores[rank])
+                    if self._choices.children[child]:
+                        self.frontier.append(self._candidates[child])
+
+    def token_tree(self) -> TokenTree:
+        """Return the draft, in the order of the choices."""
+        return self._tree_of([self._candidates[choice] for choice in sorted(self._candidates) if choice])
