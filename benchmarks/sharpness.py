@@ -19,7 +19,7 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.deployment.checkpoint import read_checkpoint
 from runtime.heads.engines import ranking
 from runtime.heads.engines.eagle import EagleEngine
-from runtime.heads.engines.redrafter import RecurrentEngine
+from runtime.heads.engines.redrafter import RedrafterEngine
 from tests.support.heads import draft, load, paths_of, request
 from tests.support.traffic import read_prompts
 
@@ -103,7 +103,7 @@ def main() -> None:
             rows = [
                 (
                     steps_along(EagleEngine(eagle, 64, 16), text, keeps=True, width=6, max_depth=7),
-                    steps_along(RecurrentEngine(redrafter), text, keeps=False, width=5, max_depth=5),
+                    steps_along(RedrafterEngine(redrafter), text, keeps=False, width=5, max_depth=5),
                 )
                 for text in some
             ]

@@ -15,7 +15,7 @@ from build.heads.settings import ABLATED, Settings
 from build.heads.target import FrozenTarget
 from runtime.heads.modules.eagle import Eagle3Head, EagleHead
 from runtime.heads.modules.medusa import MedusaHeads
-from runtime.heads.modules.redrafter import RecurrentHead
+from runtime.heads.modules.redrafter import RedrafterHead
 
 
 def make_heads(target: FrozenTarget, settings: Settings, stream: Tokens) -> nn.ModuleDict:
@@ -34,7 +34,7 @@ def _make(name: str, target: FrozenTarget, settings: Settings, stream: Tokens) -
     if name == "medusa":
         return MedusaHeads(sizes.medusa_heads, sizes.medusa_layers, lm_head)
     if name == "redrafter":
-        return RecurrentHead(embedding, sizes.redrafter_layers, sizes.exit_dim or 2 * embedding.shape[1])
+        return RedrafterHead(embedding, sizes.redrafter_layers, sizes.exit_dim or 2 * embedding.shape[1])
     config = head_config(target.config)
     if name in ("eagle", ABLATED):
         return EagleHead(config, embedding, lm_head, reads_token=name != ABLATED)

@@ -16,14 +16,14 @@ from build.heads.places import DraftedKeys, Places
 from build.heads.target import Batch
 from runtime.heads.modules.eagle import Eagle3Head, EagleHead
 from runtime.heads.modules.medusa import MedusaHeads
-from runtime.heads.modules.redrafter import RecurrentHead
+from runtime.heads.modules.redrafter import RedrafterHead
 
 
 def unroll(head: nn.Module, batch: Batch, places: Places, depth: int) -> Iterator[Tensor]:
     """Yield logits (B, m, V or V_d) for depth 1 … `depth`; Medusa's end at its last head."""
     if isinstance(head, MedusaHeads):
         return islice(medusa(head, batch, places), depth)
-    if isinstance(head, RecurrentHead):
+    if isinstance(head, RedrafterHead):
         return islice(recurrent(head, batch, places), depth)
     if isinstance(head, EagleHead | Eagle3Head):
         return islice(extrapolated(head, batch, places), depth)
@@ -37,7 +37,7 @@ def medusa(heads: MedusaHeads, batch: Batch, places: Places) -> Iterator[Tensor]
         yield head(state)
 
 
-def recurrent(head: RecurrentHead, batch: Batch, places: Places) -> Iterator[Tensor]:
+def recurrent(head: RedrafterHead, batch: Batch, places: Places) -> Iterator[Tensor]:
     """s_j from the token before it; h stays (arXiv:2403.09919, section 3.1)."""
     target_state = places.take(batch.last)
     state = torch.zeros_like(target_state)

@@ -22,27 +22,27 @@ from runtime.heads.checkpoint.load import load_head
 from runtime.heads.engines.base import HeadEngine
 from runtime.heads.engines.eagle import EagleEngine
 from runtime.heads.engines.medusa import MedusaEngine
-from runtime.heads.engines.redrafter import RecurrentEngine
+from runtime.heads.engines.redrafter import RedrafterEngine
 from runtime.model.fused import compile_kernels, pack_linears
 from runtime.model.load import DTYPES
 
-#: Rows of a level of several requests' trees; more are rare.
+#: Kernels are compiled for up to this many rows, a level of several requests' trees; more are rare.
 MAX_PREPARED_ROWS = 64
 
 
 def _eagle(head: Any, config: ServingConfig) -> HeadEngine:
-    # One layer beside the target's many: about as many tokens as the target holds.
+    # The head has one layer beside the target's many: a share of the memory holds about as many tokens.
     depth = AutoConfig.from_pretrained(config.target).get_text_config().num_hidden_layers
     memory_mb = max(config.kv_memory_mb // depth, 1)
     return EagleEngine(head, memory_mb, config.block_tokens, config.prefix_sharing)
 
 
-#: Key of serving.toml, and Triton model → its engine.
+#: Key of serving.toml and name of the Triton model → its engine.
 ENGINES: Mapping[str, Callable[[Any, ServingConfig], HeadEngine]] = {
     "medusa": lambda head, config: MedusaEngine(head),
     "eagle": _eagle,
     "eagle3": _eagle,
-    "redrafter": lambda head, config: RecurrentEngine(head),
+    "redrafter": lambda head, config: RedrafterEngine(head),
 }
 
 
@@ -56,19 +56,19 @@ def build_head(kind: str, config: ServingConfig) -> EngineThread[DraftRequest]:
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device = {config.device!r}, but torch sees no CUDA device (serving.toml)")
     device, dtype = torch.device(config.device), DTYPES[config.dtype]
-    # With threads that sleep, one is faster than several for layers as few as a head's.
+    # A head has so few layers that one thread is faster than several that sleep in between.
     torch.set_num_threads(1)
     head = load_head(kind, getattr(config, kind), config.target, dtype, device)
     engine = ENGINES[kind](head, config)
     pack_linears(head, device, dtype)
     thread = EngineThread(engine, f"{kind}-engine", lambda: compile_kernels(head, MAX_PREPARED_ROWS))
     thread.start()
-    warm_up(thread, engine.feature_width)
+    _warm_up(thread, engine.feature_width)
     return thread
 
 
-def warm_up(thread: EngineThread[DraftRequest], feature_width: int) -> None:
-    """Draft once from a context of eight tokens, as a dynamic and as a static tree, greedy and drawn."""
+def _warm_up(thread: EngineThread[DraftRequest], feature_width: int) -> None:
+    """Draft once from a context of eight tokens, as a dynamic and as a static tree, greedy and sampled."""
     context, features = Context([0] * 8), np.zeros((7, feature_width), np.float32)
     choices = tree_of_choices([[0, 0], [1]])
     for head in (HeadInput(features, width=2), HeadInput(features, choices=choices)):

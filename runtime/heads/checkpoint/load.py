@@ -29,7 +29,7 @@ from runtime.heads.checkpoint.target_tables import TargetTables, read_tables
 from runtime.heads.modules.eagle import Eagle3Head, EagleHead
 from runtime.heads.modules.layers import HeadAttention
 from runtime.heads.modules.medusa import MedusaHeads
-from runtime.heads.modules.redrafter import RecurrentHead
+from runtime.heads.modules.redrafter import RedrafterHead
 
 Head = TypeVar("Head", bound=nn.Module)
 
@@ -49,7 +49,7 @@ def load_head(kind: str, folder: str, target: str, dtype: torch.dtype, device: t
             f"{folder}: no {kind} checkpoint: {first_line(error)} (config.json; docs/heads-formats.md)"
         ) from error
     if isinstance(files.config.get(ACCURACY), list):  # a number under this word is of another's training
-        head.own_choices = best_choices(accuracy_of(files), MAX_NODES)
+        head.default_choices = best_choices(accuracy_of(files), MAX_NODES)
     return _cast(head, dtype, device).eval().requires_grad_(False)
 
 
@@ -109,7 +109,7 @@ def _load_redrafter(files: HeadFiles, tables: TargetTables) -> nn.Module:
     exit_dim = files.shape("lm_head.0.linear.weight" if num_layers else output)[-1]
     check_equal(files, "hidden size", files.fields.number("hidden_size", tables.hidden_size), tables.hidden_size)
     check_equal(files, "vocabulary", files.shape(output)[0], tables.vocab_size)
-    return _filled(RecurrentHead(tables.embedding, num_layers, exit_dim, "rnn_u.weight" in files.tensors), files)
+    return _filled(RedrafterHead(tables.embedding, num_layers, exit_dim, "rnn_u.weight" in files.tensors), files)
 
 
 def _has_bias(files: HeadFiles, layer: str) -> bool:

@@ -1,19 +1,32 @@
-"""The engine behind the Triton models `eagle` and `eagle3`: features drawn forward over a tree, cached by content."""
+"""The engine behind the Triton models `eagle` and `eagle3`: a tree of predicted features, with a KV cache.
+
+Token j ≥ 1 of the context has a KV row, made of the target's feature of position j − 1 and the token's embedding. The
+row stands in slot j of the sequence, so that a block of slots is named by the tokens that its rows are made of; slot 0
+has no row. The rows of drafted nodes stand behind the context's. The next call overwrites them with rows made of the
+target's own features.
+"""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from orchestrator.core.errors import RequestError
-from orchestrator.core.tree import TokenTree
 from orchestrator.wire.head_input import MAX_FEATURE_ROWS
-from runtime.heads.engines.base import Allowance, HeadCall, HeadEngine, grow, growth_of, newest_is_there
-from runtime.heads.engines.kv_rows import Draft, KVRows, context_entries, node_entries
-from runtime.heads.modules.eagle import Extrapolator
+from runtime.heads.engines.base import (
+    DraftInProgress,
+    HeadCall,
+    HeadEngine,
+    frontier_states,
+    has_newest_features,
+    keep_states,
+    parent_states,
+)
+from runtime.heads.modules.eagle import Eagle3Head, EagleHead
 from runtime.heads.modules.layers import head_dim
 from runtime.kv.batch import Pass
 from runtime.kv.blocks import BlockPool
@@ -22,90 +35,119 @@ from runtime.kv.sequences import CachedSequence, SequenceTable
 from runtime.model.attention import paged_tree_attention
 
 
+@dataclass(eq=False)
+class KVRows:
+    """The KV rows that a pass computes for one call; implements `runtime.kv.batch.Share`.
+
+    tokens: the token of each row. first_index: the index of the first row's slot in the sequence; the others follow.
+    row_positions: the position of each row. seen: (rows, slots) bool, the slots that each row attends to.
+    """
+
+    sequence: CachedSequence
+    tokens: list[int]
+    first_index: int
+    row_positions: list[int]
+    seen: np.ndarray
+
+    @property
+    def num_context(self) -> int:
+        """Number of rows."""
+        return len(self.tokens)
+
+    num_tokens = num_context
+
+    @property
+    def num_slots(self) -> int:
+        """Number of slots that the rows may attend to."""
+        return int(self.seen.shape[1])
+
+    def token_ids(self) -> list[int]:
+        """Return the token of each row."""
+        return self.tokens
+
+    def positions(self) -> list[int]:
+        """Return the position of each row."""
+        return self.row_positions
+
+    def slots(self) -> list[int]:
+        """Return the cache slot of each row."""
+        return [self.sequence.slot(self.first_index + i) for i in range(len(self.tokens))]
+
+    def visible(self, window: int | None) -> np.ndarray:
+        """Return the slots that each row attends to; a head has no sliding window."""
+        return self.seen
+
+
 class EagleEngine(HeadEngine):
     """EAGLE-1 (static tree), EAGLE-2 and EAGLE-3 (dynamic tree); arXiv:2401.15077, 2406.16858, 2503.01840.
 
-    Invariant: an entry of the context is made of true features; a hole, where features were not to be had, keeps its
-    positions and is seen by nobody.
+    Invariant: the context's KV rows are made of the target's own features. Rows whose features are not to be had leave
+    a gap: it keeps its positions, and no row attends to it.
     """
 
-    def __init__(self, head: Extrapolator, memory_mb: int, block_tokens: int, share: bool = True) -> None:
+    def __init__(
+        self, head: EagleHead | Eagle3Head, memory_mb: int, block_tokens: int, share_prefixes: bool = True
+    ) -> None:
         config, weight = head.config, head.get_buffer("embedding")
-        super().__init__(head.feature_width, len(weight), weight.device, weight.dtype)
+        super().__init__(head.feature_width, len(weight), weight)
         shape = CacheShape(1, config.num_key_value_heads or config.num_attention_heads, head_dim(config))
         self._head = head
-        self._ids = head.ids
-        self._own_choices = head.own_choices
+        self.draft_ids = head.ids
+        self.default_choices = head.default_choices
         self._cache = KVCache(shape, memory_mb, block_tokens, weight.dtype, weight.device)
-        # Slots without an entry are never written, and attention takes no NaN, not even masked.
+        # Slots without a row are never written, and attention cannot take NaN, even where it is masked.
         self._cache.kv.zero_()
         pool = BlockPool(self._cache.num_blocks, block_tokens)
-        self._sequences = SequenceTable(pool, config.max_position_embeddings, share)
+        self._sequences = SequenceTable(pool, config.max_position_embeddings, share_prefixes)
 
-    def cached_len(self, job: HeadCall) -> int:
-        """Return the first position whose features its sequence lacks; without one, only the newest is of use."""
-        return max(job.sequence.num_computed - 1, 0) if job.sequence else job.delta.prefix_len - 1
+    def cached_len(self, call: HeadCall) -> int:
+        """Return the first position whose features the cache lacks; without a sequence, the newest position."""
+        return max(call.sequence.num_computed - 1, 0) if call.sequence else call.delta.prefix_len - 1
 
-    def open(self, job: HeadCall) -> str:
-        """Sync the sequence, and note the hole that features which nobody has leave in it."""
-        head = job.request.head
-        depth = self._depth(job)
+    def open(self, call: HeadCall) -> str:
+        """Sync the sequence with the call's context; the rows whose features nobody has become a gap."""
+        head = call.request.head
+        depth = self._max_depth(call)
         if depth < 1:
             raise RequestError(f"the context has reached the head's limit, {self._sequences.max_positions} positions")
-        # At most so many nodes are expanded: of a dynamic tree a width a level, of a static one all of its nodes.
-        num_expanded = head.width * (depth - 1) if head.width else job.request.max_nodes
-        job.sequence = self._sequences.open(job.delta, num_expanded, depth)
-        job.sequence.last_used_s = time.monotonic()
-        if head.features is None or not newest_is_there(job):
+        # The most nodes that are expanded: `width` a level of a dynamic tree, or all nodes of a static tree.
+        num_expanded = head.width * (depth - 1) if head.width else call.request.max_nodes
+        call.sequence = self._sequences.open(call.delta, num_expanded, depth)
+        call.sequence.last_used_s = time.monotonic()
+        if head.features is None or not has_newest_features(call):
             return "the newest features are missing"
-        lacks = self.cached_len(job)
-        if head.features_start > lacks and len(head.features) < MAX_FEATURE_ROWS:
-            return f"features from {lacks} on are missing"
-        _skip(job.sequence, head.features_start)
+        needed = self.cached_len(call)
+        if head.features_start > needed and len(head.features) < MAX_FEATURE_ROWS:
+            return f"features from {needed} on are missing"
+        _skip_rows(call.sequence, head.features_start)
         return ""
 
-    def _depth(self, job: HeadCall) -> int:
-        return min(job.request.max_depth, self._sequences.max_positions - job.delta.prefix_len)
+    def _max_depth(self, call: HeadCall) -> int:
+        return min(call.request.max_depth, self._sequences.max_positions - call.delta.prefix_len)
 
-    def draft(self, jobs: list[HeadCall]) -> list[TokenTree]:
-        """Return each job's tree."""
-        allowance = Allowance()
-        drafts = [Draft(job, growth_of(job, self._depth(job), self._own_choices)) for job in jobs]
-        self._extend(drafts)
-        allowance.begin_levels()
-        live = drafts
-        while live:
-            states = torch.stack([draft.state[node] for draft in live for node in draft.growth.frontier])
-            grow([d.job for d in live], [d.growth for d in live], self._head.logits(states), self._ids)
-            allowance.note_level()
-            live = [draft for draft in live if draft.growth.frontier and allowance.allows(draft.job)]
-            if live:
-                self._expand(live)
-        return [draft.growth.tree() for draft in drafts]
-
-    def _extend(self, drafts: list[Draft]) -> None:
-        """Make the entries of what was committed since the last call; the newest one is the root's."""
-        parts = [context_entries(draft) for draft in drafts]
-        features = [self.features_of(draft.job, part.place[0]) for draft, part in zip(drafts, parts, strict=True)]
+    def begin(self, calls: list[HeadCall]) -> list[DraftInProgress]:
+        """Compute the rows of what was committed since the last call; the newest row's output is the root's state."""
+        parts = [_context_rows(call) for call in calls]
+        features = [self.features_of(call, part.row_positions[0]) for call, part in zip(calls, parts, strict=True)]
         states = self._forward(self._head.fuse(torch.cat(features)), parts)
-        last = np.cumsum([part.num_tokens for part in parts]) - 1
-        for draft, row in zip(drafts, last.tolist(), strict=True):
-            sequence = draft.job.opened
-            draft.state[0], draft.slot[0] = states[row], draft.job.delta.prefix_len - 1
-            sequence.num_computed = draft.job.delta.prefix_len
-            sequence.publish(sequence.num_computed)
+        drafts = []
+        for call, end in zip(calls, np.cumsum([part.num_tokens for part in parts]).tolist(), strict=True):
+            prefix_len = call.opened.num_computed = call.delta.prefix_len
+            call.opened.publish(prefix_len)
+            tree = self.new_tree(call, self._max_depth(call))
+            drafts.append(DraftInProgress(call, tree, {0: states[end - 1]}, {0: prefix_len - 1}))
+        return drafts
 
-    def _expand(self, drafts: list[Draft]) -> None:
-        """Make the entries of the frontiers' nodes."""
-        before = [draft.state[draft.growth.parent(n)] for draft in drafts for n in draft.growth.frontier]
-        parts = [node_entries(draft) for draft in drafts]
-        states = iter(self._forward(torch.stack(before), parts))
-        for draft in drafts:
-            for node in draft.growth.frontier:
-                draft.state[node] = next(states)
+    def logits(self, drafts: list[DraftInProgress]) -> Tensor:
+        """Return the logits of the children of all frontiers, (n, V or V_d)."""
+        return self._head.logits(frontier_states(drafts))
+
+    def expand(self, drafts: list[DraftInProgress]) -> None:
+        """Compute the rows of the frontiers' candidates."""
+        keep_states(drafts, self._forward(parent_states(drafts), [_node_rows(draft) for draft in drafts]))
 
     def _forward(self, state: Tensor, parts: list[KVRows]) -> Tensor:
-        """Run the layer over all entries; state: (N, d) → (N, d)."""
+        """Run the layer over all rows; state: (N, d) → (N, d)."""
         batch = Pass(parts, self._device, self._dtype)
 
         def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -116,11 +158,38 @@ class EagleEngine(HeadEngine):
         return self._head.forward(state[None], batch.ids, batch.positions, attend)[0]
 
 
-def _skip(sequence: CachedSequence, features_start: int) -> None:
-    """Note the entries before `features_start` that can never be made; several holes become one."""
+def _skip_rows(sequence: CachedSequence, features_start: int) -> None:
+    """Note that the rows before `features_start` can never be made; two gaps become one."""
     first = max(sequence.num_computed, 1)
     if features_start + 1 > first:
-        sequence.missing_rows = range(
-            sequence.missing_rows.start if sequence.missing_rows else first, features_start + 1
-        )
+        start = sequence.missing_rows.start if sequence.missing_rows else first
+        sequence.missing_rows = range(start, features_start + 1)
         sequence.num_computed = features_start + 1
+
+
+def _seen_context(call: HeadCall) -> np.ndarray:
+    """Return which slots of the context hold a row, (prefix_len,) bool."""
+    seen, missing = np.ones(call.delta.prefix_len, np.bool_), call.opened.missing_rows
+    seen[0] = seen[missing.start : missing.stop] = False
+    return seen
+
+
+def _context_rows(call: HeadCall) -> KVRows:
+    """Return the rows of the committed context that the cache lacks."""
+    sequence, last = call.opened, call.delta.prefix_len
+    first = max(sequence.num_computed, 1)
+    seen = np.tri(last - first, last, first, dtype=np.bool_) & _seen_context(call)
+    return KVRows(sequence, sequence.ids[first:last], first, [*range(first - 1, last - 1)], seen)
+
+
+def _node_rows(draft: DraftInProgress) -> KVRows:
+    """Return the rows of the frontier's candidates, and give each its slot."""
+    tree, prefix_len, num_expanded = draft.tree, draft.call.delta.prefix_len, len(draft.slots)
+    first = prefix_len - 1 + num_expanded
+    draft.slots |= {node: first + i for i, node in enumerate(tree.frontier)}
+    seen = np.zeros((len(tree.frontier), first + len(tree.frontier)), np.bool_)
+    seen[:, :prefix_len] = _seen_context(draft.call)
+    for row, node in enumerate(tree.frontier):
+        seen[row, [draft.slots[ancestor] for ancestor in tree.path(node)]] = True
+    positions = [prefix_len - 2 + tree.depth] * len(tree.frontier)
+    return KVRows(draft.call.opened, [tree.tokens[node] for node in tree.frontier], first, positions, seen)

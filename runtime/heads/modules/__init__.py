@@ -1,1 +1,1 @@
-"""The heads as torch modules, which build/heads trains too."""
+"""The heads as torch modules; build/heads trains them."""

@@ -1,12 +1,11 @@
-"""The heads of EAGLE-1/2 (arXiv:2401.15077, 2406.16858) and EAGLE-3 (arXiv:2503.01840): features drawn forward.
+"""The heads of EAGLE-1/2 (arXiv:2401.15077, 2406.16858) and EAGLE-3 (arXiv:2503.01840): the next feature is predicted.
 
-Entry i pairs the target's feature of position i with the embedding of token i + 1 and stands at position i; its
-output stands for the feature of position i + 1, from which comes the distribution of token i + 2.
+Row i reads the target's feature of position i and the embedding of token i + 1, and stands at position i. Its output
+stands for the feature of position i + 1 and gives the distribution of token i + 2. A drafted row reads the output of
+the row before it in place of the target's feature.
 """
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,59 +17,30 @@ from orchestrator.core.tree import TokenTree
 from runtime.heads.modules.layers import Attend, Eagle3Layer, EagleLayer, norm_of
 from runtime.model.fused import BorrowedLinear
 
-
-class Extrapolator(Protocol):
-    """What the EAGLE engine runs.
-
-    config: sizes of its layer. own_choices: the static tree of a request that names none.
-    """
-
-    config: LlamaConfig
-    own_choices: TokenTree
-
-    @property
-    def feature_width(self) -> int:
-        """Numbers of the target's in a row of features."""
-
-    @property
-    def ids(self) -> Tensor | None:
-        """Target ids of the logits' columns, (V_d,); None = the vocabulary is the target's."""
-
-    def get_buffer(self, target: str) -> Tensor:
-        """Return a buffer: `embedding` is (V, d), the target's."""
-
-    def fuse(self, features: Tensor) -> Tensor:
-        """features: (…, width) of the target → (…, d), what `forward` reads."""
-
-    def forward(self, state: Tensor, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """state: (B, n, d), fused or of an entry before; tokens, positions: (B, n) → the next state, (B, n, d)."""
-
-    def logits(self, state: Tensor) -> Tensor:
-        """state: (…, d) → (…, V_d)."""
+#: Accuracy of the first level, and the factor for each further level: a head that reads the drafted tokens stays about
+#: as accurate with each level (arXiv:2401.15077, n-α).
+PRIOR_ACCURACY = (0.75, 0.95)
 
 
-#: A head that reads the drafted tokens stays about as good with each level (arXiv:2401.15077, n-α).
-USUAL = (0.75, 0.95)
-
-
-def own_choices() -> TokenTree:
-    """Return the published static tree of a head whose accuracy is not known."""
+def published_choices() -> TokenTree:
+    """Return the published static tree, its nodes the best first, for a head whose accuracy was not measured."""
     published = tree_of_choices(EAGLE_LEAVES)
-    return best_first(published, usual_accuracy(max(published.depths), *USUAL))
+    return best_first(published, usual_accuracy(max(published.depths), *PRIOR_ACCURACY))
 
 
 class EagleHead(nn.Module):
     """EAGLE-1/2: fc(cat(embedding, feature)), one decoder layer, the target's own embedding and LM head.
 
     Its parameters are the published ones: fc, layers.0. embedding, lm_head: (V, d), the target's, frozen. reads_token:
-    False leaves the sampled token out, for the ablation (docs/methods/eagle.md).
+    False hides the sampled token, for the ablation (docs/methods/eagle.md). default_choices: the static tree for a
+    request that names no shape.
     """
 
     def __init__(self, config: LlamaConfig, embedding: Tensor, lm_head: Tensor, reads_token: bool = True) -> None:
         super().__init__()
         d = config.hidden_size
         self.config = config
-        self.own_choices = own_choices()
+        self.default_choices = published_choices()
         self.reads_token = reads_token
         self.fc = nn.Linear(2 * d, d, bias=getattr(config, "bias", True))
         self.layers = nn.ModuleList([EagleLayer(config)])
@@ -79,19 +49,19 @@ class EagleHead(nn.Module):
 
     @property
     def feature_width(self) -> int:
-        """One state, d numbers."""
+        """Numbers in a row of features: one state, d."""
         return int(self.config.hidden_size)
 
     @property
     def ids(self) -> None:
-        """Its vocabulary is the target's."""
+        """None: the head's vocabulary is the target's."""
 
     def fuse(self, features: Tensor) -> Tensor:
-        """Return the features as they are: the state after the final norm, (…, d)."""
+        """Return the features unchanged: the target's states after its final norm, (…, d)."""
         return features
 
     def forward(self, state: Tensor, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """state: (B, n, d); tokens, positions: (B, n) → the feature one place on, (B, n, d)."""
+        """state: (B, n, d), features or outputs of earlier rows; tokens, positions: (B, n) → features, (B, n, d)."""
         embedded = functional.embedding(tokens, self.get_buffer("embedding"))
         if not self.reads_token:
             embedded = torch.zeros_like(embedded)
@@ -105,20 +75,20 @@ class EagleHead(nn.Module):
 
 
 class Eagle3Head(nn.Module):
-    """EAGLE-3: three layers' states fused by fc, one wider decoder layer, its own norm, LM head and vocabulary.
+    """EAGLE-3: the states of three layers, fused by fc; one wider decoder layer; its own norm, LM head and vocabulary.
 
     Its parameters are the published ones: fc, midlayer, norm, lm_head, d2t (V_d,), whose entry i is the distance from
-    draft id i to the target's id. Invariant: a drafted entry reads the layer's own output, not normed.
+    draft id i to the target's id. Invariant: a drafted row reads the layer's own output, before the norm.
     """
 
     def __init__(
         self, config: LlamaConfig, embedding: Tensor, draft_vocab_size: int, target_hidden_size: int = 0
     ) -> None:
-        """embedding: (V, d). target_hidden_size: 0 = the head's own, d."""
+        """embedding: (V, d). target_hidden_size: the target's, if it differs from the head's own d; else 0."""
         super().__init__()
         d = config.hidden_size
         self.config = config
-        self.own_choices = own_choices()
+        self.default_choices = published_choices()
         self.fc = nn.Linear(3 * (target_hidden_size or d), d, bias=False)
         self.midlayer = Eagle3Layer(config)
         self.norm = norm_of(config)
@@ -128,22 +98,22 @@ class Eagle3Head(nn.Module):
 
     @property
     def feature_width(self) -> int:
-        """Three states of the target."""
+        """Numbers in a row of features: three states of the target."""
         return self.fc.in_features
 
     @property
     def ids(self) -> Tensor:
-        """Target ids of the draft vocabulary, (V_d,) int64."""
+        """The target's ids of the draft vocabulary, (V_d,) int64."""
         d2t = self.get_buffer("d2t")
         return torch.arange(len(d2t), device=d2t.device) + d2t
 
     def fuse(self, features: Tensor) -> Tensor:
-        """features: (…, 3d) → (…, d)."""
+        """features: (…, 3d), of the target → (…, d), what `forward` reads."""
         fused: Tensor = self.fc(features)
         return fused
 
     def forward(self, state: Tensor, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """state: (B, n, d); tokens, positions: (B, n) → the layer's output, (B, n, d)."""
+        """state: (B, n, d), fused features or outputs of earlier rows; tokens, positions: (B, n) → (B, n, d)."""
         embedded = functional.embedding(tokens, self.get_buffer("embedding"))
         output: Tensor = self.midlayer(embedded, state, positions, attend)
         return output

@@ -1,4 +1,4 @@
-"""The one decoder layer of an EAGLE head; who attends to what is the caller's business.
+"""The decoder layers of the EAGLE heads; the caller decides what each row attends to.
 
 Modules are named as the published checkpoints name their tensors (docs/heads-formats.md).
 """
@@ -18,13 +18,13 @@ Attend = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
 
 
 def attend_causally(module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Let entry i see the entries 0 … i, as in training."""
+    """Let row i attend to the rows 0 … i, as in training."""
     output = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
     return output.transpose(1, 2)
 
 
 class HeadAttention(nn.Module):
-    """Rotary attention of `in_features` wide inputs."""
+    """Attention with rotary positions over inputs of `in_features` numbers."""
 
     layer_idx = 0
 
@@ -66,7 +66,7 @@ class HeadMLP(nn.Module):
 
 
 class EagleLayer(nn.Module):
-    """A decoder layer whose attention reads its input as it is: EAGLE's has no norm there."""
+    """EAGLE-1's decoder layer: no norm before its attention."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class EagleLayer(nn.Module):
 
 
 class Eagle3Layer(nn.Module):
-    """A decoder layer whose attention reads the normed embedding beside the normed state; the residual is the state."""
+    """EAGLE-3's decoder layer: attention reads the normed embedding and the normed state; the residual is the state."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""ReDrafter (arXiv:2403.09919): a recurrent drafter, conditioned on the target's newest state while it drafts."""
+"""ReDrafter (arXiv:2403.09919): a recurrent drafter that reads the target's newest state throughout a draft."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch.nn import functional
 from runtime.heads.modules.medusa import ResBlock
 
 
-class RecurrentHead(nn.Module):
-    """s_i = SiLU(W e(y_{i−1}) + U s_{i−1} + b), or e + s; the head reads cat(h, s_i).
+class RedrafterHead(nn.Module):
+    """s_i = SiLU(W e(y_{i−1}) + U s_{i−1} + b), or e + s without `rnn`; the LM head reads cat(h, s_i).
 
     Parameters are named as published: rnn_w, rnn_u, input_proj (where exit_dim differs from 2d), lm_head.
     embedding: (V, d), the target's, frozen.
@@ -30,14 +30,14 @@ class RecurrentHead(nn.Module):
         self.register_buffer("embedding", embedding, persistent=False)
 
     def advance(self, state: Tensor, tokens: Tensor) -> Tensor:
-        """state: (…, d), 0 before the root; tokens: (…) → the state behind them, (…, d)."""
+        """state: (…, d), 0 before the root; tokens: (…) → the state after these tokens, (…, d)."""
         embedded = functional.embedding(tokens, self.get_buffer("embedding"))
         if not self.rnn:
             return embedded + state
         return functional.silu(self.rnn_w(embedded) + self.rnn_u(state))
 
     def logits(self, target_state: Tensor, state: Tensor) -> Tensor:
-        """target_state, state: (…, d) → logits of the token behind `state`'s, (…, V)."""
+        """target_state, state: (…, d) → logits of the next token, (…, V)."""
         both = torch.cat([target_state, state], dim=-1)
         if hasattr(self, "input_proj"):
             both = self.input_proj(both)

@@ -40,7 +40,7 @@ from orchestrator.core.errors import ConfigError
 from runtime.heads.checkpoint.load import load_head
 from runtime.heads.modules.eagle import Eagle3Head, EagleHead
 from runtime.heads.modules.medusa import MedusaHeads
-from runtime.heads.modules.redrafter import RecurrentHead
+from runtime.heads.modules.redrafter import RedrafterHead
 from runtime.model.features import layers_of
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
 
@@ -126,7 +126,7 @@ def new_head(kind: str) -> nn.Module:
     if kind == "medusa":
         return MedusaHeads(DEPTH, 1, table)
     if kind == "redrafter":
-        return RecurrentHead(table, 1, 2 * WIDTH)
+        return RedrafterHead(table, 1, 2 * WIDTH)
     return EagleHead(SMALL, table, table) if kind == "eagle" else Eagle3Head(SMALL, table, VOCAB)
 
 

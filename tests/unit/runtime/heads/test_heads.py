@@ -17,10 +17,10 @@ from orchestrator.core.tree import TokenTree
 from runtime.engine.calls import EngineCall
 from runtime.heads.engines import base, ranking
 from runtime.heads.engines.eagle import EagleEngine
-from runtime.heads.engines.growth import Dynamic
 from runtime.heads.engines.medusa import MedusaEngine
 from runtime.heads.engines.ranking import SHARPNESS
-from runtime.heads.engines.redrafter import RecurrentEngine
+from runtime.heads.engines.redrafter import RedrafterEngine
+from runtime.heads.engines.trees import DynamicTree
 from tests.support import heads_oracle as oracle
 from tests.support.choice_trees import published_choices
 from tests.support.dynamic_tree import dynamic_tree
@@ -273,7 +273,8 @@ def test_medusa_says_what_its_equations_say(tmp_path: Path, target: Path, option
     heads = load("medusa", make_head("medusa", tmp_path, **options), target)
     h = np.random.default_rng(1).normal(0, 1, HIDDEN_SIZE)
     expected = oracle.medusa_logits(oracle.read_tensors(tmp_path), h, tables(target)[1])
-    assert np.abs(heads(torch.from_numpy(h)[None])[0].detach().numpy() - expected).max() < 1e-9
+    logits = torch.stack([head(torch.from_numpy(h)) for head in heads])
+    assert np.abs(logits.numpy() - expected).max() < 1e-9
 
 
 def test_medusa_crosses_its_heads_into_the_tree_of_the_choices(tmp_path: Path, target: Path) -> None:
@@ -296,7 +297,7 @@ def test_medusa_s_tree_ends_with_its_last_head(tmp_path: Path, target: Path) -> 
 
 @pytest.mark.parametrize("options", [{}, {"exit_dim": 48, "num_layers": 2}, {"rnn": False, "file": "pt"}])
 def test_redrafter_s_tree_is_its_beams_prefixes(tmp_path: Path, target: Path, options: dict[str, Any]) -> None:
-    engine = RecurrentEngine(load("redrafter", make_head("redrafter", tmp_path, **options), target))
+    engine = RedrafterEngine(load("redrafter", make_head("redrafter", tmp_path, **options), target))
     ids, features = random_context(6, HIDDEN_SIZE)
     tensors, config = oracle.read_tensors(tmp_path), oracle.read_config(tmp_path)
     h = features[-1].astype(np.float32).astype(np.float64)
@@ -324,15 +325,15 @@ HALVINGS: dict[Path_, dict[int, int]] = {
 }
 
 
-def grown_by_hand(max_nodes: int, beams: bool) -> tuple[list[int], list[int]]:
+def grown_by_hand(max_nodes: int, beam_search: bool) -> tuple[list[int], list[int]]:
     """Return tokens and parents of a tree of three levels, three candidates wide, under `HALVINGS`."""
-    growth = Dynamic(3, max_nodes, 3, beams)
-    while growth.frontier:
-        laws = [HALVINGS[tuple(growth.token(node) for node in growth.path(n))] for n in growth.frontier]
-        ids = [[*law, -1, -1, -1][:3] for law in laws]
-        scores = [[*(-float(cost) for cost in law.values()), *[-np.inf] * 3][:3] for law in laws]
-        growth.take(np.array(ids, np.int32), np.array(scores))
-    tree = growth.tree()
+    growing = DynamicTree(3, max_nodes, 3, beam_search)
+    while growing.frontier:
+        children = [HALVINGS[tuple(growing.tokens[node] for node in growing.path(n))] for n in growing.frontier]
+        ids = [[*row, -1, -1, -1][:3] for row in children]
+        scores = [[*(-float(cost) for cost in row.values()), *[-np.inf] * 3][:3] for row in children]
+        growing.add_children(np.array(ids, np.int32), np.array(scores))
+    tree = growing.token_tree()
     return tree.tokens.tolist(), tree.parents.tolist()
 
 
@@ -342,7 +343,7 @@ def test_beams_packed_by_hand(max_nodes: int) -> None:
     # are 572 (3), 579 (4), 532 (5), and not 640 (8). 6, the second likeliest of all, is on none of them. In order, the
     # tie of 53 and 579 going to the smaller depth: 5, 57, 572, 53, 579, 532.
     tokens, parents = [5, 7, 2, 3, 9, 2], [0, 1, 2, 1, 2, 4]
-    assert grown_by_hand(max_nodes, beams=True) == (tokens[:max_nodes], parents[:max_nodes])
+    assert grown_by_hand(max_nodes, beam_search=True) == (tokens[:max_nodes], parents[:max_nodes])
 
 
 @pytest.mark.parametrize("max_nodes", [60, 11, 10, 9, 7, 4, 3, 2, 1])
@@ -350,25 +351,27 @@ def test_a_dynamic_tree_ranked_by_hand(max_nodes: int) -> None:
     # The same levels; all eleven candidates are ranked anew: 5 (1), 6 and 57 (2), 572 (3), 53 and 579 (4), 532 (5),
     # 8 (6), 64 and 81 (7, in this order), 640 (8). Ties go to the smaller depth, then to the one that came first.
     tokens, parents = [5, 6, 7, 2, 3, 9, 2, 8, 4, 1, 0], [0, 0, 1, 3, 1, 3, 5, 0, 2, 8, 9]
-    assert grown_by_hand(max_nodes, beams=False) == (tokens[:max_nodes], parents[:max_nodes])
+    assert grown_by_hand(max_nodes, beam_search=False) == (tokens[:max_nodes], parents[:max_nodes])
 
 
 def test_beams_share_prefixes_not_tokens() -> None:
     # Beams 5-7-2 and 8-7-2 agree from their second token on, which is no prefix; 5-7-9 shares two tokens with the
     # first. Halvings: 5 (1), 8 (1.5), 57 (2), 87 (2.5), 572 (3), 872 (3.5), 579 (4).
-    growth = Dynamic(3, 60, 3, beams=True)
-    growth.take(np.array([[5, 8, 6]], np.int32), np.array([[-1.0, -1.5, -50.0]]))
-    growth.take(np.array([[7, 0, 1]] * 3, np.int32), np.array([[-1.0, -70.0, -71.0]] * 3))
-    growth.take(np.array([[2, 9, 1]] * 3, np.int32), np.array([[-1.0, -2.0, -9.0], [-1.0, -8.0, -9.0], [-1.0] * 3]))
-    tree = growth.tree()
-    assert not growth.frontier
+    growing = DynamicTree(3, 60, 3, beam_search=True)
+    growing.add_children(np.array([[5, 8, 6]], np.int32), np.array([[-1.0, -1.5, -50.0]]))
+    growing.add_children(np.array([[7, 0, 1]] * 3, np.int32), np.array([[-1.0, -70.0, -71.0]] * 3))
+    growing.add_children(
+        np.array([[2, 9, 1]] * 3, np.int32), np.array([[-1.0, -2.0, -9.0], [-1.0, -8.0, -9.0], [-1.0] * 3])
+    )
+    tree = growing.token_tree()
+    assert not growing.frontier
     assert tree.tokens.tolist() == [5, 8, 7, 7, 2, 2, 9]
     assert tree.parents.tolist() == [0, 0, 1, 2, 3, 4, 3]
     assert tree.mask.tolist() == [[own[: len(other)] == other for other in tree.paths] for own in tree.paths]
 
 
 def test_a_head_without_the_newest_state_drafts_nothing(tmp_path: Path, target: Path) -> None:
-    engine = RecurrentEngine(load("redrafter", make_head("redrafter", tmp_path), target))
+    engine = RedrafterEngine(load("redrafter", make_head("redrafter", tmp_path), target))
     ids, features = random_context(6, HIDDEN_SIZE)
     for call in (request(ids, None, width=2), request(ids, features[-1:], start=3, width=2)):
         (answer,) = draft(engine, call)
@@ -379,7 +382,7 @@ def test_requests_of_all_kinds_share_a_pass_without_harm(tmp_path: Path, target:
     """Medusa and ReDrafter, mixed temperatures, seeds, lengths and shapes: together as alone."""
     engines: list[Any] = [
         MedusaEngine(load("medusa", make_head("medusa", tmp_path / "m"), target)),
-        RecurrentEngine(load("redrafter", make_head("redrafter", tmp_path / "r"), target)),
+        RedrafterEngine(load("redrafter", make_head("redrafter", tmp_path / "r"), target)),
     ]
     samplings = [
         Sampling(),
@@ -420,7 +423,7 @@ def test_medusa_and_redrafter_use_the_target_s_noise_at_each_token_s_place(tmp_p
     assert answer.tree.tokens.tolist() == [best(logits[k], k) for k in range(3)]
 
     (answer,) = draft(
-        RecurrentEngine(load("redrafter", redrafter, target)),
+        RedrafterEngine(load("redrafter", redrafter, target)),
         request(ids, features[-1:], start=4, sampling=sampling, width=1, max_depth=3),
     )
     path: list[int] = []
@@ -507,21 +510,21 @@ def test_a_pool_that_is_full_is_said_to_be(eagle: Eagle) -> None:
 def test_what_can_never_be_kept_is_not_expanded(width: int, max_nodes: int) -> None:
     """The tree is the same; the work is bounded by max_nodes."""
     rng = np.random.default_rng(width)
-    laws = {}
+    log_q: dict[Path_, np.ndarray] = {}
 
     def scores(path: Path_) -> np.ndarray:
-        if path not in laws:
-            laws[path] = oracle.log_softmax(rng.normal(0, 2, 32))
-        return laws[path]
+        if path not in log_q:
+            log_q[path] = oracle.log_softmax(rng.normal(0, 2, 32))
+        return log_q[path]
 
-    growth, num_expanded = Dynamic(width, max_nodes, 6), 0
-    while growth.frontier:
-        num_expanded += len(growth.frontier)
-        paths = [tuple(growth.token(node) for node in growth.path(n)) for n in growth.frontier]
+    tree, num_expanded = DynamicTree(width, max_nodes, 6), 0
+    while tree.frontier:
+        num_expanded += len(tree.frontier)
+        paths = [tuple(tree.tokens[node] for node in tree.path(n)) for n in tree.frontier]
         best = [np.argsort(-scores(path), kind="stable")[:width] for path in paths]
         ranked = np.array([scores(path)[row] for path, row in zip(paths, best, strict=True)])
-        growth.take(np.array(best, np.int32), ranked)
-    assert growth.tree().paths[1:] == [path for path, _ in dynamic_tree(scores, width, 6, max_nodes)]
+        tree.add_children(np.array(best, np.int32), ranked)
+    assert tree.token_tree().paths[1:] == [path for path, _ in dynamic_tree(scores, width, 6, max_nodes)]
     assert num_expanded <= 1 + max_nodes * 2
 
 
@@ -573,7 +576,7 @@ def test_a_long_context_to_read_is_not_taken_for_a_long_level(eagle: Eagle, monk
 def test_beams_stop_growing_before_they_are_late(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     head = load("redrafter", make_head("redrafter", tmp_path), target)
     clock, (ids, features) = SlowClock(monkeypatch, head), random_context(11, HIDDEN_SIZE)
-    assert clock.depths(RecurrentEngine(head), 0.0, 0.65, ids=ids, features=features, width=2) == [5, 2]
+    assert clock.depths(RedrafterEngine(head), 0.0, 0.65, ids=ids, features=features, width=2) == [5, 2]
 
 
 def test_ranks_are_those_of_the_whole_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,7 +260,7 @@ def test_a_head_that_was_measured_has_the_best_tree_for_its_own(tmp_path: Path, 
     accuracy = [[0.9, 0.0], [0.5, 0.4]]
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"accuracy": accuracy}))
-    assert load(kind, tmp_path, target).own_choices.paths[1:4] == [(0,), (0, 0), (0, 1)]
+    assert load(kind, tmp_path, target).default_choices.paths[1:4] == [(0,), (0, 0), (0, 1)]
 
 
 @pytest.mark.parametrize("tied", [False, True])
