@@ -25,7 +25,8 @@ from orchestrator.proposers.registry import ProposerDependencies
 from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
 from orchestrator.requests.inputs import read
 from orchestrator.sampling.grammar import Grammars
-from orchestrator.wire.calls import DraftRequest, delta_of
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.drafter import DraftRequest
 from orchestrator.wire.tensors import Tensors
 from runtime.engine.calls import Engine, EngineCall, Reply, Request
 from runtime.engine.draft import DraftEngine

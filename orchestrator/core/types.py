@@ -113,17 +113,23 @@ class Acceptance:
 
 @dataclass(frozen=True, eq=False)
 class HeadInput:
-    """What a drafting head is told beside the context.
+    """What a drafting head receives beside the context.
 
-    features: (r, width) float32, hidden states of positions features_start …; None = none.
-    choices: the shape of a static tree, whose tokens are ranks: 0 = the likeliest child. width: nodes that a level of
-    a dynamic tree expands, or beams. With neither, the tree is the head's own static one.
+    features: (r, width) float32, r at most MAX_FEATURE_ROWS: hidden states of the positions from features_start on.
+    choices: the shape of a static tree; its tokens are ranks, 0 = the most probable child.
+    width: nodes that each level of a dynamic tree expands, or beams.
+    Without choices and width, the head uses its own static tree.
     """
 
     features: Features | None = None
     features_start: int = 0
     choices: TokenTree = field(default_factory=TokenTree.bare)
     width: int = 0
+
+
+NO_HEAD_INPUT = HeadInput()
+#: Most rows of hidden states in one call.
+MAX_FEATURE_ROWS = 512
 
 
 class DraftResponse(NamedTuple):
@@ -152,34 +158,31 @@ class EngineSpeculation:
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What a step shall answer beside the accepted path; `features_from` None means no features.
+    """What a step returns beside the accepted path.
 
-    num_top: so many of the likeliest tokens of each position. states: which hidden states the features are.
-    engine_speculation: that an engine which drafts by itself does so; None = it gives the next token alone.
+    target_tokens: the target's own token at every node. logprobs: of the emitted tokens.
+    features_from, hidden_states: the hidden states of these kinds, from this position on; None and NONE: no features.
+    num_top: how many of the most probable tokens to return for each position.
+    engine_speculation: for an engine that drafts by itself; None: it returns the next token only.
     """
 
     target_tokens: bool = False
     logprobs: bool = False
     features_from: int | None = None
     num_top: int = 0
-    states: HiddenStates = HiddenStates.LAST
+    hidden_states: HiddenStates = HiddenStates.NONE
     engine_speculation: EngineSpeculation | None = None
 
-    def joined(self, other: StepOptions) -> StepOptions:
-        """Return what either asks for; features from the earlier position."""
+    def merged(self, other: StepOptions) -> StepOptions:
+        """Return the union of both options; features start at the earlier of the two positions."""
         return StepOptions(
             self.target_tokens or other.target_tokens,
             self.logprobs or other.logprobs,
             min((start for start in (self.features_from, other.features_from) if start is not None), default=None),
             max(self.num_top, other.num_top),
-            self.read | other.read,
+            self.hidden_states | other.hidden_states,
             self.engine_speculation or other.engine_speculation,
         )
-
-    @property
-    def read(self) -> HiddenStates:
-        """The hidden states that are wanted."""
-        return HiddenStates.NONE if self.features_from is None else self.states
 
 
 class Target(Protocol):

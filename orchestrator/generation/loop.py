@@ -63,7 +63,7 @@ def generate(sequence: SequenceState, target: Target, proposer: Proposer, guard:
         budget, began_s = sequence.limits.budget(context), time.perf_counter()
         proposal = proposer.propose(context, sampling, budget).cut(budget)
         drafted_s = time.perf_counter()
-        options = sequence.options.joined(proposer.options)
+        options = sequence.options.merged(proposer.options)
         acceptance = target.step(context, proposal.tree, sampling, options, proposal.q)
         stepped_s = time.perf_counter()
         tokens = acceptance.tokens(proposal.tree)

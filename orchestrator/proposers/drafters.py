@@ -10,9 +10,8 @@ from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.static_trees import MAX_DEPTH, MAX_WIDTH, read_choices
 from orchestrator.core.tree import MAX_NODES, TokenTree
-from orchestrator.core.types import Acceptance, DraftResponse, HeadInput, HiddenStates, StepOptions
+from orchestrator.core.types import NO_HEAD_INPUT, Acceptance, DraftResponse, HeadInput, HiddenStates, StepOptions
 from orchestrator.proposers.parameters import MethodConfig, parsed, whole
-from orchestrator.wire.head_input import NO_HEAD_INPUT
 
 #: What a line says for a drafter that is silent, fails or talks nonsense.
 NO_ANSWER = DraftResponse(TokenTree.bare(), cached_len=-1)
@@ -173,7 +172,7 @@ class HeadProposer(Proposer):
         """The hidden states that the head lacks: of a head that keeps none, or does not answer, the newest."""
         if not self._is_asked or self._line.gave_up:
             return StepOptions()
-        return StepOptions(features_from=self._lacks_from, states=self._traits.states)
+        return StepOptions(features_from=self._lacks_from, hidden_states=self._traits.states)
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the head's tree."""

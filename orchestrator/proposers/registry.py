@@ -90,7 +90,7 @@ def _head(name: str, config: type[HeadConfig], traits: HeadTraits) -> Method:
         lambda config, materials: HeadProposer(name, config, materials.lines(DRAFTER_OF[name]), traits),
         DRAFTER_OF[name],
         lambda config: "" if config.is_chain else "a tree",
-        StepOptions(features_from=0, states=traits.states),
+        StepOptions(features_from=0, hidden_states=traits.states),
     )
 
 
@@ -174,7 +174,7 @@ class SelectedMethod(NamedTuple):
     def check_served(self, capabilities: Capabilities, sampling: Sampling, options: StepOptions) -> None:
         """Raise RequestError when the target's engine cannot serve the method with this sampling and these wants."""
         spec = self.spec
-        wanted = options.joined(spec.options)
+        wanted = options.merged(spec.options)
         branches = spec.branches(self.config)
         if refusal := capabilities.refusal(sampling, wanted, method=self.method, branches=branches):
             raise RequestError(refusal)
@@ -194,7 +194,7 @@ def _union(parts: Sequence[SelectedMethod]) -> Method:
         members = [Guarded(part.spec.build(part.config, materials), materials.vocab_size) for part in parts]
         return Union(members, [part.config.max_nodes for part in parts])
 
-    options = reduce(StepOptions.joined, (part.spec.options for part in parts))
+    options = reduce(StepOptions.merged, (part.spec.options for part in parts))
     return Method(MethodConfig, build, branches=lambda config: "several proposers", options=options)
 
 

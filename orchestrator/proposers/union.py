@@ -44,7 +44,7 @@ class Union(Proposer):
         """What any of the members wants."""
         options = StepOptions()
         for member in self._members:
-            options = options.joined(member.options)
+            options = options.merged(member.options)
         return options
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
@@ -58,9 +58,9 @@ class Union(Proposer):
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Give each member the hidden states that it reads; the tree is not one's own, so nobody learns from it."""
-        kept = self.options.read
+        kept = self.options.hidden_states
         for member in self._members:
-            member.observe(tree, _with_states(acceptance, kept, member.options.read))
+            member.observe(tree, _with_states(acceptance, kept, member.options.hidden_states))
 
     def close(self) -> None:
         """Free what the members hold."""

@@ -15,12 +15,13 @@ from orchestrator.core.errors import ConfigError, EngineLost, RequestError, Serv
 from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Acceptance, Distribution, DraftResponse, HeadInput, StepOptions
+from orchestrator.core.types import NO_HEAD_INPUT, Acceptance, Distribution, DraftResponse, HeadInput, StepOptions
 from orchestrator.proposers.drafters import NO_ANSWER
 from orchestrator.triton import pb
 from orchestrator.triton.breaker import Backoff, Breaker
-from orchestrator.wire import calls
-from orchestrator.wire.head_input import NO_HEAD_INPUT
+from orchestrator.wire.context import delta_of, pack_release
+from orchestrator.wire.drafter import DraftRequest, pack_draft_request, unpack_draft_response
+from orchestrator.wire.target import StepRequest, pack_step, unpack_acceptance
 from orchestrator.wire.tensors import Incoming, Tensors
 
 log = logging.getLogger(__name__)
@@ -97,11 +98,11 @@ class BlsTargetClient:
     def _call(
         self, context: Context, tree: TokenTree, sampling: Sampling, options: StepOptions, q: tuple[Distribution, ...]
     ) -> Acceptance:
-        delta = calls.delta_of(context, self._num_sent, self._sequence_id, self._cache_salt)
+        delta = delta_of(context, self._num_sent, self._sequence_id, self._cache_salt)
         left_ms = max(1, int((self._deadline_s - time.monotonic()) * 1000))
-        request = calls.StepRequest(delta, tree, sampling, options, left_ms, q)
-        tensors = pb.call(TARGET, calls.pack_step(request), _step_outputs(options), left_ms / 1000 + GRACE_S)
-        acceptance = calls.unpack_acceptance(tensors, tree)
+        request = StepRequest(delta, tree, sampling, options, left_ms, q)
+        tensors = pb.call(TARGET, pack_step(request), _step_outputs(options), left_ms / 1000 + GRACE_S)
+        acceptance = unpack_acceptance(tensors, tree)
         self._num_sent = len(context)
         return acceptance
 
@@ -124,7 +125,7 @@ def _step_outputs(options: StepOptions) -> list[str]:
 def try_release(model: str, sequence_id: int) -> None:
     """Tell an engine that a sequence has ended; it finds out by itself if this fails."""
     try:
-        pb.call(model, calls.pack_release(sequence_id), [], GRACE_S)
+        pb.call(model, pack_release(sequence_id), [], GRACE_S)
     except ServingError:
         return
 
@@ -184,8 +185,8 @@ class BlsDrafterClient:
         if self.gave_up or self._pause.is_on or (self._last is not None and not self._last.done()):
             return None
         # The call may outlive this step, so it takes a snapshot of the context.
-        delta = calls.delta_of(context, self._num_sent, self._sequence_id, self._cache_salt)
-        request = calls.DraftRequest(delta, sampling, budget.max_nodes, budget.max_depth, head, self._deadline_ms)
+        delta = delta_of(context, self._num_sent, self._sequence_id, self._cache_salt)
+        request = DraftRequest(delta, sampling, budget.max_nodes, budget.max_depth, head, self._deadline_ms)
         self._last = self._breaker.start(lambda: self._ask(request))
         if self._last is None:
             return None
@@ -196,13 +197,13 @@ class BlsDrafterClient:
             self._pause.note(succeeded=True)
         return answer
 
-    def _ask(self, request: calls.DraftRequest) -> DraftAnswer:
+    def _ask(self, request: DraftRequest) -> DraftAnswer:
         try:
             outputs = (*DRAFT_OUTPUTS, *DRAWN_OUTPUTS) if request.sampling.rule.uses_q else DRAFT_OUTPUTS
-            tensors = pb.call(self._model, calls.pack_draft_request(request), outputs)
+            tensors = pb.call(self._model, pack_draft_request(request), outputs)
         except (UnknownSequence, RequestError, Unavailable) as error:
             return error
-        return calls.unpack_draft_response(tensors, self._vocab_size, request.max_nodes)
+        return unpack_draft_response(tensors, self._vocab_size, request.max_nodes)
 
     def _release(self) -> DraftAnswer:
         try_release(self._model, self._sequence_id)

@@ -14,9 +14,8 @@ from orchestrator.core.errors import EngineError, ServingError
 from orchestrator.core.types import EngineStatus
 from orchestrator.core.worker_pool import Workers
 from orchestrator.triton import pb
-from orchestrator.wire import calls
-from orchestrator.wire.errors import error_text
-from orchestrator.wire.tensors import Tensors
+from orchestrator.wire.context import released_sequence
+from orchestrator.wire.tensors import Tensors, error_text, scalar
 
 FAMILIES = {
     "spec_kv_blocks": ("gauge", "KV blocks: held by sequences, cached (found by content), free, total"),
@@ -146,7 +145,7 @@ class EngineHost(Generic[Request]):
 
     def _accept(self, tensors: Tensors, sender: Any) -> None:
         try:
-            if sequence_id := calls.released(tensors):
+            if sequence_id := released_sequence(tensors):
                 self._engine.release(sequence_id)
                 pb.send(sender, {}, final=True)
                 return
@@ -154,7 +153,7 @@ class EngineHost(Generic[Request]):
         except Exception as error:
             self._send_error(sender, error)
             return
-        deadline_s = time.monotonic() + calls.deadline_ms(tensors, DEFAULT_DEADLINE_MS) / 1000
+        deadline_s = time.monotonic() + scalar(tensors, "deadline_ms", DEFAULT_DEADLINE_MS) / 1000
         if work := self._engine.preparation(request):
             self._slow.start(work).add_done_callback(partial(self._prepared, request, deadline_s, sender))
         else:

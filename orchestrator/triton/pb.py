@@ -13,8 +13,7 @@ import triton_python_backend_utils as pb_utils
 from orchestrator.core.errors import EngineError, EngineLost, RequestError, Unavailable, first_line
 from orchestrator.triton.callers import Callers
 from orchestrator.triton.stubs import Stubs, now_s
-from orchestrator.wire.errors import error_from
-from orchestrator.wire.tensors import Tensors
+from orchestrator.wire.tensors import Tensors, error_from
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 

@@ -11,7 +11,9 @@ from typing import Generic, Protocol, TypeVar
 
 from orchestrator.core.errors import ServingError
 from orchestrator.core.types import Acceptance, Distribution, DraftResponse
-from orchestrator.wire.calls import Delta, DraftRequest, StepRequest
+from orchestrator.wire.context import Delta
+from orchestrator.wire.drafter import DraftRequest
+from orchestrator.wire.target import StepRequest
 from runtime.kv.sequences import CachedSequence, SequenceTable
 
 log = logging.getLogger(__name__)

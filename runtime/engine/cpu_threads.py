@@ -13,7 +13,7 @@ import torch
 
 from orchestrator.core.context import Context
 from orchestrator.core.tree import TokenTree
-from orchestrator.wire.calls import delta_of
+from orchestrator.wire.context import delta_of
 from runtime.engine.paged import PagedModel
 from runtime.kv.batch import Segment
 

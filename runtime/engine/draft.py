@@ -12,7 +12,7 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution, DraftResponse
 from orchestrator.sampling.grammar import Grammars
 from orchestrator.sampling.sampled_drafts import MAX_CANDIDATES, cut, draw
-from orchestrator.wire.calls import DraftRequest
+from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import EngineCall
 from runtime.engine.paged import PagedModel
 from runtime.kv.batch import Segment

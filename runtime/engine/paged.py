@@ -10,7 +10,7 @@ from torch import Tensor
 
 from orchestrator.core.errors import RequestError, ServingError
 from orchestrator.core.types import HiddenStates
-from orchestrator.wire.calls import Delta
+from orchestrator.wire.context import Delta
 from runtime.engine.calls import EngineCall
 from runtime.kv.batch import Pass, Segment
 from runtime.kv.blocks import BlockPool

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from orchestrator.core.errors import ServingError
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Acceptance, StepOptions
+from orchestrator.core.types import MAX_FEATURE_ROWS, Acceptance, StepOptions
 from orchestrator.sampling.accept import AcceptedPath
 from orchestrator.sampling.grammar import Grammars
-from orchestrator.wire.calls import StepRequest
-from orchestrator.wire.head_input import MAX_FEATURE_ROWS
+from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall
 from runtime.engine.paged import PagedModel
 from runtime.engine.verify import VerifyInput, VerifyResult, verify
@@ -129,7 +128,7 @@ class TargetEngine:
 
     def _features(self, sequence: CachedSequence, options: StepOptions) -> tuple[np.ndarray | None, int]:
         """Return the newest rows from want.features_from on, (r, width) float32, and the first one's position."""
-        store = self.paged.cache.features[:, self.paged.model.taps.columns(options.read)]
+        store = self.paged.cache.features[:, self.paged.model.taps.columns(options.hidden_states)]
         if options.features_from is None or not store.shape[1]:
             return None, 0
         stop = sequence.num_computed

@@ -11,7 +11,8 @@ from orchestrator.core.types import HiddenStates
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import served_checkpoint
 from orchestrator.sampling.grammar import Grammars
-from orchestrator.wire.calls import DraftRequest, StepRequest
+from orchestrator.wire.drafter import DraftRequest
+from orchestrator.wire.target import StepRequest
 from runtime.engine.build import ModelCaller
 from runtime.engine.cpu_threads import choose_threads
 from runtime.engine.draft import DraftEngine

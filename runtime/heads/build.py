@@ -15,7 +15,8 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.static_trees import tree_of_choices
 from orchestrator.core.types import HeadInput
 from orchestrator.deployment.config import ServingConfig
-from orchestrator.wire.calls import DraftRequest, delta_of
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import submit_and_wait
 from runtime.engine.thread import EngineThread
 from runtime.heads.checkpoint.load import load_head

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, RequestError, UnknownSequence
-from orchestrator.wire.calls import Delta
+from orchestrator.wire.context import Delta
 from runtime.kv.blocks import BlockKey, BlockPool
 from runtime.sampling.logits_processors import LogitsProcessors
 

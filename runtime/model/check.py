@@ -13,7 +13,9 @@ from orchestrator.core.errors import ConfigError
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import StepOptions
-from orchestrator.wire.calls import Delta, DraftRequest, StepRequest, delta_of
+from orchestrator.wire.context import Delta, delta_of
+from orchestrator.wire.drafter import DraftRequest
+from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import submit_and_wait
 from runtime.engine.thread import EngineThread
 from runtime.kv.batch import Pass, Segment

@@ -16,7 +16,7 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.sampling.grammar import Grammars
 from orchestrator.sampling.grammar_matcher import Matcher
 from orchestrator.sampling.logits_processors import completes
-from orchestrator.wire.calls import Delta
+from orchestrator.wire.context import Delta
 
 Path = Sequence[int]
 

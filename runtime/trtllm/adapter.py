@@ -10,7 +10,7 @@ from orchestrator.core.errors import EngineError, RequestError
 from orchestrator.core.types import Acceptance
 from orchestrator.deployment.capabilities import Capabilities
 from orchestrator.deployment.engine_manifest import Manifest
-from orchestrator.wire.calls import StepRequest
+from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall
 from runtime.trtllm.executor.library import Library
 from runtime.trtllm.in_flight import EngineRequest

@@ -6,7 +6,7 @@ from collections.abc import Container
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import UnknownSequence
-from orchestrator.wire.calls import Delta
+from orchestrator.wire.context import Delta
 
 #: As long as a sequence may be silent: a lost one costs one message more, a held one a few kilobytes.
 IDLE_S = 30.0

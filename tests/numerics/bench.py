@@ -19,7 +19,8 @@ from orchestrator.deployment.checkpoint import read_checkpoint
 from orchestrator.generation.loop import Limits
 from orchestrator.proposers.registry import ProposerDependencies, select_method
 from orchestrator.proposers.tables import load_tables
-from orchestrator.wire.calls import DraftRequest, delta_of
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import EngineCall
 from runtime.engine.draft import DraftEngine
 from runtime.engine.paged import PagedModel

@@ -18,7 +18,7 @@ from orchestrator.core.types import Acceptance, FloatArray
 from orchestrator.generation.loop import Limits
 from orchestrator.sampling import distribution as reference
 from orchestrator.sampling.accept import AcceptedPath, accept_coupled
-from orchestrator.wire.calls import delta_of
+from orchestrator.wire.context import delta_of
 from runtime.engine.paged import PagedModel
 from runtime.engine.target import TargetEngine
 from runtime.kv.batch import Segment

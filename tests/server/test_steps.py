@@ -255,7 +255,7 @@ def test_queue_runs_some_holds_some_refuses_the_rest_and_serves_in_order(scripte
     ("script_name", "said"),
     [
         ("fails at 3", "the engine failed on this request: scripted"),
-        ("lies at 3", "target accepted path (7,), which is none of the tree's"),
+        ("lies at 3", "target accepted nodes (7,), which are not a path of the tree"),
     ],
 )
 def test_target_that_fails_midway_ends_the_stream_with_its_error(

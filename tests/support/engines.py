@@ -15,7 +15,8 @@ from orchestrator.core.errors import ServingError
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, HiddenStates, StepOptions
-from orchestrator.wire.calls import StepRequest, delta_of
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.target import StepRequest
 from runtime.engine.paged import PagedModel
 from runtime.engine.target import TargetEngine
 from runtime.engine.thread import EngineThread

@@ -15,7 +15,8 @@ from orchestrator.deployment.config import ServingConfig
 from orchestrator.generation.loop import Limits
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.registry import ProposerDependencies, select_method
-from orchestrator.wire.calls import StepRequest, delta_of
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.target import StepRequest
 from runtime.trtllm.executor.build import build_target
 from runtime.trtllm.executor.client import ExecutorClient
 from tests.support.tiny_models import VOCAB_SIZE

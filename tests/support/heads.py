@@ -13,7 +13,8 @@ from orchestrator.core.context import Context
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import DraftResponse, HeadInput
-from orchestrator.wire.calls import DraftRequest, delta_of
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import EngineCall
 from runtime.heads.checkpoint.load import load_head
 from tests.support import published_heads

@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.deployment.config import load_config
 from orchestrator.triton.engine_host import EngineHost
-from orchestrator.wire import calls
+from orchestrator.wire.drafter import pack_draft_response, unpack_draft_request
 from runtime.heads.build import build_head
 
 
@@ -17,7 +17,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the head and warm it up."""
         engine = build_head("eagle", load_config(os.environ["SERVING_CONFIG"]))
-        self._host = EngineHost("eagle", engine, calls.unpack_draft_request, calls.pack_draft_response)
+        self._host = EngineHost("eagle", engine, unpack_draft_request, pack_draft_response)
 
     def execute(self, requests: list[Any]) -> list[None]:
         """Hand the requests to the engine."""

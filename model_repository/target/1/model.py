@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.deployment.config import load_config
 from orchestrator.triton.clients import caller_beside
 from orchestrator.triton.engine_host import EngineHost
-from orchestrator.wire import calls
+from orchestrator.wire.target import pack_acceptance, unpack_step
 from runtime.engine.build import build_target
 
 
@@ -20,8 +20,8 @@ class TritonPythonModel:
         """Load the target and warm it up."""
         config = load_config(os.environ["SERVING_CONFIG"])
         engine, model = build_target(config, caller_beside(args["model_repository"]))
-        unpack = functools.partial(calls.unpack_step, vocab_size=model.vocab_size, max_nodes=config.max_nodes)
-        self._host = EngineHost("target", engine, unpack, calls.pack_acceptance)
+        unpack = functools.partial(unpack_step, vocab_size=model.vocab_size, max_nodes=config.max_nodes)
+        self._host = EngineHost("target", engine, unpack, pack_acceptance)
 
     def execute(self, requests: list[Any]) -> list[None]:
         """Hand the requests to the engine."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from orchestrator.core.errors import EngineError, RequestError, ServingError
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import DraftResponse
-from orchestrator.wire.calls import DraftRequest
+from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import EngineCall
 from runtime.heads.engines.ranking import rank
 from runtime.heads.engines.trees import DynamicTree, GrowingTree, StaticTree

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.core.errors import RequestError
-from orchestrator.wire.head_input import MAX_FEATURE_ROWS
+from orchestrator.core.types import MAX_FEATURE_ROWS
 from runtime.heads.engines.base import (
     DraftInProgress,
     HeadCall,

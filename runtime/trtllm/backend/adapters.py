@@ -9,7 +9,9 @@ from orchestrator.core.errors import EngineError, RequestError
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, DraftResponse, EngineSpeculationResult, IdArray
 from orchestrator.deployment.engine_trees import sizes_refusal
-from orchestrator.wire.calls import Delta, DraftRequest, StepRequest
+from orchestrator.wire.context import Delta
+from orchestrator.wire.drafter import DraftRequest
+from orchestrator.wire.target import StepRequest
 from orchestrator.wire.tensors import Incoming, scalar
 from runtime.trtllm.backend.client import EngineRequest
 from runtime.trtllm.backend.tensors import (

@@ -15,7 +15,8 @@ from orchestrator.deployment.engine_manifest import (
     lookahead_sizes,
     read_manifest,
 )
-from orchestrator.wire.calls import DraftRequest, StepRequest
+from orchestrator.wire.drafter import DraftRequest
+from orchestrator.wire.target import StepRequest
 from runtime.engine.build import ModelCaller
 from runtime.engine.calls import Request
 from runtime.trtllm.backend.adapters import DraftAdapter, EngineSideAdapter, StepAdapter

@@ -19,7 +19,7 @@ from orchestrator.core.noise import child_seed
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, IdArray, StepOptions
-from orchestrator.wire.calls import StepRequest
+from orchestrator.wire.target import StepRequest
 from orchestrator.wire.tensors import Incoming, Tensors
 
 #: The outputs to ask for; the backend wants both asked for.

@@ -13,7 +13,9 @@ from orchestrator.core.types import EngineSpeculation, StepOptions
 from orchestrator.deployment.capabilities import Capabilities, executor_capabilities
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import Manifest, check_engine, check_role, read_manifest
-from orchestrator.wire.calls import DraftRequest, StepRequest, delta_of
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.drafter import DraftRequest
+from orchestrator.wire.target import StepRequest
 from runtime.engine.build import ModelCaller, no_caller
 from runtime.engine.calls import Request, submit_and_wait
 from runtime.trtllm.executor.client import ExecutorClient

@@ -7,7 +7,7 @@ from typing import Any
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import DraftResponse
 from orchestrator.deployment.engine_manifest import Manifest
-from orchestrator.wire.calls import DraftRequest
+from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import EngineCall
 from runtime.trtllm.adapter import new_tokens, salt_of
 from runtime.trtllm.executor.library import Library

@@ -12,7 +12,7 @@ from orchestrator.core.errors import RequestError
 from orchestrator.core.types import Acceptance, EngineSpeculation, EngineSpeculationResult
 from orchestrator.deployment.engine_manifest import lookahead_sizes
 from orchestrator.deployment.engine_trees import sizes_refusal, tree_limits
-from orchestrator.wire.calls import StepRequest
+from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall
 from runtime.trtllm.adapter import TargetAdapter, checked_tokens, new_tokens, salt_of, without_token
 from runtime.trtllm.executor.sampling import sampling_config

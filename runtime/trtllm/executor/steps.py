@@ -10,7 +10,7 @@ from torch import Tensor
 
 from orchestrator.core.errors import EngineError
 from orchestrator.core.types import Acceptance, StepOptions
-from orchestrator.wire.calls import StepRequest
+from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall
 from runtime.sampling import distribution
 from runtime.trtllm.adapter import TargetAdapter, new_tokens, salt_of

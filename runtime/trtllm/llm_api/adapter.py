@@ -9,7 +9,7 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import Acceptance
 from orchestrator.deployment.capabilities import Capabilities
 from orchestrator.deployment.engine_manifest import LlmManifest, Manifest
-from orchestrator.wire.calls import StepRequest
+from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall
 from runtime.trtllm.adapter import checked_tokens, without_token
 from runtime.trtllm.executor.engine_side import EngineSideAdapter

@@ -11,7 +11,7 @@ from orchestrator.core.errors import ConfigError, first_line
 from orchestrator.deployment.capabilities import llm_capabilities
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import LlmManifest, read_llm_manifest
-from orchestrator.wire.calls import StepRequest
+from orchestrator.wire.target import StepRequest
 from runtime.engine.build import ModelCaller
 from runtime.trtllm.executor.build import warm_up_line
 from runtime.trtllm.executor.client import ExecutorClient

@@ -11,7 +11,7 @@ import torch
 from orchestrator.core.errors import ConfigError, first_line
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import Manifest, check_engine, read_manifest
-from orchestrator.wire.calls import StepRequest
+from orchestrator.wire.target import StepRequest
 from runtime.engine.build import ModelCaller
 from runtime.engine.paged import Model, PagedModel
 from runtime.engine.thread import EngineThread

@@ -19,8 +19,7 @@ from orchestrator.core.errors import EngineError, Unavailable, UnknownSequence
 from orchestrator.core.types import Acceptance
 from orchestrator.sampling.accept import accept_coupled
 from orchestrator.triton.engine_host import EngineHost
-from orchestrator.wire import calls
-from orchestrator.wire.calls import StepRequest
+from orchestrator.wire.target import StepRequest, pack_acceptance, unpack_step
 
 FOLDER = Path(os.environ["SCRIPT_FOLDER"])
 NUM_TOKENS = 60
@@ -91,8 +90,8 @@ def _write(name: str, number: int) -> None:
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        unpack = functools.partial(calls.unpack_step, vocab_size=64, max_nodes=128)
-        self._host = EngineHost("target", ScriptedEngine(), unpack, calls.pack_acceptance)
+        unpack = functools.partial(unpack_step, vocab_size=64, max_nodes=128)
+        self._host = EngineHost("target", ScriptedEngine(), unpack, pack_acceptance)
 
     def execute(self, requests: list[Any]) -> list[None]:
         return self._host.execute(requests)

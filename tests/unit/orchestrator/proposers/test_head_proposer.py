@@ -15,15 +15,9 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, DraftResponse, HeadInput, HiddenStates, StepOptions
 from orchestrator.proposers.drafters import NO_ANSWER, DynamicConfig, HeadProposer, HeadTraits, StaticConfig
 from orchestrator.proposers.registry import METHODS, select_method
-from orchestrator.wire.calls import (
-    DraftRequest,
-    StepRequest,
-    delta_of,
-    pack_draft_request,
-    pack_step,
-    unpack_draft_request,
-    unpack_step,
-)
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.drafter import DraftRequest, pack_draft_request, unpack_draft_request
+from orchestrator.wire.target import StepRequest, pack_step, unpack_step
 
 TREE = TokenTree.from_paths([[4, 5], [6]])
 BUDGET = Budget(20, 5)
@@ -60,7 +54,7 @@ def test_a_head_without_a_cache_is_handed_the_newest_state_alone() -> None:
     proposer = HeadProposer("medusa", StaticConfig(), line, HeadTraits(HiddenStates.LAST, keeps=False))
     context = Context([1, 2, 3])
     assert proposer.propose(context, Sampling(), BUDGET).tree.num_nodes == 0
-    assert proposer.options == StepOptions(features_from=2, states=HiddenStates.LAST)
+    assert proposer.options == StepOptions(features_from=2, hidden_states=HiddenStates.LAST)
     stepped(proposer, context, rows(0.2, 0.3, 0.4), 2, 7, 8, 9)
     assert proposer.propose(context, Sampling(), BUDGET).sources == ("medusa",) * 3
     ((length, budget, head),) = line.calls
@@ -99,7 +93,7 @@ def test_while_a_head_is_silent_the_newest_state_alone_is_asked_for() -> None:
     proposer = HeadProposer("eagle3", DynamicConfig(), line, HeadTraits(HiddenStates.LAYERS, keeps=True))
     context = Context(list(range(20)))
     proposer.propose(context, Sampling(), BUDGET)
-    assert proposer.options == StepOptions(features_from=19, states=HiddenStates.LAYERS)
+    assert proposer.options == StepOptions(features_from=19, hidden_states=HiddenStates.LAYERS)
     stepped(proposer, context, rows(1), 19, 7)
     assert proposer.propose(context, Sampling(), BUDGET).tree.num_nodes == 0
     assert proposer.options.features_from == 20
@@ -140,7 +134,7 @@ def test_what_a_head_is_told_crosses_the_wire(method: str) -> None:
 
 @pytest.mark.parametrize("states", [HiddenStates.LAST, HiddenStates.LAYERS, HiddenStates.LAST | HiddenStates.LAYERS])
 def test_which_states_are_wanted_crosses_the_wire(states: HiddenStates) -> None:
-    options = StepOptions(target_tokens=True, features_from=4, states=states)
+    options = StepOptions(target_tokens=True, features_from=4, hidden_states=states)
     sent = StepRequest(delta_of(Context([1, 2]), 0, 9, ""), TREE, Sampling(), options, 1000)
     assert unpack_step(pack_step(sent), 10, 10).options == options
 
@@ -177,5 +171,7 @@ def test_choices_are_not_cut_unless_asked(given: dict[str, int], max_nodes: int)
 
 
 def test_heads_want_the_states_that_they_read() -> None:
-    assert METHODS["eagle3"].options.read == HiddenStates.LAYERS
-    assert {METHODS[name].options.read for name in ("medusa", "eagle", "eagle2", "redrafter")} == {HiddenStates.LAST}
+    assert METHODS["eagle3"].options.hidden_states == HiddenStates.LAYERS
+    assert {METHODS[name].options.hidden_states for name in ("medusa", "eagle", "eagle2", "redrafter")} == {
+        HiddenStates.LAST
+    }

@@ -101,11 +101,11 @@ def test_nobody_proposes_nothing() -> None:
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_each_member_is_given_the_states_that_it_reads(alone: bool) -> None:
-    last = Scripted("a", options=StepOptions(features_from=7, states=HiddenStates.LAST))
-    layers = Scripted("b", options=StepOptions(features_from=3, states=HiddenStates.LAYERS))
+    last = Scripted("a", options=StepOptions(features_from=7, hidden_states=HiddenStates.LAST))
+    layers = Scripted("b", options=StepOptions(features_from=3, hidden_states=HiddenStates.LAYERS))
     union = union_of(layers, Scripted("c") if alone else last)
     assert union.options == StepOptions(
-        features_from=3, states=HiddenStates.LAYERS if alone else HiddenStates.LAST | HiddenStates.LAYERS
+        features_from=3, hidden_states=HiddenStates.LAYERS if alone else HiddenStates.LAST | HiddenStates.LAYERS
     )
     rows = np.arange(24, dtype=np.float32).reshape(2, 12)
     union.observe(TokenTree.bare(), Acceptance((), 4, features=rows, features_start=3))

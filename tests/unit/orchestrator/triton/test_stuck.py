@@ -66,8 +66,8 @@ def host(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> Iterator[ModuleTy
         listen(module, monkeypatch, answers)
         monkeypatch.setattr(module, "EngineGauges", lambda model: SimpleNamespace(update=None))
         monkeypatch.setattr(module.pb, "tensors_of", lambda request: {"request": request})
-        monkeypatch.setattr(module.calls, "released", lambda tensors: 0)
-        monkeypatch.setattr(module.calls, "deadline_ms", lambda tensors, default: default)
+        monkeypatch.setattr(module, "released_sequence", lambda tensors: 0)
+        monkeypatch.setattr(module, "scalar", lambda tensors, name, default: default)
         yield module
 
 

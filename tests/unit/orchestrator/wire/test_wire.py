@@ -28,11 +28,20 @@ from orchestrator.core.types import (
     DraftResponse,
     EngineSpeculation,
     EngineSpeculationResult,
+    HiddenStates,
     StepOptions,
 )
-from orchestrator.wire import calls
-from orchestrator.wire.errors import error_from, error_text
-from orchestrator.wire.tensors import Tensors
+from orchestrator.wire.context import Delta, delta_of, pack_release, released_sequence
+from orchestrator.wire.drafter import (
+    DraftRequest,
+    pack_draft_request,
+    pack_draft_response,
+    unpack_draft_request,
+    unpack_draft_response,
+)
+from orchestrator.wire.target import StepRequest, pack_acceptance, pack_step, unpack_acceptance, unpack_step
+from orchestrator.wire.tensors import Tensors, error_from, error_text
+from orchestrator.wire.tree import unpack_tree
 
 VOCAB_SIZE = 50
 MAX_NODES = 16
@@ -70,13 +79,21 @@ insides = st.builds(
     st.lists(st.lists(st.integers(0, 63), min_size=1, max_size=4).map(tuple), max_size=4).map(tuple),
     st.sampled_from([(), (4, 3, 4), (1, 1, 0)]),
 )
-wants = st.builds(
-    StepOptions,
-    st.booleans(),
-    st.booleans(),
-    st.one_of(st.none(), st.integers(0, 100_000)),
+features = st.one_of(
+    st.just((None, HiddenStates.NONE)),
+    st.tuples(
+        st.integers(0, 100_000),
+        st.sampled_from([HiddenStates.LAST, HiddenStates.LAYERS, HiddenStates.LAST | HiddenStates.LAYERS]),
+    ),
+)
+step_options = st.builds(
+    lambda flags, features, num_top, engine_speculation: StepOptions(
+        *flags, features[0], num_top, features[1], engine_speculation
+    ),
+    st.tuples(st.booleans(), st.booleans()),
+    features,
     st.integers(0, 20),
-    engine_speculation=st.one_of(st.none(), insides),
+    st.one_of(st.none(), insides),
 )
 lengths = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 bursts = lengths.flatmap(
@@ -102,11 +119,11 @@ def drawn(draw: st.DrawFn, tree: TokenTree) -> tuple[Distribution, ...]:
 
 
 @st.composite
-def deltas(draw: st.DrawFn) -> calls.Delta:
+def deltas(draw: st.DrawFn) -> Delta:
     context = Context(draw(st.lists(token_ids, min_size=1, max_size=20)))
     start = draw(st.integers(0, len(context) - 1))
     salt = draw(st.text(max_size=5))
-    return calls.delta_of(context, start, draw(st.integers(1, 2**64 - 1)), salt)
+    return delta_of(context, start, draw(st.integers(1, 2**64 - 1)), salt)
 
 
 @st.composite
@@ -156,39 +173,37 @@ def crossed(tensors: Tensors) -> Tensors:
 
 
 @settings(max_examples=100, deadline=None)
-@given(deltas(), trees, samplings, wants, st.integers(1, 10**7), st.data())
+@given(deltas(), trees, samplings, step_options, st.integers(1, 10**7), st.data())
 def test_a_step_comes_back_the_same(
-    delta: calls.Delta, tree: TokenTree, sampling: Sampling, options: StepOptions, deadline_ms: int, data: st.DataObject
+    delta: Delta, tree: TokenTree, sampling: Sampling, options: StepOptions, deadline_ms: int, data: st.DataObject
 ) -> None:
     q = data.draw(st.one_of(st.just(()), drawn(tree)))
-    request = calls.StepRequest(delta, tree, sampling, options, deadline_ms, q)
-    back = calls.unpack_step(crossed(calls.pack_step(request)), VOCAB_SIZE, MAX_NODES)
+    request = StepRequest(delta, tree, sampling, options, deadline_ms, q)
+    back = unpack_step(crossed(pack_step(request)), VOCAB_SIZE, MAX_NODES)
     assert same(request, back)
     assert back.delta.prefix_len == delta.prefix_len
 
 
 @settings(max_examples=60, deadline=None)
 @given(deltas(), samplings, st.integers(0, 128), st.integers(0, 128))
-def test_a_draft_call_comes_back_the_same(
-    delta: calls.Delta, sampling: Sampling, max_nodes: int, max_depth: int
-) -> None:
-    request = calls.DraftRequest(delta, sampling, max_nodes, max_depth)
-    assert same(request, calls.unpack_draft_request(crossed(calls.pack_draft_request(request))))
+def test_a_draft_call_comes_back_the_same(delta: Delta, sampling: Sampling, max_nodes: int, max_depth: int) -> None:
+    request = DraftRequest(delta, sampling, max_nodes, max_depth)
+    assert same(request, unpack_draft_request(crossed(pack_draft_request(request))))
 
 
 @settings(max_examples=100, deadline=None)
 @given(acceptances())
 def test_an_acceptance_comes_back_the_same(case: tuple[TokenTree, Acceptance]) -> None:
     tree, acceptance = case
-    assert same(acceptance, calls.unpack_acceptance(crossed(calls.pack_acceptance(acceptance)), tree))
+    assert same(acceptance, unpack_acceptance(crossed(pack_acceptance(acceptance)), tree))
 
 
 @settings(max_examples=50, deadline=None)
 @given(trees, st.integers(0, 1000), st.data())
 def test_a_drafter_s_tree_and_q_come_back_the_same(tree: TokenTree, cached_len: int, data: st.DataObject) -> None:
     q = data.draw(st.one_of(st.just(()), drawn(tree)))
-    back = calls.unpack_draft_response(
-        crossed(calls.pack_draft_response(DraftResponse(tree, q, cached_len))), VOCAB_SIZE, MAX_NODES
+    back = unpack_draft_response(
+        crossed(pack_draft_response(DraftResponse(tree, q, cached_len))), VOCAB_SIZE, MAX_NODES
     )
     assert same(tree, back.tree) and same(q, back.q) and back.cached_len == cached_len
 
@@ -213,10 +228,10 @@ def test_a_q_that_would_bend_the_law_is_refused(q: list[tuple[list[int], list[fl
     """Two children of the root, 1 and 2."""
     tree = TokenTree.from_paths([[1], [2]])
     distributions = tuple(Distribution(ids_of(*ids), np.array(weights, np.float32)) for ids, weights in q)
-    delta = calls.delta_of(Context([1, 2]), 0, 1, "")
-    step = calls.StepRequest(delta, tree, Sampling(), StepOptions(), 1000, distributions)
+    delta = delta_of(Context([1, 2]), 0, 1, "")
+    step = StepRequest(delta, tree, Sampling(), StepOptions(), 1000, distributions)
     with pytest.raises(EngineError, match=words):
-        calls.unpack_step(calls.pack_step(step), VOCAB_SIZE, MAX_NODES)
+        unpack_step(pack_step(step), VOCAB_SIZE, MAX_NODES)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +245,7 @@ def test_a_q_that_would_bend_the_law_is_refused(q: list[tuple[list[int], list[fl
 )
 def test_a_sampling_that_does_not_fit_is_refused(name: str, value: np.ndarray, words: str) -> None:
     with pytest.raises(EngineError, match=words):
-        calls.unpack_draft_request(full_draft() | {name: value})
+        unpack_draft_request(full_draft() | {name: value})
 
 
 @pytest.mark.parametrize(
@@ -240,17 +255,17 @@ def test_a_sampling_that_does_not_fit_is_refused(name: str, value: np.ndarray, w
 )  # fmt: skip
 def test_a_tree_larger_than_any_is_refused_before_it_is_grown(name: str, value: int, highest: int) -> None:
     with pytest.raises(EngineError, match=rf"{name} must be in 0..{highest}, got {value}"):
-        calls.unpack_draft_request(full_draft() | {name: ids_of(value)})
+        unpack_draft_request(full_draft() | {name: ids_of(value)})
 
 
 def test_more_rows_of_features_than_a_step_brings_are_refused() -> None:
     with pytest.raises(EngineError, match="at most 512 rows, got 513"):
-        calls.unpack_draft_request(full_draft() | {"features": np.zeros((513, 2), np.float32)})
+        unpack_draft_request(full_draft() | {"features": np.zeros((513, 2), np.float32)})
 
 
 def test_the_hash_names_the_tokens_before_the_start() -> None:
     context = Context([7, 8, 9, 10])
-    delta = calls.delta_of(context, 2, 1, "")
+    delta = delta_of(context, 2, 1, "")
     assert (delta.context_start, delta.context_ids.tolist(), delta.prefix_len) == (2, [9, 10], 4)
     assert delta.context_hash == Context([7, 8]).rolling_hash(2)
     assert delta.context_hash != Context([8, 7]).rolling_hash(2)
@@ -258,31 +273,33 @@ def test_the_hash_names_the_tokens_before_the_start() -> None:
 
 
 def test_sequence_ids_and_seeds_use_all_64_bits() -> None:
-    delta = calls.delta_of(Context([1]), 0, 2**64 - 1, "")
-    tensors = calls.pack_draft_request(calls.DraftRequest(delta, Sampling(1.0, seed=2**64 - 2), 1, 1))
+    delta = delta_of(Context([1]), 0, 2**64 - 1, "")
+    tensors = pack_draft_request(DraftRequest(delta, Sampling(1.0, seed=2**64 - 2), 1, 1))
     assert tensors["sequence_id"].dtype == tensors["seed"].dtype == np.uint64
-    back = calls.unpack_draft_request(tensors)
+    back = unpack_draft_request(tensors)
     assert (back.delta.sequence_id, back.sampling.seed) == (2**64 - 1, 2**64 - 2)
 
 
 def full_step() -> Tensors:
-    delta = calls.delta_of(Context([1, 2, 3]), 1, 9, "salt")
+    delta = delta_of(Context([1, 2, 3]), 1, 9, "salt")
     tree = TokenTree.from_paths([[4, 5], [6]])
-    return calls.pack_step(calls.StepRequest(delta, tree, Sampling(0.5), StepOptions(True, True, 0), 1000))
+    return pack_step(
+        StepRequest(delta, tree, Sampling(0.5), StepOptions(True, True, 0, hidden_states=HiddenStates.LAST), 1000)
+    )
 
 
 def full_draft() -> Tensors:
-    delta = calls.delta_of(Context([1, 2, 3]), 1, 9, "salt")
-    return calls.pack_draft_request(calls.DraftRequest(delta, Sampling(0.5), 4, 4))
+    delta = delta_of(Context([1, 2, 3]), 1, 9, "salt")
+    return pack_draft_request(DraftRequest(delta, Sampling(0.5), 4, 4))
 
 
 @pytest.mark.parametrize("lack", ["absent", "empty"])
 @pytest.mark.parametrize("name", ["sequence_id", "sampling", "deadline_ms", "max_nodes", "max_depth"])
 def test_what_a_call_cannot_do_without_is_named(name: str, lack: str) -> None:
     unpack, tensors = (
-        (lambda t: calls.unpack_step(t, VOCAB_SIZE, MAX_NODES), full_step())
+        (lambda t: unpack_step(t, VOCAB_SIZE, MAX_NODES), full_step())
         if name == "deadline_ms"
-        else (calls.unpack_draft_request, full_draft())
+        else (unpack_draft_request, full_draft())
     )
     if lack == "absent":
         del tensors[name]
@@ -294,13 +311,13 @@ def test_what_a_call_cannot_do_without_is_named(name: str, lack: str) -> None:
 
 def test_an_answer_without_a_token_is_refused() -> None:
     with pytest.raises(EngineError, match="next_token"):
-        calls.unpack_acceptance({}, TokenTree.bare())
+        unpack_acceptance({}, TokenTree.bare())
 
 
 def test_a_sampling_vector_of_another_length_is_refused() -> None:
     tensors = full_step() | {"sampling": np.ones(3, np.float32)}
     with pytest.raises(EngineError, match="temperature, top_k, top_p, min_p"):
-        calls.unpack_step(tensors, VOCAB_SIZE, MAX_NODES)
+        unpack_step(tensors, VOCAB_SIZE, MAX_NODES)
 
 
 BAD_TREES = {
@@ -330,9 +347,9 @@ def test_garbage_is_no_tree(name: str) -> None:
         "node_parents": np.array(parents, np.int32),
     }
     with pytest.raises(EngineError, match=reason):
-        calls.unpack_tree(tensors, VOCAB_SIZE, MAX_NODES)
+        unpack_tree(tensors, VOCAB_SIZE, MAX_NODES)
     with pytest.raises(EngineError, match=reason):
-        calls.unpack_step(full_step() | tensors, VOCAB_SIZE, MAX_NODES)
+        unpack_step(full_step() | tensors, VOCAB_SIZE, MAX_NODES)
 
 
 @settings(max_examples=200, deadline=None)
@@ -343,7 +360,7 @@ def test_what_is_let_through_obeys_the_laws(nodes: list[tuple[int, int]]) -> Non
         {(parent, token) for token, parent in nodes}
     ) == len(nodes)
     try:
-        tree = calls.unpack_tree({"node_ids": ids, "node_parents": parents}, VOCAB_SIZE, MAX_NODES)
+        tree = unpack_tree({"node_ids": ids, "node_parents": parents}, VOCAB_SIZE, MAX_NODES)
     except EngineError:
         assert not lawful
     else:
@@ -355,7 +372,7 @@ def test_a_million_nodes_are_refused_at_once() -> None:
     many = np.zeros(10**6, np.int32)
     began_s = time.monotonic()
     with pytest.raises(EngineError, match="1000000 nodes, at most 16"):
-        calls.unpack_tree({"node_ids": many, "node_parents": many}, VOCAB_SIZE, MAX_NODES)
+        unpack_tree({"node_ids": many, "node_parents": many}, VOCAB_SIZE, MAX_NODES)
     assert time.monotonic() - began_s < 0.5
 
 
@@ -375,16 +392,16 @@ PATHS = {(), (1,), (1, 2), (3,), (3, 4), (3, 4, 5)}
 def test_a_path_that_is_none_of_the_tree_s_is_refused(path: tuple[int, ...]) -> None:
     tensors = {"next_token": np.array([1], np.int32), "path": np.array(path, np.int32)}
     if path in PATHS:
-        assert calls.unpack_acceptance(tensors, FORK).path == path
+        assert unpack_acceptance(tensors, FORK).path == path
     else:
-        with pytest.raises(EngineError, match="none of the tree's"):
-            calls.unpack_acceptance(tensors, FORK)
+        with pytest.raises(EngineError, match="not a path of the tree"):
+            unpack_acceptance(tensors, FORK)
 
 
 def test_a_release_is_told_from_a_step() -> None:
-    assert calls.released(crossed(calls.pack_release(2**64 - 1))) == 2**64 - 1
-    assert calls.released(full_step()) == 0
-    assert calls.released(calls.pack_release(5) | {"release": np.array([False])}) == 0
+    assert released_sequence(crossed(pack_release(2**64 - 1))) == 2**64 - 1
+    assert released_sequence(full_step()) == 0
+    assert released_sequence(pack_release(5) | {"release": np.array([False])}) == 0
 
 
 @pytest.mark.parametrize("kind", [UnknownSequence, Unavailable, RequestError, EngineLost, EngineError])
@@ -410,18 +427,16 @@ def test_triton_s_own_words_mean_that_the_engine_is_lost(text: str) -> None:
 def test_burst_whose_passes_do_not_add_up_to_its_tokens_is_refused(
     extra: tuple[int, ...], lengths: tuple[int, ...]
 ) -> None:
-    tensors = calls.pack_acceptance(
+    tensors = pack_acceptance(
         Acceptance((), 7, engine_speculation=EngineSpeculationResult("medusa", extra, lengths, 3))
     )
-    with pytest.raises(EngineError, match="target says that passes of"):
-        calls.unpack_acceptance(tensors, TokenTree.bare())
+    with pytest.raises(EngineError, match="but passes of"):
+        unpack_acceptance(tensors, TokenTree.bare())
 
 
 @pytest.mark.parametrize("inside", [EngineSpeculation(0), EngineSpeculation(3, sizes=(4, 3))])
 def test_wish_that_no_engine_could_read_is_refused(inside: EngineSpeculation) -> None:
-    delta = calls.delta_of(Context([1]), 0, 1, "")
-    tensors = calls.pack_step(
-        calls.StepRequest(delta, TokenTree.bare(), Sampling(), StepOptions(engine_speculation=inside), 1000)
-    )
+    delta = delta_of(Context([1]), 0, 1, "")
+    tensors = pack_step(StepRequest(delta, TokenTree.bare(), Sampling(), StepOptions(engine_speculation=inside), 1000))
     with pytest.raises(EngineError, match="inside_length must be 1 or more"):
-        calls.unpack_step(tensors, VOCAB_SIZE, MAX_NODES)
+        unpack_step(tensors, VOCAB_SIZE, MAX_NODES)

@@ -20,7 +20,8 @@ from orchestrator.sampling import reference
 from orchestrator.sampling.distribution import log_p
 from orchestrator.sampling.logits_processors import shape
 from orchestrator.sampling.sampled_drafts import MAX_CANDIDATES, check_drawn
-from orchestrator.wire.calls import DraftRequest, delta_of
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.draft import DraftEngine
 from runtime.engine.paged import PagedModel
 from runtime.engine.thread import EngineThread

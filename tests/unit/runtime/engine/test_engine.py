@@ -16,7 +16,8 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import HiddenStates, StepOptions
 from orchestrator.sampling import reference
-from orchestrator.wire.calls import StepRequest, delta_of
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.target import StepRequest
 from runtime.engine.paged import PagedModel
 from runtime.engine.thread import EngineThread
 from runtime.kv.batch import Segment
@@ -229,12 +230,14 @@ def test_picks_logprobs_and_features_equal_plain_forward(folder: Path, plain: Pl
     tree = TokenTree.from_paths([wrong, truth[:3]])
     try:
         answer = EngineTarget(engine, 1).step(
-            Context(prompt), tree, Sampling(), StepOptions(target_tokens=True, logprobs=True, features_from=2)
+            Context(prompt), tree, Sampling(), StepOptions(True, True, 2, hidden_states=HiddenStates.LAST)
         )
         later = EngineTarget(engine, 1)
         later.sent = len(prompt)
         context = Context(prompt + truth)
-        again = later.step(context, TokenTree.bare(), Sampling(), StepOptions(features_from=0))
+        again = later.step(
+            context, TokenTree.bare(), Sampling(), StepOptions(features_from=0, hidden_states=HiddenStates.LAST)
+        )
     finally:
         engine.close()
     assert answer.path == (3, 4, 5)

@@ -16,7 +16,8 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.sampling import reference
-from orchestrator.wire.calls import StepRequest, delta_of
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.target import StepRequest
 from runtime.engine.paged import PagedModel
 from runtime.engine.target import StepCall, TargetEngine
 from runtime.engine.thread import EngineThread

@@ -17,7 +17,8 @@ from orchestrator.core.errors import EngineError, EngineLost, ServingError, Unav
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
-from orchestrator.wire.calls import StepRequest, delta_of
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall
 from runtime.engine.thread import EngineThread
 

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, RequestError, Unavailable, UnknownSequence
-from orchestrator.wire.calls import Delta, delta_of
+from orchestrator.wire.context import Delta, delta_of
 from runtime.kv.blocks import BlockPool
 from runtime.kv.sequences import CachedSequence, SequenceTable
 

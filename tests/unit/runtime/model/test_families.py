@@ -18,7 +18,7 @@ from orchestrator.core.context import Context
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import HiddenStates
-from orchestrator.wire.calls import delta_of
+from orchestrator.wire.context import delta_of
 from runtime.engine.paged import PagedModel
 from runtime.kv.batch import Segment
 from runtime.model.fused import FusedRMSNorm, fuse_norms

@@ -95,7 +95,7 @@ def test_features_of_every_step_equal_the_stock_model_s(
             wrong = (truth[done] + 1) % VOCAB_SIZE
             tree = TokenTree.from_paths([[wrong, 1], truth[done : done + depth]])
             first = int(RNG.integers(0, len(context)))
-            answer = target.step(context, tree, Sampling(), StepOptions(features_from=first, states=kind))
+            answer = target.step(context, tree, Sampling(), StepOptions(features_from=first, hidden_states=kind))
             assert len(answer.path) == depth
             states = hooked.states(context.ids + answer.tokens(tree)[:-1], kind)
             assert answer.features_start == first
@@ -114,7 +114,7 @@ def test_a_prefix_hit_brings_its_features(folder: Path, hooked: Hooked) -> None:
         EngineTarget(engine, 1).step(Context(shared), TokenTree.bare(), Sampling(), StepOptions())
         ids = [*shared, 3, 4]
         answer = EngineTarget(engine, 2).step(
-            Context(ids), TokenTree.bare(), Sampling(), StepOptions(features_from=0, states=HiddenStates.LAYERS)
+            Context(ids), TokenTree.bare(), Sampling(), StepOptions(features_from=0, hidden_states=HiddenStates.LAYERS)
         )
     finally:
         engine.close()
@@ -127,7 +127,7 @@ def test_a_head_is_sent_the_states_that_it_reads_alone(folder: Path, hooked: Hoo
     engine = start_target(make_paged(folder, features=HiddenStates.LAST | HiddenStates.LAYERS))
     ids = random_ids(9)
     try:
-        options = StepOptions(features_from=2, states=wanted)
+        options = StepOptions(features_from=2, hidden_states=wanted)
         answer = EngineTarget(engine, 1).step(Context(ids), TokenTree.bare(), Sampling(), options)
     finally:
         engine.close()
@@ -137,7 +137,7 @@ def test_a_head_is_sent_the_states_that_it_reads_alone(folder: Path, hooked: Hoo
 def test_states_that_the_deployment_does_not_keep_are_not_sent(folder: Path) -> None:
     engine = start_target(make_paged(folder, features=HiddenStates.LAST))
     try:
-        options = StepOptions(features_from=0, states=HiddenStates.LAYERS)
+        options = StepOptions(features_from=0, hidden_states=HiddenStates.LAYERS)
         answer = EngineTarget(engine, 1).step(Context([1, 2, 3]), TokenTree.bare(), Sampling(), options)
     finally:
         engine.close()
@@ -148,7 +148,9 @@ def test_the_newest_512_rows_are_sent_at_most(folder: Path, hooked: Hooked) -> N
     engine = start_target(make_paged(folder, features=HiddenStates.LAST, memory_mb=16))
     ids = random_ids(600)
     try:
-        answer = EngineTarget(engine, 1).step(Context(ids), TokenTree.bare(), Sampling(), StepOptions(features_from=5))
+        answer = EngineTarget(engine, 1).step(
+            Context(ids), TokenTree.bare(), Sampling(), StepOptions(features_from=5, hidden_states=HiddenStates.LAST)
+        )
     finally:
         engine.close()
     assert answer.features_start == 88
@@ -164,7 +166,12 @@ def test_a_drafter_that_lies_about_its_reach_breaks_no_step(
     ids = random_ids(9)
     try:
         target = EngineTarget(engine, 1)
-        answer = target.step(Context(ids), TokenTree.bare(), Sampling(), StepOptions(features_from=features_from))
+        answer = target.step(
+            Context(ids),
+            TokenTree.bare(),
+            Sampling(),
+            StepOptions(features_from=features_from, hidden_states=HiddenStates.LAST),
+        )
     finally:
         engine.close()
     assert answer.next_token == int(plain.logits(ids).argmax())
@@ -176,7 +183,9 @@ def test_a_deployment_without_heads_keeps_and_sends_no_features(folder: Path) ->
     engine = start_target(paged)
     try:
         target = EngineTarget(engine, 1)
-        answer = target.step(Context([1, 2]), TokenTree.bare(), Sampling(), StepOptions(features_from=0))
+        answer = target.step(
+            Context([1, 2]), TokenTree.bare(), Sampling(), StepOptions(features_from=0, hidden_states=HiddenStates.LAST)
+        )
     finally:
         engine.close()
     assert answer.features is None and paged.cache.features.numel() == 0

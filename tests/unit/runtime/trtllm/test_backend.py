@@ -21,7 +21,9 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import EngineSpeculation, EngineSpeculationResult, StepOptions
 from orchestrator.deployment.capabilities import INSIDE, capabilities_of
 from orchestrator.deployment.config import BACKEND_MODELS, ServingConfig
-from orchestrator.wire.calls import DraftRequest, StepRequest, delta_of
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.drafter import DraftRequest
+from orchestrator.wire.target import StepRequest
 from runtime.engine.build import build_draft, build_target
 from runtime.trtllm.backend.adapters import DraftAdapter, EngineSideAdapter, StepAdapter
 from runtime.trtllm.backend.client import BackendClient

@@ -14,7 +14,8 @@ from orchestrator.core.noise import child_seed
 from orchestrator.core.sampling_params import LogitsOptions, Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution, StepOptions
-from orchestrator.wire.calls import Delta, StepRequest
+from orchestrator.wire.context import Delta
+from orchestrator.wire.target import StepRequest
 from runtime.trtllm.backend.tensors import OUTPUTS, Backend, accepted, step_tensors
 
 MODEL = json.loads((Path(__file__).resolve().parents[3] / "data/trtllm/tensorrt_llm.json").read_text())

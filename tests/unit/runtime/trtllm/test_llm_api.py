@@ -28,7 +28,8 @@ from orchestrator.deployment.engine_manifest import LLM_NAME, read_llm_manifest,
 from orchestrator.generation.loop import Limits
 from orchestrator.proposers.none import NoProposer
 from orchestrator.proposers.registry import ProposerDependencies, select_method
-from orchestrator.wire.calls import StepRequest, delta_of
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.target import StepRequest
 from runtime.engine.build import build_target
 from runtime.trtllm.llm_api import executor as llm_executor
 from tests.standin import importable

@@ -27,7 +27,9 @@ from orchestrator.deployment.capabilities import capabilities_of
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.generation.loop import Limits
 from orchestrator.proposers.registry import ProposerDependencies, select_method
-from orchestrator.wire.calls import DraftRequest, StepRequest, delta_of
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.drafter import DraftRequest
+from orchestrator.wire.target import StepRequest
 from runtime.engine.build import build_draft, build_target
 from runtime.kv.batch import Segment
 from runtime.kv.cache import CacheShape

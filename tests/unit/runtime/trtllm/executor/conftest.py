@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.wire.calls import StepRequest
+from orchestrator.wire.target import StepRequest
 from runtime.trtllm.executor.client import ExecutorClient
 from tests.standin import importable
 from tests.standin.engine_folder import make_engine

@@ -14,7 +14,7 @@ from orchestrator.core.sampling_params import LogitsOptions
 from orchestrator.core.types import StepOptions
 from orchestrator.generation.loop import Limits
 from orchestrator.sampling.distribution import log_softmax
-from orchestrator.wire.calls import StepRequest
+from orchestrator.wire.target import StepRequest
 from runtime.trtllm.executor.client import ExecutorClient
 from tests.support.decode import decode
 from tests.support.engines import EngineTarget, PlainModel, ask, make_paged, start_target

@@ -17,7 +17,7 @@ from orchestrator.core.errors import EngineError, RequestError, Unavailable
 from orchestrator.core.types import EngineSpeculation, EngineSpeculationResult, StepOptions
 from orchestrator.deployment.capabilities import INSIDE
 from orchestrator.generation.loop import Limits
-from orchestrator.wire.calls import StepRequest
+from orchestrator.wire.target import StepRequest
 from runtime.trtllm import contexts
 from runtime.trtllm.executor.client import ExecutorClient
 from tests.standin.engine_folder import make_engine

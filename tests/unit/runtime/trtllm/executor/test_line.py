@@ -14,7 +14,8 @@ from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, EngineLost, ServingError, Unavailable, UnknownSequence
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import StepOptions
-from orchestrator.wire.calls import StepRequest, delta_of
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.target import StepRequest
 from runtime.trtllm import watchdog
 from runtime.trtllm.executor import client as line_module
 from runtime.trtllm.executor.client import ExecutorClient

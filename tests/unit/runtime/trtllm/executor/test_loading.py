@@ -15,7 +15,8 @@ from orchestrator.core.context import Context
 from orchestrator.core.errors import ConfigError
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import CHECKPOINT, read_manifest, served_checkpoint
-from orchestrator.wire.calls import DraftRequest, delta_of
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.drafter import DraftRequest
 from runtime.trtllm.executor import library
 from runtime.trtllm.executor.build import build_draft, build_target
 from tests.standin.engine_folder import IMAGE, make_engine, tree_of

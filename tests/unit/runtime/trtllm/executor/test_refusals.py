@@ -16,7 +16,8 @@ from orchestrator.core.types import StepOptions
 from orchestrator.deployment.capabilities import CHAINS, Capabilities, capabilities_of, executor_capabilities
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import read_manifest
-from orchestrator.wire.calls import StepRequest, delta_of
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.target import StepRequest
 from runtime.trtllm.executor.client import ExecutorClient
 from tests.support.engines import ask
 from tests.support.executor import (

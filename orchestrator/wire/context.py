@@ -1,0 +1,72 @@
+"""The part of every engine call that says which sequence it is about, and the call that releases a sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from orchestrator.core.context import Context
+from orchestrator.core.types import IdArray
+from orchestrator.wire.tensors import Incoming, Tensors, ids, pack_scalars, pack_text, scalar, text
+
+
+@dataclass(frozen=True, eq=False)
+class Delta:
+    """The committed tokens that an engine has not seen yet, and the hash of those that it has.
+
+    context_ids: (n,) int32, token ids from position context_start on; the last one is the root.
+    context_hash: rolling hash of the ids before context_start.
+    """
+
+    sequence_id: int
+    context_start: int
+    context_ids: IdArray
+    context_hash: int
+    prompt_len: int
+    cache_salt: str = ""
+
+    @property
+    def prefix_len(self) -> int:
+        """Number of committed tokens."""
+        return self.context_start + len(self.context_ids)
+
+
+def delta_of(context: Context, start: int, sequence_id: int, cache_salt: str) -> Delta:
+    """Return the delta for an engine that holds the first `start` tokens."""
+    new_ids = np.array(context.ids[start:], np.int32)
+    return Delta(sequence_id, start, new_ids, context.rolling_hash(start), context.prompt_len, cache_salt)
+
+
+def pack_delta(delta: Delta) -> Tensors:
+    """Pack a delta."""
+    tensors: Tensors = {
+        "sequence_id": np.array([delta.sequence_id], np.uint64),
+        "context_ids": delta.context_ids,
+        "context_hash": np.array([delta.context_hash], np.uint64),
+    }
+    tensors |= pack_scalars(context_start=delta.context_start, prompt_len=delta.prompt_len)
+    return tensors | pack_text("cache_salt", delta.cache_salt)
+
+
+def unpack_delta(tensors: Incoming) -> Delta:
+    """Unpack a delta; raise EngineError if the sequence id is missing."""
+    return Delta(
+        scalar(tensors, "sequence_id"),
+        scalar(tensors, "context_start", 0),
+        ids(tensors, "context_ids"),
+        scalar(tensors, "context_hash", 0),
+        scalar(tensors, "prompt_len", 0),
+        text(tensors, "cache_salt"),
+    )
+
+
+def pack_release(sequence_id: int) -> Tensors:
+    """Pack the call that releases a sequence."""
+    return {"sequence_id": np.array([sequence_id], np.uint64), "release": np.array([True], np.bool_)}
+
+
+def released_sequence(tensors: Incoming) -> int:
+    """Return the id of the sequence that a call releases, or 0 if the call is not a release."""
+    is_release = "release" in tensors and bool(tensors["release"].reshape(-1)[0])
+    return scalar(tensors, "sequence_id") if is_release else 0

@@ -1,0 +1,87 @@
+"""A drafter's call and its answer as flat tensors (docs/protocol.md, Drafter wire); knows neither Triton nor torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from orchestrator.core.errors import EngineError
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.static_trees import MAX_WIDTH
+from orchestrator.core.tree import MAX_NODES, TokenTree
+from orchestrator.core.types import MAX_FEATURE_ROWS, NO_HEAD_INPUT, DraftResponse, HeadInput
+from orchestrator.sampling.sampled_drafts import MAX_CANDIDATES
+from orchestrator.wire.context import Delta, pack_delta, unpack_delta
+from orchestrator.wire.sampling import pack_sampling, unpack_sampling
+from orchestrator.wire.tensors import Incoming, Tensors, bounded, ids, pack_ids, pack_nonzero, pack_scalars, scalar
+from orchestrator.wire.tree import pack_tree, unpack_q, unpack_tree
+
+
+@dataclass(frozen=True, eq=False)
+class DraftRequest:
+    """One call of a drafter.
+
+    head: what a drafter that reads the target's hidden states needs beside the context.
+    deadline_ms: how long the drafter may take, counted from when it receives the call; 0 = the engine's default limit.
+    """
+
+    delta: Delta
+    sampling: Sampling
+    max_nodes: int
+    max_depth: int
+    head: HeadInput = NO_HEAD_INPUT
+    deadline_ms: int = 0
+
+
+def pack_draft_request(request: DraftRequest) -> Tensors:
+    """Pack a drafter's call."""
+    return (
+        pack_delta(request.delta)
+        | pack_sampling(request.sampling)
+        | pack_scalars(max_nodes=request.max_nodes, max_depth=request.max_depth)
+        | _pack_head_input(request.head)
+        | pack_nonzero(deadline_ms=request.deadline_ms)
+    )
+
+
+def unpack_draft_request(tensors: Incoming) -> DraftRequest:
+    """Unpack a drafter's call; raise EngineError if a tensor is missing or invalid."""
+    return DraftRequest(
+        unpack_delta(tensors),
+        unpack_sampling(tensors),
+        bounded(tensors, "max_nodes", MAX_NODES),
+        bounded(tensors, "max_depth", MAX_NODES),
+        _unpack_head_input(tensors),
+        scalar(tensors, "deadline_ms", 0),
+    )
+
+
+def _pack_head_input(head: HeadInput) -> Tensors:
+    tensors = pack_ids("choice_ranks", head.choices.tokens) | pack_ids("choice_parents", head.choices.parents)
+    tensors |= pack_nonzero(width=head.width)
+    if head.features is None or not len(head.features):
+        return tensors
+    return tensors | {"features": head.features} | pack_scalars(features_start=head.features_start)
+
+
+def _unpack_head_input(tensors: Incoming) -> HeadInput:
+    ranks, parents = ids(tensors, "choice_ranks"), ids(tensors, "choice_parents")
+    choices = TokenTree.checked(ranks, parents, MAX_CANDIDATES, MAX_NODES)
+    features = tensors.get("features")
+    if features is not None and (features.ndim != 2 or features.dtype != np.float32):
+        raise EngineError(f"features must be (rows, width) float32, got {features.shape} {features.dtype}")
+    if features is not None and len(features) > MAX_FEATURE_ROWS:
+        raise EngineError(f"features must have at most {MAX_FEATURE_ROWS} rows, got {len(features)}")
+    return HeadInput(features, scalar(tensors, "features_start", 0), choices, bounded(tensors, "width", MAX_WIDTH, 0))
+
+
+def pack_draft_response(response: DraftResponse) -> Tensors:
+    """Pack a drafter's answer."""
+    return pack_tree(response.tree, response.q) | pack_scalars(cached_len=response.cached_len)
+
+
+def unpack_draft_response(tensors: Incoming, vocab_size: int, max_nodes: int) -> DraftResponse:
+    """Unpack a drafter's answer; raise EngineError if its tree is invalid. The proposer checks its q."""
+    tree = unpack_tree(tensors, vocab_size, max_nodes)
+    return DraftResponse(tree, unpack_q(tensors), scalar(tensors, "cached_len", 0))

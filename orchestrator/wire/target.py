@@ -1,0 +1,131 @@
+"""A target step and its answer as flat tensors (docs/protocol.md, Target wire); knows neither Triton nor torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from orchestrator.core.errors import EngineError
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import Acceptance, Distribution, HiddenStates, StepOptions
+from orchestrator.sampling.sampled_drafts import check_drawn
+from orchestrator.wire.context import Delta, pack_delta, unpack_delta
+from orchestrator.wire.engine_speculation import (
+    pack_engine_speculation,
+    pack_engine_speculation_result,
+    unpack_engine_speculation,
+    unpack_engine_speculation_result,
+)
+from orchestrator.wire.sampling import pack_sampling, unpack_sampling
+from orchestrator.wire.tensors import Incoming, Tensors, ids, pack_ids, pack_nonzero, pack_scalars, scalar
+from orchestrator.wire.tree import pack_tree, unpack_q, unpack_tree
+
+# The bits of `want`: two flags, then those of HiddenStates as 4 and 8.
+TARGET_TOKENS_BIT, LOGPROBS_BIT, HIDDEN_STATES_SHIFT = 1, 2, 2
+ALL_HIDDEN_STATES = HiddenStates.LAST | HiddenStates.LAYERS
+
+
+@dataclass(frozen=True, eq=False)
+class StepRequest:
+    """One target step.
+
+    deadline_ms: how long the engine may take, counted from when it receives the call.
+    q: what each node of the tree was sampled from; empty for deterministic drafts.
+    """
+
+    delta: Delta
+    tree: TokenTree
+    sampling: Sampling
+    options: StepOptions
+    deadline_ms: int
+    q: tuple[Distribution, ...] = ()
+
+
+def pack_step(request: StepRequest) -> Tensors:
+    """Pack a target step."""
+    return (
+        pack_delta(request.delta)
+        | pack_tree(request.tree, request.q)
+        | pack_sampling(request.sampling)
+        | _pack_options(request.options)
+        | pack_scalars(deadline_ms=request.deadline_ms)
+    )
+
+
+def unpack_step(tensors: Incoming, vocab_size: int, max_nodes: int) -> StepRequest:
+    """Unpack a target step; raise EngineError if a tensor is missing or invalid."""
+    tree, q = unpack_tree(tensors, vocab_size, max_nodes), unpack_q(tensors)
+    check_drawn(tree, q, vocab_size)
+    return StepRequest(
+        unpack_delta(tensors),
+        tree,
+        unpack_sampling(tensors),
+        _unpack_options(tensors),
+        scalar(tensors, "deadline_ms"),
+        q,
+    )
+
+
+def _pack_options(options: StepOptions) -> Tensors:
+    want = TARGET_TOKENS_BIT * options.target_tokens | LOGPROBS_BIT * options.logprobs
+    want |= options.hidden_states << HIDDEN_STATES_SHIFT
+    tensors = pack_nonzero(want=want, num_top=options.num_top)
+    if options.features_from is not None:
+        tensors |= pack_scalars(features_from=options.features_from)
+    return tensors | pack_engine_speculation(options.engine_speculation)
+
+
+def _unpack_options(tensors: Incoming) -> StepOptions:
+    want = scalar(tensors, "want", 0)
+    hidden_states = HiddenStates(want >> HIDDEN_STATES_SHIFT) & ALL_HIDDEN_STATES
+    return StepOptions(
+        target_tokens=bool(want & TARGET_TOKENS_BIT),
+        logprobs=bool(want & LOGPROBS_BIT),
+        features_from=scalar(tensors, "features_from", 0) if hidden_states else None,
+        num_top=scalar(tensors, "num_top", 0),
+        hidden_states=hidden_states,
+        engine_speculation=unpack_engine_speculation(tensors),
+    )
+
+
+def pack_acceptance(acceptance: Acceptance) -> Tensors:
+    """Pack the answer to a target step; what was not requested or is empty is omitted."""
+    tensors = pack_ids("path", acceptance.path) | pack_scalars(
+        next_token=acceptance.next_token,
+        forward_us=acceptance.forward_us,
+        num_in_pass=acceptance.num_in_pass,
+        num_cached_tokens=acceptance.num_cached_tokens,
+    )
+    if acceptance.target_tokens is not None:
+        tensors["picks"] = acceptance.target_tokens
+    if acceptance.logprobs is not None:
+        tensors["logprobs"] = acceptance.logprobs.astype(np.float64)
+    if acceptance.top_ids is not None and acceptance.top_logprobs is not None:
+        tensors |= {"top_ids": acceptance.top_ids, "top_logprobs": acceptance.top_logprobs}
+    if acceptance.features is not None and len(acceptance.features):
+        tensors |= {"features": acceptance.features} | pack_scalars(features_start=acceptance.features_start)
+    return tensors | pack_engine_speculation_result(acceptance.engine_speculation)
+
+
+def unpack_acceptance(tensors: Incoming, tree: TokenTree) -> Acceptance:
+    """Unpack the answer to a target step; raise EngineError if its path is not a path of the tree."""
+    path = tuple(ids(tensors, "path").tolist())
+    for node, parent in zip(path, [0, *path], strict=False):
+        if not 1 <= node <= tree.num_nodes or tree.parents[node - 1] != parent:
+            raise EngineError(f"target accepted nodes {path}, which are not a path of the tree")
+    return Acceptance(
+        path,
+        scalar(tensors, "next_token"),
+        tensors.get("picks"),
+        tensors.get("logprobs"),
+        tensors.get("top_ids"),
+        tensors.get("top_logprobs"),
+        tensors.get("features"),
+        scalar(tensors, "features_start", 0),
+        scalar(tensors, "forward_us", 0),
+        scalar(tensors, "num_in_pass", 1),
+        scalar(tensors, "num_cached_tokens", 0),
+        unpack_engine_speculation_result(tensors),
+    )
