@@ -91,11 +91,6 @@ class Sampling:
         return self.temperature == 0.0
 
     @property
-    def truncated(self) -> bool:
-        """True when a rule takes tokens out of p."""
-        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0 or self.typical_p < 1.0
-
-    @property
     def penalised(self) -> bool:
         """True when what was said changes what may be said."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)

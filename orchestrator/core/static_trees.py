@@ -31,15 +31,7 @@ def tree_of_choices(addresses: Sequence[Sequence[int]]) -> TokenTree:
     Invariant: nodes are ordered by depth, then by ranks, so that siblings stand in the order of their likelihood.
     """
     nodes = {tuple(address[:length]) for address in addresses for length in range(1, len(address) + 1)}
-    ordered = sorted(nodes, key=lambda address: (len(address), address))
-    return _tree(ordered)
-
-
-def _tree(nodes: Sequence[Address]) -> TokenTree:
-    """Return the tree of all these nodes, each behind its parent."""
-    number = {address: place for place, address in enumerate(nodes, start=1)} | {(): 0}
-    ranks = np.array([address[-1] for address in nodes], np.int32)
-    return TokenTree(ranks, np.array([number[address[:-1]] for address in nodes], np.int32))
+    return TokenTree.from_paths(sorted(nodes, key=lambda address: (len(address), address)))
 
 
 def usual_accuracy(depth: int, first: float, kept: float) -> FloatArray:
@@ -59,7 +51,8 @@ def best_first(choices: TokenTree, accuracy: FloatArray) -> TokenTree:
     value = {
         address: np.prod([accuracy[level, rank] for level, rank in enumerate(address)]) for address in choices.paths[1:]
     }
-    return _tree(sorted(value, key=lambda address: (-value[address], len(address), address)))
+    ordered = sorted(value, key=lambda address: (-value[address], len(address), address))
+    return TokenTree.from_paths(ordered)
 
 
 def read_choices(name: str, value: Any, where: str) -> TokenTree:
@@ -101,12 +94,4 @@ def best_choices(accuracy: FloatArray, num_nodes: int) -> TokenTree:
             better, worse = accuracy[level - 1, address[-1]], accuracy[level - 1, address[-1] + 1]
             sibling = value * float(worse / better) if better else 0.0
             heapq.heappush(heap, (sibling, level, (*address[:-1], address[-1] + 1)))
-    return _tree(nodes)
-
-
-def expected_length(tree: TokenTree, accuracy: FloatArray) -> float:
-    """Return the expected tokens of a step, the target's own one counted; accuracy: as in `best_choices`."""
-    reached = np.ones(tree.num_nodes + 1)
-    for node, (rank, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True), start=1):
-        reached[node] = reached[parent] * accuracy[tree.depths[node] - 1, rank]
-    return float(reached.sum())
+    return TokenTree.from_paths(nodes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,13 +45,10 @@ class TokenTree:
     @classmethod
     def from_paths(cls, paths: Sequence[Sequence[int]]) -> TokenTree:
         """Merge token paths that start below the root; an identical prefix becomes one node."""
-        nodes: dict[tuple[int, int], int] = {}
+        builder = TreeBuilder()
         for path in paths:
-            parent = 0
-            for token in path:
-                parent = nodes.setdefault((parent, token), len(nodes) + 1)
-        tokens = np.fromiter((token for _, token in nodes), np.int32, len(nodes))
-        return cls(tokens, np.fromiter((parent for parent, _ in nodes), np.int32, len(nodes)))
+            builder.add_path(0, path)
+        return builder.build()
 
     @classmethod
     def checked(cls, tokens: IntArray, parents: IntArray, vocab_size: int, max_nodes: int) -> TokenTree:
@@ -117,6 +115,47 @@ class TokenTree:
         renumbered = np.zeros(self.num_nodes + 1, np.int32)
         renumbered[nodes] = np.arange(1, len(nodes) + 1)
         return TokenTree(self.tokens[nodes - 1], renumbered[self.parents[nodes - 1]])
+
+
+class TreeBuilder:
+    """A tree that grows by nodes and paths; a child that is there already is not added again.
+
+    max_nodes, max_depth: limits of the paths.
+    """
+
+    def __init__(self, max_nodes: int = sys.maxsize, max_depth: int = sys.maxsize) -> None:
+        self._max_nodes = max_nodes
+        self._max_depth = max_depth
+        self._nodes: dict[tuple[int, int], int] = {}  # (parent, token) → node
+        self._depths = [0]
+
+    @property
+    def num_nodes(self) -> int:
+        """Draft nodes so far, the root not counted."""
+        return len(self._nodes)
+
+    def add(self, parent: int, token: int) -> int:
+        """Return the child of `parent` with this token; add it if it is new."""
+        node = self._nodes.setdefault((parent, token), self.num_nodes + 1)
+        if node == len(self._depths):
+            self._depths.append(self._depths[parent] + 1)
+        return node
+
+    def add_path(self, node: int | None, tokens: Sequence[int]) -> int | None:
+        """Add tokens one below the other, the first below `node`; return the last node, None if one does not fit."""
+        for token in tokens:
+            if node is None or not ((node, token) in self._nodes or self._has_room_below(node)):
+                return None
+            node = self.add(node, token)
+        return node
+
+    def build(self) -> TokenTree:
+        """Return the tree, its nodes in the order in which they were added."""
+        edges = np.array(list(self._nodes), np.int32).reshape(-1, 2)
+        return TokenTree(edges[:, 1].copy(), edges[:, 0].copy())
+
+    def _has_room_below(self, node: int) -> bool:
+        return self.num_nodes < self._max_nodes and self._depths[node] < self._max_depth
 
 
 _BARE = TokenTree(np.empty(0, np.int32), np.empty(0, np.int32))

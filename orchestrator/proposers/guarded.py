@@ -1,8 +1,10 @@
-"""Drafts that a grammar forbids are not worth a forward pass."""
+"""Proposers around a proposer: one survives its failures, one leaves out drafts that a grammar forbids."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
@@ -15,8 +17,8 @@ from orchestrator.sampling.sampled_drafts import well_drawn
 log = logging.getLogger(__name__)
 
 
-class Guarded:
-    """A proposer whose failures and broken trees become bare roots; after the first one it is asked no more.
+class Guarded(Proposer):
+    """A proposer whose failures and broken trees become bare roots; after the first one it is called no more.
 
     vocab_size: of the target; a tree with another id is broken, too.
     """
@@ -29,55 +31,57 @@ class Guarded:
 
     @property
     def options(self) -> StepOptions:
-        """What the proposer wants; nothing once it has failed."""
-        return StepOptions() if self._failed else self._proposer.options
+        """What the proposer asks of the step; nothing once it has failed."""
+        if not self._failed:
+            with self._catching("options"):
+                return self._proposer.options
+        return StepOptions()
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
-        """Return the proposal within the budget, or a bare root when it breaks a law."""
-        if self._failed:
-            return Proposal.none()
-        try:
-            proposal = self._proposer.propose(context, sampling, budget).cut(budget)
-            sound = self._well_drawn(proposal)
-            TokenTree.checked(sound.tree.tokens, sound.tree.parents, self._vocab_size, budget.max_nodes)
-        except Exception:
-            self._fail("propose")
-            return Proposal.none()
-        return sound
-
-    def _well_drawn(self, proposal: Proposal) -> Proposal:
-        """Return what comes before the first bad q of each path: dropping that, too, would bend the law of the text."""
-        sound = proposal.only(well_drawn(proposal.tree, proposal.q, self._vocab_size))
-        if sound is not proposal:
-            num_bad = proposal.tree.num_nodes - sound.tree.num_nodes
-            log.error("%s drew %d nodes from a bad q: the request goes on undrafted", self.name, num_bad)
-            self._failed = True
-        return sound
+        """Return the proposal within the budget, or a bare root when it breaks an invariant."""
+        if not self._failed:
+            with self._catching("propose"):
+                proposal = self._proposer.propose(context, sampling, budget).cut(budget)
+                sound = self._well_sampled(proposal)
+                TokenTree.checked(sound.tree.tokens, sound.tree.parents, self._vocab_size, budget.max_nodes)
+                return sound
+        return Proposal.none()
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Let the proposer learn."""
-        if self._failed:
-            return
-        try:
-            self._proposer.observe(tree, acceptance)
-        except Exception:
-            self._fail("observe")
+        if not self._failed:
+            with self._catching("observe"):
+                self._proposer.observe(tree, acceptance)
 
     def close(self) -> None:
-        """Free what the proposer holds."""
-        self._proposer.close()
+        """Free what the proposer holds; a failure here is logged and harms neither the request nor the target."""
+        with self._catching("close"):
+            self._proposer.close()
 
-    def _fail(self, what: str) -> None:
-        log.exception("%s failed in %s: the request goes on undrafted", self.name, what)
-        self._failed = True
+    def _well_sampled(self, proposal: Proposal) -> Proposal:
+        """Return the nodes before the first bad q of each path: dropping those, too, would bias the text."""
+        sound = proposal.only(well_drawn(proposal.tree, proposal.q, self._vocab_size))
+        if sound is not proposal:
+            num_bad = proposal.tree.num_nodes - sound.tree.num_nodes
+            log.error("%s sampled %d nodes from a bad q: the request goes on without drafts", self.name, num_bad)
+            self._failed = True
+        return sound
+
+    @contextmanager
+    def _catching(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            log.exception("%s failed in %s: the request goes on without drafts", self.name, what)
+            self._failed = True
 
 
 class Pruned(Proposer):
     """A proposer without the nodes that the request's grammar forbids.
 
-    Invariant: the text is the same, since the target would accept none of them. Left alone are drawn drafts under a rule that
-    asks what they were drawn from, where leaving one out by its value would bend the law, and those of a proposer that
-    learns from the picks at all its nodes.
+    Invariant: the text stays the same, since the target would accept none of these nodes. Two kinds of proposals are
+    not pruned: drafts sampled from q under a rule that reads q, where leaving out a node because of its token would
+    bias the text; and those of a proposer that learns from the target tokens at all its nodes.
     """
 
     def __init__(self, proposer: Proposer, matcher: Matcher) -> None:
@@ -87,11 +91,11 @@ class Pruned(Proposer):
 
     @property
     def options(self) -> StepOptions:
-        """What the other one wants."""
+        """What the proposer asks of the step."""
         return self._proposer.options
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
-        """Return what may come of the other one's proposal."""
+        """Return the nodes that the grammar allows."""
         proposal = self._proposer.propose(context, sampling, budget)
         if self.options.target_tokens or not proposal.tree.num_nodes or (proposal.q and sampling.rule.uses_q):
             return proposal
@@ -99,9 +103,9 @@ class Pruned(Proposer):
         return proposal.only(self._matcher.kept(proposal.tree))
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Let the other one learn."""
+        """Let the proposer learn."""
         self._proposer.observe(tree, acceptance)
 
     def close(self) -> None:
-        """Free what the other one holds."""
+        """Free what the proposer holds."""
         self._proposer.close()

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-import numpy as np
-
 from orchestrator.core.context import Context
 from orchestrator.core.errors import RequestError
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.tree import MAX_NODES, TokenTree
+from orchestrator.core.tree import MAX_NODES, TokenTree, TreeBuilder
 from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.proposers.jacobi import filled, prompt_tokens
 from orchestrator.proposers.parameters import WHERE, MethodConfig, flag, whole
@@ -162,13 +160,13 @@ class Lookahead(Proposer):
         if self._window is None:
             self._window = self._begin(context)
         # A narrow window is wider than W while it fills: the law's bound holds from the first step.
-        tree = _Branches(context.root, min(budget.max_nodes, self._shape.num_nodes), budget.max_depth)
+        tree = TreeBuilder(min(budget.max_nodes, self._shape.num_nodes), budget.max_depth)
         for tail in self._pool.tails(context.root):
-            tree.grow(0, tail)
+            tree.add_path(0, tail)
         num_candidates = tree.num_nodes
         self._last_row = _lay(self._window.columns, tree)
         sources = ("lookahead.pool",) * num_candidates
-        return Proposal(tree.built(), sources + ("lookahead.window",) * (tree.num_nodes - num_candidates))
+        return Proposal(tree.build(), sources + ("lookahead.window",) * (tree.num_nodes - num_candidates))
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Enter the n-grams that the target's picks complete, and move the window on."""
@@ -185,52 +183,17 @@ class Lookahead(Proposer):
         return Window(self._shape.window, self._shape.ngram, context.root, prompt_tokens(context))
 
 
-def _lay(columns: list[tuple[int, ...]], tree: _Branches) -> list[int]:
+def _lay(columns: list[tuple[int, ...]], tree: TreeBuilder) -> list[int]:
     """Lay the window's columns into the tree, each below its token of row 0; return the last row's nodes.
 
     Stops at the first column that does not fit whole, so that the nodes are those of columns 0, 1, …
     """
     nodes: list[int] = []
-    head: int | None = -1  # the root's place in row 0: the first head is the root
-    for column in columns:
-        head = tree.grow(head, column[:1])
-        last = tree.grow(head, column[1:])
+    head: int | None = 0
+    for number, column in enumerate(columns):
+        head = tree.add_path(head, column[:1]) if number else 0  # column 0 begins with the root itself
+        last = tree.add_path(head, column[1:])
         if last is None:
             break
         nodes.append(last)
     return nodes
-
-
-class _Branches:
-    """A tree that grows by paths; what is there already is shared, what the budget does not cover is left out."""
-
-    def __init__(self, root: int, max_nodes: int, max_depth: int) -> None:
-        self._max_nodes = max_nodes
-        self._max_depth = max_depth
-        self._nodes: dict[tuple[int, int], int] = {(-1, root): 0}
-        self._depths = [0]
-
-    @property
-    def num_nodes(self) -> int:
-        """Draft nodes, the root not counted."""
-        return len(self._nodes) - 1
-
-    def grow(self, node: int | None, tokens: Sequence[int]) -> int | None:
-        """Lay tokens one below the other, the first below `node`; return the last one's node, None if left out."""
-        for token in tokens:
-            if node is None:
-                return None
-            node = self._child(node, token)
-        return node
-
-    def built(self) -> TokenTree:
-        """Return the tree."""
-        parents, tokens = np.array(list(self._nodes), np.int32)[1:].T.copy()
-        return TokenTree(tokens, parents)
-
-    def _child(self, parent: int, token: int) -> int | None:
-        child = self._nodes.get((parent, token))
-        if child is None and self.num_nodes < self._max_nodes and self._depths[parent] < self._max_depth:
-            child = self._nodes[parent, token] = len(self._nodes)
-            self._depths.append(self._depths[parent] + 1)
-        return child

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-import numpy as np
-
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.tree import MAX_NODES, TokenTree
+from orchestrator.core.tree import MAX_NODES, TreeBuilder
 from orchestrator.core.types import StepOptions
 from orchestrator.proposers.automaton import ROOT, Automaton, Match
 from orchestrator.proposers.memory import MAX_DEPTH, Recollection
@@ -50,25 +48,17 @@ class Node(NamedTuple):
 
 
 @dataclass(eq=False)
-class Draft:
-    """Nodes in the order of their adding, parents by number (0 the root), and the estimated path probabilities."""
+class ScoredTree:
+    """A draft from one source; score: the expected number of accepted tokens, Σ estimated path probabilities."""
 
     source: str
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
+    tree: TreeBuilder = field(default_factory=TreeBuilder)
     score: float = 0.0
 
     def add(self, node: Node) -> int:
-        """Add a node and return its number; the score, Σ path probabilities, is the expected number accepted."""
-        self.tokens.append(node.token)
-        self.parents.append(node.parent)
+        """Add a node and return its number."""
         self.score -= node.minus_prob
-        return len(self.tokens)
-
-    def proposal(self) -> Proposal:
-        """Return the draft as a proposal."""
-        tree = TokenTree(np.array(self.tokens, np.int32), np.array(self.parents, np.int32))
-        return Proposal.of(tree, self.source)
+        return self.tree.add(node.parent, node.token)
 
 
 class Suffix(Proposer):
@@ -92,19 +82,20 @@ class Suffix(Proposer):
         drafts = [self._drafted("suffix.text", self._text, self._text.repeated(), budget)]
         if self._memory and (remembered := self._recalled(self._memory, context, budget)):
             drafts.append(remembered)
-        return max(drafts, key=lambda draft: draft.score).proposal()
+        best = max(drafts, key=lambda draft: draft.score)
+        return Proposal.of(best.tree.build(), best.source)
 
-    def _recalled(self, memory: Recollection, context: Context, budget: Budget) -> Draft | None:
-        def use(text: Automaton, match: Match) -> Draft:
+    def _recalled(self, memory: Recollection, context: Context, budget: Budget) -> ScoredTree | None:
+        def use(text: Automaton, match: Match) -> ScoredTree:
             return self._drafted("suffix.memory", text, match, budget)
 
         return memory.longest(context.ids[-self._config.max_depth :], use)
 
-    def _drafted(self, source: str, text: Automaton, match: Match, budget: Budget) -> Draft:
+    def _drafted(self, source: str, text: Automaton, match: Match, budget: Budget) -> ScoredTree:
         """Add the most probable node that is left, again and again, within what the match's length deserves."""
         size = min(int(self._config.factor * match.length), self._config.draft_len, budget.max_nodes)
-        draft, found = Draft(source), [*self._below(text, match, 0, 0, 1.0)] if budget.max_depth else []
-        while found and len(draft.tokens) < size:
+        draft, found = ScoredTree(source), [*self._below(text, match, 0, 0, 1.0)] if budget.max_depth else []
+        while found and draft.tree.num_nodes < size:
             node = heappop(found)
             number = draft.add(node)
             if node.depth < budget.max_depth and number < size:

@@ -7,12 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.tree import MAX_NODES, TokenTree
+from orchestrator.core.tree import MAX_NODES, TokenTree, TreeBuilder
 from orchestrator.core.types import Acceptance, HiddenStates, StepOptions
 from orchestrator.proposers.parameters import MethodConfig, whole
 
@@ -49,12 +47,12 @@ class Union(Proposer):
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the members' trees in one."""
-        merged = _Merged()
+        tree, sources = TreeBuilder(), list[str]()
         for place, (member, cap) in enumerate(zip(self._members, self._caps, strict=True)):
-            share = -(-(budget.max_nodes - merged.num_nodes) // (len(self._members) - place))
-            asked = Budget(min(share, cap), budget.max_depth)
-            merged.add(member.propose(context, sampling, asked).cut(asked))
-        return merged.proposal()
+            share = -(-(budget.max_nodes - tree.num_nodes) // (len(self._members) - place))
+            member_budget = Budget(min(share, cap), budget.max_depth)
+            _merge(tree, sources, member.propose(context, sampling, member_budget).cut(member_budget))
+        return Proposal(tree.build(), tuple(sources))
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Give each member the hidden states that it reads; the tree is not one's own, so nobody learns from it."""
@@ -68,35 +66,17 @@ class Union(Proposer):
             member.close()
 
 
-class _Merged:
-    """A tree that grows by other trees. nodes: (parent, token) → node."""
-
-    def __init__(self) -> None:
-        self._nodes: dict[tuple[int, int], int] = {}
-        self._sources: list[str] = []
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes so far."""
-        return len(self._nodes)
-
-    def add(self, proposal: Proposal) -> None:
-        """Add a proposal's nodes; those that are there already gain a source."""
-        place = [0]
-        edges = zip(proposal.tree.parents.tolist(), proposal.tree.tokens.tolist(), proposal.sources, strict=True)
-        for parent, token, source in edges:
-            edge = (place[parent], token)
-            if edge in self._nodes:
-                self._sources[self._nodes[edge] - 1] += f"+{source}"
-            else:
-                self._nodes[edge] = len(self._nodes) + 1
-                self._sources.append(source)
-            place.append(self._nodes[edge])
-
-    def proposal(self) -> Proposal:
-        """Return what has been put together."""
-        edges = np.array(list(self._nodes), np.int32).reshape(-1, 2)
-        return Proposal(TokenTree(edges[:, 1].copy(), edges[:, 0].copy()), tuple(self._sources))
+def _merge(tree: TreeBuilder, sources: list[str], proposal: Proposal) -> None:
+    """Add a proposal's nodes to the tree; a node that is there already gains a source."""
+    nodes = [0]
+    edges = zip(proposal.tree.parents.tolist(), proposal.tree.tokens.tolist(), proposal.sources, strict=True)
+    for parent, token, source in edges:
+        node = tree.add(nodes[parent], token)
+        if node > len(sources):
+            sources.append(source)
+        else:
+            sources[node - 1] += f"+{source}"
+        nodes.append(node)
 
 
 def _with_states(acceptance: Acceptance, kept: HiddenStates, wanted: HiddenStates) -> Acceptance:

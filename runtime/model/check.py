@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.tree import TokenTree
+from orchestrator.core.tree import TokenTree, TreeBuilder
 from orchestrator.core.types import StepOptions
 from orchestrator.wire.context import Delta, delta_of
 from orchestrator.wire.drafter import DraftRequest
@@ -92,9 +91,11 @@ def _check_log_probs(found: Tensor, expected: Tensor, allowed: Tolerance, name: 
 
 def _with_wrong_siblings(tokens: list[int], vocab_size: int) -> TokenTree:
     """Return the chain of `tokens` with another token before each of them: nodes 2, 4, … are the chain's."""
-    ids = [t for token in tokens for t in ((token + 1) % vocab_size, token)]
-    parents = [2 * level for level in range(len(tokens)) for _ in range(2)]
-    return TokenTree(np.array(ids, np.int32), np.array(parents, np.int32))
+    builder, parent = TreeBuilder(), 0
+    for token in tokens:
+        builder.add(parent, (token + 1) % vocab_size)
+        parent = builder.add(parent, token)
+    return builder.build()
 
 
 def _check_window(model: CausalModel, asked: set[int | None], name: str) -> None:

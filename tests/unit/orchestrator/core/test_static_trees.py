@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from orchestrator.core.errors import RequestError
-from orchestrator.core.static_trees import EAGLE_LEAVES, best_choices, expected_length, read_choices, tree_of_choices
+from orchestrator.core.static_trees import EAGLE_LEAVES, best_choices, read_choices, tree_of_choices
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import FloatArray
 from tests.support.choice_trees import published_choices
 from tests.support.choice_trees import tree_of_choices as independent_tree
 
@@ -46,6 +48,14 @@ def every_tree(num_nodes: int, depth: int, width: int) -> list[frozenset[tuple[i
         for chosen in itertools.combinations(nodes, num_nodes)
         if all(len(node) == 1 or node[:-1] in chosen for node in chosen)
     ]
+
+
+def expected_length(tree: TokenTree, accuracy: FloatArray) -> float:
+    """Return the expected tokens of a step, the target's own one included; accuracy: as in `best_choices`."""
+    reached = np.ones(tree.num_nodes + 1)
+    for node, (rank, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True), start=1):
+        reached[node] = reached[parent] * accuracy[tree.depths[node] - 1, rank]
+    return float(reached.sum())
 
 
 @pytest.mark.parametrize("seed", range(5))

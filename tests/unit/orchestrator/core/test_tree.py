@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.errors import EngineError
-from orchestrator.core.tree import TokenTree
+from orchestrator.core.tree import TokenTree, TreeBuilder
 
 #        root
 #       /    \
@@ -46,6 +46,17 @@ def test_from_paths_merges_common_prefixes() -> None:
     tree = TokenTree.from_paths([[5, 5], [5, 6], [7, 8]])
     assert tree.tokens.tolist() == [5, 5, 6, 7, 8]
     assert tree.parents.tolist() == [0, 1, 1, 0, 4]
+
+
+def test_builder_shares_nodes_and_leaves_out_what_exceeds_its_limits() -> None:
+    builder = TreeBuilder(max_nodes=4, max_depth=2)
+    assert builder.add_path(0, [5, 6]) == 2
+    assert builder.add_path(0, [5, 6, 7]) is None  # too deep
+    assert builder.add_path(0, [5, 7]) == 3 and builder.add_path(None, [5]) is None
+    assert builder.add_path(0, [8, 9]) is None  # one node is left for two tokens
+    assert builder.add_path(0, [5, 6]) == builder.add(1, 6) == 2
+    tree = builder.build()
+    assert (tree.tokens.tolist(), tree.parents.tolist()) == ([5, 6, 7, 8], [0, 1, 1, 0])
 
 
 def test_chain_is_a_chain_and_a_fork_is_not() -> None:

@@ -15,11 +15,14 @@ from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, FloatArray, StepOptions
+from orchestrator.generation.loop import Limits
 from orchestrator.proposers.guarded import Guarded
 from orchestrator.sampling.accept import accept_block, accept_rejection
-from orchestrator.sampling.reference import dense_q
+from orchestrator.sampling.reference import dense_q, generate
 from orchestrator.sampling.sampled_drafts import well_drawn
+from tests.support.decode import decode
 from tests.support.enumeration import Branch, law
+from tests.support.table_target import TableTarget
 
 VOCAB_SIZE = 10
 BUDGET = Budget(4, 3)
@@ -37,8 +40,13 @@ class Faulty:
     tree: TokenTree = field(default_factory=lambda: TokenTree.chain([1, 2]))
     raises_in: str = ""
     name: str = "faulty"
-    options: StepOptions = field(default_factory=lambda: StepOptions(target_tokens=True))
     calls: list[str] = field(default_factory=list)
+
+    @property
+    def options(self) -> StepOptions:
+        if self.raises_in == "options":
+            raise ValueError("on purpose")
+        return StepOptions(target_tokens=True)
 
     def _called(self, what: str) -> None:
         self.calls.append(what)
@@ -82,7 +90,23 @@ def test_proposer_that_raises_is_asked_no_more(where: str, caplog: pytest.LogCap
     with caplog.at_level(logging.ERROR):
         assert steps(guarded) == [[] if where == "propose" else [1, 2], [], []]
     assert inner.calls == ["propose", "observe"][: 1 + (where == "observe")]
-    assert len(caplog.records) == 1 and "undrafted" in caplog.text and "on purpose" in caplog.text
+    assert len(caplog.records) == 1 and "without drafts" in caplog.text and "on purpose" in caplog.text
+
+
+def test_proposer_whose_options_raise_asks_for_nothing_and_proposes_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    guarded = Guarded(Faulty(raises_in="options"), VOCAB_SIZE)
+    assert guarded.options == guarded.options == StepOptions()
+    assert steps(guarded) == [[], [], []]
+    assert len(caplog.records) == 1 and "failed in options" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["options", "close"])
+def test_proposer_that_raises_outside_propose_fails_neither_the_request_nor_its_release(where: str) -> None:
+    """The loop and its end, as the request handler runs them: the text comes out and the target is released."""
+    target, proposer = TableTarget(VOCAB_SIZE), Guarded(Faulty(raises_in=where), VOCAB_SIZE)
+    tokens, _ = decode(target, proposer, [3], Sampling(), Limits(8, 100, 4))
+    proposer.close()
+    assert tokens == generate(target.logits, [3], Sampling(), 8)
 
 
 @pytest.mark.parametrize("name", TREES)

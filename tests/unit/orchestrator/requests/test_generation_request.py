@@ -61,7 +61,8 @@ def refusal(builder: RequestBuilder, **inputs: Any) -> str:
 def test_job_nothing_set_is_greedy_and_takes_the_deployment_s_defaults(builder: RequestBuilder) -> None:
     job = built(builder)
     assert job.prompt == [1, 2, 3] and job.prompt_text == "abc"
-    assert job.sampling.greedy and not job.sampling.truncated
+    assert job.sampling.greedy
+    assert (job.sampling.top_k, job.sampling.top_p, job.sampling.min_p, job.sampling.typical_p) == (0, 1.0, 0.0, 1.0)
     assert job.limits.max_tokens == DEPLOYMENT.default_max_tokens
     assert job.limits.max_positions == CONTEXT
     assert job.stop.ids == {EOS} and job.stop.strings == ()
