@@ -1,4 +1,4 @@
-"""What a head's checkpoint must be like for its target; each refusal names the folder and both numbers."""
+"""Whether a head's checkpoint fits its target; a refusal names the folder and both values."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from runtime.heads.checkpoint.target_tables import TargetTables
 from runtime.model.features import layers_of
 from runtime.model.load import check_supported
 
-#: Keys of config.json that are ours.
+#: Keys of config.json that build/heads writes.
 FINGERPRINT, ACCURACY = "target_fingerprint", "accuracy"
-#: Layouts that fit by name and shape, and mean something else.
+#: Keys of layouts whose tensors have the same names and shapes but another meaning.
 FOREIGN_KEYS = ("norm_before_residual", "norm_output")
-#: Where a rotation is described, now and formerly.
+#: The key that describes rotary positions, and its former name.
 ROPES = ("rope_parameters", "rope_scaling")
-#: Kinds that are nothing without a factor.
+#: Rotary types that need a factor.
 SCALED_ROPES = ("linear", "llama3", "yarn")
 
 log = logging.getLogger(__name__)
 
 
 def check_files(files: HeadFiles, tables: TargetTables) -> None:
-    """Refuse a head of another target, a vocabulary that is not the target's, and weights that are no numbers."""
+    """Refuse a head of another target, another vocabulary than the target's, and weights that are not finite."""
     meant = files.fields.text(FINGERPRINT, "")
     if meant and not tables.fingerprint:
-        log.warning("%s: whether it was trained for %s cannot be told", files.folder, tables.name)
+        log.warning("%s: cannot check whether it was trained for %s", files.folder, tables.name)
     if meant and tables.fingerprint and meant != tables.fingerprint:
         raise ConfigError(
             f"{files.folder} was trained for another target: its target_fingerprint is {meant[:12]}…, "
@@ -47,13 +47,13 @@ def check_files(files: HeadFiles, tables: TargetTables) -> None:
 
 
 def check_equal(files: HeadFiles, what: str, found: int, expected: int) -> None:
-    """Refuse a size that is not the target's."""
+    """Refuse a size that differs from the target's."""
     if found != expected:
         raise ConfigError(f"{files.folder}: {what} {found}, but the target has {expected}")
 
 
 def check_layer(files: HeadFiles, tables: TargetTables, fc_width: int, num_states: int) -> None:
-    """Refuse an EAGLE layer of another size or kind; fc reads num_states states, with the embedding counted."""
+    """Refuse an EAGLE layer of another size or kind; num_states: how many states fc reads, counting the embedding."""
     if fc_width % num_states:
         raise ConfigError(f"{files.folder}: fc reads {fc_width} numbers, which are not {num_states} states")
     check_equal(files, "hidden size of the target", fc_width // num_states, tables.hidden_size)
@@ -95,12 +95,12 @@ def _check_rope(rope: Fields) -> None:
 
 
 def checked_config(files: HeadFiles, **changes: object) -> LlamaConfig:
-    """Return the sizes of an EAGLE layer; raises ConfigError when its rotation cannot be cached."""
-    given: dict[str, Any] = {key: _without_nulls(value) for key, value in files.config.items() if value is not None}
-    given.pop("layer_types", None)  # the target's, where its config was copied
+    """Return the config of an EAGLE layer; raises ConfigError if its rotary frequencies cannot be computed."""
+    values: dict[str, Any] = {key: _without_nulls(value) for key, value in files.config.items() if value is not None}
+    values.pop("layer_types", None)  # the target's, if the config was copied from it
     try:
-        config = LlamaConfig(**{**given, **changes})
-    except Exception as error:  # the class checks its fields by itself
+        config = LlamaConfig(**{**values, **changes})
+    except Exception as error:  # the class checks its own fields and raises many types
         reason = first_line(error.__cause__ or error)
         raise ConfigError(f"{files.folder}/config.json does not describe a Llama layer: {reason}") from error
     check_supported(config, files.folder)
@@ -116,42 +116,44 @@ def _check_frequencies(files: HeadFiles, config: LlamaConfig) -> None:
     try:
         finite = bool(torch.isfinite(LlamaRotaryEmbedding(config).inv_freq).all())
         reason = "" if finite else ": its frequencies are not finite"
-    except Exception as error:  # each kind of rotation has numbers of its own, and trusts them
+    except Exception as error:  # each rotary type trusts its own parameters
         reason = f" ({type(error).__name__}: {first_line(error)})"
     if reason:
         raise ConfigError(
-            f"{files.folder}/config.json: rope_parameters {shown(config.rope_parameters)} are no rotation{reason}"
+            f"{files.folder}/config.json: rope_parameters {shown(config.rope_parameters)} do not describe a rotation{reason}"
         )
 
 
 def check_eagle3_layout(files: HeadFiles, tables: TargetTables) -> None:
-    """Refuse heads that were trained on other layers, or whose layer is another, though their tensors may fit."""
+    """Refuse heads that read other layers of the target, or whose tensors mean another layer."""
     fields, eagle_config = files.fields, files.fields.mapping("eagle_config")
     key = "eagle_aux_hidden_state_layer_ids"
     expected = [*layers_of(tables.depth)]
     layers = fields.numbers(key) or eagle_config.numbers(key) or expected
-    if layers[:1] == [1]:  # named by their outputs
+    if layers[:1] == [1]:  # some writers name layers by their outputs
         layers = [layer + 1 for layer in layers]
     if layers != expected:
         raise ConfigError(f"{files.folder}: reads the inputs of layers {layers}, expected {expected}")
     for key in FOREIGN_KEYS:
         if fields.values.get(key) or eagle_config.values.get(key):
-            raise ConfigError(f"{files.folder}: {key} is another layout than EAGLE-3's own (docs/heads-formats.md)")
+            raise ConfigError(
+                f"{files.folder}: {key} marks a layout that differs from EAGLE-3's (docs/heads-formats.md)"
+            )
 
 
 def check_draft_ids(files: HeadFiles, ids: Tensor, vocab_size: int) -> None:
-    """Refuse a draft vocabulary, (V_d,) target ids, that leaves the target's, holds a token twice, or is not t2d's."""
+    """Refuse a draft vocabulary that leaves the target's, repeats a token or contradicts t2d; ids: (V_d,)."""
     if int(ids.max()) >= vocab_size or int(ids.min()) < 0:
-        raise ConfigError(f"{files.folder}: d2t leads to token {int(ids.max())}, outside the target's vocabulary")
+        raise ConfigError(f"{files.folder}: d2t maps to token {int(ids.max())}, outside the target's vocabulary")
     if len(ids.unique()) < len(ids):
-        raise ConfigError(f"{files.folder}: d2t leads to one token twice; it holds distances, not ids")
+        raise ConfigError(f"{files.folder}: d2t maps two draft ids to one token; it holds distances, not ids")
     t2d = files.tensors.get("t2d")
     if t2d is not None and not torch.equal(t2d.bool().nonzero().flatten(), ids.sort().values):
         raise ConfigError(f"{files.folder}: d2t and t2d do not name the same tokens")
 
 
-def accuracy_of(files: HeadFiles) -> FloatArray:
-    """Return (K, R), how often the guess of each rank for each depth was right, as measured after training."""
+def read_accuracy(files: HeadFiles) -> FloatArray:
+    """Return (K, R) float64, the measured share of right guesses, by depth and rank."""
     try:
         found = np.array(files.config[ACCURACY], np.float64)
     except (TypeError, ValueError, OverflowError):

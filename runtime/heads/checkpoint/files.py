@@ -1,4 +1,4 @@
-"""Tensors and numbers of a head's files, as their authors publish them; knows no module."""
+"""The tensors and the config of a head's files, as their authors publish them; it knows no module."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Fields(NamedTuple):
         return default if value is None else value
 
 
-#: In the order in which they are looked for.
+#: Searched in this order.
 WEIGHT_FILES = (
     "model.safetensors",
     "medusa_lm_head.safetensors",
@@ -102,24 +102,24 @@ class HeadFiles(NamedTuple):
         return Fields(self.config, f"{self.folder}/config.json")
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor; raises ConfigError when there is none of this name."""
+        """Return the shape of a tensor; raises ConfigError if the file lacks it."""
         if name not in self.tensors:
             raise ConfigError(f"{self.folder}: the tensor {name!r} is missing")
         return tuple(self.tensors[name].shape)
 
 
 def read_head(folder: str) -> HeadFiles:
-    """Read a head's folder or hub id; raises ConfigError with the reason when it cannot be read."""
+    """Read a head's folder or hub id; raises ConfigError if it cannot be read."""
     path = local_folder(folder, ("config.json", *WEIGHT_FILES))
     config = read_json(str(path), "config.json") or {}
     file = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), None)
     if file is None:
-        raise ConfigError(f"{folder}: none of {', '.join(WEIGHT_FILES)} is there")
+        raise ConfigError(f"{folder} has none of the files {', '.join(WEIGHT_FILES)}")
     return HeadFiles(folder, config, read_tensors(file))
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file by name; what is pickled may hold tensors alone."""
+    """Return the tensors of a file by name; a pickled file may hold nothing but tensors."""
     try:
         if file.suffix == ".safetensors":
             return dict(_safe_tensors(file))
@@ -133,17 +133,17 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 
 def _safe_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
     with safe_open(str(file), framework="pt") as content:
-        for name in content.keys():  # noqa: SIM118 - it is no mapping
+        for name in content.keys():  # noqa: SIM118 - it is not a mapping
             yield name, content.get_tensor(name)
 
 
 def local_folder(source: str, patterns: Sequence[str]) -> Path:
-    """Return a folder as it is, or that of a hub id's files of these names; raises ConfigError when there is none."""
+    """Return `source` if it is a folder, else fetch these files of the hub id; raises ConfigError if that fails."""
     if Path(resolve(source)).is_dir():
         return Path(source)
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(source, allow_patterns=list(patterns)))
-    except Exception as error:  # the hub client raises many kinds; all mean "not to be had"
+    except Exception as error:  # the hub client raises many types; all mean that the files cannot be had
         raise ConfigError(f"{source}: neither a folder nor a hub id that can be fetched: {error}") from None

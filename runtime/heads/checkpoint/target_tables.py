@@ -1,4 +1,4 @@
-"""What a head borrows of the target: its embedding, its LM head, and a fingerprint that names it."""
+"""What a head borrows from the target (embedding, LM head), and the fingerprint that names the target."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from orchestrator.core.errors import ConfigError
 from runtime.heads.checkpoint.files import local_folder, read_tensors
 
-#: A tensor's pages that its fingerprint reads, evenly spread, and the bytes of each: all of a tensor up to 64 KiB.
+#: The fingerprint reads so many pages of this size from each tensor, evenly spread; small tensors are read whole.
 NUM_SAMPLES, SAMPLE_BYTES = 16, 4096
 
 
@@ -41,7 +41,7 @@ class TargetTables(NamedTuple):
 
 
 def read_tables(target: str, dtype: torch.dtype, device: torch.device) -> TargetTables:
-    """Read the two tables out of a checkpoint's files, and nothing else; raises ConfigError when they are not there."""
+    """Read only the two tables of a checkpoint's files; raises ConfigError if they are missing."""
     config = AutoConfig.from_pretrained(target, trust_remote_code=False)
     embedding, lm_head = _table_names(config)
     files = _weight_files(target)
@@ -51,7 +51,7 @@ def read_tables(target: str, dtype: torch.dtype, device: torch.device) -> Target
 
 
 def _table_names(config: PretrainedConfig) -> tuple[str, str]:
-    """Return the names of the input and the output embedding's tensors; of tied ones the same, twice."""
+    """Return the tensor names of the input and the output embedding; they are equal if the two are tied."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -61,8 +61,8 @@ def _table_names(config: PretrainedConfig) -> tuple[str, str]:
 def fingerprint(target: str) -> str:
     """Return a hash of samples of the target's tensors: each one's name, type, shape and 16 pages spread over it.
 
-    It reads 64 KiB a tensor at most, whatever the model's size: targets that differ between the pages alone are not
-    told apart, those that differ on a fifteenth of a tensor in one piece are. "" where the weights are no safetensors.
+    It reads at most 64 KiB of a tensor, whatever the model's size. It detects any difference that covers a fifteenth of
+    a tensor in one piece; a difference only between the pages goes unnoticed. "" if the weights are not safetensors.
     """
     files = [file for file in _weight_files(target) if file.suffix == ".safetensors"]
     digests = sorted(part for file in files for part in _samples(file))
@@ -84,14 +84,14 @@ def _samples(file: Path) -> Iterator[str]:
 
 
 def _pages(num_bytes: int) -> list[tuple[int, int]]:
-    """Return offset and size of what is read of a tensor: all of it, or its first, its last and the pages between."""
+    """Return the offset and size of each page that is read of a tensor; the first and the last page are among them."""
     if num_bytes <= NUM_SAMPLES * SAMPLE_BYTES:
         return [(0, num_bytes)]
     return [(i * (num_bytes - SAMPLE_BYTES) // (NUM_SAMPLES - 1), SAMPLE_BYTES) for i in range(NUM_SAMPLES)]
 
 
 def _weight_files(target: str) -> list[Path]:
-    # Of a hub id: the target's own process has fetched it, or is at it.
+    # A hub id is usually in the cache already: the target's own process fetches it too.
     folder = local_folder(target, ("*.json", "*.safetensors", "pytorch_model*.bin"))
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
@@ -107,7 +107,7 @@ def _read(files: list[Path], name: str, target: str) -> Tensor:
                 return tensors[name]
             continue
         with safe_open(str(file), framework="pt") as content:
-            if name in content.keys():  # noqa: SIM118 - it is no mapping
+            if name in content.keys():  # noqa: SIM118 - it is not a mapping
                 tensor: Tensor = content.get_tensor(name)
                 return tensor
-    raise ConfigError(f"{target}: the checkpoint lacks {name}, from which its heads would draft")
+    raise ConfigError(f"{target}: the checkpoint lacks {name}, which its heads need")

@@ -84,7 +84,7 @@ def test_eagle3_needs_three_layers_that_differ(tmp_path: Path, tmp_path_factory:
     ],
 )
 def test_an_eagle3_head_of_another_layout_is_refused(tmp_path: Path, target: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"expected \[2, 4, 5\]|another layout"):
+    with pytest.raises(ConfigError, match=r"expected \[2, 4, 5\]|a layout that differs"):
         load("eagle3", make_head("eagle3", tmp_path, changes=changes), target)
 
 
@@ -113,7 +113,7 @@ def test_an_eagle_config_that_cannot_be_is_refused(
 @pytest.mark.parametrize(
     ("d2t", "words"),
     [
-        (torch.cat([torch.zeros(47, dtype=torch.long), torch.tensor([-1])]), "to one token twice"),
+        (torch.cat([torch.zeros(47, dtype=torch.long), torch.tensor([-1])]), "two draft ids to one token"),
         (torch.zeros(48, dtype=torch.long), "d2t and t2d do not name the same"),
         (torch.zeros(48), "d2t is torch.float32, expected torch.int64"),
     ],
@@ -242,7 +242,7 @@ def test_a_broken_file_is_refused(tmp_path: Path, target: Path, name: str, conte
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path, target: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"none of model\.safetensors"):
+    with pytest.raises(ConfigError, match=r"none of the files model\.safetensors"):
         load("medusa", tmp_path, target)
 
 
