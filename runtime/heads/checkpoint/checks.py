@@ -120,7 +120,7 @@ def _check_frequencies(files: HeadFiles, config: LlamaConfig) -> None:
         reason = f" ({type(error).__name__}: {first_line(error)})"
     if reason:
         raise ConfigError(
-            f"{files.folder}/config.json: rope_parameters {shown(config.rope_parameters)} do not describe a rotation{reason}"
+            f"{files.folder}/config.json: rope_parameters {shown(config.rope_parameters)} describe no rotation{reason}"
         )
 
 

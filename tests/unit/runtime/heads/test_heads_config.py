@@ -60,7 +60,7 @@ NESTED = [
     ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, r"rope_scaling\.factor must be a number above 0"),
     ({"rope_scaling": {"rope_type": "linear", "factor": None}}, r"rope_scaling\.factor must be a number above 0"),
     ({"rope_scaling": {"rope_type": 3, "factor": 2.0}}, r"rope_scaling\.rope_type must be a text, got 3 "),
-    ({"rope_scaling": {"rope_type": "round"}}, r"rope_parameters .*'round'.* are no rotation"),
+    ({"rope_scaling": {"rope_type": "round"}}, r"rope_parameters .*'round'.* describe no rotation"),
     ({"rope_parameters": {"rope_type": "default", "rope_theta": 0}}, r"rope_parameters\.rope_theta must be a number"),
     (
         {"rope_parameters": {"rope_type": "default", "rope_theta": "x"}},
