@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from build.trtllm.engines import Engine, Models, engines_of
 from build.trtllm.gpus import GIB, Gpu
@@ -67,7 +67,7 @@ def _largest_batch(spec: EngineSpec, gpu: Gpu, models: Models) -> int:
     fits, too_many = 0, MODES[spec.method].most_sequences + 1
     while too_many - fits > 1:
         batch = (fits + too_many) // 2
-        tried = replace(spec, max_batch_size=batch)
+        tried = spec.model_copy(update={"max_batch_size": batch})
         _, tokens = _caches(tried, gpu, models)
         if _full_sequences(engines_of(tried, models), tokens, tried) >= batch:
             fits = batch

@@ -7,7 +7,6 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,8 +28,8 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line's parser."""
     keys = argparse.ArgumentParser(add_help=False)
     keys.add_argument("file", nargs="?", type=Path, metavar="FILE", help="the engines, in TOML")
-    for key in fields(EngineSpec):
-        keys.add_argument(f"--{key.name.replace('_', '-')}", metavar="VALUE", help=argparse.SUPPRESS)
+    for key in EngineSpec.model_fields:
+        keys.add_argument(f"--{key.replace('_', '-')}", metavar="VALUE", help=argparse.SUPPRESS)
     made = argparse.ArgumentParser(
         prog="python -m build.trtllm",
         description=__doc__,
@@ -70,8 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _spec(options: argparse.Namespace) -> EngineSpec:
-    given = {key.name: getattr(options, key.name) for key in fields(EngineSpec)}
-    return load_spec(options.file, {name: word for name, word in given.items() if word is not None})
+    flags = {key: word for key, word in vars(options).items() if key in EngineSpec.model_fields and word is not None}
+    return load_spec(options.file, flags)
 
 
 def _dry(plan: Plan, out: Path) -> str:

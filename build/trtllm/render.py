@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-import types
-import typing
 from collections.abc import Iterator
-from dataclasses import asdict, fields, is_dataclass
-from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from build.trtllm.engines import Engine
 from build.trtllm.gpus import GIB
@@ -16,36 +14,24 @@ from build.trtllm.memory import EngineBytes
 from build.trtllm.plan import Plan
 from orchestrator.core.errors import ConfigError
 
+_PLAN = TypeAdapter(Plan)
+
 
 def plan_json(plan: Plan) -> str:
     """Return the plan as JSON; `plan_from_json` gives an equal plan back."""
-    return json.dumps(asdict(plan), indent=1) + "\n"
+    return json.dumps(_PLAN.dump_python(plan), indent=1) + "\n"
 
 
 def plan_from_json(text: str) -> Plan:
     """Read what `plan_json` wrote; raises ConfigError for anything else."""
     try:
-        plan: Plan = _made(Plan, json.loads(text))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return _PLAN.validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
         raise ConfigError(
-            f"not a plan: {error!r} (expected what `python -m build.trtllm plan --json` writes)"
+            f"not a plan: {'.'.join(map(str, first['loc']))}: {first['msg']} "
+            "(expected what `python -m build.trtllm plan --json` writes)"
         ) from None
-    return plan
-
-
-def _made(kind: Any, value: Any) -> Any:
-    """Return `value`, as JSON gives it, in its annotated type: dataclass, tuple, dict, optional or scalar."""
-    if is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        return kind(**{f.name: _made(hints[f.name], value[f.name]) for f in fields(kind)})  # type: ignore[operator]
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:
-        return None if value is None else _made(inner[0], value)
-    if origin is tuple:
-        return tuple(_made(inner[0], item) for item in value)
-    if origin is dict:
-        return {key: _made(inner[1], item) for key, item in value.items()}
-    return value
 
 
 def plan_text(plan: Plan) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from build.trtllm.engines import Engine, lacking_format
 from build.trtllm.gpus import LEAST_CAPABILITY, LEAST_OF_ANY, Gpu
 from build.trtllm.modes import MODES, SIXTEEN_BIT, max_draft_len
@@ -84,7 +82,7 @@ def _check_draft_len(spec: EngineSpec) -> None:
         _refuse("draft_len", f"0 (worked out: {length}) for method {spec.method}", spec.draft_len)
     if length > mode.most_draft:
         _refuse("draft_len", f"at most {mode.most_draft} for method {spec.method}", length)
-    check_tree(spec.method, read_tree(spec.choices), length, asdict(spec))
+    check_tree(spec.method, read_tree(spec.choices), length, spec.model_dump())
 
 
 def _check_parallel(spec: EngineSpec) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -61,11 +62,22 @@ def _allowed(field: FieldInfo) -> str:
     """Return the values that a field's type and bounds allow."""
     if get_origin(field.annotation) is Literal:
         return f"one of {', '.join(get_args(field.annotation))}"
-    bounds = {
-        name: getattr(rule, name) for rule in field.metadata for name in ("ge", "gt", "le") if hasattr(rule, name)
-    }
-    limits = f" in {bounds.get('ge')}..{bounds['le']}" if "le" in bounds else ""
-    return f"{_NOUNS[field.annotation]}{limits}"  # type: ignore[index]
+    bounds = [getattr(rule, name) for name in ("ge", "le") for rule in field.metadata if hasattr(rule, name)]
+    limits = " in " + "..".join(f"{bound:.8g}" if type(bound) is float else str(bound) for bound in bounds)
+    return f"{_NOUNS[field.annotation]}{limits if bounds else ''}"  # type: ignore[index]
+
+
+def parse_text(model: type[Declaration], key: str, text: str) -> Any:
+    """Return the value of a flag or an environment variable; text that is not of the key's type stays text."""
+    kind = model.model_fields[key].annotation if key in model.model_fields else str
+    if kind is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    if kind is int and re.fullmatch(r"-?[0-9]{1,20}", text):
+        return int(text)
+    try:
+        return float(text) if kind is float else text
+    except ValueError:
+        return text
 
 
 def read_toml(file: Path, what: str) -> dict[str, Any]:

@@ -9,11 +9,11 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from pydantic import Field
 
-from orchestrator.core.declarations import Declaration, read_toml, validate
+from orchestrator.core.declarations import Declaration, parse_text, read_toml, validate
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.tree import MAX_NODES
 
@@ -113,7 +113,8 @@ def load_config(path: str | os.PathLike[str], environ: Mapping[str, str] = os.en
         for name in environ
         if name.startswith(PREFIX) and not _FOREIGN.fullmatch(name)
     }
-    values = read_toml(file, "deployment") | {key: _parsed(key, environ[name]) for key, name in variables.items()}
+    values = read_toml(file, "deployment")
+    values |= {key: parse_text(ServingConfig, key, environ[name]) for key, name in variables.items()}
     config = validate(
         ServingConfig,
         {"target": "", **values},
@@ -124,16 +125,6 @@ def load_config(path: str | os.PathLike[str], environ: Mapping[str, str] = os.en
     _check_consistent(config, file)
     paths = {key: resolved(getattr(config, key), file.parent) for key in (*CHECKPOINTS, "ngram_tables")}
     return config.model_copy(update=paths)
-
-
-def _parsed(key: str, text: str) -> Any:
-    """Return the value of an environment variable: numbers and booleans as in TOML, everything else as text."""
-    field = ServingConfig.model_fields.get(key)
-    if field and field.annotation is bool:
-        return {"true": True, "false": False}.get(text.lower(), text)
-    if field and field.annotation is int and re.fullmatch(r"-?[0-9]{1,20}", text):
-        return int(text)
-    return text
 
 
 def resolved(value: str, folder: Path) -> str:

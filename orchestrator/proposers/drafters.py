@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from dataclasses import replace
+from typing import NamedTuple, Protocol, Self
+
+from pydantic import Field, model_validator
 
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.static_trees import MAX_DEPTH, MAX_WIDTH, read_choices
+from orchestrator.core.static_trees import MAX_DEPTH, MAX_WIDTH
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import NO_HEAD_INPUT, Acceptance, DraftResponse, HeadInput, HiddenStates, StepOptions
-from orchestrator.proposers.parameters import MethodConfig, parsed, whole
+from orchestrator.proposers.parameters import Choices, MethodConfig
 
 #: What a line says for a drafter that is silent, fails or talks nonsense.
 NO_ANSWER = DraftResponse(TokenTree.bare(), cached_len=-1)
@@ -33,11 +35,10 @@ class DrafterClient(Protocol):
         """Tell the drafter that the request has ended."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class DraftModelConfig(MethodConfig):
     """draft_len: tokens proposed (γ)."""
 
-    draft_len: int = whole(3, 1, MAX_NODES)
+    draft_len: int = Field(3, ge=1, le=MAX_NODES)
 
 
 class DraftModel(Proposer):
@@ -63,7 +64,6 @@ class DraftModel(Proposer):
         self._line.close()
 
 
-@dataclass(frozen=True, kw_only=True)
 class HeadConfig(MethodConfig):
     """What the methods of drafting heads have in common."""
 
@@ -84,21 +84,21 @@ class HeadConfig(MethodConfig):
         return MAX_DEPTH
 
 
-@dataclass(frozen=True, kw_only=True)
 class StaticConfig(HeadConfig):
     """choices: the tree, as all its nodes or as its leaf paths; empty = the head's own, its best `max_nodes` nodes.
 
     Choices without max_nodes are not cut.
     """
 
-    max_nodes: int = whole(24, 0, MAX_NODES)
-    choices: TokenTree = parsed(TokenTree.bare(), read_choices)  # noqa: RUF009 - it declares a field
+    max_nodes: int = Field(24, ge=0, le=MAX_NODES)
+    choices: Choices = TokenTree.bare()
 
-    @classmethod
-    def completed(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the parameters; as many nodes as the choices name, where nothing else is asked for."""
-        named = "choices" in given and given["choices"].num_nodes
-        return {"max_nodes": given["choices"].num_nodes, **given} if named else given
+    @model_validator(mode="after")
+    def _make_room(self) -> Self:
+        """Allow as many nodes as the choices name, unless max_nodes is set."""
+        if self.choices.num_nodes and "max_nodes" not in self.model_fields_set:
+            object.__setattr__(self, "max_nodes", self.choices.num_nodes)
+        return self
 
     @property
     def shape(self) -> HeadInput:
@@ -106,13 +106,12 @@ class StaticConfig(HeadConfig):
         return HeadInput(choices=self.choices)
 
 
-@dataclass(frozen=True, kw_only=True)
 class DynamicConfig(HeadConfig):
     """top_k: nodes that a level expands, and children of each. depth: most levels. max_nodes: kept at the end."""
 
-    max_nodes: int = whole(24, 0, MAX_NODES)
-    top_k: int = whole(6, 1, MAX_WIDTH)
-    depth: int = whole(7, 1, MAX_DEPTH)
+    max_nodes: int = Field(24, ge=0, le=MAX_NODES)
+    top_k: int = Field(6, ge=1, le=MAX_WIDTH)
+    depth: int = Field(7, ge=1, le=MAX_DEPTH)
 
     @property
     def shape(self) -> HeadInput:
@@ -125,13 +124,12 @@ class DynamicConfig(HeadConfig):
         return self.depth
 
 
-@dataclass(frozen=True, kw_only=True)
 class RedrafterConfig(HeadConfig):
     """beams: width of the beam search. beam_len: tokens of a beam, the root not counted."""
 
-    max_nodes: int = whole(24, 0, MAX_NODES)
-    beams: int = whole(5, 1, MAX_WIDTH)
-    beam_len: int = whole(5, 1, 8)
+    max_nodes: int = Field(24, ge=0, le=MAX_NODES)
+    beams: int = Field(5, ge=1, le=MAX_WIDTH)
+    beam_len: int = Field(5, ge=1, le=8)
 
     @property
     def shape(self) -> HeadInput:

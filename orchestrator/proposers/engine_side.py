@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pydantic import Field
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import RequestError
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.static_trees import read_choices
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import EngineSpeculation, StepOptions
-from orchestrator.proposers.parameters import WHERE, MethodConfig, parsed, whole
+from orchestrator.proposers.parameters import WHERE, Choices, MethodConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class EngineSideConfig(MethodConfig):
     """Nothing to choose: the engine's trees are as large as it was built for."""
 
-    max_nodes: int = whole(MAX_NODES, MAX_NODES, MAX_NODES)
+    max_nodes: int = Field(MAX_NODES, ge=MAX_NODES, le=MAX_NODES)
 
     def asked(self, length: int) -> EngineSpeculation:
         """Return what a step asks for; raises RequestError when the parameters do not fit together."""
         return EngineSpeculation(length)
 
 
-@dataclass(frozen=True, kw_only=True)
 class EngineSideLookaheadConfig(EngineSideConfig):
     """window, ngram, guesses: W, N, G, all three or none; none = as the engine was built, which is the most."""
 
-    window: int = whole(0, 1, MAX_NODES)
-    ngram: int = whole(0, 1, MAX_NODES)
-    guesses: int = whole(0, 0, MAX_NODES)
+    window: int = Field(0, ge=1, le=MAX_NODES)
+    ngram: int = Field(0, ge=1, le=MAX_NODES)
+    guesses: int = Field(0, ge=0, le=MAX_NODES)
 
     def asked(self, length: int) -> EngineSpeculation:
         """Return what a step asks for; raises RequestError when a size is missing."""
@@ -45,11 +42,10 @@ class EngineSideLookaheadConfig(EngineSideConfig):
         return EngineSpeculation(length, sizes=sizes)
 
 
-@dataclass(frozen=True, kw_only=True)
 class EngineSideEagleConfig(EngineSideConfig):
     """choices: the tree of ranks, as all its nodes or as its leaf paths; none = the engine's own."""
 
-    choices: TokenTree = parsed(TokenTree.bare(), read_choices)  # noqa: RUF009 - it declares a field
+    choices: Choices = TokenTree.bare()
 
     def asked(self, length: int) -> EngineSpeculation:
         """Return what a step asks for."""

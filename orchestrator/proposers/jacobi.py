@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import cycle, islice
+
+from pydantic import Field
 
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
-from orchestrator.proposers.parameters import MethodConfig, whole
+from orchestrator.proposers.parameters import MethodConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class JacobiConfig(MethodConfig):
     """draft_len: tokens guessed at once (the unknowns of the equations)."""
 
-    draft_len: int = whole(3, 1, MAX_NODES)
+    draft_len: int = Field(3, ge=1, le=MAX_NODES)
 
 
 class Jacobi(Proposer):

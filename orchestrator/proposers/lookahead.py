@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
+
+from pydantic import Field
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import RequestError
@@ -15,7 +16,7 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree, TreeBuilder
 from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.proposers.jacobi import filled, prompt_tokens
-from orchestrator.proposers.parameters import WHERE, MethodConfig, flag, whole
+from orchestrator.proposers.parameters import WHERE, MethodConfig
 
 
 class Window:
@@ -108,14 +109,13 @@ SHAPES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class LookaheadConfig(MethodConfig):
     """window, ngram, guesses: W, N, G; 0 = by the target's size. pool_from_prompt: begin with the prompt's n-grams."""
 
-    window: int = whole(0, 0, MAX_NODES)
-    ngram: int = whole(0, 0, MAX_NODES)
-    guesses: int = whole(0, 0, MAX_NODES)
-    pool_from_prompt: bool = flag(True)
+    window: int = Field(0, ge=0, le=MAX_NODES)
+    ngram: int = Field(0, ge=0, le=MAX_NODES)
+    guesses: int = Field(0, ge=0, le=MAX_NODES)
+    pool_from_prompt: bool = True
 
 
 def shape_of(config: LookaheadConfig, num_parameters: int, max_nodes: int) -> Shape:

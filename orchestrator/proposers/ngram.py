@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from pydantic import Field
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import RequestError
@@ -14,21 +14,20 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Distribution, StepOptions
 from orchestrator.proposers.memory import Recollection
-from orchestrator.proposers.parameters import MethodConfig, whole
+from orchestrator.proposers.parameters import MethodConfig
 from orchestrator.proposers.tables import MAX_ORDER, Followers, Tables
 from orchestrator.sampling.distribution import log_p
 from orchestrator.sampling.sampled_drafts import cut, draw
 
 
-@dataclass(frozen=True, kw_only=True)
 class NgramConfig(MethodConfig):
     """order: a token is drafted from the order − 1 before it, or fewer where these are unknown; 1 is the unigram.
 
     draft_len: tokens proposed (γ).
     """
 
-    order: int = whole(MAX_ORDER, 1, MAX_ORDER)
-    draft_len: int = whole(2, 1, MAX_NODES)
+    order: int = Field(MAX_ORDER, ge=1, le=MAX_ORDER)
+    draft_len: int = Field(2, ge=1, le=MAX_NODES)
 
 
 class Ngram(Proposer):

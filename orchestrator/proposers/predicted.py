@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from pydantic import Field
 
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
@@ -12,15 +13,14 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.proposers.ngram_index import MAX_NGRAM, NgramIndex
-from orchestrator.proposers.parameters import MethodConfig, whole
+from orchestrator.proposers.parameters import MethodConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class PredictedConfig(MethodConfig):
     """draft_len: tokens proposed. max_ngram: most tokens that must agree before the prediction is followed again."""
 
-    draft_len: int = whole(16, 1, MAX_NODES)
-    max_ngram: int = whole(6, 1, MAX_NGRAM)
+    draft_len: int = Field(16, ge=1, le=MAX_NODES)
+    max_ngram: int = Field(6, ge=1, le=MAX_NGRAM)
 
 
 class Predicted(Proposer):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
+from typing import Literal
+
+from pydantic import Field
 
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
@@ -13,13 +15,12 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import StepOptions
 from orchestrator.proposers.ngram_index import MAX_NGRAM, NgramIndex
-from orchestrator.proposers.parameters import MethodConfig, choice, flag, whole
+from orchestrator.proposers.parameters import MethodConfig
 
 # A token may have stood in a long text ten thousand times: so many places are looked at.
 MAX_PLACES = 256
 
 
-@dataclass(frozen=True, kw_only=True)
 class PromptLookupConfig(MethodConfig):
     """Which places count, and how much of what followed is proposed.
 
@@ -30,12 +31,12 @@ class PromptLookupConfig(MethodConfig):
     clip: end a continuation where the text ends, instead of going on into its own copy.
     """
 
-    max_ngram: int = whole(3, 1, MAX_NGRAM)
-    draft_len: int = whole(10, 1, MAX_NODES)
-    match: str = choice("recent", "frequent", "leftmost")
-    branches: int = whole(1, 1, 16)
-    length: str = choice("fixed", "grown")
-    clip: bool = flag(False)
+    max_ngram: int = Field(3, ge=1, le=MAX_NGRAM)
+    draft_len: int = Field(10, ge=1, le=MAX_NODES)
+    match: Literal["recent", "frequent", "leftmost"] = "recent"
+    branches: int = Field(1, ge=1, le=16)
+    length: Literal["fixed", "grown"] = "fixed"
+    clip: bool = False
 
 
 class PromptLookup(Proposer):

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from pydantic import Field
+
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
@@ -14,10 +16,9 @@ from orchestrator.core.tree import MAX_NODES, TreeBuilder
 from orchestrator.core.types import StepOptions
 from orchestrator.proposers.automaton import ROOT, Automaton, Match
 from orchestrator.proposers.memory import MAX_DEPTH, Recollection
-from orchestrator.proposers.parameters import MethodConfig, flag, real, whole
+from orchestrator.proposers.parameters import MethodConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class SuffixConfig(MethodConfig):
     """max_depth: longest suffix looked up. factor: draft nodes per token of the match.
 
@@ -25,11 +26,11 @@ class SuffixConfig(MethodConfig):
     tree: the likeliest paths, or the one chain of the most frequent followers.
     """
 
-    max_depth: int = whole(24, 1, MAX_DEPTH)
-    factor: float = real(4.0, 0.0, MAX_NODES)
-    min_prob: float = real(0.1, 0.0, 1.0)
-    draft_len: int = whole(32, 1, MAX_NODES)
-    tree: bool = flag(True)
+    max_depth: int = Field(24, ge=1, le=MAX_DEPTH)
+    factor: float = Field(4.0, ge=0.0, le=MAX_NODES)
+    min_prob: float = Field(0.1, ge=0.0, le=1.0)
+    draft_len: int = Field(32, ge=1, le=MAX_NODES)
+    tree: bool = True
 
 
 class Node(NamedTuple):

@@ -5,21 +5,22 @@ by side.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from pydantic import Field
 
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree, TreeBuilder
 from orchestrator.core.types import Acceptance, HiddenStates, StepOptions
-from orchestrator.proposers.parameters import MethodConfig, whole
+from orchestrator.proposers.parameters import MethodConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class UnionConfig(MethodConfig):
     """max_nodes: of all members together; a member's own max_nodes bounds its share of them."""
 
-    max_nodes: int = whole(24, 0, MAX_NODES)
+    max_nodes: int = Field(24, ge=0, le=MAX_NODES)
 
 
 class Union(Proposer):

@@ -49,7 +49,7 @@ def golden_text(name):
 
 
 def planned(values, **more):
-    return make_plan(EngineSpec(**{**values, **more}))
+    return make_plan(EngineSpec.model_construct(**{**values, **more}))
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -187,7 +187,7 @@ def test_fractions_are_of_what_is_free_when_the_engine_is_loaded():
 def test_largest_batch_fits_in_full_and_one_more_does_not(name):
     spec, most = plan_of(name).spec, plan_of(name).memory.largest_batch
     for batch, fits in ((most, True), (most + 1, False)):
-        plan = make_plan(replace(spec, max_batch_size=batch))
+        plan = make_plan(spec.model_copy(update={"max_batch_size": batch}))
         blocks = -(-plan.engines[0].limits.engine_seq_len // spec.tokens_per_block)  # of one sequence
         assert (plan.memory.tokens.target // spec.tokens_per_block // batch >= blocks) == fits
 

@@ -25,7 +25,7 @@ PROMPT = [1, 2, 3, 1]
 
 
 def jacobi(draft_len: int) -> Jacobi:
-    return Jacobi(JacobiConfig(draft_len=draft_len))
+    return Jacobi(JacobiConfig.model_construct(draft_len=draft_len))
 
 
 def answer(target: TableTarget, ids: list[int], sampling: Sampling) -> int:

@@ -64,17 +64,23 @@ def test_spec_paths_start_at_their_file_and_hub_ids_stay(write, tmp_path):
     ("text", "expected"),
     [
         ("max_batch = 3", "unknown key 'max_batch'; did you mean 'max_batch_size'?"),
-        ("max_batch_size = true", "max_batch_size must be a whole number, got True (key max_batch_size in "),
-        ('max_batch_size = "8"', "max_batch_size must be a whole number, got '8'"),
-        ("max_batch_size = 0", "max_batch_size must be in 1..65536, got 0"),
-        ("kv_fraction = 1.5", "kv_fraction must be in 0.05..0.98, got 1.5"),
-        ("kv_fraction = nan", "kv_fraction must be in 0.05..0.98, got nan"),
-        ("lookahead_window = 1", "lookahead_window must be in 2..64, got 1"),
+        (
+            "max_batch_size = true",
+            "max_batch_size must be a whole number in 1..65536, got True (key max_batch_size in ",
+        ),
+        ('max_batch_size = "8"', "max_batch_size must be a whole number in 1..65536, got '8'"),
+        ("max_batch_size = 0", "max_batch_size must be a whole number in 1..65536, got 0"),
+        ("kv_fraction = 1.5", "kv_fraction must be a number in 0.05..0.98, got 1.5"),
+        ("kv_fraction = nan", "kv_fraction must be a number in 0.05..0.98, got nan"),
+        ("lookahead_window = 1", "lookahead_window must be a whole number in 2..64, got 1"),
         ("max_input_len = 40", "unknown key 'max_input_len'; did you mean 'max_seq_len'?"),
         ("gpu = 3", "gpu must be a string, got 3"),
         ('gather_context_logits = "no"', "gather_context_logits must be true or false, got 'no'"),
-        ('quantisation = "fp9"', "unknown quantisation 'fp9'; did you mean 'fp8'?"),
-        ('kv_cache_dtype = "fp4"', "unknown kv_cache_dtype 'fp4'; did you mean 'fp8'?"),
+        (
+            'quantisation = "fp9"',
+            "quantisation must be one of none, bf16, fp16, fp8, int4_awq, nvfp4, int8_sq, got 'fp9'; did you mean 'fp8'?",
+        ),
+        ('kv_cache_dtype = "fp4"', "kv_cache_dtype must be one of auto, fp8, int8, got 'fp4'; did you mean 'fp8'?"),
         ('method = "medussa"', "unknown method 'medussa'; did you mean 'medusa'?"),
         ('method = "eagle3"', "method 'eagle3' has no compiled engine: only TensorRT-LLM's PyTorch backend runs it"),
         ("a = [", "is not TOML: "),
@@ -86,7 +92,7 @@ def test_spec_file_is_refused(write, text, expected):
 
 def test_spec_flag_is_refused_by_its_name():
     words = refusal(load_spec, None, {"max_batch_size": "many"})
-    assert words == "max_batch_size must be a whole number, got 'many' (flag --max-batch-size)"
+    assert words == "max_batch_size must be a whole number in 1..65536, got 'many' (flag --max-batch-size)"
     assert load_spec(None, {"gather_context_logits": "true"}).gather_context_logits is True
 
 
