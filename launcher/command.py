@@ -8,6 +8,7 @@ from pathlib import Path
 
 from launcher.ports import Ports
 from launcher.triton import Triton
+from orchestrator.deployment.config import PLACES_FOLDER
 
 #: What the stubs inherit unless the user's environment says otherwise.
 STUB_ENVIRONMENT = {
@@ -82,6 +83,6 @@ class Launch:
 _DOORS = ("http", "grpc", "metrics")
 
 
-def stub_environment(environ: Mapping[str, str], config_path: Path) -> dict[str, str]:
-    """Return what the server and its stubs see."""
-    return {**STUB_ENVIRONMENT, **environ, "SERVING_CONFIG": str(config_path)}
+def stub_environment(environ: Mapping[str, str], config_path: Path, places: Path) -> dict[str, str]:
+    """Return the environment of the server and its stubs; places: the folder of the places that they share."""
+    return {**STUB_ENVIRONMENT, **environ, "SERVING_CONFIG": str(config_path), PLACES_FOLDER: str(places)}

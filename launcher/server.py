@@ -202,7 +202,7 @@ class Server:
             log_level=self._log_level,
             uses_gpu=device != "cpu",
         )
-        environ = triton.environment(stub_environment(self._environ, self.config_path))
+        environ = triton.environment(stub_environment(self._environ, self.config_path, work.path / "places"))
         return process.spawn(launch.command(triton), environ, self.log_path)
 
     def _wait_until_ready(self, server: subprocess.Popen[bytes]) -> None:

@@ -1,12 +1,13 @@
-"""Calls that may hang, on daemon threads: none keeps a process from its end, and each is answered once."""
+"""A pool of threads that can be left behind: a call that hangs holds up neither its caller nor the process."""
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -14,140 +15,183 @@ from orchestrator.core.errors import Unavailable
 
 Result = TypeVar("Result")
 
+#: How often a caller looks whether its call is lost.
+POLL_S = 0.25
 
-class Workers(Generic[Result]):
-    """Runs calls on threads of its own, started as they are needed, `most` at the most; what is more waits its turn.
 
-    The threads are daemons: ThreadPoolExecutor's are joined when the process exits, so that a hung call would keep it
-    from exiting.
-    Invariant: every future is settled exactly once, by its call or by `close`; at once when it is closed already.
+class CallState(Enum):
+    """Where a call is. A call only moves down this list."""
+
+    WAITING = "waiting for a thread"
+    RUNNING = "running on a thread"
+    ABANDONED = "running on a thread, but its result will be dropped"
+    DONE = "returned, raised, or never to be made"
+
+
+class Busy(Exception):
+    """A call was not made: no thread was free in time, or too many abandoned calls still run."""
+
+
+class Late(Exception):
+    """A call was abandoned: it took too long, or it can never return. It may still be running."""
+
+
+class Call(Generic[Result]):
+    """One call of a pool.
+
+    future: the call's result or error, or the error with which the call was abandoned; it is settled exactly once.
+    is_lost: returns True once the call can never return, because the process that should answer it has died.
     """
 
-    def __init__(self, name: str, most: int) -> None:
-        self._name, self._most = name, most
-        self._calls: queue.SimpleQueue[tuple[Future[Result], Callable[[], Result]] | None] = queue.SimpleQueue()
-        self._waiting: set[Future[Result]] = set()
-        self._running: set[Future[Result]] = set()
-        self._num_threads = 0
+    def __init__(self, function: Callable[[], Result], is_lost: Callable[[], bool]) -> None:
+        self.state = CallState.WAITING
+        self.since_s = time.monotonic()
+        self.future: Future[Result] = Future()
+        self.is_lost = is_lost
+        self.function: Callable[[], Result] | None = function
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since a thread took the call; while none has, since the call was given to the pool."""
+        return time.monotonic() - self.since_s
+
+
+class WorkerPool(Generic[Result]):
+    """Runs calls on daemon threads, at most `max_running` at once; an abandoned call does not count among these.
+
+    Threads are started as they are needed. The thread of an abandoned call ends with that call, because another thread
+    has taken its place. While `max_abandoned` abandoned calls still run, no further call is made.
+
+    The threads are daemons because the threads of ThreadPoolExecutor are joined when the process exits: a call that
+    hangs would keep the process from exiting.
+    """
+
+    def __init__(self, name: str, max_running: int | None = None, max_abandoned: int | None = None) -> None:
+        """None: no limit."""
+        self._name, self._max_running, self._max_abandoned = name, max_running, max_abandoned
+        self._queue: queue.SimpleQueue[Call[Result] | None] = queue.SimpleQueue()
+        self._calls: dict[CallState, set[Call[Result]]] = {state: set() for state in CallState}
+        self._num_threads = 0  # without those of abandoned calls
         self._refusal = ""
         self._lock = threading.Lock()
 
-    def start(self, function: Callable[[], Result]) -> Future[Result]:
-        """Let a thread make the call, as soon as one is free."""
-        future: Future[Result] = Future()
+    @property
+    def num_abandoned(self) -> int:
+        """Abandoned calls that still run."""
+        return len(self._calls[CallState.ABANDONED])
+
+    @property
+    def is_refusing(self) -> bool:
+        """True while no call is made, because the pool is closed or too many abandoned calls still run."""
+        return bool(self._refusal) or (self._max_abandoned is not None and self.num_abandoned >= self._max_abandoned)
+
+    def start(self, function: Callable[[], Result], is_lost: Callable[[], bool] = lambda: False) -> Call[Result]:
+        """Make a call as soon as a thread is free; fail it with Busy or Unavailable if the pool makes no more calls."""
+        call = Call(function, is_lost)
         with self._lock:
-            if not self._refusal:
-                self._waiting.add(future)
-                self._calls.put((future, function))
-                self._grow()
-                return future
-        future.set_exception(Unavailable(self._refusal))
-        return future
+            if not self.is_refusing:
+                self._calls[CallState.WAITING].add(call)
+                self._queue.put(call)
+                self._start_threads()
+                return call
+            call.state = CallState.DONE
+        call.future.set_exception(Unavailable(self._refusal) if self._refusal else Busy())
+        return call
 
-    def drop(self, future: Future[Result]) -> bool:
-        """Take a call back; False when it has begun. A call that was taken back is never made, nor settled."""
-        with self._lock:
-            dropped = future in self._waiting
-            self._waiting.discard(future)
-        return dropped
+    def run(
+        self, function: Callable[[], Result], limit_s: float, is_lost: Callable[[], bool] = lambda: False
+    ) -> Result:
+        """Make a call, wait for it and return its result.
 
-    def close(self, why: str, wait_s: float = 0.0) -> None:
-        """Begin no further call, and wait so long for those that run; raise Unavailable(why) to who waits for the rest.
+        limit_s: how long to wait for a thread, and then for the result.
 
-        A call that goes on all the same is left behind, and what comes of it dropped.
+        Raises:
+            Busy: the call was not made.
+            Late: the call was abandoned.
+            Exception: whatever the call raised.
+        """
+        call = self.start(function, is_lost)
+        while True:
+            try:
+                call.future.exception(max(min(limit_s - call.age_s, POLL_S), 0.0))
+            except TimeoutError:
+                if call.age_s >= limit_s or call.is_lost():
+                    self.abandon(call, Busy() if call.state is CallState.WAITING else Late())
+            else:
+                return call.future.result()
+
+    def abandon(self, call: Call[Result], error: Exception) -> bool:
+        """Fail a call with `error` instead of waiting for it; return False if it has ended or was abandoned before.
+
+        A call that still waits for a thread is never made.
         """
         with self._lock:
-            self._refusal = why
-            waiting, self._waiting = self._waiting, set()
-            running = set(self._running)
-            for _ in range(self._num_threads):
-                self._calls.put(None)
-        _refuse(waiting, why)
-        wait(running, wait_s)
-        with self._lock:
-            left, self._running = self._running, set()
-        _refuse(left, why)
+            if call.state is CallState.WAITING:
+                self._move(call, CallState.DONE)
+            elif call.state is CallState.RUNNING:
+                self._move(call, CallState.ABANDONED)
+                self._num_threads -= 1
+                self._start_threads()
+            else:
+                return False
+        call.future.set_exception(error)
+        return True
 
-    def _grow(self) -> None:
-        """Start a thread when there is none for one of the calls."""
-        if self._num_threads < min(len(self._waiting) + len(self._running), self._most):
+    def forget(self, call: Call[Result]) -> None:
+        """Stop counting an abandoned call that can never return."""
+        with self._lock:
+            if call.state is CallState.ABANDONED:
+                self._move(call, CallState.DONE)
+
+    def close(self, why: str, wait_s: float = 0.0) -> None:
+        """Make no further call, wait `wait_s` for the running ones, and fail the others with Unavailable(why)."""
+        with self._lock:
+            self._refusal = why
+            waiting, running = (list(self._calls[state]) for state in (CallState.WAITING, CallState.RUNNING))
+            for _ in range(self._num_threads):
+                self._queue.put(None)
+        for call in waiting:
+            self.abandon(call, Unavailable(why))
+        wait([call.future for call in running], wait_s)
+        for call in running:
+            self.abandon(call, Unavailable(why))
+
+    def _move(self, call: Call[Result], state: CallState) -> None:
+        """Change a call's state; the caller holds the lock."""
+        self._calls[call.state].discard(call)
+        call.state = state
+        if state is not CallState.DONE:
+            self._calls[state].add(call)
+
+    def _start_threads(self) -> None:
+        """Start a thread if there are more calls than threads; the caller holds the lock."""
+        num_calls = len(self._calls[CallState.WAITING]) + len(self._calls[CallState.RUNNING])
+        if self._num_threads < num_calls and (self._max_running is None or self._num_threads < self._max_running):
             self._num_threads += 1
             threading.Thread(target=self._work, name=self._name, daemon=True).start()
 
     def _work(self) -> None:
-        while call := self._calls.get():
-            self._make(*call)
+        """Make calls until the pool is closed or a call of this thread is abandoned."""
+        while call := self._queue.get():
+            if not self._make(call):
+                return
             del call  # and with it what the call holds
 
-    def _make(self, future: Future[Result], function: Callable[[], Result]) -> None:
+    def _make(self, call: Call[Result]) -> bool:
+        """Make a call unless it was abandoned while it waited; return False if it was abandoned while it ran."""
         with self._lock:
-            if future not in self._waiting:
-                return
-            self._waiting.remove(future)
-            self._running.add(future)
+            function, call.function = call.function, None
+            if call.state is not CallState.WAITING or function is None:
+                return True
+            call.since_s = time.monotonic()
+            self._move(call, CallState.RUNNING)
         try:
-            settle = partial(future.set_result, function())
+            settle = partial(call.future.set_result, function())
         except BaseException as error:
-            settle = partial(future.set_exception, error)
+            settle = partial(call.future.set_exception, error)
         with self._lock:
-            is_awaited = future in self._running
-            self._running.discard(future)
+            is_awaited = call in self._calls[CallState.RUNNING]
+            self._move(call, CallState.DONE)
         if is_awaited:
             settle()
-
-
-def _refuse(futures: set[Future[Result]], why: str) -> None:
-    for future in futures:
-        future.set_exception(Unavailable(why))
-
-
-class Busy(Exception):
-    """A call was not made: no worker is free."""
-
-
-class Late(Exception):
-    """A call was made, and goes on."""
-
-
-@dataclass
-class Limited(Generic[Result]):
-    """Makes calls that cannot be stopped, `most` at once, and waits for each at most limit_s from its beginning.
-
-    A late call goes on, and its result is dropped. While `max_late` of them do, no further call is made; the others
-    always find `most` threads.
-    """
-
-    name: str
-    most: int
-    max_late: int
-    limit_s: float
-    _num_late: int = 0
-
-    def __post_init__(self) -> None:
-        self._workers: Workers[Result] = Workers(self.name, self.most + self.max_late)
-        self._lock = threading.Lock()
-
-    def call(self, function: Callable[[], Result]) -> Result:
-        """Return what the call returns, or raise what it raises; Late after limit_s, Busy when it cannot begin."""
-        if self._num_late >= self.max_late:
-            raise Busy
-        begun = threading.Event()
-        future = self._workers.start(lambda: _announced(begun, function))
-        if not begun.wait(self.limit_s) and self._workers.drop(future):
-            raise Busy
-        try:
-            future.exception(self.limit_s)
-        except TimeoutError:
-            self._note(1)
-            future.add_done_callback(lambda _: self._note(-1))
-            raise Late from None
-        return future.result()
-
-    def _note(self, change: int) -> None:
-        with self._lock:
-            self._num_late += change
-
-
-def _announced(begun: threading.Event, function: Callable[[], Result]) -> Result:
-    begun.set()
-    return function()
+        return is_awaited

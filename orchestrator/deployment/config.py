@@ -18,6 +18,8 @@ from orchestrator.core.errors import ConfigError
 from orchestrator.core.tree import MAX_NODES
 
 PREFIX = "SERVING_"
+#: The environment variable with the folder in which the public models share `max_running` (docs/operations.md, Places).
+PLACES_FOLDER = "SPECSERVE_PLACES"
 #: The keys that name a model: a folder, a hub id (`owner/name`), or empty = not loaded.
 CHECKPOINTS = ("target", "draft", "medusa", "eagle", "eagle3", "redrafter")
 #: The drafter (key and Triton model) that a drafting method asks; the other methods draft in process.

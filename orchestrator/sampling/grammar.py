@@ -19,7 +19,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from orchestrator.core.errors import ConfigError, RequestError, Unavailable, unknown_name
 from orchestrator.core.sampling_params import Grammar
-from orchestrator.core.worker_pool import Busy, Late, Limited
+from orchestrator.core.worker_pool import Busy, Late, WorkerPool
 from orchestrator.sampling.grammar_matcher import GUIDE, Matcher, Vocabulary, panics_refused, wrap_error
 
 KINDS = ("json", "json_schema", "regex")
@@ -53,7 +53,7 @@ class Grammars:
         self._lock = threading.Lock()
         self._vocabulary: Vocabulary | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
-        self._compiling: Limited[LLMatcher] = Limited("grammar", NUM_COMPILING, NUM_LATE, LIMIT_S)
+        self._compiling: WorkerPool[LLMatcher] = WorkerPool("grammar", NUM_COMPILING, NUM_LATE)
 
     def check(self, grammar: Grammar) -> None:
         """Raise RequestError when the grammar is broken, too complex, or nothing can match it.
@@ -86,7 +86,7 @@ class Grammars:
     def _compile(self, grammar: Grammar) -> LLMatcher:
         """Compile anew, remember the result, and return a copy."""
         try:
-            pristine = self._compiling.call(partial(_compiled, self._read().tokenizer, grammar))
+            pristine = self._compiling.run(partial(_compiled, self._read().tokenizer, grammar), LIMIT_S)
         except Late:
             raise RequestError(f"the guide takes longer than {LIMIT_S:g} s to compile ({GUIDE})") from None
         except Busy:

@@ -1,4 +1,4 @@
-"""Who may run: max_running sequences in all, each request on a thread of its own; max_waiting requests may wait."""
+"""Which requests run and which wait: `max_running` sequences run, each request on its own thread; `max_waiting` wait."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
-POLL_S = 0.05
+from orchestrator.triton.places import POLL_S, Places, SharedPlaces
 
 log = logging.getLogger(__name__)
 
 
 class RequestHandler(Protocol):
-    """A request that waits or runs. num_places: how many of max_running it takes."""
+    """A request that waits or runs.
+
+    deadline_s: when it is due, by time.monotonic(). num_places: how many of the `max_running` places it takes.
+    """
 
     deadline_s: float
     num_places: int
@@ -32,96 +35,100 @@ class RequestHandler(Protocol):
         """Answer a request that was never started; reason: cancelled, deadline or shutdown."""
 
 
-@dataclass
 class Admission:
-    """Starts tickets in the order of their arrival.
+    """Starts requests in the order of their arrival.
 
-    Invariant: places taken ≤ max_running, waiting ≤ max_waiting; every ticket is run or given up, exactly once,
-    by its deadline (plus the poll) if it only ever waits. None may ask for more places than there are.
+    folder: shares the places with the other processes of the deployment that are given the same folder.
+    Invariant: places taken ≤ max_running and waiting ≤ max_waiting; every request is run or given up exactly once, by
+    its deadline (plus the poll) if it only ever waits. No request may need more places than there are.
     """
 
-    max_running: int
-    max_waiting: int
-    num_running: int = 0
-    _waiting: deque[RequestHandler] = field(default_factory=deque)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _closed: threading.Event = field(default_factory=threading.Event)
-
-    def __post_init__(self) -> None:
-        self._reaper = threading.Thread(target=self._reap, name="admission", daemon=True)
-        self._reaper.start()
+    def __init__(self, max_running: int, max_waiting: int, folder: Path | None = None) -> None:
+        self.max_running, self.num_running = max_running, 0
+        self._max_waiting = max_waiting
+        self._places = SharedPlaces(folder, max_running) if folder else Places(max_running)
+        self._waiting: deque[RequestHandler] = deque()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        threading.Thread(target=self._poll, name="admission", daemon=True).start()
 
     @property
     def num_waiting(self) -> int:
-        """Tickets in the queue."""
+        """Requests in the queue."""
         return len(self._waiting)
 
-    def admit(self, ticket: RequestHandler) -> bool:
-        """Run the ticket now or later; False when the queue is full."""
+    def admit(self, request: RequestHandler) -> bool:
+        """Run the request now or later; False when the queue is full."""
         with self._lock:
             if self._closed.is_set():
                 return False
-            self._waiting.append(ticket)
+            self._waiting.append(request)
             started = self._start()
-            if len(self._waiting) > self.max_waiting:
-                self._waiting.pop()  # the ticket: whoever waited before it still does
+            if len(self._waiting) > self._max_waiting:
+                self._waiting.pop()  # the new request; those that waited before it still do
+                if not self._waiting:
+                    self._places.stop_waiting()
                 return False
         self._run(started)
         return True
 
     def close(self, timeout_s: float) -> bool:
-        """Give up the waiting tickets, wait for the running ones; True when all have ended in time."""
+        """Give up the waiting requests, wait for the running ones; True when all have ended in time."""
         self._closed.set()
-        self._give_up(lambda ticket: "shutdown")
+        self._give_up(lambda request: "shutdown")
         limit_s = time.monotonic() + timeout_s
         while self.num_running and time.monotonic() < limit_s:
             time.sleep(POLL_S)
         return not self.num_running
 
     def _start(self) -> list[RequestHandler]:
-        """Take the next tickets out of the queue, as many as there are places for, in their order."""
+        """Take the next requests out of the queue, in their order, as many as there are places for."""
         started = []
-        while self._waiting and self.num_running + self._waiting[0].num_places <= self.max_running:
+        while self._waiting and self._places.take(self._waiting[0].num_places):
             started.append(self._waiting.popleft())
             self.num_running += started[-1].num_places
+        if not self._waiting:
+            self._places.stop_waiting()
         return started
 
-    def _run(self, tickets: list[RequestHandler]) -> None:
-        for ticket in tickets:
-            threading.Thread(target=self._work, args=(ticket,), name="request", daemon=True).start()
+    def _run(self, requests: list[RequestHandler]) -> None:
+        for request in requests:
+            threading.Thread(target=self._work, args=(request,), name="request", daemon=True).start()
 
-    def _work(self, ticket: RequestHandler) -> None:
-        """Run a ticket; then the thread goes on with the first of those whose turn has come."""
-        following: RequestHandler | None = ticket
+    def _work(self, request: RequestHandler) -> None:
+        """Run a request; then the thread goes on with the first of those whose turn has come."""
+        following: RequestHandler | None = request
         while following:
             _survive(following.run)
             started = self._ended(following)
             following = started[0] if started else None
             self._run(started[1:])
 
-    def _ended(self, ticket: RequestHandler) -> list[RequestHandler]:
+    def _ended(self, request: RequestHandler) -> list[RequestHandler]:
         with self._lock:
-            self.num_running -= ticket.num_places
+            self.num_running -= request.num_places
+            self._places.give_back(request.num_places)
             return self._start()
 
-    def _reap(self) -> None:
+    def _poll(self) -> None:
+        """Give up requests that need not wait any longer, and start those for which others have made room."""
         while not self._closed.wait(POLL_S):
             if self._waiting:
-                self._give_up(_why_not)
+                self._give_up(_reason_to_give_up)
 
-    def _give_up(self, why: Callable[[RequestHandler], str]) -> None:
+    def _give_up(self, reason_of: Callable[[RequestHandler], str]) -> None:
         with self._lock:
-            tickets = [(ticket, why(ticket)) for ticket in self._waiting]
-            self._waiting = deque(ticket for ticket, reason in tickets if not reason)
-            started = self._start()  # whoever stood behind one that wanted more places
+            reasons = [(request, reason_of(request)) for request in self._waiting]
+            self._waiting = deque(request for request, reason in reasons if not reason)
+            started = self._start()  # those that stood behind one that needed more places
         self._run(started)
-        for ticket, reason in tickets:
+        for request, reason in reasons:
             if reason:
-                _survive(partial(ticket.give_up, reason))
+                _survive(partial(request.give_up, reason))
 
 
 def _survive(call: Callable[[], bool | None]) -> bool:
-    """Return what a ticket says, False when it fails: no ticket may take a place, or the reaper, with it."""
+    """Return what a request answers, False when it fails: no request may take a place, or the poll, with it."""
     try:
         return bool(call())
     except Exception:
@@ -129,8 +136,8 @@ def _survive(call: Callable[[], bool | None]) -> bool:
         return False
 
 
-def _why_not(ticket: RequestHandler) -> str:
-    """Return why a waiting ticket need not wait any longer, or ""."""
-    if _survive(ticket.is_cancelled):
+def _reason_to_give_up(request: RequestHandler) -> str:
+    """Return why a waiting request need not wait any longer, or an empty string."""
+    if _survive(request.is_cancelled):
         return "cancelled"
-    return "deadline" if time.monotonic() >= ticket.deadline_s else ""
+    return "deadline" if time.monotonic() >= request.deadline_s else ""

@@ -1,17 +1,24 @@
-"""A bounded, breakable line to something that may hang: waited for only so long, left alone while it stays away."""
+"""A circuit breaker for the calls of one drafter: it waits briefly, and leaves alone a drafter that does not answer.
+
+It decides which calls are made; the threads are those of a WorkerPool.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from orchestrator.core.worker_pool import Workers
+from orchestrator.core.worker_pool import Call, CallState, Late, WorkerPool
 
 Result = TypeVar("Result")
+
+#: After this time a late call no longer keeps the breaker open: the drafter is tried again.
+HUNG_S = 30.0
+#: While this many late calls still run, the drafter is not tried again, unless its process has died.
+MAX_ABANDONED = 16
 
 
 @dataclass
@@ -46,69 +53,78 @@ class Backoff:
 
 @dataclass
 class Breaker(Generic[Result]):
-    """Runs calls on its own workers and waits for each at most timeout_s.
+    """Makes calls and waits at most `timeout_s` for each; a late call is abandoned.
 
-    A call that cannot be cancelled goes on after its time-out, and its result is dropped. While
-    `max_late` calls are late, or for `cool_down_s` after a failure, no further call is made: the
-    breaker is open.
+    The breaker is open, and no call is made, for `cool_down_s` after a failure and while `max_late` late calls still
+    run. A late call stops counting after HUNG_S, and as soon as the process that should answer it has died.
     """
 
     name: str
-    max_workers: int
+    max_running: int
     timeout_s: float
     max_late: int = 2
     cool_down_s: float = 1.0
     counts: DraftCounts = field(default_factory=DraftCounts)
-    _late: int = 0
+    _calls: list[Call[Result]] = field(default_factory=list)
     _closed_again_s: float = 0.0
-    _is_shut: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._workers: Workers[Result] = Workers(f"drafter-{self.name}", self.max_workers + self.max_late)
+        self._pool: WorkerPool[Result] = WorkerPool(f"drafter-{self.name}", self.max_running, MAX_ABANDONED)
 
     @property
     def is_open(self) -> bool:
-        """True while calls are not made."""
-        return self._is_shut or self._late >= self.max_late or time.monotonic() < self._closed_again_s
-
-    def start(self, function: Callable[[], Result]) -> Future[Result] | None:
-        """Begin a call on a worker, or return None while the breaker is open."""
+        """True while no call is made."""
         with self._lock:
-            if self.is_open:
+            return self._is_open()
+
+    def start(self, function: Callable[[], Result], is_lost: Callable[[], bool] = lambda: False) -> Call[Result] | None:
+        """Begin a call, or return None while the breaker is open; is_lost: as in WorkerPool."""
+        with self._lock:
+            if self._is_open():
                 self.counts.num_skipped += 1
                 return None
             self.counts.num_calls += 1
-        return self._workers.start(function)
+            call = self._pool.start(function, is_lost)
+            self._calls.append(call)
+            return call
 
-    def wait(self, future: Future[Result]) -> Result | None:
-        """Return the result of a call, or None when it fails or is late."""
+    def wait(self, call: Call[Result]) -> Result | None:
+        """Return the result of a call, or None if it fails or is late: a drafter's failure is never the request's."""
         try:
-            error = future.exception(self.timeout_s)
+            error = call.future.exception(self.timeout_s)
         except TimeoutError:
-            self._note_late(future)
-            return None
-        if error is None:
-            return future.result()
-        self._note_failure()  # a drafter's failure is never the request's
-        return None
+            error = Late()
+        with self._lock:
+            if isinstance(error, Late):
+                self._abandon(call)
+            elif error:
+                self.counts.num_failed += 1
+                self._cool_down()
+        return None if error else call.future.result()
 
     def close(self) -> None:
-        """Make no further call; a hung one is left behind."""
-        self._is_shut = True
-        self._workers.close(f"no more calls of the drafter {self.name}")
+        """Make no further call, and abandon those that run."""
+        self._pool.close(f"no more calls of the drafter {self.name}")
 
-    def _note_late(self, future: Future[Result]) -> None:
-        with self._lock:
-            self._late += 1
+    def _is_open(self) -> bool:
+        self._abandon_late_calls()
+        num_late = sum(call.state is CallState.ABANDONED and call.age_s < HUNG_S for call in self._calls)
+        return num_late >= self.max_late or self._pool.is_refusing or time.monotonic() < self._closed_again_s
+
+    def _abandon_late_calls(self) -> None:
+        """Abandon the late calls that nobody waits for, and forget those whose process has died."""
+        for call in self._calls:
+            if call.age_s > 2 * self.timeout_s:
+                self._abandon(call)
+            if call.state is CallState.ABANDONED and call.is_lost():
+                self._pool.forget(call)
+                self._cool_down()
+        self._calls = [call for call in self._calls if call.state is not CallState.DONE]
+
+    def _abandon(self, call: Call[Result]) -> None:
+        if self._pool.abandon(call, Late()):
             self.counts.num_late += 1
-        future.add_done_callback(self._note_return)
 
-    def _note_return(self, _: Future[Result]) -> None:
-        with self._lock:
-            self._late -= 1
-
-    def _note_failure(self) -> None:
-        with self._lock:
-            self.counts.num_failed += 1
-            self._closed_again_s = time.monotonic() + self.cool_down_s
+    def _cool_down(self) -> None:
+        self._closed_again_s = time.monotonic() + self.cool_down_s

@@ -1,4 +1,4 @@
-"""Calls a Triton model that answers with any number of responses, as NVIDIA's backend does when it is decoupled."""
+"""Clients of the other Triton models: of the target, of a drafter, and of NVIDIA's backend."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 from orchestrator.core.context import Context
@@ -16,6 +16,7 @@ from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import NO_HEAD_INPUT, Acceptance, Distribution, DraftResponse, HeadInput, StepOptions
+from orchestrator.core.worker_pool import Call, CallState
 from orchestrator.proposers.drafters import NO_ANSWER
 from orchestrator.triton import pb
 from orchestrator.triton.breaker import Backoff, Breaker
@@ -31,12 +32,15 @@ POOL_RETRY_S = 0.05
 # The launcher restarts a dead engine in a few seconds, most of them the model's own loading time.
 LOST_RETRY_S = 0.25
 LOST_LIMIT_S = 30.0
-# An engine answers by its deadline, or one pass after it; what is later than this is never.
+# An engine answers by its deadline, or one pass later; an answer that is later than this will never come.
 GRACE_S = 10.0
 STEP_OUTPUTS = ("path", "next_token", "forward_us", "num_in_pass", "num_cached_tokens")
-BURST_OUTPUTS = ("drafted_by", "extra_ids", "pass_lengths", "num_drafted")
+ENGINE_SPECULATION_OUTPUTS = ("drafted_by", "extra_ids", "pass_lengths", "num_drafted")
 DRAFT_OUTPUTS = ("node_ids", "node_parents", "cached_len")
-DRAWN_OUTPUTS = ("q_counts", "q_ids", "q_probs")
+Q_OUTPUTS = ("q_counts", "q_ids", "q_probs")
+#: How long a request does without a drafter that was late, in time-outs of the drafter.
+PAUSE_OF_TIMEOUT = 4.0
+LONGEST_PAUSE_S = 30.0
 
 
 def new_sequence_id() -> int:
@@ -45,7 +49,7 @@ def new_sequence_id() -> int:
 
 
 class BlsTargetClient:
-    """One request's line to the Triton model `target`; implements `orchestrator.core.types.Target`.
+    """Calls the Triton model `target` for one request; implements `orchestrator.core.types.Target`.
 
     deadline_s: when the request is due, by time.monotonic().
     """
@@ -64,11 +68,11 @@ class BlsTargetClient:
         options: StepOptions,
         q: tuple[Distribution, ...] = (),
     ) -> Acceptance:
-        """Run one step; raises what the target answers when neither resending nor waiting helps.
+        """Run one step; raises the target's error when neither resending nor waiting helps.
 
-        A target that lost the sequence is sent the whole context, once. A full pool refuses a new
-        request; one that is under way waits for blocks until its deadline. A target whose process
-        died is waited for, and then sent the whole context: the text goes on where it was.
+        If the target lost the sequence, the whole context is sent, once. If its KV pool is full, a new request fails,
+        and a running one waits for blocks until its deadline. If its process died, the client waits for the new
+        process and sends the whole context, so that the text goes on where it was.
         """
         lost_s = 0.0
         while True:
@@ -92,8 +96,12 @@ class BlsTargetClient:
 
     def release(self) -> None:
         """Let the target forget the sequence; a hint that may fail."""
-        if self._num_sent:
-            try_release(TARGET, self._sequence_id)
+        if not self._num_sent:
+            return
+        try:
+            pb.call(TARGET, pack_release(self._sequence_id), [], GRACE_S)
+        except ServingError as error:
+            log.debug("the target will find out by itself that sequence %d has ended: %s", self._sequence_id, error)
 
     def _call(
         self, context: Context, tree: TokenTree, sampling: Sampling, options: StepOptions, q: tuple[Distribution, ...]
@@ -118,30 +126,18 @@ def _step_outputs(options: StepOptions) -> list[str]:
     if options.features_from is not None:
         outputs += ["features", "features_start"]
     if options.engine_speculation:
-        outputs += BURST_OUTPUTS
+        outputs += ENGINE_SPECULATION_OUTPUTS
     return outputs
 
 
-def try_release(model: str, sequence_id: int) -> None:
-    """Tell an engine that a sequence has ended; it finds out by itself if this fails."""
-    try:
-        pb.call(model, pack_release(sequence_id), [], GRACE_S)
-    except ServingError:
-        return
-
-
-#: How long a request does without a drafter that was late, in time-outs.
-PAUSE_OF_TIMEOUT = 4.0
-LONGEST_PAUSE_S = 30.0
-
-#: What a drafter answers, or why it does not for this request; that is no fault of the drafter's.
+#: A drafter's answer, or the reason why it does not draft for this request, which is not the drafter's failure.
 DraftAnswer = DraftResponse | UnknownSequence | RequestError | Unavailable
 
 
 class BlsDrafterClient:
-    """One request's line to a drafter; implements `orchestrator.proposers.drafters.DrafterClient`.
+    """Calls a drafter for one request; implements `orchestrator.proposers.drafters.DrafterClient`.
 
-    gave_up: the drafter cannot serve this request, nor its longer contexts.
+    gave_up: True once the drafter cannot serve this request, nor its longer contexts.
     """
 
     def __init__(self, model: str, breaker: Breaker[DraftAnswer], vocab_size: int, cache_salt: str) -> None:
@@ -149,11 +145,11 @@ class BlsDrafterClient:
         self._breaker = breaker
         self._vocab_size = vocab_size
         self._cache_salt = cache_salt
-        # What is late is of no use to this step, and the next one would find the drafter at it.
+        # A late draft is of no use to this step, and the drafter would still be busy with it at the next one.
         self._deadline_ms = max(int(breaker.timeout_s * 1000), 1)
         self._sequence_id = new_sequence_id()
         self._num_sent = 0
-        self._last: Future[DraftAnswer] | None = None
+        self._last: Call[DraftAnswer] | None = None
         # A drafter that is late or full at every step would cost a text many times what it saves.
         first_s = PAUSE_OF_TIMEOUT * breaker.timeout_s
         self._pause = Backoff(first_s, max(first_s, LONGEST_PAUSE_S))
@@ -162,7 +158,7 @@ class BlsDrafterClient:
     def propose(
         self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT
     ) -> DraftResponse:
-        """Ask for a tree; the drafter's silence, failure or nonsense comes back as NO_ANSWER."""
+        """Return the drafter's tree, or NO_ANSWER if it is silent, fails or answers nonsense."""
         answer = self._try(context, sampling, budget, head)
         if isinstance(answer, UnknownSequence) and self._num_sent:
             self._num_sent = 0
@@ -176,18 +172,19 @@ class BlsDrafterClient:
         return answer
 
     def close(self) -> None:
-        """End the drafter's sequence."""
+        """End the drafter's sequence; nobody waits for the answer."""
         if self._num_sent:
-            self._breaker.start(lambda: self._release())
+            self._breaker.start(self._release, pb.lost_check(self._model))
 
     def _try(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput) -> DraftAnswer | None:
-        """Make one call; None when it failed, is late, or none is made: the drafter had better be left alone."""
-        if self.gave_up or self._pause.is_on or (self._last is not None and not self._last.done()):
+        """Make one call; return None if it fails or is late, or if the drafter had better be left alone."""
+        is_busy = self._last is not None and self._last.state is not CallState.DONE
+        if self.gave_up or self._pause.is_on or is_busy:
             return None
         # The call may outlive this step, so it takes a snapshot of the context.
         delta = delta_of(context, self._num_sent, self._sequence_id, self._cache_salt)
         request = DraftRequest(delta, sampling, budget.max_nodes, budget.max_depth, head, self._deadline_ms)
-        self._last = self._breaker.start(lambda: self._ask(request))
+        self._last = self._breaker.start(partial(self._call, request), pb.lost_check(self._model))
         if self._last is None:
             return None
         answer = self._breaker.wait(self._last)
@@ -197,17 +194,17 @@ class BlsDrafterClient:
             self._pause.note(succeeded=True)
         return answer
 
-    def _ask(self, request: DraftRequest) -> DraftAnswer:
+    def _call(self, request: DraftRequest) -> DraftAnswer:
+        outputs = (*DRAFT_OUTPUTS, *Q_OUTPUTS) if request.sampling.rule.uses_q else DRAFT_OUTPUTS
         try:
-            outputs = (*DRAFT_OUTPUTS, *DRAWN_OUTPUTS) if request.sampling.rule.uses_q else DRAFT_OUTPUTS
-            tensors = pb.call(self._model, pack_draft_request(request), outputs)
+            tensors = pb.execute(self._model, pack_draft_request(request), outputs)
         except (UnknownSequence, RequestError, Unavailable) as error:
             return error
         return unpack_draft_response(tensors, self._vocab_size, request.max_nodes)
 
     def _release(self) -> DraftAnswer:
-        try_release(self._model, self._sequence_id)
-        return DraftResponse(TokenTree.bare())
+        pb.execute(self._model, pack_release(self._sequence_id), [])
+        return NO_ANSWER
 
 
 _DECOUPLED = re.compile(r"^[^#]*\bdecoupled\s*:\s*true\b", re.IGNORECASE | re.MULTILINE)
@@ -226,9 +223,9 @@ class BackendCall:
 
 
 def caller_beside(folder: str) -> Callable[[str], BackendCall]:
-    """Return what makes a call of a model from its name; `folder` is our own model's, in the same repository.
+    """Return a function from a model's name to its call; `folder`: our own model's, in the same repository.
 
-    A decoupled model is called in another way, and only its configuration says which it is.
+    A decoupled model is called in another way, and only its configuration says whether it is decoupled.
     """
 
     def caller(model: str) -> BackendCall:

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from orchestrator.core.errors import EngineError, ServingError
 from orchestrator.core.types import EngineStatus
-from orchestrator.core.worker_pool import Workers
+from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.triton import pb
 from orchestrator.wire.context import released_sequence
 from orchestrator.wire.tensors import Tensors, error_text, scalar
@@ -128,7 +128,7 @@ class EngineHost(Generic[Request]):
         self._engine = engine
         self._unpack = unpack
         self._pack = pack
-        self._slow: Workers[None] = Workers("preparation", NUM_SLOW)
+        self._preparations: WorkerPool[None] = WorkerPool("preparation", NUM_SLOW)
         engine.watch(EngineGauges(model).update)
         engine.on_broken(_end_process)
 
@@ -140,7 +140,7 @@ class EngineHost(Generic[Request]):
 
     def finalize(self) -> None:
         """Stop the engine thread, within a limit; what is still being prepared is refused."""
-        self._slow.close("the engine is shutting down", SLOW_LIMIT_S)
+        self._preparations.close("the engine is shutting down", SLOW_LIMIT_S)
         self._engine.close()
 
     def _accept(self, tensors: Tensors, sender: Any) -> None:
@@ -155,7 +155,9 @@ class EngineHost(Generic[Request]):
             return
         deadline_s = time.monotonic() + scalar(tensors, "deadline_ms", DEFAULT_DEADLINE_MS) / 1000
         if work := self._engine.preparation(request):
-            self._slow.start(work).add_done_callback(partial(self._prepared, request, deadline_s, sender))
+            self._preparations.start(work).future.add_done_callback(
+                partial(self._prepared, request, deadline_s, sender)
+            )
         else:
             self._submit(request, deadline_s, sender)
 

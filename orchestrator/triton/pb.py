@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,19 +11,29 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from orchestrator.core.errors import EngineError, EngineLost, RequestError, Unavailable, first_line
-from orchestrator.triton.callers import Callers
-from orchestrator.triton.stubs import Stubs, now_s
+from orchestrator.core.worker_pool import Late, WorkerPool
+from orchestrator.triton.stubs import Stubs, is_alive
 from orchestrator.wire.tensors import Tensors, error_from
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
-_CALLERS: Callers[Any] = Callers()
+_CALLS: WorkerPool[Any] = WorkerPool("model-call")
 _STUBS = Stubs()
 
 
 def tensors_of(request: Any) -> Tensors:
-    """Copy a request's inputs out of shared memory, so that they outlive the request."""
-    return {tensor.name(): np.array(tensor.as_numpy()) for tensor in request.inputs()}
+    """Return a request's inputs; they outlive the request."""
+    return _arrays(request.inputs())
+
+
+def _arrays(tensors: Iterable[Any]) -> Tensors:
+    """Return Triton's tensors as arrays.
+
+    No copy is needed: `as_numpy` returns an array that owns its memory. The Python backend builds it with pybind11's
+    `py::array(dtype, dims, pointer)`, which copies when no base object keeps the pointer alive (pb_tensor.cc). Only
+    DLPack would share the memory with Triton.
+    """
+    return {tensor.name(): tensor.as_numpy() for tensor in tensors}
 
 
 def parameters_of(request: Any) -> str:
@@ -60,18 +70,35 @@ def send_error(sender: Any, message: str, error: Exception) -> None:
     sender.send(response, flags=FINAL)
 
 
-def call(
-    model: str, tensors: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str], limit_s: float = math.inf
-) -> Tensors:
-    """Call another Triton model and wait for its one answer; raises the error that it answers.
+def lost_check(model: str) -> Callable[[], bool]:
+    """Return what tells whether the process that takes a Triton model's calls now has died since.
 
-    Raises EngineLost when the model's process has died, or has not answered within `limit_s`.
-    Blocking on purpose: async calls have a use-after-free before mid-2026 (python_backend#439).
+    Triton does not answer the calls that a process had taken when it died: `execute` has returned, so nothing waits
+    for the process any more (seen with 2.51).
     """
-    response = _run(model, tensors, outputs, limit_s, lambda request: request.exec())
+    process = _STUBS.process_of(model)
+    return lambda: process is not None and not is_alive(process)
+
+
+def execute(model: str, tensors: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str]) -> Tensors:
+    """Call another Triton model and return its one response; raises the error that it answers.
+
+    It may never return, so it belongs on a thread that can be left behind. Raises EngineLost if the model cannot be
+    called. Blocking on purpose: async calls have a use-after-free before mid-2026 (python_backend#439).
+    """
+    (response,) = _execute(model, tensors, outputs)
     if response.has_error():
         raise error_from(response.error().message())
-    return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+    return _arrays(response.output_tensors())
+
+
+def call(model: str, tensors: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str], limit_s: float) -> Tensors:
+    """Call another Triton model as `execute` does, on a thread that can be left behind.
+
+    Raises EngineLost also if the model's process died, or did not answer within `limit_s`.
+    """
+    answer: Tensors = _run(model, partial(execute, model, tensors, outputs), limit_s)
+    return answer
 
 
 def responses(
@@ -82,41 +109,36 @@ def responses(
     request_id: str,
     decoupled: bool,
 ) -> list[Tensors]:
-    """Call a Triton model that is none of ours, and wait for all its responses; errors as in `call`.
+    """Call a Triton model that is not ours, and return all its responses; raises EngineError, or as `call` does.
 
-    decoupled: whether the model is; a call of the other kind is refused by Triton.
+    decoupled: whether the model is; Triton refuses a call of the other kind.
     """
-
-    def exchange(request: Any) -> list[Any]:
-        return list(request.exec(decoupled=True)) if decoupled else [request.exec()]
-
-    found = _run(model, tensors, outputs, limit_s, exchange, request_id)
+    found = _run(model, partial(_execute, model, tensors, outputs, request_id, decoupled), limit_s)
     for response in found:
         if response.has_error():
             raise EngineError(f"Triton model {model!r} failed: {first_line(response.error().message() or 'no reason')}")
-    return [{tensor.name(): np.array(tensor.as_numpy()) for tensor in each.output_tensors()} for each in found]
+    return [_arrays(response.output_tensors()) for response in found]
 
 
-def _run(
+def _run(model: str, function: Callable[[], Any], limit_s: float) -> Any:
+    try:
+        return _CALLS.run(function, limit_s, lost_check(model))
+    except Late:
+        raise EngineLost(f"the process of Triton model {model!r} has died, or does not answer") from None
+
+
+def _execute(
     model: str,
     tensors: Mapping[str, npt.NDArray[Any]],
     outputs: Sequence[str],
-    limit_s: float,
-    exchange: Callable[[Any], Any],
     request_id: str = "",
-) -> Any:
-    """Return what `exchange` makes of the request, on a thread that can be left behind."""
+    decoupled: bool = False,
+) -> list[Any]:
     request = pb_utils.InferenceRequest(
         model_name=model, requested_output_names=list(outputs), inputs=_pb_tensors(tensors), request_id=request_id
     )
-    _STUBS.note(model)
-    began_s = now_s()
-
-    def is_lost() -> bool:
-        return now_s() - began_s > limit_s or _STUBS.is_gone(model, began_s)
-
     try:
-        return _CALLERS.run(lambda: exchange(request), is_lost)
+        return list(request.exec(decoupled=True)) if decoupled else [request.exec()]
     except pb_utils.TritonModelException as error:
         raise EngineLost(f"Triton model {model!r} cannot be called: {error}") from None
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 from orchestrator.core.errors import ConfigError, RequestError, ServingError, Unavailable
 from orchestrator.core.sampling_params import LogitsOptions
 from orchestrator.deployment.capabilities import capabilities_of
-from orchestrator.deployment.config import CHECKPOINTS, ServingConfig
+from orchestrator.deployment.config import CHECKPOINTS, PLACES_FOLDER, ServingConfig
 from orchestrator.deployment.engine_manifest import served_checkpoint
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.registry import DrafterClients, ProposerDependencies
@@ -44,7 +46,8 @@ class PublicHost:
         self._builder = RequestBuilder(
             config, self._checkpoint, frozenset(drafters), self._grammars, streams, capabilities_of(config)
         )
-        self._admission = Admission(config.max_running, config.max_waiting)
+        folder = os.environ.get(PLACES_FOLDER)
+        self._admission = Admission(config.max_running, config.max_waiting, Path(folder) if folder else None)
         self._breakers = {name: self._breaker(name) for name in drafters}
         tables, tokenizer = config.ngram_tables, self._checkpoint.tokenizer
         self._tables = load_tables(tables, tokenizer) if tables else None

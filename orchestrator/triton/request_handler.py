@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from orchestrator.core.errors import EngineLost, ServingError, Unavailable
-from orchestrator.core.worker_pool import Workers
+from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.generation.loop import generate
 from orchestrator.generation.responses import ResponseMerger, Responses, Send
 from orchestrator.generation.text import FinishReason
@@ -87,8 +87,8 @@ class GenerationHandler:
         sequences = [partial(self._generate, job, i, together.sender(i)) for i in range(job.num_sequences)]
         if len(sequences) == 1:
             return [sequences[0]()]
-        workers: Workers[list[int]] = Workers("sequence", len(sequences))
-        started = [workers.start(partial(self._stopping_all, sequence)) for sequence in sequences]
+        workers: WorkerPool[list[int]] = WorkerPool("sequence")
+        started = [workers.start(partial(self._stopping_all, sequence)).future for sequence in sequences]
         left_s = max(self.deadline_s - time.monotonic(), 0.0) + GRACE_S
         _, stuck = wait(started, min(left_s, threading.TIMEOUT_MAX))
         is_answered = together.close()

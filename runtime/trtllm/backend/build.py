@@ -56,8 +56,7 @@ def _checked(folder: Path, role: str, draft: Path | None = None) -> Manifest:
 def _line(role: str, desk: Adapter[Request], config: ServingConfig, caller: ModelCaller) -> BackendClient[Request]:
     model = BACKEND_MODELS[role]
     log.warning("%s is served by NVIDIA's backend (Triton model %s): experimental, never run on an engine", role, model)
-    # The two public models run so many requests each.
-    line = BackendClient(desk, caller(model), 2 * config.max_running, role)
+    line = BackendClient(desk, caller(model), config.max_running, role)
     line.start()
     return line
 

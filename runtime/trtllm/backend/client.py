@@ -10,7 +10,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, Protocol
@@ -19,7 +18,7 @@ import numpy as np
 
 from orchestrator.core.errors import ServingError, Unavailable
 from orchestrator.core.types import Acceptance, EngineStatus, IdArray
-from orchestrator.core.worker_pool import Workers
+from orchestrator.core.worker_pool import Call, CallState, WorkerPool
 from orchestrator.wire.tensors import Incoming, Tensors
 from runtime.engine.build import ModelCall
 from runtime.engine.calls import Answer, EngineCall, Reply, Request
@@ -58,10 +57,10 @@ class Adapter(Protocol[Request]):
 
 @dataclass(eq=False)
 class InFlight(Generic[Request]):
-    """A call under way, and the id by which the backend can be told to end it. future: of the thread that makes it."""
+    """A call under way; request_id: with it the backend can be told to end the call."""
 
     job: EngineCall[Request]
-    future: Future[None] = field(default_factory=Future)
+    pool_call: Call[None] | None = None
     request_id: str = field(default_factory=lambda: str(secrets.randbits(62) + 1))
 
 
@@ -82,8 +81,8 @@ class BackendClient(Generic[Request]):
         self._ended = threading.Event()
         self._report: Callable[[EngineStatus], None] = lambda status: None
         # Daemons: a backend that hangs must not keep the process from its end.
-        self._calls: Workers[None] = Workers(name, num_threads)
-        self._stops: Workers[None] = Workers(f"{name}-stops", 1)
+        self._calls: WorkerPool[None] = WorkerPool(name, num_threads)
+        self._stops: WorkerPool[None] = WorkerPool(f"{name}-stops", 1)
         self._keeper = threading.Thread(target=self._keep, name=f"{name}-keeper", daemon=True)
 
     def start(self) -> None:
@@ -140,7 +139,7 @@ class BackendClient(Generic[Request]):
             if flight.job.sequence_id in self._flights:
                 return Unavailable(f"sequence {flight.job.sequence_id} has a call under way")
             self._flights[flight.job.sequence_id] = flight
-            flight.future = self._calls.start(partial(self._run, flight))
+            flight.pool_call = self._calls.start(partial(self._run, flight))
         return None
 
     def _run(self, flight: InFlight[Request]) -> None:
@@ -188,8 +187,8 @@ class BackendClient(Generic[Request]):
             log.warning("request %s of the backend could not be stopped: %s", flight.request_id, error)
 
     def _give_up(self, flight: InFlight[Request]) -> None:
-        """Let nobody make a call that waits for a thread, and end one that has begun."""
-        if not self._calls.drop(flight.future):
+        """End a call that has begun; one that still waits for a thread will find out that nobody awaits it."""
+        if flight.pool_call and flight.pool_call.state is not CallState.WAITING:
             self._stops.start(partial(self._stop, flight))
 
     def _keep(self) -> None:

@@ -1,4 +1,4 @@
-"""Workers: every call is answered once, whatever hangs, and nothing that hangs holds the process."""
+"""The worker pool: every call is answered once, whatever hangs, and a hung call holds neither threads nor the process."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 
 import pytest
 
 from orchestrator.core.errors import Unavailable
-from orchestrator.core.worker_pool import Busy, Late, Limited, Workers
+from orchestrator.core.worker_pool import Busy, Call, CallState, Late, WorkerPool
 from tests.support.hanging import WAIT_S, Hang, until
 
 SHORT_S = 0.5  # enough for a thread to begin, on a machine that is busy
@@ -24,16 +24,20 @@ def hang() -> Iterator[Hang]:
     made.let_go.set()
 
 
-def answers_of(futures: list[Future[str]]) -> list[list[str]]:
-    """Return lists that grow with every answer that a future's caller gets."""
-    answers: list[list[str]] = [[] for _ in futures]
-    for future, own in zip(futures, answers, strict=True):
-        future.add_done_callback(lambda done, own=own: own.append(str(done.exception() or done.result())))
+def answers_of(calls: list[Call[str]]) -> list[list[str]]:
+    """Return lists that grow with every answer that a call's caller gets."""
+    answers: list[list[str]] = [[] for _ in calls]
+    for call, own in zip(calls, answers, strict=True):
+        call.future.add_done_callback(lambda done, own=own: own.append(str(done.exception() or done.result())))
     return answers
 
 
+def num_threads(name: str) -> int:
+    return sum(thread.name == name for thread in threading.enumerate())
+
+
 def test_calls_are_made_by_no_more_threads_than_allowed_and_all_are_answered() -> None:
-    workers: Workers[str] = Workers("w", 3)
+    pool: WorkerPool[str] = WorkerPool("w", 3)
     here: set[str] = set()
     meeting = threading.Barrier(3)
 
@@ -44,57 +48,97 @@ def test_calls_are_made_by_no_more_threads_than_allowed_and_all_are_answered() -
             raise ValueError(str(number))
         return str(number)
 
-    futures = [workers.start(lambda number=number: work(number)) for number in range(30)]
-    assert not wait(futures, WAIT_S).not_done
-    assert [str(future.exception() or future.result()) for future in futures] == [str(n) for n in range(30)]
+    calls = [pool.start(lambda number=number: work(number)) for number in range(30)]
+    assert not wait([call.future for call in calls], WAIT_S).not_done
+    assert [str(call.future.exception() or call.future.result()) for call in calls] == [str(n) for n in range(30)]
     assert len(here) == 3
-    workers.close("done")
+    pool.close("done")
+
+
+def test_a_pool_without_a_limit_runs_all_calls_beside_each_other_and_uses_its_threads_again() -> None:
+    pool: WorkerPool[int] = WorkerPool("unlimited")
+    meeting = threading.Barrier(5)
+    for _ in range(4):
+        calls = [pool.start(lambda: meeting.wait(WAIT_S)) for _ in range(5)]
+        assert sorted(call.future.result(WAIT_S) for call in calls) == list(range(5))
+        until(lambda calls=calls: all(call.state is CallState.DONE for call in calls))
+    assert num_threads("unlimited") == 5
+    pool.close("done")
 
 
 def test_close_answers_every_call_once_those_that_never_began_those_that_hang_and_those_that_come_later(
     hang: Hang,
 ) -> None:
-    workers: Workers[str] = Workers("stopping", 1)
+    pool: WorkerPool[str] = WorkerPool("stopping", 1)
     made: list[str] = []
-    futures = [workers.start(hang), workers.start(lambda: made.append("it ran") or "waiting")]
-    answers = answers_of(futures)
+    calls = [pool.start(hang), pool.start(lambda: made.append("it ran") or "waiting")]
+    answers = answers_of(calls)
     assert hang.begun.wait(WAIT_S)
-    workers.close("the server stops", 0.01)
-    answers += answers_of([workers.start(lambda: "too late")])
+    pool.close("the server stops", 0.01)
+    calls.append(pool.start(lambda: "too late"))
+    answers += answers_of(calls[2:])
     assert answers == [["the server stops"]] * 3
-    assert all(isinstance(future.exception(), Unavailable) for future in futures)
+    assert all(isinstance(call.future.exception(), Unavailable) for call in calls)
     hang.let_go.set()
     assert hang.ended.wait(WAIT_S)
-    until(lambda: not any(thread.name == "stopping" for thread in threading.enumerate()))  # no second answer can come
+    until(lambda: not num_threads("stopping"))  # no second answer can come
     assert answers == [["the server stops"]] * 3 and not made
 
 
 def test_close_waits_for_what_ends_in_time(hang: Hang) -> None:
-    workers: Workers[str] = Workers("w", 1)
-    (own,) = answers_of([workers.start(hang)])
+    pool: WorkerPool[str] = WorkerPool("w", 1)
+    (own,) = answers_of([pool.start(hang)])
     assert hang.begun.wait(WAIT_S)
     threading.Timer(0.05, hang.let_go.set).start()
-    workers.close("the server stops", WAIT_S)
+    pool.close("the server stops", WAIT_S)
     assert own == ["late"]
 
 
-def test_a_call_that_was_taken_back_is_never_made(hang: Hang) -> None:
-    workers: Workers[str] = Workers("w", 1)
-    made: list[str] = []
-    first, second = workers.start(hang), workers.start(lambda: made.append("it ran") or "")
+def test_a_call_passes_through_its_states(hang: Hang) -> None:
+    pool: WorkerPool[str] = WorkerPool("w", 1)
+    first, second = pool.start(hang), pool.start(lambda: "second")
     assert hang.begun.wait(WAIT_S)
-    assert workers.drop(second) and not workers.drop(first)
+    assert (first.state, second.state) == (CallState.RUNNING, CallState.WAITING)
+    assert pool.abandon(first, Late()) and not pool.abandon(first, Late())
+    assert first.state is CallState.ABANDONED and isinstance(first.future.exception(), Late)
+    assert second.future.result(WAIT_S) == "second", "an abandoned call holds no place"
     hang.let_go.set()
-    assert workers.start(lambda: "next").result(WAIT_S) == "next" and first.result(WAIT_S) == "late"
-    assert not made and not second.done()
+    until(lambda: first.state is second.state is CallState.DONE)
+
+
+def test_a_call_that_was_abandoned_while_it_waited_is_never_made(hang: Hang) -> None:
+    pool: WorkerPool[str] = WorkerPool("w", 1)
+    made: list[str] = []
+    first, second = pool.start(hang), pool.start(lambda: made.append("it ran") or "")
+    assert hang.begun.wait(WAIT_S)
+    assert pool.abandon(second, Busy())
+    assert second.state is CallState.DONE
+    hang.let_go.set()
+    assert pool.start(lambda: "next").future.result(WAIT_S) == "next" and first.future.result(WAIT_S) == "late"
+    assert not made
+
+
+def test_threads_of_abandoned_calls_end_with_their_calls() -> None:
+    """Five late calls used to leave five threads."""
+    pool: WorkerPool[str] = WorkerPool("leaving")
+    late = [Hang() for _ in range(5)]
+    for hang in late:
+        with pytest.raises(Late):
+            pool.run(hang, WAIT_S, is_lost=lambda: True)
+    assert num_threads("leaving") == 5
+    for hang in late:
+        hang.let_go.set()
+    until(lambda: not num_threads("leaving"))
+    assert [pool.run(lambda n=n: str(n), WAIT_S) for n in range(5)] == list("01234")
+    assert num_threads("leaving") == 1
 
 
 def test_a_hung_call_does_not_keep_the_process_from_exiting() -> None:
     code = (
         "import threading\n"
-        "from orchestrator.core.worker_pool import Workers\n"
+        "from orchestrator.core.worker_pool import WorkerPool\n"
         "begun = threading.Event()\n"
-        "Workers('w', 2).start(lambda: (begun.set(), threading.Event().wait()))\n"
+        "WorkerPool('w', 2).start(lambda: (begun.set(), threading.Event().wait()))\n"
         "print(begun.wait(15))\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
@@ -104,40 +148,51 @@ def test_a_hung_call_does_not_keep_the_process_from_exiting() -> None:
 # Calls that are waited for only so long
 
 
-def test_limited_passes_on_what_the_call_says() -> None:
-    limited: Limited[str] = Limited("l", 1, 1, WAIT_S)
+def test_run_passes_on_the_result_and_the_error_of_the_call() -> None:
+    pool: WorkerPool[str] = WorkerPool("l", 1, 1)
 
     def fail() -> str:
         raise TimeoutError("of its own")
 
-    assert limited.call(lambda: "said") == "said"
+    assert pool.run(lambda: "result", WAIT_S) == "result"
     with pytest.raises(TimeoutError, match="of its own"):
-        limited.call(fail)
-    assert limited.call(lambda: "said") == "said"
+        pool.run(fail, WAIT_S)
+    assert pool.run(lambda: "result", WAIT_S) == "result"
 
 
-def test_limited_leaves_so_many_late_calls_behind_and_makes_no_other_until_one_ends(hang: Hang) -> None:
-    limited: Limited[str] = Limited("l", 1, 2, SHORT_S)
+def test_run_waits_for_a_slow_call_that_is_not_lost(hang: Hang) -> None:
+    pool: WorkerPool[str] = WorkerPool("l")
+    polls: list[int] = []
+
+    def is_lost() -> bool:
+        polls.append(1)
+        if len(polls) == 3:
+            hang.let_go.set()
+        return False
+
+    assert pool.run(hang, WAIT_S, is_lost) == "late"
+
+
+def test_run_leaves_so_many_late_calls_behind_and_makes_no_other_until_one_ends(hang: Hang) -> None:
+    pool: WorkerPool[str] = WorkerPool("l", 1, 2)
     other = Hang()
     for late in (hang, other):
         with pytest.raises(Late):
-            limited.call(late)
+            pool.run(late, SHORT_S)
     with pytest.raises(Busy):
-        limited.call(lambda: pytest.fail("it was made"))
+        pool.run(lambda: pytest.fail("it was made"), SHORT_S)
     assert hang.begun.is_set() and other.begun.is_set()
-    limited.limit_s = WAIT_S
     other.let_go.set()
-    until(lambda: limited._num_late < 2)
-    assert limited.call(lambda: "said") == "said"
+    until(lambda: pool.num_abandoned < 2)
+    assert pool.run(lambda: "result", WAIT_S) == "result"
 
 
-def test_limited_call_that_finds_no_worker_is_not_made_later(hang: Hang) -> None:
-    limited: Limited[str] = Limited("l", 1, 1, SHORT_S)
-    hung = [limited._workers.start(hang) for _ in range(2)]
+def test_run_does_not_make_a_call_later_that_found_no_thread(hang: Hang) -> None:
+    pool: WorkerPool[str] = WorkerPool("l", 1, 1)
+    hung = pool.start(hang)
     made: list[str] = []
     with pytest.raises(Busy):
-        limited.call(lambda: made.append("it ran") or "")
+        pool.run(lambda: made.append("it ran") or "", SHORT_S)
     hang.let_go.set()
-    assert [future.result(WAIT_S) for future in hung] == ["late"] * 2
-    limited.limit_s = WAIT_S
-    assert limited.call(lambda: "said") == "said" and not made
+    assert hung.future.result(WAIT_S) == "late"
+    assert pool.run(lambda: "result", WAIT_S) == "result" and not made

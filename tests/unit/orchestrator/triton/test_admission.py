@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from orchestrator.triton.admission import Admission
-
-LIMIT_S = 20.0
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for what other threads do; fails rather than hangs."""
-    end_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end_s, "waited too long"
-        time.sleep(0.002)
+from orchestrator.triton.places import SharedPlaces
+from tests.support.hanging import WAIT_S, until
 
 
 class Crowd:
@@ -58,7 +53,7 @@ class ScriptedTicket:
         self.num_runs += 1
         self.crowd.enter(self.number)
         if self.gate:
-            assert self.gate.wait(LIMIT_S)
+            assert self.gate.wait(WAIT_S)
         self.crowd.leave()
         self.ended.set()
 
@@ -70,17 +65,18 @@ class ScriptedTicket:
         self.ended.set()
 
 
-@pytest.fixture
-def make() -> Iterator[Callable[[int, int], Admission]]:
+@pytest.fixture(params=["own places", "shared places"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[int, int], Admission]]:
     made: list[Admission] = []
 
     def _make(max_running: int, max_waiting: int) -> Admission:
-        made.append(Admission(max_running, max_waiting))
+        folder = tmp_path / "places" if request.param == "shared places" else None
+        made.append(Admission(max_running, max_waiting, folder))
         return made[-1]
 
     yield _make
     for admission in made:
-        assert admission.close(LIMIT_S)
+        assert admission.close(WAIT_S)
 
 
 def occupied(admission: Admission, crowd: Crowd) -> tuple[list[ScriptedTicket], threading.Event]:
@@ -98,7 +94,7 @@ def test_admission_200_at_once_all_run_once_and_never_too_many(make: Callable[[i
     barrier, admitted = threading.Barrier(20), []
 
     def arrive(part: list[ScriptedTicket]) -> None:
-        barrier.wait(LIMIT_S)
+        barrier.wait(WAIT_S)
         for ticket in part:
             admitted.append(admission.admit(ticket))
 
@@ -106,10 +102,10 @@ def test_admission_200_at_once_all_run_once_and_never_too_many(make: Callable[[i
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(LIMIT_S)
+        thread.join(WAIT_S)
     assert admitted == [True] * 200
     for ticket in tickets:
-        assert ticket.ended.wait(LIMIT_S)
+        assert ticket.ended.wait(WAIT_S)
     assert [ticket.num_runs for ticket in tickets] == [1] * 200
     assert not any(ticket.reasons for ticket in tickets)
     assert 1 <= crowd.most_running <= 7
@@ -127,7 +123,7 @@ def test_admission_crowd_larger_than_running_and_waiting_is_refused_exactly_beyo
     assert admission.num_waiting == 5 and admission.num_running == 3
     gate.set()
     for ticket in waiting[:5]:
-        assert ticket.ended.wait(LIMIT_S)
+        assert ticket.ended.wait(WAIT_S)
     assert not any(ticket.num_runs or ticket.reasons for ticket in waiting[5:])
     until(lambda: admission.num_running == 0)
     assert admission.admit(ScriptedTicket(crowd)), "a full queue is no lasting state"
@@ -140,7 +136,7 @@ def test_admission_waiting_tickets_run_in_the_order_of_their_arrival(make: Calla
     assert all(admission.admit(ticket) for ticket in tickets)
     gate.set()
     for ticket in tickets:
-        assert ticket.ended.wait(LIMIT_S)
+        assert ticket.ended.wait(WAIT_S)
     assert crowd.began == [-1, *range(50)]
     assert crowd.most_running == 1
 
@@ -164,13 +160,13 @@ def test_admission_waiting_ticket_that_need_not_wait_is_given_up_and_the_others_
         tickets[1].cancelled = True
     else:
         tickets[1].deadline_s = time.monotonic()
-    assert tickets[1].ended.wait(LIMIT_S)
+    assert tickets[1].ended.wait(WAIT_S)
     assert tickets[1].reasons == [reason]
     assert admission.num_waiting == 2
     assert admission.admit(replacement := ScriptedTicket(crowd, 3)), "its place is free again"
     gate.set()
     for ticket in (tickets[0], tickets[2], replacement):
-        assert ticket.ended.wait(LIMIT_S)
+        assert ticket.ended.wait(WAIT_S)
     assert crowd.began == [-1, 0, 2, 3]
     assert tickets[1].num_runs == 0 and tickets[1].reasons == [reason]
 
@@ -180,7 +176,7 @@ def test_admission_running_ticket_is_left_alone_when_cancelled(make: Callable[[i
     (running,), gate = occupied(admission, crowd)
     running.cancelled, running.deadline_s = True, 0.0
     assert admission.admit(waiting := ScriptedTicket(crowd, deadline_s=0.0))
-    assert waiting.ended.wait(LIMIT_S)  # the reaper has been round
+    assert waiting.ended.wait(WAIT_S)  # the reaper has been round
     assert running.reasons == [] and admission.num_running == 1
     gate.set()
 
@@ -194,7 +190,7 @@ def test_admission_close_gives_up_the_waiting_waits_for_the_running_and_takes_no
     assert [ticket.reasons for ticket in waiting] == [["shutdown"]] * 4
     assert not admission.admit(late := ScriptedTicket(crowd))
     gate.set()
-    assert admission.close(LIMIT_S)
+    assert admission.close(WAIT_S)
     assert all(ticket.num_runs == 1 and not ticket.reasons for ticket in running)
     assert not any(ticket.num_runs for ticket in [*waiting, late])
 
@@ -210,7 +206,7 @@ def test_admission_ticket_that_raises_gives_its_place_back(make: Callable[[int, 
     for number in range(5):
         assert admission.admit(Broken(crowd, number))
     assert admission.admit(healthy := ScriptedTicket(crowd, 9))
-    assert healthy.ended.wait(LIMIT_S)
+    assert healthy.ended.wait(WAIT_S)
     until(lambda: admission.num_running == 0)
 
 
@@ -229,7 +225,7 @@ def test_admission_ticket_that_cannot_be_asked_or_answered_does_not_stop_the_oth
     _, gate = occupied(admission, crowd)
     broken, mute, late = Broken(crowd), Mute(crowd, deadline_s=0.0), ScriptedTicket(crowd, deadline_s=0.0)
     assert all(admission.admit(ticket) for ticket in (broken, mute, late))
-    assert late.ended.wait(LIMIT_S)
+    assert late.ended.wait(WAIT_S)
     assert late.reasons == ["deadline"]
     gate.set()
 
@@ -285,3 +281,89 @@ def test_who_stood_behind_a_wide_ticket_that_gave_up_starts_at_once() -> None:
     assert small.ended.wait(5) and running.ended.wait(5)
     until(lambda: admission.num_running == 0)
     assert admission.close(1.0)
+
+
+# Places that several processes share; each Admission here stands for the one of a process
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[Admission, Admission]]:
+    made = Admission(3, 300, tmp_path), Admission(3, 300, tmp_path)
+    yield made
+    for admission in made:
+        assert admission.close(WAIT_S)
+
+
+def test_shared_places_hold_for_all_processes_together(pair: tuple[Admission, Admission]) -> None:
+    """Each public model used to have max_running places of its own."""
+    crowd = Crowd()
+    requests = [ScriptedTicket(crowd, number) for number in range(40)]
+    assert all(pair[number % 2].admit(request) for number, request in enumerate(requests))
+    until(lambda: all(request.ended.is_set() for request in requests))
+    assert crowd.most_running <= 3 and [request.num_runs for request in requests] == [1] * 40
+
+
+def test_shared_place_that_another_process_frees_is_noticed(pair: tuple[Admission, Admission]) -> None:
+    crowd = Crowd()
+    _, gate = occupied(pair[0], crowd)
+    assert pair[1].admit(waiting := ScriptedTicket(crowd))
+    assert (pair[1].num_running, pair[1].num_waiting) == (0, 1)
+    gate.set()
+    assert waiting.ended.wait(WAIT_S)
+
+
+def test_shared_places_go_to_both_processes_while_both_have_requests_waiting(
+    pair: tuple[Admission, Admission],
+) -> None:
+    """A process that frees a place does not always take it again itself."""
+    crowd = Crowd()
+
+    class Brief(ScriptedTicket):
+        def run(self) -> None:
+            time.sleep(0.02)
+            super().run()
+
+    busy = [Brief(crowd, 0) for _ in range(200)]
+    assert all(pair[0].admit(request) for request in busy)
+    late = [Brief(crowd, 1) for _ in range(2)]
+    assert all(pair[1].admit(request) for request in late)
+    until(lambda: all(request.ended.is_set() for request in late))
+    assert not all(request.ended.is_set() for request in busy)
+    until(lambda: all(request.ended.is_set() for request in busy))
+
+
+def test_shared_places_request_that_needs_several_is_not_starved_by_another_process(
+    pair: tuple[Admission, Admission],
+) -> None:
+    crowd, gates = Crowd(), [threading.Event() for _ in range(3)]
+    for gate in gates:
+        assert pair[0].admit(ScriptedTicket(crowd, 0, gate=gate))
+    wide = ScriptedTicket(crowd, 1)
+    wide.num_places = 3
+    assert pair[1].admit(wide)
+    gates[0].set()
+    until(lambda: pair[0].num_running == 2)
+    assert pair[0].admit(narrow := ScriptedTicket(crowd, 2)) and narrow.num_runs == 0, "it came after the wide one"
+    for gate in gates[1:]:
+        gate.set()
+    assert wide.ended.wait(WAIT_S) and narrow.ended.wait(WAIT_S)
+    assert crowd.began[-2:] == [1, 2]
+
+
+def test_shared_places_of_a_process_that_was_killed_are_free_again(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, time\n"
+        "from orchestrator.triton.places import SharedPlaces\n"
+        f"places = SharedPlaces(pathlib.Path({str(tmp_path)!r}), 2)\n"
+        "print(places.take(2), places.take(1), flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert other.stdout and other.stdout.readline() == "True False\n"
+    places = SharedPlaces(tmp_path, 2)
+    assert not places.take(1)
+    other.kill()
+    other.communicate(timeout=WAIT_S)
+    assert places.take(2) and not places.take(1)
+    places.give_back(2)
+    assert places.take(1)

@@ -10,29 +10,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from orchestrator.core.worker_pool import CallState
 from orchestrator.triton import breaker as module
 from orchestrator.triton.breaker import Backoff, Breaker, DraftCounts
-
-LIMIT_S = 20.0
-
-
-def until(condition: Callable[[], object]) -> None:
-    end_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end_s, "waited too long"
-        time.sleep(0.002)
-
-
-class Hang:
-    """A call that does not return until it is let go."""
-
-    def __init__(self) -> None:
-        self.begun, self.let_go = threading.Event(), threading.Event()
-
-    def __call__(self) -> str:
-        self.begun.set()
-        assert self.let_go.wait(LIMIT_S)
-        return "late"
+from tests.support.hanging import WAIT_S, Hang, until
 
 
 @pytest.fixture
@@ -43,8 +24,8 @@ def hang() -> Iterator[Hang]:
 
 
 def ask(breaker: Breaker[str], function: Callable[[], str]) -> str | None:
-    future = breaker.start(function)
-    return None if future is None else breaker.wait(future)
+    call = breaker.start(function)
+    return None if call is None else breaker.wait(call)
 
 
 def fail() -> str:
@@ -52,7 +33,7 @@ def fail() -> str:
 
 
 def test_breaker_answer_comes_through() -> None:
-    breaker: Breaker[str] = Breaker("b", 2, LIMIT_S)
+    breaker: Breaker[str] = Breaker("b", 2, WAIT_S)
     assert [ask(breaker, lambda: "tree") for _ in range(50)] == ["tree"] * 50
     assert breaker.counts == DraftCounts(num_calls=50)
     breaker.close()
@@ -68,8 +49,8 @@ def test_breaker_late_calls_open_it_and_their_return_closes_it(hang: Hang) -> No
     assert breaker.counts == DraftCounts(num_calls=2, num_late=2, num_skipped=1)
     hang.let_go.set()
     until(lambda: not breaker.is_open)
-    assert ask(Breaker("c", 1, LIMIT_S), lambda: "tree") == "tree"
-    breaker.timeout_s = LIMIT_S
+    assert ask(Breaker("c", 1, WAIT_S), lambda: "tree") == "tree"
+    breaker.timeout_s = WAIT_S
     assert ask(breaker, lambda: "tree") == "tree"
 
 
@@ -82,7 +63,7 @@ def test_breaker_call_that_returns_just_after_its_time_is_not_counted_for_ever(h
 
 
 def test_breaker_failure_is_no_answer_and_cools_down() -> None:
-    breaker: Breaker[str] = Breaker("b", 1, LIMIT_S, cool_down_s=0.2)
+    breaker: Breaker[str] = Breaker("b", 1, WAIT_S, cool_down_s=0.2)
     assert ask(breaker, fail) is None
     assert breaker.is_open
     assert breaker.start(lambda: "too soon") is None
@@ -95,21 +76,21 @@ def test_breaker_call_that_raises_a_timeout_of_its_own_has_failed() -> None:
     def own_timeout() -> str:
         raise TimeoutError("of the drafter's own")
 
-    breaker: Breaker[str] = Breaker("b", 1, LIMIT_S)
+    breaker: Breaker[str] = Breaker("b", 1, WAIT_S)
     assert ask(breaker, own_timeout) is None
     assert (breaker.counts.num_failed, breaker.counts.num_late) == (1, 0)
     assert breaker.is_open
 
 
 def test_breaker_hung_calls_leave_workers_for_the_others(hang: Hang) -> None:
-    """max_workers requests draft at once even while as many calls hang as it takes to open the breaker."""
-    breaker: Breaker[str] = Breaker("b", 2, LIMIT_S, max_late=2)
-    hung = [breaker.start(hang) for _ in range(2)]
-    assert all(hung)
+    """max_running requests draft at once while other calls hang."""
+    breaker: Breaker[str] = Breaker("b", 2, 0.05, max_late=3)
+    assert [ask(breaker, hang) for _ in range(2)] == [None, None]
+    breaker.timeout_s = WAIT_S
     meeting = threading.Barrier(2)
 
     def meet() -> str:
-        meeting.wait(LIMIT_S)
+        meeting.wait(WAIT_S)
         return "met"
 
     both = [breaker.start(meet) for _ in range(2)]
@@ -117,7 +98,7 @@ def test_breaker_hung_calls_leave_workers_for_the_others(hang: Hang) -> None:
 
 
 def test_breaker_never_more_calls_at_once_than_workers(hang: Hang) -> None:
-    breaker: Breaker[str] = Breaker("b", 3, LIMIT_S, max_late=1)
+    breaker: Breaker[str] = Breaker("b", 3, WAIT_S, max_late=1)
     lock, num_now, most = threading.Lock(), [0], [0]
 
     def count() -> str:
@@ -142,11 +123,47 @@ def test_breaker_wait_is_over_in_time_from_many_threads(hang: Hang) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(LIMIT_S)
+        thread.join(WAIT_S)
     assert answers == [None] * 30
     assert breaker.is_open
     counts = breaker.counts
     assert counts.num_calls == counts.num_late and counts.num_calls + counts.num_skipped == 30
+
+
+@pytest.mark.parametrize("kind", ["died", "hung"])
+def test_breaker_recovers_from_calls_that_never_return(hang: Hang, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Two calls that hung used to keep it open for ever."""
+    has_died = threading.Event()
+    monkeypatch.setattr(module, "HUNG_S", 0.5 if kind == "hung" else 1e9)
+    breaker: Breaker[str] = Breaker("b", 1, 0.05, max_late=2, cool_down_s=0.05)
+    for _ in range(2):
+        call = breaker.start(hang, has_died.is_set)
+        assert call and breaker.wait(call) is None
+    assert breaker.is_open
+    if kind == "died":
+        has_died.set()
+    until(lambda: not breaker.is_open)
+    breaker.timeout_s = WAIT_S
+    assert ask(breaker, lambda: "tree") == "tree"
+    assert call.state is (CallState.DONE if kind == "died" else CallState.ABANDONED)
+
+
+def test_breaker_leaves_only_so_many_hung_calls_behind(hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HUNG_S", 0.0)
+    monkeypatch.setattr(module, "MAX_ABANDONED", 5)
+    breaker: Breaker[str] = Breaker("b", 1, 0.02)
+    for _ in range(20):
+        ask(breaker, hang)
+    assert breaker.is_open and breaker.counts == DraftCounts(num_calls=5, num_late=5, num_skipped=15)
+    hang.let_go.set()
+    until(lambda: not breaker.is_open)
+
+
+def test_breaker_call_that_nobody_waits_for_is_late_too(hang: Hang) -> None:
+    breaker: Breaker[str] = Breaker("b", 2, 0.02, max_late=2)
+    assert breaker.start(hang) and breaker.start(hang)
+    until(lambda: breaker.is_open)
+    assert breaker.counts.num_late == 2
 
 
 def test_breaker_closed_makes_no_call(hang: Hang) -> None:

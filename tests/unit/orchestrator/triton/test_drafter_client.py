@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from types import ModuleType
@@ -17,6 +18,7 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.proposers.drafters import NO_ANSWER
 from orchestrator.triton.breaker import Breaker
 from tests.support.clients import until
+from tests.support.hanging import WAIT_S, Hang
 from tests.support.without_triton import imported
 
 ANSWER = {"node_ids": np.array([7], np.int32), "node_parents": np.array([0], np.int32), "cached_len": np.array([3])}
@@ -47,7 +49,7 @@ class Drafter:
 def line(bls: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(*answers: Any) -> tuple[Any, Drafter, Breaker[Any]]:
         drafter, breaker = Drafter(*answers), Breaker[Any]("eagle", 4, timeout_s=0.25 * 40)
-        monkeypatch.setattr(bls.pb, "call", drafter)
+        monkeypatch.setattr(bls.pb, "execute", drafter)
         return bls.BlsDrafterClient("eagle", breaker, 50, ""), drafter, breaker
 
     return make
@@ -83,7 +85,7 @@ def test_a_drafter_that_is_always_late_costs_few_steps_their_wait(
     bls: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps of a millisecond beside a drafter that needs 30 where 10 are allowed; one call in two would be 48 here."""
-    monkeypatch.setattr(bls.pb, "call", lambda *_: time.sleep(0.03) or ANSWER)
+    monkeypatch.setattr(bls.pb, "execute", lambda *_: time.sleep(0.03) or ANSWER)
     asked = bls.BlsDrafterClient("eagle", Breaker[Any]("eagle", 4, timeout_s=0.01), 50, "")
     for _ in range(96):
         assert propose(asked, Context([1, 2, 3])) is NO_ANSWER
@@ -130,3 +132,29 @@ def test_a_drafter_is_told_until_when_its_answer_is_of_use(line: Any) -> None:
     asked, drafter, _ = line(ANSWER)
     propose(asked, Context([1, 2, 3]))
     assert drafter.sent[0]["deadline_ms"].tolist() == [10_000]
+
+
+def test_a_drafter_that_died_during_a_call_drafts_for_the_same_request_once_it_is_back(
+    bls: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton never answers the call that the dead process had taken."""
+    hang, has_died = Hang(ANSWER), threading.Event()
+    monkeypatch.setattr(bls.pb, "lost_check", lambda model: has_died.is_set)
+    monkeypatch.setattr(bls.pb, "execute", hang)
+    monkeypatch.setattr(bls, "PAUSE_OF_TIMEOUT", 0.001)
+    client = bls.BlsDrafterClient("eagle", Breaker[Any]("eagle", 4, timeout_s=0.05, cool_down_s=0.05), 50, "")
+    assert propose(client, Context([1, 2, 3])) is NO_ANSWER
+    has_died.set()
+    monkeypatch.setattr(bls.pb, "execute", lambda *_: ANSWER)
+    until(lambda: propose(client, Context([1, 2, 3])).tree.num_nodes, "a draft")
+    hang.let_go.set()
+
+
+def test_closing_a_request_does_not_wait_for_its_drafter(line: Any, bls: ModuleType, monkeypatch: Any) -> None:
+    client, _, _ = line(ANSWER)
+    propose(client, Context([1, 2, 3]))
+    hang = Hang({})
+    monkeypatch.setattr(bls.pb, "execute", hang)
+    client.close()
+    assert hang.begun.wait(WAIT_S) and not hang.ended.is_set()
+    hang.let_go.set()

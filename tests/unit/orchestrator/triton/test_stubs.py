@@ -1,20 +1,20 @@
-"""A model's process is found by its script and told from its heir by its age; real processes, no Triton."""
+"""A model's process is found by its script; real processes, no Triton."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from orchestrator.triton.stubs import Stubs, now_s
-
-LIMIT_S = 20.0
+from orchestrator.triton import stubs as module
+from orchestrator.triton.stubs import Stubs, is_alive
+from tests.support.hanging import until
 
 
 @pytest.fixture
@@ -37,57 +37,65 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         process.wait()
 
 
-def until(condition: Any) -> None:
-    end_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
+@pytest.fixture
+def stubs(monkeypatch: pytest.MonkeyPatch) -> Stubs:
+    """A Stubs that looks anew each time that it is asked."""
+    monkeypatch.setattr(module, "ALIVE_S", 0.0)
+    monkeypatch.setattr(module, "ABSENT_S", 0.0)
+    return Stubs()
 
 
-def seen(stubs: Stubs, model: str) -> bool:
-    """Whether a process that is just starting shows by now."""
-    stubs.is_gone(model, now_s())
-    return stubs.note(model)
+def found(stubs: Stubs, model: str) -> psutil.Process:
+    """Wait until a process that is just starting is found alive."""
+    until(lambda: (process := stubs.process_of(model)) and is_alive(process))
+    process = stubs.process_of(model)
+    assert process
+    return process
 
 
-def test_a_process_is_gone_once_it_is_dead_though_nobody_has_waited_for_it(start: Any) -> None:
-    stubs = Stubs()
+def test_a_process_is_dead_although_nobody_has_waited_for_it(start: Any, stubs: Stubs) -> None:
     target = start("target")
-    until(lambda: seen(stubs, "target"))
-    called_s = now_s()
-    assert not stubs.is_gone("target", called_s)
+    process = found(stubs, "target")
+    assert process.pid == target.pid
     target.kill()
-    until(lambda: stubs.is_gone("target", called_s))
-    assert target.returncode is None, "a zombie is what Triton leaves of its stubs"
+    until(lambda: not is_alive(process))
+    assert target.returncode is None, "Triton leaves its stubs as zombies"
+    assert stubs.process_of("target") == process, "while there is no other process, calls go to the dead one"
 
 
-def test_an_heir_does_not_know_the_calls_of_the_dead(start: Any) -> None:
-    stubs = Stubs()
+def test_a_new_process_takes_the_calls_that_come_after_its_start(start: Any, stubs: Stubs) -> None:
     first = start("target")
-    until(lambda: seen(stubs, "target"))
-    called_s = now_s()
+    before = found(stubs, "target")
     first.kill()
-    until(lambda: stubs.is_gone("target", called_s))
-    time.sleep(0.05)  # a start is known to a tick of 10 ms
-    start("target")
-    until(lambda: not stubs.is_gone("target", now_s()))
-    assert stubs.is_gone("target", called_s)
+    until(lambda: not is_alive(before))
+    second = start("target")
+    after = found(stubs, "target")
+    assert after.pid == second.pid and is_alive(after) and not is_alive(before)
 
 
-def test_a_process_that_was_never_seen_is_not_gone(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is that of another server: where processes cannot be told apart, calls are waited for."""
-    stubs = Stubs()
+def test_processes_of_another_server_are_not_found(start: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where processes cannot be told apart, calls are waited for."""
     start("target")
     monkeypatch.setattr("os.getppid", lambda: 1)
-    stubs.note("target")
-    assert not stubs.is_gone("target", now_s())
+    assert stubs.process_of("target") is None
 
 
-def test_models_are_told_apart(start: Any) -> None:
-    stubs = Stubs()
+def test_models_are_told_apart(start: Any, stubs: Stubs) -> None:
     draft = start("draft")
     start("target")
-    until(lambda: seen(stubs, "target") and seen(stubs, "draft"))
+    processes = {model: found(stubs, model) for model in ("target", "draft")}
     draft.kill()
-    until(lambda: stubs.is_gone("draft", now_s()))
-    assert not stubs.is_gone("target", now_s())
+    until(lambda: not is_alive(processes["draft"]))
+    assert is_alive(processes["target"])
+
+
+def test_a_process_that_lives_is_not_looked_at_for_every_call(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stubs = Stubs()
+    start("target")
+    monkeypatch.setattr(module, "ABSENT_S", 0.0)
+    process = found(stubs, "target")
+    monkeypatch.setattr(module, "ALIVE_S", 1e9)
+    stubs._look_again_s.clear()
+    stubs.process_of("target")
+    monkeypatch.setattr(module, "is_alive", lambda process: pytest.fail("it was looked at"))
+    assert stubs.process_of("target") == process
