@@ -1,4 +1,4 @@
-"""Which requests run and which wait: `max_running` sequences run, each request on its own thread; `max_waiting` wait."""
+"""Which requests run and which wait: `max_running` sequences run, each request on its own thread; others wait."""
 
 from __future__ import annotations
 

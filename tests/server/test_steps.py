@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -245,6 +247,26 @@ def test_queue_runs_some_holds_some_refuses_the_rest_and_serves_in_order(scripte
             script.go(name)
         for answer in stream.answers(*names[1:num_taken]).values():
             assert answer.ids == text_at(3, 2) and answer.last["finish_reason"] == "length"
+    check_serves(scripted)
+
+
+def test_places_are_shared_by_both_public_models(scripted: Server, script: Script) -> None:
+    """Each of the two processes used to run max_running requests of its own."""
+    streamed = [f"shared{number}" for number in range(MAX_RUNNING)]
+    unary: dict[str, Any] = {"text_input": PROMPT, "max_tokens": 2, "cache_salt": "unary-shared"}
+    with Stream(scripted.grpc_url) as stream, ThreadPoolExecutor() as others:
+        for name in streamed:
+            stream.send(name, text_input=PROMPT, max_tokens=2, cache_salt=name)
+            script.await_step(name, 1)
+        waiting = others.submit(infer, scripted.http_url, **unary)
+        time.sleep(NOTICE_S)
+        assert script.began("unary-shared") == 0
+        script.go(streamed[0])
+        script.await_step("unary-shared", 1)
+        for name in (*streamed, "unary-shared"):
+            script.go(name)
+        assert waiting.result().body["output_ids"] == text_at(3, 2)
+        stream.answers(*streamed)
     check_serves(scripted)
 
 
