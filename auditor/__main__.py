@@ -14,18 +14,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import grpc
+from tritonclient.utils import InferenceServerException
 
 from auditor.auditor import Auditor
-from auditor.findings import Result
-from auditor.served import ServerSubject
-from auditor.subject import Subject, VerifyInput, ask_all
-from auditor.truth import NEAR_TIES, Truth
+from auditor.reference_model import NEAR_TIES, ReferenceModel
+from auditor.requests import AuditedSystem, AuditRequest, ask_all
+from auditor.results import Result
+from auditor.server import AuditedServer
 from auditor.workload import HEADS, QUICK, SETTINGS, Size
+from benchmarks.deployment import CONFIG, serving
+from benchmarks.settings import inputs_of
+from benchmarks.traffic import mixed_prompts
 from orchestrator.deployment.config import load_config
-from tests.exact import CONFIG, serving
-from tests.support.settings import inputs_of
-from tests.support.traffic import mixed_prompts
 
 MAX_SHOWN = 5
 
@@ -40,14 +40,14 @@ def address(options: argparse.Namespace) -> Iterator[str]:
         yield server.grpc_url
 
 
-def taken(subject: Subject, prompt: str, settings: Sequence[str]) -> list[str]:
+def taken(system: AuditedSystem, prompt: str, settings: Sequence[str]) -> list[str]:
     """Return the settings that the server takes; says which it does not."""
-    asked = [VerifyInput(name, prompt, {**inputs_of(name, prompt), "max_tokens": 1}) for name in settings]
-    answers = ask_all(subject, asked)
-    for question, answer in zip(asked, answers, strict=True):
+    asked = [AuditRequest(name, prompt, {**inputs_of(name, prompt), "max_tokens": 1}) for name in settings]
+    answers = ask_all(system, asked)
+    for request, answer in zip(asked, answers, strict=True):
         if answer.error:
-            print(f"left out: {question.name}: {answer.error}", file=sys.stderr)
-    return [question.name for question, answer in zip(asked, answers, strict=True) if not answer.error]
+            print(f"left out: {request.name}: {answer.error}", file=sys.stderr)
+    return [request.name for request, answer in zip(asked, answers, strict=True) if not answer.error]
 
 
 def audit(url: str, options: argparse.Namespace, size: Size) -> list[Result]:
@@ -57,9 +57,9 @@ def audit(url: str, options: argparse.Namespace, size: Size) -> list[Result]:
     def say(text: str) -> None:
         print(f"{time.monotonic() - began_s:5.0f} s: {text}", file=sys.stderr, flush=True)
 
-    with ServerSubject(url) as subject:
-        settings = taken(subject, prompts[0], options.settings)
-        return Auditor(Truth(options.checkpoint, options.dtype), subject, prompts, size, settings, say).run()
+    with AuditedServer(url) as system:
+        settings = taken(system, prompts[0], options.settings)
+        return Auditor(ReferenceModel(options.checkpoint, options.dtype), system, prompts, size, settings, say).run()
 
 
 def table(results: Sequence[Result]) -> str:
@@ -85,7 +85,11 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Size]:
         "--settings", nargs="+", default=[*SETTINGS, *HEADS], choices=[*SETTINGS, *HEADS], help="drafting methods"
     )
     parser.add_argument("--quick", action="store_true", help="a minute's worth; the other sizes go before it")
-    for name, text in (("prompts", "prompts"), ("tokens", "tokens a request"), ("seeds", "draws a law, 0 = no laws")):
+    for name, text in (
+        ("prompts", "prompts"),
+        ("tokens", "tokens a request"),
+        ("seeds", "draws a law, 0 = no distributions"),
+    ):
         shipped, quick = getattr(Size(), name), getattr(QUICK, name)
         parser.add_argument(f"--{name}", type=int, help=f"{text} ({shipped}, quick: {quick})")
     parser.add_argument("--json", type=Path, help="keep the report here too")
@@ -100,8 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with address(options) as url:
             results = audit(url, options, size)
-    except grpc.RpcError as error:
-        print(f"error: no server at {options.url}: {error.details()}", file=sys.stderr)
+    except InferenceServerException as error:
+        print(f"error: no server at {options.url}: {error.message()}", file=sys.stderr)
         return 2
     print(table(results))
     if options.json:

@@ -1,32 +1,32 @@
-"""One audit from the first question to the report."""
+"""One audit from the first request to the report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from auditor.distributions import check_distributions
 from auditor.equality import Comparison, GreedyCheck
-from auditor.findings import Result
-from auditor.law import check_laws
 from auditor.noise import check_noise
+from auditor.reference_model import ReferenceModel
 from auditor.replay import Replays
-from auditor.subject import Answer, Subject, VerifyInput, ask_all
+from auditor.requests import Answer, AuditedSystem, AuditRequest, ask_all
+from auditor.results import Result
 from auditor.texts import TextCheck
-from auditor.truth import Truth
-from auditor.workload import SETTINGS, Size, drawn_questions, questions_of, stopped_variants, variants_of
+from auditor.workload import SETTINGS, Size, distribution_requests, replay_requests, stopped_variants, variants_of
 
 AT_ONCE = 8
 
 
 @dataclass
 class Auditor:
-    """Asks a subject and judges its answers by the truth; settings: of SETTINGS, those that the subject takes.
+    """Asks a system and judges its answers by the reference; settings: of SETTINGS, those that the system takes.
 
     say: takes a line of progress. at_once: requests that run side by side, where any do.
     """
 
-    truth: Truth
-    subject: Subject
+    reference: ReferenceModel
+    system: AuditedSystem
     prompts: Sequence[str]
     size: Size
     settings: Sequence[str] = SETTINGS
@@ -37,24 +37,24 @@ class Auditor:
     def run(self) -> list[Result]:
         """Run all checks."""
         results = [check_noise()]
-        for name, check in (("replay", self.replays), ("invariance", self.invariance), ("law", self.laws)):
+        for name, check in (("replay", self.replays), ("invariance", self.invariance), ("law", self.distributions)):
             self.say(f"{name} …")
             results += check()
         return [*results, self.refused]
 
     def replays(self) -> list[Result]:
         """Decide recorded steps anew; their texts, log-probabilities and greedy outputs are looked at on the way."""
-        replays, texts, greedy = Replays(self.truth), TextCheck(self.truth), GreedyCheck(self.truth)
-        questions = questions_of(self.prompts, self.settings, self.size.tokens)
-        for question, answer in self._asked(questions, self.at_once):
-            replays.look(question, answer)
-            texts.look(question, answer)
-            greedy.look(question, answer)
+        replays, texts, greedy = Replays(self.reference), TextCheck(self.reference), GreedyCheck(self.reference)
+        requests = replay_requests(self.prompts, self.settings, self.size.tokens)
+        for request, answer in self._asked(requests, self.at_once):
+            replays.look(request, answer)
+            texts.look(request, answer)
+            greedy.look(request, answer)
         return [*replays.close(), *texts.close(), greedy.result]
 
     def invariance(self) -> list[Result]:
         """Ask with one seed under `coupled` in every way; then again with stop strings that the text holds."""
-        same, texts = Comparison("invariance", self.truth), TextCheck(self.truth)
+        same, texts = Comparison("invariance", self.reference), TextCheck(self.reference)
         for index, prompt in enumerate(self.prompts):
             variants = variants_of(index, prompt, self.settings, self.size.tokens)
             answers = [
@@ -63,29 +63,29 @@ class Auditor:
             ]
             self._compare(same, answers)
             stopped = stopped_variants(variants, answers[0][1].text if answers else "")
-            for question, answer in self._asked(stopped, self.at_once):
-                texts.look(question, answer)
+            for request, answer in self._asked(stopped, self.at_once):
+                texts.look(request, answer)
         text, logprobs = texts.close()
         text.check, logprobs.check = "text, stopped", "log-probs, stopped"
         return [same.result, text, logprobs]
 
-    def laws(self) -> list[Result]:
+    def distributions(self) -> list[Result]:
         """Draw the first tokens behind one prompt with many seeds."""
         if not self.size.seeds:
             return []
-        questions = drawn_questions(self.prompts[0], self.settings)
-        return check_laws(self.truth, self.subject, questions, self.size.seeds, self.at_once)
+        requests = distribution_requests(self.prompts[0], self.settings)
+        return check_distributions(self.reference, self.system, requests, self.size.seeds, self.at_once)
 
     @staticmethod
-    def _compare(same: Comparison, answers: Sequence[tuple[VerifyInput, Answer]]) -> None:
-        for question, answer in answers:
-            same.compare(question, answers[0][1].ids, answer)
+    def _compare(same: Comparison, answers: Sequence[tuple[AuditRequest, Answer]]) -> None:
+        for request, answer in answers:
+            same.compare(request, answers[0][1].ids, answer)
 
-    def _asked(self, questions: Sequence[VerifyInput], at_once: int) -> list[tuple[VerifyInput, Answer]]:
-        """Return questions with their answers, those left out that were refused: each of these is a finding."""
-        answers = ask_all(self.subject, questions, at_once)
+    def _asked(self, requests: Sequence[AuditRequest], at_once: int) -> list[tuple[AuditRequest, Answer]]:
+        """Return requests with their answers, those left out that were refused: each of these is a finding."""
+        answers = ask_all(self.system, requests, at_once)
         self.refused.counts["requests"] += len(answers)
-        for question, answer in zip(questions, answers, strict=True):
+        for request, answer in zip(requests, answers, strict=True):
             if answer.error:
-                self.refused.note("refused", question.name, "an answer", answer.error)
-        return [pair for pair in zip(questions, answers, strict=True) if not pair[1].error]
+                self.refused.note("refused", request.name, "an answer", answer.error)
+        return [pair for pair in zip(requests, answers, strict=True) if not pair[1].error]

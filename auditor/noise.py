@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from auditor.findings import Result
+from auditor.results import Result
 from orchestrator.core import noise as numpy_noise
 from orchestrator.core.noise import MASK32, Stream
 from runtime.sampling import noise as torch_noise

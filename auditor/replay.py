@@ -1,14 +1,14 @@
-"""Check `replay`: every recorded step is decided anew, and its record is held against its own laws."""
+"""Check `replay`: every recorded step is decided anew, and its record is held against its own distributions."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from auditor.bounds import CONFIDENCE, most_wrong
-from auditor.findings import Result
-from auditor.subject import Answer, Options, VerifyInput
-from auditor.told import Step, Told, read_told
-from auditor.truth import Replay, Truth
+from auditor.confidence import CONFIDENCE, max_error_rate
+from auditor.reference_model import ReferenceModel, Replay
+from auditor.reported_steps import ReportedSequence, ReportedStep, read_steps
+from auditor.requests import Answer, AuditRequest, Options
+from auditor.results import Result
 from orchestrator.core.context import Context
 from orchestrator.core.noise import Stream, gumbel
 from orchestrator.core.sampling_params import Rule, Sampling
@@ -23,37 +23,37 @@ REPLAY = "replay"
 class ReplayCheck:
     """Replays answers, one by one; `result` has what came of it."""
 
-    def __init__(self, truth: Truth, name: str = REPLAY) -> None:
+    def __init__(self, reference: ReferenceModel, name: str = REPLAY) -> None:
         self.result = Result(name)
-        self._truth = truth
+        self._reference = reference
 
-    def look(self, question: VerifyInput, answer: Answer) -> None:
+    def look(self, request: AuditRequest, answer: Answer) -> None:
         """Replay one answer; whatever is wrong with its record, the audit goes on and says so."""
         self.result.counts["requests"] += 1
         try:
-            self._look(question, answer, read_told(answer.steps, self._truth.vocab_size))
+            self._look(request, answer, read_steps(answer.steps, self._reference.vocab_size))
         except Exception as error:
-            self.result.note("record", question.name, "steps that obey their laws", repr(error))
+            self.result.note("record", request.name, "steps that obey their distributions", repr(error))
 
-    def _look(self, question: VerifyInput, answer: Answer, told: Told) -> None:
-        self._look_at_record(question, answer, told)
-        replay = Replay(self._truth, told)
+    def _look(self, request: AuditRequest, answer: Answer, told: ReportedSequence) -> None:
+        self._look_at_record(request, answer, told)
+        replay = Replay(self._reference, told)
         for number, step in enumerate(told.steps):
-            self._look_at_step(f"{question.name}, step {number}", step, replay, told.sampling)
+            self._look_at_step(f"{request.name}, step {number}", step, replay, told.sampling)
 
     def close(self) -> Result:
         """Return the result with its bound."""
         num_steps, num_wrong = self.result.counts["steps"], len({f.where for f in self.result.faults})
         if num_steps:
-            rate = most_wrong(num_wrong, num_steps)
+            rate = max_error_rate(num_wrong, num_steps)
             self.result.bounds.append(f"wrong steps ≤ {rate:.2%} ({CONFIDENCE:.0%} confidence)")
         return self.result
 
-    def _look_at_record(self, question: VerifyInput, answer: Answer, told: Told) -> None:
-        """Is it the record of this question, and of this answer, without a gap?"""
-        name, result = question.name, self.result
-        result.expect("prompt", name, self._truth.encode(question.prompt), told.prompt)
-        for key, (asked, got) in asked_for(question.options, told.sampling).items():
+    def _look_at_record(self, request: AuditRequest, answer: Answer, told: ReportedSequence) -> None:
+        """Is it the record of this request, and of this answer, without a gap?"""
+        name, result = request.name, self.result
+        result.expect("prompt", name, self._reference.encode(request.prompt), told.prompt)
+        for key, (asked, got) in asked_for(request.options, told.sampling).items():
             result.expect(f"sampling, {key}", name, asked, got)
         result.expect("output ids", name, list(answer.ids), told.tokens[: len(answer.ids)])
         context = Context(told.prompt)
@@ -65,7 +65,7 @@ class ReplayCheck:
         surplus = len(told.tokens) - len(answer.ids)
         result.expect("last step reaches the end", name, True, 0 <= surplus < len(told.steps[-1].tokens))
 
-    def _look_at_step(self, where: str, step: Step, replay: Replay, sampling: Sampling) -> None:
+    def _look_at_step(self, where: str, step: ReportedStep, replay: Replay, sampling: Sampling) -> None:
         counts = self.result.counts
         counts["steps"] += 1
         counts["tokens"] += len(step.tokens)
@@ -77,7 +77,7 @@ class ReplayCheck:
         if expected != step.walk:
             self.result.note("decision", where, _worded(expected), _worded(step.walk), near_tie=is_tie)
 
-    def _look_at_drafts(self, where: str, step: Step, sampling: Sampling) -> None:
+    def _look_at_drafts(self, where: str, step: ReportedStep, sampling: Sampling) -> None:
         """Were the drafts drawn from the q that went along, and with the drafter's own noise?"""
         if not step.q or not sampling.rule.uses_q:
             return
@@ -87,7 +87,7 @@ class ReplayCheck:
                 self.result.expect("drafts drawn from q", where, due, list(siblings))
 
 
-def drawn(step: Step, node: int, parent: int, sampling: Sampling) -> list[int]:
+def drawn(step: ReportedStep, node: int, parent: int, sampling: Sampling) -> list[int]:
     """Return the tokens of the q of `node`, a child of `parent`, in the order in which its noise draws them."""
     q, position = step.q[node - 1], step.prefix_len + int(step.tree.depths[parent])
     noise = gumbel(sampling.seed, position, q.ids, Stream.DRAFT, step.prefix_len)
@@ -111,16 +111,16 @@ def _worded(walk: tuple[tuple[int, ...], int]) -> str:
 class Replays:
     """A replay check per rule, `typical` apart as lossy: its steps must still be those of its own rule."""
 
-    def __init__(self, truth: Truth) -> None:
+    def __init__(self, reference: ReferenceModel) -> None:
         self._checks: dict[Rule, ReplayCheck] = {}
-        self._truth = truth
+        self._reference = reference
 
-    def look(self, question: VerifyInput, answer: Answer) -> None:
+    def look(self, request: AuditRequest, answer: Answer) -> None:
         """Replay one answer."""
-        rule = Rule(question.options.get("rule") or Rule.COUPLED)
+        rule = Rule(request.options.get("rule") or Rule.COUPLED)
         if rule not in self._checks:
-            self._checks[rule] = ReplayCheck(self._truth, f"{REPLAY}, {RULE_NAMES.get(rule, rule)}")
-        self._checks[rule].look(question, answer)
+            self._checks[rule] = ReplayCheck(self._reference, f"{REPLAY}, {RULE_NAMES.get(rule, rule)}")
+        self._checks[rule].look(request, answer)
 
     def close(self) -> list[Result]:
         """Return the results by rule."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from auditor.findings import Result
-from auditor.subject import Answer, VerifyInput
-from auditor.truth import Truth
+from auditor.reference_model import ReferenceModel
+from auditor.requests import Answer, AuditRequest
+from auditor.results import Result
 from orchestrator.sampling.distribution import log_softmax
 
 TORN = "\ufffd"
@@ -16,13 +16,13 @@ TORN = "\ufffd"
 TOLERANCES = {"float64": 1e-5, "float32": 1e-3, "bfloat16": 0.2}
 
 
-def expected_text(truth: Truth, ids: Sequence[int], question: VerifyInput) -> tuple[str, str]:
+def expected_text(reference: ReferenceModel, ids: Sequence[int], request: AuditRequest) -> tuple[str, str]:
     """Return the text of an output and why it ends: from scratch for every token, slow and obvious.
 
     docs/stopping.md without min_tokens: a stop id, then the stop string that is complete first, then max_tokens.
     """
-    words, ends = question.options.get("stop_words", []), stop_ids_of(truth, question)
-    tokenizer, prompt = truth.tokenizer, truth.encode(question.prompt)
+    words, ends = request.options.get("stop_words", []), stop_ids_of(reference, request)
+    tokenizer, prompt = reference.tokenizer, reference.encode(request.prompt)
     start = len(tokenizer.decode(prompt))
     text = ""
     for number, token in enumerate(ids, start=1):
@@ -35,10 +35,10 @@ def expected_text(truth: Truth, ids: Sequence[int], question: VerifyInput) -> tu
     return whole_or_cut(text, words), "length"
 
 
-def stop_ids_of(truth: Truth, question: VerifyInput) -> set[int]:
+def stop_ids_of(reference: ReferenceModel, request: AuditRequest) -> set[int]:
     """Return the ids that end an output: EOS, unless it is ignored, and those that the request names."""
-    eos_ids = set() if question.options.get("ignore_eos") else set(truth.checkpoint.eos_ids)
-    return eos_ids | set(question.options.get("stop_ids", []))
+    eos_ids = set() if request.options.get("ignore_eos") else set(reference.checkpoint.eos_ids)
+    return eos_ids | set(request.options.get("stop_ids", []))
 
 
 def whole_or_cut(text: str, words: Sequence[str]) -> str:
@@ -56,16 +56,16 @@ def cut(text: str, words: Sequence[str]) -> str | None:
 class TextCheck:
     """Looks at texts and log-probabilities, answer by answer."""
 
-    def __init__(self, truth: Truth) -> None:
+    def __init__(self, reference: ReferenceModel) -> None:
         self.text, self.logprobs = Result("text"), Result("log-probs")
-        self._truth = truth
+        self._reference = reference
         self._worst = 0.0
 
-    def look(self, question: VerifyInput, answer: Answer) -> None:
+    def look(self, request: AuditRequest, answer: Answer) -> None:
         """Look at one answer."""
-        self._look_at_text(question, answer)
-        if question.options.get("return_log_probs"):
-            self._look_at_logprobs(question, answer)
+        self._look_at_text(request, answer)
+        if request.options.get("return_log_probs"):
+            self._look_at_logprobs(request, answer)
 
     def close(self) -> list[Result]:
         """Return both results."""
@@ -73,26 +73,26 @@ class TextCheck:
             self.logprobs.bounds.append(f"worst {self._worst:.1e}")
         return [self.text, self.logprobs]
 
-    def _look_at_text(self, question: VerifyInput, answer: Answer) -> None:
-        name, (text, reason) = question.name, expected_text(self._truth, answer.ids, question)
+    def _look_at_text(self, request: AuditRequest, answer: Answer) -> None:
+        name, (text, reason) = request.name, expected_text(self._reference, answer.ids, request)
         self.text.expect("text", name, text, answer.text)
         self.text.expect("finish_reason", name, reason, answer.finish_reason)
-        for word, chunk in leaks(answer.chunks, question.options.get("stop_words", [])):
+        for word, chunk in leaks(answer.chunks, request.options.get("stop_words", [])):
             self.text.note("stop string", f"{name}, chunk {chunk}", f"no {word!r}", answer.chunks[chunk])
         self.text.counts.update(requests=1, tokens=len(answer.ids), chunks=len(answer.chunks))
         self.text.counts["stopped"] += reason == "stop"
 
-    def _look_at_logprobs(self, question: VerifyInput, answer: Answer) -> None:
+    def _look_at_logprobs(self, request: AuditRequest, answer: Answer) -> None:
         ids = list(answer.ids)
-        rows = self._truth.rows([*self._truth.encode(question.prompt), *ids], len(ids) + 1)[:-1]
+        rows = self._reference.rows([*self._reference.encode(request.prompt), *ids], len(ids) + 1)[:-1]
         due = log_softmax(rows)[np.arange(len(ids)), ids]
         self.logprobs.counts.update(requests=1, tokens=len(ids))
-        if not self.logprobs.expect("count", question.name, len(ids), len(answer.logprobs)):
+        if not self.logprobs.expect("count", request.name, len(ids), len(answer.logprobs)):
             return
         gaps = np.abs(due - np.array(answer.logprobs))
         self._worst = max(self._worst, float(gaps.max(initial=0.0)))
-        for at in np.flatnonzero(~(gaps <= TOLERANCES[self._truth.dtype])).tolist()[:1]:
-            self.logprobs.note("log-prob", f"{question.name}, token {at}", due[at], answer.logprobs[at])
+        for at in np.flatnonzero(~(gaps <= TOLERANCES[self._reference.dtype])).tolist()[:1]:
+            self.logprobs.note("log-prob", f"{request.name}, token {at}", due[at], answer.logprobs[at])
 
 
 def leaks(chunks: Sequence[str], words: Sequence[str]) -> Iterator[tuple[str, int]]:

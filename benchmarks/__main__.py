@@ -21,26 +21,25 @@ from tritonclient.utils import InferenceServerException
 
 import launcher
 from benchmarks import picture, report
+from benchmarks.deployment import CONFIG, ROOT, TASKS, settled_metrics
 from benchmarks.figures import compare_rates, rows
 from benchmarks.samples import BenchError, Runner, Sample, check_prefix_hits, measure
 from benchmarks.server import Count, Crowd, Method, Passes, measure_crowds
+from benchmarks.traffic import read_prompts
 from launcher.command import STUB_ENVIRONMENT
 from orchestrator.core.errors import ServingError
 from orchestrator.deployment.config import ServingConfig, load_config
 from orchestrator.proposers.registry import METHODS
-from tests.support.traffic import read_prompts, settled_figures
 
-ROOT = Path(__file__).resolve().parent.parent
 BASE = "none"
 PEER = "transformers"
 SLEEPING_THREADS = {name: STUB_ENVIRONMENT[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
-TASKS = ("completion", "edit", "repetitive", "docstring")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the command's arguments."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--config", type=Path, default=ROOT / "serving.toml", help="the deployment")
+    parser.add_argument("--config", type=Path, default=CONFIG, help="the deployment")
     parser.add_argument("--url", help="gRPC address of a running server of this deployment; else one is started")
     parser.add_argument(
         "--methods",
@@ -79,7 +78,7 @@ def serving(args: argparse.Namespace) -> Iterator[Door]:
         return
 
     def count() -> Passes:
-        found = settled_figures(server)
+        found = settled_metrics(server)
         return Passes(found["target", "passes_total"], found["target", "pass_requests_total"])
 
     with launcher.Server(args.config) as server:

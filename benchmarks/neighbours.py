@@ -16,9 +16,9 @@ from typing import Any
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
+from benchmarks.deployment import CONFIG
+from benchmarks.traffic import ask, mixed_prompts
 from launcher import Server
-from tests.exact import CONFIG
-from tests.support.traffic import ask, mixed_prompts
 
 DEEPEST = {"top_k": 32, "depth": 16}
 GREEDIEST = {"eagle": {}, "eagle2": DEEPEST, "eagle3": DEEPEST, "redrafter": {"beams": 32, "beam_len": 8}}

@@ -12,11 +12,12 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.deployment import CONFIG
+from benchmarks.traffic import read_prompts
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposer
 from orchestrator.core.sampling_params import Sampling
@@ -27,9 +28,7 @@ from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.registry import METHODS, ProposerDependencies, select_method
 from orchestrator.proposers.tables import load_tables
 from orchestrator.sampling.accept import accept_coupled
-from tests.support.traffic import read_prompts
 
-ROOT = Path(__file__).resolve().parents[1]
 SAMPLING = Sampling(0.8, seed=1)
 BUDGET = Budget(128, 1000)
 
@@ -91,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--contexts", type=int, nargs="+", default=[4096], help="tokens of the prompt (%(default)s)")
     parser.add_argument("--tokens", type=int, default=1024, help="tokens that are then said (%(default)s)")
     options = parser.parse_args(arguments)
-    config = load_config(ROOT / "serving.toml")
+    config = load_config(CONFIG)
     checkpoint = read_checkpoint(config.target)
     print("| method | context | first call, ms | median, ms | 95 % | most |\n|---|---:|---:|---:|---:|---:|")
     for length in options.contexts:

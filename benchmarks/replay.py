@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.deployment import CONFIG, TASKS
+from benchmarks.stock_model import StockModel
+from benchmarks.traffic import Prompt, read_prompts
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Proposer
 from orchestrator.core.sampling_params import Sampling
@@ -28,11 +31,7 @@ from orchestrator.generation.statistics import Statistics
 from orchestrator.proposers.registry import ProposerDependencies, select_method
 from orchestrator.proposers.tables import Tables, load_tables
 from orchestrator.sampling.accept import accept_coupled
-from tests.support.exactness import Oracle
-from tests.support.traffic import Prompt, read_prompts
 
-ROOT = Path(__file__).resolve().parents[1]
-TASKS = ("completion", "edit", "repetitive", "docstring")
 SETTINGS = (
     "prompt_lookup",
     'prompt_lookup:{"match": "frequent"}',
@@ -124,8 +123,9 @@ def known_texts(config: Any, num_prompts: int, num_tokens: int, store: Path | No
     prompts = [prompt for task in TASKS for prompt in read_prompts()[task][:num_prompts]]
     kept: Mapping[str, Any] = json.loads(store.read_text()) if store and store.exists() else {}
     if not kept:
-        oracle = Oracle(config.target, "float32")
-        kept = {p.id: (oracle.encode(p.text), oracle.greedy(p.text, num_tokens)) for p in prompts}
+        stock, encode = StockModel(Path(config.target), "float32"), read_checkpoint(config.target).tokenizer.encode
+        ids = {prompt.id: encode(prompt.text).ids for prompt in prompts}
+        kept = {name: (prompt_ids, stock.greedy(prompt_ids, num_tokens)) for name, prompt_ids in ids.items()}
         if store:
             store.write_text(json.dumps(kept))
     return [Text(prompt, *kept[prompt.id]) for prompt in prompts]
@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--num-tokens", type=int, default=128, help="tokens of a text (%(default)s)")
     parser.add_argument("--texts", type=Path, help="file to keep the texts in, for the next time")
     options = parser.parse_args(arguments)
-    config = load_config(ROOT / "serving.toml")
+    config = load_config(CONFIG)
     checkpoint = read_checkpoint(config.target)
     tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
     deployment = Deployment(checkpoint, tables)

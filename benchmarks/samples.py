@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from tests.support.traffic import Prompt
+from benchmarks.traffic import Prompt
 
 Item = TypeVar("Item")
 

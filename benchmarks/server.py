@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import tritonclient.grpc as grpcclient
 
 from benchmarks.samples import Run, rotated
+from benchmarks.traffic import Prompt
 from clients.generate import Generation, generate
-from tests.support.traffic import Prompt
 
 START_LIMIT_S = 30.0
 

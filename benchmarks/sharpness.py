@@ -7,25 +7,31 @@ for the prompts of docs/figures/heads.json and for as many others, with 95 % boo
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.deployment import ROOT, TASKS
+from benchmarks.traffic import read_prompts
+from orchestrator.core.context import Context
+from orchestrator.core.errors import ServingError
 from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import DraftResponse, HeadInput
 from orchestrator.deployment.checkpoint import read_checkpoint
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.drafter import DraftRequest
+from runtime.engine.calls import EngineCall
+from runtime.heads.checkpoint.load import load_head
 from runtime.heads.engines import ranking
 from runtime.heads.engines.eagle import EagleEngine
 from runtime.heads.engines.redrafter import RedrafterEngine
-from tests.support.heads import draft, load, paths_of, request
-from tests.support.traffic import read_prompts
 
-ROOT = Path(__file__).resolve().parents[1]
 TARGET = str(ROOT / "models/target")
-TASKS = ("completion", "edit", "repetitive", "docstring")
 REPORTED, OTHERS = slice(0, 4), slice(4, 8)
 NUM_TOKENS, MAX_NODES = 96, 8
 
@@ -59,23 +65,34 @@ def greedy_text(model: Any, prompt: list[int]) -> Text:
     return Text(len(prompt), ids, torch.cat(states).numpy())
 
 
-def steps_along(engine: Any, text: Text, keeps: bool, **shape: Any) -> int:
-    """Return the steps in which a head gets through a text; the first makes one token, undrafted.
+def steps_along(engine: Any, text: Text, keeps: bool, width: int, max_depth: int) -> int:
+    """Return the steps that a head needs for a text; the first step yields one token without drafts.
 
-    keeps: the head has a cache, and is sent what it lacks.
+    keeps: whether the head has a KV cache and is sent only the rows that it lacks.
+    width, max_depth: of the head's trees.
     """
     length, num_steps, sent, start = text.prompt_len + 1, 1, 0, 0
     while length < len(text.ids):
         start = start if keeps else length - 2
         rows = text.states[start : length - 1]
-        options = {"sampling": Sampling(), "max_nodes": MAX_NODES, **shape}
-        call = request(text.ids[:length], rows, start=start, sent=sent if keeps else 0, **options)
-        (answer,) = draft(engine, call)
+        head = HeadInput(rows.astype(np.float32), start, TokenTree.bare(), width)
+        delta = delta_of(Context(text.ids[:length]), sent if keeps else 0, 1, "")
+        answer = draft(engine, DraftRequest(delta, Sampling(), MAX_NODES, max_depth, head))
         if keeps:
             sent, start = length, answer.cached_len
-        length += 1 + num_accepted(set(paths_of(answer)), text.ids[length:])
+        length += 1 + num_accepted(set(answer.tree.paths[1:]), text.ids[length:])
         num_steps += 1
     return num_steps
+
+
+def draft(engine: Any, request: DraftRequest) -> DraftResponse:
+    """Return an engine's answer to one call."""
+    answers: list[Any] = []
+    engine.advance([EngineCall(request, math.inf, answers.append)])
+    (response,) = answers
+    if isinstance(response, ServingError):
+        raise response
+    return response
 
 
 def num_accepted(paths: set[tuple[int, ...]], following: list[int]) -> int:
@@ -96,7 +113,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("sharpness", nargs="*", type=float, default=[1.0, 0.5, 0.3, 0.25])
     options = parser.parse_args()
-    eagle, redrafter = (load(kind, ROOT / "models" / kind, TARGET, torch.float32) for kind in ("eagle", "redrafter"))
+    folders, cpu = {kind: str(ROOT / "models" / kind) for kind in ("eagle", "redrafter")}, torch.device("cpu")
+    eagle, redrafter = (load_head(kind, folder, TARGET, torch.float32, cpu) for kind, folder in folders.items())
     groups = {"reported": list(texts(REPORTED)), "others": list(texts(OTHERS))}
     for ranking.SHARPNESS in options.sharpness:
         for name, some in groups.items():

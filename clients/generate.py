@@ -142,7 +142,17 @@ def stream(
     Raises ValueError for an option that does not fit, InferenceServerException for what the server refuses (its
     `status()` is None then) and for a broken connection.
     """
-    inputs = to_inputs({"text_input": prompt, "stream": True, **options})
+    inputs = {"text_input": prompt, "stream": True, **options}
+    with contextlib.closing(stream_outputs(client, inputs, model, limit_s)) as responses:
+        for at_s, outputs in responses:
+            yield to_chunk(outputs, at_s)
+
+
+def stream_outputs(
+    client: Any, options: Mapping[str, Any], model: str = "speculative", limit_s: float = 120.0
+) -> Generator[tuple[float, dict[str, Any]], None, None]:
+    """Send one request and yield when each of its responses arrived and its output arrays by name; as `stream`."""
+    inputs = to_inputs(options)
     answers: queue.SimpleQueue[tuple[float, Any, Any]] = queue.SimpleQueue()
     done, sent_s = False, time.perf_counter()
 
@@ -160,7 +170,7 @@ def stream(
             response = result.get_response()
             done = response.parameters["triton_final_response"].bool_param
             if response.outputs:
-                yield to_chunk({output.name: result.as_numpy(output.name) for output in response.outputs}, at_s)
+                yield at_s, {output.name: result.as_numpy(output.name) for output in response.outputs}
     finally:
         client.stop_stream(cancel_requests=not done)
 

@@ -16,31 +16,21 @@ import json
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.deployment import CONFIG, ROOT, serving
+from benchmarks.settings import SETTINGS
+from benchmarks.traffic import Answer, Prompt, mixed_prompts
 from launcher import Server
 from orchestrator.deployment.config import CHECKPOINTS, ServingConfig, load_config
 from tests.support.exactness import NEAR_TIE, SAMPLINGS
-from tests.support.settings import SETTINGS
 from tests.support.suite import ALONE, AT_ONCE, Row, Suite, Unit
-from tests.support.traffic import Answer, Prompt, mixed_prompts
 
-ROOT = Path(__file__).resolve().parents[1]
-CONFIG = ROOT / "serving.toml"
 STORE = ROOT / ".exact"
 TABLE = ROOT / "docs" / "figures" / "exact.md"
 BASE = "none"
-# A late draft costs speed, not text; but a test of speculation wants to see it happen on a busy machine too.
-ENVIRONMENT = {"SERVING_DRAFT_TIMEOUT_MS": "10000"}
-
-
-@contextlib.contextmanager
-def serving(dtype: str) -> Iterator[Server]:
-    """Run the shipped deployment in `dtype`."""
-    with Server(CONFIG, env=ENVIRONMENT | {"SERVING_DTYPE": dtype}) as server:
-        yield server
 
 
 class Store:
@@ -139,7 +129,7 @@ temperature {rule.temperature:.3g}, top-p {rule.top_p:.3g}, one seed a prompt: `
 model's log p plus the keyed noise, everything else with `none` alone. *alone* starts from a cold cache; \
 *{AT_ONCE}* mixes the settings of its run and shares KV blocks. A near tie is a difference whose two tokens are less \
 than {NEAR_TIE:g} apart when recomputed in float64; *differences* are those that are none. The settings are those of \
-`tests/support/settings.py`.
+`benchmarks/settings.py`.
 
 {HEADER}
 {chr(10).join(lines)}

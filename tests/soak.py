@@ -17,11 +17,12 @@ from typing import Any
 
 import psutil
 
+from benchmarks.deployment import engine_metrics
+from benchmarks.traffic import Crowd, Prompt, read_prompts
 from clients.generate import stream
 from launcher import Server
 from orchestrator.deployment.config import DRAFTER_OF
 from tests.support.mixed_traffic import NUM_AT_ONCE, Traffic
-from tests.support.traffic import Crowd, Prompt, figures, read_prompts
 
 CONFIG = Path(__file__).resolve().parents[1] / "serving.toml"
 #: The drafters that keep a cache.
@@ -54,7 +55,7 @@ def sample(server: Server, limit_s: float = 8.0) -> Sample:
 def _held(server: Server) -> dict[str, float]:
     return {
         " ".join(key): value
-        for key, value in figures(server).items()
+        for key, value in engine_metrics(server).items()
         if key[1:] in (("kv_blocks", "held"), ("sequences",))
     }
 
@@ -75,7 +76,7 @@ def fill(server: Server, prompts: Sequence[Prompt]) -> None:
 
 
 def _blocks(server: Server, state: str) -> dict[str, int]:
-    return {key[0]: int(value) for key, value in figures(server).items() if key[1:] == ("kv_blocks", state)}
+    return {key[0]: int(value) for key, value in engine_metrics(server).items() if key[1:] == ("kv_blocks", state)}
 
 
 def _prefill(turn: int, method: str, client: Any, prompt: Prompt) -> None:

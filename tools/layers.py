@@ -26,6 +26,8 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "launcher": (*_HEAVY, _PB_UTILS, "numpy", "tritonclient", "runtime", *(p for p in _PRODUCTS if p != "launcher")),
     "clients": ("orchestrator", "runtime", "model_repository", *(p for p in _PRODUCTS if p != "clients")),
     "build": (_PB_UTILS, "launcher", "clients", "auditor", "benchmarks", "tests"),
+    "auditor": (_PB_UTILS, "tests"),
+    "benchmarks": (_PB_UTILS, "auditor", "tests"),
     "model_repository": ("torch", "transformers", *_PRODUCTS),
     "tools": ("orchestrator", "runtime", *(p for p in _PRODUCTS if p != "tools")),
 }

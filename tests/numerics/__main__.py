@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
+from benchmarks.traffic import mixed_prompts
 from orchestrator.deployment.config import load_config
 from tests.numerics.bench import Bench
 from tests.numerics.counts import EXACT, METHODS
 from tests.numerics.page import Store
 from tests.numerics.passes import Forced
 from tests.support.exactness import SAMPLINGS
-from tests.support.traffic import mixed_prompts
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "figures" / "numerics.md"

@@ -8,12 +8,12 @@ from __future__ import annotations
 import pytest
 
 from auditor.auditor import Auditor
-from auditor.served import ServerSubject
-from auditor.truth import Truth
+from auditor.reference_model import ReferenceModel
+from auditor.server import AuditedServer
 from auditor.workload import Size
+from benchmarks.deployment import CONFIG, serving
+from benchmarks.traffic import mixed_prompts
 from orchestrator.deployment.config import load_config
-from tests.exact import CONFIG, serving
-from tests.support.traffic import mixed_prompts
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
@@ -25,8 +25,8 @@ CHARACTERS = 120
 
 def test_the_shipped_deployment_has_no_finding() -> None:
     prompts = [prompt.text[-CHARACTERS:] for prompt in mixed_prompts(SIZE.prompts)]
-    with serving("float64") as server, ServerSubject(server.grpc_url) as subject:
-        results = Auditor(Truth(load_config(CONFIG).target), subject, prompts, SIZE, SETTINGS).run()
+    with serving("float64") as server, AuditedServer(server.grpc_url) as system:
+        results = Auditor(ReferenceModel(load_config(CONFIG).target), system, prompts, SIZE, SETTINGS).run()
 
     found = [f"{result.check}: {finding}" for result in results for finding in result.faults]
     by_name = {result.check: result.counts for result in results}

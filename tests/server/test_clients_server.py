@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import tritonclient.grpc as grpcclient
 
+from benchmarks.deployment import settled_metrics
 from benchmarks.samples import check_prefix_hits, measure
 from benchmarks.server import Method, Passes, measure_crowds
+from benchmarks.traffic import Prompt
 from clients import demo, generate, http_generate
 from launcher import Server
 from tests.server.conftest import deployment, link
-from tests.support.traffic import Prompt, settled_figures
 
 #: What the demo shows of a deployment without heads.
 LOADED = demo.methods_of(["target", "draft"])
@@ -40,7 +41,7 @@ def client(server: Server) -> Iterator[Any]:
 
 
 def passes(server: Server) -> Passes:
-    found = settled_figures(server)
+    found = settled_metrics(server)
     return Passes(found["target", "passes_total"], found["target", "pass_requests_total"])
 
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.deployment import CONFIG, serving, settled_metrics
+from benchmarks.settings import SETTINGS, by_method
+from benchmarks.traffic import Crowd, ask, mixed_prompts
 from launcher import Server
 from orchestrator.deployment.config import load_config
-from tests.exact import CONFIG, serving
 from tests.support.exactness import SAMPLINGS
-from tests.support.settings import SETTINGS, by_method
 from tests.support.suite import ALONE, AT_ONCE, Row, Suite
-from tests.support.traffic import Crowd, ask, mixed_prompts, settled_figures
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(1800)]
 
@@ -78,13 +78,13 @@ def test_sixteen_equal_requests_fill_most_passes(server: Server) -> None:
     """Counted, not timed: what the requests saw, and what the engine counted, prefill and tail included."""
     prompt = mixed_prompts(1)[0].text
     options = {"speculation": "none", "max_tokens": NUM_EQUAL_TOKENS, "timeout_ms": 600_000, "limit_s": 600}
-    before = settled_figures(server)
+    before = settled_metrics(server)
 
     answers = Crowd(server.grpc_url, NUM_EQUAL).map(
         lambda client, number: ask(client, prompt, **options), range(NUM_EQUAL)
     )
 
-    after = settled_figures(server)
+    after = settled_metrics(server)
     passes, requests = (
         after["target", family] - before["target", family] for family in ("passes_total", "pass_requests_total")
     )

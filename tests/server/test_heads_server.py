@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.deployment import serving, settled_metrics
+from benchmarks.traffic import mixed_prompts
 from launcher import Server
-from tests.exact import serving
 from tests.support.clients import Answer, Stream, ask, until
-from tests.support.traffic import mixed_prompts, settled_figures
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
@@ -107,9 +107,9 @@ def test_requests_of_all_heads_at_once_say_the_same(server: Server, cold: dict[s
 
 
 def test_requests_at_once_are_drafted_for_together(server: Server, cold: dict[str, Answer]) -> None:
-    before = settled_figures(server)
+    before = settled_metrics(server)
     assert at_once(server, ["eagle2"] * 8) == [cold["none"].ids] * 8
-    after = settled_figures(server)
+    after = settled_metrics(server)
     passes, calls = (
         after["eagle", family] - before["eagle", family] for family in ("passes_total", "pass_requests_total")
     )

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
+from benchmarks.deployment import serving
+from benchmarks.settings import SETTINGS, inputs_of
 from launcher import Server
 from orchestrator.core.context import Context
 from orchestrator.core.noise import child_seed
@@ -23,9 +25,7 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.proposers.registry import METHODS as BUILDERS
 from orchestrator.sampling.distribution import log_p, log_softmax, pick
 from orchestrator.sampling.grammar_matcher import Matcher
-from tests.exact import serving
 from tests.support.clients import Stream, listed, metric, until
-from tests.support.settings import SETTINGS, inputs_of
 from tests.support.surface import (
     DEMO,
     EOS,

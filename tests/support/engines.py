@@ -1,4 +1,4 @@
-"""Engines in this process, without Triton: a Target over an engine thread, and plain forward passes to compare with."""
+"""Engines in this process, without Triton: a Target over an engine thread."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import queue
 import time
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import ServingError
@@ -20,7 +17,6 @@ from orchestrator.wire.target import StepRequest
 from runtime.engine.paged import PagedModel
 from runtime.engine.target import TargetEngine
 from runtime.engine.thread import EngineThread
-from runtime.model.fused import fuse_norms
 from runtime.model.load import load_model
 
 LIMIT_S = 60.0
@@ -89,34 +85,6 @@ def start_target(paged: PagedModel) -> EngineThread[StepRequest]:
     engine = EngineThread(TargetEngine(paged), "test-target")
     engine.start()
     return engine
-
-
-class PlainModel:
-    """The stock model, one causal forward pass per question: the oracle of the engine tests."""
-
-    def __init__(self, folder: Path, dtype: str = "float64") -> None:
-        from transformers import AutoModelForCausalLM
-
-        self.model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), attn_implementation="sdpa"
-        ).eval()
-        if dtype == "float64":
-            # The stock norms round to float32 on the way; without that the oracle is exact too.
-            fuse_norms(self.model)
-
-    @torch.inference_mode()
-    def logits(self, ids: list[int]) -> np.ndarray:
-        """Return (V,) float64 logits of the token after `ids`."""
-        output = self.model(input_ids=torch.tensor([ids]), use_cache=False)
-        result: np.ndarray = output.logits[0, -1].double().numpy()
-        return result
-
-    @torch.inference_mode()
-    def hidden(self, ids: list[int]) -> np.ndarray:
-        """Return (n, d) float64 states after the final norm."""
-        output = self.model.model(input_ids=torch.tensor([ids]), use_cache=False)
-        result: np.ndarray = output.last_hidden_state[0].double().numpy()
-        return result
 
 
 def node_paths(ids: list[int], tree: TokenTree) -> list[list[int]]:

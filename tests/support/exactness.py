@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from auditor.equality import first_difference
+from benchmarks.settings import inputs_of
+from benchmarks.stock_model import StockModel
+from benchmarks.traffic import Answer, Crowd, Prompt, ask
 from orchestrator.core.noise import gumbel
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.sampling.distribution import log_p, pick
-from tests.support.engines import PlainModel
-from tests.support.settings import inputs_of
-from tests.support.traffic import Answer, Crowd, Prompt, ask
 
 NEAR_TIE = 1e-4
 LIMIT_S = 900  # the machine may be busy; a deadline would cut a text short
@@ -86,13 +87,10 @@ def run(url: str, cases: Sequence[Case], num_tokens: int, at_once: int = 1, salt
 
 
 class Oracle:
-    """The stock model of transformers in this process, weights and dtype as served."""
+    """The stock model of transformers in this process, its weights, dtype and norms as they come."""
 
     def __init__(self, folder: str, dtype: str) -> None:
-        from transformers import AutoModelForCausalLM, logging
-
-        logging.set_verbosity_error()
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+        self._stock = StockModel(Path(folder), dtype, exact_norms=False)
         self._tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
 
     def encode(self, text: str) -> list[int]:
@@ -101,20 +99,17 @@ class Oracle:
         return ids
 
     def greedy(self, text: str, num_tokens: int) -> list[int]:
-        """Return what `generate` says at temperature 0."""
-        ids = torch.tensor([self.encode(text)])
-        said = self.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens)
-        result: list[int] = said[0, ids.shape[1] :].tolist()
-        return result
+        """Return the output of `generate` at temperature 0."""
+        return self._stock.greedy(self.encode(text), num_tokens)
 
     @torch.inference_mode()
     def target_tokens(self, text: str, tokens: Sequence[int], sampling: Sampling) -> list[int]:
-        """Return what the reference would pick in the place of each of `tokens`, those before it given.
+        """Return the token that the reference picks at each position of `tokens`, given those before it.
 
-        Invariant: equals `tokens` if and only if `orchestrator.sampling.distribution.reference.generate` says them.
+        Invariant: equals `tokens` if and only if `orchestrator.sampling.reference.generate` generates them.
         """
         prompt = self.encode(text)
-        output = self.model(torch.tensor([[*prompt, *tokens]]), use_cache=False)
+        output = self._stock.model(torch.tensor([[*prompt, *tokens]]), use_cache=False)
         rows = output.logits[0, len(prompt) - 1 : -1].double().numpy()
         result: list[int] = pick(rows, len(prompt) + np.arange(len(tokens)), sampling).tolist()
         return result
@@ -142,21 +137,13 @@ class Difference:
         )
 
 
-def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
-    """Return the first position in which two outputs differ, None when they are the same."""
-    for index, (left, right) in enumerate(zip(expected, got, strict=False)):
-        if left != right:
-            return index
-    return None if len(expected) == len(got) else min(len(expected), len(got))
-
-
 class Judge:
     """Compares outputs; a difference is examined in float64 with exact norms, by the model in `folder`."""
 
     def __init__(self, folder: str, encode: Callable[[str], list[int]]) -> None:
         self._folder = Path(folder)
         self._encode = encode
-        self._exact: PlainModel | None = None
+        self._exact: StockModel | None = None
 
     def compare(self, case: Case, name: str, expected: Sequence[int], got: Sequence[int]) -> Difference | None:
         """Return the first difference with its margin, or None."""
@@ -172,7 +159,7 @@ class Judge:
 
     def _margin(self, ids: list[int], left: int, right: int, sampling: Sampling) -> float:
         """Return the gap between two tokens' scores after `ids`: log p, and the noise above temperature 0."""
-        self._exact = self._exact or PlainModel(self._folder)
+        self._exact = self._exact or StockModel(self._folder)
         row = self._exact.logits(ids)[None]
         if sampling.greedy:
             return float(abs(row[0, left] - row[0, right]))

@@ -13,10 +13,10 @@ from typing import Any
 
 from tritonclient.utils import InferenceServerException
 
+from benchmarks.settings import inputs_of, served
+from benchmarks.traffic import Crowd, Prompt
 from clients.generate import stream
 from launcher import Server
-from tests.support.settings import inputs_of, served
-from tests.support.traffic import Crowd, Prompt
 
 NUM_AT_ONCE = 8
 MAX_TOKENS = 40

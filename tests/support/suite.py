@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.settings import SETTINGS
+from benchmarks.traffic import Answer, Prompt
 from orchestrator.deployment.config import ServingConfig
 from tests.support.exactness import SAMPLINGS, Case, Difference, Judge, Oracle, cases_of, run
-from tests.support.settings import SETTINGS
-from tests.support.traffic import Answer, Prompt
 
 NUM_AT_ONCE = 8
 ALONE, AT_ONCE = "alone", f"{NUM_AT_ONCE} at once"

@@ -14,13 +14,13 @@ import torch
 from tokenizers import Tokenizer
 from tritonclient.grpc import InferResult, service_pb2_grpc
 
+from benchmarks.stock_model import StockModel
 from launcher import Server
 from orchestrator.core.sampling_params import Grammar, LogitsOptions, Sampling
 from orchestrator.sampling.grammar import Grammars
 from orchestrator.sampling.reference import Legal, generate
 from tests.support.clients import Http, infer_request
 from tests.support.clients import generate as post_generate
-from tests.support.engines import PlainModel
 
 LIMIT_S = 300.0
 EOS = 0
@@ -136,7 +136,7 @@ class Truth:
 
     def __init__(self, num_threads: int = 1) -> None:
         torch.set_num_threads(num_threads)  # two spinning threads a process are slower than one on a busy machine
-        self._plain = PlainModel(TARGET)
+        self._plain = StockModel(TARGET)
         self.grammars = Grammars(TARGET / "tokenizer.json", self._plain.model.config.vocab_size, [EOS])
         self._rows: dict[tuple[int, ...], np.ndarray] = {}
 

@@ -14,16 +14,24 @@ import torch
 
 from auditor import __main__ as command
 from auditor.auditor import Auditor
-from auditor.bounds import g_test, holm, most_variation, most_wrong, variation
-from auditor.findings import Result
-from auditor.in_process import EngineSubject
+from auditor.confidence import g_test, holm, max_error_rate, max_total_variation, total_variation
 from auditor.noise import check_noise
-from auditor.planted import DRAWN, PLANTED, Patch, Planted, drafts_left_out_by_value, u_may_be_0, u_may_be_1
+from auditor.reference_model import ReferenceModel
 from auditor.replay import ReplayCheck
-from auditor.subject import Answer, VerifyInput
+from auditor.requests import Answer, AuditRequest
+from auditor.results import Result
 from auditor.texts import cut, expected_text, leaks
-from auditor.truth import Truth
 from auditor.workload import SETTINGS, Size
+from tests.support.planted_bugs import (
+    DRAWN,
+    PLANTED,
+    Patch,
+    PlantedBug,
+    drafts_left_out_by_value,
+    u_may_be_0,
+    u_may_be_1,
+)
+from tests.support.served_in_process import InProcessSystem
 from tests.support.tiny_models import make_tiny_target, write_byte_tokenizer
 
 PROMPTS = ("abcabcabcab", "thequickbrownfox", "xyxyxyz", "aabbaabb", "lorem", "0101100", "zzz", "abacab")
@@ -35,13 +43,13 @@ class World(NamedTuple):
 
     target: Path
     draft: Path
-    truth: Truth
+    reference: ReferenceModel
     learnt: tuple[str, ...]
 
     def audit(self, phase: str = "run", settings: Sequence[str] = SETTINGS, size: Size = SIZE) -> list[Result]:
         """Audit the served code, or a phase of it, in fresh engines."""
-        subject = EngineSubject(self.target, self.draft, self.learnt)
-        auditor = Auditor(self.truth, subject, PROMPTS[: size.prompts], size, settings, at_once=1)
+        system = InProcessSystem(self.target, self.draft, self.learnt)
+        auditor = Auditor(self.reference, system, PROMPTS[: size.prompts], size, settings, at_once=1)
         results: list[Result] = getattr(auditor, phase)()
         return results
 
@@ -51,10 +59,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("audited")
     make_tiny_target(folder / "target")
     make_like(folder / "target", folder / "draft")
-    truth, options = Truth(str(folder / "target")), {"max_tokens": 24, "temperature": 0.9}
-    subject, seeds = EngineSubject(folder / "target", folder / "draft"), range(1, 13)
-    said = [prompt + subject.ask(prompt, {**options, "seed": seed}).text for prompt in PROMPTS[:2] for seed in seeds]
-    return World(folder / "target", folder / "draft", truth, tuple(said))
+    reference, options = ReferenceModel(str(folder / "target")), {"max_tokens": 24, "temperature": 0.9}
+    system, seeds = InProcessSystem(folder / "target", folder / "draft"), range(1, 13)
+    said = [prompt + system.ask(prompt, {**options, "seed": seed}).text for prompt in PROMPTS[:2] for seed in seeds]
+    return World(folder / "target", folder / "draft", reference, tuple(said))
 
 
 def make_like(source: Path, folder: Path) -> None:
@@ -97,11 +105,11 @@ def test_every_setting_is_replayed_without_a_finding(world: World) -> None:
     assert not faults(results), [str(finding) for result in results for finding in result.findings]
 
 
-# Planted bugs
+# PlantedBug bugs
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.bug.__name__)
-def test_a_planted_bug_is_found(world: World, monkeypatch: Patch, planted: Planted) -> None:
+def test_a_planted_bug_is_found(world: World, monkeypatch: Patch, planted: PlantedBug) -> None:
     planted.bug(monkeypatch)
 
     found = faults(world.audit(planted.phase, planted.settings, replace(SIZE, prompts=planted.prompts)))
@@ -113,7 +121,7 @@ def test_drafts_left_out_by_their_value_are_found_by_the_law_alone(world: World,
     drafts_left_out_by_value(monkeypatch)
 
     replayed = faults(world.audit("replays", DRAWN))
-    drawn = faults(world.audit("laws", DRAWN, Size(1, 3, 250)))
+    drawn = faults(world.audit("distributions", DRAWN, Size(1, 3, 250)))
 
     assert not replayed
     assert {("law, rejection, draft_model 4", "distribution"), ("law, block, draft_model 4", "distribution")} <= drawn
@@ -133,15 +141,15 @@ def test_a_u_of_0_or_1_is_found_by_the_noise_check(monkeypatch: Patch, bug: Call
 
 def test_a_record_that_lies_is_found(world: World) -> None:
     options = {"max_tokens": 8, "return_steps": True, "seed": 3, "temperature": 1.0, "rule": "rejection"}
-    question = VerifyInput("q", PROMPTS[0], options)
-    subject = EngineSubject(world.target, world.draft)
-    answer = subject.ask(question.prompt, {**options, "speculation": "draft_model"})
+    request = AuditRequest("q", PROMPTS[0], options)
+    system = InProcessSystem(world.target, world.draft)
+    answer = system.ask(request.prompt, {**options, "speculation": "draft_model"})
 
     def found(**changes: Any) -> set[str]:
-        check, told = ReplayCheck(world.truth), json.loads(answer.steps)
+        check, told = ReplayCheck(world.reference), json.loads(answer.steps)
         told["sampling"] |= changes.pop("sampling", {})
         told["steps"][1] |= changes
-        check.look(question, replace(answer, steps=json.dumps(told)))
+        check.look(request, replace(answer, steps=json.dumps(told)))
         return {finding.what for finding in check.result.findings}
 
     assert found() == set()
@@ -154,38 +162,38 @@ def test_a_record_that_lies_is_found(world: World) -> None:
 
 
 def test_a_near_tie_is_told_apart_from_a_fault_in_a_rounded_dtype(world: World) -> None:
-    question = VerifyInput("q", PROMPTS[0], {"max_tokens": 2, "return_steps": True})
-    answer = EngineSubject(world.target, world.draft).ask(*question[1:])
-    told, rounded = json.loads(answer.steps), Truth(str(world.target), "bfloat16")
-    row = world.truth.rows(world.truth.encode(PROMPTS[0]))[0]
+    request = AuditRequest("q", PROMPTS[0], {"max_tokens": 2, "return_steps": True})
+    answer = InProcessSystem(world.target, world.draft).ask(*request[1:])
+    told, rounded = json.loads(answer.steps), ReferenceModel(str(world.target), "bfloat16")
+    row = world.reference.rows(world.reference.encode(PROMPTS[0]))[0]
     second = int(np.argsort(-row)[1])
     told["steps"] = told["steps"][:1]
     told["steps"][0]["next_token"] = second
     ties = []
     for near_tie in (0.0, 1e-9, float(row.max() - row[second])):
         rounded.near_tie, check = near_tie, ReplayCheck(rounded)
-        check.look(question, replace(answer, ids=(second,), steps=json.dumps(told)))
+        check.look(request, replace(answer, ids=(second,), steps=json.dumps(told)))
         ties.append(check.result.findings[0].near_tie)
     assert ties == [False, False, True]
 
 
 def test_bounds_are_those_of_the_papers() -> None:
-    assert most_wrong(0, 1000) == pytest.approx(-np.log(0.01) / 1000, rel=0.01)  # the rule of three, at 99%
-    assert most_wrong(5, 5) == 1.0 and 0.1 < most_wrong(5, 50) < 0.3
+    assert max_error_rate(0, 1000) == pytest.approx(-np.log(0.01) / 1000, rel=0.01)  # the rule of three, at 99%
+    assert max_error_rate(5, 5) == 1.0 and 0.1 < max_error_rate(5, 50) < 0.3
     counts, law = np.array([50.0, 50.0]), np.array([0.6, 0.4])
-    assert variation(counts, law) == pytest.approx(0.1)
-    assert most_variation(counts, law) == pytest.approx(0.1 + np.sqrt(2 * np.log(2 / 0.01) / 100) / 2)
+    assert total_variation(counts, law) == pytest.approx(0.1)
+    assert max_total_variation(counts, law) == pytest.approx(0.1 + np.sqrt(2 * np.log(2 / 0.01) / 100) / 2)
     assert g_test(np.array([600.0, 400.0]), law) > 0.99 and g_test(np.array([500.0, 500.0]), law) < 1e-6
     assert holm([0.04, 0.001, 0.03], 0.05) == [False, True, False] and holm([0.01, 0.02, 0.04], 0.05) == [True] * 3
 
 
 def test_the_text_of_tokens_is_cut_at_the_stop_that_is_complete_first(world: World) -> None:
     def ended(text: str, **options: Any) -> tuple[str, str]:
-        return expected_text(world.truth, world.truth.encode(text), VerifyInput("q", "ab", options))
+        return expected_text(world.reference, world.reference.encode(text), AuditRequest("q", "ab", options))
 
     assert ended("cdef") == ("cdef", "length")
     assert ended("cdef", stop_words=["ef", "de"]) == ("c", "stop")
-    assert ended("cdef", stop_ids=world.truth.encode("e")) == ("cd", "stop")
+    assert ended("cdef", stop_ids=world.reference.encode("e")) == ("cd", "stop")
     assert cut("abc", ["bc", "c"]) == "a" and cut("abc", ["x"]) is None
     assert list(leaks(["on", "e t", "wo"], ["e tw", "two", "three"])) == [("e tw", 2), ("two", 2)]
 
@@ -215,7 +223,7 @@ def test_an_answer_that_is_refused_is_a_finding_and_a_lossy_law_is_none() -> Non
             return Answer(error="no")
 
     auditor = Auditor(None, Refusing(), PROMPTS, SIZE, ("none",))  # type: ignore[arg-type]
-    assert auditor._asked([VerifyInput("q", "a", {})], 1) == [] and faults([auditor.refused]) == {
+    assert auditor._asked([AuditRequest("q", "a", {})], 1) == [] and faults([auditor.refused]) == {
         ("answers", "refused")
     }
     lossy = Result("law", lossy=True)

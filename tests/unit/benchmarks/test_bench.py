@@ -15,11 +15,11 @@ import pytest
 from benchmarks import __main__, figures, picture, report, samples
 from benchmarks.samples import BenchError, Run, Sample
 from benchmarks.server import Crowd, Method, to_run
+from benchmarks.stock_model import StockModel
+from benchmarks.traffic import Prompt, read_prompts
 from clients import demo
 from clients.generate import Chunk, Generation
-from tests.support.engines import PlainModel
 from tests.support.tiny_models import make_tiny_target
-from tests.support.traffic import Prompt, read_prompts
 
 RUN = Run((1, 2, 3), num_steps=2, num_accepted=1, first_token_s=0.1, decode_tokens=2, decode_s=1.0, num_drafted=4)
 
@@ -52,7 +52,7 @@ def test_demo_reads_the_prompts_of_a_task(tmp_path: Any) -> None:
 
 def test_demo_margin_is_that_of_the_first_difference(tmp_path: Any) -> None:
     folder = make_tiny_target(tmp_path)
-    logits = PlainModel(folder).logits([1, 2, 3, 4])
+    logits = StockModel(folder).logits([1, 2, 3, 4])
 
     found = demo.margin(str(folder), "abc", [4, 7, 5], [4, 9, 5])
 

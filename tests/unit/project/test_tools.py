@@ -35,6 +35,9 @@ def test_layers_this_repository_keeps_to_them():
         ("clients/generate.py", "from orchestrator.core.errors import ServingError", "clients may not import"),
         ("runtime/engine.py", "import build.recipe", "runtime may not import build.recipe"),
         ("model_repository/target/1/model.py", "import torch", "model_repository may not import torch"),
+        ("auditor/replay.py", "from tests.support.engines import ask", "auditor may not import tests"),
+        ("benchmarks/server.py", "from tests.exact import CONFIG", "benchmarks may not import tests"),
+        ("benchmarks/server.py", "from auditor.auditor import Auditor", "benchmarks may not import auditor"),
     ],
 )
 def test_layers_import_that_goes_up_is_found(tmp_path, path, line, words):
@@ -53,6 +56,7 @@ def test_layers_import_that_goes_up_is_found(tmp_path, path, line, words):
         ("runtime/engine.py", "import torch\nfrom orchestrator.core.tree import TokenTree"),
         ("launcher/server.py", "from orchestrator.deployment.config import load_config"),
         ("clients/demo.py", "import launcher"),
+        ("auditor/replay.py", "import torch\nfrom benchmarks.traffic import ask\nimport clients.generate"),
     ],
 )
 def test_layers_import_that_goes_down_passes(tmp_path, path, line):

@@ -28,9 +28,9 @@ PADDING = 8
 @functools.cache
 def load(checkpoint):
     """Return the stock model, exact in float64."""
-    from tests.support.engines import PlainModel
+    from benchmarks.stock_model import StockModel
 
-    return PlainModel(Path(checkpoint)).model
+    return StockModel(Path(checkpoint)).model
 
 
 @functools.lru_cache(4096)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.stock_model import StockModel
 from orchestrator.core.context import Context
 from orchestrator.core.errors import UnknownSequence
 from orchestrator.core.noise import Stream, gumbel
@@ -25,7 +26,7 @@ from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.draft import DraftEngine
 from runtime.engine.paged import PagedModel
 from runtime.engine.thread import EngineThread
-from tests.support.engines import PlainModel, ask, make_paged, submit
+from tests.support.engines import ask, make_paged, submit
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
 
 RNG = np.random.default_rng(8)
@@ -47,8 +48,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(folder: Path) -> PlainModel:
-    return PlainModel(folder)
+def plain(folder: Path) -> StockModel:
+    return StockModel(folder)
 
 
 class Bench:
@@ -89,7 +90,7 @@ def chain_of(drafted: DraftResponse) -> list[int]:
 @pytest.mark.parametrize("length", [1, 4, 8])
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "truncated"])
 def test_a_chain_equals_drafting_token_by_token(
-    bench: Bench, plain: PlainModel, sampling: Sampling, length: int
+    bench: Bench, plain: StockModel, sampling: Sampling, length: int
 ) -> None:
     bench.thread.start()
     context = Context(random_ids(11))
@@ -99,7 +100,7 @@ def test_a_chain_equals_drafting_token_by_token(
     assert bench.pass_tokens == [11] + [1] * (length - 1)
 
 
-def test_a_chain_follows_the_request_s_penalties_bias_and_masks(bench: Bench, plain: PlainModel) -> None:
+def test_a_chain_follows_the_request_s_penalties_bias_and_masks(bench: Bench, plain: StockModel) -> None:
     """What was drafted counts as said, as it will when the target has accepted it."""
     logits_options = LogitsOptions(
         bias=((3, 2.0),), allowed=tuple(range(2, 30)), bad_words=((5,), (3, 7)), end_ids=(9,)
@@ -116,7 +117,7 @@ def test_a_chain_follows_the_request_s_penalties_bias_and_masks(bench: Bench, pl
 
 
 @pytest.mark.parametrize("rule", [Rule.REJECTION, Rule.BLOCK])
-def test_a_drawn_chain_carries_the_q_that_its_own_noise_drew_from(bench: Bench, plain: PlainModel, rule: Rule) -> None:
+def test_a_drawn_chain_carries_the_q_that_its_own_noise_drew_from(bench: Bench, plain: StockModel, rule: Rule) -> None:
     bench.thread.start()
     context, sampling = Context(random_ids(9)), Sampling(0.9, top_k=70, repetition_penalty=1.3, seed=4, rule=rule)
     drafted = ask(bench.thread, request(context, sampling, 6))
@@ -153,7 +154,7 @@ def test_requests_under_different_rules_share_passes_and_draft_what_they_draft_a
 @pytest.mark.parametrize("accepted", range(5))
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=["greedy", "sampled"])
 def test_what_the_target_accepts_is_found_computed(
-    bench: Bench, plain: PlainModel, sampling: Sampling, accepted: int
+    bench: Bench, plain: StockModel, sampling: Sampling, accepted: int
 ) -> None:
     """Of four drafted tokens the target keeps some and adds its own; only what follows them is computed again."""
     bench.thread.start()
@@ -169,7 +170,7 @@ def test_what_the_target_accepts_is_found_computed(
         first_pass = 2 if accepted == 4 else 1
 
 
-def test_a_rollback_is_drafted_from_anew(bench: Bench, plain: PlainModel) -> None:
+def test_a_rollback_is_drafted_from_anew(bench: Bench, plain: StockModel) -> None:
     """The whole context comes again, shorter and with another end."""
     bench.thread.start()
     first = Context(random_ids(23))
@@ -188,7 +189,7 @@ def test_the_same_context_again_gives_the_same_chain(bench: Bench) -> None:
     assert chains[2] == chains[0][:3]
 
 
-def test_a_batch_of_all_lengths_and_samplings_drafts_as_each_alone(bench: Bench, plain: PlainModel) -> None:
+def test_a_batch_of_all_lengths_and_samplings_drafts_as_each_alone(bench: Bench, plain: StockModel) -> None:
     """Queued before the engine starts, so that they share its passes; a long context is computed in parts."""
     cases = [
         (Context(random_ids(int(RNG.integers(1, 40)))), sampling, length)
@@ -209,7 +210,7 @@ def test_a_batch_of_all_lengths_and_samplings_drafts_as_each_alone(bench: Bench,
 
 @pytest.mark.parametrize(("max_nodes", "max_depth", "length"), [(0, 4, 0), (4, 0, 0), (-1, 4, 0), (3, 8, 3), (8, 2, 2)])
 def test_a_chain_keeps_to_both_limits_and_none_is_a_bare_root(
-    bench: Bench, plain: PlainModel, max_nodes: int, max_depth: int, length: int
+    bench: Bench, plain: StockModel, max_nodes: int, max_depth: int, length: int
 ) -> None:
     bench.thread.start()
     context = Context(random_ids(5))
@@ -221,7 +222,7 @@ def test_a_chain_keeps_to_both_limits_and_none_is_a_bare_root(
 
 @pytest.mark.parametrize(("prefix_len", "length"), [(508, 4), (509, 3), (511, 1), (512, 0), (513, 0), (600, 0)])
 def test_a_chain_ends_where_the_draft_model_s_context_does(
-    bench: Bench, plain: PlainModel, prefix_len: int, length: int
+    bench: Bench, plain: StockModel, prefix_len: int, length: int
 ) -> None:
     """A target with a longer context than its drafter goes on undrafted; that is no failure of the drafter."""
     bench.thread.start()
@@ -242,7 +243,7 @@ def test_tokens_before_the_start_must_be_known(bench: Bench) -> None:
         ask(bench.thread, request(context, Sampling(), 4, sent=9))
 
 
-def test_drafts_that_break_harm_nobody_else(bench: Bench, plain: PlainModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_that_break_harm_nobody_else(bench: Bench, plain: StockModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure *after* the forward pass: the others must be drafted from the start again, at once."""
     from runtime.sampling import distribution as runtime_sampling
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.stock_model import StockModel
 from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, RequestError, Unavailable, UnknownSequence
 from orchestrator.core.sampling_params import Sampling
@@ -21,15 +22,7 @@ from orchestrator.wire.target import StepRequest
 from runtime.engine.paged import PagedModel
 from runtime.engine.thread import EngineThread
 from runtime.kv.batch import Segment
-from tests.support.engines import (
-    EngineTarget,
-    PlainModel,
-    ask,
-    make_paged,
-    node_paths,
-    start_target,
-    submit,
-)
+from tests.support.engines import EngineTarget, ask, make_paged, node_paths, start_target, submit
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
 
 RNG = np.random.default_rng(20)
@@ -41,8 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(folder: Path) -> PlainModel:
-    return PlainModel(folder)
+def plain(folder: Path) -> StockModel:
+    return StockModel(folder)
 
 
 @pytest.fixture
@@ -73,13 +66,13 @@ def open_segment(paged: PagedModel, sequence_id: int, ids: list[int], tree: Toke
     return Segment(sequence, sequence.num_computed, len(ids), tree)
 
 
-def expected_rows(plain: PlainModel, segments: list[Segment]) -> np.ndarray:
+def expected_rows(plain: StockModel, segments: list[Segment]) -> np.ndarray:
     paths = [path for s in segments for path in node_paths(s.sequence.ids[: s.last], s.tree)]
     return np.stack([plain.logits(path) for path in paths])
 
 
 @pytest.mark.parametrize("round_number", range(4))
-def test_trees_in_ragged_batches_equal_plain_forward(paged: PagedModel, plain: PlainModel, round_number: int) -> None:
+def test_trees_in_ragged_batches_equal_plain_forward(paged: PagedModel, plain: StockModel, round_number: int) -> None:
     sizes = [(int(RNG.integers(1, 60)), int(RNG.integers(0, 20))) for _ in range(5)]
     segments = [
         open_segment(paged, i + 1, random_ids(length), random_tree(nodes)) for i, (length, nodes) in enumerate(sizes)
@@ -88,7 +81,7 @@ def test_trees_in_ragged_batches_equal_plain_forward(paged: PagedModel, plain: P
     assert np.abs(logits - expected_rows(plain, segments)).max() <= 1e-10
 
 
-def test_scattered_blocks_equal_plain_forward(paged: PagedModel, plain: PlainModel) -> None:
+def test_scattered_blocks_equal_plain_forward(paged: PagedModel, plain: StockModel) -> None:
     """Two sequences that grow in turn do not stand in one run; attention then reads a gathered copy."""
     ids = {1: random_ids(6), 2: random_ids(7)}
     for _ in range(4):
@@ -115,7 +108,7 @@ def scatter(paged: PagedModel, segment: Segment) -> list[int]:
 @pytest.mark.parametrize("stateless", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_many_steps_with_any_trees_give_the_reference_s_text(
-    engine: EngineThread[StepRequest], plain: PlainModel, stateless: bool, temperature: float
+    engine: EngineThread[StepRequest], plain: StockModel, stateless: bool, temperature: float
 ) -> None:
     prompt, sampling = random_ids(9), Sampling(temperature, top_p=0.95, seed=77)
     truth = reference.generate(plain.logits, prompt, sampling, 40)
@@ -142,7 +135,7 @@ def make_paged_in_inference_mode(folder: Path) -> PagedModel:
     return make_paged(folder)
 
 
-def test_branch_is_committed_whatever_mode_the_cache_was_made_in(folder: Path, plain: PlainModel) -> None:
+def test_branch_is_committed_whatever_mode_the_cache_was_made_in(folder: Path, plain: StockModel) -> None:
     """An accepted branch moves rows in place, on another thread than the one that made the cache."""
     engine = start_target(make_paged_in_inference_mode(folder))
     prompt = random_ids(9)
@@ -157,7 +150,7 @@ def test_branch_is_committed_whatever_mode_the_cache_was_made_in(folder: Path, p
     assert context.output == truth
 
 
-def test_concurrent_sequences_do_not_disturb_each_other(engine: EngineThread[StepRequest], plain: PlainModel) -> None:
+def test_concurrent_sequences_do_not_disturb_each_other(engine: EngineThread[StepRequest], plain: StockModel) -> None:
     prompts = [random_ids(5 + 3 * i) for i in range(8)]
     outputs: dict[int, list[int]] = {}
 
@@ -178,7 +171,7 @@ def test_concurrent_sequences_do_not_disturb_each_other(engine: EngineThread[Ste
     assert engine.num_passes < engine.num_calls
 
 
-def test_prefix_hit_and_eviction_equal_a_cold_cache(folder: Path, plain: PlainModel) -> None:
+def test_prefix_hit_and_eviction_equal_a_cold_cache(folder: Path, plain: StockModel) -> None:
     paged = make_paged(folder, memory_mb=1)
     engine = start_target(paged)
     shared = random_ids(40)
@@ -195,7 +188,7 @@ def test_prefix_hit_and_eviction_equal_a_cold_cache(folder: Path, plain: PlainMo
         engine.close()
 
 
-def test_published_blocks_are_never_written_again(engine: EngineThread[StepRequest], plain: PlainModel) -> None:
+def test_published_blocks_are_never_written_again(engine: EngineThread[StepRequest], plain: StockModel) -> None:
     """A sequence that goes back behind blocks that another one shares must not disturb it."""
     shared = random_ids(24)
     first, second = EngineTarget(engine, 1, True), EngineTarget(engine, 2, True)
@@ -208,7 +201,7 @@ def test_published_blocks_are_never_written_again(engine: EngineThread[StepReque
         assert answer.next_token == int(plain.logits([*shared, 7]).argmax())
 
 
-def test_long_context_is_computed_in_parts(folder: Path, plain: PlainModel) -> None:
+def test_long_context_is_computed_in_parts(folder: Path, plain: StockModel) -> None:
     paged = make_paged(folder, max_pass_tokens=40)
     engine = start_target(paged)
     prompt = random_ids(150)
@@ -221,7 +214,7 @@ def test_long_context_is_computed_in_parts(folder: Path, plain: PlainModel) -> N
         engine.close()
 
 
-def test_picks_logprobs_and_features_equal_plain_forward(folder: Path, plain: PlainModel) -> None:
+def test_picks_logprobs_and_features_equal_plain_forward(folder: Path, plain: StockModel) -> None:
     paged = make_paged(folder, features=HiddenStates.LAST)
     engine = start_target(paged)
     prompt = random_ids(12)
@@ -290,7 +283,7 @@ def test_context_beyond_the_model_and_beyond_the_pool_are_refused(folder: Path) 
         engine.close()
 
 
-def test_full_pool_refuses_a_new_prompt_and_keeps_the_pinned_ones(folder: Path, plain: PlainModel) -> None:
+def test_full_pool_refuses_a_new_prompt_and_keeps_the_pinned_ones(folder: Path, plain: StockModel) -> None:
     paged = make_paged(folder, memory_mb=1)
     engine = start_target(paged)
     prompts = [random_ids(500) for _ in range(3)]
@@ -317,7 +310,7 @@ def test_ids_outside_the_vocabulary_are_refused(engine: EngineThread[StepRequest
 
 
 def test_a_failing_pass_refuses_the_culprit_alone(
-    paged: PagedModel, plain: PlainModel, monkeypatch: pytest.MonkeyPatch
+    paged: PagedModel, plain: StockModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward = paged.forward
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.stock_model import StockModel
 from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, UnknownSequence
 from orchestrator.core.sampling_params import Sampling
@@ -23,7 +24,7 @@ from runtime.engine.target import StepCall, TargetEngine
 from runtime.engine.thread import EngineThread
 from runtime.engine.verify import VerifyResult
 from runtime.kv.batch import Segment
-from tests.support.engines import PlainModel, ask, make_paged, submit
+from tests.support.engines import ask, make_paged, submit
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
 
 RNG = np.random.default_rng(2)
@@ -43,8 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(folder: Path) -> PlainModel:
-    return PlainModel(folder)
+def plain(folder: Path) -> StockModel:
+    return StockModel(folder)
 
 
 def random_ids(length: int) -> list[int]:
@@ -72,7 +73,7 @@ class Failing(TargetEngine):
 
 
 @pytest.mark.parametrize("place", ["after the forward pass", "after its commit"])
-def test_a_step_that_breaks_harms_nobody_else(folder: Path, plain: PlainModel, place: str) -> None:
+def test_a_step_that_breaks_harms_nobody_else(folder: Path, plain: StockModel, place: str) -> None:
     """Three sequences in their second step, number 2 in the middle; the first is answered before the failure."""
     paged = make_paged(folder)
     engine: EngineThread[StepRequest] = EngineThread(TargetEngine(paged), "before")

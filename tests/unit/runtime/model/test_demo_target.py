@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.stock_model import StockModel
 from runtime.engine.paged import PagedModel
-from tests.support.engines import PlainModel, make_paged, node_paths
+from tests.support.engines import make_paged, node_paths
 from tests.unit.runtime.engine.test_engine import open_segment, random_tree
 
 TARGET = Path(__file__).resolve().parents[4] / "models/target"
@@ -30,7 +31,7 @@ def random_batch(paged: PagedModel) -> list:
 
 
 def test_tree_rows_of_the_demo_target_are_within_float32_of_plain_forward() -> None:
-    paged, plain = make_paged(TARGET, "float32", block_tokens=16, memory_mb=32), PlainModel(TARGET, "float32")
+    paged, plain = make_paged(TARGET, "float32", block_tokens=16, memory_mb=32), StockModel(TARGET, "float32")
     segments = random_batch(paged)
     logits = paged.forward(segments).double().numpy()
     paths = [path for s in segments for path in node_paths(s.sequence.ids[: s.last], s.tree)]

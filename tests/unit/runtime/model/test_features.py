@@ -10,13 +10,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.stock_model import StockModel
 from orchestrator.core.context import Context
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import HiddenStates, StepOptions
 from orchestrator.sampling import reference
 from runtime.model.fused import fuse_norms
-from tests.support.engines import EngineTarget, PlainModel, make_paged, start_target
+from tests.support.engines import EngineTarget, make_paged, start_target
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
 
 RNG = np.random.default_rng(3)
@@ -43,8 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(folder: Path) -> PlainModel:
-    return PlainModel(folder)
+def plain(folder: Path) -> StockModel:
+    return StockModel(folder)
 
 
 class Hooked:
@@ -82,7 +83,7 @@ def close(ours: np.ndarray | None, truth: np.ndarray) -> bool:
 
 @pytest.mark.parametrize(("kind", "width"), KINDS)
 def test_features_of_every_step_equal_the_stock_model_s(
-    folder: Path, plain: PlainModel, hooked: Hooked, kind: HiddenStates, width: int
+    folder: Path, plain: StockModel, hooked: Hooked, kind: HiddenStates, width: int
 ) -> None:
     """Trees whose accepted nodes stand behind rejected ones, so that their rows move."""
     engine = start_target(make_paged(folder, features=kind))
@@ -159,7 +160,7 @@ def test_the_newest_512_rows_are_sent_at_most(folder: Path, hooked: Hooked) -> N
 
 @pytest.mark.parametrize("features_from", [9, 10, 11, 10**6, -3])
 def test_a_drafter_that_lies_about_its_reach_breaks_no_step(
-    folder: Path, plain: PlainModel, features_from: int
+    folder: Path, plain: StockModel, features_from: int
 ) -> None:
     """Nine tokens are computed, positions 0 … 8; a head may claim to have seen more."""
     engine = start_target(make_paged(folder, features=HiddenStates.LAST))

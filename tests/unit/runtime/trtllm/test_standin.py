@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.stock_model import StockModel
 from tests.standin import importable
 from tests.standin.engine_folder import make_engine, tree_of
-from tests.support.engines import PlainModel
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
 
 PROMPT = [5, 9, 5, 9, 12, 7]
@@ -42,7 +42,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def greedy(checkpoint: Path) -> list[int]:
-    plain, ids = PlainModel(checkpoint), list(PROMPT)
+    plain, ids = StockModel(checkpoint), list(PROMPT)
     for _ in range(12):
         ids.append(int(plain.logits(ids).argmax()))
     return ids[len(PROMPT) :]
@@ -141,7 +141,7 @@ def test_generation_logits_are_raw_and_padded(api: Any, start: Any, checkpoint: 
     (result,) = run(start(), drafted(api, greedy[:2], output_config=output))
     logits = result.generation_logits
     assert logits.shape[:2] == (1, 3) and logits.shape[2] > VOCAB_SIZE
-    row = PlainModel(checkpoint).logits(PROMPT + greedy[:2])
+    row = StockModel(checkpoint).logits(PROMPT + greedy[:2])
     np.testing.assert_allclose(logits[0, 2, :VOCAB_SIZE].numpy(), row, atol=1e-5)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.stock_model import StockModel
 from orchestrator.core.sampling_params import LogitsOptions
 from orchestrator.core.types import StepOptions
 from orchestrator.generation.loop import Limits
@@ -17,7 +18,7 @@ from orchestrator.sampling.distribution import log_softmax
 from orchestrator.wire.target import StepRequest
 from runtime.trtllm.executor.client import ExecutorClient
 from tests.support.decode import decode
-from tests.support.engines import EngineTarget, PlainModel, ask, make_paged, start_target
+from tests.support.engines import EngineTarget, ask, make_paged, start_target
 from tests.support.executor import (
     GREEDY,
     LIMIT_S,
@@ -97,7 +98,7 @@ def test_draws_of_the_executor_have_the_target_s_law_whatever_is_drafted(
     line: ExecutorClient[StepRequest], checkpoint: Path
 ) -> None:
     """900 first tokens against p; the executor's random numbers are its own, so the seeds must be what varies."""
-    rows = PlainModel(checkpoint).logits(PROMPT)
+    rows = StockModel(checkpoint).logits(PROMPT)
     p = np.exp(log_softmax(rows[None] / 2.0))[0]
     drafts = [[], [int(p.argmax())], [1]]
     counts = np.zeros(VOCAB_SIZE)
@@ -148,7 +149,7 @@ def test_logprobs_are_the_model_s_own(line: ExecutorClient[StepRequest], checkpo
     drafts = [*greedy[:2], (greedy[2] + 1) % VOCAB_SIZE]
     answer = ask(line, request(PROMPT, drafts, options=StepOptions(logprobs=True, num_top=3)))
     assert answer.path == (1, 2) and answer.next_token == greedy[2]
-    plain = PlainModel(checkpoint)
+    plain = StockModel(checkpoint)
     rows = np.stack([plain.logits(PROMPT + greedy[:n]) for n in range(3)])
     expected = log_softmax(rows)
     np.testing.assert_allclose(answer.logprobs, expected[range(3), greedy[:3]], atol=1e-5)

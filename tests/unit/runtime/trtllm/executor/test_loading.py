@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.stock_model import StockModel
 from build.trtllm.manifest import write_manifest
 from orchestrator.core.context import Context
 from orchestrator.core.errors import ConfigError
@@ -20,7 +21,7 @@ from orchestrator.wire.drafter import DraftRequest
 from runtime.trtllm.executor import library
 from runtime.trtllm.executor.build import build_draft, build_target
 from tests.standin.engine_folder import IMAGE, make_engine, tree_of
-from tests.support.engines import PlainModel, ask
+from tests.support.engines import ask
 from tests.support.executor import GREEDY, PROMPT, config_of, request, sampled, serving, standin
 from tests.support.tiny_models import VOCAB_SIZE
 
@@ -143,7 +144,7 @@ def test_draft_engine_proposes_its_greedy_chain(folder: Path, draft_checkpoint: 
     draft = make_engine(tmp_path / "draft", draft_checkpoint, role="draft", mode="", max_draft_len=0)
     engine, manifest = build_draft(config_of(folder, draft=str(draft)))
     assert manifest.vocab_size == VOCAB_SIZE
-    plain = PlainModel(draft_checkpoint)
+    plain = StockModel(draft_checkpoint)
     expected = list(PROMPT)
     for _ in range(3):
         expected.append(int(plain.logits(expected).argmax()))

@@ -1,27 +1,22 @@
-"""Requests to a running server by the shipped client, one or many at once, and the server's own figures."""
+"""Held-out prompts, and requests to a running server by the shipped client, one or many at once."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import re
 import threading
-import time
-import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import tritonclient.grpc as grpcclient
 
+from benchmarks.deployment import ROOT
 from clients.demo import Prompt
 from clients.generate import generate
-from launcher import Server
 
-PROMPTS = Path(__file__).resolve().parents[1] / "data" / "prompts"
-_SERIES = re.compile(r'^spec_(\w+)\{model="(\w+)"(?:,state="(\w+)")?\} (\S+)$', re.MULTILINE)
+PROMPTS = ROOT / "tests/data/prompts"
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -91,23 +86,3 @@ class Crowd:
     def _close(self) -> None:
         while self._clients:
             self._clients.pop().close()
-
-
-def figures(server: Server) -> dict[tuple[str, ...], float]:
-    """Return the engines' series: (model, family) or (model, family, state) → value."""
-    with urllib.request.urlopen(server.metrics_url, timeout=10) as answer:
-        text = answer.read().decode()
-    found: Iterator[re.Match[str]] = _SERIES.finditer(text)
-    return {tuple(k for k in (m[2], m[1], m[3]) if k): float(m[4]) for m in found}
-
-
-def settled_figures(server: Server, limit_s: float = 10.0) -> dict[tuple[str, ...], float]:
-    """Return the figures once they have stood still for a second: the engines report twice a second."""
-    seen, since = figures(server), time.monotonic()
-    end = since + limit_s
-    while time.monotonic() - since < 1.2 and time.monotonic() < end:
-        time.sleep(0.1)
-        now = figures(server)
-        if now != seen:
-            seen, since = now, time.monotonic()
-    return seen

@@ -150,14 +150,14 @@ def noise_by_row(patch: Patch) -> None:
 
 def logits_rounded(patch: Patch) -> None:
     sound = verify.verify
-    patch.setattr(target, "verify", lambda questions, logits: sound(questions, (logits / 4).round() * 4))
+    patch.setattr(target, "verify", lambda requests, logits: sound(requests, (logits / 4).round() * 4))
 
 
 DRAWN, TREES = ("draft_model 4",), ("prompt_lookup branches", "suffix wide")
 COUPLED, REJECTION, BLOCK = (f"replay, {rule}" for rule in ("coupled", "rejection", "block"))
 
 
-class Planted(NamedTuple):
+class PlantedBug(NamedTuple):
     """A bug, the part of the audit that shall find it, and what is found: (check, what). prompts: so many are asked."""
 
     bug: Callable[[Patch], None]
@@ -168,21 +168,23 @@ class Planted(NamedTuple):
 
 
 PLANTED = [
-    Planted(noise_reused_for_recovery, "replays", DRAWN, {(REJECTION, "decision"), (BLOCK, "decision")}),
-    Planted(recovery_from_p, "replays", DRAWN, {(REJECTION, "decision"), (BLOCK, "decision")}),
-    Planted(residual_not_renormalised, "replays", TREES, {(REJECTION, "decision")}, prompts=8),
-    Planted(sibling_not_removed, "replays", TREES, {(REJECTION, "decision")}),
-    Planted(token_chances_in_block, "replays", DRAWN, {(BLOCK, "decision")}),
-    Planted(block_noise_by_position_alone, "replays", DRAWN, {(BLOCK, "decision")}),
-    Planted(bonus_from_the_wrong_node, "replays", DRAWN, {(REJECTION, "decision"), (BLOCK, "decision")}),
-    Planted(siblings_count_as_said, "replays", TREES, {(REJECTION, "decision")}),
-    Planted(nothing_held_back, "invariance", ("none",), {("text, stopped", "text"), ("text, stopped", "stop string")}),
-    Planted(position_off_by_one, "replays", DRAWN, {(COUPLED, "decision")}),
-    Planted(q_of_another_step, "replays", DRAWN, {(REJECTION, "drafts drawn from q")}),
-    Planted(q_renormalised_wrongly, "replays", DRAWN, {(REJECTION, "drafts drawn from q")}),
-    Planted(drafts_with_the_target_s_noise, "replays", DRAWN, {(REJECTION, "drafts drawn from q")}),
-    Planted(rows_not_moved, "replays", TREES, {(COUPLED, "decision")}),
-    Planted(logprobs_after_temperature, "replays", ("none",), {("log-probs", "log-prob")}),
-    Planted(noise_by_row, "invariance", ("none", "draft_model 4"), {("invariance", "invariance")}),
-    Planted(logits_rounded, "replays", ("none",), {("greedy", "greedy"), (COUPLED, "decision")}),
+    PlantedBug(noise_reused_for_recovery, "replays", DRAWN, {(REJECTION, "decision"), (BLOCK, "decision")}),
+    PlantedBug(recovery_from_p, "replays", DRAWN, {(REJECTION, "decision"), (BLOCK, "decision")}),
+    PlantedBug(residual_not_renormalised, "replays", TREES, {(REJECTION, "decision")}, prompts=8),
+    PlantedBug(sibling_not_removed, "replays", TREES, {(REJECTION, "decision")}),
+    PlantedBug(token_chances_in_block, "replays", DRAWN, {(BLOCK, "decision")}),
+    PlantedBug(block_noise_by_position_alone, "replays", DRAWN, {(BLOCK, "decision")}),
+    PlantedBug(bonus_from_the_wrong_node, "replays", DRAWN, {(REJECTION, "decision"), (BLOCK, "decision")}),
+    PlantedBug(siblings_count_as_said, "replays", TREES, {(REJECTION, "decision")}),
+    PlantedBug(
+        nothing_held_back, "invariance", ("none",), {("text, stopped", "text"), ("text, stopped", "stop string")}
+    ),
+    PlantedBug(position_off_by_one, "replays", DRAWN, {(COUPLED, "decision")}),
+    PlantedBug(q_of_another_step, "replays", DRAWN, {(REJECTION, "drafts drawn from q")}),
+    PlantedBug(q_renormalised_wrongly, "replays", DRAWN, {(REJECTION, "drafts drawn from q")}),
+    PlantedBug(drafts_with_the_target_s_noise, "replays", DRAWN, {(REJECTION, "drafts drawn from q")}),
+    PlantedBug(rows_not_moved, "replays", TREES, {(COUPLED, "decision")}),
+    PlantedBug(logprobs_after_temperature, "replays", ("none",), {("log-probs", "log-prob")}),
+    PlantedBug(noise_by_row, "invariance", ("none", "draft_model 4"), {("invariance", "invariance")}),
+    PlantedBug(logits_rounded, "replays", ("none",), {("greedy", "greedy"), (COUPLED, "decision")}),
 ]

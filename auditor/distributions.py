@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from auditor.bounds import CONFIDENCE, g_test, holm, most_variation, variation
+from auditor.confidence import CONFIDENCE, g_test, holm, max_total_variation, total_variation
 from auditor.equality import sampling_of
-from auditor.findings import Result
-from auditor.subject import Answer, Options, Subject, VerifyInput, ask_all
-from auditor.truth import Truth
+from auditor.reference_model import ReferenceModel
+from auditor.requests import Answer, AuditedSystem, AuditRequest, Options, ask_all
+from auditor.results import Result
 from orchestrator.core.sampling_params import Rule
 from orchestrator.core.types import FloatArray
 from orchestrator.sampling.distribution import log_p
@@ -22,17 +22,17 @@ LEVEL = 1e-3
 #: A truncated support keeps the cells few, so that a few thousand draws say something about each.
 DRAWN: Options = {"temperature": 1.0, "top_k": 4, "max_tokens": NUM_TOKENS, "ignore_eos": True}
 
-Law = dict[tuple[int, ...], float]
+Probabilities = dict[tuple[int, ...], float]
 
 
-def law_of(truth: Truth, question: VerifyInput, num_tokens: int) -> Law:
+def distribution_of(reference: ReferenceModel, request: AuditRequest, num_tokens: int) -> Probabilities:
     """Return the probability of every output of so many tokens, by plain passes over all of them."""
-    prompt, sampling = truth.encode(question.prompt), sampling_of(question.options)
-    law: Law = {(): 1.0}
+    prompt, sampling = reference.encode(request.prompt), sampling_of(request.options)
+    law: Probabilities = {(): 1.0}
     for _ in range(num_tokens):
-        longer: Law = {}
+        longer: Probabilities = {}
         for said, probability in law.items():
-            probs = np.exp(log_p(truth.shaped([*prompt, *said], len(prompt), sampling), sampling)[0])
+            probs = np.exp(log_p(reference.shaped([*prompt, *said], len(prompt), sampling), sampling)[0])
             for token in np.flatnonzero(probs).tolist():
                 longer[(*said, token)] = probability * float(probs[token])
         law = longer
@@ -40,7 +40,7 @@ def law_of(truth: Truth, question: VerifyInput, num_tokens: int) -> Law:
 
 
 @dataclass
-class Tests:
+class GTests:
     """The G-tests of one audit, judged together so that the chance of one false alarm in all is LEVEL."""
 
     p_values: list[float] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Tests:
 
     def add(self, result: Result, where: str, counts: FloatArray, law: FloatArray) -> None:
         """Take in a test, and tell its bound; a lossy rule's law is measured and not judged."""
-        p_value, seen, most = g_test(counts, law), variation(counts, law), most_variation(counts, law)
+        p_value, seen, most = g_test(counts, law), total_variation(counts, law), max_total_variation(counts, law)
         cells = f"{CONFIDENCE:.0%} confidence, {len(law)} cells"
         result.bounds.append(f"{where}: TV {seen:.3f}, ≤ {most:.3f} ({cells}), p = {p_value:.2g}")
         if not result.lossy:
@@ -64,26 +64,26 @@ class Tests:
                 result.note("distribution", where, f"p > {LEVEL:g} with Holm's correction", f"p = {p_value:.1e}")
 
 
-def check_laws(
-    truth: Truth, subject: Subject, questions: Sequence[VerifyInput], num_seeds: int, at_once: int
+def check_distributions(
+    reference: ReferenceModel, system: AuditedSystem, requests: Sequence[AuditRequest], num_seeds: int, at_once: int
 ) -> list[Result]:
-    """Return one result per question; each is asked with the seeds 1 … num_seeds, `at_once` of them at a time."""
-    tests, results = Tests(), []
-    for question in questions:
-        answers = ask_all(subject, [question.but("", seed=seed) for seed in range(1, num_seeds + 1)], at_once)
-        results.append(_look(truth, question, answers, tests))
+    """Return one result per request; each is asked with the seeds 1 … num_seeds, `at_once` of them at a time."""
+    tests, results = GTests(), []
+    for request in requests:
+        answers = ask_all(system, [request.but("", seed=seed) for seed in range(1, num_seeds + 1)], at_once)
+        results.append(_look(reference, request, answers, tests))
     tests.judge()
     return results
 
 
-def _look(truth: Truth, question: VerifyInput, answers: Sequence[Answer], tests: Tests) -> Result:
-    lossy = question.options.get("rule") == Rule.TYPICAL
-    result = Result(f"law, {question.name}{' (lossy)' if lossy else ''}", lossy=lossy)
-    law = law_of(truth, question, NUM_TOKENS)
+def _look(reference: ReferenceModel, request: AuditRequest, answers: Sequence[Answer], tests: GTests) -> Result:
+    lossy = request.options.get("rule") == Rule.TYPICAL
+    result = Result(f"law, {request.name}{' (lossy)' if lossy else ''}", lossy=lossy)
+    law = distribution_of(reference, request, NUM_TOKENS)
     counts = Counter(answer.ids for answer in answers)
     result.counts.update(draws=len(answers), tokens=NUM_TOKENS * len(answers))
     for ids in sorted(counts.keys() - law.keys()):
-        result.note("support", question.name, "tokens that can come", list(ids))
+        result.note("support", request.name, "tokens that can come", list(ids))
         del counts[ids]
     if counts:
         for num_tokens, where in ((1, "first token"), (NUM_TOKENS, f"{NUM_TOKENS} tokens")):
@@ -93,9 +93,9 @@ def _look(truth: Truth, question: VerifyInput, answers: Sequence[Answer], tests:
     return result
 
 
-def marginal(law: Law | Counter[tuple[int, ...]], num_tokens: int) -> Law:
+def marginal(law: Probabilities | Counter[tuple[int, ...]], num_tokens: int) -> Probabilities:
     """Return the law, or the counts, of the first tokens alone."""
-    found: Law = {}
+    found: Probabilities = {}
     for ids, value in law.items():
         found[ids[:num_tokens]] = found.get(ids[:num_tokens], 0.0) + value
     return found

@@ -14,7 +14,7 @@ CONFIDENCE = 0.99
 MIN_EXPECTED = 5.0
 
 
-def most_wrong(num_wrong: int, num_seen: int, confidence: float = CONFIDENCE) -> float:
+def max_error_rate(num_wrong: int, num_seen: int, confidence: float = CONFIDENCE) -> float:
     """Return the highest rate of wrong steps that such a count leaves likely (Clopper and Pearson 1934).
 
     For none wrong it is −log(1 − confidence) / n, the rule of three.
@@ -24,20 +24,20 @@ def most_wrong(num_wrong: int, num_seen: int, confidence: float = CONFIDENCE) ->
     return float(stats.beta.ppf(confidence, num_wrong + 1, num_seen - num_wrong))
 
 
-def variation(counts: FloatArray, law: FloatArray) -> float:
-    """Return the total variation between what was counted and the law; both (k,)."""
+def total_variation(counts: FloatArray, law: FloatArray) -> float:
+    """Return the total total_variation between what was counted and the law; both (k,)."""
     return float(np.abs(counts / counts.sum() - law).sum() / 2)
 
 
-def most_variation(counts: FloatArray, law: FloatArray, confidence: float = CONFIDENCE) -> float:
-    """Return how far in total variation the server's own law may be from `law`.
+def max_total_variation(counts: FloatArray, law: FloatArray, confidence: float = CONFIDENCE) -> float:
+    """Return how far in total total_variation the server's own law may be from `law`.
 
     P(|p̂ − p|₁ ≥ ε) ≤ (2^k − 2)·exp(−n ε² / 2) for k cells and n draws (Weissman et al. 2003).
     """
     num_cells, num_draws = len(law), counts.sum()
     log_cells = num_cells * math.log(2) + math.log1p(-(2.0 ** (1 - num_cells)))
     reach = math.sqrt(2 * (log_cells - math.log(1 - confidence)) / num_draws)
-    return min(1.0, variation(counts, law) + reach / 2)
+    return min(1.0, total_variation(counts, law) + reach / 2)
 
 
 def g_test(counts: FloatArray, law: FloatArray) -> float:

@@ -16,7 +16,7 @@ from orchestrator.sampling.sampled_drafts import check_drawn
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class ReportedStep:
     """One step. prefix_len: tokens before the drafts. sources: what made each node. walk: what the server accepted."""
 
     prefix_len: int
@@ -33,12 +33,12 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class Told:
+class ReportedSequence:
     """All steps of one sequence."""
 
     prompt: list[int]
     sampling: Sampling
-    steps: list[Step]
+    steps: list[ReportedStep]
 
     @property
     def tokens(self) -> list[int]:
@@ -46,20 +46,20 @@ class Told:
         return [token for step in self.steps for token in step.tokens]
 
 
-def read_told(text: str, vocab_size: int) -> Told:
+def read_steps(text: str, vocab_size: int) -> ReportedSequence:
     """Read `steps`; raises EngineError for a tree or q that breaks its law, another exception for broken JSON."""
     found = json.loads(text)
     steps = [_step(entry, vocab_size) for entry in found["steps"]]
-    return Told(found["prompt_ids"], _sampling(found["sampling"]), steps)
+    return ReportedSequence(found["prompt_ids"], _sampling(found["sampling"]), steps)
 
 
-def _step(entry: dict[str, Any], vocab_size: int) -> Step:
+def _step(entry: dict[str, Any], vocab_size: int) -> ReportedStep:
     tokens, parents = (np.array(entry[name], np.int32) for name in ("node_ids", "node_parents"))
     tree = TokenTree.checked(tokens, parents, vocab_size, len(tokens))
     q = tuple(Distribution(np.array(x["ids"], np.int32), np.array(x["weights"], np.float32)) for x in entry["q"])
     check_drawn(tree, q, vocab_size)
     walk = AcceptedPath(tuple(entry["path"]), entry["next_token"])
-    return Step(entry["prefix_len"], entry["context_hash"], tree, tuple(entry["sources"]), q, walk)
+    return ReportedStep(entry["prefix_len"], entry["context_hash"], tree, tuple(entry["sources"]), q, walk)
 
 
 def _sampling(entry: dict[str, Any]) -> Sampling:

@@ -7,7 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 Options = Mapping[str, Any]
+#: The outputs that are lists; the others are scalars.
+LISTS = frozenset({"output_ids", "step_lengths", "output_log_probs"})
 
 
 @dataclass(frozen=True)
@@ -39,28 +43,34 @@ class Answer:
         )
 
 
-class Subject(Protocol):
+def to_value(name: str, array: np.ndarray) -> Any:
+    """Return an output as a Python value: (1, n) tensors become lists or scalars, bytes become text."""
+    items = [item.decode() if isinstance(item, bytes) else item for item in array.reshape(-1).tolist()]
+    return items if name in LISTS else items[0]
+
+
+class AuditedSystem(Protocol):
     """A server of some kind; any thread may ask."""
 
     def ask(self, prompt: str, options: Options) -> Answer:
         """Return the answer to one request; options: inputs of the model `speculative` by name."""
 
 
-class VerifyInput(NamedTuple):
+class AuditRequest(NamedTuple):
     """A request, and what it is called in the report."""
 
     name: str
     prompt: str
     options: Options
 
-    def but(self, suffix: str, **options: Any) -> VerifyInput:
-        """Return the question with other options."""
-        return VerifyInput(f"{self.name}{suffix}", self.prompt, {**self.options, **options})
+    def but(self, suffix: str, **options: Any) -> AuditRequest:
+        """Return the request with other options."""
+        return AuditRequest(f"{self.name}{suffix}", self.prompt, {**self.options, **options})
 
 
-def ask_all(subject: Subject, questions: Sequence[VerifyInput], at_once: int = 1) -> list[Answer]:
+def ask_all(system: AuditedSystem, requests: Sequence[AuditRequest], at_once: int = 1) -> list[Answer]:
     """Return the answers in order; `at_once` requests run side by side."""
     if at_once == 1:
-        return [subject.ask(question.prompt, question.options) for question in questions]
+        return [system.ask(request.prompt, request.options) for request in requests]
     with ThreadPoolExecutor(at_once) as pool:
-        return list(pool.map(lambda question: subject.ask(question.prompt, question.options), questions))
+        return list(pool.map(lambda request: system.ask(request.prompt, request.options), requests))

@@ -1,4 +1,4 @@
-"""The served code as the auditor's subject without Triton: request, job, loop, proposers, engines and responses."""
+"""The served code as the auditor's system without Triton: request, job, loop, proposers, engines and responses."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any, Generic
 
-import numpy as np
-
-from auditor.subject import Answer, Options
+from auditor.requests import Answer, Options, to_value
 from orchestrator.core.context import Context
 from orchestrator.core.errors import ServingError
 from orchestrator.core.proposal import Budget
@@ -33,7 +31,6 @@ from runtime.engine.draft import DraftEngine
 from runtime.engine.target import TargetEngine
 from tests.support.engines import EngineTarget, ask, make_paged
 
-LISTS = frozenset({"output_ids", "step_lengths", "output_log_probs"})
 DRAFTERS = frozenset({"draft"})
 
 
@@ -77,8 +74,8 @@ class EngineClient:
         self._engine.release(self._sequence_id)
 
 
-class EngineSubject:
-    """Implements `Subject` over checkpoints in float64.
+class InProcessSystem:
+    """Implements `AuditedSystem` over checkpoints in float64.
 
     learnt: texts that `ngram` and `suffix` draft from.
     """
@@ -130,9 +127,4 @@ class EngineSubject:
 
 def values(tensors: Tensors) -> dict[str, Any]:
     """Return one response's outputs as a client reads them."""
-    return {name: _value(name, array) for name, array in tensors.items()}
-
-
-def _value(name: str, array: np.ndarray) -> Any:
-    items = [item.decode() if isinstance(item, bytes) else item for item in array.reshape(-1).tolist()]
-    return items if name in LISTS else items[0]
+    return {name: to_value(name, array) for name, array in tensors.items()}

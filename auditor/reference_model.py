@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from auditor.told import Step, Told
+from auditor.reported_steps import ReportedSequence, ReportedStep
+from benchmarks.stock_model import StockModel
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import FloatArray
@@ -21,7 +22,6 @@ from orchestrator.deployment.checkpoint import read_checkpoint
 from orchestrator.sampling.accept import AcceptedPath
 from orchestrator.sampling.grammar import Grammars
 from orchestrator.sampling.reference import Legal, decide, shaped_rows
-from tests.support.engines import PlainModel
 
 #: By how much rounding may move a logit in the served dtype: a decision that flips within it is a near tie.
 NEAR_TIES = {"float64": 0.0, "float32": 1e-4, "bfloat16": 5e-2}
@@ -37,11 +37,11 @@ class Decision(NamedTuple):
     is_tie: bool
 
 
-class Truth:
+class ReferenceModel:
     """A checkpoint, read by transformers; dtype: the served one, which says what counts as a near tie."""
 
     def __init__(self, folder: str, dtype: str = "float64") -> None:
-        self.plain = PlainModel(Path(folder))
+        self.plain = StockModel(Path(folder))
         self.checkpoint = read_checkpoint(folder)
         self.near_tie = NEAR_TIES[dtype]
         self.dtype = dtype
@@ -116,14 +116,14 @@ class Replay:
     cache of the tokens before it (and where layers have windows, which such a cache forgets, from the beginning).
     """
 
-    def __init__(self, truth: Truth, told: Told) -> None:
-        self._truth, self._told = truth, told
+    def __init__(self, reference: ReferenceModel, told: ReportedSequence) -> None:
+        self._reference, self._told = reference, told
         self.ids = [*told.prompt, *told.tokens]
-        windowed = "sliding" in str(truth.plain.model.config)
-        self.rows, self._cache = truth.forward(self.ids, len(told.tokens) + 1, use_cache=not windowed)
-        self._legal = truth.legal(told.sampling)
+        windowed = "sliding" in str(reference.plain.model.config)
+        self.rows, self._cache = reference.forward(self.ids, len(told.tokens) + 1, use_cache=not windowed)
+        self._legal = reference.legal(told.sampling)
 
-    def decide(self, step: Step) -> Decision:
+    def decide(self, step: ReportedStep) -> Decision:
         """Return what the reference makes of a step."""
         sampling, ids = self._told.sampling, self.ids[: step.prefix_len]
         prompt, output = self._told.prompt, ids[len(self._told.prompt) :]
@@ -134,7 +134,9 @@ class Replay:
             return decide(shaped, step.tree, step.q, step.prefix_len, sampling)
 
         walk = decided(rows)
-        is_tie = walk != step.walk and any(decided(near) == step.walk for near in nudged(rows, self._truth.near_tie))
+        is_tie = walk != step.walk and any(
+            decided(near) == step.walk for near in nudged(rows, self._reference.near_tie)
+        )
         return Decision(walk, is_tie)
 
     def _tree_rows(self, ids: list[int], tree: TokenTree) -> FloatArray:
@@ -149,10 +151,10 @@ class Replay:
         if self.ids[: len(line)] == line:
             return self.rows[len(ids) - num_prompt :][: len(path) + 1]
         if self._cache is None:
-            return self._truth.rows(line, len(path) + 1)
+            return self._reference.rows(line, len(path) + 1)
         cache = copy.deepcopy(self._cache)
         cache.crop(len(ids) - 1 - len(self.ids))  # how many to take from its end
-        return self._truth.forward([ids[-1], *path], len(path) + 1, cache, use_cache=True)[0]
+        return self._reference.forward([ids[-1], *path], len(path) + 1, cache, use_cache=True)[0]
 
 
 def nudged(rows: FloatArray, size: float) -> list[FloatArray]:

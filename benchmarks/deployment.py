@@ -1,0 +1,48 @@
+"""The shipped deployment: run in a dtype, and the metrics that its engines report."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher import Server
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIG = ROOT / "serving.toml"
+TASKS = ("completion", "edit", "repetitive", "docstring")
+#: A late draft costs speed, not text; but a test of speculation needs drafts on a busy machine too.
+ENVIRONMENT = {"SERVING_DRAFT_TIMEOUT_MS": "10000"}
+#: The engines report twice a second; metrics that stand still for this long are complete.
+SETTLED_S = 1.2
+_SERIES = re.compile(r'^spec_(\w+)\{model="(\w+)"(?:,state="(\w+)")?\} (\S+)$', re.MULTILINE)
+
+
+@contextlib.contextmanager
+def serving(dtype: str) -> Iterator[Server]:
+    """Run the shipped deployment in `dtype`."""
+    with Server(CONFIG, env=ENVIRONMENT | {"SERVING_DTYPE": dtype}) as server:
+        yield server
+
+
+def engine_metrics(server: Server) -> dict[tuple[str, ...], float]:
+    """Return the engines' series: (model, family) or (model, family, state) → value."""
+    with urllib.request.urlopen(server.metrics_url, timeout=10) as response:
+        text = response.read().decode()
+    matches: Iterator[re.Match[str]] = _SERIES.finditer(text)
+    return {tuple(key for key in (m[2], m[1], m[3]) if key): float(m[4]) for m in matches}
+
+
+def settled_metrics(server: Server, limit_s: float = 10.0) -> dict[tuple[str, ...], float]:
+    """Return the engines' metrics once they have stood still for SETTLED_S, or as they are after `limit_s`."""
+    metrics, since_s = engine_metrics(server), time.monotonic()
+    end_s = since_s + limit_s
+    while time.monotonic() - since_s < SETTLED_S and time.monotonic() < end_s:
+        time.sleep(0.1)
+        newest = engine_metrics(server)
+        if newest != metrics:
+            metrics, since_s = newest, time.monotonic()
+    return metrics
