@@ -1,1 +1,1 @@
-"""TensorRT-LLM engines behind the same contract: one shared adapter and in-flight table, four transports."""
+"""TensorRT-LLM engines: one client over three transports (executor, backend, llm_api), and trees below the executor."""

@@ -1,85 +1,92 @@
-"""What the desks of one executor share: what they are made of, the checks, the tokens of a result."""
+"""What every adapter shares: a call becomes the engine's request, the engine's results become the call's answer."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from hashlib import blake2b
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple
 
-from orchestrator.core.errors import EngineError, RequestError
-from orchestrator.core.types import Acceptance
-from orchestrator.deployment.capabilities import Capabilities
-from orchestrator.deployment.engine_manifest import Manifest
-from orchestrator.wire.target import StepRequest
-from runtime.engine.calls import EngineCall
-from runtime.trtllm.executor.library import Library
-from runtime.trtllm.in_flight import EngineRequest
+from orchestrator.core.errors import EngineError
+from runtime.engine.calls import Answer, EngineCall, Request
 
 
-class TargetAdapter(ABC):
-    """Answers target steps; implements `runtime.trtllm.in_flight.Adapter`."""
+@dataclass(eq=False)
+class Stream:
+    """A request whose tokens the engine sends pass by pass; tokens beyond one call's answer wait for the next call.
 
-    def __init__(self, library: Library, manifest: Manifest, capabilities: Capabilities) -> None:
-        self._api = library.api
-        self._manifest = manifest
-        self._capabilities = capabilities
+    key: the options that a later call must share to continue the stream. room: tokens that may still come.
+    num_passes: passes already reported to calls.
+    """
 
-    def ask(self, job: EngineCall[StepRequest], ids: list[int]) -> EngineRequest:
-        """Return the executor's request; raises RequestError for what it cannot serve."""
-        self._check_step(job.request)
-        self._check_length(ids)
-        return self._asked(job, ids, len(ids) - job.delta.prompt_len)
+    key: object
+    room: int
+    num_passes: int = 0
+
+
+class EngineRequest(NamedTuple):
+    """A call as the engine gets it.
+
+    payload: in the transport's own type. ids: the committed context, and behind it a stream's tokens as calls have got
+    them. length: most tokens of the answer. drafts: the draft tokens to verify. stream: None when one final response
+    answers the request.
+    """
+
+    payload: Any
+    ids: list[int]
+    length: int
+    drafts: Sequence[int] = ()
+    stream: Stream | None = None
+
+
+class Adapter(ABC, Generic[Request]):
+    """Translates between calls and one kind of engine; holds no state of any request."""
 
     @abstractmethod
-    def answer(self, job: EngineCall[StepRequest], asked: EngineRequest, results: list[Any]) -> Acceptance:
-        """Return what the results mean; raises EngineError when they mean nothing."""
+    def to_request(self, call: EngineCall[Request], ids: list[int]) -> EngineRequest | Answer:
+        """Return the engine's request, or the answer when the engine is not needed for it.
+
+        ids: the whole committed context. Raises ServingError to refuse the call.
+        """
 
     @abstractmethod
-    def _asked(self, job: EngineCall[StepRequest], ids: list[int], num_output: int) -> EngineRequest:
-        """Return the executor's request; num_output: tokens of `ids` that are output."""
+    def from_result(self, call: EngineCall[Request], request: EngineRequest, results: list[Any]) -> Answer:
+        """Return the answer to a call; raises EngineError when the results do not fit the request.
 
-    def _check_step(self, request: StepRequest) -> None:
-        branches = "" if request.tree.is_chain else "siblings in its tree"
-        if refusal := self._capabilities.refusal(request.sampling, request.options, branches=branches):
-            raise RequestError(refusal)
-
-    def _check_length(self, ids: list[int]) -> None:
-        """Raise RequestError when the engine has no room for the context and one token behind it."""
-        longest = min(self._manifest.max_input_len, self._manifest.max_seq_len - 1)
-        if len(ids) > longest:
-            raise RequestError(f"the text so far has {len(ids)} tokens, the engine was built for at most {longest}")
+        results: one, unless the request is a stream.
+        """
 
 
-def new_tokens(asked: EngineRequest, result: Any, vocab_size: int) -> list[int]:
-    """Return the tokens behind the input, with which a result begins; raises EngineError when they mean nothing."""
-    output: list[int] = list(result.output_token_ids[0])
-    if not output:
-        raise without_token(result)
-    if output[: len(asked.ids)] != asked.ids or len(output) == len(asked.ids):
-        raise EngineError(
-            f"TensorRT-LLM answered {len(output)} tokens, which are not the {len(asked.ids)} of the input and new ones"
-        )
-    return checked_tokens(output[len(asked.ids) :], asked.length, vocab_size)
-
-
-def checked_tokens(tokens: list[int], most: int, vocab_size: int) -> list[int]:
-    """Return tokens that are what was asked for; raises EngineError for too many, or such as no token is."""
+def check_tokens(tokens: list[int], most: int, vocab_size: int) -> list[int]:
+    """Return `tokens`; raises EngineError when there are more than `most`, or one is outside of the vocabulary."""
     if len(tokens) > most:
-        raise EngineError(f"TensorRT-LLM answered {len(tokens)} new tokens, at most {most} were asked for")
-    if odd := [token for token in tokens if not 0 <= token < vocab_size]:
-        raise EngineError(f"TensorRT-LLM answered the token {odd[0]}, outside of 0..{vocab_size - 1}")
+        raise EngineError(f"TensorRT-LLM answered {len(tokens)} new tokens, at most {most} were requested")
+    if invalid := [token for token in tokens if not 0 <= token < vocab_size]:
+        raise EngineError(f"TensorRT-LLM answered the token {invalid[0]}, outside of 0..{vocab_size - 1}")
     return tokens
 
 
-def without_token(result: Any) -> EngineError:
-    """Return the error of a result that has no token."""
+def generated_tokens(request: EngineRequest, result: Any, vocab_size: int) -> list[int]:
+    """Return the tokens behind the input, which a result repeats; raises EngineError when there are none."""
+    output: list[int] = list(result.output_token_ids[0])
+    if not output:
+        raise no_token_error(result)
+    if output[: len(request.ids)] != request.ids or len(output) == len(request.ids):
+        raise EngineError(
+            f"TensorRT-LLM answered {len(output)} tokens, which are not the {len(request.ids)} of the input and more"
+        )
+    return check_tokens(output[len(request.ids) :], request.length, vocab_size)
+
+
+def streamed_tokens(results: list[Any], most: int, vocab_size: int) -> list[int]:
+    """Return the tokens of a stream's results, which do not repeat the input; errors as of `generated_tokens`."""
+    tokens: list[int] = [token for result in results for token in result.output_token_ids[0]]
+    if not tokens:
+        raise no_token_error(results[-1])
+    return check_tokens(tokens, most, vocab_size)
+
+
+def no_token_error(result: Any) -> EngineError:
+    """Return the error of a result without a token."""
     reasons = ", ".join(str(reason) for reason in result.finish_reasons)
     return EngineError(f"TensorRT-LLM ended the request without a token ({reasons})")
-
-
-def salt_of(cache_salt: str) -> dict[str, int]:
-    """Return the argument that keeps requests of different salts from sharing KV blocks."""
-    if not cache_salt:
-        return {}
-    digest = blake2b(cache_salt.encode(), digest_size=8).digest()
-    return {"cache_salt_id": int.from_bytes(digest) >> 1}  # 63 bits fit any 64-bit integer

@@ -1,4 +1,4 @@
-"""The committed tokens of the sequences under way: a step brings those that are new, the executor is told all."""
+"""The committed tokens of the live sequences: a call brings only the new ones, the engine is sent all of them."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from orchestrator.core.context import Context
 from orchestrator.core.errors import UnknownSequence
 from orchestrator.wire.context import Delta
 
-#: As long as a sequence may be silent: a lost one costs one message more, a held one a few kilobytes.
+#: How long a sequence may go without a call. Dropping a live one costs one message more; keeping one, a few kilobytes.
 IDLE_S = 30.0
 
 
 class Contexts:
-    """Tokens by sequence; they hold nothing on the GPU, whose blocks the executor finds by content."""
+    """Tokens by sequence. They hold no GPU memory: the engine finds the KV blocks of a text by its content."""
 
     def __init__(self) -> None:
         self._contexts: dict[int, Context] = {}
         self._used_s: dict[int, float] = {}
 
     def __len__(self) -> int:
-        """Return how many sequences there are."""
+        """Return the number of sequences."""
         return len(self._contexts)
 
     def __contains__(self, sequence_id: int) -> bool:
-        """Tell whether a sequence is held."""
+        """Return whether a sequence is held."""
         return sequence_id in self._contexts
 
-    def joined(self, delta: Delta, now_s: float) -> list[int]:
-        """Return the whole committed context; raises UnknownSequence when what came before is not held."""
+    def join(self, delta: Delta, now_s: float) -> list[int]:
+        """Return the whole committed context; raises UnknownSequence when the tokens before the delta are not held."""
         context, start = self._contexts.get(delta.sequence_id, Context([])), delta.context_start
         if start > len(context) or context.rolling_hash(start) != delta.context_hash:
             raise UnknownSequence(f"tokens before {start} of sequence {delta.sequence_id}")
@@ -44,15 +44,15 @@ class Contexts:
         self._used_s.pop(sequence_id, None)
 
     def touch(self, sequence_id: int, now_s: float) -> None:
-        """Note that a call was answered: it is from here that its sequence may fall silent, however long that took."""
+        """Note that a call was answered: the sequence counts as idle from here, however long the call took."""
         if sequence_id in self._used_s:
             self._used_s[sequence_id] = now_s
 
-    def drop_idle(self, now_s: float, busy: Container[int]) -> None:
-        """Forget the sequences that have been silent; busy: those with a call under way, which nobody can go on with.
+    def drop_idle(self, now_s: float, waiting: Container[int]) -> None:
+        """Forget the sequences without a call for IDLE_S; waiting: those with a call under way, which are kept.
 
         Invariant: no sequence is forgotten between a call's arrival and IDLE_S after its answer.
         """
         for sequence_id, used_s in list(self._used_s.items()):
-            if now_s - used_s > IDLE_S and sequence_id not in busy:
+            if now_s - used_s > IDLE_S and sequence_id not in waiting:
                 self.drop(sequence_id)

@@ -1,154 +1,128 @@
-"""The requests that an executor has, and whose answers they owe."""
+"""The requests that an engine is working on, which call waits for each, and whether the engine is still alive."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, Protocol
+from typing import Generic, NamedTuple
 
-from orchestrator.core.errors import first_line
-from runtime.engine.calls import Answer, EngineCall, Request
+from runtime.engine.calls import EngineCall, Request
+from runtime.trtllm.adapter import EngineRequest
+from runtime.trtllm.transport import Response
 
-log = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class Stream:
-    """A request that the executor answers pass by pass: what comes behind one call's answer is for the next call.
-
-    key: what a call must ask for to go on with it. room: tokens that may still come. num_passes: of those that calls
-    have been told.
-    """
-
-    key: object
-    room: int
-    num_passes: int = 0
+#: An engine is lost when so many deadlines in a row have passed, over so long a time, without any response from it.
+SILENT_CALLS, SILENT_S = 3, 60.0
 
 
-class EngineRequest(NamedTuple):
-    """A call in the executor's words.
+class Completed(NamedTuple, Generic[Request]):
+    """A call, and the responses that answer it."""
 
-    ids: the committed context, with a stream's tokens as calls are told them. length: most tokens of the answer.
-    drafts: the tokens it shall verify. stream: None = there is one answer, the final one.
-    """
-
-    request: Any
-    ids: list[int]
-    length: int
-    drafts: Sequence[int] = ()
-    stream: Stream | None = None
-
-
-class Adapter(Protocol[Request]):
-    """What turns calls into the executor's requests, and its results into answers."""
-
-    def ask(self, job: EngineCall[Request], ids: list[int]) -> EngineRequest | Answer:
-        """Return the executor's request, or an answer that needs none; raises ServingError to refuse the call."""
-
-    def answer(self, job: EngineCall[Request], asked: EngineRequest, results: list[Any]) -> Answer:
-        """Return what the results mean, one unless the call streams; raises EngineError when they mean nothing."""
-
-
-class Unreadable(NamedTuple):
-    """Stands for a response that could not be read: the error of one request, not of all."""
-
-    error_msg: str
-
-    def has_error(self) -> bool:
-        """Return True."""
-        return True
+    call: EngineCall[Request]
+    request: EngineRequest
+    responses: list[Response]
 
 
 @dataclass(eq=False)
 class InFlight(Generic[Request]):
-    """A request that the executor has. job: who waits; None = nobody now. responses: those that nobody was told."""
+    """One request at the engine.
+
+    call: the call that waits; None while a stream runs ahead of its calls. responses: those that no call has got yet.
+    """
 
     request_id: int
     sequence_id: int
-    asked: EngineRequest
-    job: EngineCall[Request] | None
-    responses: list[Any] = field(default_factory=list)
+    request: EngineRequest
+    call: EngineCall[Request] | None
+    responses: list[Response] = field(default_factory=list)
     is_final: bool = False
 
-    def serves(self, asked: EngineRequest) -> bool:
-        """True when a call that asks for this can be answered from here: the same stream, where it stands."""
-        mine, other = self.asked.stream, asked.stream
-        is_same = mine is not None and other is not None and mine.key == other.key and self.asked.ids == asked.ids
+    def serves(self, request: EngineRequest) -> bool:
+        """Return whether a call with this request can continue the stream here: same options, same tokens so far."""
+        mine, other = self.request.stream, request.stream
+        is_same = mine is not None and other is not None and mine.key == other.key and self.request.ids == request.ids
         return is_same and bool(self.responses or not self.is_final)
 
-    def take(self, response: Any) -> None:
-        """Note a response; one that is not final and brings no token, or none of a stream, says nothing."""
-        try:
-            self.is_final = response.has_error() or response.result.is_final
-            says = self.is_final or (self.asked.stream and response.result.output_token_ids[0])
-        except Exception as error:
-            log.exception("a response of request %d cannot be read", self.request_id)
-            self.is_final = says = True
-            response = Unreadable(f"its response cannot be read: {first_line(error)}")
-        if says:
+    def add(self, response: Response) -> None:
+        """Keep a response; one that is not final counts only in a stream, and only when it has tokens."""
+        self.is_final = response.is_final
+        if response.is_final or (self.request.stream and response.has_tokens):
             self.responses.append(response)
 
-    def landed(self) -> Completed[Request] | None:
-        """Return what the call that waits is told, if there is both; the next may come then."""
-        if self.job is None or not self.responses:
+    def complete(self) -> Completed[Request] | None:
+        """Return the waiting call with its responses, if there are both; the sequence's next call may come then."""
+        if self.call is None or not self.responses:
             return None
-        landing = Completed(self.job, self.asked, self.responses)
-        self.job, self.responses = None, []
-        return landing
-
-
-class Completed(NamedTuple, Generic[Request]):
-    """A call and the responses that answer it."""
-
-    job: EngineCall[Request]
-    asked: EngineRequest
-    responses: list[Any]
+        completed = Completed(self.call, self.request, self.responses)
+        self.call, self.responses = None, []
+        return completed
 
 
 class InFlightTable(Generic[Request]):
-    """All of them, by the executor's ids; whoever uses it holds the line's lock."""
+    """All requests at one engine, by their ids; its user holds the client's lock."""
 
     def __init__(self) -> None:
-        self._flights: dict[int, InFlight[Request]] = {}
+        self._requests: dict[int, InFlight[Request]] = {}
 
     def __iter__(self) -> Iterator[InFlight[Request]]:
-        """Go through those of this moment."""
-        return iter(list(self._flights.values()))
+        """Iterate over a copy, so that requests may be removed meanwhile."""
+        return iter(list(self._requests.values()))
 
     @property
-    def num_flying(self) -> int:
-        """How many the executor still works on."""
-        return sum(not flight.is_final for flight in self)
+    def num_running(self) -> int:
+        """How many requests the engine still works on."""
+        return sum(not request.is_final for request in self)
 
     @property
-    def busy(self) -> set[int]:
-        """The sequences of which a call waits."""
-        return {flight.sequence_id for flight in self if flight.job}
+    def waiting_sequences(self) -> set[int]:
+        """The sequences with a call that waits."""
+        return {request.sequence_id for request in self if request.call}
 
-    def of(self, sequence_id: int) -> InFlight[Request] | None:
-        """Return a sequence's flight."""
-        return next((flight for flight in self if flight.sequence_id == sequence_id), None)
+    def of_sequence(self, sequence_id: int) -> InFlight[Request] | None:
+        """Return a sequence's request."""
+        return next((request for request in self if request.sequence_id == sequence_id), None)
 
-    def begin(self, flight: InFlight[Request]) -> None:
-        """Take in a request that has been handed over."""
-        self._flights[flight.request_id] = flight
+    def add(self, request: InFlight[Request]) -> None:
+        """Take in a request that the engine has got."""
+        self._requests[request.request_id] = request
 
-    def land(self, responses: list[Any]) -> list[Completed[Request]]:
-        """Take in responses, and return the calls that they answer; those of requests that were ended are nobody's."""
+    def complete(self, responses: list[Response]) -> list[Completed[Request]]:
+        """Take in responses and return the calls that they answer; responses to removed requests are dropped."""
         for response in responses:
-            if flight := self._flights.get(response.request_id):
-                flight.take(response)
-        landings = [landing for flight in self if (landing := flight.landed())]
-        self._forget(lambda flight: flight.is_final and not flight.responses)
-        return landings
+            if request := self._requests.get(response.request_id):
+                request.add(response)
+        completed = [done for request in self if (done := request.complete())]
+        self.remove(lambda request: request.is_final and not request.responses)
+        return completed
 
-    def end(self, chosen: Callable[[InFlight[Request]], bool]) -> list[InFlight[Request]]:
-        """Forget the chosen ones and return them."""
-        return self._forget(chosen)
+    def remove(self, condition: Callable[[InFlight[Request]], bool]) -> list[InFlight[Request]]:
+        """Remove the requests that fulfil a condition, and return them."""
+        removed = [request for request in self if condition(request)]
+        for request in removed:
+            del self._requests[request.request_id]
+        return removed
 
-    def _forget(self, chosen: Callable[[InFlight[Request]], bool]) -> list[InFlight[Request]]:
-        ended = [flight for flight in self if chosen(flight)]
-        for flight in ended:
-            del self._flights[flight.request_id]
-        return ended
+
+@dataclass
+class Watchdog:
+    """Tells an engine that has died without an error from one that is slow; times are time.monotonic().
+
+    Invariant: any response ends the silence, even the last one to a cancelled request. So a single slow call (a long
+    prompt, a long queue) is never taken for a silent engine, nor is an engine without requests.
+    """
+
+    since_s: float = 0.0
+    num_late: int = 0
+
+    def begin(self, now_s: float, *, is_idle: bool) -> None:
+        """Note a new request; a silence can begin with the first one that an idle engine gets."""
+        if is_idle and not self.num_late:
+            self.since_s = now_s
+
+    def end(self, now_s: float) -> None:
+        """Note that a response came."""
+        self.since_s, self.num_late = now_s, 0
+
+    def is_lost(self, now_s: float, num_late: int) -> bool:
+        """Note calls whose deadline has passed; return whether the engine has to be given up."""
+        self.num_late += num_late
+        return bool(num_late) and self.num_late >= SILENT_CALLS and now_s - self.since_s >= SILENT_S

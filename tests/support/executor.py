@@ -17,8 +17,8 @@ from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.registry import ProposerDependencies, select_method
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
+from runtime.trtllm.client import TrtllmClient
 from runtime.trtllm.executor.build import build_target
-from runtime.trtllm.executor.client import ExecutorClient
 from tests.support.tiny_models import VOCAB_SIZE
 
 PROMPT = [5, 9, 5, 9, 12, 7, 5, 9]
@@ -39,7 +39,7 @@ class serving:  # noqa: N801
     def __init__(self, folder: Path, **keys: Any) -> None:
         self.line, self.manifest = build_target(config_of(folder, **keys))
 
-    def __enter__(self) -> ExecutorClient[StepRequest]:
+    def __enter__(self) -> TrtllmClient[StepRequest]:
         return self.line
 
     def __exit__(self, *error: object) -> None:
@@ -51,9 +51,9 @@ def config_of(folder: Path, **keys: Any) -> ServingConfig:
     return ServingConfig(**{"target": str(folder), "engine": "tensorrt_llm", **keys})
 
 
-def standin(line: ExecutorClient[Any]) -> Any:
+def standin(line: TrtllmClient[Any]) -> Any:
     """The stand-in executor behind a line, for its knobs."""
-    return line._executor
+    return line._transport.executor
 
 
 class ScriptedLine:

@@ -1,9 +1,12 @@
-"""Steps and drafts at the door of NVIDIA's backend: what it has no room for is cut, what it cannot do is refused."""
+"""Target steps and drafts as calls of NVIDIA's backend: a chain is cut to the engine's room, the rest is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from orchestrator.core.errors import EngineError, RequestError
 from orchestrator.core.tree import TokenTree
@@ -13,112 +16,121 @@ from orchestrator.wire.context import Delta
 from orchestrator.wire.drafter import DraftRequest
 from orchestrator.wire.target import StepRequest
 from orchestrator.wire.tensors import Incoming, scalar
-from runtime.trtllm.backend.client import EngineRequest
+from runtime.engine.calls import EngineCall, Request
+from runtime.trtllm.adapter import Adapter, EngineRequest
 from runtime.trtllm.backend.tensors import (
     ACCEPTED,
     DRAFTED,
     OUTPUTS,
     Backend,
-    accepted,
-    burst_tensors,
     draft_tensors,
-    new_tokens,
+    engine_side_tensors,
+    read_acceptance,
+    read_tokens,
     step_tensors,
 )
+from runtime.trtllm.backend.transport import ModelInput
 
-#: Most tokens of a burst.
-BURST = 32
+#: Most tokens of one call to an engine that drafts by itself.
+MAX_LENGTH = 32
 
 
-class StepAdapter:
-    """Answers target steps; implements `runtime.trtllm.backend.client.Adapter`."""
+class BackendAdapter(Adapter[Request]):
+    """What the adapters of this backend share.
+
+    shares_blocks: the engine reuses KV blocks, those of any request for any other.
+    """
 
     def __init__(self, backend: Backend, shares_blocks: bool) -> None:
-        """shares_blocks: the engine reuses KV blocks, those of any request for any other."""
         self._backend = backend
         self._shares_blocks = shares_blocks
 
-    def ask(self, request: StepRequest, context_ids: IdArray) -> EngineRequest[StepRequest]:
-        """Return the call; of a chain, as much as the engine has room for."""
-        _check_salt(request.delta, self._shares_blocks)
-        room = min(self._backend.max_draft_len, self._backend.max_seq_len - len(context_ids) - 1)
-        if request.tree.is_chain and request.tree.num_nodes > room:
-            request = replace(request, tree=TokenTree.chain(request.tree.tokens[: max(room, 0)]))
-        return EngineRequest(step_tensors(request, context_ids, self._backend), request)
+    def _check_salt(self, delta: Delta) -> None:
+        if delta.cache_salt and self._shares_blocks:
+            raise RequestError(
+                "cache_salt keeps the KV blocks of some requests from others, which NVIDIA's backend has no tensor for "
+                "(input cache_salt; engine = 'tensorrt_llm' has it)"
+            )
 
-    def answer(self, request: StepRequest, context_ids: IdArray, responses: Sequence[Incoming]) -> Acceptance:
+
+class StepAdapter(BackendAdapter[StepRequest]):
+    """Sends each step as one call, with the chain as draft tokens."""
+
+    def to_request(self, call: EngineCall[StepRequest], ids: list[int]) -> EngineRequest:
+        """Return the call; a chain is cut to what the engine has room for."""
+        self._check_salt(call.delta)
+        request = call.request
+        room = max(min(self._backend.max_draft_len, self._backend.max_seq_len - len(ids) - 1), 0)
+        if request.tree.is_chain:
+            request = replace(request, tree=TokenTree.chain(request.tree.tokens[:room]))
+        payload = ModelInput(step_tensors(request, _array(ids), self._backend))
+        drafts = request.tree.tokens.tolist()
+        return EngineRequest(payload, ids, len(drafts) + 1, drafts)
+
+    def from_result(self, call: EngineCall[StepRequest], request: EngineRequest, results: list[Any]) -> Acceptance:
         """Return what the step decided."""
-        return accepted(responses, request.tree, context_ids, self._backend)
+        return read_acceptance(results[0], request.drafts, _array(request.ids), self._backend)
 
 
-class EngineSideAdapter:
-    """Answers target steps of an engine that drafts by itself; implements `runtime.trtllm.backend.client.Adapter`.
+class EngineSideAdapter(BackendAdapter[StepRequest]):
+    """Answers target steps of an engine that drafts by itself, up to MAX_LENGTH tokens a call.
 
-    A call brings BURST tokens at most: its first pass reads the context's end anew and has no drafts, and what comes
-    behind a stop is thrown away. Invariant: at temperature 0, which is all that it serves, the text is the target's.
+    The first pass of a call computes the end of the context anew and has no drafts; tokens behind a stop are dropped.
+    Invariant: at temperature 0, the only one that it serves, the text is the target's.
     """
 
     def __init__(self, backend: Backend, shares_blocks: bool, method: str, sizes: tuple[int, ...] = ()) -> None:
-        """sizes: Lookahead's of the engine, the most that a request may ask for."""
-        self._sizes = sizes
-        self._backend = backend
-        self._shares_blocks = shares_blocks
+        """sizes: of Lookahead, the engine's own; a request may have smaller ones."""
+        super().__init__(backend, shares_blocks)
         self._method = method
+        self._sizes = sizes
 
-    def ask(self, request: StepRequest, context_ids: IdArray) -> EngineRequest[StepRequest]:
-        """Return the call; a step that wants no drafts is one of a single token."""
-        _check_salt(request.delta, self._shares_blocks)
-        inside = request.options.engine_speculation
-        if inside and inside.choices:
+    def to_request(self, call: EngineCall[StepRequest], ids: list[int]) -> EngineRequest:
+        """Return the call; a step without engine-side speculation is a call for one token."""
+        self._check_salt(call.delta)
+        speculation = call.request.options.engine_speculation
+        if speculation and speculation.choices:
             raise RequestError("NVIDIA's backend has no tensor for choices; its configuration has the engine's tree")
-        if inside and inside.sizes and (refusal := sizes_refusal(inside.sizes, self._sizes)):
+        if speculation and speculation.sizes and (refusal := sizes_refusal(speculation.sizes, self._sizes)):
             raise RequestError(refusal)
-        room = self._backend.max_seq_len - len(context_ids)
-        length = min(inside.length, BURST, room) if inside else 1
-        tensors = burst_tensors(request, context_ids, length, self._backend)
-        return EngineRequest(tensors, request, (*OUTPUTS, ACCEPTED, DRAFTED))
+        length = min(speculation.length, MAX_LENGTH, self._backend.max_seq_len - len(ids)) if speculation else 1
+        tensors = engine_side_tensors(call.request, _array(ids), length, self._backend)
+        return EngineRequest(ModelInput(tensors, (*OUTPUTS, ACCEPTED, DRAFTED)), ids, length)
 
-    def answer(self, request: StepRequest, context_ids: IdArray, responses: Sequence[Incoming]) -> Acceptance:
-        """Return the tokens; passes are tokens less accepted drafts, as far as the engine has counted them."""
-        tokens = new_tokens(responses, context_ids, self._backend)
+    def from_result(self, call: EngineCall[StepRequest], request: EngineRequest, results: list[Any]) -> Acceptance:
+        """Return the tokens; there were as many passes as tokens that the engine has not counted as accepted drafts."""
+        (responses,) = results
+        tokens = read_tokens(responses, _array(request.ids), self._backend)
         if not tokens:
             raise EngineError("the backend answered no new token")
-        if request.options.engine_speculation is None:
+        if call.request.options.engine_speculation is None:
             return Acceptance((), tokens[0])
         num_passes = len(tokens) - min(_count(responses, ACCEPTED), len(tokens) - 1)
         lengths = (len(tokens) - num_passes + 1, *[1] * (num_passes - 1))
-        burst = EngineSpeculationResult(self._method, tuple(tokens[:-1]), lengths, _count(responses, DRAFTED))
-        return Acceptance((), tokens[-1], engine_speculation=burst)
+        result = EngineSpeculationResult(self._method, tuple(tokens[:-1]), lengths, _count(responses, DRAFTED))
+        return Acceptance((), tokens[-1], engine_speculation=result)
+
+
+class DraftAdapter(BackendAdapter[DraftRequest]):
+    """Answers draft calls with the greedy continuation of the context, at any temperature."""
+
+    def to_request(self, call: EngineCall[DraftRequest], ids: list[int]) -> EngineRequest | DraftResponse:
+        """Return the call, or a bare root when no draft fits."""
+        self._check_salt(call.delta)
+        length = min(call.request.max_nodes, call.request.max_depth, self._backend.max_seq_len - len(ids))
+        if length < 1:
+            return DraftResponse(TokenTree.bare())
+        return EngineRequest(ModelInput(draft_tensors(_array(ids), length, self._backend)), ids, length)
+
+    def from_result(self, call: EngineCall[DraftRequest], request: EngineRequest, results: list[Any]) -> DraftResponse:
+        """Return the new tokens as a chain."""
+        return DraftResponse(TokenTree.chain(read_tokens(results[0], _array(request.ids), self._backend)))
+
+
+def _array(ids: Sequence[int]) -> IdArray:
+    return np.array(ids, np.int32)
 
 
 def _count(responses: Sequence[Incoming], name: str) -> int:
-    """Return what the engine has counted; whether each kind of engine counts is not established: 0 = it has not."""
+    """Return a counter of the engine, 0 without one: it is not established which kinds of engines count."""
     return next((max(scalar(tensors, name), 0) for tensors in responses if name in tensors), 0)
-
-
-class DraftAdapter:
-    """Answers draft calls, greedily at any temperature; implements `runtime.trtllm.backend.client.Adapter`."""
-
-    def __init__(self, backend: Backend, shares_blocks: bool) -> None:
-        self._backend = backend
-        self._shares_blocks = shares_blocks
-
-    def ask(self, request: DraftRequest, context_ids: IdArray) -> EngineRequest[DraftRequest] | DraftResponse:
-        """Return the call, or a bare root where no draft fits."""
-        _check_salt(request.delta, self._shares_blocks)
-        length = min(request.max_nodes, request.max_depth, self._backend.max_seq_len - len(context_ids))
-        if length < 1:
-            return DraftResponse(TokenTree.bare())
-        return EngineRequest(draft_tensors(context_ids, length, self._backend), request)
-
-    def answer(self, request: DraftRequest, context_ids: IdArray, responses: Sequence[Incoming]) -> DraftResponse:
-        """Return the chain of the new tokens."""
-        return DraftResponse(TokenTree.chain(new_tokens(responses, context_ids, self._backend)))
-
-
-def _check_salt(delta: Delta, shares_blocks: bool) -> None:
-    if delta.cache_salt and shares_blocks:
-        raise RequestError(
-            "cache_salt keeps the KV blocks of some requests from others, which NVIDIA's backend has no tensor for "
-            "(input cache_salt; engine = 'tensorrt_llm' has it)"
-        )

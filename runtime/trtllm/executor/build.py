@@ -1,4 +1,4 @@
-"""From a deployment with engine = "tensorrt_llm" to a warm line; the folders are those that the builder leaves."""
+"""Builds engine = "tensorrt_llm": a warm client of a compiled engine, from the folder that build.trtllm leaves."""
 
 from __future__ import annotations
 
@@ -18,58 +18,60 @@ from orchestrator.wire.drafter import DraftRequest
 from orchestrator.wire.target import StepRequest
 from runtime.engine.build import ModelCaller, no_caller
 from runtime.engine.calls import Request, submit_and_wait
-from runtime.trtllm.executor.client import ExecutorClient
-from runtime.trtllm.executor.drafts import DraftAdapter
+from runtime.trtllm.adapter import Adapter
+from runtime.trtllm.client import TrtllmClient
+from runtime.trtllm.executor.adapters import DraftAdapter, StepAdapter
 from runtime.trtllm.executor.engine_side import EngineSideAdapter
 from runtime.trtllm.executor.library import Library, load_library, open_executor
-from runtime.trtllm.executor.steps import StepAdapter
+from runtime.trtllm.executor.transport import ExecutorTransport
+from runtime.trtllm.transport import Transport
 
 log = logging.getLogger(__name__)
 
-_WARM_UP = Context([1, 2, 3, 4])
+_WARM_UP_DELTA = delta_of(Context([1, 2, 3, 4]), 0, 1, "warm-up")
 
 
-def build_target(
-    config: ServingConfig, caller: ModelCaller = no_caller
-) -> tuple[ExecutorClient[StepRequest], Manifest]:
-    """Load the target's engine and start its line; raises ConfigError when it cannot be served."""
+def build_target(config: ServingConfig, caller: ModelCaller = no_caller) -> tuple[TrtllmClient[StepRequest], Manifest]:
+    """Load the target's engine and start its client; raises ConfigError when it cannot be served."""
     folder = Path(config.target)
-    draft = Path(config.draft) if config.draft else None
-    library, manifest = _checked(folder, "target", draft)
+    library, manifest = _checked(folder, "target", Path(config.draft) if config.draft else None)
     if config.max_running > manifest.max_batch_size:
         log.warning(
             "max_running %d is above the engine's max_batch_size %d: the requests beyond it wait inside the executor",
             config.max_running,
             manifest.max_batch_size,
         )
-    executor = open_executor(library, folder, manifest, config.prefix_sharing)
+    transport = ExecutorTransport(open_executor(library, folder, manifest, config.prefix_sharing))
     capabilities = executor_capabilities(manifest)
-    desk = EngineSideAdapter if capabilities.engine_method else StepAdapter
-    line = ExecutorClient(executor, desk(library, manifest, capabilities), "target-engine")
-    line.start()
-    warm_up_line(line, capabilities)
-    return line, manifest
+    adapter = EngineSideAdapter if capabilities.engine_method else StepAdapter
+    return start_target(transport, adapter(library, manifest, capabilities), capabilities), manifest
 
 
-def warm_up_line(line: ExecutorClient[StepRequest], capabilities: Capabilities) -> None:
-    """Run a step without drafts, and one with what drafts the engine takes or makes; ConfigError when it cannot."""
+def build_draft(config: ServingConfig, caller: ModelCaller = no_caller) -> tuple[TrtllmClient[DraftRequest], Manifest]:
+    """Load the draft model's engine and start its client; raises ConfigError when it cannot be served."""
+    folder = Path(config.draft)
+    library, manifest = _checked(folder, "draft")
+    transport = ExecutorTransport(open_executor(library, folder, manifest, config.prefix_sharing))
+    client = TrtllmClient(transport, DraftAdapter(library, manifest), "draft-engine")
+    client.start()
+    _warm_up(client, DraftRequest(_WARM_UP_DELTA, Sampling(), 2, 2))
+    return client, manifest
+
+
+def start_target(
+    transport: Transport, adapter: Adapter[StepRequest], capabilities: Capabilities
+) -> TrtllmClient[StepRequest]:
+    """Start a target's client, and run a step without drafts and one with drafts if the engine takes or makes any.
+
+    Raises ConfigError when the engine does not answer them.
+    """
+    client = TrtllmClient(transport, adapter, "target-engine")
+    client.start()
     for num_drafts in sorted({0, min(capabilities.max_nodes, 2)}):
         options = StepOptions(engine_speculation=EngineSpeculation(8) if capabilities.engine_method else None)
         tree, sampling = TokenTree.chain([5] * num_drafts), Sampling(rule=Rule.ENGINE)
-        _warm_up(line, StepRequest(delta_of(_WARM_UP, 0, 1, "warm-up"), tree, sampling, options, 1000))
-
-
-def build_draft(
-    config: ServingConfig, caller: ModelCaller = no_caller
-) -> tuple[ExecutorClient[DraftRequest], Manifest]:
-    """Load the draft model's engine and start its line; raises ConfigError when it cannot be served."""
-    folder = Path(config.draft)
-    library, manifest = _checked(folder, "draft")
-    executor = open_executor(library, folder, manifest, config.prefix_sharing)
-    line = ExecutorClient(executor, DraftAdapter(library, manifest), "draft-engine")
-    line.start()
-    _warm_up(line, DraftRequest(delta_of(_WARM_UP, 0, 1, "warm-up"), Sampling(), 2, 2))
-    return line, manifest
+        _warm_up(client, StepRequest(_WARM_UP_DELTA, tree, sampling, options, 1000))
+    return client
 
 
 def _checked(folder: Path, role: str, draft: Path | None = None) -> tuple[Library, Manifest]:
@@ -80,10 +82,10 @@ def _checked(folder: Path, role: str, draft: Path | None = None) -> tuple[Librar
     return library, manifest
 
 
-def _warm_up(line: ExecutorClient[Request], request: Request) -> None:
+def _warm_up(client: TrtllmClient[Request], request: Request) -> None:
     try:
-        submit_and_wait(line.submit, request)
+        submit_and_wait(client.submit, request)
     except ServingError as error:
-        line.close()
+        client.close()
         raise ConfigError(f"the engine answers nothing: {error}") from None
-    line.release(request.delta.sequence_id)
+    client.release(request.delta.sequence_id)

@@ -1,11 +1,10 @@
 """Engines that draft by themselves (Medusa, EAGLE, ReDrafter, Lookahead): one request of the executor for a whole text.
 
-The executor streams it, pass by pass; a step is told what has come since the last one.
+The executor streams the text pass by pass; a step gets the tokens that have come since the last one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.core.errors import RequestError
@@ -14,84 +13,77 @@ from orchestrator.deployment.engine_manifest import lookahead_sizes
 from orchestrator.deployment.engine_trees import sizes_refusal, tree_limits
 from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall
-from runtime.trtllm.adapter import TargetAdapter, checked_tokens, new_tokens, salt_of, without_token
+from runtime.trtllm.adapter import EngineRequest, Stream, generated_tokens, streamed_tokens
+from runtime.trtllm.executor.adapters import TargetAdapter, salt_arguments
 from runtime.trtllm.executor.sampling import sampling_config
-from runtime.trtllm.in_flight import EngineRequest, Stream
 
 
 class EngineSideAdapter(TargetAdapter):
-    """Answers target steps with what a stream has brought; a step that wants no drafts is a request for one token.
+    """Answers target steps from a stream; a step without engine-side speculation is a request for one token.
 
-    Invariant: at temperature 0, which is all that it serves, the text is the target's; a pass brings the drafts that were
-    accepted in it and one token more.
+    Invariant: at temperature 0, the only one that it serves, the text is the target's; each pass brings its accepted
+    drafts and one token more.
     """
 
-    def answer(self, job: EngineCall[StepRequest], asked: EngineRequest, results: list[Any]) -> Acceptance:
+    def from_result(self, call: EngineCall[StepRequest], request: EngineRequest, results: list[Any]) -> Acceptance:
         """Return what the passes since the last call have brought."""
-        inside = job.request.options.engine_speculation
-        if asked.stream is None or inside is None:
-            return Acceptance((), new_tokens(asked, results[-1], self._manifest.vocab_size)[0])
-        tokens = self._streamed(asked.stream, results)
-        first = asked.stream.num_passes
-        lengths = [length for result in results for length in _pass_lengths(asked.stream, result)]
-        # The first pass of a request reads the prompt, and has no drafts.
-        num_drafted = (len(lengths) - (not first)) * self._num_nodes(inside)
-        asked.ids.extend(tokens)
-        burst = EngineSpeculationResult(
-            self._capabilities.engine_method, tuple(tokens[:-1]), tuple(lengths), num_drafted
+        speculation, stream, vocab_size = (
+            call.request.options.engine_speculation,
+            request.stream,
+            self._manifest.vocab_size,
         )
-        return Acceptance((), tokens[-1], engine_speculation=burst)
-
-    def _streamed(self, stream: Stream, results: list[Any]) -> list[int]:
-        """Return the tokens of results; raises EngineError for none, for one that is none, or beyond the text asked."""
-        tokens: list[int] = [token for result in results for token in result.output_token_ids[0]]
-        if not tokens:
-            raise without_token(results[-1])
-        checked_tokens(tokens, stream.room, self._manifest.vocab_size)
+        if stream is None or speculation is None:
+            return Acceptance((), generated_tokens(request, results[-1], vocab_size)[0])
+        tokens = streamed_tokens(results, stream.room, vocab_size)
         stream.room -= len(tokens)
-        return tokens
+        request.ids.extend(tokens)
+        # The first pass of a request reads the prompt and has no drafts.
+        num_undrafted = int(stream.num_passes == 0)
+        lengths = tuple(length for result in results for length in _pass_lengths(stream, result))
+        num_drafted = (len(lengths) - num_undrafted) * self._num_nodes(speculation)
+        method = self._capabilities.engine_method
+        return Acceptance(
+            (), tokens[-1], engine_speculation=EngineSpeculationResult(method, tuple(tokens[:-1]), lengths, num_drafted)
+        )
 
-    def _asked(self, job: EngineCall[StepRequest], ids: list[int], num_output: int) -> EngineRequest:
-        sampling, inside = job.request.sampling, job.request.options.engine_speculation
-        length = min(inside.length, self._manifest.max_seq_len - len(ids)) if inside else 1
-        request = self._api.Request(
+    def _to_request(self, call: EngineCall[StepRequest], ids: list[int], num_output: int) -> EngineRequest:
+        sampling, speculation = call.request.sampling, call.request.options.engine_speculation
+        length = min(speculation.length, self._manifest.max_seq_len - len(ids)) if speculation else 1
+        payload = self._api.Request(
             ids,
             length,
-            streaming=inside is not None,
+            streaming=speculation is not None,
             sampling_config=sampling_config(self._api, sampling, len(ids), num_output),
-            **(self._choices(inside) if inside else {}),
-            **salt_of(job.delta.cache_salt),
+            **(self._draft_arguments(speculation) if speculation else {}),
+            **salt_arguments(call.delta.cache_salt),
         )
-        stream = Stream((sampling, inside.choices, inside.sizes), length) if inside else None
-        return EngineRequest(request, list(ids), length, stream=stream)
+        stream = Stream((sampling, speculation.choices, speculation.sizes), length) if speculation else None
+        return EngineRequest(payload, list(ids), length, stream=stream)
 
-    def _choices(self, inside: EngineSpeculation) -> dict[str, Any]:
-        """Return the arguments of Request that say how to draft; raises RequestError beyond what the engine can."""
+    def _draft_arguments(self, speculation: EngineSpeculation) -> dict[str, Any]:
+        """Return the arguments of Request that say how to draft; raises RequestError beyond the engine's limits."""
         arguments: dict[str, Any] = {}
-        if inside.sizes:
-            if refusal := sizes_refusal(inside.sizes, lookahead_sizes(self._manifest)):
+        if speculation.sizes:
+            if refusal := sizes_refusal(speculation.sizes, lookahead_sizes(self._manifest)):
                 raise RequestError(refusal)
-            arguments["lookahead_config"] = self._api.LookaheadDecodingConfig(*inside.sizes)
-        if inside.choices:
-            self._check_choices(inside.choices)
-            arguments["eagle_config"] = self._api.EagleConfig([list(path) for path in inside.choices])
+            arguments["lookahead_config"] = self._api.LookaheadDecodingConfig(*speculation.sizes)
+        if speculation.choices:
+            limits = tree_limits("eagle", self._manifest.max_draft_len, self._manifest.plan.get("spec", {}))
+            if refusal := limits.refusal(speculation.choices):
+                raise RequestError(f"choices has {refusal} (input speculation_config)")
+            arguments["eagle_config"] = self._api.EagleConfig([list(path) for path in speculation.choices])
         return arguments
 
-    def _check_choices(self, choices: Sequence[tuple[int, ...]]) -> None:
-        limits = tree_limits("eagle", self._manifest.max_draft_len, self._manifest.plan.get("spec", {}))
-        if refusal := limits.refusal(choices):
-            raise RequestError(f"choices has {refusal} (input speculation_config)")
-
-    def _num_nodes(self, inside: EngineSpeculation) -> int:
-        """Return how many drafted tokens a pass verifies: those asked for, else as many as the engine was built for."""
+    def _num_nodes(self, speculation: EngineSpeculation) -> int:
+        """Return how many draft tokens a pass verifies: as the request says, else as the engine was built."""
         if self._capabilities.engine_method == "lookahead":
-            window, ngram, guesses = inside.sizes or lookahead_sizes(self._manifest)
+            window, ngram, guesses = speculation.sizes or lookahead_sizes(self._manifest)
             return max(ngram - 2, 0) + (window - 1 + guesses) * (ngram - 1)
-        return len(inside.choices) or self._manifest.max_draft_len
+        return len(speculation.choices) or self._manifest.max_draft_len
 
 
 def _pass_lengths(stream: Stream, result: Any) -> list[int]:
-    """Return the tokens of each pass behind a result: as a rule there is one; of several, the sum alone is known."""
+    """Return the tokens of each pass that a result covers: usually one pass; of several, only the sum is known."""
     num_tokens, num_before = len(result.output_token_ids[0]), stream.num_passes
     if not num_tokens:
         return []

@@ -1,4 +1,4 @@
-"""A request's sampling in the executor's words; what it has no words for was refused before (capabilities)."""
+"""A request's sampling as the executor's arguments; options that it lacks were refused before (capabilities)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from orchestrator.core.sampling_params import Sampling
 def sampling_config(api: Any, sampling: Sampling, prefix_len: int, num_output: int) -> Any:
     """Return the SamplingConfig of the step behind `prefix_len` tokens, `num_output` of them output.
 
-    Invariant: the steps of one request have seeds that have nothing to do with one another. Each step is a request of its
-    own, and with one seed for all, the executor would begin each with the same random number.
+    Invariant: the steps of one request have independent seeds. Each step is a request of its own to the executor, which
+    would begin every step with the same random number if they shared a seed.
     """
-    if sampling.greedy:
-        values: dict[str, Any] = {"top_k": 1}
-    else:
+    values: dict[str, Any] = {"top_k": 1}
+    if not sampling.greedy:
         values = {
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,
@@ -27,36 +26,36 @@ def sampling_config(api: Any, sampling: Sampling, prefix_len: int, num_output: i
         }
     if sampling.repetition_penalty != 1.0:
         values["repetition_penalty"] = sampling.repetition_penalty
-    if held := num_held(sampling, num_output):
-        values["min_tokens"] = held
+    if min_tokens := tokens_without_end(sampling, num_output):
+        values["min_tokens"] = min_tokens
     return api.SamplingConfig(**values)
 
 
-def edits_of(sampling: Sampling, num_output: int, vocab_size: int) -> dict[str, Any]:
+def logits_arguments(sampling: Sampling, num_output: int, vocab_size: int) -> dict[str, Any]:
     """Return the arguments of Request that change single logits: bias, bad words, no end before min_tokens.
 
     An end id is named only while it may not come, so that the executor never ends a text: the loop does.
     """
-    logits_options = sampling.logits_options
+    options = sampling.logits_options
     arguments: dict[str, Any] = {}
-    if logits_options.bias:
+    if options.bias:
         bias = torch.zeros(vocab_size)
-        for token, weight in logits_options.bias:
+        for token, weight in options.bias:
             bias[token] = weight
         arguments["embedding_bias"] = bias
-    if logits_options.bad_words:
-        arguments["bad_words"] = [list(word) for word in logits_options.bad_words]
-    if num_held(sampling, num_output):
-        arguments["end_id"] = logits_options.end_ids[0]
+    if options.bad_words:
+        arguments["bad_words"] = [list(word) for word in options.bad_words]
+    if tokens_without_end(sampling, num_output):
+        arguments["end_id"] = options.end_ids[0]
     return arguments
 
 
-def num_held(sampling: Sampling, num_output: int) -> int:
-    """Return for how many more tokens no end may come."""
+def tokens_without_end(sampling: Sampling, num_output: int) -> int:
+    """Return for how many more tokens the text may not end."""
     return max(sampling.min_tokens - num_output, 0) if sampling.logits_options.end_ids else 0
 
 
-def is_edited(sampling: Sampling, num_output: int) -> bool:
-    """True when single logits change; how the executor applies that to drafts is not established, so it gets none."""
-    logits_options = sampling.logits_options
-    return bool(sampling.penalised or logits_options.bias or logits_options.bad_words or num_held(sampling, num_output))
+def changes_logits(sampling: Sampling, num_output: int) -> bool:
+    """Return whether single logits change; it is not established how the executor applies that to draft tokens."""
+    options = sampling.logits_options
+    return bool(sampling.penalised or options.bias or options.bad_words or tokens_without_end(sampling, num_output))

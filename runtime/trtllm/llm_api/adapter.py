@@ -11,45 +11,41 @@ from orchestrator.deployment.capabilities import Capabilities
 from orchestrator.deployment.engine_manifest import LlmManifest, Manifest
 from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall
-from runtime.trtllm.adapter import checked_tokens, without_token
+from runtime.trtllm.adapter import EngineRequest, Stream, streamed_tokens
 from runtime.trtllm.executor.engine_side import EngineSideAdapter
 from runtime.trtllm.executor.library import Library
-from runtime.trtllm.in_flight import EngineRequest, Stream
-from runtime.trtllm.llm_api.executor import LlmRequest
+from runtime.trtllm.llm_api.transport import LlmRequest
 
 
 class LlmAdapter(EngineSideAdapter):
-    """Answers target steps with what a stream has brought, as its parent does; a step without drafts asks for a token.
+    """Answers target steps from a stream, or with one token when a step has no engine-side speculation.
 
-    Invariant: at temperature 0 the text is the target's. Each pass verifies so many drafts as the server was started with: a
+    Invariant: at temperature 0 the text is the target's. The server's start fixes how many drafts a pass verifies; a
     request cannot choose.
     """
 
     def __init__(self, llmapi: Any, manifest: LlmManifest, capabilities: Capabilities) -> None:
         """llmapi: the module tensorrt_llm.llmapi."""
-        super().__init__(Library(llmapi, manifest.trtllm_version), _as_engine(manifest), capabilities)
+        super().__init__(Library(llmapi, manifest.trtllm_version), _engine_manifest(manifest), capabilities)
 
-    def answer(self, job: EngineCall[StepRequest], asked: EngineRequest, results: list[Any]) -> Acceptance:
+    def from_result(self, call: EngineCall[StepRequest], request: EngineRequest, results: list[Any]) -> Acceptance:
         """Return what the passes since the last call have brought, or the one token."""
-        if job.request.options.engine_speculation is not None:
-            return super().answer(job, asked, results)
-        tokens = [token for result in results for token in result.output_token_ids[0]]
-        if not tokens:
-            raise without_token(results[-1])
-        return Acceptance((), checked_tokens(tokens, asked.length, self._manifest.vocab_size)[0])
+        if request.stream:
+            return super().from_result(call, request, results)
+        return Acceptance((), streamed_tokens(results, request.length, self._manifest.vocab_size)[0])
 
-    def _asked(self, job: EngineCall[StepRequest], ids: list[int], num_output: int) -> EngineRequest:
-        sampling, inside = job.request.sampling, job.request.options.engine_speculation
-        if inside and (inside.choices or inside.sizes):
+    def _to_request(self, call: EngineCall[StepRequest], ids: list[int], num_output: int) -> EngineRequest:
+        sampling, speculation = call.request.sampling, call.request.options.engine_speculation
+        if speculation and (speculation.choices or speculation.sizes):
             raise RequestError("the LLM API drafts as the server was started; a request cannot choose a tree or sizes")
-        length = min(inside.length if inside else 1, self._manifest.max_seq_len - len(ids))
-        request = LlmRequest(list(ids), self._params(sampling, length), job.delta.cache_salt)
-        return EngineRequest(request, list(ids), length, stream=Stream(sampling, length) if inside else None)
+        length = min(speculation.length if speculation else 1, self._manifest.max_seq_len - len(ids))
+        payload = LlmRequest(list(ids), self._params(sampling, length), call.delta.cache_salt)
+        return EngineRequest(payload, list(ids), length, stream=Stream(sampling, length) if speculation else None)
 
     def _params(self, sampling: Sampling, length: int) -> Any:
         """Return SamplingParams; a temperature without top_p would be greedy, too.
 
-        The loop alone ends a text. Inferred: an end id that no token has is one that never comes.
+        The loop alone ends a text. Inferred: an end id that is no token's never comes.
         """
         values: dict[str, Any] = {"max_tokens": length, "ignore_eos": True, "end_id": -1, "detokenize": False}
         if sampling.greedy:
@@ -58,8 +54,8 @@ class LlmAdapter(EngineSideAdapter):
         return self._api.SamplingParams(top_k=sampling.top_k or None, **values)
 
 
-def _as_engine(manifest: LlmManifest) -> Manifest:
-    """Return the limits in the words of a compiled engine, which is what the desks know."""
+def _engine_manifest(manifest: LlmManifest) -> Manifest:
+    """Return the limits in the manifest of a compiled engine, which the parent class reads."""
     return Manifest(
         role="target",
         method=manifest.method,

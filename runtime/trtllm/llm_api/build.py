@@ -1,4 +1,4 @@
-"""From a deployment with engine = "llm_api" to a warm line; `python -m build.trtllm.llm_api` makes its folder."""
+"""Builds engine = "llm_api": a warm client of an LLM, from the folder that `python -m build.trtllm.llm_api` writes."""
 
 from __future__ import annotations
 
@@ -13,27 +13,24 @@ from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import LlmManifest, read_llm_manifest
 from orchestrator.wire.target import StepRequest
 from runtime.engine.build import ModelCaller
-from runtime.trtllm.executor.build import warm_up_line
-from runtime.trtllm.executor.client import ExecutorClient
+from runtime.trtllm.client import TrtllmClient
+from runtime.trtllm.executor.build import start_target
 from runtime.trtllm.llm_api.adapter import LlmAdapter
-from runtime.trtllm.llm_api.executor import LlmExecutor
+from runtime.trtllm.llm_api.transport import LlmTransport
 
 log = logging.getLogger(__name__)
 
 
-def build_target(config: ServingConfig, caller: ModelCaller) -> tuple[ExecutorClient[StepRequest], LlmManifest]:
-    """Make the LLM and start its line; raises ConfigError when it cannot be served."""
+def build_target(config: ServingConfig, caller: ModelCaller) -> tuple[TrtllmClient[StepRequest], LlmManifest]:
+    """Make the LLM and start its client; raises ConfigError when it cannot be served."""
     manifest = read_llm_manifest(Path(config.target))
     llmapi = _library(manifest)
     log.warning(
         "engine = 'llm_api' (method %s) is EXPERIMENTAL: it has never been run with the library", manifest.method
     )
-    executor = LlmExecutor(_llm(llmapi, manifest, config))
     capabilities = llm_capabilities(manifest)
-    line = ExecutorClient(executor, LlmAdapter(llmapi, manifest, capabilities), "target-engine")
-    line.start()
-    warm_up_line(line, capabilities)
-    return line, manifest
+    transport = LlmTransport(_llm(llmapi, manifest, config))
+    return start_target(transport, LlmAdapter(llmapi, manifest, capabilities), capabilities), manifest
 
 
 def _library(manifest: LlmManifest) -> Any:

@@ -21,8 +21,9 @@ from runtime.trtllm.trees.packed_mask import USE
 class PoolCache(KVCache):
     """Keys and values in `kv`, (blocks, layers, 2, kv_heads, block_tokens, head_dim); no hidden states.
 
-    Invariant: the engine finds K of block b in layer 0 at offset 2 · layers · b, V at the next one, counted in blocks of one
-    layer's keys (BlocksManager of tensorrt_llm/runtime/kv_cache_manager.py); it adds the layer by itself.
+    Invariant: the engine finds K of block b in layer 0 at offset 2 · layers · b, and V at the next one, counted in
+    blocks of one layer's keys; it adds the layer by itself.
+    Source: BlocksManager of tensorrt_llm/runtime/kv_cache_manager.py.
     """
 
     def __init__(self, geometry: Geometry, memory_mb: int, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""NOT TensorRT-LLM: the part of its module `tensorrt_llm.llmapi` that runtime/llm_api uses, as documented for 1.2."""
+"""NOT TensorRT-LLM: the part of its module `tensorrt_llm.llmapi` that runtime/trtllm/llm_api uses, as documented for 1.2."""
 
 from tensorrt_llm.bindings._configs import KvCacheConfig
 from tensorrt_llm.llmapi._llm import LLM

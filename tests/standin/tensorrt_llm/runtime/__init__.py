@@ -1,4 +1,4 @@
-"""NOT TensorRT-LLM: the names of its module `tensorrt_llm.runtime` that runtime/trtllm_trees uses."""
+"""NOT TensorRT-LLM: the names of its module `tensorrt_llm.runtime` that runtime/trtllm/trees uses."""
 
 from tensorrt_llm.runtime._session import Session, TensorInfo
 

@@ -26,8 +26,9 @@ from orchestrator.wire.drafter import DraftRequest
 from orchestrator.wire.target import StepRequest
 from runtime.engine.build import build_draft, build_target
 from runtime.trtllm.backend.adapters import DraftAdapter, EngineSideAdapter, StepAdapter
-from runtime.trtllm.backend.client import BackendClient
 from runtime.trtllm.backend.tensors import ACCEPTED, DRAFTED, OUTPUTS, Backend, draft_tensors, stop_tensors
+from runtime.trtllm.backend.transport import BackendTransport
+from runtime.trtllm.client import TrtllmClient
 from tests.standin.engine_folder import make_engine
 from tests.support.engines import ask, submit
 from tests.support.tiny_models import make_tiny_target
@@ -79,9 +80,13 @@ def model() -> FakeModel:
 
 
 @pytest.fixture
-def line(model: FakeModel) -> Iterator[BackendClient[StepRequest]]:
-    with running(BackendClient(StepAdapter(BACKEND, True), model, 4, "test")) as started:
+def line(model: FakeModel) -> Iterator[TrtllmClient[StepRequest]]:
+    with running(client_of(StepAdapter(BACKEND, True), model, 4, "test")) as started:
         yield started
+
+
+def client_of(adapter: Any, model: Any, num_threads: int, name: str) -> TrtllmClient[Any]:
+    return TrtllmClient(BackendTransport(model, num_threads, name), adapter, name)
 
 
 class running:  # noqa: N801
@@ -145,7 +150,7 @@ def test_tree_is_refused_by_name(line: Any) -> None:
 def test_salt_is_refused_where_blocks_are_shared_and_only_there(line: Any, model: FakeModel) -> None:
     with pytest.raises(RequestError, match="cache_salt keeps the KV blocks of some requests from others"):
         ask(line, step(PROMPT, salt="mine"))
-    with running(BackendClient(StepAdapter(BACKEND, False), model, 4, "test")) as unshared:
+    with running(client_of(StepAdapter(BACKEND, False), model, 4, "test")) as unshared:
         assert ask(unshared, step(PROMPT, salt="mine")).next_token == said(4)
 
 
@@ -213,7 +218,7 @@ def test_calls_of_several_are_under_way_together(line: Any, model: FakeModel) ->
 
 
 def test_call_that_waits_for_a_thread_is_answered_at_its_deadline_and_never_made(model: FakeModel) -> None:
-    with running(BackendClient(StepAdapter(BACKEND, True), model, 1, "test")) as line:
+    with running(client_of(StepAdapter(BACKEND, True), model, 1, "test")) as line:
         model.go.clear()
         first = submit(line, step(PROMPT))
         assert model.began.acquire(timeout=LIMIT_S)
@@ -228,7 +233,7 @@ def test_call_that_waits_for_a_thread_is_answered_at_its_deadline_and_never_made
 
 
 def test_threads_that_hang_keep_no_process_from_its_end(model: FakeModel) -> None:
-    with running(BackendClient(StepAdapter(BACKEND, True), model, 1, "hanging")) as line:
+    with running(client_of(StepAdapter(BACKEND, True), model, 1, "hanging")) as line:
         model.go.clear()
         submit(line, step(PROMPT))
         assert model.began.acquire(timeout=LIMIT_S)
@@ -237,7 +242,7 @@ def test_threads_that_hang_keep_no_process_from_its_end(model: FakeModel) -> Non
 
 
 def test_close_answers_what_is_under_way(model: FakeModel) -> None:
-    with running(BackendClient(StepAdapter(BACKEND, True), model, 4, "test")) as line:
+    with running(client_of(StepAdapter(BACKEND, True), model, 4, "test")) as line:
         model.go.clear()
         answers = submit(line, step(PROMPT))
         assert model.began.acquire(timeout=LIMIT_S)
@@ -264,7 +269,7 @@ def draft(length: int, context: int = 4, salt: str = "") -> DraftRequest:
 def test_draft_is_the_greedy_continuation_as_far_as_it_fits(
     model: FakeModel, asked: int, context: int, drafted: int
 ) -> None:
-    with running(BackendClient(DraftAdapter(BACKEND, True), model, 4, "test")) as line:
+    with running(client_of(DraftAdapter(BACKEND, True), model, 4, "test")) as line:
         answer = ask(line, draft(asked, context))
     assert answer.tree.tokens.tolist() == [said(context + i) for i in range(drafted)] and answer.tree.is_chain
     assert len(model.calls) == bool(drafted)
@@ -341,7 +346,7 @@ def test_burst_tells_the_passes_as_far_as_they_were_counted(
 ) -> None:
     model = CountingModel()
     model.counts = counts
-    with running(BackendClient(EngineSideAdapter(BACKEND, True, "medusa"), model, 4, "test")) as line:
+    with running(client_of(EngineSideAdapter(BACKEND, True, "medusa"), model, 4, "test")) as line:
         answer = ask(line, inside_step(PROMPT, EngineSpeculation(6)))
     assert answer.tokens(TokenTree.bare()) == [said(4 + i) for i in range(6)]
     assert answer.engine_speculation == EngineSpeculationResult(
@@ -355,7 +360,7 @@ def test_burst_tells_the_passes_as_far_as_they_were_counted(
 )
 def test_burst_is_as_long_as_there_is_room(inside: EngineSpeculation | None, context: int, length: int) -> None:
     model = CountingModel()
-    with running(BackendClient(EngineSideAdapter(BACKEND, True, "medusa"), model, 4, "test")) as line:
+    with running(client_of(EngineSideAdapter(BACKEND, True, "medusa"), model, 4, "test")) as line:
         answer = ask(line, inside_step([1] * context, inside))
     assert model.calls[0]["request_output_len"] == [[length]]
     assert (answer.engine_speculation is None) == (inside is None) and len(answer.tokens(TokenTree.bare())) == length
@@ -363,14 +368,14 @@ def test_burst_is_as_long_as_there_is_room(inside: EngineSpeculation | None, con
 
 def test_burst_has_sizes_and_no_choices() -> None:
     model = CountingModel()
-    with running(BackendClient(EngineSideAdapter(BACKEND, True, "lookahead", (4, 3, 4)), model, 4, "test")) as line:
+    with running(client_of(EngineSideAdapter(BACKEND, True, "lookahead", (4, 3, 4)), model, 4, "test")) as line:
         ask(line, inside_step(PROMPT, EngineSpeculation(4, sizes=(4, 3, 2))))
         for sizes in ((5, 3, 2), (4, 4, 2), (4, 3, 5), (1, 2, 1)):
             with pytest.raises(RequestError, match=r"must be in \(2, 2, 1\) to \(4, 3, 4\), for which the engine was"):
                 ask(line, inside_step(PROMPT, EngineSpeculation(4, sizes=sizes)))
         with pytest.raises(RequestError, match="no tensor for choices"):
             ask(line, inside_step(PROMPT, EngineSpeculation(4, choices=((0,),))))
-        with pytest.raises(EngineError, match="has no picks"):
+        with pytest.raises(EngineError, match="has no target tokens"):
             ask(
                 line,
                 replace(step(PROMPT), options=StepOptions(target_tokens=True, engine_speculation=EngineSpeculation(4))),

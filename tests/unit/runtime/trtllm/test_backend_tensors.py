@@ -16,7 +16,7 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution, StepOptions
 from orchestrator.wire.context import Delta
 from orchestrator.wire.target import StepRequest
-from runtime.trtllm.backend.tensors import OUTPUTS, Backend, accepted, step_tensors
+from runtime.trtllm.backend.tensors import OUTPUTS, Backend, read_acceptance, step_tensors
 
 MODEL = json.loads((Path(__file__).resolve().parents[3] / "data/trtllm/tensorrt_llm.json").read_text())
 INPUTS = {tensor["name"]: tensor for tensor in MODEL["inputs"]}
@@ -26,7 +26,6 @@ BACKEND = Backend(vocab_size=100, max_seq_len=50, max_draft_len=8)
 CONTEXT = np.array([11, 12, 13, 14], np.int32)
 GREEDY, NOTHING_MORE = Sampling(), StepOptions()
 DRAWN = Sampling(temperature=0.5, top_k=7, top_p=0.9, seed=3)
-END = 99
 
 
 def step(drafts=(), sampling=GREEDY, options=NOTHING_MORE, tree=None, q=(), context=CONTEXT, start=0):
@@ -40,20 +39,18 @@ def answer(ids, **more):
     return {"output_ids": np.array([[ids]], np.int32), "sequence_length": lengths, **more}
 
 
-def read(new, drafts, **more):
+def read(new, drafts):
     """Return the acceptance of an answer that adds `new` to the context."""
-    return accepted([answer([*CONTEXT, *new])], TokenTree.chain(drafts), CONTEXT, replace(BACKEND, **more))
+    return read_acceptance([answer([*CONTEXT, *new])], drafts, CONTEXT, BACKEND)
 
 
 def test_request_of_a_step_with_drafts():
-    tensors = step_tensors(step([21, 22]), CONTEXT, replace(BACKEND, end_id=END, pad_id=0))
+    tensors = step_tensors(step([21, 22]), CONTEXT, BACKEND)
     assert {name: tensor.tolist() for name, tensor in tensors.items()} == {
         "input_ids": [[11, 12, 13, 14]],
         "input_lengths": [[4]],
         "request_output_len": [[3]],
         "draft_input_ids": [[21, 22]],
-        "end_id": [[END]],
-        "pad_id": [[0]],
         "runtime_top_k": [[1]],
     }
 
@@ -87,7 +84,7 @@ def test_request_at_another_position_has_another_seed():
 @pytest.mark.parametrize("drafts", [(), (21,), range(8)])
 @pytest.mark.parametrize("seed_input", ["seed", "random_seed"])
 def test_request_has_the_names_types_and_dims_of_the_configuration(sampling, drafts, seed_input):
-    backend = replace(BACKEND, end_id=END, pad_id=0, seed_input=seed_input)
+    backend = replace(BACKEND, seed_input=seed_input)
     tensors = step_tensors(step(drafts, sampling), CONTEXT, backend)
     for name, tensor in tensors.items():
         declared = INPUTS["seed" if name == seed_input else name]
@@ -126,22 +123,14 @@ Q = Distribution(np.array([21], np.int32), np.array([1.0], np.float32))
         (step([21], Sampling(presence_penalty=0.5)), "penalties, bias"),
         (step([21], Sampling(logits_options=LogitsOptions(bad_words=((1,),)))), "penalties, bias"),
         (step([21], Sampling(min_tokens=4, logits_options=LogitsOptions(end_ids=(2,)))), "min_tokens"),
-        (step([21], options=StepOptions(target_tokens=True)), "picks, log-probabilities or features"),
-        (step([21], options=StepOptions(features_from=0)), "picks, log-probabilities or features"),
+        (step([21], options=StepOptions(target_tokens=True)), "target tokens, log-probabilities or features"),
+        (step([21], options=StepOptions(features_from=0)), "target tokens, log-probabilities or features"),
     ],
 )
 def test_request_that_the_backend_cannot_serve_is_refused_by_name(request_, expected):
     with pytest.raises(EngineError) as caught:
         step_tensors(request_, request_.delta.context_ids, BACKEND)
     assert str(caught.value).startswith("the backend tensorrtllm has no ") and expected in str(caught.value)
-
-
-def test_request_of_a_later_step_needs_the_whole_context():
-    later = step([21], start=3)
-    assert step_tensors(later, CONTEXT, BACKEND)["input_ids"].tolist() == [CONTEXT.tolist()]
-    for wrong in (later.delta.context_ids, CONTEXT[:3], np.empty(0, np.int32), np.array([11, 12, 13, 15], np.int32)):
-        with pytest.raises(EngineError, match="do not end as the step's 4 do"):
-            step_tensors(later, wrong, BACKEND)
 
 
 @pytest.mark.parametrize(
@@ -157,25 +146,6 @@ def test_answer_is_accepted_drafts_and_one_token_of_the_targets(new, path, next_
     acceptance = read(new, [21, 22, 23])
     assert (acceptance.path, acceptance.next_token) == (path, next_token)
     assert acceptance.tokens(TokenTree.chain([21, 22, 23])) == new
-
-
-@pytest.mark.parametrize(
-    ("new", "tokens"),
-    [
-        ([21, END], [21, END]),  # a recovered end
-        ([21], [21, END]),  # the same, dropped
-        ([], [END]),  # dropped at once
-        ([21, 22, 23], [21, 22, 23, END]),  # a bonus end, dropped
-    ],
-)
-def test_answer_that_ends_the_text_has_the_end_kept_or_dropped(new, tokens):
-    assert read(new, [21, 22, 23], end_id=END).tokens(TokenTree.chain([21, 22, 23])) == tokens
-
-
-def test_answer_that_ends_within_the_drafts_keeps_the_end():
-    drafts = [21, END, 23]
-    assert read([21, END], drafts, end_id=END).tokens(TokenTree.chain(drafts)) == [21, END]
-    assert read([], [], end_id=END).tokens(TokenTree.bare()) == [END]
 
 
 @pytest.mark.parametrize(
@@ -200,50 +170,41 @@ def test_answer_that_ends_within_the_drafts_keeps_the_end():
 )
 def test_answer_that_is_none_is_refused(responses, expected):
     with pytest.raises(EngineError, match=expected):
-        accepted(responses, TokenTree.chain([21, 22]), CONTEXT, BACKEND)
+        read_acceptance(responses, [21, 22], CONTEXT, BACKEND)
 
 
 def test_answer_is_cut_at_its_length_and_empty_final_responses_are_left_out():
     padded = answer([*CONTEXT, 21, 30, 0, 0], sequence_length=np.array([[6]], np.int32))
     for responses in ([padded], [padded, {}], [{}, padded, {"output_ids": np.empty((1, 1, 0), np.int32)}]):
-        acceptance = accepted(responses, TokenTree.chain([21, 22]), CONTEXT, BACKEND)
+        acceptance = read_acceptance(responses, [21, 22], CONTEXT, BACKEND)
         assert (acceptance.path, acceptance.next_token) == ((1,), 30)
 
 
-def decoded(tensors, pick, keeps_end):
-    """Answer as the backend is said to: own tokens while they equal the drafts, at most request_output_len, no end."""
+def decoded(tensors, pick):
+    """Answer as the backend is documented: its own tokens while they equal the drafts, at most request_output_len."""
     ids = tensors["input_ids"][0].tolist()
     drafts = tensors.get("draft_input_ids", np.empty((1, 0)))[0].tolist()
-    end = tensors["end_id"][0, 0] if "end_id" in tensors else None
     for draft in [*drafts, None][: int(tensors["request_output_len"][0, 0])]:
-        token = pick(ids)
-        if token == end and not keeps_end:
-            break
-        ids.append(token)
-        if token != draft or token == end:
+        ids.append(pick(ids))
+        if ids[-1] != draft:
             break
     return answer(ids)
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-    st.lists(st.integers(0, 2), min_size=1, max_size=6),
-    st.lists(st.integers(0, 2), max_size=6),
-    st.sampled_from([None, 2]),
-    st.booleans(),
-)
-def test_text_by_steps_is_the_stand_ins_own_text(prompt, drafts, end_id, keeps_end):
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.lists(st.integers(0, 2), max_size=6))
+def test_text_by_steps_is_the_stand_ins_own_text(prompt, drafts):
     def pick(ids):
         return (len(ids) * 7 + sum(ids)) % 3
 
-    backend = Backend(vocab_size=3, max_seq_len=99, max_draft_len=6, end_id=end_id)
+    backend = Backend(vocab_size=3, max_seq_len=99, max_draft_len=6)
     own, text = list(prompt), list(prompt)
-    while len(own) < len(prompt) + 12 and (len(own) == len(prompt) or own[-1] != end_id):
+    while len(own) < len(prompt) + 12:
         own.append(pick(own))
     while len(text) < len(own):
         context, tree = np.array(text, np.int32), TokenTree.chain(drafts)
         tensors = step_tensors(step(drafts, context=context), context, backend)
-        acceptance = accepted([decoded(tensors, pick, keeps_end)], tree, context, backend)
+        acceptance = read_acceptance([decoded(tensors, pick)], drafts, context, backend)
         assert acceptance.path == tuple(range(1, len(acceptance.path) + 1))
         text += acceptance.tokens(tree)
     assert text[: len(own)] == own

@@ -31,7 +31,7 @@ from orchestrator.proposers.registry import ProposerDependencies, select_method
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
 from runtime.engine.build import build_target
-from runtime.trtllm.llm_api import executor as llm_executor
+from runtime.trtllm.llm_api import transport
 from tests.standin import importable
 from tests.support.decode import decode
 from tests.support.engines import EngineTarget, ask, make_paged, start_target, submit
@@ -89,7 +89,7 @@ def serving(checkpoint: Path, folder: Path, method: str = "eagle3", **more: Any)
 
 def standin(line: Any) -> Any:
     """The stand-in behind a line, for its knobs."""
-    return line._executor._llm
+    return line._transport.llm
 
 
 def proposer_of(method: str) -> Any:
@@ -273,13 +273,13 @@ def test_worker_that_has_died_is_an_engine_lost(checkpoint: Path, tmp_path: Path
 def test_llm_is_shut_down_though_its_loop_hangs(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llm_executor, "SHUTDOWN_LIMIT_S", 0.2)
+    monkeypatch.setattr(transport, "SHUTDOWN_LIMIT_S", 0.2)
     held = threading.Event()
     with serving(checkpoint, tmp_path) as line:
-        line._executor._loop.call_soon_threadsafe(held.wait)
+        line._transport._loop.call_soon_threadsafe(held.wait)
     assert standin(line).is_shut
     held.set()
-    line._executor._thread.join(LIMIT_S)
+    line._transport._thread.join(LIMIT_S)
 
 
 def test_request_that_the_library_refuses_is_its_first_line(checkpoint: Path, tmp_path: Path) -> None:

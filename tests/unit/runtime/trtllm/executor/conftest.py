@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.wire.target import StepRequest
-from runtime.trtllm.executor.client import ExecutorClient
+from runtime.trtllm.client import TrtllmClient
 from tests.standin import importable
 from tests.standin.engine_folder import make_engine
 from tests.support.decode import decode
@@ -49,6 +49,6 @@ def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def line(folder: Path) -> Iterator[ExecutorClient[StepRequest]]:
+def line(folder: Path) -> Iterator[TrtllmClient[StepRequest]]:
     with serving(folder) as engine:
         yield engine

@@ -18,7 +18,7 @@ from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import read_manifest
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
-from runtime.trtllm.executor.client import ExecutorClient
+from runtime.trtllm.client import TrtllmClient
 from tests.support.engines import ask
 from tests.support.executor import (
     GREEDY,
@@ -63,7 +63,7 @@ from tests.support.executor import (
     ],
 )
 def test_option_that_the_executor_lacks_is_refused_with_the_reason(
-    line: ExecutorClient[StepRequest], step: dict[str, Any], words: str
+    line: TrtllmClient[StepRequest], step: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(RequestError) as caught:
         ask(line, request(PROMPT, **step))
@@ -71,7 +71,7 @@ def test_option_that_the_executor_lacks_is_refused_with_the_reason(
     assert "\n" not in str(caught.value)
 
 
-def test_context_beyond_the_engine_is_refused_with_its_length(line: ExecutorClient[StepRequest]) -> None:
+def test_context_beyond_the_engine_is_refused_with_its_length(line: TrtllmClient[StepRequest]) -> None:
     with pytest.raises(RequestError, match="has 256 tokens, the engine was built for at most 255"):
         ask(line, request([1] * 256))
     assert ask(line, request([1] * 255, [1] * 20)).next_token >= 0
@@ -112,7 +112,7 @@ def test_capabilities_say_which_methods_an_engine_serves(folder: Path, tmp_path:
     assert capabilities_of(ServingConfig(target=str(tmp_path))) == Capabilities()
 
 
-def test_salts_share_no_blocks(line: ExecutorClient[StepRequest]) -> None:
+def test_salts_share_no_blocks(line: TrtllmClient[StepRequest]) -> None:
     salts, executor = [], standin(line)
     enqueue = executor.enqueue_request
     executor.enqueue_request = lambda asked: salts.append(asked.cache_salt_id) or enqueue(asked)

@@ -16,7 +16,7 @@ from orchestrator.core.types import StepOptions
 from orchestrator.generation.loop import Limits
 from orchestrator.sampling.distribution import log_softmax
 from orchestrator.wire.target import StepRequest
-from runtime.trtllm.executor.client import ExecutorClient
+from runtime.trtllm.client import TrtllmClient
 from tests.support.decode import decode
 from tests.support.engines import EngineTarget, ask, make_paged, start_target
 from tests.support.executor import (
@@ -47,7 +47,7 @@ from tests.support.tiny_models import VOCAB_SIZE
     ],
 )
 def test_chain_method_gives_the_torch_engine_s_greedy_text(
-    line: ExecutorClient[StepRequest], greedy: list[int], method: str, parameters: dict[str, Any]
+    line: TrtllmClient[StepRequest], greedy: list[int], method: str, parameters: dict[str, Any]
 ) -> None:
     proposer = proposer_of(method, parameters, greedy)
     text, statistics = decode(EngineTarget(line, 7), proposer, PROMPT, GREEDY, LIMITS)
@@ -60,7 +60,7 @@ def test_chain_method_gives_the_torch_engine_s_greedy_text(
         assert statistics.num_accepted_tokens <= 4 * NUM_TOKENS / 5
 
 
-def test_stateless_steps_give_the_same_text(line: ExecutorClient[StepRequest], greedy: list[int]) -> None:
+def test_stateless_steps_give_the_same_text(line: TrtllmClient[StepRequest], greedy: list[int]) -> None:
     text, _ = decode(EngineTarget(line, 7, stateless=True), proposer_of("prompt_lookup"), PROMPT, GREEDY, LIMITS)
     assert text == greedy
 
@@ -95,7 +95,7 @@ def test_eight_at_once_share_iterations_and_keep_their_own_texts(folder: Path, c
 
 
 def test_draws_of_the_executor_have_the_target_s_law_whatever_is_drafted(
-    line: ExecutorClient[StepRequest], checkpoint: Path
+    line: TrtllmClient[StepRequest], checkpoint: Path
 ) -> None:
     """900 first tokens against p; the executor's random numbers are its own, so the seeds must be what varies."""
     rows = StockModel(checkpoint).logits(PROMPT)
@@ -115,7 +115,7 @@ def test_draws_of_the_executor_have_the_target_s_law_whatever_is_drafted(
     assert statistic < len(wanted) + 5 * np.sqrt(2 * len(wanted))
 
 
-def test_steps_of_one_request_have_seeds_of_their_own(line: ExecutorClient[StepRequest]) -> None:
+def test_steps_of_one_request_have_seeds_of_their_own(line: TrtllmClient[StepRequest]) -> None:
     seeds = []
     executor = standin(line)
     enqueue = executor.enqueue_request
@@ -128,7 +128,7 @@ def test_steps_of_one_request_have_seeds_of_their_own(line: ExecutorClient[StepR
     assert seeds[6:] == first
 
 
-def test_edited_logits_go_undrafted_and_are_obeyed(line: ExecutorClient[StepRequest], greedy: list[int]) -> None:
+def test_edited_logits_go_undrafted_and_are_obeyed(line: TrtllmClient[StepRequest], greedy: list[int]) -> None:
     first = greedy[0]
     for logits_options in (LogitsOptions(bias=((first, -1000.0),)), LogitsOptions(bad_words=((first,),))):
         answer = ask(line, request(PROMPT, greedy[:3], sampled(logits_options=logits_options)))
@@ -137,7 +137,7 @@ def test_edited_logits_go_undrafted_and_are_obeyed(line: ExecutorClient[StepRequ
     assert penalised.path == ()
 
 
-def test_end_is_held_back_until_min_tokens_and_no_longer(line: ExecutorClient[StepRequest], greedy: list[int]) -> None:
+def test_end_is_held_back_until_min_tokens_and_no_longer(line: TrtllmClient[StepRequest], greedy: list[int]) -> None:
     sampling = sampled(min_tokens=2, logits_options=LogitsOptions(end_ids=(greedy[0],)))
     held = ask(line, request(PROMPT, greedy[:3], sampling))
     assert held.path == () and held.next_token != greedy[0]
@@ -145,7 +145,7 @@ def test_end_is_held_back_until_min_tokens_and_no_longer(line: ExecutorClient[St
     assert free.path[:1] == (1,)
 
 
-def test_logprobs_are_the_model_s_own(line: ExecutorClient[StepRequest], checkpoint: Path, greedy: list[int]) -> None:
+def test_logprobs_are_the_model_s_own(line: TrtllmClient[StepRequest], checkpoint: Path, greedy: list[int]) -> None:
     drafts = [*greedy[:2], (greedy[2] + 1) % VOCAB_SIZE]
     answer = ask(line, request(PROMPT, drafts, options=StepOptions(logprobs=True, num_top=3)))
     assert answer.path == (1, 2) and answer.next_token == greedy[2]

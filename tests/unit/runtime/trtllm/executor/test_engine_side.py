@@ -19,7 +19,7 @@ from orchestrator.deployment.capabilities import INSIDE
 from orchestrator.generation.loop import Limits
 from orchestrator.wire.target import StepRequest
 from runtime.trtllm import contexts
-from runtime.trtllm.executor.client import ExecutorClient
+from runtime.trtllm.client import TrtllmClient
 from tests.standin.engine_folder import make_engine
 from tests.support.clients import until
 from tests.support.decode import decode
@@ -37,7 +37,7 @@ from tests.support.executor import (
     standin,
 )
 
-Line = ExecutorClient[StepRequest]
+Line = TrtllmClient[StepRequest]
 MODES = tuple(INSIDE)
 #: Tokens that a pass verifies, of engines as tests/standin/engine_folder.py makes them.
 NUM_NODES = dict.fromkeys(MODES, 16) | {"lookahead_decoding": 15}
@@ -98,12 +98,12 @@ def test_what_comes_between_two_steps_is_told_by_the_next(start: Callable[..., L
     first = target.step(context, request(PROMPT).tree, GREEDY, ASKED)
     context.commit(said(first))
     executor.gate.set()
-    until(lambda: line._flights.of(3).is_final, "the rest, while nobody asks")
+    until(lambda: line._in_flight.of_sequence(3).is_final, "the rest, while nobody asks")
     second = target.step(context, request(PROMPT).tree, GREEDY, ASKED)
     assert said(first) + said(second) == greedy
     assert len(second.engine_speculation.lengths) > 1
     assert executor.num_enqueued == 2  # the warm-up's, and this
-    assert line._flights.of(3) is None
+    assert line._in_flight.of_sequence(3) is None
 
 
 def test_none_is_one_token_of_one_pass_without_drafts(start: Callable[..., Line], greedy: list[int]) -> None:
@@ -288,7 +288,7 @@ def test_eagle_tree_beyond_the_engine_is_refused_with_its_size(start: Callable[.
         asked = request(PROMPT, options=StepOptions(engine_speculation=EngineSpeculation(8, choices=choices)))
         with pytest.raises(RequestError, match=f"choices has {words}"):
             ask(line, asked)
-        api = line._desk._api
+        api = line._adapter._api
         config = api.EagleConfig([list(path) for path in choices])
         with pytest.raises(RuntimeError, match="Assertion failed"):  # as the library does
             standin(line).enqueue_request(api.Request(PROMPT, 8, eagle_config=config))

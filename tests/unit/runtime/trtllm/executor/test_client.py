@@ -1,4 +1,4 @@
-"""The life of a call in the executor's line: answered once, by its deadline, whatever happens."""
+"""The life of a call in the client: it is answered once, by its deadline, whatever happens."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import pytest
 from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, EngineLost, ServingError, Unavailable, UnknownSequence
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import StepOptions
+from orchestrator.core.types import EngineSpeculation, StepOptions
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
-from runtime.trtllm import watchdog
-from runtime.trtllm.executor import client as line_module
-from runtime.trtllm.executor.client import ExecutorClient
+from runtime.trtllm import client as client_module
+from runtime.trtllm import in_flight
+from runtime.trtllm.client import TrtllmClient
+from tests.standin.engine_folder import make_engine
 from tests.support.clients import until
 from tests.support.engines import ask, submit
 from tests.support.executor import (
@@ -31,14 +32,14 @@ from tests.support.executor import (
 )
 
 
-def test_step_with_a_delta_that_nobody_knows_is_unknown(line: ExecutorClient[StepRequest]) -> None:
+def test_step_with_a_delta_that_nobody_knows_is_unknown(line: TrtllmClient[StepRequest]) -> None:
     context = Context(PROMPT)
     delta = delta_of(context, 4, 9, "")
     with pytest.raises(UnknownSequence):
         ask(line, StepRequest(delta, TokenTree.bare(), GREEDY, StepOptions(), 1000))
 
 
-def test_deadline_cancels_the_request_and_answers_in_time(line: ExecutorClient[StepRequest]) -> None:
+def test_deadline_cancels_the_request_and_answers_in_time(line: TrtllmClient[StepRequest]) -> None:
     standin(line).gate.clear()
     answers: SimpleQueue[Any] = SimpleQueue()
     began_s = time.monotonic()
@@ -52,7 +53,7 @@ def test_deadline_cancels_the_request_and_answers_in_time(line: ExecutorClient[S
     assert answers.empty()
 
 
-def test_release_cancels_the_call_under_way(line: ExecutorClient[StepRequest]) -> None:
+def test_release_cancels_the_call_under_way(line: TrtllmClient[StepRequest]) -> None:
     standin(line).gate.clear()
     answers = submit(line, request(PROMPT, sequence_id=4))
     line.release(4)
@@ -61,7 +62,7 @@ def test_release_cancels_the_call_under_way(line: ExecutorClient[StepRequest]) -
     assert line.status().num_sequences == 0
 
 
-def test_second_call_of_a_sequence_is_refused_while_the_first_is_under_way(line: ExecutorClient[StepRequest]) -> None:
+def test_second_call_of_a_sequence_is_refused_while_the_first_is_under_way(line: TrtllmClient[StepRequest]) -> None:
     standin(line).gate.clear()
     first = submit(line, request(PROMPT))
     assert "has a call under way" in str(submit(line, request(PROMPT)).get(timeout=LIMIT_S))
@@ -69,7 +70,7 @@ def test_second_call_of_a_sequence_is_refused_while_the_first_is_under_way(line:
     assert not isinstance(first.get(timeout=LIMIT_S), ServingError)
 
 
-def test_response_with_an_error_is_that_request_s_alone(line: ExecutorClient[StepRequest], greedy: list[int]) -> None:
+def test_response_with_an_error_is_that_request_s_alone(line: TrtllmClient[StepRequest], greedy: list[int]) -> None:
     standin(line).gate.clear()
     standin(line).poison = 50
     poisoned = submit(line, request([50, 3], sequence_id=2))
@@ -81,15 +82,15 @@ def test_response_with_an_error_is_that_request_s_alone(line: ExecutorClient[Ste
 
 
 def test_request_that_the_executor_refuses_is_an_error_of_its_own(
-    line: ExecutorClient[StepRequest], monkeypatch: pytest.MonkeyPatch
+    line: TrtllmClient[StepRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(standin(line).engine, "max_draft_len", 1)
-    with pytest.raises(EngineError, match="request refused: Number of draft tokens \\(2\\) larger than maximum"):
+    with pytest.raises(EngineError, match="refused the request: Number of draft tokens \\(2\\) larger than maximum"):
         ask(line, request(PROMPT, [1, 2]))
     assert ask(line, request(PROMPT)).path == ()
 
 
-def lie(line: ExecutorClient[StepRequest], output: list[int]) -> None:
+def lie(line: TrtllmClient[StepRequest], output: list[int]) -> None:
     """Let the executor answer these tokens."""
     iterate = standin(line)._iterate
 
@@ -109,12 +110,10 @@ def lie(line: ExecutorClient[StepRequest], output: list[int]) -> None:
         (PROMPT, "are not the 8"),
         ([*PROMPT, 64], r"answered the token 64, outside of 0\.\.63"),
         ([*PROMPT, -1], "answered the token -1"),
-        ([*PROMPT, 1, 2], "answered 2 new tokens, at most 1 were asked for"),
+        ([*PROMPT, 1, 2], "answered 2 new tokens, at most 1 were requested"),
     ],
 )
-def test_result_without_new_tokens_is_an_error(
-    line: ExecutorClient[StepRequest], output: list[int], words: str
-) -> None:
+def test_result_without_new_tokens_is_an_error(line: TrtllmClient[StepRequest], output: list[int], words: str) -> None:
     lie(line, output)
     with pytest.raises(EngineError, match=words):
         ask(line, request(PROMPT))
@@ -130,7 +129,7 @@ def test_result_without_new_tokens_is_an_error(
     ],
 )
 def test_accepted_drafts_are_inferred_from_the_tokens(
-    line: ExecutorClient[StepRequest], new: list[int], path: tuple[int, ...], next_token: int
+    line: TrtllmClient[StepRequest], new: list[int], path: tuple[int, ...], next_token: int
 ) -> None:
     lie(line, PROMPT + new)
     answer = ask(line, request(PROMPT, [21, 22, 23]))
@@ -161,20 +160,20 @@ def test_executor_that_died_while_idle_is_lost_with_the_first_call(folder: Path)
 
 
 def test_executor_that_answers_nothing_at_all_is_lost(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "SILENT_S", 0.2)
+    monkeypatch.setattr(in_flight, "SILENT_S", 0.2)
     told: SimpleQueue[Any] = SimpleQueue()
     with serving(folder) as line:
         line.on_broken(lambda: told.put("broken"))
         standin(line).gate.clear()
-        for number in range(watchdog.SILENT_CALLS):
+        for number in range(in_flight.SILENT_CALLS):
             assert told.empty()
             line.submit(request(PROMPT, sequence_id=number), time.monotonic() + 0.1, lambda _: None)
-            until(lambda: not line._flights.num_flying, "the deadline")
+            until(lambda: not line._in_flight.num_running, "the deadline")
         assert told.get(timeout=LIMIT_S) == "broken"
 
 
 def test_executor_that_answers_somebody_is_not_lost() -> None:
-    silent = watchdog.Watchdog()
+    silent = in_flight.Watchdog()
     silent.begin(0.0, is_idle=True)
     assert not silent.is_lost(50.0, 2)
     silent.end(100.0)
@@ -182,14 +181,14 @@ def test_executor_that_answers_somebody_is_not_lost() -> None:
     assert not silent.is_lost(300.0, 0)
     silent.begin(300.0, is_idle=True)  # a call more ends no silence
     assert silent.is_lost(301.0, 1)
-    fresh = watchdog.Watchdog()
+    fresh = in_flight.Watchdog()
     fresh.begin(1000.0, is_idle=True)
     assert not fresh.is_lost(1059.0, 9)  # several short deadlines, not yet a minute
     assert fresh.is_lost(1060.0, 1)
 
 
 def test_response_that_cannot_be_read_is_that_request_s_alone(
-    line: ExecutorClient[StepRequest], greedy: list[int]
+    line: TrtllmClient[StepRequest], greedy: list[int]
 ) -> None:
     executor = standin(line)
     executor.gate.clear()
@@ -211,7 +210,7 @@ def test_response_that_cannot_be_read_is_that_request_s_alone(
 
 
 def test_close_leaves_an_executor_behind_that_does_not_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_module, "SHUTDOWN_LIMIT_S", 0.2)
+    monkeypatch.setattr(client_module, "SHUTDOWN_LIMIT_S", 0.2)
     held = threading.Event()
     with serving(folder) as line:
         shutdown = standin(line).shutdown
@@ -230,7 +229,38 @@ def test_close_answers_what_is_under_way(folder: Path) -> None:
     assert isinstance(submit(line, request(PROMPT)).get(timeout=LIMIT_S), Unavailable)
 
 
-def test_watch_reports_figures(line: ExecutorClient[StepRequest]) -> None:
+def test_calls_are_counted_under_the_lock_and_before_their_answers(
+    folder: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: dict[int, int] = {}
+    unlocked: list[int] = []
+
+    def count(client: Any, number: int) -> None:
+        if counts.get(id(client)) is not None and not client._changed._is_owned():
+            unlocked.append(number)
+        counts[id(client)] = number
+
+    monkeypatch.setattr(TrtllmClient, "num_calls", property(lambda client: counts[id(client)], count), raising=False)
+    medusa = make_engine(tmp_path / "medusa", checkpoint, mode="medusa")
+    for engine, options in ((folder, StepOptions()), (medusa, StepOptions(engine_speculation=EngineSpeculation(32)))):
+        with serving(engine) as line:
+            context, seen = list(PROMPT), []
+            for number in range(line.status().num_calls + 1, line.status().num_calls + 5):
+                answers: SimpleQueue[Any] = SimpleQueue()
+                step = request(context, options=options, prompt_len=len(PROMPT))
+                line.submit(
+                    step,
+                    time.monotonic() + LIMIT_S,
+                    lambda answer, line=line, answers=answers: answers.put((answer, line.status().num_calls)),
+                )
+                answer, num_calls = answers.get(timeout=LIMIT_S)
+                context += answer.tokens(TokenTree.bare())
+                seen.append(num_calls == number)
+        assert seen == [True] * 4
+    assert unlocked == []
+
+
+def test_watch_reports_figures(line: TrtllmClient[StepRequest]) -> None:
     reports: SimpleQueue[Any] = SimpleQueue()
     line.watch(reports.put)
     assert line.preparation(request(PROMPT)) is None
