@@ -129,14 +129,24 @@ def accept_typical(
     Invariant: none; the emitted tokens do not have the target's law.
     Source: Cai et al. 2024, arXiv:2401.10774, section 2.3.1.
     """
+    limits = np.array([min(epsilon, delta * np.exp(-_entropy(row))) for row in p])
+    probs = p[tree.parents, tree.tokens]
+    values = np.log(probs, where=probs > limits[tree.parents], out=np.full(tree.num_nodes, -np.inf))
+    path = longest_path(tree, values.tolist())
+    return AcceptedPath(path, draws.recover(p[path[-1] if path else 0], prefix_len + len(path)))
+
+
+def longest_path(tree: TokenTree, values: Sequence[float]) -> tuple[int, ...]:
+    """Return the longest path of accepted nodes; of equals the likeliest, then the one that ends in the lowest node.
+
+    values: (m,), of nodes 1…m log p(y) if the node is accepted, else −inf.
+    """
     paths: dict[int, tuple[tuple[int, ...], float]] = {0: ((), 0.0)}
-    for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True), start=1):
-        if parent in paths and p[parent, token] > min(epsilon, delta * np.exp(-_entropy(p[parent]))):
+    for node, (parent, value) in enumerate(zip(tree.parents.tolist(), values, strict=True), start=1):
+        if parent in paths and value > -np.inf:
             path, log_likelihood = paths[parent]
-            paths[node] = (*path, node), log_likelihood + float(np.log(p[parent, token]))
-    best = max(paths, key=lambda node: (len(paths[node][0]), paths[node][1], -node))
-    path = paths[best][0]
-    return AcceptedPath(path, draws.recover(p[best], prefix_len + len(path)))
+            paths[node] = (*path, node), log_likelihood + value
+    return max(paths.values(), key=lambda found: (len(found[0]), found[1]))[0]
 
 
 def _chance(left: FloatArray, drafted: FloatArray | None, token: int) -> float:

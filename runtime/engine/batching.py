@@ -1,7 +1,7 @@
-"""When a pass may begin: waits for the sequences that were just answered, as long as their company pays.
+"""When a pass begins: the engine waits a moment for sequences that it has just answered, as long as that pays.
 
-The requests that one pass has answered come back a moment later, when the others would already be
-running, and the load would settle into alternating groups (docs/architecture.md, Batching).
+The requests that one pass has answered come back a moment later. Without the wait the others would already be running
+by then, and the load would settle into alternating groups (docs/architecture.md, Batching).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ SMOOTHING = 0.3
 
 
 @dataclass
-class Live:
-    """A sequence between two calls. return_s: how long it usually stays away; answered_s None = its call is here."""
+class LiveSequence:
+    """return_s: smoothed time from an answer to the next call. answered_s: None while a call is at hand."""
 
     return_s: float
     answered_s: float | None = None
@@ -22,30 +22,31 @@ class Live:
 
 @dataclass
 class BatchingPolicy:
-    """Estimates of the cost of a pass and of the time a sequence stays away, and the wait that follows from them.
+    """Estimates what a pass costs and how long sequences stay away, and derives how long to hold a pass back.
 
-    pass_s: smoothed cost of a pass. patience: most of it that a pass is held back for company; a pass
-    costs mostly its overhead, so one that is saved pays for many such waits.
+    patience: the longest wait, in units of the cost of a pass. A pass costs mostly its overhead, so one pass saved
+    pays for many such waits. pass_s: smoothed cost of a pass. return_s: smoothed over all sequences, as the first
+    estimate for a new one.
     """
 
     patience: float = 0.5
     pass_s: float = 0.0
     return_s: float = 0.001
-    _live: dict[int, Live] = field(default_factory=dict)
-    _held_since_s: float | None = None
+    _live: dict[int, LiveSequence] = field(default_factory=dict)
+    _pass_ended_s: float = 0.0
 
     def arrived(self, sequence_id: int, now_s: float) -> None:
-        """Note a call, which may have waited for a pass to end; now_s: when it came."""
-        live = self._live.setdefault(sequence_id, Live(self.return_s))
+        """Note a call. now_s: when it was submitted, which may be long before the engine took it."""
+        live = self._live.setdefault(sequence_id, LiveSequence(self.return_s))
         if live.answered_s is not None:
             live.return_s += SMOOTHING * (now_s - live.answered_s - live.return_s)
             self.return_s += SMOOTHING * (live.return_s - self.return_s)
             live.answered_s = None
 
     def answered(self, sequence_ids: list[int], now_s: float, pass_s: float) -> None:
-        """Note the end of a pass and whom it answered."""
+        """Note the end of a pass, its cost, and the sequences that it answered."""
         self.pass_s += SMOOTHING * (pass_s - self.pass_s)
-        self._held_since_s = None
+        self._pass_ended_s = now_s
         for sequence_id in sequence_ids:
             if sequence_id in self._live:
                 self._live[sequence_id].answered_s = now_s
@@ -55,27 +56,20 @@ class BatchingPolicy:
         self._live.pop(sequence_id, None)
 
     def forget_idle(self, now_s: float, idle_s: float = 2.0) -> None:
-        """Note that sequences that were silent for `idle_s` are not expected any more."""
+        """Stop expecting the sequences that have not called for `idle_s` since their answer."""
         for sequence_id, live in list(self._live.items()):
             if live.answered_s is not None and now_s - live.answered_s > idle_s:
                 del self._live[sequence_id]
 
-    def wait_s(self, now_s: float, has_jobs: bool) -> float:
-        """Return how long to wait for the next call: 0 = begin the pass.
+    def wait_s(self, now_s: float, oldest_call_s: float | None) -> float:
+        """Return how long to wait for another call; 0 = begin the pass.
 
-        Invariant: without jobs it waits; a lone sequence never waits; no wait outlasts patience · pass_s.
+        oldest_call_s: arrival of the oldest call at hand; None = there is no call.
+        Invariant: a lone sequence never waits; no call waits longer than patience · pass_s for a pass to begin.
         """
-        if not has_jobs:
+        if oldest_call_s is None:
             return IDLE_POLL_S
-        if self._held_since_s is None:
-            self._held_since_s = now_s
-        limit_s = self._held_since_s + self.patience * self.pass_s
-        due_s = [self._due_s(live) for live in self._live.values() if live.answered_s is not None]
-        worth = [due for due in due_s if now_s < due <= limit_s]
-        return max(worth) - now_s if worth else 0.0
-
-    @staticmethod
-    def _due_s(live: Live) -> float:
-        """Return when a sequence is back, with as much again for bad luck."""
-        assert live.answered_s is not None
-        return live.answered_s + 2.0 * live.return_s
+        limit_s = max(oldest_call_s, self._pass_ended_s) + self.patience * self.pass_s
+        # Twice the usual absence: a sequence may be a little late.
+        due_s = [live.answered_s + 2.0 * live.return_s for live in self._live.values() if live.answered_s is not None]
+        return max((due - now_s for due in due_s if now_s < due <= limit_s), default=0.0)

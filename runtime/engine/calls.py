@@ -1,4 +1,4 @@
-"""A call of an engine on its way: what was asked, until when, and how to answer."""
+"""A call of an engine: its request, its deadline, and how to answer it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Request = TypeVar("Request", StepRequest, DraftRequest)
 
 @dataclass(eq=False)
 class EngineCall(Generic[Request]):
-    """One step or draft call; `sequence` is set by the engine that opens it.
+    """A step or draft call. deadline_s: latest time of the answer, by time.monotonic().
 
-    deadline_s: when an answer is due at the latest, by time.monotonic(). drawn_from: q of the tokens drafted so far.
+    sequence: set by the engine that opens it. q: the distributions that the tokens drafted so far were sampled from.
     """
 
     request: Request
@@ -38,10 +38,10 @@ class EngineCall(Generic[Request]):
     arrived_s: float = field(default_factory=time.monotonic)
     sequence: CachedSequence | None = field(default=None, init=False)
     answered: bool = field(default=False, init=False)
-    drawn_from: list[Distribution] = field(default_factory=list, init=False)
+    q: list[Distribution] = field(default_factory=list, init=False)
 
     def reply(self, answer: Answer | ServingError) -> None:
-        """Answer the call, once; a receiver that fails harms nobody else in the pass."""
+        """Answer the call, once; a receiver that raises does not disturb the other calls of the pass."""
         self.answered = True
         try:
             self.on_answer(answer)
@@ -55,38 +55,35 @@ class EngineCall(Generic[Request]):
 
     @property
     def sequence_id(self) -> int:
-        """Whose call this is."""
+        """The sequence that the call belongs to."""
         return self.request.delta.sequence_id
 
     @property
     def opened(self) -> CachedSequence:
-        """The sequence of a job that is open."""
+        """The sequence of a call that has been opened."""
         assert self.sequence is not None
         return self.sequence
 
 
-def submit_and_wait(submit: Callable[[Request, float, Reply], None], request: Request) -> Answer:
-    """Submit a warm-up call and wait for its answer; raises the error that is answered.
+class Engine(Protocol[Request]):
+    """What an engine thread runs: one forward pass at a time over all calls at hand."""
 
-    submit: of an engine's thread or line.
-    """
+    @property
+    def sequences(self) -> SequenceTable:
+        """The live sequences; the thread drops those that have ended or are idle."""
+
+    def preparation(self, request: Request) -> Callable[[], None] | None:
+        """Return slow work to do on another thread before the request is submitted; None = there is no such work."""
+
+    def advance(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
+        """Run one pass, answer the calls that are complete, and return those that need another pass."""
+
+
+def submit_and_wait(submit: Callable[[Request, float, Reply], None], request: Request) -> Answer:
+    """Submit a warm-up call and return its answer; raises the error that the engine answers with."""
     answers: queue.SimpleQueue[Answer | ServingError] = queue.SimpleQueue()
     submit(request, time.monotonic() + WARM_UP_LIMIT_S, answers.put)
     answer = answers.get(timeout=WARM_UP_LIMIT_S + 1.0)
     if isinstance(answer, ServingError):
         raise answer
     return answer
-
-
-class Engine(Protocol[Request]):
-    """What runs in an engine thread: one forward pass at a time over all jobs at hand."""
-
-    @property
-    def sequences(self) -> SequenceTable:
-        """The sequences that it holds; the thread drops those that have ended or fallen silent."""
-
-    def preparation(self, request: Request) -> Callable[[], None] | None:
-        """Return what is to be done before the request is submitted, on another thread; None as a rule."""
-
-    def advance(self, jobs: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
-        """Run one pass, answer the jobs that are done, and return those that need another pass."""

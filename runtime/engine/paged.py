@@ -1,32 +1,34 @@
-"""A model, its cache and its sequences together: what the target and the draft engine both stand on."""
+"""A model with its cache and its sequences, and the engine skeleton that the target and the draft engine share."""
 
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Generic, Protocol
 
 import torch
 from torch import Tensor
 
 from orchestrator.core.errors import RequestError, ServingError
 from orchestrator.core.types import HiddenStates
-from orchestrator.wire.context import Delta
-from runtime.engine.calls import EngineCall
+from orchestrator.sampling.grammar import Grammars
+from runtime.engine.calls import EngineCall, Request
 from runtime.kv.batch import Pass, Segment
 from runtime.kv.blocks import BlockPool
 from runtime.kv.cache import KVCache
 from runtime.kv.sequences import SequenceTable
+from runtime.sampling.logits_processors import LogitsProcessors, preparation, processors_for
 
 
 class Columns(Protocol):
-    """Where hidden states stand among those that a cache keeps."""
+    """The place of each kind of hidden state among those that a cache keeps."""
 
     def columns(self, wanted: HiddenStates) -> slice:
-        """Return where the wanted states stand; none where not all of them are kept."""
+        """Return the columns of the wanted states; an empty slice unless all of them are kept."""
 
 
 class Model(Protocol):
-    """The forward pass of a model, as an engine sees it."""
+    """The forward pass of a model, as an engine uses it."""
 
     vocab_size: int
     max_positions: int
@@ -35,16 +37,16 @@ class Model(Protocol):
 
     @property
     def taps(self) -> Columns:
-        """Which hidden states it keeps."""
+        """The hidden states that it keeps."""
 
     def prepare(self) -> None:
-        """Make ready what is made once per thread; called on the thread that will call `forward`."""
+        """Do the work that is needed once per thread; called on the thread that will call `forward`."""
 
     def new_cache(self, memory_mb: int, block_tokens: int) -> KVCache:
-        """Return empty blocks; their size is a wish."""
+        """Return an empty cache; a model may choose another block size."""
 
     def forward(self, batch: Pass, cache: Any) -> Tensor:
-        """Compute a row of segments; returns logits (rows, V) of every root and node."""
+        """Compute a pass; returns logits (rows, V) of every root and node."""
 
 
 # Up to this many tokens a segment is a decoding step and goes into every pass, whatever else does.
@@ -54,8 +56,8 @@ STEP_TOKENS = 32
 class PagedModel:
     """Opens sequences and runs passes over their segments.
 
-    max_pass_tokens: long contexts are computed in parts, of this many tokens a pass in all, so that
-    they never hold up the others for longer than one part takes.
+    max_pass_tokens: long contexts are computed in parts, of this many tokens a pass in total, so that they never hold
+    up the other sequences for longer than one part takes. share: sequences with a common prefix share its blocks.
     """
 
     def __init__(
@@ -72,41 +74,30 @@ class PagedModel:
         self.pool = BlockPool(self.cache.num_blocks, self.cache.block_tokens)
         self.sequences = SequenceTable(self.pool, model.max_positions, share)
 
-    def open(self, job: EngineCall, num_drafts: int, max_depth: int) -> bool:
-        """Give a job its sequence, with slots for its drafts; False when it was answered with an error."""
-        try:
-            self._check_ids(job.delta)
-            job.sequence = self.sequences.open(job.delta, num_drafts, max_depth)
-        except ServingError as error:
-            job.reply(error)
-            return False
-        return True
-
-    def _check_ids(self, delta: Delta) -> None:
-        ids = delta.context_ids
+    def open(self, call: EngineCall, num_drafts: int, max_depth: int) -> None:
+        """Give a call its sequence, with slots for its drafts; raises ServingError when that is impossible."""
+        ids = call.delta.context_ids
         if len(ids) and (ids.min() < 0 or ids.max() >= self.model.vocab_size):
             raise RequestError(f"context_ids has an id outside 0..{self.model.vocab_size - 1}")
+        call.sequence = self.sequences.open(call.delta, num_drafts, max_depth)
 
-    def plan(self, jobs: list[EngineCall]) -> list[tuple[EngineCall, Segment]]:
-        """Return each job's share of the next pass: all that its sequence lacks, or the next part of it."""
+    def plan(self, calls: list[EngineCall[Request]]) -> list[tuple[EngineCall[Request], Segment]]:
+        """Return the segments of the next pass: of each sequence all that is not computed, or the next part of it."""
         left = self.max_pass_tokens
-        shares: list[tuple[EngineCall, Segment]] = []
-        for job in jobs:
-            sequence = job.opened
+        planned: list[tuple[EngineCall[Request], Segment]] = []
+        for call in calls:
+            sequence = call.opened
             size = len(sequence.ids) - sequence.num_computed
             if size > STEP_TOKENS:
                 size = min(size, left)
                 left -= size
             if size:
                 first = sequence.num_computed
-                shares.append((job, Segment(sequence, first, first + size)))
-        return shares
+                planned.append((call, Segment(sequence, first, first + size)))
+        return planned
 
     def forward(self, segments: list[Segment]) -> Tensor:
-        """Run one pass and note what is computed.
-
-        Returns the logits of every segment's last context token and nodes, (rows, V).
-        """
+        """Run one pass and note what is computed; returns logits (rows, V) of every segment's root and nodes."""
         batch = Pass(segments, self.model.device, self.model.dtype)
         logits = self.model.forward(batch, self.cache)
         now_s = time.monotonic()
@@ -114,3 +105,52 @@ class PagedModel:
             segment.sequence.num_computed = segment.last
             segment.sequence.last_used_s = now_s
         return logits
+
+
+class PagedEngine(Generic[Request]):
+    """An engine over a paged model; implements `runtime.engine.calls.Engine`.
+
+    grammars: of the checkpoint, for structured output; None = the engine has no tokenizer.
+    """
+
+    def __init__(self, paged: PagedModel, grammars: Grammars | None = None) -> None:
+        self.paged = paged
+        self._grammars = grammars
+
+    @property
+    def sequences(self) -> SequenceTable:
+        """The live sequences."""
+        return self.paged.sequences
+
+    def preparation(self, request: Request) -> Callable[[], None] | None:
+        """Return the compilation of a new grammar, which is too slow for the engine's thread; None = not needed."""
+        return preparation(request.delta, request.sampling, self._grammars)
+
+    def advance(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
+        """Run one pass, answer the calls that are complete, and return the others."""
+        for call in calls:
+            if call.sequence is None:
+                try:
+                    self._open(call)
+                except ServingError as error:
+                    call.reply(error)
+        planned = self.paged.plan([call for call in calls if not call.answered])
+        if planned:
+            self._run(planned)
+        return [call for call in calls if not call.answered]
+
+    def _open(self, call: EngineCall[Request]) -> None:
+        """Open the sequence of a new call, or answer the call."""
+        raise NotImplementedError
+
+    def _run(self, planned: list[tuple[EngineCall[Request], Segment]]) -> None:
+        """Run a pass over these segments and answer the calls that it completes."""
+        raise NotImplementedError
+
+    def _processors(self, call: EngineCall[Request]) -> LogitsProcessors | None:
+        """Return the logits processors of a call's sequence, which are kept from step to step."""
+        sequence, request = call.opened, call.request
+        sequence.logits_processors = processors_for(
+            request.sampling, call.delta.prompt_len, self._grammars, sequence.logits_processors
+        )
+        return sequence.logits_processors

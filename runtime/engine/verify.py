@@ -1,9 +1,10 @@
-"""What a target pass decides for each of its requests: the accepted path, the next token, the target's own picks."""
+"""What a target pass decides for each of its requests: the accepted path, the next token, the target tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -11,110 +12,105 @@ from torch import Tensor
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import ServingError
-from orchestrator.core.sampling_params import Rule
+from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.sampling.accept import AcceptedPath, accept_coupled
-from runtime.sampling import accept, distribution
+from runtime.sampling import distribution
+from runtime.sampling.accept import AcceptInput, accepted_paths
 from runtime.sampling.logits_processors import LogitsProcessors
 
 
 @dataclass(frozen=True, eq=False)
 class VerifyInput:
-    """A request's share of the logits, and what is asked about it.
+    """One request's step. context: the committed tokens. logits_processors: None when the request changes no logits.
 
-    context: what stands before the drafts. shaper: what changes the logits, if anything does.
+    wants_target_tokens: whether the result must have them even if the acceptance rule does not need them.
     """
 
-    accept_input: accept.AcceptInput
+    accept_input: AcceptInput
     context: Context
     logits_processors: LogitsProcessors | None
     wants_target_tokens: bool
 
     @property
-    def num_rows(self) -> int:
-        """Rows of logits: the root and the nodes."""
-        return self.accept_input.tree.num_nodes + 1
+    def positions(self) -> list[int]:
+        """Absolute position of the token that each row of logits, root and nodes, is about."""
+        positions: list[int] = (self.accept_input.tree.depths + self.accept_input.prefix_len).tolist()
+        return positions
+
+    @property
+    def samplings(self) -> list[Sampling]:
+        """The request's sampling, once for each row."""
+        return [self.accept_input.sampling] * (self.accept_input.tree.num_nodes + 1)
 
     @property
     def is_coupled(self) -> bool:
-        """True when the picks alone decide."""
-        return self.accept_input.sampling.rule in (
-            Rule.COUPLED,
-            Rule.ENGINE,
-        )  # the latter: as this engine would by itself
+        """True when the target tokens alone decide; under `engine` this engine decides as it would by itself."""
+        return self.accept_input.sampling.rule in (Rule.COUPLED, Rule.ENGINE)
 
-    def shaped(self, logits: Tensor) -> Tensor:
-        """Return (n, V) logits as the request wants them; in float64 where it changes any."""
+    def processed(self, logits: Tensor) -> Tensor:
+        """Return (m + 1, V) logits after the request's processors, in float64 if there are any."""
         if self.logits_processors is None:
             return logits
-        shaped = logits.to(torch.float64, copy=True)
-        self.logits_processors.apply(shaped, self.context, self.accept_input.prefix_len, self.accept_input.tree.paths)
-        return shaped
+        processed = logits.to(torch.float64, copy=True)
+        accept_input = self.accept_input
+        self.logits_processors.apply(processed, self.context, accept_input.prefix_len, accept_input.tree.paths)
+        return processed
 
 
 class VerifyResult(NamedTuple):
-    """picks: of the root and every node, None when nobody needs them."""
+    """target_tokens: of the root and every node; None when neither the rule nor the request needs them."""
 
     accepted: AcceptedPath
     target_tokens: list[int] | None
 
 
-def verify(questions: Sequence[VerifyInput], logits: Tensor) -> list[VerifyResult | ServingError]:
-    """Return the verdict on every question, or why there is none: a grammar that grew too complex, say.
+def verify(inputs: Sequence[VerifyInput], logits: Sequence[Tensor]) -> list[VerifyResult | ServingError]:
+    """Verify the trees of a pass; an error, such as a grammar that has grown too complex, is its own request's alone.
 
-    logits: (rows, V) in the model's dtype, root and nodes of every question, one behind the other.
-    Invariant: a verdict depends on its own question and rows alone.
+    logits: per input (m + 1, V) in the model's dtype, of the root and the nodes; not changed.
+    Invariant: a result depends on its own input and rows alone.
     """
-    parts = list(logits.split([question.num_rows for question in questions]))
+    rows = list(logits)
     errors: dict[int, ServingError] = {}
-    for index, question in enumerate(questions):
+    for index, each in enumerate(inputs):
         try:
-            parts[index] = question.shaped(parts[index])
+            rows[index] = each.processed(rows[index])
         except ServingError as error:
             errors[index] = error
-    target_tokens = _picks(questions, parts)
-    walks = _walks(questions, parts, target_tokens)
-    return [
-        errors.get(i) or VerifyResult(walk, own) for i, (walk, own) in enumerate(zip(walks, target_tokens, strict=True))
-    ]
+    target_tokens = _target_tokens(inputs, rows)
+    paths = _accepted_paths(inputs, rows, target_tokens)
+    return [errors.get(i) or VerifyResult(paths[i], target_tokens.get(i)) for i in range(len(inputs))]
 
 
-def _picks(questions: Sequence[VerifyInput], parts: list[Tensor]) -> list[list[int] | None]:
-    """Return the target's pick at every row of those that need them; shaped parts are float64, the others go apart."""
-    found: list[list[int] | None] = [None] * len(questions)
-    for dtype in {part.dtype for part in parts}:
-        asked = [
-            i for i, q in enumerate(questions) if parts[i].dtype == dtype and (q.is_coupled or q.wants_target_tokens)
+def _target_tokens(inputs: Sequence[VerifyInput], rows: list[Tensor]) -> dict[int, list[int]]:
+    """Return the target tokens of the inputs that need them, by index.
+
+    Rows of one dtype are computed together; processed rows are float64, the others have the model's dtype.
+    """
+    found: dict[int, list[int]] = {}
+    for dtype in {each.dtype for each in rows}:
+        members = [
+            i
+            for i, each in enumerate(inputs)
+            if rows[i].dtype == dtype and (each.is_coupled or each.wants_target_tokens)
         ]
-        if asked:
-            for index, own in zip(
-                asked, _picked([questions[i] for i in asked], [parts[i] for i in asked]), strict=True
-            ):
-                found[index] = own
+        if members:
+            positions = [position for i in members for position in inputs[i].positions]
+            samplings = [sampling for i in members for sampling in inputs[i].samplings]
+            tokens = iter(distribution.target_tokens(torch.cat([rows[i] for i in members]), positions, samplings))
+            found |= {i: list(islice(tokens, len(rows[i]))) for i in members}
     return found
 
 
-def _picked(questions: list[VerifyInput], parts: list[Tensor]) -> list[list[int]]:
-    positions: list[int] = []
-    rules = []
-    for question in questions:
-        positions += (question.accept_input.tree.depths + question.accept_input.prefix_len).tolist()
-        rules += [question.accept_input.sampling] * question.num_rows
-    flat = iter(distribution.target_tokens(torch.cat(parts), positions, rules))
-    return [[next(flat) for _ in range(question.num_rows)] for question in questions]
-
-
-def _walks(
-    questions: Sequence[VerifyInput], parts: list[Tensor], target_tokens: list[list[int] | None]
-) -> list[AcceptedPath]:
-    others = [i for i, question in enumerate(questions) if not question.is_coupled]
-    walks: dict[int, AcceptedPath] = {}
-    if others:
-        rules = [questions[i].accept_input.sampling for i in others for _ in range(questions[i].num_rows)]
-        log_p = distribution.log_p(torch.cat([parts[i].double() for i in others]), rules)
-        walks = dict(
-            zip(others, accept.accepted_paths([questions[i].accept_input for i in others], log_p), strict=True)
-        )
-    return [
-        accept_coupled(question.accept_input.tree, own) if own is not None and question.is_coupled else walks[i]
-        for i, (question, own) in enumerate(zip(questions, target_tokens, strict=True))
-    ]
+def _accepted_paths(
+    inputs: Sequence[VerifyInput], rows: list[Tensor], target_tokens: dict[int, list[int]]
+) -> dict[int, AcceptedPath]:
+    """Return the accepted path of every input, by index: under `coupled` one by one, under the other rules together."""
+    paths = {
+        i: accept_coupled(each.accept_input.tree, target_tokens[i]) for i, each in enumerate(inputs) if each.is_coupled
+    }
+    if others := [i for i in range(len(inputs)) if i not in paths]:
+        samplings = [sampling for i in others for sampling in inputs[i].samplings]
+        log_p = distribution.log_p(torch.cat([rows[i].double() for i in others]), samplings)
+        paths |= zip(others, accepted_paths([inputs[i].accept_input for i in others], log_p), strict=True)
+    return paths

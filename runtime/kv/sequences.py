@@ -12,8 +12,8 @@ from runtime.sampling.logits_processors import LogitsProcessors
 class CachedSequence:
     """One request's tokens in the KV cache.
 
-    Invariant: the KV rows of ids[:num_computed] stand in slots 0 … num_computed − 1 of `blocks`, but for those in `missing_rows`;
-    full blocks before it are published under their content.
+    Invariant: the KV rows of ids[:num_computed] stand in slots 0 … num_computed − 1 of `blocks`, except those in
+    `missing_rows`; full blocks before the first missing row are published under their content.
     """
 
     def __init__(self, sequence_id: int, pool: BlockPool, cache_salt: str) -> None:

@@ -1,4 +1,4 @@
-"""The torch twin of `orchestrator/sampling/distribution.py`: many rows with their own sampling at once, on the logits' device."""
+"""The torch twin of `orchestrator/sampling/distribution.py`: many rows at once, each with its own sampling."""
 
 from __future__ import annotations
 
@@ -15,48 +15,45 @@ from runtime.sampling.noise import draw, seed_words
 NUCLEUS_GUESS = 256
 
 
-def target_tokens(logits: Tensor, positions: Sequence[int], sampling: Sequence[Sampling]) -> list[int]:
-    """Return the pick of every row: argmax(log p + noise), or the argmax at temperature 0.
+def target_tokens(logits: Tensor, positions: Sequence[int], samplings: Sequence[Sampling]) -> list[int]:
+    """Return the target token of every row: argmax(log p + noise), at temperature 0 the argmax; ties to the lowest id.
 
-    logits: (n, V) in the model's dtype. positions: n absolute positions of the tokens being drawn.
-    sampling: n, one a row. Returns n token ids. Ties go to the lowest id.
+    logits: (n, V) in the model's dtype. positions: (n,), absolute position of the token that each row is about.
+    samplings: (n,). Returns (n,) token ids.
     """
     result = logits.argmax(dim=-1)
-    drawn = [row for row, s in enumerate(sampling) if not s.greedy]
-    if drawn:
-        rows = torch.tensor(drawn, device=logits.device)
-        chosen = [sampling[row] for row in drawn]
-        place = torch.tensor([[positions[row]] for row in drawn], device=logits.device)
-        result[rows] = _draw(logits[rows].double(), place, chosen)
+    rows = [row for row, sampling in enumerate(samplings) if not sampling.greedy]
+    if rows:
+        own = [samplings[row] for row in rows]
+        key = seed_words([sampling.seed for sampling in own], logits.device)
+        places = torch.tensor([[positions[row]] for row in rows], device=logits.device)
+        log_probs = _log_p(logits[rows].double(), own)
+        result[rows] = draw(log_probs, key, places, Stream.PICK, torch.zeros_like(places))
     return result.tolist()
 
 
-def _draw(logits: Tensor, positions: Tensor, sampling: list[Sampling]) -> Tensor:
-    """Return argmax(log p + noise) per row."""
-    key = seed_words([s.seed for s in sampling], logits.device)
-    return draw(_log_p(logits, sampling), key, positions, Stream.PICK, torch.zeros_like(positions))
+def log_p(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """Return log p per row, (n, V) float64, −inf outside its support.
 
-
-def log_p(logits: Tensor, sampling: Sequence[Sampling]) -> Tensor:
-    """Return log p per row, −inf outside its support; (n, V) float64.
-
-    logits: (n, V) float64. Invariant: equals `orchestrator.sampling.distribution.log_p` row by row, whatever the other rows.
+    logits: (n, V) float64. samplings: (n,).
+    Invariant: equals `orchestrator.sampling.distribution.log_p` row by row, whatever the other rows.
     """
-    drawn = [row for row, s in enumerate(sampling) if not s.greedy]
-    if len(drawn) == len(sampling):
-        return _log_p(logits, sampling)
+    rows = [row for row, sampling in enumerate(samplings) if not sampling.greedy]
+    if len(rows) == len(samplings):
+        return _log_p(logits, samplings)
     result = torch.full_like(logits, -torch.inf).scatter_(-1, logits.argmax(dim=-1, keepdim=True), 0.0)
-    if drawn:
-        result[drawn] = _log_p(logits[drawn], [sampling[row] for row in drawn])
+    if rows:
+        result[rows] = _log_p(logits[rows], [samplings[row] for row in rows])
     return result
 
 
-def _log_p(logits: Tensor, sampling: Sequence[Sampling]) -> Tensor:
-    result = (logits / _column(logits, [s.temperature for s in sampling])).log_softmax(dim=-1)
-    for is_on, rule in RULES:
-        rows = [row for row, s in enumerate(sampling) if is_on(s)]
+def _log_p(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """Return log p of rows without a greedy one among them."""
+    result = (logits / _column(logits, [sampling.temperature for sampling in samplings])).log_softmax(dim=-1)
+    for applies, truncate in _TRUNCATIONS:
+        rows = [row for row, sampling in enumerate(samplings) if applies(sampling)]
         if rows:
-            result[rows] = rule(result[rows], [sampling[row] for row in rows])
+            result[rows] = truncate(result[rows], [samplings[row] for row in rows])
     return result
 
 
@@ -68,26 +65,26 @@ def _keep(log_probs: Tensor, kept: Tensor) -> Tensor:
     return log_probs.masked_fill(~kept, -torch.inf).log_softmax(dim=-1)
 
 
-def _top_k(log_probs: Tensor, sampling: Sequence[Sampling]) -> Tensor:
-    limits = [min(s.top_k, log_probs.shape[-1]) for s in sampling]
+def _top_k(log_probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    limits = [min(s.top_k, log_probs.shape[-1]) for s in samplings]
     top = log_probs.topk(max(limits), dim=-1).values
     kth = top.gather(-1, torch.tensor([[k - 1] for k in limits], device=log_probs.device))
     return _keep(log_probs, log_probs >= kth)
 
 
-def _top_p(log_probs: Tensor, sampling: Sequence[Sampling]) -> Tensor:
-    ordered, num_kept = _nucleus(log_probs, _column(log_probs, [s.top_p for s in sampling]))
+def _top_p(log_probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    ordered, num_kept = _nucleus(log_probs, _column(log_probs, [s.top_p for s in samplings]))
     last = ordered.gather(-1, num_kept - 1)
-    # Among equals of the last one kept, as many as there is room for, the lowest ids first.
+    # Of the tokens that tie with the last one kept, keep as many as there is room for, the lowest ids first.
     equal = log_probs == last
     room = num_kept - (log_probs > last).sum(dim=-1, keepdim=True)
     return _keep(log_probs, (log_probs > last) | (equal & (equal.cumsum(dim=-1) <= room)))
 
 
 def _nucleus(log_probs: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest log-probabilities in order, and per row how many of them reach the limit.
+    """Return the largest log-probabilities in order, (n, k), and how many of them reach the mass `limits`, (n, 1) each.
 
-    The first NUCLEUS_GUESS almost always do, and finding them is much cheaper than sorting the vocabulary.
+    The first NUCLEUS_GUESS almost always reach it, and finding them is much cheaper than sorting the vocabulary.
     """
     vocab_size = log_probs.shape[-1]
     for size in (min(NUCLEUS_GUESS, vocab_size), vocab_size):
@@ -99,22 +96,22 @@ def _nucleus(log_probs: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
     return ordered, num_kept
 
 
-def _min_p(log_probs: Tensor, sampling: Sequence[Sampling]) -> Tensor:
-    floor = log_probs.amax(dim=-1, keepdim=True) + _column(log_probs, [s.min_p for s in sampling]).log()
+def _min_p(log_probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    floor = log_probs.amax(dim=-1, keepdim=True) + _column(log_probs, [s.min_p for s in samplings]).log()
     return _keep(log_probs, log_probs >= floor)
 
 
-def _typical_p(log_probs: Tensor, sampling: Sequence[Sampling]) -> Tensor:
+def _typical_p(log_probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     probs = log_probs.exp()
     usual = (probs * log_probs).nan_to_num(0.0).sum(dim=-1, keepdim=True)
     order = (log_probs - usual).abs().sort(dim=-1, stable=True).indices
     ordered = probs.gather(-1, order)
-    kept = ordered.cumsum(dim=-1) - ordered < _column(log_probs, [s.typical_p for s in sampling])
+    kept = ordered.cumsum(dim=-1) - ordered < _column(log_probs, [s.typical_p for s in samplings])
     return _keep(log_probs, torch.zeros_like(kept).scatter(-1, order, kept))
 
 
-#: In the order in which they are applied: for whom, and what it does to log p of the rows (n, V) of these samplings.
-RULES: tuple[tuple[Callable[[Sampling], bool], Callable[[Tensor, Sequence[Sampling]], Tensor]], ...] = (
+#: In order of application: to which samplings it applies, and what it does to log p, (n, V), of rows with them.
+_TRUNCATIONS: tuple[tuple[Callable[[Sampling], bool], Callable[[Tensor, Sequence[Sampling]], Tensor]], ...] = (
     (lambda s: s.top_k > 0, _top_k),
     (lambda s: s.top_p < 1.0, _top_p),
     (lambda s: s.min_p > 0.0, _min_p),
@@ -123,16 +120,16 @@ RULES: tuple[tuple[Callable[[Sampling], bool], Callable[[Tensor, Sequence[Sampli
 
 
 def log_probs_of(logits: Tensor, tokens: Sequence[int]) -> list[float]:
-    """Return the model's own log-probability of one token a row, from raw logits, in float64.
+    """Return the log-probability of one token per row by the raw logits, in float64.
 
-    logits: (n, V). tokens: n ids.
+    logits: (n, V). tokens: (n,) ids.
     """
     column = torch.tensor(tokens, device=logits.device)[:, None]
     return logits.double().log_softmax(dim=-1).gather(-1, column)[:, 0].tolist()
 
 
 def top_log_probs(logits: Tensor, num_top: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the likeliest tokens of every row by the model's own logits, the likeliest first, of equals the lowest id.
+    """Return the likeliest tokens of every row by the raw logits, in order; of equals the lowest id first.
 
     logits: (n, V). Returns ids (n, k) int32 and log-probabilities (n, k) float64; k = num_top, at most V.
     """

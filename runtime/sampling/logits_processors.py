@@ -1,10 +1,9 @@
-"""The torch twin of `orchestrator/sampling/logits_processors.py`: one request's rows at once, each with its own node's path."""
+"""The torch twin of `orchestrator/sampling/logits_processors.py`: a request's rows at once, each with its own path."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,50 +20,43 @@ from orchestrator.wire.context import Delta
 Path = Sequence[int]
 
 
-class Shapable(Protocol):
-    """What keeps a shaper from step to step."""
-
-    logits_processors: LogitsProcessors | None
-
-
 class LogitsProcessors:
-    """Changes the logits of one request as its sampling says; keeps what it knows of the committed tokens.
+    """Changes the logits of one request as its sampling says; keeps from step to step what the committed tokens imply.
 
-    prompt_len: tokens of the context that are prompt. matcher: where the output stands in its grammar, if it has one.
-    Invariant: a row equals `orchestrator.sampling.logits_processors.shape` of prompt, output + path.
+    prompt_len: tokens of the context that are prompt. matcher: the state of the output in its grammar, if it has one.
+    Invariant: a row equals `orchestrator.sampling.logits_processors.shape` of prompt and output + path.
     """
 
     def __init__(self, sampling: Sampling, prompt_len: int, matcher: Matcher | None) -> None:
         self.sampling = sampling
         self._prompt_len = prompt_len
         self._matcher = matcher
-        self._said = TokenCounts(prompt_len)
+        self._counts = TokenCounts(prompt_len)
 
     def apply(self, logits: Tensor, context: Context, prefix_len: int, paths: Sequence[Path]) -> None:
-        """Change (n, V) float64 logits in place.
+        """Change (n, V) float64 logits in place; a mask that would leave no token changes nothing.
 
-        prefix_len: tokens of the context that are committed. paths: n, what stands between those and a row's position.
+        prefix_len: number of committed tokens of the context. paths: (n,), the tokens between those and each row.
         """
         ids = context.ids[:prefix_len]
         if self.sampling.penalised:
-            self._said.follow(context, prefix_len)
+            self._counts.update(context, prefix_len)
             self._penalise(logits, paths)
         for token, weight in self.sampling.logits_options.bias:
             logits[:, token] += weight
         for forbidden in self._masks(logits, ids, paths):
             masked = logits.masked_fill(forbidden, -torch.inf)
-            something_left = masked.isfinite().any(dim=-1, keepdim=True)
-            logits.copy_(torch.where(something_left, masked, logits))
+            leaves_a_token = masked.isfinite().any(dim=-1, keepdim=True)
+            logits.copy_(torch.where(leaves_a_token, masked, logits))
 
     def _penalise(self, logits: Tensor, paths: Sequence[Path]) -> None:
-        """Touch the columns of tokens that were said only; of a path's tokens, in the rows that follow them."""
-        tokens, said, counts = self._said.along(paths)
+        """Change the columns of the tokens that occur; a path's own tokens count in its row only."""
+        tokens, occurs, counts = self._counts.along(paths)
         columns = torch.from_numpy(tokens).to(logits.device)
-        was_said, times = (torch.from_numpy(x).to(logits.device) for x in (said, counts))
+        is_repeated, times = (torch.from_numpy(x).to(logits.device) for x in (occurs, counts))
         found = logits[:, columns]
         penalty = self.sampling.repetition_penalty
-        repeated = torch.where(found > 0, found / penalty, found * penalty)
-        changed = torch.where(was_said, repeated, found)
+        changed = torch.where(is_repeated, torch.where(found > 0, found / penalty, found * penalty), found)
         changed -= self.sampling.frequency_penalty * times
         changed -= self.sampling.presence_penalty * (times > 0)
         logits[:, columns] = changed
@@ -79,54 +71,43 @@ class LogitsProcessors:
             masks.append(torch.from_numpy(~legal).to(device))
         if logits_options.allowed:
             masks.append(~_members([logits_options.allowed], vocab_size, device))
-        if logits_options.bad_words:
-            masks.append(_members([self._bad_ends(ids, path) for path in paths], vocab_size, device))
-        if len(ids) - self._prompt_len < self.sampling.min_tokens and logits_options.end_ids:
-            masks.append(_members([self._held_ends(ids, path) for path in paths], vocab_size, device))
+        if words := logits_options.bad_words:
+            recent = ids[-max(map(len, words)) :]
+            ends = [[word[-1] for word in words if completes(word, [*recent, *path])] for path in paths]
+            masks.append(_members(ends, vocab_size, device))
+        num_early = self.sampling.min_tokens - (len(ids) - self._prompt_len)
+        if num_early > 0 and logits_options.end_ids:
+            ends_too_early = [logits_options.end_ids if len(path) < num_early else () for path in paths]
+            masks.append(_members(ends_too_early, vocab_size, device))
         return masks
 
-    def _bad_ends(self, ids: list[int], path: Path) -> list[int]:
-        """Return the tokens that would complete a bad word behind the path."""
-        words = self.sampling.logits_options.bad_words
-        longest = max(map(len, words))
-        recent = [*ids[-longest:], *path]
-        return [word[-1] for word in words if completes(word, recent)]
 
-    def _held_ends(self, ids: list[int], path: Path) -> Sequence[int]:
-        """Return the ends that may not come yet."""
-        num_output = len(ids) - self._prompt_len + len(path)
-        return self.sampling.logits_options.end_ids if num_output < self.sampling.min_tokens else ()
-
-
-def logits_processors_of(
-    sequence: Shapable, sampling: Sampling, prompt_len: int, grammars: Grammars | None
+def processors_for(
+    sampling: Sampling, prompt_len: int, grammars: Grammars | None, kept: LogitsProcessors | None
 ) -> LogitsProcessors | None:
-    """Return what changes the logits of a sequence, that of its last step where there was one; None when nothing does.
+    """Return the processors of a request, or None when it changes no logits.
 
-    grammars: of the checkpoint; None when there are none. Raises RequestError for a grammar that cannot be followed.
+    grammars: of the checkpoint; None = the engine has no tokenizer. kept: those of the sequence's last step, which are
+    returned if they have this sampling. Raises RequestError for a grammar that cannot be followed.
     """
     if not sampling.shaped:
         return None
-    if sequence.logits_processors is None or sequence.logits_processors.sampling != sampling:
-        sequence.logits_processors = LogitsProcessors(sampling, prompt_len, _matcher(sampling, grammars))
-    return sequence.logits_processors
+    if kept is not None and kept.sampling == sampling:
+        return kept
+    matcher = None
+    if (grammar := sampling.logits_options.grammar) is not None:
+        if grammars is None:
+            raise RequestError("this engine was started without a tokenizer, which a grammar needs")
+        matcher = grammars.matcher(grammar, sampling.logits_options.end_ids)
+    return LogitsProcessors(sampling, prompt_len, matcher)
 
 
 def preparation(delta: Delta, sampling: Sampling, grammars: Grammars | None) -> Callable[[], None] | None:
-    """Return what had better be done before the engine's thread meets a new sequence: a grammar is to be compiled."""
+    """Return the compilation of a new sequence's grammar, or None when there is nothing to compile."""
     grammar = sampling.logits_options.grammar
     if grammar is None or grammars is None or delta.context_start or grammars.is_ready(grammar):
         return None
     return partial(grammars.check, grammar)
-
-
-def _matcher(sampling: Sampling, grammars: Grammars | None) -> Matcher | None:
-    logits_options = sampling.logits_options
-    if logits_options.grammar is None:
-        return None
-    if grammars is None:
-        raise RequestError("this engine was started without a tokenizer, which a grammar needs")
-    return grammars.matcher(logits_options.grammar, logits_options.end_ids)
 
 
 def _members(rows: Sequence[Sequence[int]], vocab_size: int, device: torch.device) -> Tensor:
@@ -138,7 +119,7 @@ def _members(rows: Sequence[Sequence[int]], vocab_size: int, device: torch.devic
 
 
 class TokenCounts:
-    """Which tokens a context holds, and how often its output does; O(new tokens) to keep up."""
+    """Which tokens a context holds, and how often its output holds them; an update costs O(new tokens)."""
 
     def __init__(self, prompt_len: int) -> None:
         self._prompt_len = prompt_len
@@ -146,8 +127,8 @@ class TokenCounts:
         self._length = 0
         self._hash = 0
 
-    def follow(self, context: Context, length: int) -> None:
-        """Take in the first `length` tokens, which as a rule are those of the last call and a few more."""
+    def update(self, context: Context, length: int) -> None:
+        """Count the first `length` tokens, which are usually those of the last call and a few more."""
         if length < self._length or context.rolling_hash(self._length) != self._hash:
             self._counts, self._length = {}, 0
         for position in range(self._length, length):
@@ -156,19 +137,20 @@ class TokenCounts:
         self._length, self._hash = length, context.rolling_hash(length)
 
     def along(self, paths: Sequence[Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return what was said at the end of each path.
+        """Return the counts at the end of each of n paths.
 
-        Returns tokens (k,) int64; said (n, k) bool; counts (n, k) float64, how often in output and path.
+        Returns tokens: (k,) int64, ids that occur in the context or a path; occurs: (n, k) bool, whether in the context
+        or this path; counts: (n, k) float64, how often in the output and this path.
         """
-        column = {token: index for index, token in enumerate([*self._counts])}
+        column = {token: index for index, token in enumerate(self._counts)}
         for path in paths:
             for token in path:
                 column.setdefault(token, len(column))
-        known = np.array([self._counts.get(token, 0) for token in column], np.float64)
-        counts = np.tile(known, (len(paths), 1))
-        said = np.tile([token in self._counts for token in column], (len(paths), 1))
+        committed = np.array([self._counts.get(token, 0) for token in column], np.float64)
+        counts = np.tile(committed, (len(paths), 1))
+        occurs = np.tile([token in self._counts for token in column], (len(paths), 1))
         for row, path in enumerate(paths):
             for token in path:
                 counts[row, column[token]] += 1
-                said[row, column[token]] = True
-        return np.array([*column], np.int64), said, counts
+                occurs[row, column[token]] = True
+        return np.array([*column], np.int64), occurs, counts

@@ -20,7 +20,7 @@ def seed_words(seeds: Sequence[int], device: torch.device) -> tuple[Tensor, Tens
 def _philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
     """Return the four output words of Philox4x32-10 as int64 in 0…2³²−1.
 
-    int64 products wrap, but their 64 bits are right; the mask removes the sign that the shift drags in.
+    int64 products wrap, but their 64 bits are right; the mask removes the sign bits that the shift copies.
     """
     c0, c1, c2, c3 = counter
     key0, key1 = key
@@ -39,16 +39,11 @@ def uniform(
 ) -> Tensor:
     """Return u in (0, 1), float64, bit for bit that of `orchestrator.core.noise.uniform`.
 
-    key: `seed_words`, and positions, tokens, stream, epoch: int64; all broadcast, and the result has their shape.
+    key: two words as `seed_words` returns them. positions, tokens, stream, epoch: int64. All of them are broadcast to
+    the shape of the result.
     """
-    device = tokens.device
-    counter = (
-        positions,
-        tokens,
-        torch.as_tensor(stream, device=device),
-        torch.as_tensor(epoch, device=device),
-    )
-    word0, word1, _, _ = _philox(counter, key)
+    stream, epoch = (torch.as_tensor(number, device=tokens.device) for number in (stream, epoch))
+    word0, word1, _, _ = _philox((positions, tokens, stream, epoch), key)
     return unit((word0 << 20) | (word1 >> 12))
 
 
@@ -60,7 +55,7 @@ def unit(bits: Tensor) -> Tensor:
 def gumbel(
     key: tuple[Tensor, Tensor], positions: Tensor, tokens: Tensor, stream: int | Tensor = 0, epoch: int | Tensor = 0
 ) -> Tensor:
-    """Return g = −log(−log u) in float64; argmax(log p + g) draws from p."""
+    """Return g = −log(−log u) in float64, of the same arguments as `uniform`; argmax(log p + g) is a sample of p."""
     return uniform(key, positions, tokens, stream, epoch).log_().neg_().log_().neg_()
 
 
@@ -69,8 +64,8 @@ def draw(
 ) -> Tensor:
     """Return argmax(log weights + noise) per row, (n,) int64; ties go to the lowest id.
 
-    log_weights: (n, V) float64, overwritten; the weights need not sum to 1. Noise is made for their support alone,
-    which is often small. key, positions, epochs: (n, 1).
+    log_weights: (n, V) float64, overwritten; the weights need not sum to 1. Noise is computed for their support alone,
+    which is often small. key, positions, epochs: (n, 1) int64.
     """
     rows, tokens = torch.nonzero(log_weights > -torch.inf, as_tuple=True)
     low, high, places, epoch = (column[rows, 0] for column in (*key, positions, epochs))

@@ -180,15 +180,15 @@ def step(growing: Sequence[Text], rng: random.Random) -> None:
     """Let every text grow by one served decision; they share one batch, and one vocabulary."""
     trees = [rng.choice(KINDS)(text, rng) for text in growing]
     codes = [text.codes_of(tree) for text, tree in zip(growing, trees, strict=True)]
-    questions = [
+    inputs = [
         VerifyInput(AcceptInput(tree, (), len(text.context), text.sampling), text.context, None, False)
         for text, tree in zip(growing, trees, strict=True)
     ]
-    rows = np.concatenate([text.table.target[own] for text, own in zip(growing, codes, strict=True)])
-    for text, own, tree, verdict in zip(growing, codes, trees, verify(questions, torch.from_numpy(rows)), strict=True):
-        if not isinstance(verdict, VerifyResult):
-            raise verdict
-        text.grow(own, tree, verdict.accepted)
+    logits = [torch.from_numpy(text.table.target[own]) for text, own in zip(growing, codes, strict=True)]
+    for text, own, tree, result in zip(growing, codes, trees, verify(inputs, logits), strict=True):
+        if not isinstance(result, VerifyResult):
+            raise result
+        text.grow(own, tree, result.accepted)
 
 
 @dataclass

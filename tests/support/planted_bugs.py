@@ -41,26 +41,26 @@ def replace_rule(patch: Patch, name: str, bug: Callable[..., Tensor]) -> None:
 
 
 def residual_not_renormalised(patch: Patch) -> None:
-    def bug(left: Tensor, nodes: Any, asks: Any) -> Tensor:
-        chances = left[nodes.parents, nodes.tokens]
-        left[nodes.parents, nodes.tokens] = 0.0
-        return chances
+    def bug(p: Tensor, nodes: Any, inputs: Any) -> Tensor:
+        probabilities = p[nodes.parents, nodes.tokens]
+        p[nodes.parents, nodes.tokens] = 0.0
+        return probabilities
 
     replace_rule(patch, "_deterministic", bug)
 
 
 def sibling_not_removed(patch: Patch) -> None:
     sound = accept._deterministic
-    replace_rule(patch, "_deterministic", lambda left, nodes, asks: sound(left.clone(), nodes, asks))
+    replace_rule(patch, "_deterministic", lambda p, nodes, inputs: sound(p.clone(), nodes, inputs))
 
 
 def token_chances_in_block(patch: Patch) -> None:
     sound = accept._block
 
-    def bug(left: Tensor, nodes: Any, asks: Any) -> Tensor:
-        chances = accept._sampled(left.clone(), nodes, asks)
-        sound(left, nodes, asks)
-        return chances
+    def bug(p: Tensor, nodes: Any, inputs: Any) -> Tensor:
+        probabilities = accept._sampled(p.clone(), nodes, inputs)
+        sound(p, nodes, inputs)
+        return probabilities
 
     replace_rule(patch, "_block", bug)
 
@@ -74,8 +74,8 @@ def block_noise_by_position_alone(patch: Patch) -> None:
 def bonus_from_the_wrong_node(patch: Patch) -> None:
     sound = accept._paths
 
-    def bug(asks: Any, values: Any) -> Any:
-        paths, ends = sound(asks, values)
+    def bug(inputs: Any, values: Any) -> Any:
+        paths, ends = sound(inputs, values)
         return paths, ends - np.array([bool(path) for path in paths])
 
     patch.setattr(accept, "_paths", bug)
@@ -109,7 +109,7 @@ def u_may_be_1(patch: Patch) -> None:
 
 def answer_of_drafter(patch: Patch, bug: Callable[[DraftResponse], DraftResponse]) -> None:
     sound = draft._drafted
-    patch.setattr(draft, "_drafted", lambda job: bug(sound(job)))
+    patch.setattr(draft, "_drafted", lambda call: bug(sound(call)))
 
 
 def q_of_another_step(patch: Patch) -> None:
@@ -150,7 +150,7 @@ def noise_by_row(patch: Patch) -> None:
 
 def logits_rounded(patch: Patch) -> None:
     sound = verify.verify
-    patch.setattr(target, "verify", lambda requests, logits: sound(requests, (logits / 4).round() * 4))
+    patch.setattr(target, "verify", lambda inputs, logits: sound(inputs, [(rows / 4).round() * 4 for rows in logits]))
 
 
 DRAWN, TREES = ("draft_model 4",), ("prompt_lookup branches", "suffix wide")

@@ -15,7 +15,7 @@ from orchestrator.core.context import Context
 from orchestrator.core.sampling_params import LogitsOptions, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.sampling.logits_processors import merged_bias, shape
-from runtime.sampling.logits_processors import LogitsProcessors, logits_processors_of
+from runtime.sampling.logits_processors import LogitsProcessors, processors_for
 from tests.unit.orchestrator.core.test_tree import trees
 
 V = 8
@@ -193,12 +193,8 @@ def test_the_twin_leaves_what_lies_behind_the_prefix_to_the_paths() -> None:
     assert ours[0].tolist() == [0, 0, -1, -2, 0, 0, 0, 0]
 
 
-def test_a_shaper_is_kept_from_step_to_step_and_made_anew_for_another_sampling() -> None:
-    class Sequence:
-        logits_processors: LogitsProcessors | None = None
-
-    sequence, sampling = Sequence(), Sampling(repetition_penalty=1.5)
-    first = logits_processors_of(sequence, sampling, 3, None)
-    assert first is not None and logits_processors_of(sequence, Sampling(repetition_penalty=1.5), 3, None) is first
-    assert logits_processors_of(sequence, Sampling(repetition_penalty=1.2), 3, None) is not first
-    assert logits_processors_of(sequence, Sampling(1.0, top_k=3), 3, None) is None
+def test_processors_are_kept_from_step_to_step_and_made_anew_for_another_sampling() -> None:
+    first = processors_for(Sampling(repetition_penalty=1.5), 3, None, None)
+    assert first is not None and processors_for(Sampling(repetition_penalty=1.5), 3, None, first) is first
+    assert processors_for(Sampling(repetition_penalty=1.2), 3, None, first) not in (None, first)
+    assert processors_for(Sampling(1.0, top_k=3), 3, None, first) is None

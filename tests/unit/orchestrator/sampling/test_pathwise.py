@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from orchestrator.core.tree import TokenTree
@@ -39,13 +38,8 @@ def position_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def one_position_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def bug(questions: list[VerifyInput], parts: list[Tensor]) -> list[list[int]]:
-        asks = [question.accept_input for question in questions for _ in range(question.num_rows)]
-        places, rules = [ask.prefix_len for ask in asks], [ask.sampling for ask in asks]
-        flat = iter(distribution.target_tokens(torch.cat(parts), places, rules))
-        return [[next(flat) for _ in range(question.num_rows)] for question in questions]
-
-    monkeypatch.setattr(verify, "_picked", bug)
+    same = property(lambda self: [self.accept_input.prefix_len] * (self.accept_input.tree.num_nodes + 1))
+    monkeypatch.setattr(VerifyInput, "positions", same)
 
 
 def noise_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:

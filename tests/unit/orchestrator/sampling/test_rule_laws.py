@@ -107,14 +107,14 @@ def replace_rule(monkeypatch: pytest.MonkeyPatch, name: str, bug: Callable[..., 
 
 
 def sibling_not_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    replace_rule(monkeypatch, "_deterministic", lambda left, nodes, asks: left[nodes.parents, nodes.tokens])
+    replace_rule(monkeypatch, "_deterministic", lambda p, nodes, inputs: p[nodes.parents, nodes.tokens])
 
 
 def token_chances_in_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    def bug(left: Tensor, nodes: Any, asks: Sequence[AcceptInput]) -> Tensor:
-        chances = accept._sampled(left.clone(), nodes, asks)
-        accept._block(left, nodes, asks)
-        return chances
+    def bug(p: Tensor, nodes: Any, inputs: Sequence[AcceptInput]) -> Tensor:
+        probabilities = accept._sampled(p.clone(), nodes, inputs)
+        accept._block(p, nodes, inputs)
+        return probabilities
 
     replace_rule(monkeypatch, "_block", bug)
 

@@ -40,33 +40,34 @@ class Loop:
         return self
 
     def one_pass(self) -> None:
-        self.now_s = max(self.now_s, self.arrivals[0][0])
-        ready_s, jobs = self.now_s, self.arrived()
-        while wait_s := self.batching.wait_s(self.now_s, has_jobs=True):
+        oldest_call_s = self.arrivals[0][0]
+        self.now_s = max(self.now_s, oldest_call_s)
+        ready_s, calls = self.now_s, self.arrived()
+        while wait_s := self.batching.wait_s(self.now_s, oldest_call_s):
             coming_s = self.arrivals[0][0] if self.arrivals else np.inf
             self.now_s = min(self.now_s + wait_s, coming_s)
-            jobs += self.arrived()
+            calls += self.arrived()
         self.holds_s.append(self.now_s - ready_s)
         self.limits_s.append(self.batching.patience * self.batching.pass_s)
-        self.batches.append(len(jobs))
-        self.answer(jobs)
+        self.batches.append(len(calls))
+        self.answer(calls)
 
     def arrived(self) -> list[int]:
-        jobs = []
+        calls = []
         while self.arrivals and self.arrivals[0][0] <= self.now_s:
             when_s, sequence_id = heapq.heappop(self.arrivals)
             self.batching.arrived(sequence_id, when_s)
-            jobs.append(sequence_id)
-        return jobs
+            calls.append(sequence_id)
+        return calls
 
-    def answer(self, jobs: list[int]) -> None:
+    def answer(self, calls: list[int]) -> None:
         pass_s = self.pass_s()
         self.now_s += pass_s
-        for sequence_id in jobs:
+        for sequence_id in calls:
             away_s = self.away_s(sequence_id)
             if away_s is not None:
                 heapq.heappush(self.arrivals, (self.now_s + away_s, sequence_id))
-        self.batching.answered(jobs, self.now_s, pass_s)
+        self.batching.answered(calls, self.now_s, pass_s)
 
 
 def two_groups() -> list[tuple[float, int]]:
@@ -123,9 +124,9 @@ def test_a_sequence_that_has_left_is_not_waited_for() -> None:
         batching.arrived(sequence_id, 1.0)
     batching.answered([1, 2], 2.0, PASS_S)
     batching.arrived(1, 2.0)
-    assert batching.wait_s(2.0, has_jobs=True) > 0.0
+    assert batching.wait_s(2.0, oldest_call_s=2.0) > 0.0
     batching.left(2)
-    assert batching.wait_s(2.0, has_jobs=True) == 0.0
+    assert batching.wait_s(2.0, oldest_call_s=2.0) == 0.0
 
 
 def test_slow_readers_hold_nobody_back() -> None:
@@ -150,10 +151,23 @@ def test_no_wait_outlasts_patience_times_the_cost_of_a_pass(seed: int) -> None:
 
 def test_without_a_call_it_waits_for_one() -> None:
     batching = BatchingPolicy(pass_s=PASS_S)
-    assert batching.wait_s(5.0, has_jobs=False) == IDLE_POLL_S
+    assert batching.wait_s(5.0, oldest_call_s=None) == IDLE_POLL_S
     batching.arrived(1, 5.0)
     batching.answered([1], 5.1, PASS_S)
-    assert batching.wait_s(5.1, has_jobs=False) == IDLE_POLL_S
+    assert batching.wait_s(5.1, oldest_call_s=None) == IDLE_POLL_S
+
+
+def test_a_call_that_expired_does_not_shorten_the_wait_of_the_next_call() -> None:
+    """Sequence 1 calls, but its deadline passes; sequence 2 calls later, and sequence 3 is due in good time for it."""
+    batching = BatchingPolicy(patience=1.0, pass_s=PASS_S, return_s=0.003)
+    for sequence_id in (1, 2, 3):
+        batching.arrived(sequence_id, 1.0)
+    batching.answered([1, 2, 3], 2.0, PASS_S)
+    batching.arrived(1, 2.0005)
+    assert batching.wait_s(2.0005, oldest_call_s=2.0005) == 0.0
+    batching.left(1)
+    batching.arrived(2, 2.003)
+    assert batching.wait_s(2.003, oldest_call_s=2.003) == pytest.approx(0.003)
 
 
 @pytest.mark.parametrize("answered_s", [0.0, 100.0])

@@ -23,7 +23,6 @@ from runtime.engine.paged import PagedModel
 from runtime.engine.target import StepCall, TargetEngine
 from runtime.engine.thread import EngineThread
 from runtime.engine.verify import VerifyResult
-from runtime.kv.batch import Segment
 from tests.support.engines import ask, make_paged, submit
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
 
@@ -63,11 +62,11 @@ class Failing(TargetEngine):
         super().__init__(paged)
         self.place = place
 
-    def _settle(self, job: StepCall, segment: Segment, logits: torch.Tensor, verdict: VerifyResult) -> Acceptance:
-        if job.sequence_id == 2 and self.place == "after the forward pass":
+    def _settle(self, call: StepCall, logits: torch.Tensor, result: VerifyResult) -> Acceptance:
+        if call.sequence_id == 2 and self.place == "after the forward pass":
             raise RuntimeError("boom")
-        answer = super()._settle(job, segment, logits, verdict)
-        if job.sequence_id == 2 and self.place == "after its commit":
+        answer = super()._settle(call, logits, result)
+        if call.sequence_id == 2 and self.place == "after its commit":
             raise RuntimeError("boom")
         return answer
 

@@ -19,6 +19,7 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
+from runtime.engine.batching import BatchingPolicy
 from runtime.engine.calls import EngineCall
 from runtime.engine.thread import EngineThread
 
@@ -58,20 +59,20 @@ class ScriptedEngine:
     def __post_init__(self) -> None:
         self.gate.set()
 
-    def advance(self, jobs: list[EngineCall[StepRequest]]) -> list[EngineCall[StepRequest]]:
-        self.seen.append([job.sequence_id for job in jobs])
+    def advance(self, calls: list[EngineCall[StepRequest]]) -> list[EngineCall[StepRequest]]:
+        self.seen.append([call.sequence_id for call in calls])
         self.entered.set()
         assert self.gate.wait(LIMIT_S)
         left = []
-        for job in jobs:
-            if job.sequence_id in self.failing:
+        for call in calls:
+            if call.sequence_id in self.failing:
                 raise RuntimeError("boom")
-            self.passes[job.sequence_id] = self.passes.get(job.sequence_id, 1) - 1
-            if self.passes[job.sequence_id] > 0:
-                left.append(job)
+            self.passes[call.sequence_id] = self.passes.get(call.sequence_id, 1) - 1
+            if self.passes[call.sequence_id] > 0:
+                left.append(call)
             else:
-                del self.passes[job.sequence_id]
-                job.reply(Acceptance((), job.sequence_id))
+                del self.passes[call.sequence_id]
+                call.reply(Acceptance((), call.sequence_id))
         return left
 
 
@@ -167,6 +168,30 @@ def test_a_deadline_that_passes_in_the_queue_is_said_and_the_engine_never_asked(
     assert all(1 not in batch for batch in bench.script.seen)
     assert 1 in bench.script.sequences.dropped
     assert 1 not in bench.thread.batching._live
+
+
+class RecordingPolicy(BatchingPolicy):
+    """Notes from when on the waits are counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted_from_s: list[float] = []
+
+    def wait_s(self, now_s: float, oldest_call_s: float | None) -> float:
+        self.counted_from_s += [] if oldest_call_s is None else [oldest_call_s]
+        return super().wait_s(now_s, oldest_call_s)
+
+
+def test_the_wait_of_a_call_is_not_counted_from_the_arrival_of_one_that_expired(bench: Bench) -> None:
+    bench.thread.batching = policy = RecordingPolicy()
+    bench.hold()
+    late = bench.submit(1, within_s=0.01)
+    time.sleep(0.02)
+    bench.go()
+    assert "deadline passed" in late.error()
+    submitted_s = time.monotonic()
+    assert bench.submit(2).token() == 2
+    assert policy.counted_from_s[-1] >= submitted_s > policy.counted_from_s[-2]
 
 
 def test_a_deadline_ends_a_call_of_too_many_passes(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""What a pass decides for many requests at once equals what the reference decides for each alone."""
+"""The results of a pass over many requests equal those of the reference for each request alone."""
 
 from __future__ import annotations
 
@@ -37,72 +37,74 @@ def random_tree(rng: np.random.Generator, is_chain: bool) -> TokenTree:
     return TokenTree.from_paths([rng.integers(0, V, rng.integers(0, 4)).tolist() for _ in range(rng.integers(1, 5))])
 
 
-def drawn_chain(rng: np.random.Generator, length: int) -> tuple[TokenTree, tuple[Distribution, ...]]:
+def sampled_chain(rng: np.random.Generator, length: int) -> tuple[TokenTree, tuple[Distribution, ...]]:
     q = tuple(cut(np.arange(V, dtype=np.int32), rng.dirichlet(np.full(V, 0.3))) for _ in range(length))
     return TokenTree.chain([int(rng.choice(some.ids, p=some.probs)) for some in q]), q
 
 
-def random_question(rng: np.random.Generator, number: int) -> tuple[VerifyInput, list[int]]:
+def random_input(rng: np.random.Generator, number: int) -> tuple[VerifyInput, list[int]]:
     """A request in the middle of its output, and its prompt."""
     rule = OUR_RULES[number % len(OUR_RULES)]
     sampling = replace(SAMPLINGS[number % len(SAMPLINGS)], rule=rule, seed=number)
-    drawn = rule.uses_q and number % 3 == 0
-    tree, q = drawn_chain(rng, 3) if drawn else (random_tree(rng, rule is Rule.BLOCK), ())
+    is_sampled = rule.uses_q and number % 3 == 0
+    tree, q = sampled_chain(rng, 3) if is_sampled else (random_tree(rng, rule is Rule.BLOCK), ())
     context = Context(rng.integers(0, V, 5).tolist())
     context.commit(rng.integers(0, V, number % 4).tolist())
     logits_processors = LogitsProcessors(sampling, context.prompt_len, None) if sampling.shaped else None
-    return VerifyInput(
-        AcceptInput(tree, q, len(context), sampling), context, logits_processors, number % 2 == 0
-    ), context.ids[:5]
+    accept_input = AcceptInput(tree, q, len(context), sampling)
+    return VerifyInput(accept_input, context, logits_processors, number % 2 == 0), context.ids[:5]
+
+
+def random_logits(rng: np.random.Generator, inputs: list[VerifyInput]) -> list[torch.Tensor]:
+    return [torch.from_numpy(rng.normal(size=(len(each.positions), V)) * 2) for each in inputs]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("seed", range(12))
-def test_decisions_of_a_mixed_batch_equal_the_reference_s(seed: int, dtype: torch.dtype) -> None:
+def test_results_of_a_mixed_batch_equal_the_reference_s(seed: int, dtype: torch.dtype) -> None:
     rng = np.random.default_rng(seed)
-    asked = [random_question(rng, number) for number in range(40)]
-    parts = [torch.from_numpy(rng.normal(size=(question.num_rows, V)) * 2).to(dtype) for question, _ in asked]
-    before = torch.cat(parts)
-    verdicts = verify([question for question, _ in asked], before)
-    for (question, prompt), part, verdict in zip(asked, parts, verdicts, strict=True):
-        ask, context = question.accept_input, question.context
-        rows = reference.shaped_rows(part.double().numpy(), ask.tree, prompt, context.output, ask.sampling)
-        assert verdict.accepted == reference.decide(rows, ask.tree, ask.q, len(context), ask.sampling)
-        if question.wants_target_tokens or question.is_coupled:
-            assert verdict.target_tokens == pick(rows, len(context) + ask.tree.depths, ask.sampling).tolist()
+    inputs, prompts = zip(*(random_input(rng, number) for number in range(40)), strict=True)
+    logits = [rows.to(dtype) for rows in random_logits(rng, inputs)]
+    before = torch.cat(logits)
+    results = verify(inputs, logits)
+    for each, prompt, own, result in zip(inputs, prompts, logits, results, strict=True):
+        asked, context = each.accept_input, each.context
+        rows = reference.shaped_rows(own.double().numpy(), asked.tree, prompt, context.output, asked.sampling)
+        assert result.accepted == reference.decide(rows, asked.tree, asked.q, len(context), asked.sampling)
+        if each.wants_target_tokens or each.is_coupled:
+            assert result.target_tokens == pick(rows, len(context) + asked.tree.depths, asked.sampling).tolist()
         else:
-            assert verdict.target_tokens is None
-    assert torch.equal(before, torch.cat(parts)), "the logits themselves stay, for the log-probabilities"
+            assert result.target_tokens is None
+    assert torch.equal(before, torch.cat(logits)), "the logits themselves stay, for the log-probabilities"
 
 
-def test_a_verdict_is_the_same_in_any_company() -> None:
+def test_a_result_does_not_depend_on_the_other_requests() -> None:
     rng = np.random.default_rng(5)
-    asked = [random_question(rng, number)[0] for number in range(30)]
-    parts = [torch.from_numpy(rng.normal(size=(question.num_rows, V))) for question in asked]
-    together = verify(asked, torch.cat(parts))
-    assert together == [verify([question], part)[0] for question, part in zip(asked, parts, strict=True)]
-    backwards = verify(asked[::-1], torch.cat(parts[::-1]))
-    assert together == backwards[::-1]
-    assert len({verdict.accepted for verdict in together}) > 10 and any(verdict.accepted.path for verdict in together)
+    inputs = [random_input(rng, number)[0] for number in range(30)]
+    logits = random_logits(rng, inputs)
+    together = verify(inputs, logits)
+    assert together == [verify([each], [rows])[0] for each, rows in zip(inputs, logits, strict=True)]
+    assert together == verify(inputs[::-1], logits[::-1])[::-1]
+    assert len({result.accepted for result in together}) > 10 and any(result.accepted.path for result in together)
 
 
 class Refusing(LogitsProcessors):
     """A grammar that has grown too complex."""
 
-    def apply(self, *given: object) -> None:
+    def apply(self, *args: object) -> None:
         raise RequestError("too complex")
 
 
-def test_a_question_that_cannot_be_answered_gets_its_error_and_the_others_their_verdicts() -> None:
+def test_a_request_whose_processors_fail_gets_the_error_and_the_others_get_their_results() -> None:
     rng = np.random.default_rng(6)
-    asked = [random_question(rng, number)[0] for number in range(10)]
-    parts = [torch.from_numpy(rng.normal(size=(question.num_rows, V))) for question in asked]
-    sound = verify(asked, torch.cat(parts))
+    inputs = [random_input(rng, number)[0] for number in range(10)]
+    logits = random_logits(rng, inputs)
+    sound = verify(inputs, logits)
     for broken in range(10):
-        logits_processors = Refusing(asked[broken].accept_input.sampling, 5, None)
-        found = verify(
-            [replace(q, logits_processors=logits_processors) if i == broken else q for i, q in enumerate(asked)],
-            torch.cat(parts),
+        refusing = Refusing(inputs[broken].accept_input.sampling, 5, None)
+        results = verify(
+            [replace(each, logits_processors=refusing) if i == broken else each for i, each in enumerate(inputs)],
+            logits,
         )
-        assert isinstance(found.pop(broken), RequestError)
-        assert found == sound[:broken] + sound[broken + 1 :]
+        assert isinstance(results.pop(broken), RequestError)
+        assert results == sound[:broken] + sound[broken + 1 :]

@@ -228,10 +228,10 @@ def test_the_last_token_that_chosen_siblings_leave_is_certain_to_the_last_digit(
     for _ in range(200):
         weights = rng.gamma(0.1, size=6) + 1e-18
         left = torch.from_numpy(np.array([weights / weights.sum()] * 7))
-        asks = [
+        inputs = [
             AcceptInput(TokenTree.from_paths([[token] for token in rng.permutation(6).tolist()]), (), 0, Sampling(1.0))
         ]
-        chances = accept._deterministic(left, accept._Nodes.of(asks), asks)
+        chances = accept._deterministic(left, accept._Nodes.of(inputs), inputs)
         assert chances[-1] == 1.0 and ((chances > 0.0) & (chances <= 1.0)).all()
         assert (left[0] == 0.0).all()
     tree = TokenTree.from_paths([[0], [1]])
