@@ -24,7 +24,7 @@ from orchestrator.deployment.config import resolved
 from orchestrator.deployment.engine_manifest import LlmManifest
 
 _KEYS = {f.name: f for f in fields(LlmApiSpec)}
-_COMPILED = {f.name for f in fields(EngineSpec)}
+_COMPILED = set(EngineSpec.model_fields)
 # They would change the model; a checkpoint that is quantised already is served as it is.
 _REFUSED = ("quantisation", "drafter_quantisation", "kv_cache_dtype")
 
