@@ -45,7 +45,7 @@ class Model(Protocol):
     def new_cache(self, memory_mb: int, block_tokens: int) -> KVCache:
         """Return an empty cache; a model may choose another block size."""
 
-    def forward(self, batch: Pass, cache: Any) -> Tensor:
+    def forward(self, batch: Pass[Segment], cache: Any) -> Tensor:
         """Compute a pass; returns logits (rows, V) of every root and node."""
 
 

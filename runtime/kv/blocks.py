@@ -1,4 +1,4 @@
-"""Blocks of KV slots found by content: which are held, which can be reused, which evicted; knows no tensors."""
+"""Blocks of KV slots, found by content: which are held, which can be reused, which are evicted; knows no tensors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from orchestrator.core.errors import Unavailable
 
 @dataclass(frozen=True)
 class BlockKey:
-    """Names a block's content: the digest chains over all tokens before it; the ids are compared on a hit."""
+    """Identifies a block's content. digest: of all tokens up to its end. ids: its own, compared on a hit."""
 
     digest: bytes
     ids: bytes
 
     @classmethod
     def root(cls, cache_salt: str) -> BlockKey:
-        """Return the parent of a sequence's first block; another salt shares nothing."""
+        """Return the parent of a sequence's first block; sequences with different salts share nothing."""
         return cls(_digest(b"salt:" + cache_salt.encode()), b"")
 
     def child(self, ids: Sequence[int]) -> BlockKey:
@@ -52,7 +52,7 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody holds, with content that may be found again."""
+        """Blocks that no sequence holds, with content that may be found again."""
         return len(self._cached)
 
     @property
@@ -69,9 +69,9 @@ class BlockPool:
         return block
 
     def allocate(self, count: int, after: int | None) -> list[int]:
-        """Hold `count` blocks with no content, if possible as one run behind block `after`.
+        """Hold `count` blocks without content, if possible as one run behind block `after`.
 
-        A run can be attended to in place, without a copy. Raises Unavailable when they cannot be had.
+        Attention reads a run in place, without a copy. Raises Unavailable when too few blocks are free or cached.
         """
         if count > self.num_free + self.num_cached:
             raise Unavailable(
@@ -86,14 +86,16 @@ class BlockPool:
         return blocks
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Give blocks back, last first, so that a chain is evicted from its end."""
+        """Give blocks back, the last one first, so that a chain is evicted from its end."""
         for block in reversed(list(blocks)):
             self._holders[block] -= 1
-            if self._holders[block] == 0:
-                self._set_aside(block)
+            if self._holders[block] == 0 and block in self._keys:
+                self._cached[block] = None
+            elif self._holders[block] == 0:
+                self._mark_free(block, True)
 
     def publish(self, block: int, key: BlockKey) -> None:
-        """Let a full block be found by its content; a second block with one content stays private."""
+        """Make a full block findable by its content; a second block with the same content stays private."""
         if key.digest not in self._blocks:
             self._keys[block] = key
             self._blocks[key.digest] = block
@@ -107,28 +109,22 @@ class BlockPool:
         self.num_free += int(free) - int(self._free[block])
         self._free[block] = free
 
-    def _set_aside(self, block: int) -> None:
-        if block in self._keys:
-            self._cached[block] = None
-        else:
-            self._mark_free(block, True)
-
     def _next(self, after: int | None) -> int:
         if after is not None and after + 1 < self.num_blocks and self._free[after + 1]:
             return after + 1
         if not self.num_free:
             self._evict()
-        return self._roomiest()
+        return self._longest_free_run()
 
     def _evict(self) -> None:
-        """Empty the least recently used eighth of the pool at once: what was one run then is one again."""
+        """Empty the least recently used eighth of the pool at once, so that old runs become free as runs."""
         for _ in range(min(max(self.num_blocks // 8, 1), len(self._cached))):
             block, _ = self._cached.popitem(last=False)
             del self._blocks[self._keys.pop(block).digest]
             self._mark_free(block, True)
 
-    def _roomiest(self) -> int:
-        """Return the middle of the longest free run, so that the sequences below can go on growing."""
+    def _longest_free_run(self) -> int:
+        """Return the middle of the longest free run, so that the sequence below it can keep growing in place."""
         free = np.flatnonzero(self._free)
         starts = np.flatnonzero(np.diff(free, prepend=-2) != 1)
         lengths = np.diff(starts, append=len(free))

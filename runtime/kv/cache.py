@@ -1,4 +1,4 @@
-"""The memory behind the blocks: keys, values and features of every slot; knows no requests."""
+"""The memory of the blocks: keys, values and features of every slot; knows no requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class CacheShape:
-    """What one token needs in the cache. feature_width: floats of hidden state kept for drafting heads, 0 = none."""
+    """What the cache keeps of one token. feature_width: numbers of hidden state kept for drafting heads."""
 
     num_layers: int
     num_kv_heads: int
@@ -25,7 +25,7 @@ class CacheShape:
 
 
 def num_blocks_in(memory_mb: int, shape: CacheShape, block_tokens: int, dtype: torch.dtype) -> int:
-    """Return how many blocks the memory holds; raises ConfigError when they are too few to work with."""
+    """Return how many blocks fit into the memory; raises ConfigError when they are fewer than 2."""
     block_bytes = block_tokens * shape.token_bytes(dtype)
     num_blocks = (memory_mb << 20) // block_bytes
     if num_blocks < 2:
@@ -37,32 +37,25 @@ def num_blocks_in(memory_mb: int, shape: CacheShape, block_tokens: int, dtype: t
 
 
 class KVCache:
-    """Keys and values in `kv`, (layers, 2, kv_heads, slots, head_dim); features in `features`, (slots, width).
+    """Keys and values in `kv`, (layers, 2, kv_heads, slots, head_dim); hidden states in `features`, (slots, width).
 
-    Heads stand before slots, so that attention reads each head's rows in one go (a third faster at one token).
+    The axis of heads precedes that of slots, so that attention reads each head's rows contiguously (a third faster at
+    one token).
     """
 
     def __init__(
-        self,
-        shape: CacheShape,
-        memory_mb: int,
-        block_tokens: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, shape: CacheShape, memory_mb: int, block_tokens: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.block_tokens = block_tokens
         self.num_blocks = num_blocks_in(memory_mb, shape, block_tokens, dtype)
         slots = self.num_blocks * block_tokens
-        self.kv = torch.empty(
-            (shape.num_layers, 2, shape.num_kv_heads, slots, shape.head_dim),
-            dtype=dtype,
-            device=device,
-        )
+        size = shape.num_layers, 2, shape.num_kv_heads, slots, shape.head_dim
+        self.kv = torch.empty(size, dtype=dtype, device=device)
         self.features = torch.empty((slots, shape.feature_width), dtype=dtype, device=device)
 
     @torch.inference_mode()
     def move(self, sources: list[int], destinations: list[int]) -> None:
-        """Copy slots to other slots, all read before any is written."""
+        """Copy slots to other slots; all are read before any is written."""
         source = torch.tensor(sources, device=self.kv.device)
         destination = torch.tensor(destinations, device=self.kv.device)
         self.kv[:, :, :, destination] = self.kv[:, :, :, source]

@@ -12,6 +12,7 @@ from runtime.sampling.logits_processors import LogitsProcessors
 class CachedSequence:
     """One request's tokens in the KV cache.
 
+    num_cached: tokens whose blocks were found in the pool when the sequence began.
     Invariant: the KV rows of ids[:num_computed] stand in slots 0 … num_computed − 1 of `blocks`, except those in
     `missing_rows`; full blocks before the first missing row are published under their content.
     """
@@ -30,25 +31,26 @@ class CachedSequence:
 
     @property
     def ids(self) -> list[int]:
-        """Known ids; the computed ones stand first."""
+        """Ids of the tokens; the computed ones come first."""
         return self.context.ids
 
     def sync(self, delta: Delta) -> None:
-        """Make `ids` the committed context; what was computed beyond the common prefix is forgotten.
+        """Make `ids` the committed context, and forget what was computed beyond the common prefix.
 
-        Raises UnknownSequence when the tokens before delta.context_start are not those of the sender.
+        Raises UnknownSequence when the tokens before delta.context_start differ from the sender's.
         """
         start = delta.context_start
         if start > len(self.context) or self.context.rolling_hash(start) != delta.context_hash:
             raise UnknownSequence(f"tokens before {start} of sequence {self.sequence_id}")
         new = delta.context_ids.tolist()
-        common = start + _common_prefix(self.ids[start:], new)
+        pairs = enumerate(zip(self.ids[start:], new, strict=False))
+        common = next((start + i for i, (a, b) in pairs if a != b), min(len(self.ids), start + len(new)))
         self.context.truncate(common)
         self.context.commit(new[common - start :])
         self._forget_beyond(min(common, len(self.context) - 1))
 
     def _forget_beyond(self, length: int) -> None:
-        """Take back what is computed beyond `length`; a published block is never written again, but replaced."""
+        """Forget what is computed beyond `length`; a published block is replaced, since it is never written again."""
         self.num_computed = min(self.num_computed, length)
         self.missing_rows = range(self.missing_rows.start, min(self.missing_rows.stop, length))
         num_kept = self.num_computed // self._pool.block_tokens
@@ -58,7 +60,7 @@ class CachedSequence:
             self.num_computed = num_kept * self._pool.block_tokens
 
     def adopt(self) -> None:
-        """Take over the published blocks that hold this new sequence's first tokens."""
+        """Hold the published blocks that contain this new sequence's first tokens."""
         size = self._pool.block_tokens
         for start in range(0, len(self.context) - size, size):
             key = self._keys[-1].child(self.ids[start : start + size])
@@ -70,14 +72,14 @@ class CachedSequence:
         self.num_computed = self.num_cached = len(self.blocks) * size
 
     def reserve(self, num_slots: int) -> None:
-        """Hold blocks for `num_slots` slots in all; raises Unavailable when the pool is full."""
+        """Hold blocks for `num_slots` slots in total; raises Unavailable when the pool is full."""
         missing = -(-num_slots // self._pool.block_tokens) - len(self.blocks)
         if missing > 0:
             last = self.blocks[-1] if self.blocks else None
             self.blocks += self._pool.allocate(missing, last)
 
     def publish(self, num_committed: int) -> None:
-        """Let the blocks that computed, committed tokens fill be found by their content."""
+        """Publish the blocks that are full of computed, committed tokens, so that they are found by content."""
         size = self._pool.block_tokens
         end = min(self.num_computed, num_committed, self.missing_rows.start if self.missing_rows else num_committed)
         for index in range(len(self._keys) - 1, end // size):
@@ -91,7 +93,7 @@ class CachedSequence:
         self.blocks = []
 
     def is_run(self) -> bool:
-        """True when the blocks stand one behind the other in memory."""
+        """True when the blocks are consecutive in memory."""
         first = self.blocks[0]
         return self.blocks == list(range(first, first + len(self.blocks)))
 
@@ -101,15 +103,8 @@ class CachedSequence:
         return self.blocks[index // size] * size + index % size
 
 
-def _common_prefix(left: list[int], right: list[int]) -> int:
-    for index, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return index
-    return min(len(left), len(right))
-
-
 class SequenceTable:
-    """The sequences that live in one engine; those that are silent for `idle_s` lose their blocks.
+    """The live sequences of one engine; those without a step for `idle_s` lose their blocks.
 
     share: a new sequence may begin with blocks that others have computed.
     """
@@ -128,14 +123,20 @@ class SequenceTable:
         return sequence_id in self._live
 
     def open(self, delta: Delta, num_drafts: int, max_depth: int) -> CachedSequence:
-        """Return the sequence with its context synced and slots for its drafts held.
+        """Return the call's sequence, with its context in sync and slots reserved for its drafts.
 
         Raises UnknownSequence, RequestError (context too long), Unavailable (pool full).
         """
         self._check_length(delta, num_drafts, max_depth)
         sequence = self._live.get(delta.sequence_id)
         if sequence is None:
-            sequence = self._begin(delta)
+            if delta.context_start:
+                raise UnknownSequence(f"sequence {delta.sequence_id}")
+            sequence = CachedSequence(delta.sequence_id, self.pool, delta.cache_salt)
+            sequence.sync(delta)
+            if self.share:
+                sequence.adopt()
+            self._live[delta.sequence_id] = sequence
         else:
             sequence.sync(delta)
         try:
@@ -143,16 +144,6 @@ class SequenceTable:
         except Exception:
             self.drop(sequence.sequence_id)
             raise
-        return sequence
-
-    def _begin(self, delta: Delta) -> CachedSequence:
-        if delta.context_start:
-            raise UnknownSequence(f"sequence {delta.sequence_id}")
-        sequence = CachedSequence(delta.sequence_id, self.pool, delta.cache_salt)
-        sequence.sync(delta)
-        if self.share:
-            sequence.adopt()
-        self._live[delta.sequence_id] = sequence
         return sequence
 
     def _check_length(self, delta: Delta, num_drafts: int, max_depth: int) -> None:
@@ -170,13 +161,12 @@ class SequenceTable:
             )
 
     def drop(self, sequence_id: int) -> None:
-        """Forget a sequence; its published blocks stay to be found by content."""
-        sequence = self._live.pop(sequence_id, None)
-        if sequence:
+        """Forget a sequence; its published blocks can still be found by content."""
+        if sequence := self._live.pop(sequence_id, None):
             sequence.release()
 
     def drop_idle(self, now_s: float, busy: set[int]) -> None:
-        """Forget the sequences that were silent too long; `busy` ones have a step under way."""
+        """Forget the sequences that have been idle too long; `busy` ones have a call at hand."""
         for sequence in list(self._live.values()):
             if sequence.sequence_id not in busy and now_s - sequence.last_used_s > self.idle_s:
                 self.drop(sequence.sequence_id)

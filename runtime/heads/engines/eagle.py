@@ -37,24 +37,22 @@ from runtime.model.attention import paged_tree_attention
 
 @dataclass(eq=False)
 class KVRows:
-    """The KV rows that a pass computes for one call; implements `runtime.kv.batch.Share`.
+    """The KV rows that a pass computes for one call; implements `runtime.kv.batch.PassSegment`.
 
-    tokens: the token of each row. first_index: the index of the first row's slot in the sequence; the others follow.
+    tokens: the token of each row. first: the index of the first row's slot in the sequence; the others follow.
     row_positions: the position of each row. seen: (rows, slots) bool, the slots that each row attends to.
     """
 
     sequence: CachedSequence
     tokens: list[int]
-    first_index: int
+    first: int
     row_positions: list[int]
     seen: np.ndarray
 
     @property
-    def num_context(self) -> int:
+    def num_tokens(self) -> int:
         """Number of rows."""
         return len(self.tokens)
-
-    num_tokens = num_context
 
     @property
     def num_slots(self) -> int:
@@ -68,10 +66,6 @@ class KVRows:
     def positions(self) -> list[int]:
         """Return the position of each row."""
         return self.row_positions
-
-    def slots(self) -> list[int]:
-        """Return the cache slot of each row."""
-        return [self.sequence.slot(self.first_index + i) for i in range(len(self.tokens))]
 
     def visible(self, window: int | None) -> np.ndarray:
         """Return the slots that each row attends to; a head has no sliding window."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,14 +90,13 @@ class SessionModel:
         return PoolCache(self.geometry, memory_mb, self.device)
 
     @torch.inference_mode()
-    def forward(self, batch: Pass, cache: PoolCache) -> Tensor:
+    def forward(self, batch: Pass[Segment], cache: PoolCache) -> Tensor:
         """Run the engine over the segments; returns logits (rows, V) of every root and node."""
         pool = cache.kv.data_ptr()
-        segments = cast("list[Segment]", batch.segments)  # a PagedModel's passes have no other shares
-        contexts = [row for segment in segments if (row := context_row(segment)).ids]
+        contexts = [row for segment in batch.segments if (row := context_row(segment)).ids]
         for group in groups(contexts, self.geometry):
             self._run(context_inputs(group, self.geometry, pool))
-        steps = groups([step_row(segment) for segment in segments], self.geometry)
+        steps = groups([step_row(segment) for segment in batch.segments], self.geometry)
         return torch.cat([self._step(group, pool) for group in steps])
 
     def _step(self, group: list[Row], pool: int) -> Tensor:
