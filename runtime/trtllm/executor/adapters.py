@@ -15,21 +15,23 @@ from orchestrator.core.errors import EngineError, RequestError
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, DraftResponse, StepOptions
 from orchestrator.deployment.capabilities import Capabilities
-from orchestrator.deployment.engine_manifest import Manifest
+from orchestrator.deployment.engine_manifest import LlmManifest, Manifest
 from orchestrator.wire.drafter import DraftRequest
 from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall
 from runtime.sampling import distribution
 from runtime.trtllm.adapter import Adapter, EngineRequest, generated_tokens
-from runtime.trtllm.executor.library import Library
 from runtime.trtllm.executor.sampling import changes_logits, logits_arguments, sampling_config
 
 
 class TargetAdapter(Adapter[StepRequest]):
-    """Checks target steps against what the engine can do."""
+    """Checks target steps against what the engine can do.
 
-    def __init__(self, library: Library, manifest: Manifest, capabilities: Capabilities) -> None:
-        self._api = library.api
+    api: the library's module with the classes of its requests.
+    """
+
+    def __init__(self, api: Any, manifest: Manifest | LlmManifest, capabilities: Capabilities) -> None:
+        self._api = api
         self._manifest = manifest
         self._capabilities = capabilities
 
@@ -116,8 +118,8 @@ class DraftAdapter(Adapter[DraftRequest]):
     the likeliest one.
     """
 
-    def __init__(self, library: Library, manifest: Manifest) -> None:
-        self._api = library.api
+    def __init__(self, api: Any, manifest: Manifest) -> None:
+        self._api = api
         self._manifest = manifest
 
     def to_request(self, call: EngineCall[DraftRequest], ids: list[int]) -> EngineRequest | DraftResponse:

@@ -44,7 +44,7 @@ def build_target(config: ServingConfig, caller: ModelCaller = no_caller) -> tupl
     transport = ExecutorTransport(open_executor(library, folder, manifest, config.prefix_sharing))
     capabilities = executor_capabilities(manifest)
     adapter = EngineSideAdapter if capabilities.engine_method else StepAdapter
-    return start_target(transport, adapter(library, manifest, capabilities), capabilities), manifest
+    return start_target(transport, adapter(library.api, manifest, capabilities), capabilities), manifest
 
 
 def build_draft(config: ServingConfig, caller: ModelCaller = no_caller) -> tuple[TrtllmClient[DraftRequest], Manifest]:
@@ -52,7 +52,7 @@ def build_draft(config: ServingConfig, caller: ModelCaller = no_caller) -> tuple
     folder = Path(config.draft)
     library, manifest = _checked(folder, "draft")
     transport = ExecutorTransport(open_executor(library, folder, manifest, config.prefix_sharing))
-    client = TrtllmClient(transport, DraftAdapter(library, manifest), "draft-engine")
+    client = TrtllmClient(transport, DraftAdapter(library.api, manifest), "draft-engine")
     client.start()
     _warm_up(client, DraftRequest(_WARM_UP_DELTA, Sampling(), 2, 2))
     return client, manifest

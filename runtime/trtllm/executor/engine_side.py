@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.core.errors import RequestError
 from orchestrator.core.types import Acceptance, EngineSpeculation, EngineSpeculationResult
-from orchestrator.deployment.engine_manifest import lookahead_sizes
+from orchestrator.deployment.engine_manifest import Manifest, lookahead_sizes
 from orchestrator.deployment.engine_trees import sizes_refusal, tree_limits
 from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall
@@ -25,25 +25,16 @@ class EngineSideAdapter(TargetAdapter):
     drafts and one token more.
     """
 
+    _manifest: Manifest
+
     def from_result(self, call: EngineCall[StepRequest], request: EngineRequest, results: list[Any]) -> Acceptance:
         """Return what the passes since the last call have brought."""
-        speculation, stream, vocab_size = (
-            call.request.options.engine_speculation,
-            request.stream,
-            self._manifest.vocab_size,
-        )
-        if stream is None or speculation is None:
-            return Acceptance((), generated_tokens(request, results[-1], vocab_size)[0])
-        tokens = streamed_tokens(results, stream.room, vocab_size)
-        stream.room -= len(tokens)
-        request.ids.extend(tokens)
-        # The first pass of a request reads the prompt and has no drafts.
-        num_undrafted = int(stream.num_passes == 0)
-        lengths = tuple(length for result in results for length in _pass_lengths(stream, result))
-        num_drafted = (len(lengths) - num_undrafted) * self._num_nodes(speculation)
-        method = self._capabilities.engine_method
-        return Acceptance(
-            (), tokens[-1], engine_speculation=EngineSpeculationResult(method, tuple(tokens[:-1]), lengths, num_drafted)
+        speculation = call.request.options.engine_speculation
+        if speculation is None:
+            return Acceptance((), generated_tokens(request, results[-1], self._manifest.vocab_size)[0])
+        num_nodes = self._num_nodes(speculation)
+        return stream_acceptance(
+            request, results, self._capabilities.engine_method, num_nodes, self._manifest.vocab_size
         )
 
     def _to_request(self, call: EngineCall[StepRequest], ids: list[int], num_output: int) -> EngineRequest:
@@ -80,6 +71,26 @@ class EngineSideAdapter(TargetAdapter):
             window, ngram, guesses = speculation.sizes or lookahead_sizes(self._manifest)
             return max(ngram - 2, 0) + (window - 1 + guesses) * (ngram - 1)
         return len(speculation.choices) or self._manifest.max_draft_len
+
+
+def stream_acceptance(
+    request: EngineRequest, results: list[Any], method: str, num_nodes: int, vocab_size: int
+) -> Acceptance:
+    """Return the tokens and passes of a stream's new results, and note in its request that a call has got them.
+
+    num_nodes: draft tokens that a pass verifies.
+    """
+    stream = request.stream
+    assert stream is not None
+    tokens = streamed_tokens(results, stream.room, vocab_size)
+    stream.room -= len(tokens)
+    request.ids.extend(tokens)
+    # The first pass of a request reads the prompt and has no drafts.
+    num_undrafted = int(stream.num_passes == 0)
+    lengths = tuple(length for result in results for length in _pass_lengths(stream, result))
+    num_drafted = (len(lengths) - num_undrafted) * num_nodes
+    speculation = EngineSpeculationResult(method, tuple(tokens[:-1]), lengths, num_drafted)
+    return Acceptance((), tokens[-1], engine_speculation=speculation)
 
 
 def _pass_lengths(stream: Stream, result: Any) -> list[int]:

@@ -20,15 +20,6 @@ ENDED = "the LLM API's event loop or its workers have ended"
 
 
 @dataclass(frozen=True, eq=False)
-class LlmRequest:
-    """ids: all committed tokens. params: a SamplingParams. cache_salt: empty for none."""
-
-    ids: list[int]
-    params: Any
-    cache_salt: str = ""
-
-
-@dataclass(frozen=True, eq=False)
 class LlmResult:
     """One streamed output. output_token_ids: of its one beam, the new tokens only."""
 
@@ -56,8 +47,11 @@ class LlmTransport:
         self._thread = threading.Thread(target=self._run, name="llm-api", daemon=True)
         self._thread.start()
 
-    def enqueue(self, payload: LlmRequest, deadline_s: float) -> int:
-        """Begin a generation; raises when the library takes no requests. The deadline is the client's to keep."""
+    def enqueue(self, payload: dict[str, Any], deadline_s: float) -> int:
+        """Begin a generation with these arguments of generate_async; raises when the library takes no requests.
+
+        deadline_s: not used, the client keeps it.
+        """
         self._check_alive()
         request_id = next(self._ids)
         self._loop.call_soon_threadsafe(self._begin, request_id, payload)
@@ -109,18 +103,17 @@ class LlmTransport:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _begin(self, request_id: int, request: LlmRequest) -> None:
-        task = self._loop.create_task(self._stream(request_id, request))
+    def _begin(self, request_id: int, arguments: dict[str, Any]) -> None:
+        task = self._loop.create_task(self._stream(request_id, arguments))
         self._tasks[request_id] = task
         task.add_done_callback(lambda _: self._tasks.pop(request_id, None))
 
-    async def _stream(self, request_id: int, request: LlmRequest) -> None:
+    async def _stream(self, request_id: int, arguments: dict[str, Any]) -> None:
         """Put a response for each output; cancelling the task aborts its request."""
-        salt = {"cache_salt": request.cache_salt} if request.cache_salt else {}
         output = None
         try:
             # The library makes an asynchronous queue only where a loop runs, as it does here.
-            output = self.llm.generate_async(request.ids, request.params, streaming=True, **salt)
+            output = self.llm.generate_async(streaming=True, **arguments)
             async for step in output:
                 self._responses.put(_read(request_id, step))
         except asyncio.CancelledError:
