@@ -28,8 +28,8 @@ from benchmarks.server import Count, Crowd, Method, Passes, measure_crowds
 from benchmarks.traffic import read_prompts
 from launcher.command import STUB_ENVIRONMENT
 from orchestrator.core.errors import ServingError
+from orchestrator.core.methods import PROPOSED
 from orchestrator.deployment.config import ServingConfig, load_config
-from orchestrator.proposers.registry import METHODS
 
 BASE = "none"
 PEER = "transformers"
@@ -44,7 +44,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--methods",
         nargs="+",
-        default=[BASE, *(method for method in METHODS if method != BASE)],
+        default=[BASE, *(method for method in PROPOSED if method != BASE)],
         help='method, or method:{"parameter": value}',
     )
     parser.add_argument("--tasks", nargs="+", default=TASKS, help="held-out prompts (%(default)s)")

@@ -19,13 +19,15 @@ import numpy as np
 from benchmarks.deployment import CONFIG
 from benchmarks.traffic import read_prompts
 from orchestrator.core.context import Context
+from orchestrator.core.methods import METHODS, PROPOSED
 from orchestrator.core.proposal import Budget, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import Acceptance
 from orchestrator.deployment.checkpoint import read_checkpoint
 from orchestrator.deployment.config import load_config
+from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.memory import Memory
-from orchestrator.proposers.registry import METHODS, ProposerDependencies, select_method
+from orchestrator.proposers.registry import select_method
 from orchestrator.proposers.tables import load_tables
 from orchestrator.sampling.accept import accept_coupled
 
@@ -75,7 +77,7 @@ def materials_of(config: Any, checkpoint: Any, ids: Sequence[int], num_prompt: i
     memory.learn("", ids)
     tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
     return ProposerDependencies(
-        lines=lambda name: None,  # type: ignore[arg-type, return-value]
+        drafter_client=lambda name: None,  # type: ignore[arg-type, return-value]
         vocab_size=checkpoint.vocab_size,
         prediction=tuple(ids[num_prompt:]),
         tables=tables,
@@ -96,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for length in options.contexts:
         ids = text_of(length + options.tokens, checkpoint.tokenizer)
         materials = materials_of(config, checkpoint, ids, length)
-        for name in (name for name, method in METHODS.items() if not method.drafter):
+        for name in (name for name in PROPOSED if not METHODS[name].drafter):
             made = select_method(name, "", frozenset(), {})
             cost = cost_of(functools.partial(made.proposer, materials), ids, length)
             print(f"| {name} | {length} | {cost.first:.1f} | {cost.median:.3f} | {cost.p95:.3f} | {cost.most:.3f} |")

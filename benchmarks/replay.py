@@ -28,7 +28,8 @@ from orchestrator.deployment.checkpoint import Checkpoint, read_checkpoint
 from orchestrator.deployment.config import load_config
 from orchestrator.generation.loop import Limits
 from orchestrator.generation.statistics import Statistics
-from orchestrator.proposers.registry import ProposerDependencies, select_method
+from orchestrator.proposers.dependencies import ProposerDependencies
+from orchestrator.proposers.registry import select_method
 from orchestrator.proposers.tables import Tables, load_tables
 from orchestrator.sampling.accept import accept_coupled
 
@@ -110,7 +111,7 @@ def cells(setting: str, texts: Sequence[Text], deployment: Deployment) -> Iterat
 
 def _proposer(method: str, config: str, text: Text, deployment: Deployment) -> Proposer:
     materials = ProposerDependencies(
-        lines=lambda name: None,  # type: ignore[arg-type, return-value]
+        drafter_client=lambda name: None,  # type: ignore[arg-type, return-value]
         vocab_size=deployment.checkpoint.vocab_size,
         prediction=tuple(deployment.checkpoint.tokenizer.encode(text.prompt.prediction).ids),
         tables=deployment.tables,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from orchestrator.deployment.config import DRAFTER_OF
+from orchestrator.core.methods import METHODS, names_in
 
 #: name of a setting → (method, its parameters).
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -59,7 +59,7 @@ def served(models: Collection[str]) -> list[str]:
     return [
         name
         for name, (method, _) in SETTINGS.items()
-        if all(DRAFTER_OF.get(part, "target") in models for part in method.split("+"))
+        if all((METHODS[part].drafter or "target") in models for part in names_in(method))
     ]
 
 

@@ -21,7 +21,7 @@ from benchmarks.deployment import engine_metrics
 from benchmarks.traffic import Crowd, Prompt, read_prompts
 from clients.generate import stream
 from launcher import Server
-from orchestrator.deployment.config import DRAFTER_OF
+from orchestrator.core.methods import METHODS
 from tests.support.mixed_traffic import NUM_AT_ONCE, Traffic
 
 CONFIG = Path(__file__).resolve().parents[1] / "serving.toml"
@@ -63,7 +63,7 @@ def _held(server: Server) -> dict[str, float]:
 def fill(server: Server, prompts: Sequence[Prompt]) -> None:
     """Fill the KV pools until every engine has had to evict: from then on all their memory is in use."""
     crowd, most, full = Crowd(server.grpc_url, NUM_AT_ONCE), Counter[str](), set[str]()
-    method = "+".join(method for method in CACHING if DRAFTER_OF[method] in server.models)
+    method = "+".join(method for method in CACHING if METHODS[method].drafter in server.models)
     for turn in range(1000):
         prefill = functools.partial(_prefill, turn, method)
         crowd.map(prefill, [prompts[(turn + i) % len(prompts)] for i in range(16)])

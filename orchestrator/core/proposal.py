@@ -71,6 +71,7 @@ class Proposer(Protocol):
     @property
     def options(self) -> StepOptions:
         """What it asks of the step that verifies its last proposal."""
+        return StepOptions()
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return a tree below the context's root, within the budget; a bare root is legal."""

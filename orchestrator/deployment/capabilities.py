@@ -9,23 +9,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from orchestrator.core.methods import BUILD_MODES, METHODS, PROPOSED, Method, names_in
 from orchestrator.core.sampling_params import OUR_RULES, Rule, Sampling
 from orchestrator.core.tree import MAX_NODES
 from orchestrator.core.types import StepOptions
-from orchestrator.deployment.config import DRAFTER_OF, METHODS, ServingConfig
+from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import EXTERNAL, LlmManifest, Manifest, read_llm_manifest, read_manifest
 
-#: Build modes of engines that draft by themselves, and the method that each runs.
-INSIDE = {
-    "medusa": "medusa",
-    "eagle": "eagle",
-    "explicit_draft_tokens": "redrafter",
-    "lookahead_decoding": "lookahead",
-}
-#: Methods that an engine for EXTERNAL serves: those that propose chains.
-CHAINS = ("prompt_lookup", "ngram", "suffix", "predicted", "draft_model")
-#: Methods that read the target's hidden states.
-HEADS = tuple(name for name, drafter in DRAFTER_OF.items() if drafter != "draft")
+#: Options of a request that are more than one input, or one beyond a limit.
 PENALTY_AND_BIAS, LARGE_TOP_K, MAX_TOP_K = "repetition_penalty beside logit_bias_ids", "top_k above 1024", 1024
 LOGPROBS = "return_log_probs"
 SEVERAL_ENDS, LONG_BAD_WORDS = "min_tokens with several end ids", "bad_words of several tokens"
@@ -33,12 +24,14 @@ SEVERAL_ENDS, LONG_BAD_WORDS = "min_tokens with several end ids", "bad_words of 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The defaults are an engine that can everything: ours with PyTorch.
+    """What a target's engine can serve; the defaults are those of our own PyTorch engine, which serves everything.
 
-    rules: that decide beside its logits. trees: siblings; else chains alone. picks, features, logprobs: what a step may
-    want. reason: why it lacks what it lacks. lacks: {option of a request: why it cannot be served}.
-    drafts: that the server sends. max_nodes: most of them a step. inside: method that the engine drafts with by itself,
-    "" = none.
+    rules: the acceptance rules that it can apply to its logits.
+    trees: it verifies trees; False = chains only.
+    target_tokens, features, logprobs: whether a step may ask for them.
+    reason: why it lacks what it lacks. lacks: {option of a request: why that one cannot be served}.
+    drafts: whether it verifies drafts that the server sends. max_nodes: most draft nodes of a step.
+    engine_method: the method with which it drafts by itself; empty = it does not.
     """
 
     rules: frozenset[Rule] = frozenset(OUR_RULES)
@@ -54,50 +47,49 @@ class Capabilities:
 
     @property
     def default_rule(self) -> Rule:
-        """The rule of a request that names none."""
+        """The rule of a request that does not name one."""
         return Rule.COUPLED if Rule.COUPLED in self.rules else Rule.ENGINE
 
     def method_refusal(self, method: str) -> str:
-        """Return, in one sentence, why no request can have the method, naming the engines that have it, or ""."""
-        return next((why for name in method.split("+") if (why := self._method_refusal(name))), "")
+        """Return why no request can have the method, and which engines have it; empty = it can."""
+        return next((why for name in names_in(method) if (why := self._method_refusal(name))), "")
 
     def _method_refusal(self, method: str) -> str:
-        if method in ("none", self.engine_method) or method not in METHODS:
+        if method in ("none", self.engine_method) or method not in PROPOSED:
             return ""
         if self.engine_method:
             why = f"it drafts by itself, with the method {self.engine_method!r}"
         elif not self.drafts:
             why = "it was built for no drafts"
-        elif method in HEADS and not self.features:
+        elif METHODS[method].hidden_states and not self.features:
             why = "it keeps its hidden states to itself"
         else:
             return ""
         return self._refused(f"the method {method!r}: {why}; {_served_by(method)} (input speculation)")
 
     def length_refusal(self, draft_len: int, where: str) -> str:
-        """Return why no step can bring so many drafts, or ""; where: what asks for them."""
+        """Return why no step can have so many drafts, empty = it can; where: the input that sets the number."""
         if not self.drafts or draft_len <= self.max_nodes:
             return ""
         return f"the target's engine takes at most {self.max_nodes} draft tokens a step, got {draft_len} ({where})"
 
     def refusal(self, sampling: Sampling, options: StepOptions, *, method: str = "", branches: str = "") -> str:
-        """Return, in one sentence, why the engine cannot serve this, or "".
+        """Return why the engine cannot serve a step or a method with this sampling and these options; empty = it can.
 
-        method: name of the method, "" = any. branches: why it may propose more than a chain, "" = it does not.
+        method: its name, empty = any. branches: why it may propose more than a chain, empty = it does not.
         """
         return next(self._refusals(sampling, options, method, branches), "")
 
     def _refusals(self, sampling: Sampling, options: StepOptions, method: str, branches: str) -> Iterator[str]:
         named = f"the method {method!r}" if method else "the step"
-        other = f"; {_served_by(method)}" if method else ""
+        other = f"; {_served_by(method, branches)}" if method else ""
         if branches and not self.trees:
-            other = "; engine = 'torch' serves it" if method in CHAINS else other
             yield self._refused(f"{named} with {branches}: {self.reason}{other} (input speculation_config)")
         if sampling.rule not in self.rules:
             served = ", ".join(rule.value for rule in Rule if rule in self.rules)
             yield self._refused(f"the rule {sampling.rule.value!r}: {self.reason}; its own: {served} (input rule)")
         if options.target_tokens and not self.target_tokens:
-            what = f"{named}, which learns from the target's picks"
+            what = f"{named}, which learns from the target's tokens"
             yield self._refused(f"{what}: {self.reason}{other} (input speculation)")
         if options.features_from is not None and not self.features:
             what = f"{named}, which drafts from hidden states"
@@ -112,20 +104,21 @@ class Capabilities:
         return f"the target's engine does not serve {what}"
 
 
-def _served_by(method: str) -> str:
+def _served_by(name: str, branches: str = "") -> str:
     """Return which engines serve a method."""
-    built = EXTERNAL if method in CHAINS else next((mode for mode, inside in INSIDE.items() if inside == method), "")
-    return f"engines built for {built} serve it, or engine = 'torch'" if built else "engine = 'torch' serves it"
+    method = METHODS.get(name, Method(name))
+    mode = EXTERNAL if method.needs_only_tokens and not branches else method.build_mode
+    return f"engines built for {mode} serve it, or engine = 'torch'" if mode else "engine = 'torch' serves it"
 
 
 def options_of(sampling: Sampling) -> Iterator[str]:
     """Yield the options of a request that change p, by the names of their inputs."""
     logits_options = sampling.logits_options
-    drawn = not sampling.greedy
-    asked = {
-        "temperature": drawn,
-        "min_p": drawn and sampling.min_p > 0.0,
-        "typical_p": drawn and sampling.typical_p < 1.0,
+    sampled = not sampling.greedy
+    is_set = {
+        "temperature": sampled,
+        "min_p": sampled and sampling.min_p > 0.0,
+        "typical_p": sampled and sampling.typical_p < 1.0,
         "repetition_penalty": sampling.repetition_penalty != 1.0,
         "presence_penalty": sampling.presence_penalty != 0.0,
         "frequency_penalty": sampling.frequency_penalty != 0.0,
@@ -134,15 +127,15 @@ def options_of(sampling: Sampling) -> Iterator[str]:
         "logit_bias_ids": bool(logits_options.bias),
         "bad_words": bool(logits_options.bad_words),
         PENALTY_AND_BIAS: sampling.repetition_penalty != 1.0 and bool(logits_options.bias),
-        LARGE_TOP_K: drawn and sampling.top_k > MAX_TOP_K,
+        LARGE_TOP_K: sampled and sampling.top_k > MAX_TOP_K,
         LONG_BAD_WORDS: any(len(word) > 1 for word in logits_options.bad_words),
         "allowed_token_ids": bool(logits_options.allowed),
         "guided_decoding_guide_type": logits_options.grammar is not None,
     }
-    yield from (name for name, is_asked in asked.items() if is_asked)
+    yield from (name for name, changes_p in is_set.items() if changes_p)
 
 
-# Each step hands the executor the whole text so far as a prompt: what counts from the prompt's end starts anew.
+# Each step hands the executor the whole text so far as a prompt, so counts that start at the prompt's end restart.
 _ANEW = "a step hands it the whole text as a prompt, so that it cannot tell what was output"
 _LACKS = {
     "min_p": "no argument of the executor is known for it",
@@ -156,51 +149,51 @@ _LACKS = {
     "allowed_token_ids": "the executor has no such mask",
     "guided_decoding_guide_type": _ANEW,
 }
-_SHAPING = ("repetition_penalty", "min_tokens", "logit_bias_ids", "bad_words")
-# Each of these modes is known to verify at temperature 0; what else one does with a sampling is not established.
-_INSIDE_LACKS = dict.fromkeys(
-    ("temperature", *_SHAPING, LOGPROBS), "it is not established for engines that draft by themselves"
+_EDITS = ("repetition_penalty", "min_tokens", "logit_bias_ids", "bad_words")
+# These modes are known to verify at temperature 0; how they treat other sampling options is not established.
+_ENGINE_SIDE_LACKS = dict.fromkeys(
+    ("temperature", *_EDITS, LOGPROBS), "it is not established for engines that draft by themselves"
 )
-# Inferred: each call counts what was said from its own beginning.
-_BACKEND_LACKS = dict.fromkeys(_SHAPING, _ANEW) | {
+# Inferred: each call counts output tokens from its own beginning.
+_BACKEND_LACKS = dict.fromkeys(_EDITS, _ANEW) | {
     LOGPROBS: "whole vocabularies of logits would have to come from another Triton model"
 }
-_LLM_LACKS = _LACKS | dict.fromkeys((*_SHAPING, LOGPROBS), "it is not established for the LLM API")
+_LLM_LACKS = _LACKS | dict.fromkeys((*_EDITS, LOGPROBS), "it is not established for the LLM API")
 
 
 def executor_capabilities(manifest: Manifest) -> Capabilities:
     """Return what TensorRT-LLM's executor can serve with a compiled engine."""
-    inside, drafts = INSIDE.get(manifest.mode, ""), manifest.mode == EXTERNAL
+    engine_method, drafts = BUILD_MODES.get(manifest.mode, ""), manifest.mode == EXTERNAL
     takes = "verifies chains alone" if drafts else "takes no drafts"
     return Capabilities(
         rules=frozenset({Rule.ENGINE}),
         trees=False,
         target_tokens=False,
         features=False,
-        logprobs=not inside,
+        logprobs=not engine_method,
         reason=f"TensorRT-LLM's executor samples by itself and {takes}",
-        lacks=_LACKS | _INSIDE_LACKS if inside else _LACKS,
+        lacks=_LACKS | _ENGINE_SIDE_LACKS if engine_method else _LACKS,
         drafts=drafts,
         max_nodes=manifest.max_draft_len if drafts else 0,
-        engine_method=inside,
+        engine_method=engine_method,
     )
 
 
 def backend_capabilities(manifest: Manifest) -> Capabilities:
-    """Return what NVIDIA's backend can serve with a compiled engine: what the executor can, less what steps count."""
+    """Return what NVIDIA's backend can serve with a compiled engine: what the executor can, without what it counts."""
     served = executor_capabilities(manifest)
     return replace(served, logprobs=False, lacks={**served.lacks, **_BACKEND_LACKS})
 
 
 def tree_capabilities(manifest: Manifest) -> Capabilities:
-    """Return what the step host on the library's Session can serve: all that needs no hidden states."""
+    """Return what the step host on the library's Session can serve: everything that needs no hidden states."""
     return Capabilities(
         features=False, reason="a compiled engine has no output for its hidden states", max_nodes=manifest.max_draft_len
     )
 
 
 def llm_capabilities(manifest: LlmManifest) -> Capabilities:
-    """Return what the LLM API can serve: it drafts by itself, with one method, which may be none."""
+    """Return what the LLM API can serve: it drafts by itself, with one method, or not at all (method "none")."""
     drafts = manifest.method != "none"
     return Capabilities(
         rules=frozenset({Rule.ENGINE}),
@@ -209,7 +202,7 @@ def llm_capabilities(manifest: LlmManifest) -> Capabilities:
         features=False,
         logprobs=False,
         reason="TensorRT-LLM's LLM API samples by itself and takes no drafts",
-        lacks=_LACKS | _INSIDE_LACKS if drafts else _LLM_LACKS,
+        lacks=_LACKS | _ENGINE_SIDE_LACKS if drafts else _LLM_LACKS,
         drafts=False,
         max_nodes=0,
         engine_method=manifest.method,

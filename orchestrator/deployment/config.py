@@ -14,23 +14,15 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from orchestrator.core.declarations import Declaration, parse_text, read_toml, validate
-from orchestrator.core.errors import ConfigError
+from orchestrator.core.errors import ConfigError, RequestError
+from orchestrator.core.methods import DRAFTERS, METHODS, PROPOSED, find_methods
 from orchestrator.core.tree import MAX_NODES
 
 PREFIX = "SERVING_"
 #: The environment variable with the folder in which the public models share `max_running` (docs/operations.md, Places).
 PLACES_FOLDER = "SPECSERVE_PLACES"
 #: The keys that name a model: a folder, a hub id (`owner/name`), or empty = not loaded.
-CHECKPOINTS = ("target", "draft", "medusa", "eagle", "eagle3", "redrafter")
-#: The drafter (key and Triton model) that a drafting method asks; the other methods draft in process.
-DRAFTER_OF = {
-    "draft_model": "draft",
-    "medusa": "medusa",
-    "eagle": "eagle",
-    "eagle2": "eagle",
-    "eagle3": "eagle3",
-    "redrafter": "redrafter",
-}
+CHECKPOINTS = ("target", *DRAFTERS)
 #: What runs the models from engine folders of TensorRT-LLM, as the builder leaves them.
 Compiled = Literal["tensorrt_llm", "tensorrtllm_backend", "tensorrt_llm_trees_experimental"]
 Engine = Literal["torch", Compiled, "llm_api"]
@@ -38,12 +30,6 @@ COMPILED: tuple[str, ...] = get_args(Compiled)
 ENGINES: tuple[str, ...] = get_args(Engine)
 #: The model of NVIDIA's backend behind each of ours, with engine = "tensorrtllm_backend".
 BACKEND_MODELS = {"target": "tensorrt_llm", "draft": "tensorrt_llm_draft"}
-METHODS = ("none", "prompt_lookup", "ngram", "suffix", "lookahead", "jacobi", "predicted", *DRAFTER_OF)
-#: Methods that only an engine which drafts by itself may have.
-ENGINE_SIDE_ONLY = ("mtp",)
-
-_METHOD = rf"({'|'.join((*METHODS, *ENGINE_SIDE_ONLY))})"
-
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Not keys: the file's own path, and what Kubernetes injects beside a Service that is named `serving`.
 _FOREIGN = re.compile(r"SERVING_(CONFIG|SERVICE_.*|PORT|PORT_.*)")
@@ -81,11 +67,7 @@ class ServingConfig(Declaration):
     #: most draft nodes of a tree, root not counted
     max_nodes: int = Field(MAX_NODES, ge=1, le=MAX_NODES)
     #: the drafting method of a request that does not name one; a union is joined by +
-    default_speculation: str = Field(
-        "prompt_lookup",
-        pattern=rf"^{_METHOD}(\+{_METHOD})*$",
-        description=f"one of {', '.join((*METHODS, *ENGINE_SIDE_ONLY))}, or a union joined by +",
-    )
+    default_speculation: str = "prompt_lookup"
     #: how long a step waits for a drafter before it goes on without drafts
     draft_timeout_ms: int = Field(250, ge=1, le=60_000)
     #: deadline of a request that does not set one
@@ -163,14 +145,22 @@ def _check_drafters(config: ServingConfig, file: Path) -> None:
 
 
 def _check_default(config: ServingConfig, file: Path) -> None:
-    """Raise ConfigError when the default method lacks its drafter or its statistics."""
-    for method in config.default_speculation.split("+"):
-        drafter = DRAFTER_OF.get(method)
+    """Raise ConfigError when no request could have the default method, or when it lacks its drafter or statistics."""
+    # Only the file of the LLM API's engine names its method, which may be one that this server does not propose with.
+    known = tuple(METHODS) if config.engine == "llm_api" else PROPOSED
+    try:
+        methods = find_methods(config.default_speculation, f"key default_speculation in {file}", known)
+    except RequestError as error:
+        raise ConfigError(str(error)) from None
+    for method in methods:
         # A compiled engine may draft by itself; the LLM API does, with a draft model too.
-        drafts_outside = config.engine == "torch" or (drafter == "draft" and config.engine != "llm_api")
-        if drafter and drafts_outside and not getattr(config, drafter):
-            raise ConfigError(f"default_speculation {method!r} needs the key {drafter}, which is empty ({file})")
-        if method == "ngram" and not (config.ngram_tables or config.remember_tokens):
+        drafts_outside = config.engine == "torch" or (method.drafter == "draft" and config.engine != "llm_api")
+        if method.drafter and drafts_outside and not getattr(config, method.drafter):
             raise ConfigError(
-                f"default_speculation {method!r} needs the key ngram_tables or remember_tokens; both are off ({file})"
+                f"default_speculation {method.name!r} needs the key {method.drafter}, which is empty ({file})"
+            )
+        if method.name == "ngram" and not (config.ngram_tables or config.remember_tokens):
+            raise ConfigError(
+                f"default_speculation {method.name!r} needs the key ngram_tables or remember_tokens; "
+                f"both are off ({file})"
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple, Protocol, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -12,27 +12,9 @@ from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.static_trees import MAX_DEPTH, MAX_WIDTH
 from orchestrator.core.tree import MAX_NODES, TokenTree
-from orchestrator.core.types import NO_HEAD_INPUT, Acceptance, DraftResponse, HeadInput, HiddenStates, StepOptions
+from orchestrator.core.types import Acceptance, HeadInput, StepOptions
+from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.parameters import Choices, MethodConfig
-
-#: What a line says for a drafter that is silent, fails or talks nonsense.
-NO_ANSWER = DraftResponse(TokenTree.bare(), cached_len=-1)
-
-
-class DrafterClient(Protocol):
-    """One request's line to a drafter; never raises and never blocks beyond its limit."""
-
-    @property
-    def gave_up(self) -> bool:
-        """True when the drafter cannot serve this request, and is not asked any more."""
-
-    def propose(
-        self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT
-    ) -> DraftResponse:
-        """Return the drafter's tree, or NO_ANSWER when none came in time; head: for one that reads hidden states."""
-
-    def close(self) -> None:
-        """Tell the drafter that the request has ended."""
 
 
 class DraftModelConfig(MethodConfig):
@@ -45,10 +27,9 @@ class DraftModel(Proposer):
     """A draft language model that proposes a chain in one call."""
 
     name = "draft_model"
-    options = StepOptions()
 
-    def __init__(self, config: DraftModelConfig, line: DrafterClient) -> None:
-        self._line = line
+    def __init__(self, config: DraftModelConfig, dependencies: ProposerDependencies) -> None:
+        self._client = dependencies.drafter_client(dependencies.method.drafter)
         self._draft_len = config.draft_len
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
@@ -56,12 +37,12 @@ class DraftModel(Proposer):
         length = budget.clipped(self._draft_len)
         if not length:
             return Proposal.none()
-        drafted = self._line.propose(context, sampling, Budget(length, length))
+        drafted = self._client.propose(context, sampling, Budget(length, length))
         return Proposal(drafted.tree, (self.name,) * drafted.tree.num_nodes, drafted.q)
 
     def close(self) -> None:
         """End the drafter's sequence."""
-        self._line.close()
+        self._client.close()
 
 
 class HeadConfig(MethodConfig):
@@ -142,13 +123,6 @@ class RedrafterConfig(HeadConfig):
         return self.beam_len
 
 
-class HeadTraits(NamedTuple):
-    """states: which hidden states a head reads. keeps: it has a cache of its own, and says how far that reaches."""
-
-    states: HiddenStates
-    keeps: bool
-
-
 class HeadProposer(Proposer):
     """Hands the target's hidden states on to a head, and asks the next step for those that the head still lacks.
 
@@ -156,11 +130,11 @@ class HeadProposer(Proposer):
     none, and no draft.
     """
 
-    def __init__(self, name: str, config: HeadConfig, line: DrafterClient, traits: HeadTraits) -> None:
-        self.name = name
+    def __init__(self, config: HeadConfig, dependencies: ProposerDependencies) -> None:
+        self._method = dependencies.method
+        self.name = self._method.name
         self._config = config
-        self._line = line
-        self._traits = traits
+        self._client = dependencies.drafter_client(self._method.drafter)
         self._lacks_from = 0
         self._is_asked = config.max_nodes > 0
         self._features: HeadInput | None = None
@@ -168,9 +142,9 @@ class HeadProposer(Proposer):
     @property
     def options(self) -> StepOptions:
         """The hidden states that the head lacks: of a head that keeps none, or does not answer, the newest."""
-        if not self._is_asked or self._line.gave_up:
+        if not self._is_asked or self._client.gave_up:
             return StepOptions()
-        return StepOptions(features_from=self._lacks_from, hidden_states=self._traits.states)
+        return StepOptions(features_from=self._lacks_from, hidden_states=self._method.hidden_states)
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the head's tree."""
@@ -178,10 +152,10 @@ class HeadProposer(Proposer):
         self._features = None
         self._lacks_from = len(context) - 1
         depth = min(self._config.max_depth, budget.max_depth)
-        if not depth or not budget.max_nodes or (head.features is None and not self._traits.keeps):
+        if not depth or not budget.max_nodes or (head.features is None and not self._method.reads_every_state):
             return Proposal.none()
-        drafted = self._line.propose(context, sampling, Budget(budget.max_nodes, depth), head)
-        if self._traits.keeps and drafted.cached_len >= 0:
+        drafted = self._client.propose(context, sampling, Budget(budget.max_nodes, depth), head)
+        if self._method.reads_every_state and drafted.cached_len >= 0:
             self._lacks_from = drafted.cached_len
         return Proposal.of(drafted.tree, self.name)
 
@@ -190,10 +164,10 @@ class HeadProposer(Proposer):
         features, start = acceptance.features, acceptance.features_start
         if features is None:
             return
-        if not self._traits.keeps:
+        if not self._method.reads_every_state:
             features, start = features[-1:], start + len(features) - 1
         self._features = replace(self._config.shape, features=features, features_start=start)
 
     def close(self) -> None:
         """End the drafter's sequence."""
-        self._line.close()
+        self._client.close()

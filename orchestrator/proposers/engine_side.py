@@ -10,6 +10,7 @@ from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import EngineSpeculation, StepOptions
+from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.parameters import WHERE, Choices, MethodConfig
 
 
@@ -55,9 +56,9 @@ class EngineSideEagleConfig(EngineSideConfig):
 class EngineSideProposer(Proposer):
     """Proposes the bare root, and wants the engine's own drafts."""
 
-    def __init__(self, name: str, config: EngineSideConfig) -> None:
+    def __init__(self, config: EngineSideConfig, dependencies: ProposerDependencies) -> None:
         """Raises RequestError when the parameters do not fit together."""
-        self.name = name
+        self.name = dependencies.method.name
         self._config = config
         self._asked = config.asked(1)
 

@@ -8,10 +8,12 @@ from itertools import cycle, islice
 from pydantic import Field
 
 from orchestrator.core.context import Context
+from orchestrator.core.methods import METHODS
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
-from orchestrator.core.types import Acceptance, StepOptions
+from orchestrator.core.types import Acceptance
+from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.parameters import MethodConfig
 
 
@@ -30,9 +32,9 @@ class Jacobi(Proposer):
     """
 
     name = "jacobi"
-    options = StepOptions(target_tokens=True)
+    options = METHODS[name].options
 
-    def __init__(self, config: JacobiConfig) -> None:
+    def __init__(self, config: JacobiConfig, dependencies: ProposerDependencies) -> None:
         self._draft_len = config.draft_len
         self._guesses: list[int] = []
         self._prompt: Iterator[int] | None = None

@@ -11,10 +11,12 @@ from pydantic import Field
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import RequestError
+from orchestrator.core.methods import METHODS
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree, TreeBuilder
-from orchestrator.core.types import Acceptance, StepOptions
+from orchestrator.core.types import Acceptance
+from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.jacobi import filled, prompt_tokens
 from orchestrator.proposers.parameters import WHERE, MethodConfig
 
@@ -146,10 +148,10 @@ class Lookahead(Proposer):
     """
 
     name = "lookahead"
-    options = StepOptions(target_tokens=True)
+    options = METHODS[name].options
 
-    def __init__(self, config: LookaheadConfig, num_parameters: int = 0, max_nodes: int = MAX_NODES) -> None:
-        self._shape = shape_of(config, num_parameters, min(config.max_nodes, max_nodes))
+    def __init__(self, config: LookaheadConfig, dependencies: ProposerDependencies) -> None:
+        self._shape = shape_of(config, dependencies.num_parameters, min(config.max_nodes, dependencies.max_nodes))
         self._pool_from_prompt = config.pool_from_prompt
         self._pool = NgramPool(self._shape.guesses)
         self._window: Window | None = None

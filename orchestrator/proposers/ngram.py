@@ -12,10 +12,10 @@ from orchestrator.core.errors import RequestError
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
-from orchestrator.core.types import Distribution, StepOptions
-from orchestrator.proposers.memory import Recollection
+from orchestrator.core.types import Distribution
+from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.parameters import MethodConfig
-from orchestrator.proposers.tables import MAX_ORDER, Followers, Tables
+from orchestrator.proposers.tables import MAX_ORDER, Followers
 from orchestrator.sampling.distribution import log_p
 from orchestrator.sampling.sampled_drafts import cut, draw
 
@@ -39,19 +39,18 @@ class Ngram(Proposer):
     """
 
     name = "ngram"
-    options = StepOptions()
 
-    def __init__(self, config: NgramConfig, tables: Tables | None, memory: Recollection | None) -> None:
+    def __init__(self, config: NgramConfig, dependencies: ProposerDependencies) -> None:
         """Raises RequestError where the deployment has nothing counted."""
-        if tables is None and memory is None:
+        if dependencies.tables is None and dependencies.memory is None:
             raise RequestError(
                 "method 'ngram' needs token statistics, and this server has none "
                 "(keys ngram_tables and remember_tokens in serving.toml)"
             )
         self._draft_len = config.draft_len
         self._context_len = config.order - 1
-        self._tables = tables
-        self._memory = memory
+        self._tables = dependencies.tables
+        self._memory = dependencies.memory
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return a chain with its q, which ends where no context is known."""

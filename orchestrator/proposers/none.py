@@ -1,18 +1,19 @@
-"""No draft: plain autoregressive decoding."""
+"""No draft: plain autoregressive decoding. As short as it is, it has a file of its own: one file a method."""
 
 from __future__ import annotations
 
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.types import StepOptions
 
 
 class NoProposer(Proposer):
     """Always proposes the bare root."""
 
     name = "none"
-    options = StepOptions()
+
+    def __init__(self, *_: object) -> None:
+        """It needs neither parameters nor anything to draft from."""
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return no draft."""

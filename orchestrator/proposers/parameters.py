@@ -25,10 +25,10 @@ class MethodConfig(Declaration):
 
     max_nodes: int = Field(MAX_NODES, ge=0, le=MAX_NODES)
 
-
-def read_config(config: type[Config], method: str, config_json: str, aliases: Mapping[str, int]) -> Config:
-    """Return a method's parameters from a request's JSON; see `config_of`."""
-    return config_of(config, method, read_object(config_json), aliases)
+    @property
+    def is_chain(self) -> bool:
+        """True when every proposal with these parameters is a chain, though the method has branches."""
+        return False
 
 
 def config_of(

@@ -11,9 +11,10 @@ from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
-from orchestrator.core.types import Acceptance, StepOptions
-from orchestrator.proposers.ngram_index import MAX_NGRAM, NgramIndex
+from orchestrator.core.types import Acceptance
+from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.parameters import MethodConfig
+from orchestrator.proposers.prompt_lookup import MAX_NGRAM, NgramIndex
 
 
 class PredictedConfig(MethodConfig):
@@ -33,12 +34,11 @@ class Predicted(Proposer):
     """
 
     name = "predicted"
-    options = StepOptions()
 
-    def __init__(self, config: PredictedConfig, prediction: Sequence[int]) -> None:
+    def __init__(self, config: PredictedConfig, dependencies: ProposerDependencies) -> None:
         self._draft_len = config.draft_len
         self._max_ngram = config.max_ngram
-        self._prediction = list(prediction)
+        self._prediction = list(dependencies.prediction)
         self._index = NgramIndex(config.max_ngram)
         self._index.extend(self._prediction)
         self._expected = 0

@@ -13,12 +13,13 @@ from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
-from orchestrator.core.types import StepOptions
-from orchestrator.proposers.ngram_index import MAX_NGRAM, NgramIndex
+from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.parameters import MethodConfig
 
 # A token may have stood in a long text ten thousand times: so many places are looked at.
 MAX_PLACES = 256
+# A token costs about 150 bytes for each n, and a request with a long prompt must not fill the memory.
+MAX_NGRAM = 8
 
 
 class PromptLookupConfig(MethodConfig):
@@ -38,6 +39,39 @@ class PromptLookupConfig(MethodConfig):
     length: Literal["fixed", "grown"] = "fixed"
     clip: bool = False
 
+    @property
+    def is_chain(self) -> bool:
+        """True when there is one continuation."""
+        return self.branches == 1
+
+
+class NgramIndex:
+    """Places of all n-grams of 1…max_ngram tokens that have a continuation.
+
+    A place is the position of the token that follows. Costs O(max_ngram) time and memory per token.
+    """
+
+    def __init__(self, max_ngram: int) -> None:
+        self._max_ngram = max_ngram
+        self._places: dict[tuple[int, ...], list[int]] = {}
+        self._num_indexed = 0
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Note the n-grams that are new since the last call: all but those that end with the text itself."""
+        for end in range(self._num_indexed + 1, len(ids)):
+            for size in range(1, min(self._max_ngram, end) + 1):
+                self._places.setdefault(tuple(ids[end - size : end]), []).append(end)
+        self._num_indexed = len(ids) - 1
+
+    def matches(self, ids: Sequence[int], min_ngram: int = 1) -> Iterator[list[int]]:
+        """Yield the places of the longest suffix of `ids` that has any, ascending; then of each shorter one.
+
+        min_ngram: tokens of the shortest suffix that is looked up.
+        """
+        for size in range(min(self._max_ngram, len(ids)), min_ngram - 1, -1):
+            if places := self._places.get(tuple(ids[-size:])):
+                yield places
+
 
 class PromptLookup(Proposer):
     """Proposes the continuations of earlier occurrences of the longest matching suffix.
@@ -47,9 +81,8 @@ class PromptLookup(Proposer):
     """
 
     name = "prompt_lookup"
-    options = StepOptions()
 
-    def __init__(self, config: PromptLookupConfig) -> None:
+    def __init__(self, config: PromptLookupConfig, dependencies: ProposerDependencies) -> None:
         self._config = config
         self._index = NgramIndex(config.max_ngram)
 

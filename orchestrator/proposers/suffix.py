@@ -13,8 +13,8 @@ from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TreeBuilder
-from orchestrator.core.types import StepOptions
 from orchestrator.proposers.automaton import ROOT, Automaton, Match
+from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.memory import MAX_DEPTH, Recollection
 from orchestrator.proposers.parameters import MethodConfig
 
@@ -31,6 +31,11 @@ class SuffixConfig(MethodConfig):
     min_prob: float = Field(0.1, ge=0.0, le=1.0)
     draft_len: int = Field(32, ge=1, le=MAX_NODES)
     tree: bool = True
+
+    @property
+    def is_chain(self) -> bool:
+        """True when the draft is one path."""
+        return not self.tree
 
 
 class Node(NamedTuple):
@@ -70,12 +75,11 @@ class Suffix(Proposer):
     """
 
     name = "suffix"
-    options = StepOptions()
 
-    def __init__(self, config: SuffixConfig, memory: Recollection | None = None) -> None:
+    def __init__(self, config: SuffixConfig, dependencies: ProposerDependencies) -> None:
         self._config = config
         self._text = Automaton(config.max_depth)
-        self._memory = memory
+        self._memory = dependencies.memory
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return a tree or a chain, or a bare root when the last token stands nowhere else."""

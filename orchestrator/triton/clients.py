@@ -17,7 +17,7 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import NO_HEAD_INPUT, Acceptance, Distribution, DraftResponse, HeadInput, StepOptions
 from orchestrator.core.worker_pool import Call, CallState
-from orchestrator.proposers.drafters import NO_ANSWER
+from orchestrator.proposers.dependencies import NO_ANSWER
 from orchestrator.triton import pb
 from orchestrator.triton.breaker import Backoff, Breaker
 from orchestrator.wire.context import delta_of, pack_release
@@ -135,7 +135,7 @@ DraftAnswer = DraftResponse | UnknownSequence | RequestError | Unavailable
 
 
 class BlsDrafterClient:
-    """Calls a drafter for one request; implements `orchestrator.proposers.drafters.DrafterClient`.
+    """Calls a drafter for one request; implements `orchestrator.proposers.dependencies.DrafterClient`.
 
     gave_up: True once the drafter cannot serve this request, nor its longer contexts.
     """

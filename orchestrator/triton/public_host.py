@@ -14,8 +14,8 @@ from orchestrator.core.sampling_params import LogitsOptions
 from orchestrator.deployment.capabilities import capabilities_of
 from orchestrator.deployment.config import CHECKPOINTS, PLACES_FOLDER, ServingConfig
 from orchestrator.deployment.engine_manifest import served_checkpoint
+from orchestrator.proposers.dependencies import DrafterClients, ProposerDependencies
 from orchestrator.proposers.memory import Memory
-from orchestrator.proposers.registry import DrafterClients, ProposerDependencies
 from orchestrator.proposers.tables import load_tables
 from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
 from orchestrator.requests.inputs import RequestInputs, read
@@ -100,7 +100,7 @@ class PublicHost:
 
     def _materials(self, job: GenerationRequest) -> ProposerDependencies:
         return ProposerDependencies(
-            lines=self._lines(job.cache_salt),
+            drafter_client=self._lines(job.cache_salt),
             vocab_size=self._checkpoint.vocab_size,
             prediction=job.prediction,
             max_nodes=job.limits.max_nodes,

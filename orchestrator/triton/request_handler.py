@@ -15,8 +15,8 @@ from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.generation.loop import generate
 from orchestrator.generation.responses import ResponseMerger, Responses, Send
 from orchestrator.generation.text import FinishReason
+from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.memory import Memory
-from orchestrator.proposers.registry import ProposerDependencies
 from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
 from orchestrator.requests.inputs import RequestInputs
 from orchestrator.triton import pb

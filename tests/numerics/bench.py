@@ -17,7 +17,8 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import DraftResponse, StepOptions
 from orchestrator.deployment.checkpoint import read_checkpoint
 from orchestrator.generation.loop import Limits
-from orchestrator.proposers.registry import ProposerDependencies, select_method
+from orchestrator.proposers.dependencies import ProposerDependencies
+from orchestrator.proposers.registry import select_method
 from orchestrator.proposers.tables import load_tables
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest

@@ -22,10 +22,11 @@ from orchestrator.core.noise import child_seed
 from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Grammar, Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.proposers.registry import METHODS as BUILDERS
+from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig
 from orchestrator.sampling.distribution import log_p, log_softmax, pick
 from orchestrator.sampling.grammar_matcher import Matcher
 from tests.support.clients import Stream, listed, metric, until
+from tests.support.decode import dependencies
 from tests.support.surface import (
     DEMO,
     EOS,
@@ -238,10 +239,9 @@ def test_drafts_that_the_grammar_forbids_are_left_out(door: Door, truth: Truth, 
 def test_pruned_prompt_lookup_drafts_fewer_tokens_and_loses_none_that_is_accepted(door: Door, truth: Truth) -> None:
     said = door.ask(**guided("json_schema", "prompt_lookup", return_steps=True, temperature=0.0))
     matcher = truth.grammars.matcher(Grammar("json_schema", SCHEMA), [EOS])
-    lookup = BUILDERS["prompt_lookup"]
     whole, accepted = 0, 0
     for context, _, _ in steps_of(said, matcher):
-        tree = lookup.build(lookup.config(), None).propose(context, Sampling(), Budget(128, 128)).tree
+        tree = PromptLookup(PromptLookupConfig(), dependencies()).propose(context, Sampling(), Budget(128, 128)).tree
         rest = said.ids[len(context.output) :]
         whole += tree.num_nodes
         accepted += next((n for n, pair in enumerate(zip(tree.tokens, rest, strict=False)) if pair[0] != pair[1]), 0)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from launcher.server import Server, StartError
-from orchestrator.deployment.capabilities import INSIDE
+from orchestrator.core.methods import BUILD_MODES
 from tests.server.conftest import repository, serving
 from tests.standin.engine_folder import make_engine
 from tests.support.clients import Answer, Stream, ask, generate, metric, until
@@ -79,12 +79,12 @@ def external(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield hosted
 
 
-@pytest.fixture(scope="module", params=INSIDE)
+@pytest.fixture(scope="module", params=BUILD_MODES)
 def inside(
     request: pytest.FixtureRequest, checkpoints: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Hosted, str]]:
     """A server over an engine that drafts by itself, and its method."""
-    method = INSIDE[request.param]
+    method = BUILD_MODES[request.param]
     line = f'default_speculation = "{method}"'
     with hosting(tmp_path_factory.mktemp(method), checkpoints, line, mode=request.param) as hosted:
         yield hosted, method
@@ -198,7 +198,7 @@ def test_sampling_above_temperature_zero_says_that_a_seed_does_not_fix_the_text(
         ({"speculation": "lookahead"}, "'lookahead' with a window and guesses side by side: TensorRT-LLM's executor"),
         (
             {"speculation": "jacobi"},
-            "the method 'jacobi', which learns from the target's picks: TensorRT-LLM's executor",
+            "the method 'jacobi', which learns from the target's tokens: TensorRT-LLM's executor",
         ),
         ({"speculation": "suffix"}, "the method 'suffix' with tree true: "),
         ({"speculation": "prompt_lookup", "speculation_config": '{"branches": 2}'}, "with branches above 1: "),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tokenizers import Tokenizer, models
 
 from orchestrator.core.context import Context
+from orchestrator.core.methods import METHODS
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
@@ -15,6 +17,18 @@ from orchestrator.core.types import Acceptance, StepOptions, Target
 from orchestrator.generation.loop import Limits, SequenceState, generate
 from orchestrator.generation.statistics import Statistics
 from orchestrator.generation.text import Chunk, Output, StopRule
+from orchestrator.proposers.dependencies import DrafterClient, ProposerDependencies
+
+
+def dependencies(method: str = "none", **values: Any) -> ProposerDependencies:
+    """Return what a proposer is built from, without drafters where no client is given."""
+    return ProposerDependencies(
+        **{"drafter_client": _no_drafter, "vocab_size": 1 << 20, **values}, method=METHODS[method]
+    )
+
+
+def _no_drafter(name: str) -> DrafterClient:
+    raise AssertionError(f"this method calls no drafter, but wanted {name}")
 
 
 @dataclass

@@ -13,8 +13,9 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import DraftResponse, StepOptions
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.generation.loop import Limits
+from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.memory import Memory
-from orchestrator.proposers.registry import ProposerDependencies, select_method
+from orchestrator.proposers.registry import select_method
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
 from runtime.trtllm.client import TrtllmClient
@@ -82,7 +83,7 @@ def proposer_of(
     chosen = select_method(method, json.dumps(parameters or {}), frozenset({"draft"}), {}, inside)
     return chosen.proposer(
         ProposerDependencies(
-            lines=lambda name: ScriptedLine(text or []),
+            drafter_client=lambda name: ScriptedLine(text or []),
             vocab_size=VOCAB_SIZE,
             prediction=tuple(text or []),
             memory=memory.of(""),

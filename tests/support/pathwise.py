@@ -26,6 +26,7 @@ from orchestrator.sampling.distribution import pick
 from orchestrator.sampling.reference import generate
 from runtime.engine.verify import VerifyInput, VerifyResult, verify
 from runtime.sampling.accept import AcceptInput
+from tests.support.decode import dependencies
 from tests.support.table_target import TableTarget
 
 ORDER, LENGTH, NUM_AT_ONCE, MOST_DRAFTED = 2, 64, 512, 8
@@ -79,7 +80,7 @@ class Text:
     @cached_property
     def proposer(self) -> Proposer:
         """One that is served."""
-        return PromptLookup(PromptLookupConfig(max_ngram=2, draft_len=MOST_DRAFTED, branches=2))
+        return PromptLookup(PromptLookupConfig(max_ngram=2, draft_len=MOST_DRAFTED, branches=2), dependencies())
 
     @cached_property
     def noise(self) -> FloatArray:

@@ -18,8 +18,8 @@ from orchestrator.deployment.checkpoint import read_checkpoint
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.generation import loop
 from orchestrator.generation.responses import Responses
+from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.memory import Memory
-from orchestrator.proposers.registry import ProposerDependencies
 from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
 from orchestrator.requests.inputs import read
 from orchestrator.sampling.grammar import Grammars
@@ -55,7 +55,7 @@ class Inline(Generic[Request]):
 
 
 class EngineClient:
-    """Implements `orchestrator.proposers.drafters.DrafterClient` over a draft engine in this process."""
+    """Implements `orchestrator.proposers.dependencies.DrafterClient` over a draft engine in this process."""
 
     gave_up = False
 
@@ -117,7 +117,7 @@ class InProcessSystem:
 
     def _materials(self, job: GenerationRequest, sequence_id: int) -> ProposerDependencies:
         return ProposerDependencies(
-            lines=lambda name: EngineClient(self._draft, sequence_id),
+            drafter_client=lambda name: EngineClient(self._draft, sequence_id),
             vocab_size=self._checkpoint.vocab_size,
             max_nodes=job.limits.max_nodes,
             num_parameters=self._checkpoint.num_parameters,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from orchestrator.deployment.capabilities import INSIDE
+from orchestrator.core.methods import BUILD_MODES
 from orchestrator.deployment.config import BACKEND_MODELS, ServingConfig
 from orchestrator.deployment.engine_manifest import (
     EXTERNAL,
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 def build_target(config: ServingConfig, caller: ModelCaller) -> tuple[TrtllmClient[StepRequest], Manifest]:
     """Start the client of the target's Triton model; raises ConfigError when the engine cannot be served."""
     manifest = _checked(Path(config.target), "target", Path(config.draft) if config.draft else None)
-    backend, shares, method = _backend(manifest), _shares_blocks(manifest), INSIDE.get(manifest.mode)
+    backend, shares, method = _backend(manifest), _shares_blocks(manifest), BUILD_MODES.get(manifest.mode)
     adapter: Adapter[StepRequest] = StepAdapter(backend, shares)
     if method:
         sizes = lookahead_sizes(manifest) if method == "lookahead" else ()

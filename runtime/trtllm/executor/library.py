@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestrator.core.errors import ConfigError, first_line
-from orchestrator.deployment.capabilities import INSIDE
+from orchestrator.core.methods import BUILD_MODES
 from orchestrator.deployment.engine_manifest import Manifest, lookahead_sizes
 from orchestrator.deployment.engine_trees import TREES, check_tree, read_tree
 
@@ -55,7 +55,7 @@ def open_executor(library: Library, folder: Path, manifest: Manifest, share: boo
             1,
             kv_cache_config=_kv_cache(api, manifest, share),
             # What log-probabilities are made of; a request that wants none has none copied.
-            gather_generation_logits=manifest.role == "target" and manifest.mode not in INSIDE,
+            gather_generation_logits=manifest.role == "target" and manifest.mode not in BUILD_MODES,
             decoding_config=decoding,
             **parallel,
         )
@@ -93,7 +93,7 @@ def _decoding(api: Any, manifest: Manifest) -> Any:
 
     Raises ConfigError: a tree that the engine was not built for.
     """
-    method = INSIDE.get(manifest.mode, "")
+    method = BUILD_MODES.get(manifest.mode, "")
     if method == "lookahead":
         return api.DecodingConfig(lookahead_decoding_config=api.LookaheadDecodingConfig(*lookahead_sizes(manifest)))
     if method not in TREES:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from build.trtllm.llm_speculation import LlmApiSpec, speculation
-from orchestrator.deployment.config import METHODS
+from orchestrator.core.methods import PROPOSED
 from tests.unit.runtime.trtllm.test_refusals import refusal
 
 TABLE = json.loads((Path(__file__).resolve().parents[2] / "data/trtllm/llm_api.json").read_text())
@@ -63,7 +63,7 @@ def test_mtp_counts_its_layers():
     assert made("mtp", draft_len=3).fields == {"num_nextn_predict_layers": 3}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PROPOSED)
 def test_every_method_is_made_or_refused_with_a_reason(method):
     if method in DRAFTERS:
         assert made(method).fields

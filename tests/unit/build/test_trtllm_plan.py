@@ -15,7 +15,7 @@ from build.trtllm.render import plan_from_json, plan_json, plan_text
 from build.trtllm.shapes import eagle_parameters, model_parameters, read_shape
 from build.trtllm.spec import EngineSpec, load_spec
 from orchestrator.core.errors import ConfigError
-from orchestrator.deployment.config import METHODS
+from orchestrator.core.methods import PROPOSED
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "trtllm"
 CHECKPOINTS = DATA / "checkpoints"
@@ -92,7 +92,7 @@ def all_plans():
 
 
 def test_every_method_of_the_server_is_planned_or_refused_with_a_reason():
-    for method in METHODS:
+    for method in PROPOSED:
         if method not in MODES:
             with pytest.raises(ConfigError, match="has no compiled engine: "):
                 load_spec(None, {"method": method})

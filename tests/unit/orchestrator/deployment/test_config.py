@@ -6,7 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from orchestrator.core.errors import ConfigError
-from orchestrator.deployment.config import CHECKPOINTS, DRAFTER_OF, METHODS, ServingConfig, load_config
+from orchestrator.core.methods import DRAFTERS
+from orchestrator.deployment.config import CHECKPOINTS, ServingConfig, load_config
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -109,6 +110,15 @@ def test_config_variables_of_a_kubernetes_service_called_serving_are_not_keys(wr
         ('engine = "vllm"', ("engine", "tensorrt_llm", "torch")),
         ('device = "gpu"', ("device", "cpu, cuda or cuda:N", "'gpu'")),
         ('default_speculation = "magic"', ("prompt_lookup", "'magic'")),
+        (
+            'default_speculation = "mtp"',
+            ("unknown method 'mtp'", "allowed: draft_model, eagle,", "default_speculation"),
+        ),
+        ('default_speculation = "suffix+mtp"', ("unknown method 'mtp'", "key default_speculation in")),
+        ('default_speculation = "none+suffix"', ("'none' cannot be part of a union: it proposes nothing",)),
+        ('default_speculation = "suffix+lookahead"', ("'lookahead' cannot be part of a union: it learns from",)),
+        ('default_speculation = "suffix+suffix"', ("a union joins 2..4 different methods, got 'suffix+suffix'",)),
+        ('default_speculation = ""', ("unknown method ''", "prompt_lookup")),
         ('default_speculation = "draft_model"', ("'draft_model'", "needs the key draft")),
         ('default_speculation = "ngram"', ("'ngram'", "needs the key ngram_tables or remember_tokens")),
         ('default_speculation = "suffix+ngram"', ("'ngram'", "needs the key ngram_tables or remember_tokens")),
@@ -150,9 +160,5 @@ def test_config_shipped_file_names_every_key_and_is_the_default_otherwise():
     assert config.model_copy(update=models) == ServingConfig(target=config.target)
 
 
-def test_config_methods_and_drafters_are_those_of_the_registry():
-    methods = pytest.importorskip("orchestrator.proposers.registry").METHODS
-    assert set(methods) <= set(METHODS)
-    assert {name: m.drafter for name, m in methods.items() if m.drafter} == {
-        name: DRAFTER_OF[name] for name in methods if name in DRAFTER_OF
-    }
+def test_config_every_drafter_of_a_method_is_a_key():
+    assert set(CHECKPOINTS) == {"target", *DRAFTERS} <= set(ServingConfig.model_fields)

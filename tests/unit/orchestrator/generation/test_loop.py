@@ -25,6 +25,7 @@ from orchestrator.generation.text import Chunk, FinishReason, Output, StopRule
 from orchestrator.proposers.none import NoProposer
 from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig
 from orchestrator.sampling import reference
+from tests.support.decode import dependencies
 from tests.support.table_target import TableTarget
 from tests.support.tiny_models import write_byte_tokenizer
 
@@ -129,7 +130,7 @@ def run(
 
 PROPOSERS: dict[str, Callable[[TableTarget, Sampling], Proposer]] = {
     "none": lambda target, sampling: NoProposer(),
-    "prompt_lookup": lambda target, sampling: PromptLookup(PromptLookupConfig(draft_len=5)),
+    "prompt_lookup": lambda target, sampling: PromptLookup(PromptLookupConfig(draft_len=5), dependencies()),
     "random trees": lambda target, sampling: RandomTrees(1),
     "outside the vocabulary": lambda target, sampling: RandomTrees(2, tokens=(-3, 2 * VOCAB_SIZE)),
     "far too much": lambda target, sampling: RandomTrees(3, num_paths=200, depth=30),

@@ -9,15 +9,18 @@ import pytest
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import RequestError
+from orchestrator.core.methods import METHODS
 from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, DraftResponse, HeadInput, HiddenStates, StepOptions
-from orchestrator.proposers.drafters import NO_ANSWER, DynamicConfig, HeadProposer, HeadTraits, StaticConfig
-from orchestrator.proposers.registry import METHODS, select_method
+from orchestrator.proposers.dependencies import NO_ANSWER
+from orchestrator.proposers.drafters import DynamicConfig, HeadProposer, StaticConfig
+from orchestrator.proposers.registry import select_method
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest, pack_draft_request, unpack_draft_request
 from orchestrator.wire.target import StepRequest, pack_step, unpack_step
+from tests.support.decode import dependencies
 
 TREE = TokenTree.from_paths([[4, 5], [6]])
 BUDGET = Budget(20, 5)
@@ -51,7 +54,7 @@ def stepped(proposer: HeadProposer, context: Context, features: np.ndarray | Non
 
 def test_a_head_without_a_cache_is_handed_the_newest_state_alone() -> None:
     line = Line(DraftResponse(TREE))
-    proposer = HeadProposer("medusa", StaticConfig(), line, HeadTraits(HiddenStates.LAST, keeps=False))
+    proposer = HeadProposer(StaticConfig(), dependencies("medusa", drafter_client=lambda name: line))
     context = Context([1, 2, 3])
     assert proposer.propose(context, Sampling(), BUDGET).tree.num_nodes == 0
     assert proposer.options == StepOptions(features_from=2, hidden_states=HiddenStates.LAST)
@@ -65,7 +68,7 @@ def test_a_head_without_a_cache_is_handed_the_newest_state_alone() -> None:
 
 def test_a_head_with_a_cache_says_what_it_lacks() -> None:
     line = Line(DraftResponse(TokenTree.bare(), cached_len=16), DraftResponse(TREE, cached_len=20))
-    proposer = HeadProposer("eagle2", DynamicConfig(depth=3), line, HeadTraits(HiddenStates.LAST, keeps=True))
+    proposer = HeadProposer(DynamicConfig(depth=3), dependencies("eagle2", drafter_client=lambda name: line))
     context = Context(list(range(20)))
     proposer.propose(context, Sampling(), BUDGET)
     assert proposer.options.features_from == 16
@@ -79,7 +82,7 @@ def test_a_head_with_a_cache_says_what_it_lacks() -> None:
 
 def test_once_a_head_has_refused_the_request_no_state_is_asked_for() -> None:
     line = Line(NO_ANSWER)
-    proposer = HeadProposer("eagle", StaticConfig(), line, HeadTraits(HiddenStates.LAST, keeps=True))
+    proposer = HeadProposer(StaticConfig(), dependencies("eagle", drafter_client=lambda name: line))
     context = Context(list(range(20)))
     proposer.propose(context, Sampling(), BUDGET)
     assert proposer.options.features_from == 19
@@ -90,7 +93,7 @@ def test_once_a_head_has_refused_the_request_no_state_is_asked_for() -> None:
 def test_while_a_head_is_silent_the_newest_state_alone_is_asked_for() -> None:
     """Rows for nobody are not sent; the head says what it lacks when it is back."""
     line = Line(DraftResponse(TREE, cached_len=19), NO_ANSWER, DraftResponse(TokenTree.bare(), cached_len=19))
-    proposer = HeadProposer("eagle3", DynamicConfig(), line, HeadTraits(HiddenStates.LAYERS, keeps=True))
+    proposer = HeadProposer(DynamicConfig(), dependencies("eagle3", drafter_client=lambda name: line))
     context = Context(list(range(20)))
     proposer.propose(context, Sampling(), BUDGET)
     assert proposer.options == StepOptions(features_from=19, hidden_states=HiddenStates.LAYERS)
@@ -104,7 +107,7 @@ def test_while_a_head_is_silent_the_newest_state_alone_is_asked_for() -> None:
 
 
 def test_a_request_without_nodes_asks_nothing_of_anybody() -> None:
-    proposer = HeadProposer("eagle2", DynamicConfig(max_nodes=0), Line(), HeadTraits(HiddenStates.LAST, keeps=True))
+    proposer = HeadProposer(DynamicConfig(max_nodes=0), dependencies("eagle2", drafter_client=lambda name: Line()))
     assert proposer.propose(Context([1, 2]), Sampling(), Budget(0, 5)).tree.num_nodes == 0
     assert proposer.options == StepOptions()
 
@@ -116,7 +119,7 @@ def test_no_choices_are_the_head_s_own() -> None:
 @pytest.mark.parametrize("budget", [Budget(0, 5), Budget(5, 0)])
 def test_without_room_the_head_is_left_alone(budget: Budget) -> None:
     line = Line()
-    proposer = HeadProposer("eagle2", DynamicConfig(), line, HeadTraits(HiddenStates.LAST, keeps=True))
+    proposer = HeadProposer(DynamicConfig(), dependencies("eagle2", drafter_client=lambda name: line))
     assert proposer.propose(Context([1, 2]), Sampling(), budget).tree.num_nodes == 0
     assert line.calls == []
 

@@ -17,7 +17,7 @@ from orchestrator.generation.loop import Limits
 from orchestrator.proposers.jacobi import Jacobi, JacobiConfig, filled, prompt_tokens
 from orchestrator.sampling import reference
 from orchestrator.sampling.distribution import pick
-from tests.support.decode import decode
+from tests.support.decode import decode, dependencies
 from tests.support.table_target import TableTarget
 
 WIDE = Budget(1000, 1000)
@@ -25,7 +25,7 @@ PROMPT = [1, 2, 3, 1]
 
 
 def jacobi(draft_len: int) -> Jacobi:
-    return Jacobi(JacobiConfig.model_construct(draft_len=draft_len))
+    return Jacobi(JacobiConfig.model_construct(draft_len=draft_len), dependencies())
 
 
 def answer(target: TableTarget, ids: list[int], sampling: Sampling) -> int:

@@ -15,8 +15,8 @@ from orchestrator.core.errors import EngineError, EngineLost
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.deployment.config import ServingConfig
+from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.memory import Memory
-from orchestrator.proposers.registry import ProposerDependencies
 from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
 from orchestrator.requests.inputs import read
 from orchestrator.sampling import reference

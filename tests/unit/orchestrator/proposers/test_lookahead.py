@@ -18,10 +18,11 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance
 from orchestrator.generation.loop import Limits
+from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.lookahead import Lookahead, LookaheadConfig, NgramPool, Shape, shape_of
-from orchestrator.proposers.registry import ProposerDependencies, select_method
+from orchestrator.proposers.registry import select_method
 from orchestrator.sampling import reference
-from tests.support.decode import decode
+from tests.support.decode import decode, dependencies
 from tests.support.lookahead_figures import (
     ACCEPTED_IN_WARM_UP,
     FIRST_NGRAMS,
@@ -49,7 +50,8 @@ def text(tokens: list[int] | tuple[int, ...]) -> str:
 
 def lookahead(window: int, ngram: int, guesses: int, pool_from_prompt: bool = False) -> Lookahead:
     return Lookahead(
-        LookaheadConfig(window=window, ngram=ngram, guesses=guesses, pool_from_prompt=pool_from_prompt), max_nodes=10**6
+        LookaheadConfig(window=window, ngram=ngram, guesses=guesses, pool_from_prompt=pool_from_prompt),
+        dependencies(max_nodes=10**6),
     )
 
 

@@ -14,6 +14,7 @@ from orchestrator.proposers import memory as memory_module
 from orchestrator.proposers.automaton import Automaton, Match
 from orchestrator.proposers.memory import MAX_DEPTH, NUM_GENERATIONS, PIECE_TOKENS, Memory
 from orchestrator.proposers.suffix import Suffix, SuffixConfig
+from tests.support.decode import dependencies
 
 
 def found(memory: Memory, salt: str, tokens: list[int]) -> int:
@@ -46,7 +47,7 @@ def test_memory_another_salt_sees_nothing() -> None:
     for salt in ("", "b", "A", "a ", "a\x00"):
         assert found(memory, salt, list(range(50))) == 0
         assert not memory.of(salt).followers([7])
-        proposer = Suffix(SuffixConfig(), memory.of(salt))
+        proposer = Suffix(SuffixConfig(), dependencies(memory=memory.of(salt)))
         assert proposer.propose(Context(list(range(50))), Sampling(), Budget(99, 99)).tree.num_nodes == 0
     assert found(memory, "a", list(range(50))) == 50
 
@@ -164,7 +165,11 @@ def test_memory_learn_and_propose_from_many_threads() -> None:
         rng, base = random.Random(seed), 100 * (ord(salt) - ord("a"))
         while not stop.is_set():
             context = Context([base + rng.randrange(5) for _ in range(40)])
-            tree = Suffix(SuffixConfig(), memory.of(salt)).propose(context, Sampling(), Budget(64, 64)).tree
+            tree = (
+                Suffix(SuffixConfig(), dependencies(memory=memory.of(salt)))
+                .propose(context, Sampling(), Budget(64, 64))
+                .tree
+            )
             assert all(base <= token < base + 5 for token in tree.tokens.tolist())
             memory.of(salt).longest(context.ids, check)
             assert all(base <= token < base + 5 for token in memory.of(salt).followers(context.ids[-2:]))

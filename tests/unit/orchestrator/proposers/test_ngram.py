@@ -25,7 +25,7 @@ from orchestrator.sampling import reference
 from orchestrator.sampling.distribution import log_p, pick
 from orchestrator.sampling.sampled_drafts import MAX_CANDIDATES, draw
 from tests.support.counted import tables_of
-from tests.support.decode import decode
+from tests.support.decode import decode, dependencies
 from tests.support.table_target import TableTarget
 
 VOCAB_SIZE = 8
@@ -54,7 +54,9 @@ COUNTED = {
 
 
 def proposed(ids: list[int], sampling: Sampling = GREEDY, budget: Budget = WIDE, **keys: int) -> Proposal:
-    proposal = Ngram(NgramConfig(**keys), tables_of(COUNTED, VOCAB_SIZE), None).propose(Context(ids), sampling, budget)
+    proposal = Ngram(NgramConfig(**keys), dependencies(tables=tables_of(COUNTED, VOCAB_SIZE))).propose(
+        Context(ids), sampling, budget
+    )
     assert proposal.tree.is_chain and set(proposal.sources) <= {"ngram"}
     assert len(proposal.q) == len(proposal.sources) == proposal.tree.num_nodes
     return proposal
@@ -85,14 +87,14 @@ def test_ngram_budget_cuts_the_chain() -> None:
 
 def test_ngram_context_is_not_changed_by_drafting() -> None:
     context = Context([1])
-    Ngram(NgramConfig(draft_len=3), tables_of(COUNTED, VOCAB_SIZE), None).propose(context, GREEDY, WIDE)
+    Ngram(NgramConfig(draft_len=3), dependencies(tables=tables_of(COUNTED, VOCAB_SIZE))).propose(context, GREEDY, WIDE)
     assert context.ids == [1]
 
 
 def test_ngram_memory_adds_its_counts_but_no_unigram() -> None:
     memory = Memory(1000)
-    alone = Ngram(NgramConfig(draft_len=1), None, memory.of(""))
-    both = Ngram(NgramConfig(draft_len=1), tables_of(COUNTED, VOCAB_SIZE), memory.of(""))
+    alone = Ngram(NgramConfig(draft_len=1), dependencies(memory=memory.of("")))
+    both = Ngram(NgramConfig(draft_len=1), dependencies(tables=tables_of(COUNTED, VOCAB_SIZE), memory=memory.of("")))
     assert alone.propose(Context([1]), GREEDY, WIDE).tree.num_nodes == 0
     memory.learn("", [1, 3] * 5 + [5, 5])
     assert alone.propose(Context([1]), GREEDY, WIDE).tree.tokens.tolist() == [3]
@@ -100,13 +102,15 @@ def test_ngram_memory_adds_its_counts_but_no_unigram() -> None:
     proposal = both.propose(Context([4, 1]), replace(GREEDY, temperature=1.0), WIDE)
     assert proposal.q[0].ids.tolist() == [2, 3]
     np.testing.assert_allclose(proposal.q[0].probs, [4 / 10, 6 / 10])  # 4 : 0 and 1 : 5
-    other = Ngram(NgramConfig(draft_len=1), tables_of(COUNTED, VOCAB_SIZE), memory.of("another"))
+    other = Ngram(
+        NgramConfig(draft_len=1), dependencies(tables=tables_of(COUNTED, VOCAB_SIZE), memory=memory.of("another"))
+    )
     np.testing.assert_allclose(other.propose(Context([4, 1]), Sampling(1.0), WIDE).q[0].probs, [4 / 5, 1 / 5])
 
 
 def test_ngram_without_tables_and_memory_is_refused_with_both_keys() -> None:
     with pytest.raises(RequestError, match="keys ngram_tables and remember_tokens"):
-        Ngram(NgramConfig(), None, None)
+        Ngram(NgramConfig(), dependencies())
 
 
 # q
@@ -178,7 +182,9 @@ def test_every_draft_is_accepted_where_q_equals_p(sampling: Sampling) -> None:
     target = TableTarget(VOCAB_SIZE, order=2, table_seed=3)
     config, num_tokens = NgramConfig(order=3, draft_len=5), 60
     for seed in range(10):
-        statistics = run(target, Ngram(config, law_of(target), None), [1, 2], replace(sampling, seed=seed), num_tokens)
+        statistics = run(
+            target, Ngram(config, dependencies(tables=law_of(target))), [1, 2], replace(sampling, seed=seed), num_tokens
+        )
         assert statistics.num_accepted_tokens == statistics.num_draft_tokens == 50
         assert statistics.num_steps == 10
 
@@ -199,7 +205,13 @@ def test_ngram_any_setting_gives_the_reference_s_text(
     target = TableTarget(VOCAB_SIZE, table_seed=seed % 5)
     memory.learn("", reference.generate(target.logits, prompt, Sampling(1.0), 50))
     for tables in (tables_of(COUNTED, VOCAB_SIZE), None):
-        run(target, Ngram(config, tables, memory.of("")), prompt, Sampling(temperature, seed=seed), length)
+        run(
+            target,
+            Ngram(config, dependencies(tables=tables, memory=memory.of(""))),
+            prompt,
+            Sampling(temperature, seed=seed),
+            length,
+        )
 
 
 def test_ngram_acceptance_is_the_coupling_s_share_of_the_overlap() -> None:

@@ -16,7 +16,7 @@ from orchestrator.core.types import Acceptance
 from orchestrator.generation.loop import Limits
 from orchestrator.proposers.predicted import Predicted, PredictedConfig, nearest
 from orchestrator.sampling import reference
-from tests.support.decode import decode
+from tests.support.decode import decode, dependencies
 from tests.support.table_target import TableTarget
 
 PROMPT = [90, 91]
@@ -27,7 +27,7 @@ class Follow:
     """Runs the proposer against an output that is known beforehand, as a target that says just that would."""
 
     def __init__(self, prediction: list[int], output: list[int], **options: Any) -> None:
-        self.proposer = Predicted(PredictedConfig(**options), prediction)
+        self.proposer = Predicted(PredictedConfig(**options), dependencies(prediction=prediction))
         self.context = Context(PROMPT)
         self.drafts: list[list[int]] = []
         self.lengths: list[int] = []
@@ -119,7 +119,7 @@ def test_any_prediction_proposes_only_what_it_holds(prediction: list[int], outpu
 
 @given(st.integers(0, 6), st.integers(0, 6))
 def test_prediction_stays_within_the_budget(max_nodes: int, max_depth: int) -> None:
-    proposer = Predicted(PredictedConfig(), [1, 2, 3, 4])
+    proposer = Predicted(PredictedConfig(), dependencies(prediction=[1, 2, 3, 4]))
     tree = proposer.propose(Context(PROMPT), Sampling(), Budget(max_nodes, max_depth)).tree
     assert tree.tokens.tolist() == [1, 2, 3, 4][: min(max_nodes, max_depth)]
 
@@ -139,7 +139,7 @@ def test_predicted_gives_the_reference_s_text_however_good_the_prediction(
     prompt = [1, 2, 3]
     truth = reference.generate(target.logits, prompt, sampling, max_tokens)
     prediction = [rng.randrange(6) if rng.random() < noise else token for token in truth]
-    proposer = Predicted(PredictedConfig(draft_len=draft_len), prediction)
+    proposer = Predicted(PredictedConfig(draft_len=draft_len), dependencies(prediction=prediction))
     said, statistics = decode(target, proposer, prompt, sampling, Limits(max_tokens, 10_000, 128))
     assert said == truth
     if prediction == truth:

@@ -12,14 +12,14 @@ from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.proposers.ngram_index import NgramIndex
-from orchestrator.proposers.prompt_lookup import MAX_PLACES, PromptLookup, PromptLookupConfig, continuation
+from orchestrator.proposers.prompt_lookup import MAX_PLACES, NgramIndex, PromptLookup, PromptLookupConfig, continuation
+from tests.support.decode import dependencies
 
 WIDE = Budget(1000, 1000)
 
 
 def lookup(**options: Any) -> PromptLookup:
-    return PromptLookup(PromptLookupConfig(**options))
+    return PromptLookup(PromptLookupConfig(**options), dependencies())
 
 
 def tree_of(proposer: PromptLookup, ids: list[int], budget: Budget = WIDE) -> TokenTree:

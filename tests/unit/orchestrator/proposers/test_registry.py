@@ -10,15 +10,16 @@ import pytest
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import RequestError
+from orchestrator.core.methods import DRAFTERS, METHODS, PROPOSED
 from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import DraftResponse
-from orchestrator.deployment.config import DRAFTER_OF
-from orchestrator.deployment.config import METHODS as CONFIG_METHODS
-from orchestrator.proposers.registry import METHODS, ProposerDependencies, select_method
+from orchestrator.proposers.dependencies import ProposerDependencies
+from orchestrator.proposers.parameters import MethodConfig
+from orchestrator.proposers.registry import load, select_method
 
-LOADED = frozenset(DRAFTER_OF.values())
+LOADED = frozenset(DRAFTERS)
 DEFAULTS = {
     "none": {"max_nodes": 128},
     "prompt_lookup": {
@@ -53,11 +54,16 @@ def refusal(
     return str(caught.value)
 
 
-def test_methods_are_among_those_that_a_deployment_may_name() -> None:
-    assert set(METHODS) <= set(CONFIG_METHODS)
+def test_each_declaration_names_a_proposer_of_that_name_and_its_parameters() -> None:
+    for name, method in METHODS.items():
+        for declared in filter(None, (method.config, method.engine_config)):
+            assert issubclass(load(declared), MethodConfig), name
+        proposer = load(method.proposer) if method.proposer else None
+        assert proposer is None or getattr(proposer, "name", name) == name
+    assert set(PROPOSED) == set(METHODS) - {"mtp"} and all(METHODS[name].engine_config for name in ("mtp", "none"))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PROPOSED)
 def test_plan_without_a_config_has_the_protocol_s_defaults(method: str) -> None:
     for text in ("", "{}", " {\n} "):
         made = select_method(method, text, LOADED, {})
@@ -69,15 +75,15 @@ def keys_of(kind: object) -> list[tuple[str, str]]:
     """Every parameter of a kind, as (method, key)."""
     return [
         (method, key)
-        for method in METHODS
-        for key, field in METHODS[method].config.model_fields.items()
+        for method in PROPOSED
+        for key, field in load(METHODS[method].config).model_fields.items()
         if kind in (field.annotation, get_origin(field.annotation))
     ]
 
 
 def bounds_of(method: str, key: str) -> list[Any]:
     """The smallest and the largest value of a parameter."""
-    rules = METHODS[method].config.model_fields[key].metadata
+    rules = load(METHODS[method].config).model_fields[key].metadata
     return [getattr(rule, name) for name in ("ge", "le") for rule in rules if hasattr(rule, name)]
 
 
@@ -105,7 +111,7 @@ def test_plan_number_has_its_range(method: str, key: str) -> None:
 
 @pytest.mark.parametrize(("method", "key"), keys_of(Literal))
 def test_plan_word_is_one_of_those_allowed(method: str, key: str) -> None:
-    allowed = get_args(METHODS[method].config.model_fields[key].annotation)
+    allowed = get_args(load(METHODS[method].config).model_fields[key].annotation)
     assert tuple(accepted(method, key, word) for word in allowed) == allowed
     for bad in ("", allowed[0].upper(), 3, None, True, [allowed[0]], {}):
         said = refusal(method, {key: bad})
@@ -122,7 +128,7 @@ def test_plan_flag_is_true_or_false(method: str, key: str) -> None:
 def test_plan_unknown_method_names_the_nearest_and_all() -> None:
     said = refusal("draftmodel")
     assert "unknown method 'draftmodel'; did you mean 'draft_model'?" in said
-    assert f"(allowed: {', '.join(sorted(METHODS))}; input speculation)" in said
+    assert f"(allowed: {', '.join(sorted(PROPOSED))}; input speculation)" in said
     assert "did you mean" not in refusal("xyz")
     assert "'x" in refusal("x" * 100_000)
 

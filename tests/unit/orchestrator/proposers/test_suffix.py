@@ -16,7 +16,7 @@ from orchestrator.generation.statistics import Statistics
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.suffix import Suffix, SuffixConfig
 from orchestrator.sampling import reference
-from tests.support.decode import decode
+from tests.support.decode import decode, dependencies
 from tests.support.table_target import TableTarget
 
 WIDE = Budget(128, 1000)
@@ -26,7 +26,7 @@ VOCAB_SIZE = 6
 def proposed(ids: list[int], budget: Budget = WIDE, memory: Memory | None = None, **keys: object) -> Proposal:
     """A draft; as many nodes as the match has tokens, unless `factor` says otherwise."""
     config = SuffixConfig(**{"factor": 1.0, **keys})  # type: ignore[arg-type]
-    proposer = Suffix(config, memory.of("") if memory else None)
+    proposer = Suffix(config, dependencies(memory=memory.of("") if memory else None))
     proposal = proposer.propose(Context(ids), Sampling(), budget)
     tree = proposal.tree
     type(tree).checked(tree.tokens, tree.parents, 1000, 128)
@@ -111,7 +111,7 @@ def test_suffix_tree_holds_the_chain() -> None:
 def test_suffix_index_grown_step_by_step_gives_the_same_as_a_fresh_one() -> None:
     rng = random.Random(4)
     for _ in range(50):
-        context, grown = Context([rng.randrange(3)]), Suffix(SuffixConfig(factor=1.0))
+        context, grown = Context([rng.randrange(3)]), Suffix(SuffixConfig(factor=1.0), dependencies())
         for _ in range(30):
             context.commit([rng.randrange(3) for _ in range(rng.randint(1, 4))])
             here, fresh = grown.propose(context, Sampling(), WIDE), proposed(context.ids)
@@ -159,7 +159,7 @@ def test_suffix_any_setting_gives_the_reference_s_text(
 ) -> None:
     memory = Memory(200)
     for lesson in range(3):
-        proposer = Suffix(SuffixConfig(tree=tree, **keys), memory.of("a"))  # type: ignore[arg-type]
+        proposer = Suffix(SuffixConfig(tree=tree, **keys), dependencies(memory=memory.of("a")))  # type: ignore[arg-type]
         ids, _ = run(proposer, prompt, Sampling(temperature, seed=seed + lesson // 2), length)
         memory.learn("a", ids)
 
@@ -170,10 +170,10 @@ def test_suffix_drafts_are_accepted(temperature: float, tree: bool) -> None:
     """So the law above is not vacuous; a second run of one request repeats what the memory holds."""
     memory, sampling = Memory(10_000), Sampling(temperature, seed=7)
     config = SuffixConfig(tree=tree, factor=4.0)
-    ids, cold = run(Suffix(config), [1, 2, 3], sampling, 200)
+    ids, cold = run(Suffix(config, dependencies()), [1, 2, 3], sampling, 200)
     assert cold.sources["suffix.text"].num_accepted > 20
     memory.learn("", ids)
-    _, warm = run(Suffix(config, memory.of("")), [1, 2, 3], sampling, 200)
+    _, warm = run(Suffix(config, dependencies(memory=memory.of(""))), [1, 2, 3], sampling, 200)
     accepted = {name: count.num_accepted for name, count in warm.sources.items()}
     assert accepted.get("suffix.text", 0) + accepted["suffix.memory"] == warm.num_accepted_tokens
     if temperature:

@@ -125,8 +125,8 @@ def test_closing_closes_all() -> None:
 def test_a_union_s_parameters_stand_under_its_members_names() -> None:
     text = json.dumps({"max_nodes": 9, "eagle2": {"top_k": 3}, "prompt_lookup": {"draft_len": 4}})
     found = select_method("prompt_lookup+eagle2", text, DRAFTERS, {})
-    lookup, eagle = found.parts
-    assert select_method("prompt_lookup+eagle2", "", DRAFTERS, {"draft_len": 2}).parts[0].config.draft_len == 2  # type: ignore[attr-defined]
+    lookup, eagle = found.members
+    assert select_method("prompt_lookup+eagle2", "", DRAFTERS, {"draft_len": 2}).members[0].config.draft_len == 2  # type: ignore[attr-defined]
     assert (found.config.max_nodes, lookup.config.draft_len, eagle.config.top_k) == (9, 4, 3)  # type: ignore[attr-defined]
 
 
@@ -138,7 +138,7 @@ def test_a_union_s_parameters_stand_under_its_members_names() -> None:
         ("eagle2+eagle2", {}, "2..4 different methods"),
         ("prompt_lookup+suffix+ngram+eagle+eagle3", {}, "2..4 different methods"),
         ("eagle2+none", {}, "it proposes nothing"),
-        ("eagle2+lookahead", {}, "learns from the target's picks"),
+        ("eagle2+lookahead", {}, "learns from the target's tokens"),
         ("eagle2+", {}, "method ''"),
         ("prompt_lookup+eagle2", {"top_k": 3}, "top_k"),
         ("prompt_lookup+eagle2", {"eagle2": 3}, "eagle2 in input speculation_config must be a JSON object, got int"),

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from orchestrator.core.errors import RequestError
+from orchestrator.core.methods import DRAFTERS, PROPOSED
 from orchestrator.deployment.checkpoint import read_checkpoint
-from orchestrator.deployment.config import DRAFTER_OF, load_config
-from orchestrator.proposers.registry import METHODS
+from orchestrator.deployment.config import load_config
 from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
 from orchestrator.requests.inputs import INPUTS, read
 from orchestrator.sampling.grammar import Grammars
@@ -50,10 +50,10 @@ def cells() -> dict[str, Cell]:
     for number, (_, example, how) in enumerate(rows("options")):
         match = CELL.fullmatch(how)
         assert match and bool(match["why"]) == (match["how"] != "all"), how
-        refusing = set(names(match["names"] or "")) if match["how"] != "refused" else set(METHODS)
-        assert refusing <= set(METHODS), how
+        refusing = set(names(match["names"] or "")) if match["how"] != "refused" else set(PROPOSED)
+        assert refusing <= set(PROPOSED), how
         inputs = json.loads(example.strip("`"))
-        for method in [inputs["speculation"]] if "speculation" in inputs else METHODS:
+        for method in [inputs["speculation"]] if "speculation" in inputs else PROPOSED:
             why = match["why"] if method in refusing else ""
             found[f"{number} {example[1:60]} {method}"] = Cell(inputs, method, why)
     return found
@@ -67,7 +67,7 @@ def builder() -> RequestBuilder:
     config = load_config(ROOT / "serving.toml")
     checkpoint = read_checkpoint(config.target)
     grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
-    return RequestBuilder(config, checkpoint, frozenset(DRAFTER_OF.values()), grammars)
+    return RequestBuilder(config, checkpoint, frozenset(DRAFTERS), grammars)
 
 
 def build(builder: RequestBuilder, inputs: dict[str, Any]) -> GenerationRequest:
@@ -87,7 +87,7 @@ def test_every_supported_input_has_a_row_and_none_is_made_up() -> None:
     written = {name for cell, *_ in rows("options") for name in names(cell)}
     supported = {name for name, its in INPUTS.items() if its.neutral is None}
     assert supported <= written
-    assert written - supported <= set(METHODS)
+    assert written - supported <= set(PROPOSED)
     assert set(LIMITS) <= supported
 
 

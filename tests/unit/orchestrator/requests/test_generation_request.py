@@ -18,7 +18,7 @@ from orchestrator.core.noise import child_seed
 from orchestrator.core.sampling_params import NO_LOGITS_OPTIONS, Grammar, Rule, Sampling
 from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.deployment.config import ServingConfig
-from orchestrator.proposers.registry import ProposerDependencies
+from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
 from orchestrator.requests.inputs import MAX_TEXT_BYTES, RequestInputs, read
 from orchestrator.requests.sampling_inputs import sampling_of

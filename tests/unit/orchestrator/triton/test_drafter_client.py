@@ -15,7 +15,7 @@ from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, RequestError, Unavailable, UnknownSequence
 from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.proposers.drafters import NO_ANSWER
+from orchestrator.proposers.dependencies import NO_ANSWER
 from orchestrator.triton.breaker import Breaker
 from tests.support.clients import until
 from tests.support.hanging import WAIT_S, Hang

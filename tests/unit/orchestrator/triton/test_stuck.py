@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from orchestrator.core.errors import RequestError, Unavailable
 from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.deployment.config import ServingConfig
-from orchestrator.proposers.registry import ProposerDependencies
+from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.requests.generation_request import RequestBuilder
 from orchestrator.requests.inputs import read
 from orchestrator.sampling.grammar import Grammars

@@ -16,10 +16,11 @@ import pytest
 from launcher.deployment import models_to_load
 from orchestrator.core.context import Context
 from orchestrator.core.errors import ConfigError, EngineError, EngineLost, RequestError, Unavailable, UnknownSequence
+from orchestrator.core.methods import BUILD_MODES
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import EngineSpeculation, EngineSpeculationResult, StepOptions
-from orchestrator.deployment.capabilities import INSIDE, capabilities_of
+from orchestrator.deployment.capabilities import capabilities_of
 from orchestrator.deployment.config import BACKEND_MODELS, ServingConfig
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest
@@ -385,7 +386,7 @@ def test_burst_has_sizes_and_no_choices() -> None:
     assert set(model.calls[0]) <= INPUTS.keys() and len(model.calls) == 1
 
 
-@pytest.mark.parametrize(("mode", "method"), INSIDE.items())
+@pytest.mark.parametrize(("mode", "method"), BUILD_MODES.items())
 def test_engine_that_drafts_by_itself_has_bursts(checkpoint: Path, tmp_path: Path, mode: str, method: str) -> None:
     folder = make_engine(tmp_path / "target", checkpoint, mode=mode)
     line, _ = build_target(config_of(folder), lambda model: CountingModel())

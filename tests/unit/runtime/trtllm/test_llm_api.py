@@ -26,8 +26,9 @@ from orchestrator.deployment.capabilities import capabilities_of
 from orchestrator.deployment.config import ServingConfig, load_config
 from orchestrator.deployment.engine_manifest import LLM_NAME, read_llm_manifest, served_checkpoint
 from orchestrator.generation.loop import Limits
+from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.none import NoProposer
-from orchestrator.proposers.registry import ProposerDependencies, select_method
+from orchestrator.proposers.registry import select_method
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
 from runtime.engine.build import build_target
@@ -93,7 +94,7 @@ def standin(line: Any) -> Any:
 
 
 def proposer_of(method: str) -> Any:
-    materials = ProposerDependencies(lines=lambda name: None, vocab_size=VOCAB_SIZE)
+    materials = ProposerDependencies(drafter_client=lambda name: None, vocab_size=VOCAB_SIZE)
     return select_method(method, "", frozenset(), {}, engine_method=method).proposer(materials)
 
 
@@ -313,7 +314,7 @@ def test_close_answers_what_is_under_way(checkpoint: Path, tmp_path: Path) -> No
         ("none", Sampling(1.0, typical_p=0.5), StepOptions(), "typical_p"),
         ("none", Sampling(), StepOptions(logprobs=True), "log-probabilities: it is not established for the LLM API"),
         ("none", Sampling(rule=Rule.COUPLED), StepOptions(), "rule 'coupled'"),
-        ("none", Sampling(), StepOptions(target_tokens=True), "learns from the target's picks"),
+        ("none", Sampling(), StepOptions(target_tokens=True), "learns from the target's tokens"),
     ],
 )
 def test_option_that_it_lacks_is_refused_with_the_reason(
@@ -331,7 +332,10 @@ def test_capabilities_name_the_one_method(checkpoint: Path, tmp_path: Path) -> N
     assert served.engine_method == "mtp" and served.default_rule is Rule.ENGINE
     assert served.method_refusal("mtp") == served.method_refusal("none") == ""
     assert "it drafts by itself, with the method 'mtp'" in served.method_refusal("suffix")
-    assert select_method("mtp", "", frozenset(), {}, served.engine_method).in_engine
+    assert (
+        select_method("mtp", "", frozenset(), {}, served.engine_method).declaration.proposer
+        == "engine_side:EngineSideProposer"
+    )
     with pytest.raises(RequestError, match="unknown method 'mtp'"):
         select_method("mtp", "", frozenset(), {})
 

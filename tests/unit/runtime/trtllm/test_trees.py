@@ -26,7 +26,8 @@ from orchestrator.core.types import StepOptions
 from orchestrator.deployment.capabilities import capabilities_of
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.generation.loop import Limits
-from orchestrator.proposers.registry import ProposerDependencies, select_method
+from orchestrator.proposers.dependencies import ProposerDependencies
+from orchestrator.proposers.registry import select_method
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest
 from orchestrator.wire.target import StepRequest
@@ -92,7 +93,7 @@ def session_of(engine: Any) -> Any:
 
 def proposer_of(method: str, parameters: dict[str, Any]) -> Any:
     materials = ProposerDependencies(
-        lines=lambda name: None, vocab_size=VOCAB_SIZE, max_nodes=40, prediction=tuple(PROMPT)
+        drafter_client=lambda name: None, vocab_size=VOCAB_SIZE, max_nodes=40, prediction=tuple(PROMPT)
     )
     return select_method(method, json.dumps(parameters), frozenset(), {}).proposer(materials)
 

@@ -14,8 +14,8 @@ import pytest
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, RequestError, Unavailable
+from orchestrator.core.methods import BUILD_MODES
 from orchestrator.core.types import EngineSpeculation, EngineSpeculationResult, StepOptions
-from orchestrator.deployment.capabilities import INSIDE
 from orchestrator.generation.loop import Limits
 from orchestrator.wire.target import StepRequest
 from runtime.trtllm import contexts
@@ -38,7 +38,7 @@ from tests.support.executor import (
 )
 
 Line = TrtllmClient[StepRequest]
-MODES = tuple(INSIDE)
+MODES = tuple(BUILD_MODES)
 #: Tokens that a pass verifies, of engines as tests/standin/engine_folder.py makes them.
 NUM_NODES = dict.fromkeys(MODES, 16) | {"lookahead_decoding": 15}
 ASKED = StepOptions(engine_speculation=EngineSpeculation(NUM_TOKENS))
@@ -68,7 +68,7 @@ def hold(line: Line) -> Any:
 def test_text_is_the_torch_engine_s_in_fewer_passes_than_tokens(
     start: Callable[..., Line], greedy: list[int], mode: str
 ) -> None:
-    line, method = start(mode), INSIDE[mode]
+    line, method = start(mode), BUILD_MODES[mode]
     before = standin(line).num_enqueued
     text, statistics = decode(EngineTarget(line, 2), proposer_of(method, inside=method), PROMPT, GREEDY, LIMITS)
     assert text == greedy
@@ -86,7 +86,7 @@ def test_passes_are_told_as_the_executor_counts_them(start: Callable[..., Line],
     line = start(mode)
     burst = ask(line, request(PROMPT, options=ASKED)).engine_speculation
     first = standin(line).num_passes
-    assert isinstance(burst, EngineSpeculationResult) and burst.method == INSIDE[mode]
+    assert isinstance(burst, EngineSpeculationResult) and burst.method == BUILD_MODES[mode]
     assert sum(burst.lengths) == len(burst.extra) + 1 and len(burst.lengths) <= first
     assert burst.num_drafted == NUM_NODES[mode] * (len(burst.lengths) - 1)
 

@@ -11,14 +11,15 @@ import pytest
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import ConfigError, RequestError
+from orchestrator.core.methods import BUILD_MODES, METHODS, PROPOSED
 from orchestrator.core.sampling_params import Rule
 from orchestrator.core.types import EngineSpeculation, StepOptions
-from orchestrator.deployment.capabilities import CHAINS, INSIDE, capabilities_of
+from orchestrator.deployment.capabilities import capabilities_of
 from orchestrator.deployment.config import load_config
 from orchestrator.deployment.engine_manifest import served_checkpoint
 from orchestrator.generation.responses import Responses
 from orchestrator.generation.text import Chunk, FinishReason
-from orchestrator.proposers.registry import METHODS, ProposerDependencies
+from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
 from orchestrator.requests.inputs import read
 from orchestrator.sampling.grammar import Grammars
@@ -31,7 +32,7 @@ WORDS = "the target's engine does not serve "
 
 def builder_of(checkpoint: Path, folder: Path, **options: Any) -> RequestBuilder:
     """Return what checks requests to an engine."""
-    method = INSIDE.get(options.get("mode", ""), "prompt_lookup")
+    method = BUILD_MODES.get(options.get("mode", ""), "prompt_lookup")
     config = config_of(make_engine(folder, checkpoint, **options), default_speculation=method)
     served = served_checkpoint(config)
     grammars = Grammars(served.tokenizer_file, served.vocab_size, served.eos_ids)
@@ -109,23 +110,24 @@ def test_prompt_beyond_the_engine_s_input_is_refused_naming_the_largest(external
     assert "max_tokens must be in 1..2 behind a prompt of 39 tokens" in refusal(external, text_input="a" * 39)
 
 
-@pytest.mark.parametrize("mode", INSIDE)
+@pytest.mark.parametrize("mode", BUILD_MODES)
 def test_internal_method_needs_no_drafter_and_asks_the_engine(checkpoint: Path, tmp_path: Path, mode: str) -> None:
-    method = INSIDE[mode]
+    method = BUILD_MODES[mode]
     builder = replace(builder_of(checkpoint, tmp_path / "engine", mode=mode), drafters=frozenset())
     job = built(builder)
-    assert job.plan.method == method and job.plan.in_engine
+    assert job.plan.method == method and job.plan.declaration == METHODS[method].engine_side
     proposer = job.plan.proposer(ProposerDependencies(_no_line, 64))
     budget = job.limits.budget(Context(job.prompt))
     assert proposer.propose(Context(job.prompt), job.sampling, budget).tree.num_nodes == 0
     assert proposer.options == StepOptions(engine_speculation=EngineSpeculation(8))
-    assert built(builder, speculation="none").plan.spec is METHODS["none"]
-    for other in (*CHAINS, "eagle2", *({"medusa", "eagle", "redrafter", "lookahead"} - {method})):
+    chains = [name for name in PROPOSED if METHODS[name].needs_only_tokens]
+    assert built(builder, speculation="none").plan.declaration is METHODS["none"]
+    for other in (*chains, "eagle2", *({"medusa", "eagle", "redrafter", "lookahead"} - {method})):
         predicted = {"draft_text": "ab"} if other == "predicted" else {}
         assert refusal(builder, speculation=other, **predicted).startswith(f"{WORDS}the method {other!r}: it drafts by")
 
 
-@pytest.mark.parametrize("mode", INSIDE)
+@pytest.mark.parametrize("mode", BUILD_MODES)
 def test_default_method_that_the_engine_lacks_is_refused_at_load(checkpoint: Path, tmp_path: Path, mode: str) -> None:
     builder = builder_of(checkpoint, tmp_path / "engine", mode=mode)
     with pytest.raises(

@@ -10,10 +10,11 @@ import pytest
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import RequestError
+from orchestrator.core.methods import METHODS
 from orchestrator.core.sampling_params import Grammar, LogitsOptions, Rule
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import StepOptions
-from orchestrator.deployment.capabilities import CHAINS, Capabilities, capabilities_of, executor_capabilities
+from orchestrator.deployment.capabilities import Capabilities, capabilities_of, executor_capabilities
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import read_manifest
 from orchestrator.wire.context import delta_of
@@ -41,7 +42,7 @@ from tests.support.executor import (
         ({"sampling": sampled(rule=Rule.COUPLED)}, "rule 'coupled': TensorRT-LLM's executor samples by itself"),
         ({"sampling": sampled(rule=Rule.BLOCK)}, "; its own: engine (input rule)"),
         ({"sampling": sampled(rule=Rule.TYPICAL)}, "rule 'typical'"),
-        ({"options": StepOptions(target_tokens=True)}, "which learns from the target's picks"),
+        ({"options": StepOptions(target_tokens=True)}, "which learns from the target's tokens"),
         ({"options": StepOptions(features_from=0)}, "which drafts from hidden states"),
         ({"sampling": sampled(1.0, typical_p=0.5)}, "typical_p: the executor has no such rule"),
         ({"sampling": sampled(1.0, min_p=0.1)}, "min_p: no argument of the executor is known for it"),
@@ -97,7 +98,9 @@ def test_capabilities_say_which_methods_an_engine_serves(folder: Path, tmp_path:
     assert "drafts by itself, with the method 'medusa'" in medusa.method_refusal("suffix")
     assert "hidden states to itself; engines built for eagle serve it" in external.method_refusal("eagle")
     assert "; engine = 'torch' serves it" in external.method_refusal("prompt_lookup+eagle3")
-    assert [external.method_refusal(method) for method in CHAINS] == [""] * len(CHAINS)
+    chains = [name for name, method in METHODS.items() if method.needs_only_tokens]
+    assert chains == ["prompt_lookup", "ngram", "suffix", "predicted", "draft_model"]
+    assert [external.method_refusal(method) for method in chains] == [""] * len(chains)
     assert "temperature: it is not established" in medusa.refusal(sampled(1.0), StepOptions(), method="none")
     assert (
         Capabilities().refusal(

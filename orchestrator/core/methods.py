@@ -1,0 +1,180 @@
+"""The drafting methods, one declaration each; configuration, requests, proposers and capabilities derive from it.
+
+To add a method, write its proposer and declare it here (docs/architecture.md, Add a method). Proposers are named by
+module and class, and loaded by `orchestrator/proposers/registry.py`: this module imports none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from orchestrator.core.errors import RequestError, unknown_name
+from orchestrator.core.types import HiddenStates, StepOptions
+
+MAX_MEMBERS = 4
+
+_HEAD = "drafters:HeadProposer"
+#: Parameters where nothing can be chosen, since the engine drafts as it was built to.
+_AS_BUILT = "engine_side:EngineSideConfig"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A drafting method.
+
+    proposer: its class, as "module:class" below orchestrator.proposers; empty = only engines that draft by themselves
+    have the method.
+    config: the class of its parameters, named likewise.
+    drafter: the Triton model that it calls, which is a key of serving.toml, too; empty = it drafts in this process.
+    branches: why its trees branch, for those parameters whose `is_chain` is False; empty = it proposes chains alone.
+    target_tokens: it learns from the target's tokens at all nodes of its own tree.
+    hidden_states: those of the target that its drafter reads.
+    reads_every_state: its drafter reads the states of all tokens, and says how many it has; others read the newest.
+    build_mode: of compiled engines that draft by themselves with the method.
+    engine_config: parameters where the target's engine drafts by itself; empty = no engine has the method.
+    """
+
+    name: str
+    proposer: str = ""
+    config: str = "parameters:MethodConfig"
+    drafter: str = ""
+    branches: str = ""
+    target_tokens: bool = False
+    hidden_states: HiddenStates = HiddenStates.NONE
+    reads_every_state: bool = False
+    build_mode: str = ""
+    engine_config: str = ""
+
+    @property
+    def options(self) -> StepOptions:
+        """What its proposer asks of a step."""
+        features_from = 0 if self.hidden_states else None
+        return StepOptions(self.target_tokens, features_from=features_from, hidden_states=self.hidden_states)
+
+    @property
+    def needs_only_tokens(self) -> bool:
+        """True when any target that verifies chains can serve it: it drafts, and reads nothing but committed tokens."""
+        return bool(self.proposer) and self.name != "none" and self.options == StepOptions()
+
+    @property
+    def union_refusal(self) -> str:
+        """Why the method cannot be part of a union; empty = it can."""
+        if self.name == "none":
+            return "it proposes nothing"
+        return "it learns from the target's tokens at its own nodes" if self.target_tokens else ""
+
+    @property
+    def engine_side(self) -> Method:
+        """The same method where the target's engine drafts by itself."""
+        return Method(self.name, "engine_side:EngineSideProposer", self.engine_config)
+
+
+_ALL = (
+    Method("none", "none:NoProposer", engine_config=_AS_BUILT),
+    Method(
+        "prompt_lookup",
+        "prompt_lookup:PromptLookup",
+        "prompt_lookup:PromptLookupConfig",
+        branches="branches above 1",
+        engine_config=_AS_BUILT,
+    ),
+    Method("ngram", "ngram:Ngram", "ngram:NgramConfig"),
+    Method("suffix", "suffix:Suffix", "suffix:SuffixConfig", branches="tree true"),
+    Method(
+        "lookahead",
+        "lookahead:Lookahead",
+        "lookahead:LookaheadConfig",
+        branches="a window and guesses side by side",
+        target_tokens=True,
+        build_mode="lookahead_decoding",
+        engine_config="engine_side:EngineSideLookaheadConfig",
+    ),
+    Method("jacobi", "jacobi:Jacobi", "jacobi:JacobiConfig", target_tokens=True),
+    Method("predicted", "predicted:Predicted", "predicted:PredictedConfig"),
+    Method("draft_model", "drafters:DraftModel", "drafters:DraftModelConfig", drafter="draft", engine_config=_AS_BUILT),
+    Method(
+        "medusa",
+        _HEAD,
+        "drafters:StaticConfig",
+        drafter="medusa",
+        branches="a tree",
+        hidden_states=HiddenStates.LAST,
+        build_mode="medusa",
+        engine_config=_AS_BUILT,
+    ),
+    Method(
+        "eagle",
+        _HEAD,
+        "drafters:StaticConfig",
+        drafter="eagle",
+        branches="a tree",
+        hidden_states=HiddenStates.LAST,
+        reads_every_state=True,
+        build_mode="eagle",
+        engine_config="engine_side:EngineSideEagleConfig",
+    ),
+    Method(
+        "eagle2",
+        _HEAD,
+        "drafters:DynamicConfig",
+        drafter="eagle",
+        branches="a tree",
+        hidden_states=HiddenStates.LAST,
+        reads_every_state=True,
+    ),
+    Method(
+        "eagle3",
+        _HEAD,
+        "drafters:DynamicConfig",
+        drafter="eagle3",
+        branches="a tree",
+        hidden_states=HiddenStates.LAYERS,
+        reads_every_state=True,
+        engine_config=_AS_BUILT,
+    ),
+    Method(
+        "redrafter",
+        _HEAD,
+        "drafters:RedrafterConfig",
+        drafter="redrafter",
+        branches="a tree",
+        hidden_states=HiddenStates.LAST,
+        build_mode="explicit_draft_tokens",
+        engine_config=_AS_BUILT,
+    ),
+    Method("mtp", engine_config=_AS_BUILT),
+)
+
+METHODS: Mapping[str, Method] = {method.name: method for method in _ALL}
+#: Names of the methods that this server proposes with; the others belong to engines that draft by themselves.
+PROPOSED: tuple[str, ...] = tuple(method.name for method in _ALL if method.proposer)
+#: The Triton models beside the target, each a key of serving.toml.
+DRAFTERS: tuple[str, ...] = tuple(dict.fromkeys(method.drafter for method in _ALL if method.drafter))
+#: Build mode of a compiled engine that drafts by itself → the method with which it does.
+BUILD_MODES: Mapping[str, str] = {method.build_mode: method.name for method in _ALL if method.build_mode}
+
+
+def names_in(speculation: str) -> list[str]:
+    """Return the names of the methods that a union joins by "+"; of a single method, its own."""
+    return speculation.split("+")
+
+
+def find_methods(speculation: str, where: str, known: tuple[str, ...] = PROPOSED) -> tuple[Method, ...]:
+    """Return the members of a union, or the single method that is named.
+
+    known: names that are allowed. Raises RequestError for a name outside of them, and for methods that no union joins.
+    """
+    names = names_in(speculation)
+    for name in names:
+        if name not in known:
+            raise RequestError(unknown_name("method", name, known, where))
+    methods = tuple(METHODS[name] for name in names)
+    if len(methods) == 1:
+        return methods
+    if len(set(names)) < len(names) or len(names) > MAX_MEMBERS:
+        raise RequestError(f"a union joins 2..{MAX_MEMBERS} different methods, got {speculation!r} ({where})")
+    for method in methods:
+        if method.union_refusal:
+            raise RequestError(f"method {method.name!r} cannot be part of a union: {method.union_refusal} ({where})")
+    return methods

@@ -1,0 +1,63 @@
+"""What the proposers of one request may draft from, besides the context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from orchestrator.core.context import Context
+from orchestrator.core.methods import METHODS, Method
+from orchestrator.core.proposal import Budget
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import MAX_NODES, TokenTree
+from orchestrator.core.types import NO_HEAD_INPUT, DraftResponse, HeadInput
+from orchestrator.proposers.memory import Recollection
+from orchestrator.proposers.tables import Tables
+from orchestrator.sampling.grammar_matcher import Matcher
+
+#: What a client returns for a drafter that is silent, fails, or breaks the protocol.
+NO_ANSWER = DraftResponse(TokenTree.bare(), cached_len=-1)
+
+
+class DrafterClient(Protocol):
+    """One request's client of a drafter; it never raises and never blocks beyond its limit."""
+
+    @property
+    def gave_up(self) -> bool:
+        """True when the drafter cannot serve this request, and is not called any more."""
+
+    def propose(
+        self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT
+    ) -> DraftResponse:
+        """Return the drafter's tree, or NO_ANSWER when it is late; head: for drafters that read hidden states."""
+
+    def close(self) -> None:
+        """Tell the drafter that the request has ended."""
+
+
+DrafterClients = Callable[[str], DrafterClient]
+
+
+@dataclass(frozen=True)
+class ProposerDependencies:
+    """What a proposer is built from, besides its parameters; every proposer takes what it needs.
+
+    drafter_client: name of a drafter → the request's client of it.
+    vocab_size, num_parameters: of the target; num_parameters 0 = unknown.
+    prediction: token ids that the client expects as output.
+    max_nodes: most draft nodes of a tree of this request.
+    tables: token statistics of this deployment. memory: earlier responses that this request may draft from.
+    matcher: the position of the output in the grammar that it must match, if there is one.
+    method: the method that is built; the registry sets it.
+    """
+
+    drafter_client: DrafterClients
+    vocab_size: int
+    prediction: tuple[int, ...] = ()
+    max_nodes: int = MAX_NODES
+    num_parameters: int = 0
+    tables: Tables | None = None
+    memory: Recollection | None = None
+    matcher: Matcher | None = None
+    method: Method = METHODS["none"]
