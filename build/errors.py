@@ -1,15 +1,17 @@
-"""The one error type of the build scripts and how a command reports it; knows nothing of what failed."""
+"""The error type of the build scripts, and how a command reports it."""
+
+from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 
 
 class BuildError(Exception):
-    """A problem the user can fix, told in one sentence."""
+    """A problem that the user can fix, described in one sentence."""
 
 
 def run_command(main: Callable[[], None]) -> None:
-    """Runs `main`; a `BuildError` becomes one line on stderr and exit status 2."""
+    """Run `main`; a `BuildError` becomes one line on stderr and exit status 2."""
     try:
         main()
     except BuildError as error:

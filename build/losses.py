@@ -1,4 +1,6 @@
-"""The training loss and the held-out loss per position; it does not know optimizers or files."""
+"""The training loss, the held-out loss by position, and the agreement of two models."""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,12 +18,12 @@ Loss = Callable[[torch.Tensor], torch.Tensor]
 
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean negative log-likelihood in nats of labels (B, n) under logits (B, n, V)."""
+    """Return the mean negative log-likelihood in nats of labels (B, n) under logits (B, n, V)."""
     return functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
 
 
 def text_loss(model: LlamaForCausalLM) -> Loss:
-    """The loss of windows (B, n + 1) under the model's q alone."""
+    """Return the loss of windows (B, n + 1) on the text alone."""
 
     def loss(windows: torch.Tensor) -> torch.Tensor:
         return cross_entropy(_logits(model, windows[:, :-1]), windows[:, 1:])
@@ -30,7 +32,7 @@ def text_loss(model: LlamaForCausalLM) -> Loss:
 
 
 def distillation_loss(model: LlamaForCausalLM, teacher: LlamaForCausalLM, weight: float) -> Loss:
-    """`weight` x KL(p || q) to the teacher's p plus (1 - weight) x the loss on the text, in nats."""
+    """Return the loss `weight` · KL(p || q) to the teacher's p + (1 − weight) · the loss on the text, in nats."""
 
     def loss(windows: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
@@ -55,7 +57,7 @@ class HeldOutLoss:
 
 @torch.inference_mode()
 def held_out_loss(model: LlamaForCausalLM, stream: Tokens, max_windows: int, length: int = 2_048) -> HeldOutLoss:
-    """The loss over at most `max_windows` consecutive windows of `length` tokens spread over `stream`."""
+    """Return the loss over at most `max_windows` windows of `length` tokens, spread over `stream`."""
     model.eval()
     losses = [_position_losses(model, window) for window in spread_windows(stream, max_windows, length)]
     model.train()
@@ -66,7 +68,7 @@ def held_out_loss(model: LlamaForCausalLM, stream: Tokens, max_windows: int, len
 
 @dataclass(frozen=True)
 class Agreement:
-    """How often a draft's q follows the target's p: same most likely token, and mean of sum(min(p, q))."""
+    """How closely a draft's q follows the target's p: share of equal most likely tokens, mean of sum(min(p, q))."""
 
     greedy: float
     overlap: float
@@ -74,7 +76,7 @@ class Agreement:
 
 @torch.inference_mode()
 def agreement(draft: LlamaForCausalLM, target: LlamaForCausalLM, stream: Tokens, max_windows: int) -> Agreement:
-    """The agreement over windows of 2,048 tokens of `stream`; the overlap is the acceptance rate at temperature 1."""
+    """Return the agreement over windows of 2,048 tokens; the overlap is the acceptance rate at temperature 1."""
     greedy, overlap = [], []
     for window in spread_windows(stream, max_windows, 2_048):
         p = _logits(target, window[:, :-1]).float().softmax(-1)  # (1, n, V)
@@ -85,20 +87,20 @@ def agreement(draft: LlamaForCausalLM, target: LlamaForCausalLM, stream: Tokens,
 
 
 def _logits(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
-    """Logits (B, n, V) of ids (B, n)."""
+    """Return the logits (B, n, V) of ids (B, n)."""
     logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
     return logits
 
 
 def _position_losses(model: LlamaForCausalLM, window: torch.Tensor) -> torch.Tensor:
-    """Loss in nats of each of the n tokens predicted in a window (1, n + 1), as (n,) float64."""
+    """Return the loss in nats of each predicted token, (n,) float64; window: (1, n + 1)."""
     window = window.to(model.device)
     logits = _logits(model, window[:, :-1])
     return functional.cross_entropy(logits[0].float(), window[0, 1:], reduction="none").double()
 
 
 def spread_windows(stream: Tokens, max_windows: int, length: int) -> Iterator[torch.Tensor]:
-    """Windows (1, length + 1) at equal distances, so that few windows still touch many files."""
+    """Yield windows (1, length + 1) at equal distances, so that a few of them cover many files."""
     available = (len(stream) - 1) // length
     count = min(max_windows, available)
     for number in range(count):

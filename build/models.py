@@ -1,4 +1,6 @@
-"""Makes the demo models: tokenizer, target, draft, heads, each published; it only decides which stage is due."""
+"""Makes the demo models (tokenizer, target, draft, heads) and publishes each: `python -m build.models`."""
+
+from __future__ import annotations
 
 import argparse
 import shutil
@@ -13,13 +15,13 @@ from build.heads.settings import KINDS
 from build.recipe import RECIPES, Recipe
 from build.tokenizer import save_tokenizer, train_tokenizer
 from build.train import train_model
-from build.workspace import Workspace, training_text
+from build.workspace import ANY_CORPUS_HELP, Workspace, training_text
 
 ALL_WINDOWS = 10_000
 
 
 def make_tokenizer(workspace: Workspace, any_corpus: bool) -> None:
-    """Trains the tokenizer on the training files and puts it in every model's folder, unless it is there."""
+    """Train the tokenizer on the training files and save it in every model's folder, unless it exists."""
     if (workspace.models / "target" / "tokenizer.json").exists():
         print("tokenizer: up to date")
         return
@@ -32,7 +34,7 @@ def make_tokenizer(workspace: Workspace, any_corpus: bool) -> None:
 
 
 def make_model(recipe: Recipe, workspace: Workspace, any_corpus: bool) -> None:
-    """Trains and publishes one model, from its checkpoint where it has one, unless it is up to date."""
+    """Train one model, from its checkpoint if there is one, and publish it, unless it is up to date."""
     if is_published(recipe, workspace):
         print(f"{recipe.name}: up to date")
         return
@@ -43,7 +45,7 @@ def make_model(recipe: Recipe, workspace: Workspace, any_corpus: bool) -> None:
 
 
 def make_heads(workspace: Workspace) -> None:
-    """Trains and publishes the drafting heads of the target, unless they are up to date."""
+    """Train and publish the target's drafting heads, unless they are up to date."""
     if heads.up_to_date([f"--out={workspace.models}"]):
         print("heads: up to date")
         return
@@ -51,7 +53,7 @@ def make_heads(workspace: Workspace) -> None:
 
 
 def discard(workspace: Workspace) -> None:
-    """Forgets checkpoints, tokenizer and weights; the recorded corpus stays, so that it can be compared."""
+    """Delete checkpoints, tokenizer and weights; the recorded corpus stays, for comparison."""
     shutil.rmtree(workspace.scratch, ignore_errors=True)
     for name in (*RECIPES, *KINDS):
         for file in ("config.json", "tokenizer.json"):
@@ -59,12 +61,10 @@ def discard(workspace: Workspace) -> None:
 
 
 def main() -> None:
-    """Command line: `python -m build.models`; interrupted, it goes on where it was."""
+    """Run the command; when it is interrupted, the next run continues."""
     parser = argparse.ArgumentParser(prog="python -m build.models", description=__doc__)
     parser.add_argument("--anew", action="store_true", help="discard tokenizer, checkpoints and weights first")
-    parser.add_argument(
-        "--any-corpus", action="store_true", help="train on another standard library than the recorded one"
-    )
+    parser.add_argument("--any-corpus", action="store_true", help=ANY_CORPUS_HELP)
     parser.add_argument("--threads", type=int, default=0, help="CPU threads (default: all)")
     options = parser.parse_args()
     if options.threads:

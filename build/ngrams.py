@@ -1,4 +1,6 @@
-"""Counts n-grams of any text for the method `ngram`; it trains nothing and knows no model, only a tokenizer."""
+"""Counts n-grams of any text for the method `ngram`: `python -m build.ngrams`."""
+
+from __future__ import annotations
 
 import argparse
 import hashlib
@@ -23,34 +25,34 @@ Ids = npt.NDArray[np.int64]
 
 
 class Text(NamedTuple):
-    """Documents, which no n-gram runs across, and what they are, for the record."""
+    """Documents, which no n-gram crosses, and their provenance."""
 
     documents: list[str]
     provenance: dict[str, Any]
 
 
 class Counts(NamedTuple):
-    """Rows (r,) by context, then follower: packed context, follower, and how often the one followed the other."""
+    """Rows (r,), sorted by context, then follower: packed context, follower, and how often it followed the context."""
 
     contexts: Ids
     followers: Ids
     times: Ids
 
-    def only(self, kept: npt.NDArray[np.bool_]) -> "Counts":
-        """The rows where `kept` is true."""
+    def only(self, kept: npt.NDArray[np.bool_]) -> Counts:
+        """Return the rows where `kept`, (r,) bool, is true."""
         return Counts(*(column[kept] for column in self))
 
 
 @dataclass(frozen=True)
 class Limits:
-    """min_count: n-grams seen less often are left out. max_contexts: most contexts of one length, the most frequent."""
+    """n-grams are kept if seen `min_count` times, of each length the `max_contexts` most frequent contexts."""
 
     min_count: int = 2
     max_contexts: int = 60_000
 
 
 def count_tables(documents: Sequence[Ids], tokenizer: Tokenizer, order: int, limits: Limits) -> Tables:
-    """The tables of all n-grams up to `order`; the 64 best followers of a context are kept, as q has no more."""
+    """Return the tables of all n-grams up to `order`, with the 64 best followers of a context: q has no more."""
     vocabulary = vocabulary_of(tokenizer)
     if vocabulary.size ** (order - 1) >= 1 << 63:
         raise BuildError(f"a vocabulary of {vocabulary.size} tokens is too large for n-grams of order {order}")
@@ -59,7 +61,7 @@ def count_tables(documents: Sequence[Ids], tokenizer: Tokenizer, order: int, lim
 
 
 def count(documents: Sequence[Ids], size: int, vocab_size: int) -> Counts:
-    """Every context of `size` tokens with each of its followers."""
+    """Count every context of `size` tokens with each of its followers."""
     digits = vocab_size ** np.arange(size - 1, -1, -1, dtype=np.int64)
     windows = [np.lib.stride_tricks.sliding_window_view(ids, size + 1) for ids in documents if len(ids) > size]
     if not windows:
@@ -81,7 +83,7 @@ def _level(counts: Counts, limits: Limits) -> Level:
 
 
 def _best_followers(counts: Counts) -> Counts:
-    """The most frequent followers of each context, the lowest id first among equals."""
+    """Return the most frequent followers of each context; of equals the lowest ids."""
     order = np.lexsort((counts.followers, -counts.times, counts.contexts))
     _, first, group = np.unique(counts.contexts[order], return_index=True, return_inverse=True)
     kept = np.zeros(len(order), np.bool_)
@@ -90,7 +92,7 @@ def _best_followers(counts: Counts) -> Counts:
 
 
 def _frequent_contexts(counts: Counts, max_contexts: int) -> Counts:
-    """The rows of the contexts with the most occurrences, the lowest key first among equals."""
+    """Return the rows of the most frequent contexts; of equals the lowest keys."""
     keys, group = np.unique(counts.contexts, return_inverse=True)
     totals = np.bincount(group, counts.times, len(keys))
     kept = np.zeros(len(keys), np.bool_)
@@ -99,15 +101,14 @@ def _frequent_contexts(counts: Counts, max_contexts: int) -> Counts:
 
 
 def corpus_text() -> Text:
-    """The training part of the demo corpus."""
+    """Return the training part of the demo corpus."""
     corpus = load_corpus()
-    provenance = {"source": "Python standard library", "interpreter": corpus.interpreter, "sha256": corpus.sha256}
-    licence = {"licence": "PSF-2.0", "train_files": len(corpus.train), "held_out_files": len(corpus.held_out)}
-    return Text([document.text for document in corpus.train], provenance | licence)
+    provenance = {"source": "Python standard library", "interpreter": corpus.origin, "licence": "PSF-2.0"}
+    return Text([document.text for document in corpus.train], provenance | corpus.provenance)
 
 
 def files_text(files: Sequence[Path]) -> Text:
-    """The text of files, one document each."""
+    """Return the text of files, one document each."""
     digest, documents = hashlib.sha256(), []
     for file in files:
         try:
@@ -119,7 +120,7 @@ def files_text(files: Sequence[Path]) -> Text:
 
 
 def publish(text: Text, tokenizer: Tokenizer, order: int, limits: Limits, folder: Path) -> None:
-    """Counts the text, writes the tables into `folder`, and beside them how they were made."""
+    """Count the text and write the tables and their provenance into `folder`."""
     encodings = tokenizer.encode_batch(text.documents, add_special_tokens=False)
     documents = [np.array(encoding.ids, np.int64) for encoding in encodings]
     tables = count_tables(documents, tokenizer, order, limits)
@@ -139,13 +140,17 @@ def publish(text: Text, tokenizer: Tokenizer, order: int, limits: Limits, folder
 
 
 def main() -> None:
-    """Command line: `python -m build.ngrams --out FOLDER [FILES…]`; without files, the demo corpus."""
+    """Run the command: `python -m build.ngrams --out FOLDER [FILES…]`."""
     parser = argparse.ArgumentParser(prog="python -m build.ngrams", description=__doc__)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILES", help="UTF-8 text (default: the demo corpus)")
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="what ngram_tables will name")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FOLDER", help="the folder that ngram_tables will name"
+    )
     parser.add_argument("--tokenizer", type=Path, default=MODELS / "target", metavar="FOLDER", help="the target's")
     parser.add_argument("--order", type=int, default=MAX_ORDER, choices=range(1, MAX_ORDER + 1), help="longest n-gram")
-    parser.add_argument("--min-count", type=int, default=Limits.min_count, metavar="K", help="rarer ones are left out")
+    parser.add_argument(
+        "--min-count", type=int, default=Limits.min_count, metavar="K", help="n-grams seen less often are left out"
+    )
     parser.add_argument("--max-contexts", type=int, default=Limits.max_contexts, metavar="M", help="of each length")
     options = parser.parse_args()
     text = files_text(options.files) if options.files else corpus_text()

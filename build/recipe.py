@@ -1,4 +1,6 @@
-"""What is trained and how: shapes, token budgets and the rate schedule, all pure; it does not train."""
+"""What is trained and how: shapes, token budgets and the learning rate schedule."""
+
+from __future__ import annotations
 
 import math
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ class Shape:
     vocab: int = VOCAB_SIZE
 
     def config(self) -> LlamaConfig:
-        """The same sizes in the words of `transformers`."""
+        """Return the config of `transformers` with these sizes."""
         return LlamaConfig(
             vocab_size=self.vocab,
             hidden_size=self.hidden,
@@ -50,9 +52,9 @@ class Phase:
 
 @dataclass(frozen=True)
 class Plan:
-    """Token budget and rate schedule; every value is a function of the step and of these recorded numbers.
+    """Token budget and rate schedule: functions of the step and of these recorded numbers.
 
-    cut_step: the step at which the run was told to finish now (its last phase begins there), or None.
+    cut_step: the step at which the last phase began early (--finish-now), or None.
     """
 
     tokens: int
@@ -85,7 +87,7 @@ class Plan:
         return Phase(self.long_from, self.steps, self.long_length)
 
     def rate(self, step: int) -> float:
-        """Learning rate: linear warm-up, cosine to `floor`; a cut run decays by its own cosine from the cut on."""
+        """Return the rate: linear warm-up, cosine to `floor`; a cut run has its own cosine from the cut on."""
         if self.cut_step is None or step < self.long_from:
             return self._planned_rate(step)
         start = self._planned_rate(self.long_from)
@@ -105,8 +107,8 @@ class Plan:
 class Recipe:
     """Everything that determines a trained model, given corpus and tokenizer.
 
-    teacher: name of the model whose distribution p this one's q shall follow, or None.
-    teacher_weight: share of KL(p || q) in the loss; at 0 the model learns from the text alone.
+    teacher: name of the model whose distribution p this one's q is trained to follow, or None. teacher_weight: share of
+    KL(p || q) in the loss; with 0 the model learns from the text alone.
     """
 
     name: str
@@ -122,7 +124,7 @@ class Recipe:
 TARGET = Recipe(
     name="target",
     shape=Shape(hidden=256, layers=14, heads=4, kv_heads=2, head_dim=64, mlp=704),
-    # Planned for 8 M tokens; the machine was shared and slow, so the run was told to finish at this step.
+    # Planned for 8 M tokens; the machine was shared and slow, so the run was finished early at this step.
     plan=Plan(tokens=8_000_000, peak_rate=1.5e-3, cut_step=747),
 )
 DRAFT = Recipe(
@@ -136,12 +138,12 @@ RECIPES = {recipe.name: recipe for recipe in (TARGET, DRAFT)}
 
 
 def recipe_named(name: str) -> Recipe:
-    """The recipe of a model by its name."""
+    """Return the recipe of a model by its name."""
     if name not in RECIPES:
         raise BuildError(f"there is no recipe for {name!r}; the recipes are {', '.join(RECIPES)}")
     return RECIPES[name]
 
 
 def _cosine(progress: float) -> float:
-    """Falls from 1 to 0 while `progress` rises from 0 to 1."""
+    """Return a factor that falls from 1 to 0 while `progress` rises from 0 to 1."""
     return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))

@@ -1,4 +1,6 @@
-"""Checks the model folders against their size ceilings; it does not know what the files mean."""
+"""Checks the model folders against their size limits: `python -m build.sizes`."""
+
+from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ TOTAL_CEILING_MIB = 48.0
 
 @dataclass(frozen=True)
 class FolderSize:
-    """One row of the table: a model folder, its size in bytes and its ceiling in MiB (0 when it has none)."""
+    """One row of the table: a model folder, its size in bytes and its limit in MiB (0 if it has none)."""
 
     name: str
     num_bytes: int
@@ -29,19 +31,26 @@ class FolderSize:
 
     @property
     def fits(self) -> bool:
-        """True when the size does not exceed the ceiling."""
+        """True if the size does not exceed the limit."""
         return self.num_bytes <= self.ceiling_mib * MIB
 
 
 def folder_sizes(models: Path) -> list[FolderSize]:
-    """A row per model folder and, last, their sum; hidden folders are not published and do not count."""
+    """Return a row per model folder and, last, their sum; hidden folders are not published and do not count."""
     folders = sorted(path for path in models.iterdir() if path.is_dir() and not path.name.startswith("."))
-    rows = [FolderSize(path.name, _num_bytes(path), CEILINGS_MIB.get(path.name, 0.0)) for path in folders]
+    rows = [
+        FolderSize(
+            folder.name,
+            sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()),
+            CEILINGS_MIB.get(folder.name, 0.0),
+        )
+        for folder in folders
+    ]
     return [*rows, FolderSize("all", sum(row.num_bytes for row in rows), TOTAL_CEILING_MIB)]
 
 
 def table(rows: list[FolderSize]) -> str:
-    """The rows as text, with a remark on each that does not fit."""
+    """Return the rows as text, with a remark on each that does not fit."""
     lines = [f"{'model':<10} {'MiB':>7} {'ceiling':>8}"]
     for row in rows:
         remark = "" if row.fits else ("  too large" if row.ceiling_mib else "  has no ceiling in build/sizes.py")
@@ -50,15 +59,10 @@ def table(rows: list[FolderSize]) -> str:
 
 
 def main(models: Path = MODELS) -> None:
-    """Command line: `python -m build.sizes`; exit status 1 when a ceiling is exceeded."""
+    """Run the command; its exit status is 1 if a limit is exceeded."""
     rows = folder_sizes(models)
     print(table(rows))
     sys.exit(0 if all(row.fits for row in rows) else 1)
-
-
-def _num_bytes(folder: Path) -> int:
-    """Sum of the sizes of all files below `folder`."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 if __name__ == "__main__":

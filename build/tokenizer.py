@@ -1,4 +1,6 @@
-"""The byte-level BPE tokenizer of all demo models; it does not know which model uses it."""
+"""The byte-level BPE tokenizer of all demo models."""
+
+from __future__ import annotations
 
 import json
 from collections.abc import Iterable
@@ -13,39 +15,26 @@ END_OF_TEXT_ID = 0
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """Learns 4,096 byte-level tokens from `texts`; id 0 is the end of a document."""
+    """Train a tokenizer of 4,096 byte-level tokens; id 0 is the end of a document."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(texts, _trainer())
-    return tokenizer
-
-
-def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes the two files that `tokenizers` and `transformers` load."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-    (folder / "tokenizer_config.json").write_text(json.dumps(_transformers_config(), indent=2) + "\n")
-
-
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """Reads the tokenizer that `save_tokenizer` wrote."""
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
-
-
-def _trainer() -> trainers.BpeTrainer:
-    """The special token comes first and so gets id 0; every byte is in the alphabet, so nothing is unknown."""
-    return trainers.BpeTrainer(
+    # The special token comes first and so gets id 0; every byte is in the alphabet, so no text is unknown.
+    trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
         special_tokens=[END_OF_TEXT],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
-def _transformers_config() -> dict[str, object]:
-    """No BOS is added on its own: one token is begin, end and padding."""
-    return {
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the two files that `tokenizers` and `transformers` load."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": END_OF_TEXT,
         "eos_token": END_OF_TEXT,
@@ -55,3 +44,9 @@ def _transformers_config() -> dict[str, object]:
         "clean_up_tokenization_spaces": False,
         "model_max_length": MAX_LENGTH,
     }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Read the tokenizer that `save_tokenizer` wrote."""
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -1,4 +1,6 @@
-"""Where the build keeps its files, and the corpus a run sees; it does not train."""
+"""The folders of the build, and the corpus as a training run reads it."""
+
+from __future__ import annotations
 
 import json
 from dataclasses import dataclass
@@ -11,26 +13,28 @@ from build.data import Tokens, cached_stream
 from build.errors import BuildError
 from build.tokenizer import load_tokenizer
 
+#: Help of the option --any-corpus.
+ANY_CORPUS_HELP = "accept another standard library than the recorded one"
 MODELS = Path(__file__).resolve().parent.parent / "models"
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """The models folder; what is not published lies in its ignored folder `.train`."""
+    """The models folder; unpublished files are in its ignored folder `.train`."""
 
     models: Path = MODELS
 
     @property
     def scratch(self) -> Path:
-        """Folder of checkpoints, token streams and logs."""
+        """Folder of checkpoints and token streams."""
         return self.models / ".train"
 
     def checkpoint(self, name: str) -> Path:
-        """The checkpoint of the model `name`."""
+        """Return the checkpoint of the model `name`."""
         return self.scratch / name / "checkpoint.pt"
 
     def recorded_corpus(self, name: str) -> str | None:
-        """SHA-256 of the corpus that the published model `name` was trained on, if there is one."""
+        """Return the SHA-256 of the corpus of the published model `name`, None if there is no such model."""
         provenance = self.models / name / "provenance.json"
         if not provenance.exists():
             return None
@@ -38,7 +42,7 @@ class Workspace:
         return recorded
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of all demo models."""
+        """Return the tokenizer of all demo models."""
         if not (self.models / "target" / "tokenizer.json").exists():
             raise BuildError("there is no tokenizer in models/target; `python -m build.models` makes it")
         return load_tokenizer(self.models / "target")
@@ -54,7 +58,7 @@ class TrainingText:
 
 
 def training_text(workspace: Workspace, name: str, any_corpus: bool) -> TrainingText:
-    """Loads, checks and encodes the corpus; the streams are cached under the corpus's hash."""
+    """Load, check and encode the corpus; the streams are cached under the corpus's hash."""
     corpus = load_corpus()
     check_corpus(corpus, workspace.recorded_corpus(name), any_corpus)
     tokenizer = workspace.tokenizer()

@@ -1,1 +1,1 @@
-"""Trains, measures and publishes drafting heads for any causal language model: `python -m build.heads`."""
+"""Trains, measures and publishes drafting heads for a causal language model: `python -m build.heads`."""

@@ -1,4 +1,4 @@
-"""Heads as their authors publish them: file, tensors, config (docs/heads-formats.md); it writes nothing."""
+"""Heads in their authors' layout: file, tensors, config (docs/heads-formats.md); it writes no files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LLAMA_KEYS = (
 
 
 class Layout(NamedTuple):
-    """What a head's folder holds beside card and provenance."""
+    """What a head's folder holds besides the model card and provenance.json."""
 
     file: str
     tensors: Mapping[str, Tensor]
@@ -39,10 +39,10 @@ class Layout(NamedTuple):
 
 
 def layout_of(name: str, head: nn.Module, target: FrozenTarget, settings: Settings) -> Layout:
-    """The published form of the module `name`, in bfloat16; tables that are the target's are left out."""
+    """Return the published form of the module `name`, in bfloat16, without tables borrowed from the target."""
     tensors = {key: _published(tensor) for key, tensor in head.state_dict().items()}
     if name == "eagle3":
-        tensors["fc.weight"] = tensors["fc.weight"] / target.layer_scale  # it was trained on scaled states
+        tensors["fc.weight"] = tensors["fc.weight"] / target.layer_scale  # training scales these states
         tensors["t2d"] = torch.zeros(len(target.lm_head), dtype=torch.bool)
         tensors["t2d"][head.get_buffer("d2t").cpu() + torch.arange(len(head.get_buffer("d2t")))] = True
     config = _config(name, head, target, settings) | {"torch_dtype": "bfloat16", FINGERPRINT: target.identity}

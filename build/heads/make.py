@@ -1,4 +1,4 @@
-"""New heads of the target's shape, seeded; it does not train them."""
+"""New heads of the target's sizes, seeded."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from runtime.heads.modules.redrafter import RedrafterHead
 
 
 def make_heads(target: FrozenTarget, settings: Settings, stream: Tokens) -> nn.ModuleDict:
-    """The modules by name. stream: the training text, from which EAGLE-3's draft vocabulary is taken."""
+    """Return the modules by name. stream: (n,), the training text, from which EAGLE-3's draft vocabulary is taken."""
     heads = nn.ModuleDict()
     for name in settings.names:
-        torch.manual_seed(settings.seed)  # the same start for a head whatever is trained beside it
+        torch.manual_seed(settings.seed)  # a head starts with the same numbers whatever is trained beside it
         heads[name] = _make(name, target, settings, stream)
     for parameter in heads.parameters():
-        parameter.data = parameter.data.to(target.device, torch.float32)  # the target's tables stay as they are
+        parameter.data = parameter.data.to(target.device, torch.float32)  # the target's tables keep their type
     return heads.train()
 
 
@@ -35,7 +35,7 @@ def _make(name: str, target: FrozenTarget, settings: Settings, stream: Tokens) -
         return MedusaHeads(sizes.medusa_heads, sizes.medusa_layers, lm_head)
     if name == "redrafter":
         return RedrafterHead(embedding, sizes.redrafter_layers, sizes.exit_dim or 2 * embedding.shape[1])
-    config = head_config(target.config)
+    config = _layer_config(target.config)
     if name in ("eagle", ABLATED):
         return EagleHead(config, embedding, lm_head, reads_token=name != ABLATED)
     ids = frequent_tokens(stream, sizes.draft_vocab, len(lm_head))
@@ -46,21 +46,21 @@ def _make(name: str, target: FrozenTarget, settings: Settings, stream: Tokens) -
 
 
 def frequent_tokens(stream: Tokens, count: int, vocab_size: int) -> Tensor:
-    """The `count` most frequent tokens of the stream, ascending, (count,) int64; ties go to the lower id."""
+    """Return the most frequent tokens of the stream, ascending, (count,) int64; of equals the lower ids."""
     if not 0 < count <= vocab_size:
         raise BuildError(f"the draft vocabulary must be in 1..{vocab_size}, got {count} (--draft-vocab)")
     counts = np.bincount(stream, minlength=vocab_size)
     return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:count]).astype(np.int64))
 
 
-def head_config(target: PretrainedConfig) -> LlamaConfig:
-    """A Llama layer of the target's sizes; what its family does not say, Llama's defaults do."""
-    known: dict[str, Any] = {
+def _layer_config(target: PretrainedConfig) -> LlamaConfig:
+    """Return the config of a Llama layer of the target's sizes, with defaults for keys that its family lacks."""
+    values: dict[str, Any] = {
         "intermediate_size": 4 * target.hidden_size,
         "num_key_value_heads": target.num_attention_heads,
         "head_dim": target.hidden_size // target.num_attention_heads,
         "rms_norm_eps": 1e-6,
     }
-    copied = (*known, "hidden_size", "num_attention_heads", "max_position_embeddings", "rope_parameters", "vocab_size")
-    known |= {key: value for key in copied if (value := getattr(target, key, None)) is not None}
-    return LlamaConfig(**known, num_hidden_layers=1, tie_word_embeddings=False)
+    copied = (*values, "hidden_size", "num_attention_heads", "max_position_embeddings", "rope_parameters", "vocab_size")
+    values |= {key: value for key in copied if (value := getattr(target, key, None)) is not None}
+    return LlamaConfig(**values, num_hidden_layers=1, tie_word_embeddings=False)

@@ -1,4 +1,4 @@
-"""Measures the heads of a run and publishes each as a folder, all or nothing; it does not train."""
+"""Measures the heads of a run and publishes each as a folder, all or nothing."""
 
 from __future__ import annotations
 
@@ -10,49 +10,56 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import nn
 
 from build.errors import BuildError
-from build.export import exchange
-from build.heads.card import head_card, write_comparison
+from build.export import publish_folder
 from build.heads.layout import layout_of
 from build.heads.measure import Recorded, measure, record_greedy, record_text
+from build.heads.model_card import head_card, write_comparison
 from build.heads.settings import ABLATED, Settings
 from build.heads.target import FrozenTarget
 from build.heads.text import HeadsText
-from build.heads.train import Run
+from build.heads.train import HeadsRun
 from runtime.heads.checkpoint.checks import ACCURACY, FINGERPRINT
 
 MEASURED_WINDOWS = 48
-#: Heads with a static tree of their own, grown by how often their guesses are right on what they meet in service.
+#: Heads with static trees of their own, which are built from their accuracy on what they meet in service.
 STATIC, SERVED_ON = ("medusa", "eagle"), "greedy continuation"
 
 
-def publish(run: Run, text: HeadsText, out: Path, scratch: Path, figures: Path) -> None:
-    """Writes OUT/<kind> for each head; the ablated one stays in the scratch folder, its numbers go to `figures`."""
-    recorded = record_all(run, text)
-    provenances = {name: provenance_of(name, run, text, recorded) for name in run.heads}
+def publish(run: HeadsRun, text: HeadsText, out: Path, scratch: Path, figures: Path) -> None:
+    """Write OUT/<kind> for each head; the ablated one stays in the scratch folder, its figures go to `figures`."""
+    recorded = {
+        "held-out text": record_text(run.target, text.held_out, MEASURED_WINDOWS),
+        SERVED_ON: record_greedy(run.target, text.held_out, MEASURED_WINDOWS),
+    }
+    provenances = {name: _provenance(name, run, text, recorded) for name in run.heads}
     for name, provenance in provenances.items():
         folder = (scratch if name == ABLATED else out) / name
-        exchange(_written(name, run, provenance, scratch / "export"), folder)
-        print(f"{name}: wrote {folder.parent.name}/{name}: {_told(provenance)}", flush=True)
+        publish_folder(_write_head(name, run, provenance, scratch / "export"), folder)
+        lengths = ", ".join(
+            f"{where} {length:.2f} tokens a step ({tree})"
+            for where, found in provenance["measured"].items()
+            for tree, length in found["acceptance_length"].items()
+        )
+        print(f"{name}: wrote {folder.parent.name}/{name}: {lengths}", flush=True)
     if ABLATED in provenances and "eagle" in provenances:
         write_comparison(provenances["eagle"], provenances[ABLATED], figures)
 
 
 def check_free(out: Path, kinds: Iterable[str], target: FrozenTarget) -> None:
-    """Refuses a folder that holds another target's heads; raises BuildError naming it."""
+    """Refuse to replace another target's heads; raises BuildError that names the folder."""
     for kind in kinds:
         config = out / kind / "config.json"
-        meant = json.loads(config.read_text()).get(FINGERPRINT) if config.exists() else target.identity
-        if meant != target.identity:
+        owner = json.loads(config.read_text()).get(FINGERPRINT) if config.exists() else target.identity
+        if owner != target.identity:
             raise BuildError(f"{out / kind} holds a head of another target; delete it or name another folder (--out)")
 
 
 def is_published(out: Path, settings: Settings, target: FrozenTarget) -> bool:
-    """True when every head's folder holds the finished result of these settings for this target."""
+    """Return whether every head's folder holds the finished result of these settings for this target."""
     return all(_is_result(out / kind / "provenance.json", kind, settings, target) for kind in settings.kinds)
 
 
@@ -63,58 +70,44 @@ def _is_result(file: Path, kind: str, settings: Settings, target: FrozenTarget) 
     return bool(same and found["complete"] and {**found["plan_followed"], "cut_step": None} == plan)
 
 
-def record_all(run: Run, text: HeadsText) -> dict[str, Recorded]:
-    """What heads are measured on, by name."""
-    return {
-        "held-out text": record_text(run.target, text.held_out, MEASURED_WINDOWS),
-        SERVED_ON: record_greedy(run.target, text.held_out, MEASURED_WINDOWS),
-    }
-
-
-def provenance_of(name: str, run: Run, text: HeadsText, recorded: Mapping[str, Recorded]) -> dict[str, Any]:
-    """How a head came to be and how good it is, as published: enough to train it again."""
+def _provenance(name: str, run: HeadsRun, text: HeadsText, recorded: Mapping[str, Recorded]) -> dict[str, Any]:
+    """Return how a head was trained and how good it is: enough to train it again."""
     settings, progress = run.settings, run.progress
     return {
         "script": "python -m build.heads",
         "head": name,
-        "complete": progress.step >= progress.plan.steps,
+        **progress.provenance,
         "target": run.target.title,
         "target_fingerprint": run.target.identity,
-        "corpus": corpus_of(text),
+        "corpus": heads_corpus(text),
         "settings": {key: value for key, value in asdict(settings).items() if key not in ("plan", "parts")},
         "part": asdict(settings.part(name)),
-        "plan_followed": asdict(progress.plan),
         "parameters": sum(parameter.numel() for parameter in run.heads[name].parameters()),
-        "torch": torch.__version__,
-        "tokens": progress.step * progress.plan.step_tokens,
-        "wall_minutes": round(progress.wall_s / 60, 1),
         "losses": {key: round(value, 4) for key, value in progress.losses.items() if key == name},
         "measured": {key: measure(as_published(run.heads[name]), found) for key, found in recorded.items()},
     }
 
 
-def corpus_of(text: HeadsText) -> dict[str, Any]:
-    """What was read, and how it was written for the target."""
+def heads_corpus(text: HeadsText) -> dict[str, Any]:
+    """Return the provenance of the corpus, and how it was written for the target."""
     return {
-        "source": text.corpus.interpreter,
-        "sha256": text.corpus.sha256,
-        "train_files": len(text.corpus.train),
-        "held_out_files": len(text.corpus.held_out),
+        "source": text.corpus.origin,
+        **text.corpus.provenance,
         "chat_template": text.chat_template,
         "special_tokens": list(text.special_tokens),
     }
 
 
 def as_published(head: nn.Module) -> nn.Module:
-    """A copy whose numbers are those of its bfloat16 file."""
+    """Return a copy of the head with the numbers of its bfloat16 file."""
     copied = deepcopy(head).eval().requires_grad_(False)
     for parameter in copied.parameters():
         parameter.data = parameter.data.bfloat16().float()
     return copied
 
 
-def _written(name: str, run: Run, provenance: dict[str, Any], folder: Path) -> Path:
-    """The head's files in a folder beside the published one."""
+def _write_head(name: str, run: HeadsRun, provenance: dict[str, Any], folder: Path) -> Path:
+    """Write the head's files into `folder`."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     layout = layout_of(name, run.heads[name], run.target, run.settings)
@@ -126,11 +119,3 @@ def _written(name: str, run: Run, provenance: dict[str, Any], folder: Path) -> P
     (folder / "provenance.json").write_text(json.dumps(provenance, indent=2) + "\n")
     (folder / "README.md").write_text(head_card(provenance))
     return folder
-
-
-def _told(provenance: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{where} {length:.2f} tokens a step ({tree})"
-        for where, found in provenance["measured"].items()
-        for tree, length in found["acceptance_length"].items()
-    )

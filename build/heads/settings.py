@@ -1,4 +1,4 @@
-"""What is trained and how, all pure: which heads, their sizes, budgets and weights; it does not train."""
+"""What is trained and how: which heads, their sizes, token budgets and loss weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from build.errors import BuildError
 from build.recipe import Plan
 
 KINDS = ("medusa", "eagle", "eagle3", "redrafter")
-#: EAGLE-1 that does not see the sampled token (docs/methods/eagle.md); trained beside the others, never shipped.
+#: EAGLE-1 that does not read the sampled token (docs/methods/eagle.md); trained for comparison, never published.
 ABLATED = "eagle_without_token"
 
 
@@ -19,8 +19,8 @@ ABLATED = "eagle_without_token"
 class Part:
     """How one head is trained.
 
-    depth: places after the root that it learns. decay: weight of each place, of that before. share: of the window's
-    places from which it is unrolled. text: share of the loss that asks for the text, the rest for the target's p.
+    depth: tokens after the root that it learns to predict. decay: weight of a depth relative to the one before. share:
+    of a window's rows from which it drafts. text: share of the loss on the text; the rest is on the target's p.
     """
 
     peak_rate: float
@@ -32,7 +32,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the heads that are not the target's; 0: twice the hidden size, half the vocabulary."""
+    """Sizes that the target does not determine; 0 means twice its hidden size, or half its vocabulary."""
 
     medusa_heads: int = 4
     medusa_layers: int = 1
@@ -41,7 +41,7 @@ class Sizes:
     draft_vocab: int = 0
 
 
-#: Rates found for the demo target; weights as in the papers, but Medusa learns the target's p, not the text.
+#: Rates were found for the demo target. Weights are the papers', but Medusa learns the target's p, not the text.
 PARTS: Mapping[str, Part] = {
     "medusa": Part(peak_rate=1e-3, depth=4, share=0.5),
     "eagle": Part(peak_rate=3e-3),
@@ -55,10 +55,10 @@ PLAN = Plan(tokens=3_000_000, peak_rate=1.0, step_tokens=2_048)
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that determines trained heads, given target and corpus; the plan's rate is a share of each peak.
+    """Everything that determines trained heads, given target and corpus; the plan's rate is a share of each peak rate.
 
-    feature_weight, token_weight: EAGLE-1's losses (arXiv:2401.15077, section 3.2). noise: half-width of what is added
-    to its features, of windows of 512.
+    feature_weight, token_weight: EAGLE-1's losses (arXiv:2401.15077, section 3.2). noise: half the width of
+    the noise on its features, in windows of 512.
     """
 
     kinds: tuple[str, ...] = KINDS
@@ -76,22 +76,22 @@ class Settings:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The modules that are trained: the heads and, when asked for, the ablated one."""
+        """The modules that are trained: the heads and, with `ablation`, the ablated one."""
         return (*self.kinds, *((ABLATED,) if self.ablation else ()))
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of all but the plan, whose end may change while it is followed."""
+        """SHA-256 of all settings but the plan, which a run may cut short."""
         fields = {key: value for key, value in asdict(self).items() if key != "plan"}
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
     def part(self, name: str) -> Part:
-        """How the module `name` is trained; the ablated head as EAGLE."""
+        """Return how the module `name` is trained; the ablated head is trained as EAGLE."""
         return self.parts["eagle" if name == ABLATED else name]
 
 
 def kinds_named(text: str) -> tuple[str, ...]:
-    """The kinds of a comma-separated list, in the order of KINDS."""
+    """Return the kinds of a comma-separated list, in the order of KINDS."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in KINDS]
     if unknown or not names:

@@ -1,4 +1,4 @@
-"""The frozen target: one pass gives all that any head learns from; it does not know heads."""
+"""The frozen target: one pass computes everything that heads learn from; it does not know heads."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from runtime.model.features import layers_of
 
 
 class Batch(NamedTuple):
-    """Windows of text and what the target says on them; row i stands for the prefix 0 … i.
+    """Windows of text with the target's states and distributions; row i stands for the prefix 0 … i.
 
     tokens: (B, n + 1) int64. last: (B, n, d) after the final norm. layers: (B, n, 3d), divided by the target's
-    layer_scale, or (B, n, 0) where no head reads them. p: (B, n, V), row i the distribution of token i + 1.
+    layer_scale, or (B, n, 0) if no head reads them. p: (B, n, V), row i is the distribution of token i + 1.
     """
 
     tokens: Tensor
@@ -54,7 +54,7 @@ class FrozenTarget:
 
     @property
     def title(self) -> str:
-        """Its folder's name, or its hub id."""
+        """The name of its folder, or its hub id."""
         return Path(self.name).resolve().name if Path(self.name).is_dir() else self.name
 
     @property
@@ -64,7 +64,7 @@ class FrozenTarget:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device of its parameters."""
         return self.model.device
 
     @property
@@ -78,23 +78,23 @@ class FrozenTarget:
         return self.model.get_output_embeddings().weight.detach()
 
     def fit_scale(self, tokens: Tensor) -> None:
-        """Choose the power of two by which the layers' states are divided, so that they are about 1 in `tokens`.
+        """Choose the power of two by which the layers' states are divided, so that they are about 1 on `tokens`.
 
-        Inner states are large (about 16 in the demo target); as they are, they would drown what an EAGLE-3 layer adds
-        to them. A power of two can be folded into its fc without rounding.
+        Inner states are large (about 16 in the demo target) and would drown what an EAGLE-3 layer adds to them. A power
+        of two can be folded into the head's fc without rounding.
         """
         self.layer_scale = 1.0
         layers = self.read(tokens.to(self.device)).layers
         if layers.numel():
             self.layer_scale = 2.0 ** round(float(layers.square().mean().sqrt().log2()))
 
-    def compile(self, wanted: bool = True) -> None:
-        """Fuse the small operations of `read`, for windows of one shape; each other shape costs minutes."""
-        self._pass = torch.compile(self.model, dynamic=False) if wanted else self.model
+    def compile(self, enabled: bool = True) -> None:
+        """Fuse the small operations of `read`; every new window shape costs minutes of compilation."""
+        self._pass = torch.compile(self.model, dynamic=False) if enabled else self.model
 
     @torch.no_grad()
     def read(self, tokens: Tensor) -> Batch:
-        """tokens: (B, n + 1) → the states of the first n of them, computed once."""
+        """Compute the states of the first n tokens; tokens: (B, n + 1) int64."""
         logits = self._pass(input_ids=tokens[:, :-1], use_cache=False).logits
         last, *layers = (self._states.pop(place) for place in sorted(self._states))
         features = torch.cat(layers, dim=-1) if layers else last[..., :0]
@@ -102,7 +102,7 @@ class FrozenTarget:
 
     @torch.no_grad()
     def continued(self, tokens: Tensor, count: int) -> Tensor:
-        """tokens: (B, n) → (B, n + count), each row followed by its own most likely tokens."""
+        """Append the greedy continuation of each row; tokens: (B, n) → (B, n + count)."""
         cache, newest = None, tokens
         for _ in range(count):
             output = self.model(input_ids=newest, past_key_values=cache, use_cache=True, logits_to_keep=1)
@@ -112,7 +112,7 @@ class FrozenTarget:
         return tokens
 
     def _after_norm(self, module: nn.Module, args: Any, output: Any) -> None:
-        # The decoder's own output: its final norm has another name in every other family.
+        # This is the decoder's own output, since its final norm is named differently in each family.
         self._states[0] = output[0]
 
     def _before(self, place: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
@@ -123,10 +123,10 @@ class FrozenTarget:
 
 
 def load_target(name: str, device: str, reads_layers: bool, dtype: str = "float32") -> FrozenTarget:
-    """The target of a folder or hub id; raises BuildError with the reason when it cannot be had or is too shallow."""
+    """Load the target from a folder or hub id; raises BuildError if it cannot be loaded or has too few layers."""
     try:
         identity = fingerprint(name)
-        # On the CPU targets are small, and keeping them in float32 keeps their states so.
+        # Targets are small on the CPU, and in float32 their states are float32 too.
         stored = getattr(torch, dtype) if device.startswith("cuda") else torch.float32
         model = AutoModelForCausalLM.from_pretrained(name, dtype=stored, trust_remote_code=False)
         return FrozenTarget(name, nn.Module.to(model, device), reads_layers, identity)
@@ -136,7 +136,7 @@ def load_target(name: str, device: str, reads_layers: bool, dtype: str = "float3
 
 @contextmanager
 def computing_in(dtype: str, device: torch.device) -> Iterator[None]:
-    """Matrix products in `dtype`, sums in float32."""
+    """Compute matrix products in `dtype` and sums in float32."""
     with warnings.catch_warnings(), torch.autocast(device.type, getattr(torch, dtype), enabled=dtype != "float32"):
-        warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # norms of bfloat16 sums: meant
+        warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # intended
         yield

@@ -1,4 +1,4 @@
-"""The corpus a run sees: text files, JSON lines, or the standard library; it does not know models."""
+"""The corpus as the target reads it: text files, JSON lines, or the standard library; it does not know models."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from build.corpus import Corpus, Document, load_corpus
+from build.corpus import Corpus, Document, decoded, load_corpus
 from build.data import cached_stream
 from build.errors import BuildError
-from build.heads.lines import ChatTemplate, Piece, piece_of
+from build.heads.json_documents import ChatTemplate, ParsedText, parse_line
 from build.workspace import TrainingText, Workspace
 from orchestrator.core.errors import ConfigError, first_line
 from orchestrator.deployment.checkpoint import read_checkpoint
@@ -26,9 +26,9 @@ STANDARD_LIBRARY = "Python standard library"
 
 @dataclass(frozen=True)
 class HeadsText(TrainingText):
-    """The corpus as token streams, and how they were written.
+    """The corpus as token streams, and how it was encoded.
 
-    chat_template: whether chats went through the target's. special_tokens: what its tokenizer adds to each document.
+    chat_template: whether chats were written in the target's. special_tokens: added to each document by the tokenizer.
     """
 
     chat_template: bool
@@ -36,9 +36,9 @@ class HeadsText(TrainingText):
 
 
 class TargetTokenizer(NamedTuple):
-    """How the target reads text: as the server encodes a prompt.
+    """The target's tokenizer, which encodes documents as the server encodes a prompt.
 
-    end_id: the token that ends documents. template: of chats, None where the target has none.
+    end_id: the token that ends documents. template: for chats, None if the target has none.
     """
 
     tokenizer: Tokenizer
@@ -50,22 +50,22 @@ class TargetTokenizer(NamedTuple):
         """The tokens that it adds to every text."""
         return tuple(self.tokenizer.encode("").tokens)
 
-    @property
-    def key(self) -> str:
-        """Names the streams of this tokenizer."""
-        return hashlib.sha256(f"{self.end_id} {self.tokenizer.to_str()}".encode()).hexdigest()[:8]
-
 
 def heads_text(target: str, corpus: str, workspace: Workspace, scratch: Path) -> HeadsText:
-    """The corpus as the target's tokens. corpus: a file, a folder, or empty for the standard library."""
+    """Encode the corpus for the target. corpus: a file, a folder, or "" for the standard library."""
     reader = target_tokenizer(target)
-    found = _library() if not corpus else read_corpus(Path(corpus), reader.template)
+    if corpus:
+        found = read_corpus(Path(corpus), reader.template)
+    else:
+        found = load_corpus()
+        found = replace(found, origin=f"{STANDARD_LIBRARY}, {found.origin}")
     if not found.train or not found.held_out:
         raise BuildError(f"{corpus}: {len(found.documents)} documents are too few to hold some out; give more text")
     if Path(target).resolve() == (workspace.models / "target").resolve():
-        folder = workspace.scratch / f"tokens-{found.sha256[:12]}"  # the target's own training read the same
+        folder = workspace.scratch / f"tokens-{found.sha256[:12]}"  # shared with the target's own training
     else:
-        folder = scratch / f"tokens-{found.sha256[:12]}-{reader.key}"
+        key = hashlib.sha256(f"{reader.end_id} {reader.tokenizer.to_str()}".encode()).hexdigest()[:8]
+        folder = scratch / f"tokens-{found.sha256[:12]}-{key}"
     train, held_out = (
         cached_stream(folder / f"{name}.npy", reader.tokenizer, documents, reader.end_id)
         for name, documents in (("train", found.train), ("held_out", found.held_out))
@@ -74,56 +74,44 @@ def heads_text(target: str, corpus: str, workspace: Workspace, scratch: Path) ->
     return HeadsText(found, train, held_out, templated, reader.special_tokens)
 
 
-def _library() -> Corpus:
-    """The standard library that the demo models are trained on."""
-    found = load_corpus()
-    return replace(found, interpreter=f"{STANDARD_LIBRARY}, {found.interpreter}")
-
-
 def read_corpus(path: Path, template: ChatTemplate | None = None) -> Corpus:
-    """The documents of a .jsonl file, of any other text file, or of all files below a folder."""
+    """Read the documents of a .jsonl file, of any other text file, or of all files below a folder."""
     if not path.exists():
         raise BuildError(f"the corpus {path} does not exist (--corpus FILE.txt, FILE.jsonl or a folder)")
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    pieces = [
-        (f"{file.relative_to(path.parent)}#{number}", piece)
+    texts = [
+        (f"{file.relative_to(path.parent)}#{number}", parsed)
         for file in files
-        for number, piece in enumerate(_pieces(file, template))
+        for number, parsed in enumerate(_texts(file, template))
     ]
     documents = tuple(
-        Document(name, piece.text, hashlib.sha256(piece.source.encode()).hexdigest())
-        for name, piece in pieces
-        if piece.text
+        Document(name, parsed.text, hashlib.sha256(parsed.source.encode()).hexdigest())
+        for name, parsed in texts
+        if parsed.text
     )
     if not documents:
         raise BuildError(f"the corpus {path} holds no text")
-    if len(documents) < len(pieces):
-        print(f"{path}: {len(pieces) - len(documents)} documents without text are skipped")
+    if len(documents) < len(texts):
+        print(f"{path}: {len(texts) - len(documents)} documents without text are skipped")
     return Corpus(documents, path.name)
 
 
-def _pieces(file: Path, template: ChatTemplate | None) -> Iterator[Piece]:
-    try:
-        content = file.read_bytes().decode("utf-8").replace("\r\n", "\n")
-    except UnicodeDecodeError:
+def _texts(file: Path, template: ChatTemplate | None) -> Iterator[ParsedText]:
+    content = decoded(file.read_bytes())
+    if file.suffix != ".jsonl":
+        yield from (ParsedText(text, text) for text in _split(content))
         return
-    if file.suffix == ".jsonl":
-        # JSON text may hold what str.splitlines() takes for the end of a line.
-        lines = enumerate(content.split("\n"), start=1)
-        yield from (_piece(file, number, line, template) for number, line in lines if line.strip())
-    else:
-        yield from (Piece(text, text) for text in _cut(content))
+    # Not splitlines(): JSON text may contain other characters that it takes for the end of a line.
+    for number, line in enumerate(content.split("\n"), start=1):
+        if line.strip():
+            try:
+                yield parse_line(line, template)
+            except BuildError as error:
+                raise BuildError(f"{file}, line {number} {error}") from None
 
 
-def _piece(file: Path, number: int, line: str, template: ChatTemplate | None) -> Piece:
-    try:
-        return piece_of(line, template)
-    except BuildError as error:
-        raise BuildError(f"{file}, line {number} {error}") from None
-
-
-def _cut(content: str) -> Iterator[str]:
-    """Pieces of whole lines, of DOCUMENT_CHARS or somewhat more."""
+def _split(content: str) -> Iterator[str]:
+    """Yield pieces of whole lines, of DOCUMENT_CHARS or a little more."""
     start = end = 0
     for line in content.splitlines(keepends=True):
         end += len(line)
@@ -135,14 +123,14 @@ def _cut(content: str) -> Iterator[str]:
 
 
 def target_tokenizer(target: str) -> TargetTokenizer:
-    """The target's tokenizer and chat template; raises BuildError when it has no tokenizer."""
+    """Load the target's tokenizer and chat template; raises BuildError if it has no tokenizer."""
     try:
         tokenizer = read_checkpoint(target).tokenizer
         whole: Any = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
     except (ConfigError, OSError, ValueError) as error:
         raise BuildError(f"{target} has no tokenizer: {first_line(error)}") from error
-    tokenizer.no_truncation()  # some files cut or fill up prompts, and documents are longer
+    tokenizer.no_truncation()  # some files cut or pad prompts, and documents are longer
     tokenizer.no_padding()
-    added = tokenizer.encode("").tokens[:1] == [whole.bos_token]
-    template = ChatTemplate(whole, whole.bos_token if added else "") if whole.chat_template else None
+    adds_bos = tokenizer.encode("").tokens[:1] == [whole.bos_token]
+    template = ChatTemplate(whole, whole.bos_token if adds_bos else "") if whole.chat_template else None
     return TargetTokenizer(tokenizer, int(whole.eos_token_id or 0), template)

@@ -21,18 +21,15 @@ from build.heads import measure as measure_module
 from build.heads import publish
 from build.heads import text as text_module
 from build.heads.cli import main, parser, settings_of, up_to_date
+from build.heads.losses import cross_entropy_to, feature_loss
 from build.heads.make import frequent_tokens, make_heads
-from build.heads.measure import Recorded, acceptance_length, accuracies, measure, ranks_of
-from build.heads.objectives import divergence, feature_loss
-from build.heads.places import Places, all_places, drawn_places
+from build.heads.measure import Recorded, acceptance_length, accuracies, best_tree, chain, measure, ranks_of
 from build.heads.publish import as_published
 from build.heads.settings import ABLATED, KINDS, Part, Settings, Sizes, kinds_named
 from build.heads.target import Batch, FrozenTarget, load_target
+from build.heads.teacher_forcing import RootRows, all_rows, draft_logits, sampled_rows
 from build.heads.text import heads_text, read_corpus
-from build.heads.train import Run, begin_run, resume_run, save_run, train_step
-from build.heads.trees import best_tree, chain
-from build.heads.unroll import unroll
-from build.loop import cut, run_steps
+from build.heads.train import HeadsRun, begin_run
 from build.recipe import Plan
 from build.sizes import folder_sizes
 from build.workspace import MODELS, Workspace
@@ -131,9 +128,9 @@ def new_head(kind: str) -> nn.Module:
 
 
 def losses_by_depth(head: nn.Module, batch: Batch) -> list[Tensor]:
-    places = all_places(ROWS, DEPTH, CPU)
-    logits = unroll(head, batch, places, DEPTH)
-    return [divergence(logit, places.take(batch.p, depth)) for depth, logit in enumerate(logits, start=1)]
+    roots = all_rows(ROWS, DEPTH, CPU)
+    logits = draft_logits(head, batch, roots, DEPTH)
+    return [cross_entropy_to(roots.take(batch.p, depth), logit) for depth, logit in enumerate(logits, start=1)]
 
 
 def learned_depths(kind: str, k: int, p_shift: int = 0) -> set[int]:
@@ -169,17 +166,17 @@ def test_planted_off_by_one_is_caught(kind: str, p_shift: int):
 
 def test_feature_loss_asks_for_the_next_feature_and_the_token_after_the_root():
     batch, head = spelling_batch(0, 1), new_head("eagle")
-    places = all_places(ROWS, 1, CPU)
+    roots = all_rows(ROWS, 1, CPU)
     guessed = batch.last[:, 1:]  # a head that is always right
     head.forward = lambda *given: guessed  # type: ignore[method-assign]
     settings = replace(TINY, token_weight=0.0)
     assert feature_loss(head, batch, settings, torch.rand(batch.last.shape)) == 0
     settings = replace(TINY, feature_weight=0.0, token_weight=1.0)
-    expected = divergence(head.logits(guessed), places.take(batch.p, 1))
+    expected = cross_entropy_to(roots.take(batch.p, 1), head.logits(guessed))
     assert feature_loss(head, batch, settings, torch.rand(batch.last.shape)) == expected
 
 
-# The attention of an unrolled head is that of one that is served.
+# The attention of a teacher-forced head is that of a served one.
 
 
 def served(head: EagleHead | Eagle3Head, batch: Batch, row: int, place: int, depth: int) -> list[Tensor]:
@@ -212,44 +209,44 @@ def served(head: EagleHead | Eagle3Head, batch: Batch, row: int, place: int, dep
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @pytest.mark.parametrize("share", [1.0, 0.3])
-def test_unrolled_head_says_what_it_says_when_served_step_by_step(kind: str, share: float):
+def test_teacher_forced_head_has_the_logits_that_it_has_when_served_step_by_step(kind: str, share: float):
     head, batch = new_head(kind).double(), spelling_batch(5, 1)
     batch = batch._replace(last=torch.randn_like(batch.last).double(), layers=torch.randn_like(batch.layers).double())
-    places = drawn_places(ROWS, DEPTH, share, torch.Generator().manual_seed(0), CPU)
+    roots = sampled_rows(ROWS, DEPTH, share, torch.Generator().manual_seed(0), CPU)
     with torch.no_grad():
-        unrolled = torch.stack(list(unroll(head, batch, places, DEPTH)))  # (depth, B, m, V)
-        for row, number in product((0, 3), (0, len(places.rows) // 2, len(places.rows) - 1)):
-            expected = torch.stack(served(head, batch, row, int(places.rows[number]), DEPTH))
-            torch.testing.assert_close(unrolled[:, row, number], expected)
+        drafted = torch.stack(list(draft_logits(head, batch, roots, DEPTH)))  # (depth, B, m, V)
+        for row, number in product((0, 3), (0, len(roots.rows) // 2, len(roots.rows) - 1)):
+            expected = torch.stack(served(head, batch, row, int(roots.rows[number]), DEPTH))
+            torch.testing.assert_close(drafted[:, row, number], expected)
 
 
-def test_places_are_drawn_within_the_window_and_taken_with_an_offset():
-    places = drawn_places(20, 4, 0.5, torch.Generator().manual_seed(3), CPU)
+def test_root_rows_are_sampled_within_the_window_and_taken_with_an_offset():
+    roots = sampled_rows(20, 4, 0.5, torch.Generator().manual_seed(3), CPU)
     x = torch.arange(20)[None]
-    assert len(places.rows) == 8
-    assert places.rows.tolist() == sorted(set(places.rows.tolist()))
-    assert int(places.rows.max()) < 16
-    assert torch.equal(places.take(x, 4)[0], places.rows + 4)
-    assert torch.equal(all_places(20, 4, CPU).take(x, 4)[0], torch.arange(4, 20))
+    assert len(roots.rows) == 8
+    assert roots.rows.tolist() == sorted(set(roots.rows.tolist()))
+    assert int(roots.rows.max()) < 16
+    assert torch.equal(roots.take(x, 4)[0], roots.rows + 4)
+    assert torch.equal(all_rows(20, 4, CPU).take(x, 4)[0], torch.arange(4, 20))
 
 
 # The run
 
 
-def tiny_run(target: FrozenTarget, settings: Settings = TINY, corpus: str = "corpus") -> Run:
+def tiny_run(target: FrozenTarget, settings: Settings = TINY, corpus: str = "corpus") -> HeadsRun:
     return begin_run(settings, target, STREAM, corpus)
 
 
 def test_resumed_run_ends_with_the_parameters_of_an_uninterrupted_one(target: FrozenTarget, tmp_path: Path):
     whole, first = tiny_run(target), tiny_run(target)
     for _ in range(10):
-        train_step(whole)
+        whole.train_step()
     for _ in range(8):
-        train_step(first)
-    save_run(first, tmp_path / "checkpoint.pt")
+        first.train_step()
+    first.save(tmp_path / "checkpoint.pt")
     second = tiny_run(target)
-    resume_run(second, tmp_path / "checkpoint.pt")
-    assert [train_step(second) for _ in range(2)]
+    second.resume(tmp_path / "checkpoint.pt")
+    assert [second.train_step() for _ in range(2)]
     assert second.progress.losses == whole.progress.losses
     for (name, one), other in zip(whole.heads.named_parameters(), second.heads.parameters(), strict=True):
         assert torch.equal(one, other), name
@@ -259,18 +256,20 @@ def test_resumed_run_ends_with_the_parameters_of_an_uninterrupted_one(target: Fr
 def test_signal_ends_a_run_after_its_step_and_saves_it(target: FrozenTarget, tmp_path: Path, number: signal.Signals):
     run, path = tiny_run(target), tmp_path / "checkpoint.pt"
 
-    def step() -> dict[str, float]:
-        losses = train_step(run)
-        if run.progress.step == 3:
-            signal.raise_signal(number)
-        return losses
+    class Interrupted(HeadsRun):
+        def backward(self, windows: Tensor) -> dict[str, float]:
+            if self.progress.step == 2:
+                signal.raise_signal(number)
+            return super().backward(windows)
 
     handler = signal.getsignal(number)
-    assert not run_steps(run.progress, step, lambda: save_run(run, path))
+    run.__class__ = Interrupted
+    assert not run.train(path)
+    run.__class__ = HeadsRun
     assert signal.getsignal(number) is handler
     assert torch.load(path, weights_only=True)["progress"]["step"] == 3
-    resume_run(run, path)
-    assert run_steps(run.progress, lambda: train_step(run), lambda: save_run(run, path))
+    run.resume(path)
+    assert run.train(path)
     assert run.progress.step == 10
 
 
@@ -278,7 +277,7 @@ def test_step_reads_the_target_once_for_all_heads_and_leaves_it_as_it_was(target
     run, passes = tiny_run(target), []
     before = [parameter.clone() for parameter in target.model.parameters()]
     hook = target.model.register_forward_hook(lambda *given: passes.append(1))
-    losses = train_step(run)
+    losses = run.train_step()
     hook.remove()
     assert passes == [1]
     assert list(losses) == [*KINDS, ABLATED]
@@ -288,8 +287,8 @@ def test_step_reads_the_target_once_for_all_heads_and_leaves_it_as_it_was(target
 def test_head_is_trained_alike_whatever_is_trained_beside_it(target: FrozenTarget):
     together, alone = tiny_run(target), tiny_run(target, replace(TINY, kinds=("medusa",), ablation=False))
     for _ in range(3):
-        train_step(together)
-        train_step(alone)
+        together.train_step()
+        alone.train_step()
     for one, other in zip(together.heads["medusa"].parameters(), alone.heads["medusa"].parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -297,49 +296,52 @@ def test_head_is_trained_alike_whatever_is_trained_beside_it(target: FrozenTarge
 def test_cut_run_ends_with_long_windows(target: FrozenTarget):
     run = tiny_run(target)
     for _ in range(3):
-        train_step(run)
-    cut(run.progress)
+        run.train_step()
+    run.progress.finish_now()
     assert run.progress.plan.steps == 5
     assert run.progress.plan.phase(3).length == 32
 
 
 @pytest.mark.parametrize("change", [{"corpus": "other"}, {"settings": replace(TINY, seed=1)}])
 def test_checkpoint_of_another_run_is_refused(target: FrozenTarget, tmp_path: Path, change: dict):
-    save_run(tiny_run(target), tmp_path / "checkpoint.pt")
+    tiny_run(target).save(tmp_path / "checkpoint.pt")
     with pytest.raises(BuildError, match="another corpus, target or settings"):
-        resume_run(tiny_run(target, **change), tmp_path / "checkpoint.pt")
+        tiny_run(target, **change).resume(tmp_path / "checkpoint.pt")
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"tokens": 1280}, r"follows a plan of tokens 640, asked for are 1280 \(--tokens\); ask for 640 to go on"),
-        ({"step_tokens": 32}, r"step_tokens 64, asked for are 32 \(--step-tokens\)"),
-        ({"floor": 0.5}, r"floor 0\.05, asked for are 0\.5 \(build/heads/settings\.py\)"),
+        (
+            {"tokens": 1280},
+            r"follows a plan of tokens 640, but 1280 was requested \(--tokens\); request 640 to continue",
+        ),
+        ({"step_tokens": 32}, r"step_tokens 64, but 32 was requested \(--step-tokens\)"),
+        ({"floor": 0.5}, r"floor 0\.05, but 0\.5 was requested \(build/heads/settings\.py\)"),
     ],
 )
 def test_checkpoint_of_another_plan_is_refused_with_both_numbers(
     target: FrozenTarget, tmp_path: Path, change: dict, words: str
 ):
-    save_run(tiny_run(target), tmp_path / "checkpoint.pt")
+    tiny_run(target).save(tmp_path / "checkpoint.pt")
     with pytest.raises(BuildError, match=words):
-        resume_run(tiny_run(target, replace(TINY, plan=replace(PLAN, **change))), tmp_path / "checkpoint.pt")
+        tiny_run(target, replace(TINY, plan=replace(PLAN, **change))).resume(tmp_path / "checkpoint.pt")
 
 
 def test_checkpoint_of_a_cut_run_is_gone_on_with_the_uncut_plan_s_options(target: FrozenTarget, tmp_path: Path):
     run = tiny_run(target)
     run.progress.step = 3
-    cut(run.progress)
-    save_run(run, tmp_path / "checkpoint.pt")
+    run.progress.finish_now()
+    run.save(tmp_path / "checkpoint.pt")
     other = tiny_run(target)
-    resume_run(other, tmp_path / "checkpoint.pt")
+    other.resume(tmp_path / "checkpoint.pt")
     assert other.progress.plan.cut_step == 3
 
 
 def test_losses_fall_on_a_text_that_repeats_itself(target: FrozenTarget):
     settings = replace(TINY, plan=replace(PLAN, tokens=60 * 64), parts={k: Part(5e-3, depth=3) for k in TINY.parts})
     run = begin_run(settings, target, np.tile(np.arange(8, dtype=np.uint16), 600), "corpus")
-    losses = [train_step(run) for _ in range(30)]
+    losses = [run.train_step() for _ in range(30)]
     assert all(losses[-1][name] < losses[0][name] for name in run.heads)
 
 
@@ -386,7 +388,7 @@ def test_ranks_of_a_draft_vocabulary_put_what_it_lacks_behind_all(target: Frozen
     assert isinstance(head, Eagle3Head)
     known = set(head.ids.tolist())
     with torch.no_grad():
-        logits = list(islice(unroll(head, batch, all_places(32, 2, CPU), 2), 2))
+        logits = list(islice(draft_logits(head, batch, all_rows(32, 2, CPU), 2), 2))
     for row, place, depth in product(range(2), range(30), range(2)):
         token = int(batch.tokens[row, place + depth + 2])
         rank = int(ranks[row, place, depth])
@@ -452,12 +454,12 @@ def test_published_head_loads_and_says_what_the_trained_one_says(
     target.fit_scale(windows)
     batch = target.read(windows)
     options = parser().parse_args(command(folder, Path(), published))
-    head = make_heads(target, settings_of(options, 512, VOCAB_SIZE), STREAM)[kind]
+    head = make_heads(target, settings_of(options, target), STREAM)[kind]
     head.load_state_dict({key.removeprefix(f"{kind}."): v for key, v in state.items() if key.startswith(f"{kind}.")})
-    places, stored = all_places(32, 2, CPU), batch._replace(layers=batch.layers * target.layer_scale)
+    roots, stored = all_rows(32, 2, CPU), batch._replace(layers=batch.layers * target.layer_scale)
     with torch.no_grad():
-        one = unroll(as_published(head), batch, places, 2)
-        other = unroll(loaded, stored, places, 2)
+        one = draft_logits(as_published(head), batch, roots, 2)
+        other = draft_logits(loaded, stored, roots, 2)
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
     assert "lm_head.weight" not in state or kind == "eagle3"
 
@@ -501,7 +503,7 @@ def test_finished_run_is_not_published_again_for_more_tokens(published: Path, fo
     corpus, out = write_corpus(tmp_path), tmp_path / "out"
     shutil.copytree(published / ".train", out / ".train")
     for more in ([], ["--publish-only"], ["--dry-run"]):
-        with pytest.raises(BuildError, match=r"a plan of tokens 256, asked for are 1280 \(--tokens\)"):
+        with pytest.raises(BuildError, match=r"a plan of tokens 256, but 1280 was requested \(--tokens\)"):
             main(command(folder, corpus, out, "--ablation", "--tokens=1280", *more))
     assert not (out / "medusa").exists()
 
@@ -547,7 +549,7 @@ def test_target_of_too_few_layers_trains_all_heads_but_eagle3(tmp_path: Path):
     run = begin_run(
         replace(TINY, kinds=("medusa", "eagle", "redrafter")), load_target(str(shallow), "cpu", False), STREAM, ""
     )
-    assert set(train_step(run)) == {"medusa", "eagle", "redrafter", ABLATED}
+    assert set(run.train_step()) == {"medusa", "eagle", "redrafter", ABLATED}
 
 
 def test_kinds_are_put_in_order():
@@ -567,7 +569,9 @@ def test_jsonl_lines_are_documents_of_what_their_keys_hold(tmp_path: Path):
     assert read_corpus(tmp_path).sha256 != read_corpus(file).sha256
 
 
-@pytest.mark.parametrize(("line", "reason"), [("{", "line 2 is no JSON"), ('{"id": 3}', "line 2 has no text under")])
+@pytest.mark.parametrize(
+    ("line", "reason"), [("{", "line 2 cannot be read as JSON"), ('{"id": 3}', "line 2 has no text under")]
+)
 def test_bad_jsonl_line_is_named(tmp_path: Path, line: str, reason: str):
     file = tmp_path / "some.jsonl"
     file.write_text(f'{{"text": "fine"}}\n{line}\n')
@@ -599,5 +603,5 @@ def test_shipped_heads_are_finished_and_of_the_present_settings():
     assert up_to_date([])
 
 
-def test_places_of_one_row_are_enough():
-    assert Places(torch.tensor([3]), whole=False).take(torch.arange(10)[None], 2).tolist() == [[5]]
+def test_one_root_row_is_enough():
+    assert RootRows(torch.tensor([3]), contiguous=False).take(torch.arange(10)[None], 2).tolist() == [[5]]

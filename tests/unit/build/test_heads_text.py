@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 from build.corpus import Document
 from build.data import encode_documents
 from build.errors import BuildError
-from build.heads.card import head_card
-from build.heads.publish import corpus_of
+from build.heads.model_card import head_card
+from build.heads.publish import heads_corpus
 from build.heads.text import HeadsText, heads_text, read_corpus, target_tokenizer
 from build.workspace import MODELS, Workspace
 from tests.support.tiny_models import tiny_config, write_byte_tokenizer
@@ -83,7 +83,7 @@ def test_lines_may_end_as_on_windows(tmp_path: Path) -> None:
 )
 def test_line_that_cannot_be_read_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "some.jsonl").write_text(f'{{"text": "fine"}}\n{line}\n')
-    with pytest.raises(BuildError, match=r"some\.jsonl, line 2 is no JSON that can be read: \S") as error:
+    with pytest.raises(BuildError, match=r"some\.jsonl, line 2 cannot be read as JSON: \S") as error:
         read_corpus(tmp_path / "some.jsonl")
     assert "\n" not in str(error.value)
 
@@ -235,7 +235,7 @@ def test_demo_heads_see_the_tokens_they_always_saw() -> None:
 def test_provenance_says_how_chats_were_written(tmp_path: Path, template: str) -> None:
     target = make_target(tmp_path / "model", template, bos=True)
     text = text_of(target, write_lines(tmp_path / "chats.jsonl", *[{"messages": CHAT}] * 60), tmp_path)
-    corpus = corpus_of(text)
+    corpus = heads_corpus(text)
     assert corpus["chat_template"] == bool(template)
     assert corpus["special_tokens"] == ["<s>"]
     provenance = json.loads((MODELS / "medusa" / "provenance.json").read_text()) | {"corpus": corpus}

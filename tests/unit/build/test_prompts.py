@@ -1,4 +1,4 @@
-"""The committed prompts, their cutting, and the size check of the model folders."""
+"""The committed prompts, the excerpts that they are made of, and the size check of the model folders."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from build.logits_options import logits_options
 
 from build import sizes
 from build.corpus import Document
-from build.cuts import Cut, Length, completions, docstrings, repetitions
+from build.edit_prompts import edits
+from build.excerpts import Excerpt, Length, completions, docstrings, repetitions
 from build.prompts import MAX_TOTAL_BYTES, PROMPTS, TASKS, Task
 from build.tokenizer import load_tokenizer
 
@@ -75,8 +75,8 @@ def test_prompts_fit_their_budget_and_carry_a_notice():
     assert "PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2" in notice
 
 
-def texts(cuts: list[Cut]) -> list[str]:
-    return [cut.text for cut in cuts]
+def texts(excerpts: list[Excerpt]) -> list[str]:
+    return [excerpt.text for excerpt in excerpts]
 
 
 def test_completion_ends_with_the_head_of_a_function():
@@ -87,24 +87,24 @@ def test_completion_ends_with_the_head_of_a_function():
 
 
 def test_edit_shows_the_function_and_the_copy_up_to_its_first_change():
-    (text,) = texts(list(logits_options(DOCUMENT, ANY_LENGTH)))
+    (text,) = texts(list(edits(DOCUMENT, ANY_LENGTH)))
     function, _, copy = text.partition("\n\n\n# the same with `result` renamed to `total`\n")
     assert function == "\n".join(EXAMPLE.split("\n")[7:12])
     assert copy == "def mean(values, scale=1):"
 
 
 def test_repetition_stops_within_the_table():
-    (cut,) = repetitions(DOCUMENT, ANY_LENGTH)
-    assert cut.text.endswith("    6,\n    7,")
-    assert cut.source == "example.py:22"
+    (excerpt,) = repetitions(DOCUMENT, ANY_LENGTH)
+    assert excerpt.text.endswith("    6,\n    7,")
+    assert excerpt.source == "example.py:22"
 
 
 def test_docstring_stops_at_the_end_of_a_word():
-    (cut,) = docstrings(DOCUMENT, ANY_LENGTH)
-    assert cut.text.endswith("part and has to guess the rest of the")
+    (excerpt,) = docstrings(DOCUMENT, ANY_LENGTH)
+    assert excerpt.text.endswith("part and has to guess the rest of the")
 
 
-def test_file_that_is_no_python_gives_no_cuts():
+def test_file_that_is_not_python_3_gives_no_excerpts():
     broken = Document("broken.py", "print 'x'\n", "")
     assert not list(completions(broken, ANY_LENGTH))
 

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from build.checkpoint import save_checkpoint
 from build.errors import BuildError
-from build.loop import cut
 from build.losses import agreement, held_out_loss
 from build.recipe import Plan, Recipe, Shape
-from build.train import Run, begin_run, resume_run, train_step
+from build.train import ModelRun, begin_run
 
 PLAN = Plan(tokens=10 * 64, peak_rate=1e-2, step_tokens=64, short_length=16, long_length=32, long_share=0.3)
 TINY = Recipe("tiny", Shape(hidden=16, layers=2, heads=2, kv_heads=1, head_dim=8, mlp=24, vocab=32), PLAN)
@@ -32,16 +30,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
-def tiny_run() -> Run:
-    return begin_run(TINY, "corpus", None, "cpu")
+def tiny_run() -> ModelRun:
+    return begin_run(TINY, STREAM, "corpus", None, "cpu")
 
 
-def steps(run: Run, count: int) -> list[float]:
-    return [train_step(run, STREAM) for _ in range(count)]
+def steps(run: ModelRun, count: int) -> list[float]:
+    return [run.train_step()["loss"] for _ in range(count)]
 
 
-def save(run: Run, path: Path) -> Path:
-    save_checkpoint(path, run.model, run.optimizer, run.progress)
+def save(run: ModelRun, path: Path) -> Path:
+    run.save(path)
     return path
 
 
@@ -51,7 +49,7 @@ def test_resumed_run_ends_with_the_parameters_of_an_uninterrupted_one(tmp_path: 
     steps(whole, 10)
     steps(first, stop)
     second = tiny_run()
-    resume_run(second, save(first, tmp_path / "checkpoint.pt"))
+    second.resume(save(first, tmp_path / "checkpoint.pt"))
     steps(second, 10 - stop)
     for one, other in zip(whole.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -60,9 +58,9 @@ def test_resumed_run_ends_with_the_parameters_of_an_uninterrupted_one(tmp_path: 
 def test_cut_run_resumes_with_its_own_schedule(tmp_path: Path):
     run = tiny_run()
     steps(run, 3)
-    cut(run.progress)
+    run.progress.finish_now()
     resumed = tiny_run()
-    resume_run(resumed, save(run, tmp_path / "checkpoint.pt"))
+    resumed.resume(save(run, tmp_path / "checkpoint.pt"))
     assert resumed.progress == run.progress
     assert resumed.progress.plan.steps == 5
     assert steps(resumed, 2) == steps(run, 2)
@@ -71,14 +69,14 @@ def test_cut_run_resumes_with_its_own_schedule(tmp_path: Path):
 def test_checkpoint_of_another_corpus_is_refused(tmp_path: Path):
     path = save(tiny_run(), tmp_path / "checkpoint.pt")
     with pytest.raises(BuildError, match="another corpus"):
-        resume_run(begin_run(TINY, "other", None, "cpu"), path)
+        begin_run(TINY, STREAM, "other", None, "cpu").resume(path)
 
 
 def test_damaged_checkpoint_is_named(tmp_path: Path):
     path = tmp_path / "checkpoint.pt"
     path.write_bytes(b"not a checkpoint")
     with pytest.raises(BuildError, match=r"checkpoint\.pt cannot be read"):
-        resume_run(tiny_run(), path)
+        tiny_run().resume(path)
 
 
 def test_plan_warms_up_decays_and_ends_with_long_windows():
@@ -105,14 +103,14 @@ def test_cut_plan_keeps_the_past_and_decays_from_the_cut():
 def test_cut_in_the_last_phase_changes_nothing():
     run = tiny_run()
     run.progress.step = PLAN.long_from
-    cut(run.progress)
+    run.progress.finish_now()
     assert run.progress.plan == PLAN
 
 
 def test_loss_of_a_learnable_stream_falls_and_bands_are_reported():
-    run = tiny_run()
     stream = np.tile(np.arange(8, dtype=np.uint16), 1_000)
-    losses = [train_step(run, stream) for _ in range(10)]
+    run = begin_run(TINY, stream, "corpus", None, "cpu")
+    losses = steps(run, 10)
     assert losses[-1] < losses[0]
     held_out = held_out_loss(run.model, stream, max_windows=2, length=512)
     assert list(held_out.bands) == ["0-128", "128-512"]
@@ -121,8 +119,8 @@ def test_loss_of_a_learnable_stream_falls_and_bands_are_reported():
 
 def test_distilled_draft_of_a_perfect_copy_has_no_divergence():
     teacher = tiny_run().model.eval().requires_grad_(False)
-    copy = begin_run(replace(TINY, teacher="tiny", teacher_weight=1.0), "corpus", teacher, "cpu")
-    assert train_step(copy, STREAM) == pytest.approx(0.0, abs=1e-5)
+    copy = begin_run(replace(TINY, teacher="tiny", teacher_weight=1.0), STREAM, "corpus", teacher, "cpu")
+    assert copy.train_step()["loss"] == pytest.approx(0.0, abs=1e-5)
     same = agreement(teacher, teacher, np.tile(STREAM, 2), max_windows=1)
     assert same.greedy == 1.0
     assert same.overlap == pytest.approx(1.0, abs=1e-5)

@@ -1,5 +1,8 @@
-"""The model card, written from provenance alone; it knows nothing that provenance.json does not hold."""
+"""The model card of the target or the draft model, written from provenance.json alone."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
 from typing import Any
 
 LICENCE = """\
@@ -13,7 +16,7 @@ plausible lines, not working programs; its vocabulary has 4,096 byte-level token
 
 
 def model_card(provenance: dict[str, Any]) -> str:
-    """The README.md of a model folder, in Markdown."""
+    """Return the README.md of a model folder."""
     return "\n".join(
         [
             "---\nlicense: psf-2.0\nlibrary_name: transformers\npipeline_tag: text-generation\n---",
@@ -26,7 +29,6 @@ def model_card(provenance: dict[str, Any]) -> str:
 
 
 def _training(provenance: dict[str, Any]) -> str:
-    """What was trained, on what, for how long."""
     corpus, recipe, plan = provenance["corpus"], provenance["recipe"], provenance["plan_followed"]
     state = "" if provenance["complete"] else " (interim: the run is not finished)"
     rows = {
@@ -41,18 +43,23 @@ def _training(provenance: dict[str, Any]) -> str:
     }
     if recipe["teacher_weight"]:
         rows["distilled from"] = f"{recipe['teacher']}, with weight {recipe['teacher_weight']}"
+    return training_section(rows)
+
+
+def training_section(rows: Mapping[str, str]) -> str:
+    """Return the section of a card that says how the model was trained, a table of two columns."""
     lines = [f"| {key} | {value} |" for key, value in rows.items()]
     return "\n".join(["## Training\n", "| | |", "|---|---|", *lines, ""])
 
 
 def _losses(provenance: dict[str, Any]) -> str:
-    """Losses in nats per token, in all and per band of positions, and the agreement with a teacher."""
+    """Return losses over all positions and by band of positions, and the agreement with the teacher."""
     bands = list(provenance["held_out_loss"]["bands"])
-    rows = [
-        _loss_row("training text (a sample)", provenance["train_loss"]),
-        _loss_row("held-out text", provenance["held_out_loss"]),
-    ]
-    lines = [f"| nats per token | all | {' | '.join(bands)} |", "|---" * (len(bands) + 2) + "|", *rows, ""]
+    lines = [f"| nats per token | all | {' | '.join(bands)} |", "|---" * (len(bands) + 2) + "|"]
+    for title, key in (("training text (a sample)", "train_loss"), ("held-out text", "held_out_loss")):
+        values = [provenance[key]["mean"], *provenance[key]["bands"].values()]
+        lines.append(f"| {title} | {' | '.join(f'{value:.3f}' for value in values)} |")
+    lines.append("")
     if "agreement" in provenance:
         agreed = provenance["agreement"]
         lines.append(
@@ -60,8 +67,3 @@ def _losses(provenance: dict[str, Any]) -> str:
             f"positions, mean overlap sum(min(p, q)) {agreed['overlap']:.1%}.\n"
         )
     return "\n".join(["## Losses by position in the context\n", *lines])
-
-
-def _loss_row(title: str, loss: dict[str, Any]) -> str:
-    values = [loss["mean"], *loss["bands"].values()]
-    return f"| {title} | {' | '.join(f'{value:.3f}' for value in values)} |"

@@ -1,4 +1,4 @@
-"""Cards of heads and the table of the ablation, written from provenance alone."""
+"""The model cards of heads and the table of the ablation, written from provenance alone."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from build.card import LICENCE
 from build.heads.text import STANDARD_LIBRARY
+from build.model_card import LICENCE, training_section
 
 TITLES = {
     "medusa": "Medusa heads (arXiv:2401.10774)",
@@ -19,7 +19,7 @@ COMPARISON = "heads-ablation"
 
 
 def head_card(provenance: dict[str, Any]) -> str:
-    """The README.md of a head's folder, in Markdown."""
+    """Return the README.md of a head's folder."""
     name = provenance["head"]
     front = "---\nlibrary_name: safetensors\n---"
     licence = ""
@@ -30,7 +30,7 @@ def head_card(provenance: dict[str, Any]) -> str:
         f"{TITLES.get(name, name)} for the model `{provenance['target']}` and no other: `target_fingerprint` in "
         "config.json names its weights. Tables that equal the target's are read from the target's folder."
     )
-    return "\n".join([front, f"# {name}\n\n{use}\n", _training(provenance), measured_table(provenance), licence])
+    return "\n".join([front, f"# {name}\n\n{use}\n", _training(provenance), _measured(provenance), licence])
 
 
 def _training(provenance: dict[str, Any]) -> str:
@@ -51,46 +51,47 @@ def _training(provenance: dict[str, Any]) -> str:
         f"{settings['max_grad_norm']}, seed {settings['seed']}, {settings['dtype']} products, "
         f"torch {provenance['torch']}",
     }
-    lines = [f"| {key} | {value} |" for key, value in rows.items()]
-    return "\n".join(["## Training\n", "| | |", "|---|---|", *lines, ""])
+    return training_section(rows)
 
 
-def measured_table(provenance: dict[str, Any]) -> str:
-    """Accuracy by depth and acceptance lengths, a table each for text and for the target's own continuations."""
+def _measured(provenance: dict[str, Any]) -> str:
+    """Return accuracies by depth and acceptance lengths, on text and on the target's own continuations."""
     lines = ["## Measured on held-out files\n"]
     for where, found in provenance["measured"].items():
         keys = list(found["accuracy"][0])
-        lines += [f"{where.capitalize()}, {found['places']:,} places:\n"]
-        lines += [f"| places after the root | {' | '.join(keys)} |", "|---" * (len(keys) + 1) + "|"]
-        lines += [_row(str(depth), row, keys) for depth, row in enumerate(found["accuracy"], start=1)]
-        told = ", ".join(f"{length:.2f} with a {tree}" for tree, length in found["acceptance_length"].items())
-        lines += ["", f"Simulated tokens a step, the target's own included: {told}.\n"]
+        lines += [f"{where.capitalize()}, {found['places']:,} positions:\n"]
+        lines += [f"| tokens after the root | {' | '.join(keys)} |", "|---" * (len(keys) + 1) + "|"]
+        for depth, row in enumerate(found["accuracy"], start=1):
+            lines.append(f"| {depth} | {' | '.join(f'{row[key]:.1%}' for key in keys)} |")
+        lengths = ", ".join(f"{length:.2f} with a {tree}" for tree, length in found["acceptance_length"].items())
+        lines += ["", f"Simulated tokens a step, the target's own included: {lengths}.\n"]
     return "\n".join(lines)
 
 
 def write_comparison(eagle: dict[str, Any], without: dict[str, Any], folder: Path) -> None:
-    """Writes EAGLE with and without the sampled token's embedding, as JSON and as a table."""
+    """Write the figures of EAGLE with and without the sampled token's embedding, as JSON and as a table."""
     folder.mkdir(parents=True, exist_ok=True)
     numbers = {"eagle": eagle, "eagle without the sampled token": without}
     (folder / f"{COMPARISON}.json").write_text(json.dumps(numbers, indent=2) + "\n")
-    (folder / f"{COMPARISON}.md").write_text(comparison_table(numbers))
+    (folder / f"{COMPARISON}.md").write_text(_comparison_table(numbers))
 
 
-def comparison_table(numbers: dict[str, dict[str, Any]]) -> str:
-    """One row per head and kind of text, in Markdown."""
+def _comparison_table(numbers: dict[str, dict[str, Any]]) -> str:
+    """Return a row for each head and kind of text."""
     first = next(iter(numbers.values()))
-    depth, lengths = len(_found(first)["accuracy"]), list(_found(first)["acceptance_length"])
-    heads = [*(f"top-1 at {place}" for place in range(1, depth + 1)), *lengths]
+    measured = next(iter(first["measured"].values()))
+    lengths = list(measured["acceptance_length"])
+    columns = [*(f"top-1 at {depth}" for depth in range(1, len(measured["accuracy"]) + 1)), *lengths]
     state = "" if first["complete"] else " The run is not finished: these are interim numbers."
     lines = [
         "# EAGLE with and without the sampled token's embedding\n",
         "Made by `python -m build.heads --ablation`: the same "
         f"{first['tokens']:,} tokens of {first['corpus']['source']}, the same batches, noise and start for both; "
-        "the second sees zeros in the place of the embedding. *top-1 at j*: how often the head's best token j places "
-        "after the root is the right one, all before it being right; the last columns are simulated tokens a step, "
+        "the second reads zeros instead of the embedding. *top-1 at j*: how often the head's best token j tokens after "
+        "the root is right, given that all tokens before it are right. The last columns are simulated tokens a step, "
         f"the target's own included.{state}\n",
-        f"| head | on | {' | '.join(heads)} |",
-        "|---" * (len(heads) + 2) + "|",
+        f"| head | on | {' | '.join(columns)} |",
+        "|---" * (len(columns) + 2) + "|",
     ]
     for name, provenance in numbers.items():
         for where, found in provenance["measured"].items():
@@ -98,12 +99,3 @@ def comparison_table(numbers: dict[str, dict[str, Any]]) -> str:
             cells += [f"{found['acceptance_length'][key]:.2f}" for key in lengths]
             lines.append(f"| {name} | {where} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
-
-
-def _found(provenance: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = next(iter(provenance["measured"].values()))
-    return found
-
-
-def _row(title: str, row: dict[str, float], keys: list[str]) -> str:
-    return f"| {title} | {' | '.join(f'{row[key]:.1%}' for key in keys)} |"

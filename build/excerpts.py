@@ -1,4 +1,6 @@
-"""Finds the places where a source file can be cut into a prompt; it does not know tokens or prompt files."""
+"""Finds excerpts of source files that make good prompts; it does not know tokens or prompt files."""
+
+from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
@@ -12,8 +14,8 @@ SHOWN_ROWS = 0.6
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A prompt's text, which ends without white space, and the place where it was cut (file:line)."""
+class Excerpt:
+    """A prompt's text, without white space at its end. source: the file and the line of the end (file:line)."""
 
     text: str
     source: str
@@ -28,20 +30,16 @@ class Length:
     count: Callable[[str], int]
 
     def fits(self, text: str) -> bool:
-        """True when the text is neither too short nor too long."""
+        """Return whether the text is neither too short nor too long."""
         return self.min_tokens <= self.count(text) <= self.max_tokens
 
-    def exceeded_by(self, text: str) -> bool:
-        """True when the text is too long."""
-        return self.count(text) > self.max_tokens
 
-
-Finder = Callable[[Document, Length], Iterator[Cut]]
+Finder = Callable[[Document, Length], Iterator[Excerpt]]
 
 
 @dataclass(frozen=True)
 class Source:
-    """A parsed file: its lines, its nodes, and the lines (from 0) at which its top-level statements begin."""
+    """A parsed file. starts: the lines (from 0) at which its top-level statements begin."""
 
     document: Document
     lines: list[str]
@@ -49,32 +47,37 @@ class Source:
     starts: list[int]
 
 
-def completions(document: Document, length: Length) -> Iterator[Cut]:
-    """Code that ends with the head of a function."""
-    return _ending_at_heads(document, length)
+def completions(document: Document, length: Length) -> Iterator[Excerpt]:
+    """Yield excerpts from the start of a top-level statement to the last line of a function's head."""
+    source = parse(document)
+    for node in functions(source):
+        head_end = node.body[0].lineno - 2
+        if node.lineno - 1 <= head_end and source.lines[head_end].rstrip().endswith(":"):
+            yield from _longest_fitting(source, [s for s in source.starts if s < node.lineno - 1], head_end, length)
 
 
-def long_contexts(document: Document, length: Length) -> Iterator[Cut]:
-    """A long stretch of a file, ending with the head of a function; no two cuts overlap by more than half."""
+def long_contexts(document: Document, length: Length) -> Iterator[Excerpt]:
+    """Yield long excerpts that end with the head of a function; no two overlap by more than half."""
     last = -1
-    for end, cut in _numbered(_ending_at_heads(document, length)):
-        if last < 0 or end - last > cut.text.count("\n") // 2:
+    for excerpt in completions(document, length):
+        end = int(excerpt.source.rsplit(":", 1)[1])
+        if last < 0 or end - last > excerpt.text.count("\n") // 2:
             last = end
-            yield cut
+            yield excerpt
 
 
-def repetitions(document: Document, length: Length) -> Iterator[Cut]:
-    """A table, literal or run of like statements, cut after 60 % of its rows."""
+def repetitions(document: Document, length: Length) -> Iterator[Excerpt]:
+    """Yield tables, literals and runs of similar statements, cut after 60 % of their rows."""
     source = parse(document)
     for rows in _row_lines(source):
         end = rows[int(len(rows) * SHOWN_ROWS)]
-        # A long table is shown in part: its nearest rows are all that repetition needs.
+        # A long table is shown in part: repetition needs only the nearest rows.
         starts = sorted(start for start in {*source.starts, *rows} if start < end)
         yield from _longest_fitting(source, starts, end, length)
 
 
-def docstrings(document: Document, length: Length) -> Iterator[Cut]:
-    """Code and a part of a docstring's prose, ending with a word at the end of a line."""
+def docstrings(document: Document, length: Length) -> Iterator[Excerpt]:
+    """Yield code with a part of a docstring's prose, ending with a word at the end of a line."""
     source = parse(document)
     for node in source.nodes:
         first, last = _docstring_lines(node)
@@ -84,29 +87,20 @@ def docstrings(document: Document, length: Length) -> Iterator[Cut]:
                 break
 
 
-def _ending_at_heads(document: Document, length: Length) -> Iterator[Cut]:
-    """Every cut from the start of a top-level statement to the last line of a function's head."""
-    source = parse(document)
-    for node in functions(source):
-        head_end = node.body[0].lineno - 2
-        if node.lineno - 1 <= head_end and source.lines[head_end].rstrip().endswith(":"):
-            yield from _longest_fitting(source, [s for s in source.starts if s < node.lineno - 1], head_end, length)
-
-
-def _longest_fitting(source: Source, starts: list[int], end: int, length: Length) -> Iterator[Cut]:
-    """The cut of lines start..end (from 0) with the earliest start that is not too long, unless it is too short."""
+def _longest_fitting(source: Source, starts: list[int], end: int, length: Length) -> Iterator[Excerpt]:
+    """Yield the longest fitting excerpt among lines start..end (from 0) for all `starts`, if there is one."""
     text = ""
     for start in reversed(starts):
         longer = "\n".join(source.lines[start : end + 1]).rstrip()
-        if length.exceeded_by(longer):
+        if length.count(longer) > length.max_tokens:
             break
         text = longer
     if length.fits(text):
-        yield Cut(text, f"{source.document.path}:{end + 1}")
+        yield Excerpt(text, f"{source.document.path}:{end + 1}")
 
 
 def parse(document: Document) -> Source:
-    """The file's nodes in order; a file that is no Python 3 (a test's data) has none."""
+    """Parse a file; one that is not Python 3 (a test's data) has no nodes."""
     lines = document.text.split("\n")
     try:
         tree = ast.parse(document.text)
@@ -116,25 +110,19 @@ def parse(document: Document) -> Source:
 
 
 def _first_line(node: ast.stmt) -> int:
-    """Line (from 0) at which a statement begins, decorators included."""
+    """Return the line (from 0) at which a statement begins, decorators included."""
     decorators = getattr(node, "decorator_list", [])
     return min([node.lineno, *(decorator.lineno for decorator in decorators)]) - 1
 
 
 def functions(source: Source) -> Iterator[Function]:
-    """The functions of a file in the order of their lines."""
+    """Yield the functions of a file in the order of their lines."""
     found = [node for node in source.nodes if isinstance(node, Function)]
     yield from sorted(found, key=lambda node: node.lineno)
 
 
-def _numbered(cuts: Iterator[Cut]) -> Iterator[tuple[int, Cut]]:
-    """Each cut with the line at which it ends."""
-    for cut in cuts:
-        yield int(cut.source.rsplit(":", 1)[1]), cut
-
-
 def _row_lines(source: Source) -> Iterator[list[int]]:
-    """For each literal or run of like statements: the lines (from 0) of its rows, at least `MIN_ROWS`."""
+    """Yield the lines (from 0) of the rows of each literal or run of similar statements with at least `MIN_ROWS`."""
     for node in source.nodes:
         for rows in _candidate_rows(node):
             lines = sorted({(row.end_lineno or row.lineno) - 1 for row in rows})
@@ -143,7 +131,7 @@ def _row_lines(source: Source) -> Iterator[list[int]]:
 
 
 def _candidate_rows(node: ast.AST) -> Iterator[list[ast.expr] | list[ast.stmt]]:
-    """The elements of a literal, or the runs of neighbouring statements that call or assign the same thing."""
+    """Yield the elements of a literal, or the runs of neighbouring statements that call or assign the same thing."""
     if isinstance(node, ast.List | ast.Tuple | ast.Set):
         yield node.elts
     elif isinstance(node, ast.Dict):
@@ -153,7 +141,7 @@ def _candidate_rows(node: ast.AST) -> Iterator[list[ast.expr] | list[ast.stmt]]:
 
 
 def _runs(body: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
-    """Maximal runs of statements of one kind."""
+    """Yield maximal runs of statements of one kind."""
     run: list[ast.stmt] = []
     for statement in body:
         if run and _kind(statement) != _kind(run[-1]):
@@ -164,7 +152,7 @@ def _runs(body: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
 
 
 def _kind(statement: ast.stmt) -> str:
-    """What a statement calls or assigns, e.g. `self.assertEqual`; statements of other sorts are all different."""
+    """Return what a statement calls or assigns, e.g. `self.assertEqual`; other statements are all different."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         return ast.unparse(statement.value.func)
     if isinstance(statement, ast.Assign):
@@ -175,7 +163,7 @@ def _kind(statement: ast.stmt) -> str:
 
 
 def _docstring_lines(node: ast.AST) -> tuple[int, int]:
-    """First and last line (from 0) of a node's docstring; (0, 0) without one."""
+    """Return the first and last line (from 0) of a node's docstring; (0, 0) without one."""
     body = getattr(node, "body", None)
     if not isinstance(node, Function | ast.ClassDef | ast.Module) or not body or ast.get_docstring(node) is None:
         return 0, 0
@@ -183,6 +171,6 @@ def _docstring_lines(node: ast.AST) -> tuple[int, int]:
 
 
 def _is_prose(line: str, following: str) -> bool:
-    """True for a line of running text whose next line goes on."""
+    """Return whether a line is running text that the next line continues."""
     words = line.split()
     return len(words) >= 5 and line.rstrip()[-1] not in ".:" and ">>>" not in line and bool(following.strip())

@@ -1,0 +1,77 @@
+"""The loss of each head on a batch, in nats."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from build.heads.settings import ABLATED, Part, Settings
+from build.heads.target import Batch
+from build.heads.teacher_forcing import RootRows, all_rows, draft_logits, sampled_rows
+from runtime.heads.modules.eagle import EagleHead
+from runtime.heads.modules.layers import attend_causally
+
+
+def cross_entropy_to(p: Tensor, logits: Tensor) -> Tensor:
+    """Return the mean cross-entropy of q = softmax(logits) to p, which includes p's own entropy.
+
+    p, logits: (B, m, V). p may be part of a distribution (a draft vocabulary); the missing part does not count.
+    """
+    logits = logits.float()
+    mass = p.sum(-1)
+    return (mass * logits.logsumexp(-1) - (p * logits).sum(-1)).mean()
+
+
+class RandomInputs(NamedTuple):
+    """What is random in a head's loss. noise: (B, n, d), uniform in 0 … 1; empty for a head without noise."""
+
+    roots: RootRows
+    noise: Tensor
+
+
+def sample_inputs(name: str, batch: Batch, settings: Settings, generator: torch.Generator) -> RandomInputs:
+    """Return the random inputs to the loss of the module `name`, a function of the generator's state alone."""
+    part, device = settings.part(name), batch.last.device
+    roots = sampled_rows(batch.num_rows, part.depth, part.share, generator, device)
+    shape = batch.last.shape if name in ("eagle", ABLATED) else (0,)
+    return RandomInputs(roots, torch.rand(shape, generator=generator).to(device))
+
+
+def loss_of(name: str, head: nn.Module, batch: Batch, settings: Settings, inputs: RandomInputs) -> Tensor:
+    """Return the loss of the module `name`."""
+    if isinstance(head, EagleHead):
+        return feature_loss(head, batch, settings, inputs.noise)
+    return _drafting_loss(head, batch, settings.part(name), inputs.roots)
+
+
+def _drafting_loss(head: nn.Module, batch: Batch, part: Part, roots: RootRows) -> Tensor:
+    """Cross-entropy to the target (and to the text, by `part.text`) at each depth, weighted by decay^(depth − 1)."""
+    ids = getattr(head, "ids", None)
+    p = batch.p if ids is None else batch.p[..., ids]
+    total = batch.last.new_zeros(())
+    for depth, logits in enumerate(draft_logits(head, batch, roots, part.depth), start=1):
+        loss = cross_entropy_to(roots.take(p, depth), logits)
+        if part.text:
+            labels = roots.take(batch.tokens, depth + 1)
+            loss = torch.lerp(loss, functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten()), part.text)
+        total = total + part.decay ** (depth - 1) * loss
+    return total
+
+
+def feature_loss(head: EagleHead, batch: Batch, settings: Settings, noise: Tensor) -> Tensor:
+    """EAGLE-1: smooth-L1 to the next feature + weighted cross-entropy by the target's LM head (arXiv:2401.15077, 3.2).
+
+    noise: (B, n, d), uniform in 0 … 1, is added to the features; longer windows get less, as in the authors' code.
+    """
+    width = settings.noise * min(1.0, 512 / batch.num_rows)
+    features = batch.last + (noise - 0.5) * (2 * width)
+    roots = all_rows(batch.num_rows, 1, batch.last.device)
+    positions = roots.rows[None].expand(len(batch.last), -1)
+    predicted = head(roots.take(features), roots.take(batch.tokens, 1), positions, attend_causally)
+    regression = functional.smooth_l1_loss(predicted.float(), roots.take(batch.last, 1))
+    return settings.feature_weight * regression + settings.token_weight * cross_entropy_to(
+        roots.take(batch.p, 1), head.logits(predicted)
+    )
