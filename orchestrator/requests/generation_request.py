@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import ConfigError, RequestError
+from orchestrator.core.methods import names_in
 from orchestrator.core.noise import child_seed
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import StepOptions
@@ -201,9 +202,9 @@ class RequestBuilder:
     def _select_method(self, given: RequestInputs, predicted: bool) -> SelectedMethod:
         """Return the method: the one asked for, else `predicted` for a prediction, else the deployment's default."""
         method = given.get("speculation", "") or (PREDICTED if predicted else self.config.default_speculation)
-        if PREDICTED in method.split("+") and not predicted:
+        if PREDICTED in names_in(method) and not predicted:
             raise RequestError("method 'predicted' needs what to expect: draft_text or draft_input_ids")
-        if predicted and PREDICTED not in method.split("+"):
+        if predicted and PREDICTED not in names_in(method):
             raise RequestError(
                 f"draft_text and draft_input_ids are for the method {PREDICTED!r}, got {method!r} (input speculation)"
             )
