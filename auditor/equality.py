@@ -11,7 +11,7 @@ from auditor.replay import FLOATS
 from auditor.requests import Answer, AuditRequest, Options
 from auditor.results import Result
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.sampling.distribution import pick
+from orchestrator.sampling.distribution import sample
 
 
 def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
@@ -46,7 +46,7 @@ class Comparison:
             return False
         ids, sampling = [*self._reference.encode(request.prompt), *said], sampling_of(request.options)
         moved = nudged(self._reference.rows(ids), self._reference.near_tie)
-        return any(int(pick(rows, [len(ids)], sampling)[0]) == got for rows in moved)
+        return any(int(sample(rows, [len(ids)], sampling)[0]) == got for rows in moved)
 
 
 def sampling_of(options: Options) -> Sampling:

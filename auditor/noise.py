@@ -32,8 +32,8 @@ def _look_at_known_answer(result: Result) -> None:
     due = ((word0 << 20 | word1 >> 12) + 0.5) * 2.0**-52
     zero = torch.zeros(1, dtype=torch.int64)
     got = {
-        "numpy": float(numpy_noise.uniform(0, 0, 0, Stream.PICK)),
-        "torch": float(torch_noise.uniform((zero, zero), zero, zero, int(Stream.PICK))),
+        "numpy": float(numpy_noise.uniform(0, 0, 0, Stream.TARGET)),
+        "torch": float(torch_noise.uniform((zero, zero), zero, zero, int(Stream.TARGET))),
     }
     for where, value in got.items():
         result.expect("known answer", where, due, value)

@@ -21,7 +21,7 @@ from orchestrator.core.types import FloatArray
 from orchestrator.deployment.checkpoint import read_checkpoint
 from orchestrator.sampling.accept import AcceptedPath
 from orchestrator.sampling.grammar import Grammars
-from orchestrator.sampling.reference import Legal, decide, shaped_rows
+from orchestrator.sampling.reference import Legal, decide, process_tree_logits
 
 #: By how much rounding may move a logit in the served dtype: a decision that flips within it is a near tie.
 NEAR_TIES = {"float64": 0.0, "float32": 1e-4, "bfloat16": 5e-2}
@@ -106,7 +106,7 @@ class ReferenceModel:
     def shaped(self, ids: Sequence[int], num_prompt: int, sampling: Sampling) -> FloatArray:
         """Return (1, V) logits behind `ids` as the request wants them."""
         prompt, output = ids[:num_prompt], ids[num_prompt:]
-        return shaped_rows(self.rows(ids), TokenTree.bare(), prompt, output, sampling, self.legal(sampling))
+        return process_tree_logits(self.rows(ids), TokenTree.bare(), prompt, output, sampling, self.legal(sampling))
 
 
 class Replay:
@@ -130,7 +130,7 @@ class Replay:
         rows = self._tree_rows(ids, step.tree)
 
         def decided(logits: FloatArray) -> AcceptedPath:
-            shaped = shaped_rows(logits, step.tree, prompt, output, sampling, self._legal)
+            shaped = process_tree_logits(logits, step.tree, prompt, output, sampling, self._legal)
             return decide(shaped, step.tree, step.q, step.prefix_len, sampling)
 
         walk = decided(rows)

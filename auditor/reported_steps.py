@@ -12,7 +12,7 @@ from orchestrator.core.sampling_params import Grammar, LogitsOptions, Rule, Samp
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution
 from orchestrator.sampling.accept import AcceptedPath
-from orchestrator.sampling.sampled_drafts import check_drawn
+from orchestrator.sampling.sampled_drafts import check_q
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ def _step(entry: dict[str, Any], vocab_size: int) -> ReportedStep:
     tokens, parents = (np.array(entry[name], np.int32) for name in ("node_ids", "node_parents"))
     tree = TokenTree.checked(tokens, parents, vocab_size, len(tokens))
     q = tuple(Distribution(np.array(x["ids"], np.int32), np.array(x["weights"], np.float32)) for x in entry["q"])
-    check_drawn(tree, q, vocab_size)
+    check_q(tree, q, vocab_size)
     walk = AcceptedPath(tuple(entry["path"]), entry["next_token"])
     return ReportedStep(entry["prefix_len"], entry["context_hash"], tree, tuple(entry["sources"]), q, walk)
 

@@ -1,4 +1,4 @@
-"""The committed tokens of one request, and a name for every beginning of them."""
+"""The committed tokens of one request, and a hash of each of their prefixes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ MASK64 = (1 << 64) - 1
 
 
 class Context:
-    """The committed tokens of one request, the last one the root; the loop only ever appends.
+    """The committed tokens of one request; the last one is the root. The generation loop only appends.
 
-    `rolling_hash(n)` names the first n tokens, so that an engine can tell that it holds the same ones.
+    ids: all token ids. prompt_len: how many of them are the prompt.
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
@@ -20,7 +20,7 @@ class Context:
         self._hashes = [0]
 
     def __len__(self) -> int:
-        """Return prefix_len: prompt and output, the root included."""
+        """Return prefix_len: the number of tokens of prompt and output, root included."""
         return len(self.ids)
 
     @property
@@ -30,25 +30,24 @@ class Context:
 
     @property
     def output(self) -> list[int]:
-        """Ids committed since the prompt."""
+        """Ids committed after the prompt."""
         return self.ids[self.prompt_len :]
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Append tokens for good."""
+        """Append tokens."""
         self.ids.extend(tokens)
 
     def truncate(self, length: int) -> None:
-        """Forget all but the first `length` tokens (an engine's view may run ahead of the loop's)."""
+        """Drop all but the first `length` tokens; for an engine's copy, which may be ahead of the loop's context."""
         del self.ids[length:]
         del self._hashes[length + 1 :]
 
     def rolling_hash(self, length: int) -> int:
-        """Return the 64-bit hash of the first `length` tokens, in O(tokens since the last call)."""
+        """Return the 64-bit hash of the first `length` tokens, by which an engine recognises the tokens that it holds.
+
+        h(∅) = 0, h(x·t) = (h(x) + t + 1) · HASH_MULTIPLIER mod 2⁶⁴. Only tokens after the longest prefix hashed so far
+        are visited.
+        """
         for token in self.ids[len(self._hashes) - 1 : length]:
-            self._hashes.append(extend_hash(self._hashes[-1], token))
+            self._hashes.append(((self._hashes[-1] + token + 1) * HASH_MULTIPLIER) & MASK64)
         return self._hashes[length]
-
-
-def extend_hash(value: int, token: int) -> int:
-    """Return the rolling hash of a token sequence and one more token; the hash of none is 0."""
-    return ((value + token + 1) * HASH_MULTIPLIER) & MASK64

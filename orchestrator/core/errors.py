@@ -1,12 +1,12 @@
-"""Every error raised on purpose; a message says what was wrong, the value, what is allowed, and where to mend it.
+"""All errors raised on purpose. A message says what is wrong, the value, what is allowed, and where to correct it.
 
 ServingError
 ├── ConfigError          a deployment's file or environment is wrong (launcher: exit 2)
-├── RequestError         a request is wrong (the client's to mend)
-├── Unavailable          the request is fine, the server cannot take it now
+├── RequestError         a request is wrong (the client must correct it)
+├── Unavailable          the request is valid, but the server cannot take it now
 ├── UnknownSequence      an engine lacks the tokens before `context_start` (the loop resends them)
-└── EngineError          an engine failed or answered what the protocol does not allow
-    └── EngineLost       Triton cannot reach the engine: its process died, or is being restarted
+└── EngineError          an engine failed, or its answer breaks the protocol
+    └── EngineLost       Triton cannot reach the engine: its process died or is being restarted
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_SHOWN = 100
 
 
 class ServingError(Exception):
-    """Base of all errors with a message fit for a user."""
+    """Base of all errors whose message may be shown to a user."""
 
 
 class ConfigError(ServingError):
@@ -46,24 +46,24 @@ class EngineLost(EngineError):
 
 
 def shown(value: object) -> str:
-    """Word a value for a message; a long one is cut, since it may be a client's whole text."""
+    """Return a value as an error message shows it: shortened, since it may be a client's whole text."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def first_line(error: object) -> str:
-    """Return the first line of what an error says, or its kind where it says nothing."""
+    """Return the first line of an error's message, or the name of its class if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name most like `name`, or None when nothing is like it."""
+    """Return the known name most similar to `name`, or None if nothing is similar."""
     matches = difflib.get_close_matches(name[:MAX_SHOWN], list(known), n=1, cutoff=0.5)
     return matches[0] if matches else None
 
 
 def unknown_name(what: str, name: str, known: Iterable[str], where: str) -> str:
-    """Word the refusal of an unknown name: the nearest known one, and all that are allowed."""
+    """Return the error message for an unknown name: the nearest known name, and all allowed names."""
     allowed = sorted(known)
     guess = nearest(name, allowed)
     hint = f"; did you mean {guess!r}?" if guess else ""

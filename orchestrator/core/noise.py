@@ -1,19 +1,17 @@
-"""Counter-based randomness: the same (seed, position, token) gives the same noise in every process; holds no state.
+"""Counter-based random numbers: (seed, position, token) gives the same noise in every process; there is no state.
 
-Source: Philox4x32-10, Salmon et al. 2011 (Random123); docs/protocol.md, Noise. `runtime/sampling/noise.py` is the torch twin.
+Source: Philox4x32-10, Salmon et al. 2011 (Random123); docs/protocol.md, Noise. Torch twin: `runtime/sampling/noise.py`.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Words = npt.NDArray[np.uint64]
 FloatArray = npt.NDArray[np.float64]
-IntLike = TypeVar("IntLike", bound=npt.ArrayLike)
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -22,25 +20,24 @@ MASK32 = 0xFFFFFFFF
 
 
 class Stream(IntEnum):
-    """What a draw is for; draws of different streams are independent."""
+    """What a random number is used for; numbers of different streams are independent."""
 
-    PICK = 0
+    TARGET = 0
     DRAFT = 1
     ACCEPT = 2
     RECOVER = 3
 
 
-def key_schedule(seed: int) -> list[tuple[int, int]]:
-    """Return the 10 round keys (low word, high word) of a 64-bit seed."""
-    low, high = seed & MASK32, (seed >> 32) & MASK32
-    return [((low + i * KEY_STEPS[0]) & MASK32, (high + i * KEY_STEPS[1]) & MASK32) for i in range(ROUNDS)]
-
-
 def philox(seed: int, counter: tuple[Words, Words, Words, Words]) -> tuple[Words, ...]:
-    """Return the four 32-bit output words of Philox4x32-10 (as uint64), for broadcastable counters."""
+    """Return the four output words of Philox4x32-10.
+
+    seed: 64 bits, the key. counter: four broadcastable uint64 arrays, each < 2³².
+    Returns four uint64 arrays, each < 2³².
+    """
     c0, c1, c2, c3 = counter
+    key0, key1 = seed & MASK32, (seed >> 32) & MASK32
     mask, shift = np.uint64(MASK32), np.uint64(32)
-    for key0, key1 in key_schedule(seed):
+    for _ in range(ROUNDS):
         product0, product1 = c0 * np.uint64(MULTIPLIERS[0]), c2 * np.uint64(MULTIPLIERS[1])
         c0, c1, c2, c3 = (
             (product1 >> shift) ^ c1 ^ np.uint64(key0),
@@ -48,19 +45,8 @@ def philox(seed: int, counter: tuple[Words, Words, Words, Words]) -> tuple[Words
             (product0 >> shift) ^ c3 ^ np.uint64(key1),
             product0 & mask,
         )
+        key0, key1 = (key0 + KEY_STEPS[0]) & MASK32, (key1 + KEY_STEPS[1]) & MASK32
     return c0, c1, c2, c3
-
-
-def bits52(seed: int, positions: npt.ArrayLike, tokens: npt.ArrayLike, stream: int, epoch: int) -> Words:
-    """Return 52 random bits per (position, token), broadcast: word 0 high, the top 20 bits of word 1 low."""
-    counter = (
-        np.asarray(positions, np.uint64),
-        np.asarray(tokens, np.uint64),
-        np.asarray(stream, np.uint64),
-        np.asarray(epoch, np.uint64),
-    )
-    word0, word1, _, _ = philox(seed, counter)
-    return (word0 << np.uint64(20)) | (word1 >> np.uint64(12))
 
 
 def uniform(
@@ -70,15 +56,18 @@ def uniform(
     stream: Stream,
     epoch: int = 0,
 ) -> FloatArray:
-    """Return u = (b + ½)·2⁻⁵² in (0, 1), never 0 and never 1, in float64.
+    """Return u in the open interval (0, 1), made of 52 bits: word 0, then the upper 20 bits of word 1.
 
-    positions, tokens: broadcastable integers < 2³². epoch: 0 in stream PICK, else the step's prefix_len.
+    positions, tokens: broadcastable integers < 2³². epoch: 0 in stream TARGET, else the step's prefix_len.
+    Returns float64 in the broadcast shape.
     """
-    return unit(bits52(seed, positions, tokens, int(stream), epoch))
+    position, token, stream_word, epoch_word = (np.asarray(x, np.uint64) for x in (positions, tokens, stream, epoch))
+    word0, word1, _, _ = philox(seed, (position, token, stream_word, epoch_word))
+    return unit((word0 << np.uint64(20)) | (word1 >> np.uint64(12)))
 
 
 def unit(bits: Words) -> FloatArray:
-    """Return u = (b + ½)·2⁻⁵² of bits b < 2⁵²: exact in float64, 2⁻⁵³ at the least and 1 − 2⁻⁵³ at the most."""
+    """Return u = (b + ½)·2⁻⁵² for bits b < 2⁵²: exact in float64, from 2⁻⁵³ to 1 − 2⁻⁵³."""
     result: FloatArray = (bits.astype(np.float64) + 0.5) * 2.0**-52
     return result
 
@@ -87,16 +76,16 @@ def gumbel(
     seed: int,
     positions: npt.ArrayLike,
     tokens: npt.ArrayLike,
-    stream: Stream = Stream.PICK,
+    stream: Stream = Stream.TARGET,
     epoch: int = 0,
 ) -> FloatArray:
-    """Return g = −log(−log u) in float64; argmax(log p + g) is then a draw from p."""
+    """Return g = −log(−log u) for the u of `uniform`; argmax(log p + g) is then a sample of p."""
     result: FloatArray = -np.log(-np.log(uniform(seed, positions, tokens, stream, epoch)))
     return result
 
 
 def child_seed(seed: int, index: int) -> int:
-    """Return the seed of returned sequence `index`: the request's own for 0, Philox(seed, index) above."""
+    """Return the seed of returned sequence `index`: the request's own for 0, else two words of Philox(seed, index)."""
     if index == 0:
         return seed
     zero = np.uint64(0)

@@ -1,4 +1,4 @@
-"""What a request says of the target's distribution p, and of how drafts are accepted."""
+"""A request's sampling parameters: they define the target's distribution p, and how drafts are accepted."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Medusa's (arXiv:2401.10774, section 2.3.1), as float32 has them, since that is how they cross the wire.
+# Medusa's ε and δ (arXiv:2401.10774, section 2.3.1), rounded to float32, in which they cross the wire.
 EPSILON, DELTA = float(np.float32(0.09)), float(np.float32(0.3))
 
 
 class Rule(StrEnum):
-    """How drafts are accepted (orchestrator/sampling/accept.py); `typical` alone is lossy.
+    """How drafts are accepted (orchestrator/sampling/accept.py). Only `typical` is lossy.
 
-    `engine` is decided by an engine that samples by itself (TensorRT-LLM's), with random numbers of its own: its texts
-    have the target's law, but one seed gives other texts under other drafts.
+    `engine`: an engine that samples by itself (TensorRT-LLM) decides, with random numbers of its own. Its texts have
+    the target's distribution, but with the same seed other drafts give another text.
     """
 
     COUPLED = "coupled"
@@ -27,16 +27,16 @@ class Rule(StrEnum):
 
     @property
     def uses_q(self) -> bool:
-        """True when it matters what a draft was drawn from."""
+        """True if acceptance depends on the distribution that a draft was sampled from."""
         return self in (Rule.REJECTION, Rule.BLOCK)
 
 
-#: The rules that engines of our own decide by.
+#: The rules that our own engines implement.
 OUR_RULES = tuple(rule for rule in Rule if rule is not Rule.ENGINE)
 
 
 class Grammar(NamedTuple):
-    """What the output must match. kind: json, json_schema or regex. text: the schema or the expression."""
+    """What the output must match. kind: json, json_schema or regex. text: the schema or the regular expression."""
 
     kind: str
     text: str
@@ -44,11 +44,11 @@ class Grammar(NamedTuple):
 
 @dataclass(frozen=True)
 class LogitsOptions:
-    """What a request changes of single tokens' logits; empty changes nothing.
+    """How a request changes the logits of single tokens; the defaults change nothing.
 
-    bias: (id, weight), added to the logit. grammar: what the output must match. allowed: the only ids that may come;
-    empty = all. bad_words: id sequences that may not come. end_ids: those that end the output, and that may not come
-    before min_tokens.
+    bias: (id, weight) pairs; the weight is added to the logit. grammar: what the output must match.
+    allowed: the only ids that may be generated; empty: all. bad_words: id sequences that may not be generated.
+    end_ids: ids that end the output; they are masked until min_tokens are generated.
     """
 
     bias: tuple[tuple[int, float], ...] = ()
@@ -63,11 +63,11 @@ NO_LOGITS_OPTIONS = LogitsOptions()
 
 @dataclass(frozen=True)
 class Sampling:
-    """How logits become the one distribution p, and how drafts are accepted; the defaults change nothing.
+    """How logits become the distribution p, and how drafts are accepted; the defaults are greedy decoding.
 
-    temperature 0 = greedy · top_k 0 = off · top_p, typical_p 1 = off · min_p 0 = off · repetition_penalty 1 = off,
-    on prompt and output · presence_penalty, frequency_penalty 0 = off, on the output · min_tokens: so many before an
-    end. The seed keys the noise. epsilon, delta: of the rule `typical`.
+    temperature 0 is greedy. These values switch a parameter off: top_k 0 · top_p, typical_p 1 · min_p 0 ·
+    repetition_penalty 1 (it covers prompt and output) · presence_penalty, frequency_penalty 0 (they cover the output) ·
+    min_tokens 0. seed: the key of the noise. epsilon, delta: parameters of the rule `typical`.
     """
 
     temperature: float = 0.0
@@ -87,17 +87,17 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """True when the pick is the argmax of the logits."""
+        """True if the target takes the token with the highest logit."""
         return self.temperature == 0.0
 
     @property
     def penalised(self) -> bool:
-        """True when what was said changes what may be said."""
+        """True if tokens that occurred before are penalised."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
     @property
-    def shaped(self) -> bool:
-        """True when single logits change before the temperature (orchestrator/sampling/logits_processors.py)."""
-        logits_options = self.logits_options
-        masked = logits_options.bias or logits_options.grammar or logits_options.allowed or logits_options.bad_words
-        return bool(self.penalised or masked or (self.min_tokens and logits_options.end_ids))
+    def needs_logits_processors(self) -> bool:
+        """True if the request changes logits before the temperature (orchestrator/sampling/logits_processors.py)."""
+        options = self.logits_options
+        masked = options.grammar or options.allowed or options.bad_words or (self.min_tokens and options.end_ids)
+        return bool(self.penalised or options.bias or masked)

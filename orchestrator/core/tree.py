@@ -1,4 +1,4 @@
-"""The token tree: the one shape in which every method proposes; knows nothing of models or probabilities."""
+"""The token tree, in which every method proposes its drafts; it knows nothing of models or probabilities."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from orchestrator.core.errors import EngineError
 
-#: Most draft nodes of a tree, whoever makes it.
+#: Most draft nodes of any tree.
 MAX_NODES = 128
 
 IntArray = npt.NDArray[np.int32]
@@ -23,9 +23,9 @@ BoolArray = npt.NDArray[np.bool_]
 class TokenTree:
     """Draft tokens below the last committed token (node 0, the root, whose id is not stored here).
 
-    tokens: (m,) int32 — the ids of nodes 1…m.
-    parents: (m,) int32 — the parent of nodes 1…m; 0 is the root, and parents[i - 1] < i.
-    Invariant: children of one parent are distinct tokens, in the order in which they are tried.
+    tokens: (m,) int32, the token ids of nodes 1…m.
+    parents: (m,) int32, the parents of nodes 1…m; 0 is the root, and parents[i - 1] < i.
+    Invariant: the children of one parent have distinct tokens, and stand in the order in which they are tried.
     """
 
     tokens: IntArray
@@ -33,18 +33,18 @@ class TokenTree:
 
     @classmethod
     def bare(cls) -> TokenTree:
-        """Return the tree without a draft: the root alone."""
+        """Return the tree without drafts: the root alone."""
         return _BARE
 
     @classmethod
     def chain(cls, tokens: Sequence[int] | IntArray) -> TokenTree:
-        """Return the tree in which each token hangs below the one before it."""
+        """Return the tree in which each token is the child of the one before it."""
         ids = np.asarray(tokens, dtype=np.int32)
         return cls(ids, np.arange(len(ids), dtype=np.int32))
 
     @classmethod
     def from_paths(cls, paths: Sequence[Sequence[int]]) -> TokenTree:
-        """Merge token paths that start below the root; an identical prefix becomes one node."""
+        """Return the tree of token paths that start below the root; paths share the nodes of a common prefix."""
         builder = TreeBuilder()
         for path in paths:
             builder.add_path(0, path)
@@ -52,23 +52,22 @@ class TokenTree:
 
     @classmethod
     def checked(cls, tokens: IntArray, parents: IntArray, vocab_size: int, max_nodes: int) -> TokenTree:
-        """Build a tree from outside, or raise EngineError naming the first law that it breaks.
+        """Return a tree built from untrusted arrays.
 
         tokens, parents: (m,) int32, as above. max_nodes: most draft nodes allowed.
+        Raises: EngineError naming the first invariant that the arrays break.
         """
-        _check_sizes(tokens, parents, max_nodes)
-        if len(tokens):
-            _check_values(tokens, parents, vocab_size)
+        _check_invariants(tokens, parents, vocab_size, max_nodes)
         return cls(tokens, parents)
 
     @property
     def num_nodes(self) -> int:
-        """Draft nodes, the root not counted."""
+        """Number of draft nodes; the root is not counted."""
         return len(self.tokens)
 
     @cached_property
     def depths(self) -> IntArray:
-        """(m + 1,) int32 — depth of every node; depths[0] == 0, depths[i] == depths[parent] + 1."""
+        """(m + 1,) int32, the depth of every node; the root has depth 0."""
         depths = np.zeros(self.num_nodes + 1, np.int32)
         for node, parent in enumerate(self.parents.tolist(), start=1):
             depths[node] = depths[parent] + 1
@@ -76,7 +75,7 @@ class TokenTree:
 
     @cached_property
     def mask(self) -> BoolArray:
-        """(m + 1, m + 1) bool — mask[i] == mask[parents[i]] | {i}: a node sees its ancestors and itself."""
+        """The tree mask, (m + 1, m + 1) bool: row i is True at node i and at its ancestors."""
         mask = np.eye(self.num_nodes + 1, dtype=np.bool_)
         for node, parent in enumerate(self.parents.tolist(), start=1):
             mask[node] |= mask[parent]
@@ -84,7 +83,7 @@ class TokenTree:
 
     @cached_property
     def children(self) -> list[dict[int, int]]:
-        """Per node its children as {token: node}, in the order in which they are tried."""
+        """For each node its children as {token: node}, in the order in which they are tried."""
         children: list[dict[int, int]] = [{} for _ in range(self.num_nodes + 1)]
         for node, (token, parent) in enumerate(zip(self.tokens.tolist(), self.parents.tolist(), strict=True), start=1):
             children[parent][token] = node
@@ -92,7 +91,7 @@ class TokenTree:
 
     @cached_property
     def paths(self) -> list[tuple[int, ...]]:
-        """Per node the tokens that lead to it from below the root, its own last; the root's is empty."""
+        """For each node the tokens on its path from below the root, its own token last; empty for the root."""
         paths: list[tuple[int, ...]] = [()]
         for token, parent in zip(self.tokens.tolist(), self.parents.tolist(), strict=True):
             paths.append((*paths[parent], token))
@@ -100,15 +99,15 @@ class TokenTree:
 
     @cached_property
     def is_chain(self) -> bool:
-        """True when every node hangs below the one before it (a bare root is a chain)."""
+        """True if every node is the child of the one before it. A bare root is a chain."""
         return bool((self.parents == np.arange(self.num_nodes)).all())
 
     def within(self, max_nodes: int, max_depth: int) -> IntArray:
-        """Return the first `max_nodes` of the nodes no deeper than `max_depth`: (k,) int32, ascending."""
+        """Return the first `max_nodes` nodes of depth `max_depth` or less, (k,) int32, ascending."""
         return (np.flatnonzero(self.depths[1:] <= max_depth)[: max(max_nodes, 0)] + 1).astype(np.int32)
 
     def only(self, nodes: IntArray) -> TokenTree:
-        """Return the tree of these nodes alone, renumbered 1…k.
+        """Return the tree of these nodes only, renumbered 1…k.
 
         nodes: (k,) int32, ascending; the parent of each is the root or one of them.
         """
@@ -118,7 +117,7 @@ class TokenTree:
 
 
 class TreeBuilder:
-    """A tree that grows by nodes and paths; a child that is there already is not added again.
+    """Builds a tree from nodes and paths; a child that exists is not added again.
 
     max_nodes, max_depth: limits of the paths.
     """
@@ -131,7 +130,7 @@ class TreeBuilder:
 
     @property
     def num_nodes(self) -> int:
-        """Draft nodes so far, the root not counted."""
+        """Number of draft nodes so far; the root is not counted."""
         return len(self._nodes)
 
     def add(self, parent: int, token: int) -> int:
@@ -161,18 +160,15 @@ class TreeBuilder:
 _BARE = TokenTree(np.empty(0, np.int32), np.empty(0, np.int32))
 
 
-def _check_sizes(tokens: IntArray, parents: IntArray, max_nodes: int) -> None:
+def _check_invariants(tokens: IntArray, parents: IntArray, vocab_size: int, max_nodes: int) -> None:
     if tokens.shape != parents.shape or tokens.ndim != 1:
         raise EngineError(f"tree has {tokens.shape} node_ids but {parents.shape} node_parents; they must match")
     if len(tokens) > max_nodes:
         raise EngineError(f"tree has {len(tokens)} nodes, at most {max_nodes} allowed")
-
-
-def _check_values(tokens: IntArray, parents: IntArray, vocab_size: int) -> None:
-    if tokens.min() < 0 or tokens.max() >= vocab_size:
+    if ((tokens < 0) | (tokens >= vocab_size)).any():
         raise EngineError(f"tree has a token outside 0..{vocab_size - 1}")
-    if parents.min() < 0 or (parents > np.arange(len(parents))).any():
-        raise EngineError("tree has a parent that does not stand before its child")
+    if ((parents < 0) | (parents > np.arange(len(parents)))).any():
+        raise EngineError("tree has a parent that does not come before its child")
     edges = parents.astype(np.int64) * vocab_size + tokens
     if len(np.unique(edges)) != len(edges):
         raise EngineError("tree has two children of one parent with the same token")

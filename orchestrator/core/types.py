@@ -1,4 +1,4 @@
-"""The nouns that the loop, the proposers and the engines share: what an engine is asked, and what it answers."""
+"""The nouns that the loop, the proposers and the engines share: the calls of an engine, and its answers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ FloatArray = npt.NDArray[np.float64]
 Features = npt.NDArray[np.float32]
 IdArray = npt.NDArray[np.int32]
 
+#: Most rows of hidden states in one call.
+MAX_FEATURE_ROWS = 512
+
 
 class HiddenStates(IntFlag):
-    """Hidden states of the target that a drafting head reads (docs/protocol.md, Which hidden state).
+    """The target's hidden states that a drafting head reads (docs/protocol.md, Which hidden state).
 
-    LAST: after the final norm, (d,) a token. LAYERS: the inputs of decoder layers 2, L // 2 and L − 3, side by side,
-    (3d,). Of both, LAST stands first.
+    LAST: after the final norm, d numbers per token. LAYERS: the inputs of decoder layers 2, L // 2 and L − 3,
+    concatenated, 3d numbers per token. If both are requested, LAST comes first.
     """
 
     NONE = 0
@@ -31,129 +34,47 @@ class HiddenStates(IntFlag):
 
 
 class Distribution(NamedTuple):
-    """A sparse q: ids (k,) int32, ascending, and weights (k,) float32 > 0, which cross a wire unchanged."""
+    """A sparse distribution q.
+
+    ids: (k,) int32, ascending. weights: (k,) float32 > 0; they cross the wire unchanged and need not sum to 1.
+    """
 
     ids: IdArray
     weights: npt.NDArray[np.float32]
 
     @property
     def probs(self) -> FloatArray:
-        """Return the probabilities of `ids`, (k,) float64, which sum to 1."""
+        """Return the probabilities of `ids`, (k,) float64, with sum 1."""
         weights = self.weights.astype(np.float64)
         probs: FloatArray = weights / weights.sum()
         return probs
 
 
-class EngineSpeculationResult(NamedTuple):
-    """What an engine that drafts by itself did behind one answer.
+@dataclass(frozen=True)
+class EngineSpeculation:
+    """Options for an engine that drafts by itself; an empty tuple leaves the choice to the engine as it was built.
 
-    method: what it drafts with. extra: tokens that it committed before next_token. lengths: tokens of each of its
-    passes, accepted drafts and its own one, so that their sum is that of all tokens. num_drafted: tokens that it
-    verified.
+    length: most tokens that the sequence may still get. choices: the nodes of its tree, each as the ranks on its path.
+    sizes: Lookahead's window, n-gram and guesses.
+    """
+
+    length: int
+    choices: tuple[tuple[int, ...], ...] = ()
+    sizes: tuple[int, ...] = ()
+
+
+class EngineSpeculationResult(NamedTuple):
+    """What an engine that drafts by itself did since its last answer.
+
+    method: how it drafts. extra: the tokens that it committed before next_token.
+    lengths: the tokens of each of its passes: accepted drafts and one more. They add up to len(extra) + 1.
+    num_drafted: how many draft tokens it verified.
     """
 
     method: str
     extra: tuple[int, ...]
     lengths: tuple[int, ...]
     num_drafted: int
-
-
-@dataclass(frozen=True, eq=False)
-class Acceptance:
-    """What one target step decided.
-
-    path: accepted nodes, root not included, each the child of the one before it.
-    next_token: the bonus or recovered token; it becomes the new root.
-    picks: (m + 1,) int32, the target's own pick at every node, when wanted.
-    logprobs: (a + 1,) float64, log-probability of each emitted token, when wanted. top_ids, top_logprobs: (a + 1, n)
-    int32 and float64, the n likeliest tokens of each position in order, when wanted.
-    features: (r, width) float32, hidden states of positions features_start …, when wanted.
-    forward_us: cost of the pass. num_in_pass: requests that shared it. num_cached_tokens: tokens of the
-    context that were found in the cache when the engine first saw the sequence.
-    engine_speculation: of an engine that drafts by itself.
-    """
-
-    path: tuple[int, ...]
-    next_token: int
-    target_tokens: IdArray | None = None
-    logprobs: FloatArray | None = None
-    top_ids: IdArray | None = None
-    top_logprobs: FloatArray | None = None
-    features: Features | None = None
-    features_start: int = 0
-    forward_us: int = 0
-    num_in_pass: int = 1
-    num_cached_tokens: int = 0
-    engine_speculation: EngineSpeculationResult | None = None
-
-    def logprobs_list(self) -> list[float]:
-        """Return the log-probabilities as a list, empty when they were not wanted."""
-        return [] if self.logprobs is None else [float(x) for x in self.logprobs]
-
-    def top_lists(self, num_tokens: int) -> tuple[list[list[int]], list[list[float]]]:
-        """Return the likeliest tokens of the first positions, and their log-probabilities; empty when not wanted."""
-        if self.top_ids is None or self.top_logprobs is None:
-            return [], []
-        return self.top_ids[:num_tokens].tolist(), self.top_logprobs[:num_tokens].tolist()
-
-    @property
-    def extra(self) -> tuple[int, ...]:
-        """Tokens behind the path that no tree held: an engine's own drafts."""
-        return self.engine_speculation.extra if self.engine_speculation else ()
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens that this step commits."""
-        return len(self.path) + len(self.extra) + 1
-
-    def tokens(self, tree: TokenTree) -> list[int]:
-        """Return the tokens that this step commits: the path's, an engine's own, the new root."""
-        return [*(int(tree.tokens[node - 1]) for node in self.path), *self.extra, self.next_token]
-
-
-@dataclass(frozen=True, eq=False)
-class HeadInput:
-    """What a drafting head receives beside the context.
-
-    features: (r, width) float32, r at most MAX_FEATURE_ROWS: hidden states of the positions from features_start on.
-    choices: the shape of a static tree; its tokens are ranks, 0 = the most probable child.
-    width: nodes that each level of a dynamic tree expands, or beams.
-    Without choices and width, the head uses its own static tree.
-    """
-
-    features: Features | None = None
-    features_start: int = 0
-    choices: TokenTree = field(default_factory=TokenTree.bare)
-    width: int = 0
-
-
-NO_HEAD_INPUT = HeadInput()
-#: Most rows of hidden states in one call.
-MAX_FEATURE_ROWS = 512
-
-
-class DraftResponse(NamedTuple):
-    """A drafter's answer: a tree, and what its nodes were drawn from (empty = chosen).
-
-    cached_len: how far its cache reaches; for a drafter that reads hidden states, the first position that it lacks.
-    """
-
-    tree: TokenTree
-    q: tuple[Distribution, ...] = ()
-    cached_len: int = 0
-
-
-@dataclass(frozen=True)
-class EngineSpeculation:
-    """What is asked of an engine that drafts by itself.
-
-    length: most tokens that may still come. choices: the shape of its tree, each node as the ranks on its path. sizes:
-    Lookahead's window, n-gram and guesses. Empty = as the engine was built.
-    """
-
-    length: int
-    choices: tuple[tuple[int, ...], ...] = ()
-    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -185,6 +106,90 @@ class StepOptions:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Acceptance:
+    """The answer to a target step. Arrays that the step's options do not request are None.
+
+    path: the a accepted nodes, root not included, each the child of the one before it.
+    next_token: the bonus or recovered token; it becomes the new root.
+    target_tokens: (m + 1,) int32, the target's own token at every node.
+    logprobs: (a + 1,) float64, the log probability of each emitted token.
+    top_ids, top_logprobs: (a + 1, n) int32 and float64, the n most probable tokens of each position, in order.
+    features: (r, width) float32, the hidden states of the positions from features_start on.
+    forward_us: duration of the pass. num_in_pass: how many requests shared it.
+    num_cached_tokens: tokens of the context that were in the cache when the engine first saw the sequence.
+    engine_speculation: only from an engine that drafts by itself.
+    """
+
+    path: tuple[int, ...]
+    next_token: int
+    target_tokens: IdArray | None = None
+    logprobs: FloatArray | None = None
+    top_ids: IdArray | None = None
+    top_logprobs: FloatArray | None = None
+    features: Features | None = None
+    features_start: int = 0
+    forward_us: int = 0
+    num_in_pass: int = 1
+    num_cached_tokens: int = 0
+    engine_speculation: EngineSpeculationResult | None = None
+
+    def logprobs_list(self) -> list[float]:
+        """Return the log probabilities of the emitted tokens; empty if they were not requested."""
+        return [] if self.logprobs is None else [float(x) for x in self.logprobs]
+
+    def top_tokens(self, num_tokens: int) -> tuple[list[list[int]], list[list[float]]]:
+        """Return the top ids of the first positions and their log probabilities; empty if not requested."""
+        if self.top_ids is None or self.top_logprobs is None:
+            return [], []
+        return self.top_ids[:num_tokens].tolist(), self.top_logprobs[:num_tokens].tolist()
+
+    @property
+    def extra(self) -> tuple[int, ...]:
+        """Accepted tokens after the path that no tree of ours held: an engine's own drafts."""
+        return self.engine_speculation.extra if self.engine_speculation else ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens that this step commits."""
+        return len(self.path) + len(self.extra) + 1
+
+    def tokens(self, tree: TokenTree) -> list[int]:
+        """Return the tokens that this step commits: those of the path, the engine's own, the new root."""
+        return [*(int(tree.tokens[node - 1]) for node in self.path), *self.extra, self.next_token]
+
+
+@dataclass(frozen=True, eq=False)
+class HeadInput:
+    """What a drafting head receives beside the context.
+
+    features: (r, width) float32, r at most MAX_FEATURE_ROWS: hidden states of the positions from features_start on.
+    choices: the shape of a static tree; its tokens are ranks, 0 = the most probable child.
+    width: nodes that each level of a dynamic tree expands, or beams.
+    Without choices and width, the head uses its own static tree.
+    """
+
+    features: Features | None = None
+    features_start: int = 0
+    choices: TokenTree = field(default_factory=TokenTree.bare)
+    width: int = 0
+
+
+NO_HEAD_INPUT = HeadInput()
+
+
+class DraftResponse(NamedTuple):
+    """A drafter's answer.
+
+    q: what each node was sampled from; empty for deterministic drafts.
+    cached_len: how far the drafter's cache reaches; if it reads hidden states, the first position that it lacks.
+    """
+
+    tree: TokenTree
+    q: tuple[Distribution, ...] = ()
+    cached_len: int = 0
+
+
 class Target(Protocol):
     """The model whose distribution is served."""
 
@@ -196,18 +201,18 @@ class Target(Protocol):
         options: StepOptions,
         q: tuple[Distribution, ...] = (),
     ) -> Acceptance:
-        """Run one pass over the tree below the context's root and decide what is accepted.
+        """Run one pass over the tree below the context's root, and decide which nodes are accepted.
 
-        q: what the nodes were drawn from; empty = chosen.
+        q: what each node was sampled from; empty for deterministic drafts.
         """
 
     def release(self) -> None:
-        """Say that no step follows; a hint, never needed for correctness."""
+        """Tell the target that no further step follows; a hint that correctness does not need."""
 
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """An engine's figures at one moment; passes and the jobs in them are counted since its start."""
+    """An engine's figures at one moment; passes and calls are counted since its start."""
 
     blocks_held: int
     blocks_cached: int

@@ -70,7 +70,7 @@ def generate(sequence: SequenceState, target: Target, proposer: Proposer, guard:
         context.commit(tokens)
         proposer.observe(proposal.tree, acceptance)
         chunk = output.push(tokens, acceptance.logprobs_list())
-        chunk.top_ids, chunk.top_logprobs = acceptance.top_lists(len(chunk.ids))
+        chunk.top_ids, chunk.top_logprobs = acceptance.top_tokens(len(chunk.ids))
         sequence.statistics.observe(proposal, acceptance, len(chunk.ids), drafted_s - began_s, stepped_s - drafted_s)
         if sequence.trace:
             sequence.trace.observe(proposal, acceptance)

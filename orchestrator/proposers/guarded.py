@@ -12,7 +12,7 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.sampling.grammar_matcher import Matcher
-from orchestrator.sampling.sampled_drafts import well_drawn
+from orchestrator.sampling.sampled_drafts import nodes_with_valid_q
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Guarded(Proposer):
 
     def _well_sampled(self, proposal: Proposal) -> Proposal:
         """Return the nodes before the first bad q of each path: dropping those, too, would bias the text."""
-        sound = proposal.only(well_drawn(proposal.tree, proposal.q, self._vocab_size))
+        sound = proposal.only(nodes_with_valid_q(proposal.tree, proposal.q, self._vocab_size))
         if sound is not proposal:
             num_bad = proposal.tree.num_nodes - sound.tree.num_nodes
             log.error("%s sampled %d nodes from a bad q: the request goes on without drafts", self.name, num_bad)
@@ -100,7 +100,7 @@ class Pruned(Proposer):
         if self.options.target_tokens or not proposal.tree.num_nodes or (proposal.q and sampling.rule.uses_q):
             return proposal
         self._matcher.follow(context.output)
-        return proposal.only(self._matcher.kept(proposal.tree))
+        return proposal.only(self._matcher.legal_nodes(proposal.tree))
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Let the proposer learn."""

@@ -17,7 +17,7 @@ from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.parameters import MethodConfig
 from orchestrator.proposers.tables import MAX_ORDER, Followers
 from orchestrator.sampling.distribution import log_p
-from orchestrator.sampling.sampled_drafts import cut, draw
+from orchestrator.sampling.sampled_drafts import draft_distribution, sample_draft
 
 
 class NgramConfig(MethodConfig):
@@ -62,7 +62,7 @@ class Ngram(Proposer):
             if followers is None:
                 break
             drawn_from.append(q_of(followers, sampling))
-            tokens.append(draw(drawn_from[-1], position, sampling, len(context)))
+            tokens.append(sample_draft(drawn_from[-1], position, sampling, len(context)))
             recent.append(tokens[-1])
         return Proposal(TokenTree.chain(tokens), (self.name,) * len(tokens), tuple(drawn_from))
 
@@ -87,5 +87,5 @@ class Ngram(Proposer):
 
 def q_of(followers: Followers, sampling: Sampling) -> Distribution:
     """Return q: the best followers, renormalised, then under the request's temperature, top-k, top-p and the like."""
-    best = cut(followers.ids.astype(np.int32), followers.weights)
-    return cut(best.ids, np.exp(log_p(np.log(best.probs)[None], sampling)[0]))
+    best = draft_distribution(followers.ids.astype(np.int32), followers.weights)
+    return draft_distribution(best.ids, np.exp(log_p(np.log(best.probs)[None], sampling)[0]))

@@ -1,7 +1,7 @@
-"""Logits to the one distribution p (numpy, float64): the reference that `runtime/sampling/distribution.py` is tested against.
+"""From logits to the distribution p (numpy, float64): the reference for `runtime/sampling/distribution.py`.
 
-Order: temperature, top-k, top-p, min-p, typical-p (docs/sampling.md). Every rule renormalises what it keeps. What a
-request changes of single logits comes before: `orchestrator/sampling/logits_processors.py`.
+Order: temperature, top-k, top-p, min-p, typical-p (docs/sampling.md); each renormalises the tokens that it keeps.
+Before them come the logits processors (`orchestrator/sampling/logits_processors.py`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.core.noise import Stream, gumbel
+from orchestrator.core.noise import gumbel
 from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import BoolArray
 from orchestrator.core.types import FloatArray
 
 
@@ -22,26 +23,40 @@ def log_softmax(logits: FloatArray) -> FloatArray:
 
 
 def log_p(logits: FloatArray, sampling: Sampling) -> FloatArray:
-    """Return log p of the distribution that is sampled from; −inf outside its support.
+    """Return log p of the distribution that tokens are sampled from.
 
-    logits: (n, V) float64. Returns (n, V) float64, logsumexp of each row 0.
-    At temperature 0, p is the point mass on the lowest id among the largest logits.
+    logits: (n, V) float64.
+    Returns (n, V) float64; −inf outside the support.
+    Invariant: the logsumexp of each row is 0. At temperature 0, p is the point mass on the lowest id among the
+    largest logits.
     """
     if sampling.greedy:
-        return _point_mass(logits)
+        result = np.full_like(logits, -np.inf)
+        result[np.arange(len(logits)), logits.argmax(axis=-1)] = 0.0
+        return result
     result = log_softmax(logits / sampling.temperature)
-    for rule in (_top_k, _top_p, _min_p, _typical_p):
-        result = rule(result, sampling)
+    for truncate in (_top_k, _top_p, _min_p, _typical_p):
+        result = truncate(result, sampling)
     return result
 
 
-def _point_mass(logits: FloatArray) -> FloatArray:
-    result = np.full_like(logits, -np.inf)
-    result[np.arange(len(logits)), logits.argmax(axis=-1)] = 0.0
-    return result
+def sample(logits: FloatArray, positions: npt.ArrayLike, sampling: Sampling) -> npt.NDArray[np.int64]:
+    """Return the target's token per row: argmax(log p + noise), ties to the lowest id.
+
+    logits: (n, V) float64. positions: (n,), the absolute position of the token that each row decides.
+    Returns (n,) int64.
+    Invariant: over all seeds the token has the distribution p; at temperature 0 it is the argmax.
+    Source: the Gumbel-max trick; drafter-invariant coupling, Daliri et al. 2024, arXiv:2408.07978.
+    """
+    scores = logits
+    if not sampling.greedy:
+        noise = gumbel(sampling.seed, np.asarray(positions)[:, None], np.arange(logits.shape[-1]))
+        scores = log_p(logits, sampling) + noise
+    tokens: npt.NDArray[np.int64] = scores.argmax(axis=-1)
+    return tokens
 
 
-def _keep(log_probs: FloatArray, kept: npt.NDArray[np.bool_]) -> FloatArray:
+def _keep(log_probs: FloatArray, kept: BoolArray) -> FloatArray:
     return log_softmax(np.where(kept, log_probs, -np.inf))
 
 
@@ -58,47 +73,33 @@ def _top_p(log_probs: FloatArray, sampling: Sampling) -> FloatArray:
     return log_probs if sampling.top_p >= 1.0 else _nucleus(log_probs, -log_probs, sampling.top_p)
 
 
-def _typical_p(log_probs: FloatArray, sampling: Sampling) -> FloatArray:
-    """Keep the fewest tokens of the most usual surprise whose mass reaches typical_p; the lowest id first of equals.
+def _min_p(log_probs: FloatArray, sampling: Sampling) -> FloatArray:
+    """Keep the tokens at least min_p times as probable as the most probable one."""
+    if sampling.min_p <= 0.0:
+        return log_probs
+    return _keep(log_probs, log_probs >= log_probs.max(axis=-1, keepdims=True) + np.log(sampling.min_p))
 
-    Usual: −log p near the entropy. Source: Meister et al. 2022, arXiv:2202.00666.
+
+def _typical_p(log_probs: FloatArray, sampling: Sampling) -> FloatArray:
+    """Keep the fewest tokens whose −log p is nearest to the entropy and whose mass reaches typical_p.
+
+    The lowest id first among equals. Source: Meister et al. 2022, arXiv:2202.00666.
     """
     if sampling.typical_p >= 1.0:
         return log_probs
     probs = np.exp(log_probs)
-    usual = (probs * np.where(probs > 0, log_probs, 0.0)).sum(axis=-1, keepdims=True)
-    return _nucleus(log_probs, np.abs(log_probs - usual), sampling.typical_p)
+    negative_entropy = (probs * np.where(probs > 0, log_probs, 0.0)).sum(axis=-1, keepdims=True)
+    return _nucleus(log_probs, np.abs(log_probs - negative_entropy), sampling.typical_p)
 
 
 def _nucleus(log_probs: FloatArray, ranks: FloatArray, mass: float) -> FloatArray:
-    """Keep the tokens of the lowest ranks, as many as it takes to reach a probability mass; of equals the lowest id."""
+    """Keep the tokens of the lowest ranks, as many as it takes to reach `mass`; the lowest id first among equals.
+
+    log_probs, ranks: (n, V) float64. Returns (n, V) float64, renormalised.
+    """
     order = np.argsort(ranks, axis=-1, kind="stable")
     probs = np.exp(np.take_along_axis(log_probs, order, axis=-1))
     kept_sorted = probs.cumsum(axis=-1) - probs < mass
     kept = np.zeros_like(kept_sorted)
     np.put_along_axis(kept, order, kept_sorted, axis=-1)
     return _keep(log_probs, kept)
-
-
-def _min_p(log_probs: FloatArray, sampling: Sampling) -> FloatArray:
-    """Keep the tokens at least min_p times as probable as the most probable one."""
-    if sampling.min_p <= 0.0:
-        return log_probs
-    floor = log_probs.max(axis=-1, keepdims=True) + np.log(sampling.min_p)
-    return _keep(log_probs, log_probs >= floor)
-
-
-def pick(logits: FloatArray, positions: npt.ArrayLike, sampling: Sampling) -> npt.NDArray[np.int64]:
-    """Return the target's pick per row: argmax(log p + noise), ties to the lowest id.
-
-    logits: (n, V) float64. positions: (n,) absolute position of the token being drawn. Returns (n,) int64.
-    Invariant: over seeds the pick has the distribution p; at temperature 0 it is the argmax.
-    Source: the Gumbel-max trick; drafter-invariant coupling, Daliri et al. 2024, arXiv:2408.07978.
-    """
-    scores = logits
-    if not sampling.greedy:
-        tokens = np.arange(logits.shape[-1])
-        noise = gumbel(sampling.seed, np.asarray(positions)[:, None], tokens, Stream.PICK)
-        scores = log_p(logits, sampling) + noise
-    target_tokens: npt.NDArray[np.int64] = scores.argmax(axis=-1)
-    return target_tokens

@@ -1,7 +1,7 @@
-"""Structured output: a JSON schema or an expression becomes a matcher of the outputs that it allows.
+"""Structured output: compiles JSON schemas and regular expressions into matchers of the outputs that they allow.
 
-The library llguidance does the parsing; here it is bounded, and what it has compiled is kept and shared. What makes it
-undoable for token trees, and words its errors: orchestrator/sampling/grammar_matcher.py.
+The library llguidance parses; this module limits its work, and keeps and shares what it has compiled. The matcher of
+one request, which can go back and so serves token trees: orchestrator/sampling/grammar_matcher.py.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from orchestrator.core.errors import ConfigError, RequestError, Unavailable, unknown_name
 from orchestrator.core.sampling_params import Grammar
 from orchestrator.core.worker_pool import Busy, Late, WorkerPool
-from orchestrator.sampling.grammar_matcher import GUIDE, Matcher, Vocabulary, panics_refused, wrap_error
+from orchestrator.sampling.grammar_matcher import GUIDE, GrammarTokenizer, Matcher, panics_as_errors, wrap_error
 
 KINDS = ("json", "json_schema", "regex")
 MAX_TEXT_BYTES = 64 * 1024
 MAX_COMPILED = 64
-MAX_JOINED = 8
-# A compilation cannot be stopped. One that takes longer is left behind; NUM_LATE of them, and no other one begins.
+MAX_ALL_OF = 8
+# A compilation cannot be stopped. After LIMIT_S it is abandoned; while NUM_LATE of these still run, no other starts.
 LIMIT_S, NUM_COMPILING, NUM_LATE = 2.0, 2, 2
-# Between two lexemes of JSON. Any run of blanks, the library's default, is a place where a weak model stays for ever.
+# Allowed between two lexemes of JSON. The library's default, any number, lets a weak model emit blanks forever.
 WHITESPACE = " "
-# What `json` means elsewhere too (xgrammar in TensorRT-LLM): a bare number would be JSON, but nobody's wish.
+# As in xgrammar (TensorRT-LLM). A bare number would be valid JSON too, but it is not what users of `json` want.
 ANY_JSON = '{"type": ["object", "array"]}'
-# Tighter than the library's own, since others wait: copies share the states, 1 to 2 kB each, and MAX_COMPILED are held.
+# Tighter than the library's defaults, since other requests wait. The copies of a grammar share its lexer states, which
+# take 1 to 2 kB each, and MAX_COMPILED grammars are kept.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=50_000, step_lexer_fuel=20_000, max_lexer_states=10_000, verbose_errors=False
 )
@@ -41,52 +42,53 @@ LIMITS = LLParserLimits(
 class Grammars:
     """All grammars of one process; any thread may call.
 
-    tokenizer: the path of a tokenizer.json, or its text. vocab_size: width of the masks; may be more than the
-    tokenizer knows (such ids are never legal) or fewer. eos_ids: the ids that end a text.
-    The library reads the tokenizer on first use: 50 ms for models/target (4096 ids), and more for more ids.
-    JSON comes with at most one space between two lexemes, none before the first or behind the last; in strings there is
-    no unicode escape of what can stand as itself.
+    tokenizer: the path of a tokenizer.json, or its text. vocab_size: width of the masks. It may be larger than the
+    tokenizer's vocabulary (the additional ids are never legal) or smaller. eos_ids: the ids that end a text.
+
+    The library reads the tokenizer on first use: 50 ms for the 4096 ids of models/target, more for a larger vocabulary.
+    JSON output has at most one space between two lexemes, none before the first or after the last, and no unicode
+    escapes in strings for characters that can be written directly.
     """
 
     def __init__(self, tokenizer: str | Path, vocab_size: int, eos_ids: Collection[int]) -> None:
         self._source, self._vocab_size, self._eos_ids = str(tokenizer), vocab_size, frozenset(eos_ids)
         self._lock = threading.Lock()
-        self._vocabulary: Vocabulary | None = None
+        self._tokenizer: GrammarTokenizer | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._compiling: WorkerPool[LLMatcher] = WorkerPool("grammar", NUM_COMPILING, NUM_LATE)
 
     def check(self, grammar: Grammar) -> None:
-        """Raise RequestError when the grammar is broken, too complex, or nothing can match it.
+        """Compile the grammar if it is new.
 
-        Unavailable, when too many others are being compiled.
+        Raises: RequestError if it is invalid or too complex, or if no output can match it. Unavailable if too many
+        other grammars are being compiled.
         """
         self._pristine(grammar)
 
     def is_ready(self, grammar: Grammar) -> bool:
-        """Return True when a matcher of the grammar can be had at once; compiling an odd one takes 300 ms."""
-        with self._lock:
-            if grammar in self._compiled:
-                self._compiled.move_to_end(grammar)
-            return grammar in self._compiled
+        """Return True if `matcher` would not have to compile the grammar, which can take 300 ms."""
+        return self._cached(grammar) is not None
 
     def matcher(self, grammar: Grammar, end_ids: Collection[int]) -> Matcher:
-        """Return a matcher at the start of an output that the ids `end_ids` end; raises as `check` does."""
-        with panics_refused():
+        """Return a matcher at the start of an output that any of `end_ids` ends; raise as `check` does."""
+        with panics_as_errors():
             library = self._pristine(grammar).deep_copy()
-        return Matcher(library, partial(self._compile, grammar), self._read(), self._vocab_size, end_ids)
+        return Matcher(library, partial(self._compile, grammar), self._read_tokenizer(), self._vocab_size, end_ids)
 
-    def _pristine(self, grammar: Grammar) -> LLMatcher:
+    def _cached(self, grammar: Grammar) -> LLMatcher | None:
         with self._lock:
             if grammar in self._compiled:
                 self._compiled.move_to_end(grammar)
-                return self._compiled[grammar]
-        # Not under the lock, since it may take long. At worst two threads do the same work.
-        return self._compile(grammar)
+            return self._compiled.get(grammar)
+
+    def _pristine(self, grammar: Grammar) -> LLMatcher:
+        # Compiled without the lock, since it may take long. At worst two threads do the same work.
+        return self._cached(grammar) or self._compile(grammar)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        """Compile anew, remember the result, and return a copy."""
+        """Compile the grammar, keep the result, and return a copy of it."""
         try:
-            pristine = self._compiling.run(partial(_compiled, self._read().tokenizer, grammar), LIMIT_S)
+            pristine = self._compiling.run(partial(_compile_matcher, self._read_tokenizer().library, grammar), LIMIT_S)
         except Late:
             raise RequestError(f"the guide takes longer than {LIMIT_S:g} s to compile ({GUIDE})") from None
         except Busy:
@@ -98,30 +100,28 @@ class Grammars:
                 self._compiled.popitem(last=False)
         return pristine.deep_copy()
 
-    def _read(self) -> Vocabulary:
+    def _read_tokenizer(self) -> GrammarTokenizer:
         with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = _vocabulary(self._source, self._eos_ids)
-            return self._vocabulary
+            if self._tokenizer is None:
+                self._tokenizer = _read_tokenizer(self._source, self._eos_ids)
+            return self._tokenizer
 
 
-def _vocabulary(source: str, eos_ids: Collection[int]) -> Vocabulary:
-    """Read the tokenizer; its own end is a special token, which no text can hold."""
+def _read_tokenizer(source: str, eos_ids: Collection[int]) -> GrammarTokenizer:
+    """Read the tokenizer. A special token is its end of text for the library, since no text can contain one."""
     try:
         text = source if source.lstrip().startswith("{") else Path(source).read_text(encoding="utf-8")
         special = [token["id"] for token in json.loads(text).get("added_tokens", []) if token.get("special")]
         ends = [token for token in special if token in eos_ids] or special
-        tokenizer = LLTokenizer(text, eos_token=ends or None)
+        library = LLTokenizer(text, eos_token=ends or None)
     except (OSError, ValueError) as error:
         raise ConfigError(f"the target's tokenizer.json cannot serve grammars: {error}") from None
-    pieces = (
-        b"" if tokenizer.is_special_token(i) else tokenizer.decode_bytes([i]) for i in range(tokenizer.vocab_size)
-    )
-    return Vocabulary(tokenizer, np.array([piece[0] if piece else -1 for piece in pieces], np.int16))
+    pieces = (b"" if library.is_special_token(i) else library.decode_bytes([i]) for i in range(library.vocab_size))
+    return GrammarTokenizer(library, np.array([piece[0] if piece else -1 for piece in pieces], np.int16))
 
 
-@panics_refused()
-def _compiled(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
+@panics_as_errors()
+def _compile_matcher(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
     if grammar.kind not in KINDS:
         raise RequestError(unknown_name("guide type", grammar.kind, KINDS, f"{GUIDE}_type"))
     try:
@@ -131,9 +131,9 @@ def _compiled(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
         library = LLMatcher(tokenizer, _definition(grammar), log_level=0, limits=LIMITS)
     except (ValueError, RecursionError) as error:
         raise RequestError(wrap_error("cannot be read", str(error))) from None
-    library.compute_bitmask()  # shows what nothing can match, and warms what the copies share
+    library.compute_bitmask()  # fails if nothing can match, and computes states that the copies share
     if library.is_error():
-        raise RequestError(wrap_error(f"is no {grammar.kind} that can be matched", library.get_error()))
+        raise RequestError(wrap_error(f"is no {grammar.kind} that any output can match", library.get_error()))
     return library
 
 
@@ -141,13 +141,13 @@ def _definition(grammar: Grammar) -> str:
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(grammar.text)
     schema = ANY_JSON if grammar.kind == "json" else grammar.text
-    _check_joined(json.loads(schema))
+    _check_all_of(json.loads(schema))
     return LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": WHITESPACE})
 
 
-def _check_joined(schema: Any) -> None:
-    """Raise RequestError for a schema that joins many others: the library builds the product of their automata."""
-    if isinstance(schema, dict) and len(schema.get("allOf") or ()) > MAX_JOINED:
-        raise RequestError(f"an allOf has {len(schema['allOf'])} entries, at most {MAX_JOINED} are allowed ({GUIDE})")
+def _check_all_of(schema: Any) -> None:
+    """Raise RequestError for an allOf of too many schemas: the library builds the product of their automata."""
+    if isinstance(schema, dict) and len(schema.get("allOf") or ()) > MAX_ALL_OF:
+        raise RequestError(f"an allOf has {len(schema['allOf'])} entries, at most {MAX_ALL_OF} are allowed ({GUIDE})")
     for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
-        _check_joined(part)
+        _check_all_of(part)

@@ -1,6 +1,6 @@
-"""Drawn drafts: the distribution q that each draft token was drawn from, and the noise that drew it.
+"""Sampled drafts: the distribution q that each draft token was sampled from, and the noise that sampled it.
 
-docs/protocol.md, Siblings: children of one node are drawn without replacement from one q.
+docs/protocol.md, Siblings: the children of one node are sampled without replacement from one q.
 """
 
 from __future__ import annotations
@@ -13,22 +13,14 @@ from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution, FloatArray, IdArray
 
-#: A drafter draws from its best tokens only: their distribution is q.
+#: A drafter samples from its most probable tokens only; q is their distribution.
 MAX_CANDIDATES = 64
 
 
-def noise_key(sampling: Sampling, prefix_len: int) -> tuple[Stream, int]:
-    """Return stream and epoch of a drafter's noise in the step at `prefix_len`.
+def draft_distribution(ids: IdArray, probs: FloatArray) -> Distribution:
+    """Return q: the MAX_CANDIDATES most probable ids, the lowest ids first among equals.
 
-    Under `coupled` it is the target's own; under the other rules acceptance must not depend on it.
-    """
-    return (Stream.PICK, 0) if sampling.rule is Rule.COUPLED else (Stream.DRAFT, prefix_len)
-
-
-def cut(ids: IdArray, probs: FloatArray) -> Distribution:
-    """Return q: the MAX_CANDIDATES most probable ids, of equals the lowest.
-
-    ids: (k,) ascending. probs: (k,) float64, which need not sum to 1.
+    ids: (k,) int32, ascending. probs: (k,) float64; they need not sum to 1.
     """
     weights = probs.astype(np.float32)
     if len(ids) > MAX_CANDIDATES:
@@ -37,54 +29,60 @@ def cut(ids: IdArray, probs: FloatArray) -> Distribution:
     return Distribution(ids[weights > 0].astype(np.int32), weights[weights > 0])
 
 
-def draw(q: Distribution, position: int, sampling: Sampling, prefix_len: int) -> int:
-    """Return a token of q for `position`, in the step at `prefix_len`; ties go to the lowest id."""
+def sample_draft(q: Distribution, position: int, sampling: Sampling, prefix_len: int) -> int:
+    """Return the token that the noise of `position` samples from q; ties go to the lowest id.
+
+    prefix_len: of the step. Under `coupled` the noise is the target's own. Under the other rules it must be
+    independent of the noise of acceptance.
+    """
     if len(q.ids) == 1:
         return int(q.ids[0])
-    noise = gumbel(sampling.seed, position, q.ids, *noise_key(sampling, prefix_len))
+    stream, epoch = (Stream.TARGET, 0) if sampling.rule is Rule.COUPLED else (Stream.DRAFT, prefix_len)
+    noise = gumbel(sampling.seed, position, q.ids, stream, epoch)
     return int(q.ids[(np.log(q.probs) + noise).argmax()])
 
 
-def check_drawn(tree: TokenTree, q: tuple[Distribution, ...], vocab_size: int) -> None:
-    """Raise EngineError when q cannot be what the nodes of a tree were drawn from; empty means chosen.
+def check_q(tree: TokenTree, q: tuple[Distribution, ...], vocab_size: int) -> None:
+    """Raise EngineError if the nodes of a tree cannot have been sampled from q. An empty q is valid.
 
-    A q that is wrong in its numbers would bend the law of the text, and nobody could tell.
+    A q with wrong numbers would change the distribution of the text, and nothing else would show it.
     """
-    if wrong := _wrong(tree, q, vocab_size):
-        raise wrong[min(wrong)]
+    if errors := _errors_by_node(tree, q, vocab_size):
+        raise errors[min(errors)]
 
 
-def well_drawn(tree: TokenTree, q: tuple[Distribution, ...], vocab_size: int) -> IdArray:
-    """Return the nodes (1…m, ascending) that q can be right for: they, their siblings and all above them; (k,) int32.
+def nodes_with_valid_q(tree: TokenTree, q: tuple[Distribution, ...], vocab_size: int) -> IdArray:
+    """Return the nodes whose q is valid, and so are the q of their siblings and of all their ancestors.
 
-    Invariant: whether a node is kept depends on the q of its level and those above, which were there before it was drawn, and
-    not on what follows. Leaving out a node for what follows would bend the law of the text: a token behind which the
-    drafter fails would then never be drafted, though it has its share in q.
-    Raises EngineError when there is not one q for each node.
+    Returns (k,) int32, nodes of 1…m, ascending.
+    Invariant: whether a node is kept depends only on the q of its own level and of those above, which existed before
+    the node was sampled. If a node were dropped for what follows it, a token after which the drafter fails would never
+    be drafted although q gives it a share, and the text would no longer have the target's distribution.
+    Raises: EngineError if q does not have one distribution per node.
     """
-    bad = {int(tree.parents[node - 1]) for node in _wrong(tree, q, vocab_size)}
+    invalid_parents = {int(tree.parents[node - 1]) for node in _errors_by_node(tree, q, vocab_size)}
     kept = {0}
     for node, parent in enumerate(tree.parents.tolist(), start=1):
-        if parent in kept and parent not in bad:
+        if parent in kept and parent not in invalid_parents:
             kept.add(node)
     return np.array(sorted(kept)[1:], np.int32)
 
 
-def _wrong(tree: TokenTree, q: tuple[Distribution, ...], vocab_size: int) -> dict[int, EngineError]:
-    """Return what is wrong with q by node; nothing when the drafts were chosen."""
+def _errors_by_node(tree: TokenTree, q: tuple[Distribution, ...], vocab_size: int) -> dict[int, EngineError]:
+    """Return the error of every node whose q is invalid."""
     if q and len(q) != tree.num_nodes:
         raise EngineError(f"there are {len(q)} distributions q for {tree.num_nodes} nodes")
-    wrong: dict[int, EngineError] = {}
-    first: dict[int, Distribution] = {}
-    for node, (drawn_from, parent) in enumerate(zip(q, tree.parents.tolist(), strict=False), start=1):
-        sibling = first.setdefault(parent, drawn_from)
+    errors: dict[int, EngineError] = {}
+    first_sibling_q: dict[int, Distribution] = {}
+    for node, (node_q, parent) in enumerate(zip(q, tree.parents.tolist(), strict=False), start=1):
+        sibling_q = first_sibling_q.setdefault(parent, node_q)
         try:
-            _check(drawn_from, int(tree.tokens[node - 1]), vocab_size, node)
-            if sibling is not drawn_from and not _same(sibling, drawn_from):
-                raise EngineError(f"node {node} was drawn from another q than its siblings")
+            _check(node_q, int(tree.tokens[node - 1]), vocab_size, node)
+            if sibling_q is not node_q and not all(map(np.array_equal, sibling_q, node_q)):
+                raise EngineError(f"node {node} has another q than its siblings")
         except EngineError as error:
-            wrong[node] = error
-    return wrong
+            errors[node] = error
+    return errors
 
 
 def _check(q: Distribution, token: int, vocab_size: int, node: int) -> None:
@@ -92,10 +90,6 @@ def _check(q: Distribution, token: int, vocab_size: int, node: int) -> None:
     if len(ids) != len(weights) or not len(ids) or (np.diff(ids) <= 0).any() or ids[0] < 0 or ids[-1] >= vocab_size:
         raise EngineError(f"q of node {node} must have ascending ids in 0..{vocab_size - 1}, one weight each")
     if not (np.isfinite(weights) & (weights > 0)).all():
-        raise EngineError(f"q of node {node} has a weight that is not positive")
+        raise EngineError(f"q of node {node} has a weight that is not a positive number")
     if token not in ids:
-        raise EngineError(f"node {node} has a token that its q does not hold")
-
-
-def _same(left: Distribution, right: Distribution) -> bool:
-    return np.array_equal(left.ids, right.ids) and np.array_equal(left.weights, right.weights)
+        raise EngineError(f"q of node {node} does not contain the node's token")

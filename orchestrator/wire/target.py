@@ -10,7 +10,7 @@ from orchestrator.core.errors import EngineError
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, HiddenStates, StepOptions
-from orchestrator.sampling.sampled_drafts import check_drawn
+from orchestrator.sampling.sampled_drafts import check_q
 from orchestrator.wire.context import Delta, pack_delta, unpack_delta
 from orchestrator.wire.engine_speculation import (
     pack_engine_speculation,
@@ -57,7 +57,7 @@ def pack_step(request: StepRequest) -> Tensors:
 def unpack_step(tensors: Incoming, vocab_size: int, max_nodes: int) -> StepRequest:
     """Unpack a target step; raise EngineError if a tensor is missing or invalid."""
     tree, q = unpack_tree(tensors, vocab_size, max_nodes), unpack_q(tensors)
-    check_drawn(tree, q, vocab_size)
+    check_q(tree, q, vocab_size)
     return StepRequest(
         unpack_delta(tensors),
         tree,

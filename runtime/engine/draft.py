@@ -10,7 +10,7 @@ from torch import Tensor
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution, DraftResponse
-from orchestrator.sampling.sampled_drafts import MAX_CANDIDATES, cut, draw
+from orchestrator.sampling.sampled_drafts import MAX_CANDIDATES, draft_distribution, sample_draft
 from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import EngineCall
 from runtime.engine.paged import PagedEngine
@@ -92,7 +92,7 @@ def _next_tokens(calls: list[DraftCall], logits: Tensor) -> list[int]:
         sampled_from = _candidates(logits[others].double(), [samplings[row] for row in others])
         for row, q in zip(others, sampled_from, strict=True):
             calls[row].q.append(q)
-            tokens[row] = draw(q, positions[row], samplings[row], calls[row].delta.prefix_len)
+            tokens[row] = sample_draft(q, positions[row], samplings[row], calls[row].delta.prefix_len)
     return [tokens[row] for row in range(len(calls))]
 
 
@@ -102,4 +102,4 @@ def _candidates(logits: Tensor, samplings: Sequence[Sampling]) -> list[Distribut
     top = log_q.topk(min(MAX_CANDIDATES, log_q.shape[-1]), dim=-1)
     ids, order = top.indices.sort(dim=-1)
     probs = top.values.gather(-1, order).exp()
-    return [cut(*row) for row in zip(ids.int().cpu().numpy(), probs.cpu().numpy(), strict=True)]
+    return [draft_distribution(*row) for row in zip(ids.int().cpu().numpy(), probs.cpu().numpy(), strict=True)]

@@ -47,7 +47,7 @@ def accepted_paths(inputs: Sequence[AcceptInput], log_p: Tensor) -> list[Accepte
     """Return the accepted path of every input under its own rule; `coupled`, which needs no log p, is not among them.
 
     log_p: (rows, V) float64, root and nodes 1…m of each input in turn; a greedy row is 0 at one token. Not changed.
-    Invariant: equals the reference with `KeyedDraws(seed, prefix_len)` input by input, whatever the other inputs.
+    Invariant: equals the reference with `KeyedNoise(seed, prefix_len)` input by input, whatever the other inputs.
     """
     if not inputs:
         return []

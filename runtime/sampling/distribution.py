@@ -28,7 +28,7 @@ def target_tokens(logits: Tensor, positions: Sequence[int], samplings: Sequence[
         key = seed_words([sampling.seed for sampling in own], logits.device)
         places = torch.tensor([[positions[row]] for row in rows], device=logits.device)
         log_probs = _log_p(logits[rows].double(), own)
-        result[rows] = draw(log_probs, key, places, Stream.PICK, torch.zeros_like(places))
+        result[rows] = draw(log_probs, key, places, Stream.TARGET, torch.zeros_like(places))
     return result.tolist()
 
 

@@ -24,7 +24,7 @@ class LogitsProcessors:
     """Changes the logits of one request as its sampling says; keeps from step to step what the committed tokens imply.
 
     prompt_len: tokens of the context that are prompt. matcher: the state of the output in its grammar, if it has one.
-    Invariant: a row equals `orchestrator.sampling.logits_processors.shape` of prompt and output + path.
+    Invariant: a row equals `orchestrator.sampling.logits_processors.process_logits` of prompt and output + path.
     """
 
     def __init__(self, sampling: Sampling, prompt_len: int, matcher: Matcher | None) -> None:
@@ -90,7 +90,7 @@ def processors_for(
     grammars: of the checkpoint; None = the engine has no tokenizer. kept: those of the sequence's last step, which are
     returned if they have this sampling. Raises RequestError for a grammar that cannot be followed.
     """
-    if not sampling.shaped:
+    if not sampling.needs_logits_processors:
         return None
     if kept is not None and kept.sampling == sampling:
         return kept

@@ -23,7 +23,7 @@ from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Grammar, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig
-from orchestrator.sampling.distribution import log_p, log_softmax, pick
+from orchestrator.sampling.distribution import log_p, log_softmax, sample
 from orchestrator.sampling.grammar_matcher import Matcher
 from tests.support.clients import Stream, listed, metric, until
 from tests.support.decode import dependencies
@@ -133,7 +133,7 @@ def test_options_changed_the_text_so_that_something_was_at_stake(
     for name, option in OPTIONS.items():
         prompt, ids = DEMO.encode(PROMPT_OF[name]).ids, told[name, "none"].ids
         plain = Sampling(option.sampling.temperature, seed=option.sampling.seed)
-        target_tokens = pick(truth.rows(prompt, ids)[:-1], len(prompt) + np.arange(len(ids)), plain)
+        target_tokens = sample(truth.rows(prompt, ids)[:-1], len(prompt) + np.arange(len(ids)), plain)
         changed |= {name} if target_tokens.tolist() != ids else set()
     assert len(changed) >= 14, changed
 
@@ -222,7 +222,7 @@ def steps_of(said: Said, matcher: Matcher) -> Iterator[tuple[Context, TokenTree,
         context.commit(ids[prompt_len : step["prefix_len"]])
         matcher.follow(context.output)
         tree = TokenTree(np.array(step["node_ids"], np.int32), np.array(step["node_parents"], np.int32))
-        yield context, tree, len(matcher.kept(tree))
+        yield context, tree, len(matcher.legal_nodes(tree))
 
 
 @pytest.mark.parametrize("setting", METHODS.values())

@@ -15,7 +15,7 @@ Outcome = TypeVar("Outcome", bound=Hashable)
 class Branch:
     """One way through a procedure: the choices so far are replayed, new ones take their first possible outcome.
 
-    Implements `orchestrator.sampling.accept.Draws`, and draws drafts for the tests.
+    Implements `orchestrator.sampling.accept.NoiseSource`, and draws drafts for the tests.
     """
 
     def __init__(self, replayed: list[int]) -> None:

@@ -22,7 +22,7 @@ from benchmarks.stock_model import StockModel
 from benchmarks.traffic import Answer, Crowd, Prompt, ask
 from orchestrator.core.noise import gumbel
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.sampling.distribution import log_p, pick
+from orchestrator.sampling.distribution import log_p, sample
 
 NEAR_TIE = 1e-4
 LIMIT_S = 900  # the machine may be busy; a deadline would cut a text short
@@ -111,7 +111,7 @@ class Oracle:
         prompt = self.encode(text)
         output = self._stock.model(torch.tensor([[*prompt, *tokens]]), use_cache=False)
         rows = output.logits[0, len(prompt) - 1 : -1].double().numpy()
-        result: list[int] = pick(rows, len(prompt) + np.arange(len(tokens)), sampling).tolist()
+        result: list[int] = sample(rows, len(prompt) + np.arange(len(tokens)), sampling).tolist()
         return result
 
 

@@ -22,7 +22,7 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, FloatArray
 from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig
 from orchestrator.sampling.accept import AcceptedPath, accept_coupled
-from orchestrator.sampling.distribution import pick
+from orchestrator.sampling.distribution import sample
 from orchestrator.sampling.reference import generate
 from runtime.engine.verify import VerifyInput, VerifyResult, verify
 from runtime.sampling.accept import AcceptInput
@@ -219,14 +219,14 @@ def num_wrong(text: Text) -> int:
     """Return how many tokens of the output are not the reference's pick behind those before them."""
     places = np.arange(text.context.prompt_len, text.context.prompt_len + len(text.output))
     codes = [text.table.code(text.context.ids[place - ORDER : place]) for place in places.tolist()]
-    return int((pick(text.table.target[codes], places, text.sampling) != text.output).sum())
+    return int((sample(text.table.target[codes], places, text.sampling) != text.output).sum())
 
 
 def walks(text: Text) -> Iterator[AcceptedPath]:
     """Yield what the numpy reference decides at every step, all their picks from one call."""
     codes = [code for own, *_ in text.steps for code in own]
     places = np.concatenate([prefix_len + tree.depths for _, prefix_len, tree, _ in text.steps])
-    target_tokens = iter(pick(text.table.target[codes], places, text.sampling).tolist())
+    target_tokens = iter(sample(text.table.target[codes], places, text.sampling).tolist())
     for own, _, tree, _ in text.steps:
         yield accept_coupled(tree, [next(target_tokens) for _ in own])
 

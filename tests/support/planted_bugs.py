@@ -122,8 +122,10 @@ def q_renormalised_wrongly(patch: Patch) -> None:
 
 
 def drafts_with_the_target_s_noise(patch: Patch) -> None:
-    sound = draft.draw
-    patch.setattr(draft, "draw", lambda q, at, asked, step: sound(q, at, replace(asked, rule=Rule.COUPLED), step))
+    sound = draft.sample_draft
+    patch.setattr(
+        draft, "sample_draft", lambda q, at, asked, step: sound(q, at, replace(asked, rule=Rule.COUPLED), step)
+    )
 
 
 def drafts_left_out_by_value(patch: Patch) -> None:

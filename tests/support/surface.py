@@ -132,7 +132,7 @@ class Option(NamedTuple):
 
 
 class Truth:
-    """`orchestrator.sampling.distribution.reference.generate` over the stock model in float64."""
+    """`orchestrator.sampling.reference.generate` over the stock model in float64."""
 
     def __init__(self, num_threads: int = 1) -> None:
         torch.set_num_threads(num_threads)  # two spinning threads a process are slower than one on a busy machine

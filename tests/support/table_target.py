@@ -12,8 +12,8 @@ from orchestrator.core.noise import Stream, uniform
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, FloatArray, StepOptions
-from orchestrator.sampling.distribution import log_softmax, pick
-from orchestrator.sampling.reference import decide, shaped_rows
+from orchestrator.sampling.distribution import log_softmax, sample
+from orchestrator.sampling.reference import decide, process_tree_logits
 
 
 @dataclass
@@ -54,10 +54,10 @@ class TableTarget:
         self.num_steps += 1
         rows = np.stack([self.logits([*context.ids, *path]) for path in tree.paths])
         prompt, output = context.ids[: context.prompt_len], context.output
-        shaped = shaped_rows(rows, tree, prompt, output, sampling)
+        shaped = process_tree_logits(rows, tree, prompt, output, sampling)
         walk = decide(shaped, tree, q, len(context), sampling)
         tokens = np.array(Acceptance(walk.path, walk.next_token).tokens(tree))
-        target_tokens = pick(shaped, len(context) + tree.depths, sampling).astype(np.int32)
+        target_tokens = sample(shaped, len(context) + tree.depths, sampling).astype(np.int32)
         logprobs = log_softmax(rows)[[0, *walk.path], tokens]
         return Acceptance(
             walk.path,

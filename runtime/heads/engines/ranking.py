@@ -68,4 +68,4 @@ def _noise(keys: Sequence[tuple[int, int]], tokens: Tensor) -> Tensor:
     """Return the target's noise for the tokens of each row, (n, C); keys: n, the row's (seed, position)."""
     seeds = seed_words([seed for seed, _ in keys], tokens.device)
     positions = torch.tensor([[position] for _, position in keys], device=tokens.device)
-    return gumbel(seeds, positions, tokens, Stream.PICK)
+    return gumbel(seeds, positions, tokens, Stream.TARGET)

@@ -182,7 +182,7 @@ def _lacking(request: StepRequest, backend: Backend) -> Iterator[str]:
         yield "rule 'typical'"
     if sampling.min_p > 0.0 or sampling.typical_p < 1.0:
         yield "min_p or typical_p"
-    if sampling.shaped:  # each call counts penalties and min_tokens from its own beginning (inferred)
+    if sampling.needs_logits_processors:  # each call counts penalties and min_tokens from its own beginning (inferred)
         yield "penalties, bias, masks, grammars or min_tokens over several steps"
     if request.options != StepOptions():
         yield "target tokens, log-probabilities or features"

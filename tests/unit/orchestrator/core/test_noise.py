@@ -1,4 +1,4 @@
-"""Noise: the published Philox vectors, the laws of u and g, and independence of the keys."""
+"""Noise: the published Philox vectors, the distributions of u and g, and independence of the keys."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from orchestrator.core.noise import Stream, bits52, child_seed, gumbel, philox, uniform
+from orchestrator.core.noise import Stream, child_seed, gumbel, philox, uniform
 
 # Known-answer vectors of Random123 (philox 4x32, 10 rounds): counter, key, output.
 VECTORS = [
@@ -30,25 +30,26 @@ def test_philox_gives_the_published_words(counter: tuple[int, ...], key: int, ex
     assert tuple(int(word[0]) for word in words) == expected
 
 
-def test_bits_are_word_0_above_the_top_of_word_1() -> None:
+def test_uniform_is_made_of_word_0_and_the_upper_bits_of_word_1() -> None:
     words = philox(77, tuple(np.array([word], np.uint64) for word in (5, 9, 2, 3)))  # type: ignore[arg-type]
-    assert int(bits52(77, [5], [9], 2, 3)[0]) == int(words[0][0]) << 20 | int(words[1][0]) >> 12
+    bits = int(words[0][0]) << 20 | int(words[1][0]) >> 12
+    assert uniform(77, [5], [9], Stream.ACCEPT, 3)[0] == (bits + 0.5) * 2.0**-52
 
 
-def test_uniform_never_touches_0_or_1() -> None:
+def test_uniform_is_never_0_or_1() -> None:
     lowest, highest = 0.5 * 2.0**-52, (2**52 - 0.5) * 2.0**-52
     assert lowest > 0.0
     assert highest < 1.0
     assert np.isfinite(-np.log(-np.log(np.array([lowest, highest])))).all()
 
 
-def test_gumbel_has_its_law() -> None:
+def test_gumbel_noise_has_the_gumbel_distribution() -> None:
     sample = gumbel(11, np.arange(500)[:, None], np.arange(400)[None, :]).ravel()
     assert stats.kstest(sample, "gumbel_r").pvalue > 1e-3
 
 
 @pytest.mark.parametrize("change", ["seed", "position", "token", "stream", "epoch"])
-def test_every_part_of_the_key_changes_the_draw(change: str) -> None:
+def test_every_part_of_the_key_changes_the_noise(change: str) -> None:
     base = {"seed": 3, "position": 10, "token": 20, "stream": 1, "epoch": 7}
     other = base | {change: base[change] + 1}
     draws = [uniform(k["seed"], k["position"], k["token"], Stream(k["stream"]), k["epoch"]) for k in (base, other)]
@@ -56,7 +57,7 @@ def test_every_part_of_the_key_changes_the_draw(change: str) -> None:
 
 
 def test_neighbouring_keys_are_uncorrelated() -> None:
-    u = uniform(5, np.arange(300)[:, None], np.arange(300)[None, :], Stream.PICK)
+    u = uniform(5, np.arange(300)[:, None], np.arange(300)[None, :], Stream.TARGET)
     for shifted in (u[1:].ravel(), u[:, 1:].ravel()):
         size = len(shifted)
         assert abs(np.corrcoef(u.ravel()[:size], shifted)[0, 1]) < 5 / np.sqrt(size)

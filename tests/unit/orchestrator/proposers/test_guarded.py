@@ -19,7 +19,7 @@ from orchestrator.generation.loop import Limits
 from orchestrator.proposers.guarded import Guarded
 from orchestrator.sampling.accept import accept_block, accept_rejection
 from orchestrator.sampling.reference import dense_q, generate
-from orchestrator.sampling.sampled_drafts import well_drawn
+from orchestrator.sampling.sampled_drafts import nodes_with_valid_q
 from tests.support.decode import decode
 from tests.support.enumeration import Branch, law
 from tests.support.table_target import TableTarget
@@ -186,6 +186,6 @@ def test_of_a_drawn_tree_the_bad_family_goes_with_what_hangs_below_it() -> None:
         ((good, bad, good, good, good, good), []),
         ((), [1, 2, 3, 4, 5, 6]),
     ):
-        assert well_drawn(tree, q, len(P)).tolist() == kept
+        assert nodes_with_valid_q(tree, q, len(P)).tolist() == kept
     with pytest.raises(EngineError, match="5 distributions q for 6 nodes"):
-        well_drawn(tree, (good,) * 5, len(P))
+        nodes_with_valid_q(tree, (good,) * 5, len(P))

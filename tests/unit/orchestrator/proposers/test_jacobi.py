@@ -16,7 +16,7 @@ from orchestrator.core.types import Acceptance
 from orchestrator.generation.loop import Limits
 from orchestrator.proposers.jacobi import Jacobi, JacobiConfig, filled, prompt_tokens
 from orchestrator.sampling import reference
-from orchestrator.sampling.distribution import pick
+from orchestrator.sampling.distribution import sample
 from tests.support.decode import decode, dependencies
 from tests.support.table_target import TableTarget
 
@@ -30,11 +30,11 @@ def jacobi(draft_len: int) -> Jacobi:
 
 def answer(target: TableTarget, ids: list[int], sampling: Sampling) -> int:
     """What the target says after `ids`: the right-hand side of one equation."""
-    return int(pick(target.logits(ids)[None, :], np.array([len(ids)]), sampling)[0])
+    return int(sample(target.logits(ids)[None, :], np.array([len(ids)]), sampling)[0])
 
 
 def textbook(target: TableTarget, prompt: list[int], guess: list[int], sampling: Sampling) -> list[list[int]]:
-    """The iterates of y_i = pick(x, y_<i), all unknowns replaced at once, until a pass changes none (it counts too)."""
+    """The iterates of y_i = sample(x, y_<i), all unknowns replaced at once, until a pass changes none (it counts too)."""
     iterates = [guess]
     while len(iterates) < 2 or iterates[-1] != iterates[-2]:
         y = iterates[-1]

@@ -22,8 +22,8 @@ from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.ngram import Ngram, NgramConfig, q_of
 from orchestrator.proposers.tables import Followers, Tables
 from orchestrator.sampling import reference
-from orchestrator.sampling.distribution import log_p, pick
-from orchestrator.sampling.sampled_drafts import MAX_CANDIDATES, draw
+from orchestrator.sampling.distribution import log_p, sample
+from orchestrator.sampling.sampled_drafts import MAX_CANDIDATES, sample_draft
 from tests.support.counted import tables_of
 from tests.support.decode import decode, dependencies
 from tests.support.table_target import TableTarget
@@ -150,7 +150,7 @@ def test_q_of_more_than_64_equals_has_the_lowest_ids() -> None:
 def test_drawn_token_has_the_law_q_over_seeds(sampling: Sampling) -> None:
     weights = np.array([1.0, 2, 3, 5, 8, 13])
     q = q_of(Followers(np.array([2, 3, 5, 7, 11, 13]), weights), sampling)
-    drawn = Counter(draw(q, 17, replace(sampling, seed=seed), 16) for seed in range(4000))
+    drawn = Counter(sample_draft(q, 17, replace(sampling, seed=seed), 16) for seed in range(4000))
     assert set(drawn) <= set(q.ids.tolist())
     assert chisquare([drawn[token] for token in q.ids.tolist()], 4000 * q.probs).pvalue > 0.01
 
@@ -165,7 +165,7 @@ def test_each_node_carries_the_q_it_was_drawn_from() -> None:
         behind = {2: [1, 5], 3: [0, 3, 7]}[first]  # 3 is unknown: the unigram
         assert proposal.q[1].ids.tolist() == behind
         for node, q in enumerate(proposal.q):
-            assert proposal.tree.tokens[node] == draw(q, 1 + node, replace(sampling, seed=seed), 1)
+            assert proposal.tree.tokens[node] == sample_draft(q, 1 + node, replace(sampling, seed=seed), 1)
 
 
 # With the target
@@ -222,5 +222,5 @@ def test_ngram_acceptance_is_the_coupling_s_share_of_the_overlap() -> None:
     flat = q_of(Followers(np.arange(VOCAB_SIZE), np.ones(VOCAB_SIZE)), sampling)
     logits: FloatArray = target.logits([1, 2])[None]
     seeds = [replace(sampling, seed=seed) for seed in range(3000)]
-    same = np.mean([draw(flat, 2, s, 2) == pick(logits, [2], s)[0] for s in seeds])
+    same = np.mean([sample_draft(flat, 2, s, 2) == sample(logits, [2], s)[0] for s in seeds])
     assert (1 - distance) / (1 + distance) - 0.03 < same < 1 - distance + 0.03

@@ -14,7 +14,7 @@ from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, StepOptions
 from orchestrator.proposers.guarded import Pruned
-from orchestrator.sampling.sampled_drafts import cut
+from orchestrator.sampling.sampled_drafts import draft_distribution
 
 TREE = TokenTree.from_paths([[1, 2, 3], [4, 5], [6]])
 BUDGET = Budget(99, 99)
@@ -47,7 +47,7 @@ class NoFives:
     def follow(self, output: list[int]) -> None:
         self.output = list(output)
 
-    def kept(self, tree: TokenTree) -> np.ndarray:
+    def legal_nodes(self, tree: TokenTree) -> np.ndarray:
         banned = {2} | (set() if len(self.output) == 1 else {5})
         return np.array([i for i, path in enumerate(tree.paths) if i and not banned & set(path)], np.int32)
 
@@ -58,7 +58,7 @@ def pruned(proposer: Scripted, rule: Rule = Rule.COUPLED, output: tuple[int, ...
     return Pruned(proposer, NoFives()).propose(context, Sampling(rule=rule), BUDGET)  # type: ignore[arg-type]
 
 
-Q = tuple(cut(np.arange(8, dtype=np.int32), np.full(8, 0.125)) for _ in range(6))
+Q = tuple(draft_distribution(np.arange(8, dtype=np.int32), np.full(8, 0.125)) for _ in range(6))
 
 
 def test_what_the_grammar_forbids_goes_with_all_below_it() -> None:

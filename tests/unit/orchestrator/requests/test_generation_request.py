@@ -176,10 +176,10 @@ def test_job_edits_by_ids_and_by_words(builder: RequestBuilder) -> None:
 
 def test_job_grammar_and_ends(builder: RequestBuilder) -> None:
     job = built(builder, guided_decoding_guide_type="regex", guided_decoding_guide="[ab]+")
-    assert job.sampling.logits_options.grammar == Grammar("regex", "[ab]+") and job.sampling.shaped
+    assert job.sampling.logits_options.grammar == Grammar("regex", "[ab]+") and job.sampling.needs_logits_processors
     assert built(builder, ignore_eos=True).stop.ids == set()
     assert built(builder, ignore_eos=True, stop_ids=[3]).sampling.logits_options.end_ids == (3,)
-    assert not built(builder).sampling.shaped
+    assert not built(builder).sampling.needs_logits_processors
 
 
 def test_job_structured_output_can_be_switched_off(builder: RequestBuilder) -> None:

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.sampling.distribution import log_p, pick
+from orchestrator.sampling.distribution import log_p, sample
 
 P = np.array([[0.4, 0.3, 0.15, 0.1, 0.05]])
 LOGITS = np.log(P) + 3.0
@@ -51,14 +51,14 @@ def test_top_k_keeps_ties_and_top_p_prefers_the_lowest_id() -> None:
 
 
 def test_greedy_pick_takes_the_lowest_id_of_a_tie() -> None:
-    assert pick(np.array([[1.0, 2.0, 2.0]]), np.array([7]), Sampling()).tolist() == [1]
+    assert sample(np.array([[1.0, 2.0, 2.0]]), np.array([7]), Sampling()).tolist() == [1]
 
 
 def test_pick_has_the_distribution_p() -> None:
     """χ² over 200,000 positions of one seed: the Gumbel argmax draws from p."""
     num_draws = 200_000
     sampling = Sampling(0.8, top_p=0.97, seed=2024)
-    target_tokens = pick(np.repeat(LOGITS, num_draws, axis=0), np.arange(num_draws), sampling)
+    target_tokens = sample(np.repeat(LOGITS, num_draws, axis=0), np.arange(num_draws), sampling)
     p = np.exp(log_p(LOGITS, sampling))[0]
     observed = np.bincount(target_tokens, minlength=5)
     assert observed[p == 0].sum() == 0

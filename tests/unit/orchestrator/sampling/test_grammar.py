@@ -132,7 +132,7 @@ def test_legal_and_kept_leave_the_state_as_it_was(grammar: Grammar) -> None:
     before = matcher.legal([])
     for _ in range(20):
         matcher.legal(random_path(grammar, output, rng))
-        matcher.kept(random_tree(grammar, output, rng))
+        matcher.legal_nodes(random_tree(grammar, output, rng))
         assert np.array_equal(matcher.legal([]), before)
 
 
@@ -156,7 +156,7 @@ def test_kept_equals_brute_force(grammar: Grammar, end_ids: tuple[int, ...]) -> 
                 (token in end_ids and library.is_accepting()) or (content and library.validate_tokens([token]) == 1)
             ):
                 brute.append(node)
-        kept = matcher.kept(tree)
+        kept = matcher.legal_nodes(tree)
         assert kept.dtype == np.int32 and kept.tolist() == brute
         assert tree.only(kept).num_nodes == len(brute)
 
@@ -239,7 +239,7 @@ def test_a_finished_grammar_leaves_the_end_ids_alone() -> None:
         matcher.follow(output)
         assert np.flatnonzero(matcher.legal(path)).tolist() == [0, 7, 4099]
     matcher.follow(letters("abc"))
-    assert matcher.kept(TokenTree.from_paths([[7, 7], [65], [0], [4098]])).tolist() == [1, 4]
+    assert matcher.legal_nodes(TokenTree.from_paths([[7, 7], [65], [0], [4098]])).tolist() == [1, 4]
     for back in (2, 1, 3, 0):
         matcher.follow(letters("abc")[:back])
         assert np.array_equal(matcher.legal([]), expected(Grammar("regex", "abc"), letters("abc")[:back], (0, 7, 4099)))
@@ -252,7 +252,7 @@ def test_an_id_may_be_end_and_content() -> None:
     matcher = GRAMMARS.matcher(Grammar("regex", "b+"), [a])
     assert not matcher.legal([])[a] and matcher.legal([b])[a]
     assert matcher.legal([b, a]).all()
-    assert matcher.kept(TokenTree.from_paths([[a], [b, a, b]])).tolist() == [2, 3]
+    assert matcher.legal_nodes(TokenTree.from_paths([[a], [b, a, b]])).tolist() == [2, 3]
 
 
 def test_the_end_of_the_tokenizer_is_never_content() -> None:
@@ -283,7 +283,13 @@ def test_a_dead_end_of_the_vocabulary_is_all_false_and_undone() -> None:
     matcher = tiny("abc").matcher(Grammar("regex", "a(bx|ca)"), [0])
     for _ in range(3):
         assert not matcher.legal([1, 2]).any()
-        assert matcher.kept(TokenTree.from_paths([[1, 2, 3], [1, 2, 1], [1, 3, 1, 0]])).tolist() == [1, 2, 5, 6, 7]
+        assert matcher.legal_nodes(TokenTree.from_paths([[1, 2, 3], [1, 2, 1], [1, 3, 1, 0]])).tolist() == [
+            1,
+            2,
+            5,
+            6,
+            7,
+        ]
         assert matcher.legal([1]).tolist() == [False, False, True, True]
     matcher.follow([1, 2])
     assert not matcher.legal([]).any()
@@ -302,7 +308,7 @@ def test_states_that_copies_used_up_are_built_anew(monkeypatch: pytest.MonkeyPat
         matcher = grammars.matcher(grammar, [EOS])
         matcher.follow(output)
         assert np.array_equal(matcher.legal([]), expected(grammar, output, (EOS,))), seed
-        assert len(matcher.kept(TokenTree.chain(output[:5]))) == 5
+        assert len(matcher.legal_nodes(TokenTree.chain(output[:5]))) == 5
 
 
 def test_what_stays_too_complex_is_the_requests_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,14 +35,14 @@ def grammars() -> Grammars:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Hang:
     """Let compilations of a text that begins with "slow" hang until they are let go."""
-    hang, compiled = Hang(), module._compiled
+    hang, compiled = Hang(), module._compile_matcher
 
     def compiling(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
         if grammar.text.startswith("slow"):
             hang()
         return compiled(tokenizer, grammar)
 
-    monkeypatch.setattr(module, "_compiled", compiling)
+    monkeypatch.setattr(module, "_compile_matcher", compiling)
     monkeypatch.setattr(module, "LIMIT_S", SHORT_S)
     return hang
 
@@ -115,7 +115,7 @@ def test_a_panic_midway_is_mended_once_by_compiling_anew(grammars: Grammars, met
 def test_a_panic_that_comes_back_refuses_the_request(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     matcher, others = grammars.matcher(WORDS, [EOS]), grammars.matcher(WORDS, [EOS])
     matcher._library = Panicking(matcher._library, "compute_bitmask")
-    matcher._compile_anew = lambda: Panicking(grammars._compile(WORDS), "compute_bitmask")
+    matcher._compile_again = lambda: Panicking(grammars._compile(WORDS), "compute_bitmask")
     with pytest.raises(RequestError, match="broke the library"):
         matcher.legal([])
     assert others.legal([]).any()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from orchestrator.core.context import Context
 from orchestrator.core.sampling_params import LogitsOptions, Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.sampling.logits_processors import merged_bias, shape
+from orchestrator.sampling.logits_processors import merged_bias, process_logits
 from runtime.sampling.logits_processors import LogitsProcessors, processors_for
 from tests.unit.orchestrator.core.test_tree import trees
 
@@ -26,7 +26,7 @@ NONE = -np.inf
 def changed(
     sampling: Sampling, prompt: Sequence[int] = (), output: Sequence[int] = (), legal: Any = None
 ) -> list[float]:
-    row = shape(LOGITS.copy(), prompt, output, sampling, legal)
+    row = process_logits(LOGITS.copy(), prompt, output, sampling, legal)
     return [float(x) for x in row]
 
 
@@ -41,7 +41,9 @@ def edited(**logits_options: Any) -> Sampling:
 def test_nothing_asked_for_changes_nothing_and_the_logits_given_stay() -> None:
     assert changed(Sampling(1.0), [1, 2], [3]) == LOGITS.tolist()
     given_row = LOGITS.copy()
-    shape(given_row, [0], [1], Sampling(repetition_penalty=2.0, logits_options=LogitsOptions(bias=((2, 1.0),))))
+    process_logits(
+        given_row, [0], [1], Sampling(repetition_penalty=2.0, logits_options=LogitsOptions(bias=((2, 1.0),)))
+    )
     assert given_row.tolist() == LOGITS.tolist()
 
 
@@ -170,7 +172,7 @@ def test_the_twin_equals_the_reference_at_every_node_step_by_step(
         for row, path, own in zip(rows, tree.paths, ours.numpy(), strict=True):
             output = [*context.output, *path]
             legal = legal_behind(output) if with_grammar else None
-            np.testing.assert_array_equal(own, shape(row, prompt, output, sampling, legal))
+            np.testing.assert_array_equal(own, process_logits(row, prompt, output, sampling, legal))
 
 
 def test_the_twin_follows_a_context_that_was_taken_back() -> None:

@@ -17,7 +17,7 @@ from orchestrator.core.types import FloatArray
 from orchestrator.sampling import accept
 from orchestrator.sampling.accept import (
     AcceptedPath,
-    KeyedDraws,
+    KeyedNoise,
     accept_block,
     accept_coupled,
     accept_rejection,
@@ -265,7 +265,7 @@ def test_keyed_draws_emit_the_target_s_law_over_seeds(rule: Any) -> None:
             tree = TokenTree.chain(chain)
             rows = prefixes(ids, tree)
             arrays = np.array([p(r) for r in rows]), np.array([q(r) for r in rows])
-            walk = rule(drafter)(tree, *arrays, len(ids), KeyedDraws(seed, len(ids)))
+            walk = rule(drafter)(tree, *arrays, len(ids), KeyedNoise(seed, len(ids)))
             ids += [chain[node - 1] for node in walk.path] + [walk.next_token]
         counts[tuple(ids[:2])] = counts.get(tuple(ids[:2]), 0) + 1
     expected = target_law(p, 3, 2)
@@ -275,7 +275,7 @@ def test_keyed_draws_emit_the_target_s_law_over_seeds(rule: Any) -> None:
 
 def test_keyed_draws_accept_what_is_certain_and_never_what_is_impossible() -> None:
     for seed in range(200):
-        draws = KeyedDraws(seed, 5)
+        draws = KeyedNoise(seed, 5)
         assert draws.accept(1.0, 5, 0) and not draws.accept(0.0, 5, 0)
         assert draws.recover(np.array([0.0, 0.0, 0.3]), 6) == 2
 
@@ -293,7 +293,7 @@ def test_typical_takes_the_longest_path_of_tokens_that_are_probable_enough() -> 
     flat, sharp = np.full(4, 0.25), np.array([0.91, 0.03, 0.03, 0.03])
     tree = TokenTree.from_paths([[1, 2], [0]])
     one = TokenTree.from_paths([[1], [0]])
-    sure = KeyedDraws(0, 0)
+    sure = KeyedNoise(0, 0)
     # Where anything may follow (H = ln 4, the threshold is 0.075) all are accepted; where p is sharp only the likely.
     assert accept_typical(tree, np.stack([flat, flat, sharp, flat]), 0, sure).path == (1, 2)
     assert accept_typical(tree, np.stack([sharp, flat, flat, flat]), 0, sure).path == (3,)

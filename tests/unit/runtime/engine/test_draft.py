@@ -19,8 +19,8 @@ from orchestrator.core.sampling_params import LogitsOptions, Rule, Sampling
 from orchestrator.core.types import DraftResponse
 from orchestrator.sampling import reference
 from orchestrator.sampling.distribution import log_p
-from orchestrator.sampling.logits_processors import shape
-from orchestrator.sampling.sampled_drafts import MAX_CANDIDATES, check_drawn
+from orchestrator.sampling.logits_processors import process_logits
+from orchestrator.sampling.sampled_drafts import MAX_CANDIDATES, check_q
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.draft import DraftEngine
@@ -121,11 +121,11 @@ def test_a_drawn_chain_carries_the_q_that_its_own_noise_drew_from(bench: Bench, 
     bench.thread.start()
     context, sampling = Context(random_ids(9)), Sampling(0.9, top_k=70, repetition_penalty=1.3, seed=4, rule=rule)
     drafted = ask(bench.thread, request(context, sampling, 6))
-    check_drawn(drafted.tree, drafted.q, VOCAB_SIZE)
+    check_q(drafted.tree, drafted.q, VOCAB_SIZE)
     tokens = chain_of(drafted)
     for depth, (token, q) in enumerate(zip(tokens, drafted.q, strict=True)):
         said = [*context.ids, *tokens[:depth]]
-        truth = np.exp(log_p(shape(plain.logits(said), said, [], sampling)[None], sampling)[0])
+        truth = np.exp(log_p(process_logits(plain.logits(said), said, [], sampling)[None], sampling)[0])
         kept = np.sort(np.argsort(-truth)[:MAX_CANDIDATES])
         kept = kept[truth[kept] > 0]
         assert q.ids.tolist() == kept.tolist()

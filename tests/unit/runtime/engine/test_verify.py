@@ -14,8 +14,8 @@ from orchestrator.core.sampling_params import OUR_RULES, LogitsOptions, Rule, Sa
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution
 from orchestrator.sampling import reference
-from orchestrator.sampling.distribution import pick
-from orchestrator.sampling.sampled_drafts import cut
+from orchestrator.sampling.distribution import sample
+from orchestrator.sampling.sampled_drafts import draft_distribution
 from runtime.engine.verify import VerifyInput, verify
 from runtime.sampling.accept import AcceptInput
 from runtime.sampling.logits_processors import LogitsProcessors
@@ -38,7 +38,7 @@ def random_tree(rng: np.random.Generator, is_chain: bool) -> TokenTree:
 
 
 def sampled_chain(rng: np.random.Generator, length: int) -> tuple[TokenTree, tuple[Distribution, ...]]:
-    q = tuple(cut(np.arange(V, dtype=np.int32), rng.dirichlet(np.full(V, 0.3))) for _ in range(length))
+    q = tuple(draft_distribution(np.arange(V, dtype=np.int32), rng.dirichlet(np.full(V, 0.3))) for _ in range(length))
     return TokenTree.chain([int(rng.choice(some.ids, p=some.probs)) for some in q]), q
 
 
@@ -50,7 +50,9 @@ def random_input(rng: np.random.Generator, number: int) -> tuple[VerifyInput, li
     tree, q = sampled_chain(rng, 3) if is_sampled else (random_tree(rng, rule is Rule.BLOCK), ())
     context = Context(rng.integers(0, V, 5).tolist())
     context.commit(rng.integers(0, V, number % 4).tolist())
-    logits_processors = LogitsProcessors(sampling, context.prompt_len, None) if sampling.shaped else None
+    logits_processors = (
+        LogitsProcessors(sampling, context.prompt_len, None) if sampling.needs_logits_processors else None
+    )
     accept_input = AcceptInput(tree, q, len(context), sampling)
     return VerifyInput(accept_input, context, logits_processors, number % 2 == 0), context.ids[:5]
 
@@ -69,10 +71,10 @@ def test_results_of_a_mixed_batch_equal_the_reference_s(seed: int, dtype: torch.
     results = verify(inputs, logits)
     for each, prompt, own, result in zip(inputs, prompts, logits, results, strict=True):
         asked, context = each.accept_input, each.context
-        rows = reference.shaped_rows(own.double().numpy(), asked.tree, prompt, context.output, asked.sampling)
+        rows = reference.process_tree_logits(own.double().numpy(), asked.tree, prompt, context.output, asked.sampling)
         assert result.accepted == reference.decide(rows, asked.tree, asked.q, len(context), asked.sampling)
         if each.wants_target_tokens or each.is_coupled:
-            assert result.target_tokens == pick(rows, len(context) + asked.tree.depths, asked.sampling).tolist()
+            assert result.target_tokens == sample(rows, len(context) + asked.tree.depths, asked.sampling).tolist()
         else:
             assert result.target_tokens is None
     assert torch.equal(before, torch.cat(logits)), "the logits themselves stay, for the log-probabilities"

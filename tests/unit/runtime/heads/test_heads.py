@@ -234,7 +234,7 @@ def test_children_are_ranked_by_the_law_of_the_rule(eagle: Eagle, sampling: Samp
             return log_q
         if not sampling.greedy:
             place = len(ids) + len(path)
-            log_q = log_q + noise.gumbel(77, place, np.arange(VOCAB_SIZE), noise.Stream.PICK)
+            log_q = log_q + noise.gumbel(77, place, np.arange(VOCAB_SIZE), noise.Stream.TARGET)
         return oracle.log_softmax(log_q / SHARPNESS)
 
     (answer,) = draft(eagle.new_engine(), request(ids, features, sampling=sampling, width=3, max_depth=3, max_nodes=9))
@@ -411,7 +411,7 @@ def test_medusa_and_redrafter_use_the_target_s_noise_at_each_token_s_place(tmp_p
     medusa, redrafter = make_head("medusa", tmp_path / "m"), make_head("redrafter", tmp_path / "r")
 
     def best(logits: np.ndarray, depth: int) -> int:
-        noisy = oracle.log_softmax(logits) + noise.gumbel(9, 6 + depth, np.arange(VOCAB_SIZE), noise.Stream.PICK)
+        noisy = oracle.log_softmax(logits) + noise.gumbel(9, 6 + depth, np.arange(VOCAB_SIZE), noise.Stream.TARGET)
         return int(noisy.argmax())
 
     chain = TokenTree.chain([0, 0, 0])

@@ -13,7 +13,7 @@ import torch
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution, FloatArray
-from orchestrator.sampling.accept import AcceptedPath, KeyedDraws, accept_block, accept_rejection, accept_typical
+from orchestrator.sampling.accept import AcceptedPath, KeyedNoise, accept_block, accept_rejection, accept_typical
 from runtime.sampling import accept
 from runtime.sampling.accept import AcceptInput, accepted_paths
 
@@ -44,7 +44,7 @@ def dense(q: Distribution, vocab_size: int) -> FloatArray:
 def truth(case: Case) -> AcceptedPath:
     """The reference, on this ask alone."""
     ask, p = case.ask, np.exp(case.log_p)
-    draws = KeyedDraws(ask.sampling.seed, ask.prefix_len)
+    draws = KeyedNoise(ask.sampling.seed, ask.prefix_len)
     if ask.sampling.rule is Rule.TYPICAL:
         return accept_typical(ask.tree, p, ask.prefix_len, draws, ask.sampling.epsilon, ask.sampling.delta)
     q = np.full(p.shape, np.nan)  # rows without children must not be looked at

@@ -157,7 +157,7 @@ def test_picks_equal_the_reference_s(dtype: torch.dtype, vocab_size: int, rows_e
     rules = [replace(rule, seed=int(RNG.integers(2**63)) * 2 + 1) for rule in MIXED]
     truth = np.stack(
         [
-            reference.pick(rows.double().numpy(), places, rule)
+            reference.sample(rows.double().numpy(), places, rule)
             for rows, places, rule in zip(logits, positions, rules, strict=True)
         ]
     ).ravel()

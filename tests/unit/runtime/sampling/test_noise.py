@@ -48,8 +48,8 @@ def test_uniform_has_the_reference_s_bits(
 @pytest.mark.parametrize("seed", [1, 2**64 - 1])
 def test_uniform_has_the_reference_s_bits_over_a_whole_vocabulary(seed: int) -> None:
     tokens = np.arange(250_001)
-    ours = torch_rows(noise.uniform, [(seed, 2**31)], tokens, Stream.PICK)
-    assert (ours == reference.uniform(seed, 2**31, tokens, Stream.PICK)).all()
+    ours = torch_rows(noise.uniform, [(seed, 2**31)], tokens, Stream.TARGET)
+    assert (ours == reference.uniform(seed, 2**31, tokens, Stream.TARGET)).all()
 
 
 def test_uniform_may_be_asked_for_scattered_tokens_of_many_rows_at_once() -> None:
@@ -57,9 +57,9 @@ def test_uniform_may_be_asked_for_scattered_tokens_of_many_rows_at_once() -> Non
     low, high = noise.seed_words(EDGE_SEEDS, CPU)
     row = torch.tensor([7, 0, 7, 3, 5])
     token = torch.tensor([9, 9, 249_999, 0, 17])
-    ours = noise.uniform((low[row, 0], high[row, 0]), row + 100, token, Stream.PICK)
+    ours = noise.uniform((low[row, 0], high[row, 0]), row + 100, token, Stream.TARGET)
     truth = [
-        reference.uniform(EDGE_SEEDS[r], r + 100, t, Stream.PICK)
+        reference.uniform(EDGE_SEEDS[r], r + 100, t, Stream.TARGET)
         for r, t in zip(row.tolist(), token.tolist(), strict=True)
     ]
     assert ours.tolist() == truth
