@@ -20,13 +20,6 @@ from runtime.kv.sequences import SequenceTable
 from runtime.sampling.logits_processors import LogitsProcessors, preparation, processors_for
 
 
-class Columns(Protocol):
-    """The place of each kind of hidden state among those that a cache keeps."""
-
-    def columns(self, wanted: HiddenStates) -> slice:
-        """Return the columns of the wanted states; an empty slice unless all of them are kept."""
-
-
 class Model(Protocol):
     """The forward pass of a model, as an engine uses it."""
 
@@ -34,10 +27,6 @@ class Model(Protocol):
     max_positions: int
     dtype: torch.dtype
     device: torch.device
-
-    @property
-    def taps(self) -> Columns:
-        """The hidden states that it keeps."""
 
     def prepare(self) -> None:
         """Do the work that is needed once per thread; called on the thread that will call `forward`."""
@@ -47,6 +36,9 @@ class Model(Protocol):
 
     def forward(self, batch: Pass[Segment], cache: Any) -> Tensor:
         """Compute a pass; returns logits (rows, V) of every root and node."""
+
+    def feature_columns(self, wanted: HiddenStates) -> slice:
+        """Return the columns of these hidden states in the cache; empty unless all of them are kept."""
 
 
 # Up to this many tokens a segment is a decoding step and goes into every pass, whatever else does.
@@ -71,8 +63,8 @@ class PagedModel:
         self.model = model
         self.max_pass_tokens = max_pass_tokens
         self.cache = model.new_cache(memory_mb, block_tokens)
-        self.pool = BlockPool(self.cache.num_blocks, self.cache.block_tokens)
-        self.sequences = SequenceTable(self.pool, model.max_positions, share)
+        pool = BlockPool(self.cache.num_blocks, self.cache.block_tokens)
+        self.sequences = SequenceTable(pool, model.max_positions, share)
 
     def open(self, call: EngineCall, num_drafts: int, max_depth: int) -> None:
         """Give a call its sequence, with slots for its drafts; raises ServingError when that is impossible."""

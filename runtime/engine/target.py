@@ -106,7 +106,7 @@ class TargetEngine(PagedEngine[StepRequest]):
 
         A drafter that claims to have seen more states than there are gets none.
         """
-        store = self.paged.cache.features[:, self.paged.model.taps.columns(options.hidden_states)]
+        store = self.paged.cache.features[:, self.paged.model.feature_columns(options.hidden_states)]
         if options.features_from is None or not store.shape[1]:
             return None, 0
         start = max(options.features_from, sequence.num_computed - MAX_FEATURE_ROWS, 0)

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import torch
 
+from orchestrator.core.context import Context
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.types import HiddenStates
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import HiddenStates, StepOptions
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import served_checkpoint
 from orchestrator.sampling.grammar import Grammars
+from orchestrator.wire.context import Delta, delta_of
 from orchestrator.wire.drafter import DraftRequest
 from orchestrator.wire.target import StepRequest
 from runtime.engine.build import ModelCaller
+from runtime.engine.calls import Request, submit_and_wait
 from runtime.engine.cpu_threads import choose_threads
 from runtime.engine.draft import DraftEngine
-from runtime.engine.paged import Model, PagedModel
+from runtime.engine.paged import Model, PagedEngine, PagedModel
 from runtime.engine.target import TargetEngine
 from runtime.engine.thread import EngineThread
-from runtime.model.check import warm_up_draft, warm_up_target
 from runtime.model.load import load_model
 
 log = logging.getLogger(__name__)
@@ -32,21 +37,34 @@ def build_target(config: ServingConfig, caller: ModelCaller) -> tuple[EngineThre
     return start_target(_load(config.target, config, last | layers), config)
 
 
+def start_target(paged: PagedModel, config: ServingConfig) -> tuple[EngineThread[StepRequest], Model]:
+    """Start a target engine over a loaded model; the warm-up is one prefill, one plain step and one tree."""
+    delta, tree = _warm_up_delta(paged), TokenTree.from_paths([[0, 1], [1]])
+    warm_up = [
+        StepRequest(delta, TokenTree.bare(), Sampling(), StepOptions(), 1000),
+        StepRequest(delta, tree, Sampling(1.0, top_p=0.9), StepOptions(), 1000),
+    ]
+    return _start(TargetEngine(paged, _grammars(config, paged)), "target-engine", warm_up), paged.model
+
+
 def build_draft(config: ServingConfig, caller: ModelCaller) -> tuple[EngineThread[DraftRequest], Model]:
     """Load the draft model and start its engine; raises ConfigError when it cannot be served."""
     paged = _load(config.draft, config, HiddenStates.NONE)
-    engine = EngineThread(DraftEngine(paged, _grammars(config, paged)), "draft-engine", paged.model.prepare)
-    engine.start()
-    warm_up_draft(engine, paged.model.vocab_size)
-    return engine, paged.model
+    warm_up = [DraftRequest(_warm_up_delta(paged), s, 4, 4) for s in (Sampling(), Sampling(1.0, top_p=0.9))]
+    return _start(DraftEngine(paged, _grammars(config, paged)), "draft-engine", warm_up), paged.model
 
 
-def start_target(paged: PagedModel, config: ServingConfig) -> tuple[EngineThread[StepRequest], Model]:
-    """Start a target engine over a loaded model, and warm it up."""
-    engine = EngineThread(TargetEngine(paged, _grammars(config, paged)), "target-engine", paged.model.prepare)
-    engine.start()
-    warm_up_target(engine, paged.model.vocab_size)
-    return engine, paged.model
+def _start(engine: PagedEngine[Request], name: str, warm_up: Sequence[Request]) -> EngineThread[Request]:
+    thread = EngineThread(engine, name, engine.paged.model.prepare)
+    thread.start()
+    for request in warm_up:
+        submit_and_wait(thread.submit, request)
+    thread.release(1)
+    return thread
+
+
+def _warm_up_delta(paged: PagedModel) -> Delta:
+    return delta_of(Context([token % paged.model.vocab_size for token in range(8)]), 0, 1, cache_salt="warm-up")
 
 
 def _load(checkpoint: str, config: ServingConfig, features: HiddenStates) -> PagedModel:

@@ -29,32 +29,28 @@ def paged_tree_attention(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Write the row's keys and values to the cache, then attend each segment to its own slots.
+    """Write the row's keys and values to the cache, then let each segment attend to its own slots.
 
-    query: (1, H, N, d), key and value: (1, H_kv, N, d), one row of N tokens, rotated already.
+    query: (1, H, N, d), key and value: (1, H_kv, N, d), one row of N tokens, with rotary positions applied.
     s_aux: (H,) attention sinks. Returns (1, N, H, d).
     """
     layer: int = module.layer_idx  # type: ignore[assignment]
     keys, values = cache.kv[layer]
     keys.index_copy_(1, batch.slots, key[0])
     values.index_copy_(1, batch.slots, value[0])
-    groups = query.shape[1] // key.shape[1]
+    num_heads, num_kv_heads = query.shape[1], key.shape[1]
     outputs = []
-    start = 0
-    for index, segment in enumerate(batch.segments):
-        stop = start + segment.num_tokens
-        grouped = query[:, :, start:stop].reshape(1, key.shape[1], -1, query.shape[-1])
+    for index, own in enumerate(query.split([segment.num_tokens for segment in batch.segments], dim=2)):
         output = _attend(
-            grouped,
+            own.reshape(1, num_kv_heads, -1, query.shape[-1]),
             batch.cached(index, keys, cache.block_tokens)[None],
             batch.cached(index, values, cache.block_tokens)[None],
-            batch.bias(index, sliding_window, groups),
+            batch.bias(index, sliding_window, num_heads // num_kv_heads),
             scaling,
             softcap,
             s_aux,
         )
-        outputs.append(output.reshape(1, query.shape[1], segment.num_tokens, -1))
-        start = stop
+        outputs.append(output.reshape(1, num_heads, own.shape[2], -1))
     row = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
     return row.transpose(1, 2), None
 
@@ -70,7 +66,8 @@ def _attend(
 ) -> Tensor:
     """Attend one segment; the heads that share a key head stand side by side in the query axis.
 
-    query: (1, H_kv, groups · n, d). key, value: (1, H_kv, slots, d). bias: (groups · n, slots).
+    query: (1, H_kv, groups · n, d). key, value: (1, H_kv, slots, d). bias: (groups · n, slots). sinks: (H,), one more
+    logit per head, whose share of the softmax is discarded.
     """
     if softcap is None and sinks is None:
         return functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
@@ -79,15 +76,9 @@ def _attend(
         scores = torch.tanh(scores / softcap) * softcap
     if bias is not None:
         scores = scores + bias
-    return _softmax_with_sinks(scores, sinks) @ value
-
-
-def _softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return softmax(scores) with one more logit per head, the sink, whose share is thrown away."""
     if sinks is None:
-        return scores.softmax(dim=-1)
+        return scores.softmax(dim=-1) @ value
     num_kv_heads, rows = scores.shape[1:3]
     groups = sinks.numel() // num_kv_heads
-    sink = sinks.to(scores.dtype).view(1, num_kv_heads, groups, 1, 1)
-    column = sink.expand(1, num_kv_heads, groups, rows // groups, 1).reshape(1, num_kv_heads, rows, 1)
-    return torch.cat([scores, column], dim=-1).softmax(dim=-1)[..., :-1]
+    column = sinks.to(scores.dtype).repeat_interleave(rows // groups).view(1, num_kv_heads, rows, 1)
+    return torch.cat([scores, column], dim=-1).softmax(dim=-1)[..., :-1] @ value

@@ -1,4 +1,4 @@
-"""A causal language model of transformers with its attention replaced by ours; knows neither files nor requests."""
+"""A causal language model of transformers with our attention in it; knows neither files nor requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runtime.model.fused import compile_kernels, fuse_layers, fuse_norms, pack_l
 
 AttentionInterface.register(NAME, paged_tree_attention)
 
-# What one part of a long context has (PagedModel.max_pass_tokens); a pass is rarely longer.
+# The length of one part of a long context (PagedModel.max_pass_tokens); a pass is rarely longer.
 MAX_PREPARED_ROWS = 256
 
 
@@ -34,17 +34,18 @@ class CausalModel:
         self.dtype: torch.dtype = model.dtype
         self.vocab_size: int = text_config.vocab_size
         self.max_positions: int = text_config.max_position_embeddings
-        self.taps = FeatureTap(model, features)
+        self._tap = FeatureTap(model, features)
+        self.feature_columns = self._tap.columns
         self.cache_shape = CacheShape(
             num_layers=text_config.num_hidden_layers,
             num_kv_heads=getattr(text_config, "num_key_value_heads", None) or text_config.num_attention_heads,
             head_dim=getattr(text_config, "head_dim", None)
             or text_config.hidden_size // text_config.num_attention_heads,
-            feature_width=self.taps.num_states * text_config.hidden_size,
+            feature_width=self._tap.num_states * text_config.hidden_size,
         )
 
     def prepare(self) -> None:
-        """Make ready what is made once per thread; called on the thread that will call `forward`."""
+        """Compile the kernels of this thread; called on the thread that will call `forward`."""
         compile_kernels(self.model, MAX_PREPARED_ROWS)
 
     def new_cache(self, memory_mb: int, block_tokens: int) -> KVCache:
@@ -53,7 +54,7 @@ class CausalModel:
 
     @torch.inference_mode()
     def forward(self, batch: Pass[Segment], cache: KVCache) -> Tensor:
-        """Compute the row, write its keys, values and features to the cache.
+        """Compute a pass and write its keys, values and features to the cache.
 
         Returns logits (rows, V) of every root and node, in the model's dtype.
         """
@@ -65,8 +66,8 @@ class CausalModel:
             batch=batch,
             cache=cache,
         )
-        if self.taps.num_states:
-            cache.features[batch.slots] = self.taps.take()
+        if self._tap.num_states:
+            cache.features[batch.slots] = self._tap.take()
         logits: Tensor = output.logits[0]
         return logits
 

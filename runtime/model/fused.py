@@ -1,11 +1,12 @@
-"""Llama's decoder layer with fewer, larger operations; the same arithmetic, checked at load like everything else.
+"""Fewer, larger operations with the same results: fused norms, packed linear layers, a fused Llama decoder layer.
 
-A step of a small model is mostly the overhead of its many small operations (docs/performance.md): one product
-for queries, keys and values, one for gate and up, one rotation for queries and keys together.
+A step of a small model is mostly the overhead of its many small operations (docs/performance.md). The check at load
+compares all of them with the stock model (runtime/model/check.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -29,33 +30,38 @@ class FusedRMSNorm(nn.Module):
         return functional.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
 
 
-@torch.no_grad()
-def fuse_norms(model: nn.Module) -> int:
-    """Replace every norm that FusedRMSNorm reproduces, and return their number.
-
-    transformers' own norms round to float32 on the way, which is the one step that keeps a float64
-    model from being exact; a norm of another form is left as it is.
-    """
+def _replace_modules(model: nn.Module, replacement: Callable[[Any], nn.Module | None]) -> int:
+    """Replace every submodule that has a replacement, and return their number."""
     replaced = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            fused = _fused(child) if type(child).__name__.endswith("RMSNorm") else None
-            if fused is not None:
-                setattr(parent, name, fused)
+            if (new := replacement(child)) is not None:
+                setattr(parent, name, new)
                 replaced += 1
     return replaced
 
 
-def _fused(norm: nn.Module) -> FusedRMSNorm | None:
-    """Return the equivalent of `norm`, found by trying: some families scale by the weight, others by 1 + weight."""
+@torch.no_grad()
+def fuse_norms(model: nn.Module) -> int:
+    """Replace every norm that FusedRMSNorm reproduces, and return their number.
+
+    transformers' own norms round to float32 on the way, the one step that keeps a float64 model from being exact.
+    """
+    return _replace_modules(model, _fused_norm)
+
+
+def _fused_norm(norm: nn.Module) -> FusedRMSNorm | None:
+    """Return the equivalent of `norm` if it is one; some families scale by the weight, others by 1 + weight."""
     weight = getattr(norm, "weight", None)
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-    if not isinstance(weight, Tensor) or weight.ndim != 1 or not isinstance(eps, float):
+    if not type(norm).__name__.endswith("RMSNorm") or not isinstance(eps, float):
+        return None
+    if not isinstance(weight, Tensor) or weight.ndim != 1:
         return None
     probe = torch.linspace(-2.0, 3.0, weight.numel(), dtype=weight.dtype, device=weight.device)
     tolerance = {torch.bfloat16: 0.05, torch.float16: 0.01}.get(weight.dtype, 1e-5)
     expected = norm(probe)
-    # Large weights lie within bfloat16's tolerance of 1 + weight: the nearer candidate is the one.
+    # Where weights are large, both candidates are within bfloat16's tolerance; the nearer one is right.
     fused = min(
         (FusedRMSNorm(scale, eps) for scale in (weight, 1.0 + weight)),
         key=lambda candidate: float((candidate(probe) - expected).abs().max()),
@@ -64,11 +70,8 @@ def _fused(norm: nn.Module) -> FusedRMSNorm | None:
     return fused if same else None
 
 
-PACKED_DTYPES = (torch.float32, torch.bfloat16)
-
-
 class BorrowedLinear(nn.Module):
-    """y = x Wᵀ for a W, (out, in), that is another model's: neither learnt nor stored with the module that uses it."""
+    """y = x Wᵀ for another model's W, (out, in), which is neither trained nor stored with the module that uses it."""
 
     bias = None
 
@@ -85,8 +88,8 @@ class BorrowedLinear(nn.Module):
 class PackedLinear(nn.Module):
     """y = x Wᵀ + b for a fixed W. in_features, out_features: as in nn.Linear.
 
-    oneDNN compiles a kernel per number of rows, 0.6 MB each, and keeps the last 1,024 twice (measured: 700 MB
-    after a while, and 10 ms whenever a number is new). So rows are padded to a few numbers.
+    oneDNN compiles a kernel for each number of rows, 0.6 MB each, and keeps the last 1,024 twice (measured: 700 MB
+    after a while, and 10 ms for each new number). So rows are padded to a few numbers.
     """
 
     def __init__(self, linear: nn.Linear | BorrowedLinear) -> None:
@@ -107,39 +110,34 @@ class PackedLinear(nn.Module):
 
 
 def padded_rows(rows: int) -> int:
-    """Return the least of the numbers 1 … 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, … that is no less than `rows`."""
+    """Return the least of 1 … 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, … that is at least `rows`."""
     step = 1 << max((rows - 1).bit_length() - 3, 0)
     return -(-rows // step) * step
 
 
 @torch.inference_mode()
 def compile_kernels(model: nn.Module, max_rows: int) -> None:
-    """Compile what the packed layers need for up to `max_rows` rows; oneDNN keeps it for the calling thread."""
-    # torch tells a new thread how many threads it has only when it is asked, and a kernel is compiled for a number.
+    """Compile the packed layers' kernels for up to `max_rows` rows; oneDNN keeps them for the calling thread."""
+    # A kernel is compiled for a number of threads, which torch sets in a new thread only when it is asked for it.
     torch.get_num_threads()
     layers = [module for module in model.modules() if isinstance(module, PackedLinear)]
     for layer in {(layer.in_features, layer.out_features): layer for layer in layers}.values():
-        for rows in sorted({padded_rows(rows) for rows in range(1, max_rows + 1)}):
+        for rows in {padded_rows(rows) for rows in range(1, max_rows + 1)}:
             layer(torch.zeros(1, rows, layer.in_features, dtype=layer.dtype))
 
 
 def pack_linears(model: nn.Module, device: torch.device, dtype: torch.dtype) -> int:
-    """Replace every linear layer by its packed equal where that is possible and exact enough; return their number."""
-    if device.type != "cpu" or dtype not in PACKED_DTYPES or not _can_pack(dtype):
+    """Replace every linear layer by a packed one where that is possible and exact enough; return their number."""
+    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16) or not _can_pack(dtype):
         return 0
-    replaced = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) in (nn.Linear, BorrowedLinear):
-                setattr(parent, name, PackedLinear(cast(nn.Linear, child)))
-                replaced += 1
-    return replaced
+    linears = (nn.Linear, BorrowedLinear)
+    return _replace_modules(model, lambda child: PackedLinear(child) if type(child) in linears else None)
 
 
 def _can_pack(dtype: torch.dtype) -> bool:
-    """True when this build of torch has the operators, and they agree with its own product.
+    """True when this build of torch has the packed operators, and they agree with its own product.
 
-    They are not public; a torch without them, or with others under the same names, must still serve.
+    They are not public: the server must also run on a torch without them, or with other ones under their names.
     """
     if not torch.backends.mkldnn.is_available():
         return False
@@ -154,7 +152,7 @@ def _can_pack(dtype: torch.dtype) -> bool:
 
 
 class FusedLayer(nn.Module):
-    """Takes over the weights of a LlamaDecoderLayer."""
+    """A LlamaDecoderLayer with one product for queries, keys and values, one for gate and up, and one rotation."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -171,7 +169,7 @@ class FusedLayer(nn.Module):
         self.down = mlp.down_proj
 
     def forward(self, hidden: Tensor, *, position_embeddings: tuple[Tensor, Tensor], **paged: Any) -> Tensor:
-        """hidden: (1, N, d) → (1, N, d). paged: what `paged_tree_attention` needs, handed through by the model."""
+        """hidden: (1, N, d) → (1, N, d). paged: the pass and the cache, for `paged_tree_attention`."""
         hidden = hidden + self._attend(self.input_norm(hidden), position_embeddings, paged)
         gate, up = self.gate_up(self.mlp_norm(hidden)).chunk(2, dim=-1)
         down: Tensor = self.down(functional.silu(gate) * up)
@@ -191,7 +189,7 @@ class FusedLayer(nn.Module):
 
 
 def _side_by_side(*linears: nn.Linear) -> nn.Linear:
-    """Return one layer whose output is the outputs of several, one behind the other."""
+    """Return one layer whose output is the concatenated output of several."""
     first = linears[0]
     joined = nn.Linear(first.in_features, sum(linear.out_features for linear in linears), device="meta")
     joined.weight = nn.Parameter(torch.cat([linear.weight.detach() for linear in linears]), requires_grad=False)
@@ -208,12 +206,11 @@ def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return heads * cos[:, None] + turned * sin[:, None]
 
 
-def fuse_layers(model: Any) -> int:
+def fuse_layers(model: nn.Module) -> int:
     """Replace every plain Llama layer, and return their number; other families keep their own."""
-    layers = getattr(model.get_decoder(), "layers", nn.ModuleList())
-    replaced = 0
-    for index, layer in enumerate(layers):
-        if type(layer) is LlamaDecoderLayer and layer.mlp.config.hidden_act == "silu":
-            layers[index] = FusedLayer(layer)
-            replaced += 1
-    return replaced
+
+    def replacement(child: Any) -> FusedLayer | None:
+        is_plain = type(child) is LlamaDecoderLayer and child.mlp.config.hidden_act == "silu"
+        return FusedLayer(child) if is_plain else None
+
+    return _replace_modules(model, replacement)

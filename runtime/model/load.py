@@ -1,4 +1,4 @@
-"""From a checkpoint to a model compared with the stock one; refuses, with the reason, what would not be exact."""
+"""Loads a checkpoint, and refuses, with the reason, one that our forward pass would not reproduce exactly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 def load_model(
     folder: str, device_name: str, dtype_name: str, features: HiddenStates = HiddenStates.NONE
 ) -> CausalModel:
-    """Load a Hugging Face checkpoint and replace its attention; raises ConfigError with the reason if it cannot be."""
+    """Load a Hugging Face checkpoint and replace its attention; raises ConfigError, with the reason, if that fails."""
     device, dtype = torch.device(device_name), DTYPES[dtype_name]
     source = resolve(folder)
     config = _read_config(source)
@@ -32,7 +32,9 @@ def load_model(
             f"{folder}: {type(model).__name__} does not let its attention be replaced (_supports_attention_backend)"
         )
     try:
-        return _adapted(model.to(device).eval(), features, folder)
+        expected = stock_log_probs(model.to(device).eval())
+        adapted = adapt(model, features)
+        compare(adapted, expected, folder)
     except ConfigError:
         raise
     except Exception as error:
@@ -40,30 +42,21 @@ def load_model(
             f"{folder}: {type(model).__name__} does not run with its attention replaced, so it is not "
             f"supported ({type(error).__name__}: {first_line(error)})"
         ) from error
-
-
-def _adapted(model: Any, features: HiddenStates, folder: str) -> CausalModel:
-    expected = stock_log_probs(model)
-    adapted = adapt(model, features)
-    compare(adapted, expected, folder)
     return adapted
 
 
 def _load_stock(source: str, dtype: torch.dtype) -> Any:
-    """Load a checkpoint, all of it: transformers makes up at random what a file lacks, and only says so.
+    """Load a complete checkpoint; transformers alone would only warn of missing weights, and make up random ones.
 
-    Eager attention is the one that every family has, and the only one that knows softcap and sinks.
+    Eager attention is the one that every family has, and the only one with softcap and sinks.
     """
-    # The fused products of experts know no float64.
-    options: dict[str, Any] = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
+    # The fused products of experts do not exist in float64.
+    options: dict[str, Any] = {"trust_remote_code": False}
+    if dtype == torch.float64:
+        options["experts_implementation"] = "eager"
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source,
-            dtype=dtype,
-            attn_implementation="eager",
-            trust_remote_code=False,
-            output_loading_info=True,
-            **options,
+            source, dtype=dtype, attn_implementation="eager", output_loading_info=True, **options
         )
     except Exception as error:
         raise ConfigError(f"{source}: no readable checkpoint: {first_line(error)}") from error
@@ -76,7 +69,7 @@ def _load_stock(source: str, dtype: torch.dtype) -> Any:
 
 
 def resolve(folder: str) -> str:
-    """Return an existing folder as it is; anything else is a hub id, which transformers looks up."""
+    """Return `folder`, which must exist if it is a path; anything else is a hub id that transformers looks up."""
     if folder.startswith(("/", ".")) and not Path(folder).is_dir():
         raise ConfigError(f"checkpoint folder {folder} does not exist (serving.toml)")
     return folder
@@ -90,7 +83,7 @@ def _read_config(source: str) -> PretrainedConfig:
 
 
 def check_supported(config: PretrainedConfig, folder: str) -> None:
-    """Refuse rotations that change with the context, and layers of another kind."""
+    """Raise ConfigError for rotations that change with the context length, and for unknown kinds of layers."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     by_layer = [r for r in rope.values() if isinstance(r, dict)] or [rope]
     kinds = {str(r.get("rope_type", r.get("type", "default"))) for r in by_layer}

@@ -52,14 +52,6 @@ LOGITS = "logits"
 _TYPES = {"INT32": torch.int32, "INT64": torch.int64, "FLOAT": torch.float32, "HALF": torch.float16}
 
 
-class NoTaps:
-    """An engine has no output for its hidden states."""
-
-    def columns(self, wanted: HiddenStates) -> slice:
-        """Return no column."""
-        return slice(0, 0)
-
-
 class SessionModel:
     """Implements `runtime.engine.paged.Model`. Contexts run first, roots and trees behind them, in a run of their own.
 
@@ -75,7 +67,6 @@ class SessionModel:
         self.dtype = torch.float32  # of the logits
         self.vocab_size = geometry.vocab_size
         self.max_positions = max_positions
-        self.taps = NoTaps()
         self._library = library
         self._session = session
         self._check_tensors()
@@ -98,6 +89,10 @@ class SessionModel:
             self._run(context_inputs(group, self.geometry, pool))
         steps = groups([step_row(segment) for segment in batch.segments], self.geometry)
         return torch.cat([self._step(group, pool) for group in steps])
+
+    def feature_columns(self, wanted: HiddenStates) -> slice:
+        """Return no column: a compiled engine has no output for its hidden states."""
+        return slice(0, 0)
 
     def _step(self, group: list[Row], pool: int) -> Tensor:
         logits = self._run(step_inputs(group, self.geometry, pool))

@@ -97,11 +97,11 @@ def test_scattered_blocks_equal_plain_forward(paged: PagedModel, plain: StockMod
 def scatter(paged: PagedModel, segment: Segment) -> list[int]:
     """Move a sequence to blocks in a random order, contents and all."""
     old = segment.sequence.blocks
-    new = [int(b) for b in RNG.permutation(paged.pool.allocate(len(old), None))]
+    new = [int(b) for b in RNG.permutation(paged.sequences.pool.allocate(len(old), None))]
     size = paged.cache.block_tokens
     slots = lambda blocks: [b * size + i for b in blocks for i in range(size)]  # noqa: E731
     paged.cache.move(slots(old), slots(new))
-    paged.pool.release(old)
+    paged.sequences.pool.release(old)
     return new
 
 
@@ -288,7 +288,7 @@ def test_full_pool_refuses_a_new_prompt_and_keeps_the_pinned_ones(folder: Path, 
     engine = start_target(paged)
     prompts = [random_ids(500) for _ in range(3)]
     targets = [EngineTarget(engine, i + 1) for i in range(3)]
-    assert paged.pool.num_blocks * 4 < 1500
+    assert paged.sequences.pool.num_blocks * 4 < 1500
     try:
         held = [
             t.step(Context(p), TokenTree.bare(), Sampling(), StepOptions())
