@@ -15,14 +15,20 @@ from pathlib import Path
 
 from build.trtllm.commands import Stage, is_hub_id
 from build.trtllm.engines import Engine
-from build.trtllm.manifest import copy_checkpoint, write_manifest
 from build.trtllm.plan import Plan
-from build.trtllm.record import input_hashes, read_record, stage_hashes, write_done
+from build.trtllm.record import (
+    copy_small_files,
+    input_hashes,
+    read_record,
+    stage_hashes,
+    write_done,
+    write_manifest,
+)
 from build.trtllm.render import plan_json
 from orchestrator.core.errors import ConfigError, ServingError
-from orchestrator.deployment.engine_manifest import Manifest, missing_files
+from orchestrator.deployment.engine_manifest import CHECKPOINT, Manifest, missing_files
 
-#: Seconds between two signs of life of a running stage, and for a stage to end when told to.
+#: Seconds between two lines about a running stage, and the time that an interrupted stage gets to end.
 BEAT_S = 60.0
 GRACE_S = 10.0
 _LOG_LINES = 12
@@ -55,7 +61,7 @@ def build(plan: Plan, out: Path) -> None:
                 _say(f"{label}: done before, skipped")
         for engine in plan.engines:
             source = out / f"sources/{engine.role}" if is_hub_id(engine.source) else Path(engine.source)
-            copy_checkpoint(source, out / engine.engine_folder)
+            copy_small_files(source, out / engine.engine_folder / CHECKPOINT)
             write_manifest(out / engine.engine_folder, _manifest(engine, plan))
     _say(f"engines ready: {', '.join(str(out / engine.engine_folder) for engine in plan.engines)}")
 
@@ -72,7 +78,7 @@ def _locked(out: Path) -> Iterator[None]:
 
 
 def _check_tools(stages: list[Stage], plan: Plan) -> None:
-    """Refuse before the first stage what would fail after hours."""
+    """Raise ConfigError for a missing tool, script or package before the first stage, not hours later."""
     if not stages:
         return
     for tool in dict.fromkeys(["python3", *(stage.argv[0] for stage in stages)]):
@@ -81,34 +87,31 @@ def _check_tools(stages: list[Stage], plan: Plan) -> None:
     for script in (stage.argv[1] for stage in stages):
         if script.endswith(".py") and not Path(script).is_file():
             raise ConfigError(f"{script} does not exist: run this in the container {plan.image}, or set examples_dir")
-    _check_version(plan)
-
-
-def _check_version(plan: Plan) -> None:
-    asked = subprocess.run(["python3", "-c", _VERSION], capture_output=True, text=True, check=False)
-    wanted, found = plan.spec.trtllm_version, asked.stdout.strip()
-    if asked.returncode:
+    process = subprocess.run(["python3", "-c", _VERSION], capture_output=True, text=True, check=False)
+    planned, found = plan.spec.trtllm_version, process.stdout.strip()
+    if process.returncode:
         raise ConfigError(f"python3 has no package tensorrt_llm: run this in the container {plan.image}")
-    if found != wanted:
+    if found != planned:
         raise ConfigError(
-            f"TensorRT-LLM here is {found}, the plan is for {wanted}: run this in the container {plan.image}, "
+            f"TensorRT-LLM here is {found}, the plan is for {planned}: run this in the container {plan.image}, "
             "or plan for the other (key trtllm_version)"
         )
 
 
 def _run_stage(stage: Stage, plan: Plan, out: Path, label: str) -> None:
-    """Run one stage from a clean output folder, its words in logs/<stage>.log."""
+    """Run one stage from a clean output folder; its output goes to logs/<stage>.log."""
     log = out / "logs" / f"{stage.name}.log"
     log.parent.mkdir(exist_ok=True)
     write_done(out, stage, None)
-    if not stage.name.startswith("fetch-"):  # an interrupted download goes on
+    if not stage.name.startswith("fetch-"):  # an interrupted download continues
         shutil.rmtree(out / stage.output, ignore_errors=True)
     (out / stage.output).mkdir(parents=True, exist_ok=True)
     _say(f"{label}: started, log {log}")
     began = time.monotonic()
     status = _run(stage.argv, out, log, label)
     if status:
-        raise StageFailed(f"{stage.name} failed with exit status {status}; the end of {log}:\n{_tail(log)}")
+        tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:])
+        raise StageFailed(f"{stage.name} failed with exit status {status}; the end of {log}:\n{tail}")
     if missing := _missing(stage, plan, out):
         raise StageFailed(f"{stage.name} ended without an error, but {out / stage.output} lacks {', '.join(missing)}")
     _say(f"{label}: done in {time.monotonic() - began:.0f} s")
@@ -117,8 +120,8 @@ def _run_stage(stage: Stage, plan: Plan, out: Path, label: str) -> None:
 def _run(argv: tuple[str, ...], out: Path, log: Path, label: str) -> int:
     """Run a command in `out` and return its exit status; it and its children end when we are interrupted."""
     began = time.monotonic()
-    with log.open("wb") as words:
-        process = subprocess.Popen(argv, cwd=out, stdout=words, stderr=subprocess.STDOUT, start_new_session=True)
+    with log.open("wb") as output:
+        process = subprocess.Popen(argv, cwd=out, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             while True:
                 try:
@@ -164,10 +167,6 @@ def _manifest(engine: Engine, plan: Plan) -> Manifest:
         inputs=input_hashes(plan) | {f"stage {name}": value for name, value in stage_hashes(plan).items()},
         plan=json.loads(plan_json(plan)),
     )
-
-
-def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:])
 
 
 def _say(line: str) -> None:

@@ -1,15 +1,14 @@
-"""The engines of a plan: which there are, their sizes, and the rules that a spec must keep. Counts no bytes."""
+"""The engines of a plan and their sizes; counts no bytes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from build.trtllm.gpus import Gpu
 from build.trtllm.modes import EXTERNAL, MODES, length_growth, max_draft_len
 from build.trtllm.shapes import HeadShape, ModelShape
 from build.trtllm.spec import EngineSpec
 
-#: What --max_num_tokens is at least where the spec leaves it open: TensorRT-LLM's own default.
+#: The least --max_num_tokens when the spec does not give it: TensorRT-LLM's own default.
 LEAST_NUM_TOKENS = 8192
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
@@ -18,7 +17,7 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 class Limits:
     """Sizes that an engine is built for, in tokens except max_batch_size (sequences).
 
-    max_seq_len is the flag's value; engine_seq_len what the builder makes of it, the draft tokens included.
+    max_seq_len: the flag's value. engine_seq_len: what the builder makes of it, the draft tokens included.
     """
 
     max_batch_size: int
@@ -34,9 +33,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine. role: target or draft. mode: value of --speculative_decoding_mode, "" = none.
+    """One engine. role: target or draft. mode: value of --speculative_decoding_mode, empty for none.
 
-    quantisation: none where the weights are of `dtype`. A draft model lies on the first of the target's GPUs.
+    quantisation: none when the weights have the type `dtype`. A draft model lies on the first of the target's GPUs.
     """
 
     role: str
@@ -69,7 +68,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Models:
-    """The sizes that a spec's checkpoints have; draft: None without a draft model."""
+    """The sizes of a spec's checkpoints; draft: None without a draft model."""
 
     target: ModelShape
     heads: HeadShape
@@ -77,32 +76,34 @@ class Models:
 
 
 def engines_of(spec: EngineSpec, models: Models) -> tuple[Engine, ...]:
-    """Return the target's engine and, where there is a draft model, its engine."""
-    target = target_engine(spec, models.target, models.heads)
-    return (target, draft_engine(spec, models.draft)) if models.draft else (target,)
-
-
-def target_engine(spec: EngineSpec, shape: ModelShape, heads: HeadShape) -> Engine:
-    """Return the target's engine."""
+    """Return the target's engine and, if there is a draft model, its engine."""
     mode = MODES[spec.method]
-    return Engine(
+    target = Engine(
         role="target",
         source=spec.target,
-        shape=shape,
-        heads=heads,
+        shape=models.target,
+        heads=models.heads,
         mode=mode.flag,
         dtype=_DTYPES.get(spec.quantisation, mode.dtype),
-        quantisation=_quantised(spec.quantisation),
+        quantisation=_format(spec.quantisation),
         kv_cache_dtype=spec.kv_cache_dtype,
         tensor_parallel=spec.tensor_parallel or spec.num_gpus // spec.pipeline_parallel,
         pipeline_parallel=spec.pipeline_parallel,
-        limits=target_limits(spec, shape.vocab),
+        limits=target_limits(spec, models.target.vocab),
     )
+    return (target, _draft_engine(spec, models.draft)) if models.draft else (target,)
 
 
-def draft_engine(spec: EngineSpec, shape: ModelShape) -> Engine:
+def _draft_engine(spec: EngineSpec, shape: ModelShape) -> Engine:
     """Return the draft model's engine: an ordinary one, without any flag of speculation."""
     quantisation = spec.quantisation if spec.drafter_quantisation == "same" else spec.drafter_quantisation
+    limits = replace(
+        target_limits(spec, shape.vocab),
+        engine_seq_len=spec.max_seq_len,
+        max_num_tokens=max(spec.max_num_tokens or LEAST_NUM_TOKENS, spec.max_batch_size),
+        opt_num_tokens=spec.max_batch_size,
+        max_draft_len=0,
+    )
     return Engine(
         role="draft",
         source=spec.drafter,
@@ -110,21 +111,24 @@ def draft_engine(spec: EngineSpec, shape: ModelShape) -> Engine:
         heads=HeadShape(),
         mode="",
         dtype=_DTYPES.get(quantisation, "bfloat16"),
-        quantisation=_quantised(quantisation),
+        quantisation=_format(quantisation),
         kv_cache_dtype=spec.kv_cache_dtype,
         tensor_parallel=spec.drafter_tensor_parallel,
         pipeline_parallel=1,
-        limits=draft_limits(spec, shape.vocab),
+        limits=limits,
     )
 
 
 def target_limits(spec: EngineSpec, vocab_size: int) -> Limits:
-    """Return the target's sizes; law: max_num_tokens >= max_batch_size * (max_draft_len + 1)."""
+    """Return the target's sizes. Invariant: max_num_tokens >= max_batch_size * (max_draft_len + 1)."""
     draft = max_draft_len(spec)
     tokens = spec.max_batch_size * (draft + 1)
+    # Not a key of the spec: a step sends the whole text so far as a prompt, so a prompt grows to the longest sequence.
+    # It does so with engines that draft by themselves, too, when a text continues in another process.
+    is_external = MODES[spec.method].flag == EXTERNAL
     return Limits(
         max_batch_size=spec.max_batch_size,
-        max_input_len=_input_len(spec),
+        max_input_len=spec.max_seq_len if is_external else spec.max_seq_len - 1,
         max_seq_len=spec.max_seq_len,
         engine_seq_len=spec.max_seq_len + length_growth(spec),
         max_num_tokens=max(spec.max_num_tokens or LEAST_NUM_TOKENS, tokens),
@@ -134,32 +138,5 @@ def target_limits(spec: EngineSpec, vocab_size: int) -> Limits:
     )
 
 
-def draft_limits(spec: EngineSpec, vocab_size: int) -> Limits:
-    """Return the draft model's sizes: the target's, without drafts."""
-    return replace(
-        target_limits(spec, vocab_size),
-        engine_seq_len=spec.max_seq_len,
-        max_num_tokens=max(spec.max_num_tokens or LEAST_NUM_TOKENS, spec.max_batch_size),
-        opt_num_tokens=spec.max_batch_size,
-        max_draft_len=0,
-    )
-
-
-def formats_used(engine: Engine) -> tuple[str, ...]:
-    """Return the number formats that the GPU must have."""
-    return tuple(name for name in (engine.quantisation, engine.kv_cache_dtype) if name not in ("none", "auto"))
-
-
-def lacking_format(engine: Engine, gpu: Gpu) -> str:
-    """Return a number format that the engine uses and the GPU has not, or ""."""
-    return next((name for name in formats_used(engine) if not gpu.has_format(name)), "")
-
-
-def _quantised(quantisation: str) -> str:
+def _format(quantisation: str) -> str:
     return "none" if quantisation in _DTYPES else quantisation
-
-
-def _input_len(spec: EngineSpec) -> int:
-    # No key of the spec: a round sends the whole text so far to both engines, so a "prompt" grows to the longest
-    # sequence; so it does with engines that draft by themselves, once a text goes on in another process.
-    return spec.max_seq_len if MODES[spec.method].flag == EXTERNAL else spec.max_seq_len - 1

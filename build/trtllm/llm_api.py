@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from build.trtllm.llm_speculation import LlmApiSpec, speculation
-from build.trtllm.manifest import copy_small_files
+from build.trtllm.record import copy_small_files
 from build.trtllm.spec import CHECKPOINTS, EngineSpec
 from build.trtllm.versions import find_release
 from orchestrator.core.declarations import read_toml

@@ -1,8 +1,8 @@
-"""What TensorRT-LLM does not allow, checked before anything is planned; each refusal is one sentence."""
+"""The rules of TensorRT-LLM, checked before anything is planned; each refusal is one sentence."""
 
 from __future__ import annotations
 
-from build.trtllm.engines import Engine, lacking_format
+from build.trtllm.engines import Engine
 from build.trtllm.gpus import LEAST_CAPABILITY, LEAST_OF_ANY, Gpu
 from build.trtllm.modes import MODES, SIXTEEN_BIT, max_draft_len
 from build.trtllm.shapes import LLAMA, ModelShape
@@ -12,7 +12,7 @@ from orchestrator.deployment.engine_trees import check_tree, read_tree
 
 
 def check_spec(spec: EngineSpec) -> None:
-    """Check what needs no checkpoint; raises ConfigError."""
+    """Check the rules that need no checkpoint; raises ConfigError."""
     if not spec.target:
         raise ConfigError("target is missing: name the model to serve, a folder or a hub id (key target)")
     _check_drafter(spec)
@@ -59,7 +59,8 @@ def check_engine_fits(engine: Engine, gpu: Gpu) -> None:
         _refuse("pipeline_parallel", f"a number that divides {shape.layers} layers", engine.pipeline_parallel)
     if gpu.capability < LEAST_OF_ANY:
         raise ConfigError(f"{gpu.name} has compute capability {_dotted(gpu.capability)}; engines need 8.0 (key gpu)")
-    if lacking := lacking_format(engine, gpu):
+    lacking = next((name for name in (engine.quantisation, engine.kv_cache_dtype) if not gpu.has_format(name)), "")
+    if lacking:
         raise ConfigError(
             f"{lacking} needs compute capability {_dotted(LEAST_CAPABILITY[lacking])}, {gpu.name} has "
             f"{_dotted(gpu.capability)} (keys gpu, quantisation, kv_cache_dtype)"

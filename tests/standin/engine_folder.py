@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from build.trtllm.manifest import write_manifest
+from build.trtllm.record import write_manifest
 from orchestrator.deployment.engine_manifest import CHECKPOINT, EXTERNAL, Manifest
 
 VERSION = "1.2.1"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from build.trtllm.__main__ import main
 from build.trtllm.builder import StageFailed, build
-from build.trtllm.cli import main
 from build.trtllm.plan import make_plan
 from build.trtllm.record import folder_hash
 from build.trtllm.render import plan_json
@@ -245,7 +245,7 @@ def test_interrupted_build_ends_its_children_and_goes_on_later(tools, out):
     assert "another build runs in" in refusal(build, plan_with(tools, LLAMA_8B), out)
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    assert b"interrupted; the same command goes on" in process.communicate(timeout=15)[1]
+    assert b"interrupted; the same command continues" in process.communicate(timeout=15)[1]
     assert process.returncode == 130 and time.monotonic() - began < 5
     calls(tools)
     build(make_plan(load_spec(DATA / "specs" / "lookahead-rtx-4090.toml", {"examples_dir": str(tools)})), out)

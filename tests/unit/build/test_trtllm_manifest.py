@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from build.trtllm.manifest import write_manifest
+from build.trtllm.record import write_manifest
 from orchestrator.deployment.engine_manifest import Manifest, check_engine, read_manifest
 from tests.unit.runtime.trtllm.test_refusals import refusal
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from build.trtllm.cli import main
+from build.trtllm.__main__ import main
 from build.trtllm.gpus import KNOWN, Gpu, find_gpu
 from build.trtllm.modes import max_draft_len
 from build.trtllm.plan import make_plan

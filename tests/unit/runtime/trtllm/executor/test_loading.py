@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.stock_model import StockModel
-from build.trtllm.manifest import write_manifest
+from build.trtllm.record import write_manifest
 from orchestrator.core.context import Context
 from orchestrator.core.errors import ConfigError
 from orchestrator.deployment.config import ServingConfig
