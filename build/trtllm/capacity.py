@@ -1,4 +1,4 @@
-"""What fits: tokens in the KV caches, sequences of full length, and the refusal of what does not fit."""
+"""How many tokens and sequences the KV caches hold, and the refusal of a plan that does not fit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from build.trtllm.engines import Engine, Models, engines_of
 from build.trtllm.gpus import GIB, Gpu
-from build.trtllm.memory import EngineBytes, GpuBytes, KvTokens, gpu_bytes, kv_tokens
+from build.trtllm.memory import GpuBytes, KvTokens, gpu_bytes, kv_tokens
 from build.trtllm.modes import MODES, length_growth
 from build.trtllm.spec import EngineSpec
 from orchestrator.core.errors import ConfigError
@@ -14,9 +14,9 @@ from orchestrator.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Memory:
-    """What each GPU holds, and what that leaves room for.
+    """The bytes on each GPU, and what fits beside them.
 
-    largest_batch: most sequences of max_seq_len at once, were the engines built for as many.
+    largest_batch: most sequences of max_seq_len at once, if the engines were built for as many.
     largest_context: most tokens for each of max_batch_size sequences, draft tokens included.
     """
 
@@ -26,78 +26,79 @@ class Memory:
     largest_context: int
 
 
+@dataclass(frozen=True)
+class _Fit:
+    """A plan's engines, the bytes on each GPU, and the tokens that the caches hold."""
+
+    spec: EngineSpec
+    engines: tuple[Engine, ...]
+    gpus: tuple[GpuBytes, ...]
+    tokens: KvTokens
+
+    @property
+    def held(self) -> list[int]:
+        """The tokens that each engine's cache holds."""
+        return [self.tokens.target, self.tokens.draft][: len(self.engines)]
+
+    @property
+    def needed(self) -> list[int]:
+        """The tokens of one sequence of full length in each engine's cache, in whole blocks."""
+        size = self.spec.tokens_per_block
+        return [-(-engine.limits.engine_seq_len // size) * size for engine in self.engines]
+
+    @property
+    def num_full_sequences(self) -> int:
+        """How many sequences of full length all caches hold."""
+        return min(held // needed for held, needed in zip(self.held, self.needed, strict=True))
+
+
 def memory_of(spec: EngineSpec, gpu: Gpu, models: Models) -> Memory:
-    """Work out the memory; raises ConfigError, with the arithmetic, when not even one sequence fits."""
-    gpus, tokens = _caches(spec, gpu, models)
-    engines = engines_of(spec, models)
-    if not _full_sequences(engines, tokens, spec):
-        _refuse(gpus, tokens, engines, spec)
-    longest = min(_held(engines, tokens)) // spec.max_batch_size // spec.tokens_per_block * spec.tokens_per_block
+    """Return the memory of a plan; raises ConfigError, with the arithmetic, when not even one sequence fits."""
+    fit = _fit(spec, gpu, models)
+    if not fit.num_full_sequences:
+        raise _does_not_fit(fit)
+    longest = min(fit.held) // spec.max_batch_size // spec.tokens_per_block * spec.tokens_per_block
     return Memory(
-        gpus=gpus,
-        tokens=tokens,
+        gpus=fit.gpus,
+        tokens=fit.tokens,
         largest_batch=_largest_batch(spec, gpu, models),
         largest_context=min(longest, models.target.max_positions + length_growth(spec)),
     )
 
 
-def _caches(spec: EngineSpec, gpu: Gpu, models: Models) -> tuple[tuple[GpuBytes, ...], KvTokens]:
-    target, *draft = engines_of(spec, models)
-    gpus = gpu_bytes(target, draft[0] if draft else None, gpu.memory_gib * GIB)
-    return gpus, kv_tokens(gpus, spec)
-
-
-def _held(engines: tuple[Engine, ...], tokens: KvTokens) -> list[int]:
-    """Return the tokens that each engine's cache holds."""
-    return [tokens.target, tokens.draft][: len(engines)]
-
-
-def _full_sequences(engines: tuple[Engine, ...], tokens: KvTokens, spec: EngineSpec) -> int:
-    """Return how many sequences of full length all caches hold."""
-    return min(held // _needed(engine, spec) for engine, held in zip(engines, _held(engines, tokens), strict=True))
-
-
-def _needed(engine: Engine, spec: EngineSpec) -> int:
-    """Return the tokens of one sequence of full length, in whole blocks."""
-    return -(-engine.limits.engine_seq_len // spec.tokens_per_block) * spec.tokens_per_block
+def _fit(spec: EngineSpec, gpu: Gpu, models: Models) -> _Fit:
+    engines = engines_of(spec, models)
+    gpus = gpu_bytes(engines[0], engines[1] if models.draft else None, gpu.memory_gib * GIB)
+    return _Fit(spec, engines, gpus, kv_tokens(gpus, spec))
 
 
 def _largest_batch(spec: EngineSpec, gpu: Gpu, models: Models) -> int:
-    """Search the most sequences of full length; a larger batch costs activations, so room only falls with it."""
+    """Search the most sequences of full length; a larger batch takes more activations, so less room for them."""
     fits, too_many = 0, MODES[spec.method].most_sequences + 1
     while too_many - fits > 1:
         batch = (fits + too_many) // 2
-        tried = spec.model_copy(update={"max_batch_size": batch})
-        _, tokens = _caches(tried, gpu, models)
-        if _full_sequences(engines_of(tried, models), tokens, tried) >= batch:
+        if _fit(spec.model_copy(update={"max_batch_size": batch}), gpu, models).num_full_sequences >= batch:
             fits = batch
         else:
             too_many = batch
     return fits
 
 
-def _refuse(gpus: tuple[GpuBytes, ...], tokens: KvTokens, engines: tuple[Engine, ...], spec: EngineSpec) -> None:
-    """Say what the fullest GPU holds, what that leaves, and what one sequence needs."""
-    tight = min(gpus, key=lambda gpu: gpu.free)
+def _does_not_fit(fit: _Fit) -> ConfigError:
+    """Return an error with the bytes on the fullest GPU, what they leave, and what one sequence needs."""
+    tight, spec = min(fit.gpus, key=lambda gpu: gpu.free), fit.spec
+    used = " + ".join(
+        f"{role} weights {part.weights / GIB:.2f} + activations {part.activations / GIB:.2f} + "
+        f"reserve {part.reserve / GIB:.2f}"
+        for role, part in tight.parts.items()
+    )
     rooms = [
-        f"{held} of {_needed(engine, spec)} tokens of the {engine.role}, {part.kv_per_token} bytes each"
-        for engine, part, held in zip(engines, _parts(tight).values(), _held(engines, tokens), strict=False)
+        f"{held} of {needed} tokens of the {role}, {part.kv_per_token} bytes each"
+        for (role, part), held, needed in zip(tight.parts.items(), fit.held, fit.needed, strict=False)
     ]
-    raise ConfigError(
-        f"does not fit: GPU {tight.gpu} has {tight.total / GIB:.2f} GiB; {_sum(tight)} leave {tight.free / GIB:.2f} "
+    return ConfigError(
+        f"does not fit: GPU {tight.gpu} has {tight.total / GIB:.2f} GiB; {used} leave {tight.free / GIB:.2f} "
         f"GiB; the KV caches get {spec.kv_fraction:g} of it, room for {' and '.join(rooms)}, that one sequence of "
         f"max_seq_len {spec.max_seq_len} and its drafts needs (take more or larger GPUs: gpu, num_gpus; a smaller "
         "format: quantisation, kv_cache_dtype; or less: max_seq_len, max_batch_size, max_num_tokens, draft_len)"
-    )
-
-
-def _parts(gpu: GpuBytes) -> dict[str, EngineBytes]:
-    return {"target": gpu.target} | ({"draft": gpu.draft} if gpu.draft else {})
-
-
-def _sum(gpu: GpuBytes) -> str:
-    return " + ".join(
-        f"{role} weights {part.weights / GIB:.2f} + activations {part.activations / GIB:.2f} + "
-        f"reserve {part.reserve / GIB:.2f}"
-        for role, part in _parts(gpu).items()
     )

@@ -1,6 +1,6 @@
 """Bytes of engines on GPUs: weights, activations, reserve, KV caches; pure arithmetic.
 
-Weights and KV caches are counted; what activations and the runtime take is an estimate (docs/tensorrt-llm.md).
+Weights and KV caches are counted; the bytes of activations and of the runtime are estimates (docs/tensorrt-llm.md).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RESERVE_BYTES = 3 * GIB // 2
 
 @dataclass(frozen=True)
 class EngineBytes:
-    """What one engine holds on one GPU, in bytes; kv_per_token: of one token's keys and values there."""
+    """The bytes of one engine on one GPU; kv_per_token: of one token's keys and values there."""
 
     weights: int
     activations: int
@@ -32,13 +32,13 @@ class EngineBytes:
 
     @property
     def fixed(self) -> int:
-        """All but the KV cache."""
+        """The bytes beside the KV cache."""
         return self.weights + self.activations + self.reserve
 
 
 @dataclass(frozen=True)
 class GpuBytes:
-    """One GPU: its memory, what the engines hold there (draft: None where it has no part), all in bytes."""
+    """The bytes of one GPU and of the engines there; draft: None on a GPU without a part of the draft model."""
 
     gpu: int
     total: int
@@ -46,21 +46,26 @@ class GpuBytes:
     draft: EngineBytes | None
 
     @property
+    def parts(self) -> dict[str, EngineBytes]:
+        """The engines on this GPU by their roles."""
+        return {"target": self.target} | ({"draft": self.draft} if self.draft else {})
+
+    @property
     def free(self) -> int:
-        """What is left beside weights, activations and reserve; negative when they do not fit."""
-        return self.total - self.target.fixed - (self.draft.fixed if self.draft else 0)
+        """The bytes left for the KV caches; negative when the rest does not fit."""
+        return self.total - sum(part.fixed for part in self.parts.values())
 
 
 @dataclass(frozen=True)
 class KvTokens:
-    """Tokens that the KV caches hold; draft: 0 without a draft model."""
+    """How many tokens the KV caches hold; draft: 0 without a draft model."""
 
     target: int
     draft: int
 
 
 def gpu_bytes(target: Engine, draft: Engine | None, total: int) -> tuple[GpuBytes, ...]:
-    """Return what each of the target's GPUs holds; total: bytes of one GPU. A draft model lies on the first ones."""
+    """Return the bytes on each of the target's GPUs; total: of one GPU. A draft model lies on the first ones."""
     return tuple(
         GpuBytes(
             rank,
@@ -73,12 +78,12 @@ def gpu_bytes(target: Engine, draft: Engine | None, total: int) -> tuple[GpuByte
 
 
 def engine_bytes(engine: Engine, rank: int) -> EngineBytes:
-    """Return what the engine's rank holds; ranks of one pipeline stage follow each other."""
+    """Return the bytes of one rank of an engine; the ranks of one pipeline stage follow each other."""
     stage = rank // engine.tensor_parallel
     is_last = stage == engine.pipeline_parallel - 1
     layers = engine.shape.layers // engine.pipeline_parallel
     kv_layers = layers + (engine.heads.kv_layers if is_last else 0)
-    kv_heads = -(-engine.shape.kv_heads // engine.tensor_parallel)  # fewer heads than GPUs: each GPU has one
+    kv_heads = -(-engine.shape.kv_heads // engine.tensor_parallel)  # with fewer heads than GPUs, each GPU has one
     return EngineBytes(
         weights=_weights(engine, layers, stage == 0, is_last),
         activations=_activations(engine),
@@ -88,7 +93,11 @@ def engine_bytes(engine: Engine, rank: int) -> EngineBytes:
 
 
 def _weights(engine: Engine, layers: int, is_first: bool, is_last: bool) -> int:
-    """Linear layers in their format and shared out; embedding whole, LM head shared out, both 16 bit; heads whole."""
+    """Return the bytes of a rank's weights.
+
+    The linear layers, in their format, and the LM head are divided among the ranks; the embedding and the heads are
+    whole on their stage. All but the linear layers have 16 bits.
+    """
     shape, tp = engine.shape, engine.tensor_parallel
     kv_heads = -(-shape.kv_heads // tp)
     attention = 2 * shape.hidden * shape.head_dim * (shape.heads // tp + kv_heads)
@@ -102,10 +111,10 @@ def _weights(engine: Engine, layers: int, is_first: bool, is_last: bool) -> int:
 
 
 def _activations(engine: Engine) -> int:
-    """Estimate the largest pass: the widest layer for every token, logits of every row that is sampled from.
+    """Estimate the bytes of the largest pass: the widest layer for every token, and the logits of every sampled row.
 
-    Inferred: in 16 bit, per token two residuals and two norms, the attention's projections, both halves of the MLP;
-    logits in float32, once by the LM head, once in the sampler, and once more by each Medusa head.
+    Inferred: per token, in 16 bits, two residuals and two norms, the attention's projections and both halves of the
+    MLP; the logits in float32, once from the LM head, once in the sampler and once more from each Medusa head.
     """
     shape, tp, limits = engine.shape, engine.tensor_parallel, engine.limits
     attention = (shape.heads + 2 * shape.kv_heads) * shape.head_dim // tp
@@ -116,19 +125,17 @@ def _activations(engine: Engine) -> int:
 
 
 def kv_tokens(gpus: tuple[GpuBytes, ...], spec: EngineSpec) -> KvTokens:
-    """Return what the caches hold: the fullest GPU decides, in whole blocks; 0 where nothing is left."""
+    """Return the tokens of the caches, as the fullest GPU has room, in whole blocks; 0 when nothing is left."""
     share = spec.draft_kv_share
-    drafted = [gpu for gpu in gpus if gpu.draft]
-    if not drafted:
-        return KvTokens(_blocks(gpus, spec, lambda gpu: gpu.target.kv_per_token), 0)
-    if not share:  # both caches see the same texts
-        both = _blocks(gpus, spec, lambda gpu: gpu.target.kv_per_token + _draft_kv(gpu))
-        return KvTokens(both, both)
-    target = _blocks(gpus, spec, lambda gpu: gpu.target.kv_per_token / (1 - share if gpu.draft else 1))
-    return KvTokens(target, _blocks(tuple(drafted), spec, lambda gpu: _draft_kv(gpu) / share))
+    with_draft = tuple(gpu for gpu in gpus if gpu.draft)
+    if not share or not with_draft:  # both caches see the same texts
+        both = _tokens(gpus, spec, lambda gpu: gpu.target.kv_per_token + _draft_kv(gpu))
+        return KvTokens(both, both if with_draft else 0)
+    target = _tokens(gpus, spec, lambda gpu: gpu.target.kv_per_token / (1 - share if gpu.draft else 1))
+    return KvTokens(target, _tokens(with_draft, spec, lambda gpu: _draft_kv(gpu) / share))
 
 
-def _blocks(gpus: tuple[GpuBytes, ...], spec: EngineSpec, bytes_per_token: Callable[[GpuBytes], float]) -> int:
+def _tokens(gpus: tuple[GpuBytes, ...], spec: EngineSpec, bytes_per_token: Callable[[GpuBytes], float]) -> int:
     tokens = min(spec.kv_fraction * max(gpu.free, 0) / bytes_per_token(gpu) for gpu in gpus)
     return int(tokens) // spec.tokens_per_block * spec.tokens_per_block
 
@@ -140,9 +147,9 @@ def _draft_kv(gpu: GpuBytes) -> int:
 def kv_fractions(gpus: tuple[GpuBytes, ...], tokens: KvTokens) -> tuple[float, float]:
     """Return kv_cache_free_gpu_mem_fraction for the target and for the draft model (0 without one).
 
-    Rounded up: the limit in tokens that stands beside it decides. Each is a share of what is free when that engine
-    makes its cache: the target, loaded first, has the GPU to itself; the draft model finds the target's cache made
-    (inferred).
+    They are rounded up, because the limit in tokens beside them decides. Each is a share of the memory that is free
+    when its engine makes its cache (inferred): the target is loaded first and has the GPU to itself, the draft model
+    finds the target's cache made.
     """
     target = max(tokens.target * gpu.target.kv_per_token / (gpu.total - gpu.target.fixed) for gpu in gpus)
     drafts = [
@@ -150,8 +157,4 @@ def kv_fractions(gpus: tuple[GpuBytes, ...], tokens: KvTokens) -> tuple[float, f
         for gpu in gpus
         if gpu.draft
     ]
-    return _rounded(target), _rounded(max(drafts)) if drafts else 0.0
-
-
-def _rounded(fraction: float) -> float:
-    return math.ceil(fraction * 1000) / 1000
+    return math.ceil(target * 1000) / 1000, math.ceil(max(drafts, default=0.0) * 1000) / 1000

@@ -1,4 +1,4 @@
-"""From a spec to a plan: engines, commands, memory; refuses what cannot be built or does not fit. Runs nothing."""
+"""From a spec to a plan: engines, commands, memory; refuses a spec that cannot be built or does not fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from orchestrator.deployment.engine_trees import check_tree, read_tree
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that follows from a spec. servers: parameters of the server, in TensorRT-LLM's names, per engine."""
+    """Everything that follows from a spec. servers: by role, the server's parameters in TensorRT-LLM's names."""
 
     spec: EngineSpec
     gpu: Gpu
@@ -35,7 +35,7 @@ class Plan:
 def make_plan(spec: EngineSpec) -> Plan:
     """Plan the engines of `spec`.
 
-    Raises ConfigError: a GPU, a release or a checkpoint that is not known, a rule that is broken, too little memory.
+    Raises ConfigError: an unknown GPU, release or checkpoint, a broken rule, or too little memory.
     """
     gpu = find_gpu(spec.gpu, spec.gpu_memory_gib)
     release = find_release(spec.trtllm_version)
@@ -52,7 +52,15 @@ def make_plan(spec: EngineSpec) -> Plan:
         engines=engines,
         stages=tuple(stage for engine in engines for stage in stages_of(engine, spec)),
         memory=memory,
-        servers=_servers(spec, engines, memory),
+        servers={
+            engine.role: _server(engine, spec, tokens, fraction)
+            for engine, tokens, fraction in zip(
+                engines,
+                (memory.tokens.target, memory.tokens.draft),
+                kv_fractions(memory.gpus, memory.tokens),
+                strict=False,
+            )
+        },
         notes=notes_of(spec, engines, memory.largest_batch),
     )
 
@@ -78,14 +86,8 @@ def _read_heads(spec: EngineSpec, target: ModelShape) -> HeadShape:
     return HeadShape()
 
 
-def _servers(spec: EngineSpec, engines: tuple[Engine, ...], memory: Memory) -> dict[str, dict[str, str]]:
-    fractions = kv_fractions(memory.gpus, memory.tokens)
-    tokens = (memory.tokens.target, memory.tokens.draft)
-    return {engine.role: _server(engine, spec, tokens[at], fractions[at]) for at, engine in enumerate(engines)}
-
-
 def _server(engine: Engine, spec: EngineSpec, tokens: int, fraction: float) -> dict[str, str]:
-    """Return the parameters of an engine's server; the limit in tokens holds whichever engine is loaded first."""
+    """Return the parameters of an engine's server; the limit in tokens holds in any order of loading."""
     parameters = {
         "max_tokens_in_paged_kv_cache": str(tokens),
         "kv_cache_free_gpu_mem_fraction": f"{fraction:.3f}",

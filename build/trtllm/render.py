@@ -88,12 +88,11 @@ def _engine(engine: Engine) -> Iterator[str]:
 def _memory(plan: Plan) -> Iterator[str]:
     memory = plan.memory
     yield f"{'memory in GiB':<18}{'weights':>9}{'activations':>13}{'reserve':>9}{'KV cache':>10}{'bytes/token':>13}"
+    tokens = {"target": memory.tokens.target, "draft": memory.tokens.draft}
     for gpu in memory.gpus:
-        yield _row(f"GPU {gpu.gpu} target", gpu.target, memory.tokens.target)
-        if gpu.draft:
-            yield _row(f"GPU {gpu.gpu} draft", gpu.draft, memory.tokens.draft)
-        kv = memory.tokens.target * gpu.target.kv_per_token
-        kv += memory.tokens.draft * gpu.draft.kv_per_token if gpu.draft else 0
+        for role, part in gpu.parts.items():
+            yield _row(f"GPU {gpu.gpu} {role}", part, tokens[role])
+        kv = sum(tokens[role] * part.kv_per_token for role, part in gpu.parts.items())
         yield f"  total {gpu.total / GIB:.2f}, not used {(gpu.free - kv) / GIB:.2f}"
     drafts = f", of the draft model {memory.tokens.draft}" if memory.tokens.draft else ""
     yield f"KV cache of the target: {memory.tokens.target} tokens{drafts}"
