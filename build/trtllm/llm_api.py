@@ -9,50 +9,37 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from build.trtllm.llm_speculation import LlmApiSpec, speculation
 from build.trtllm.record import copy_small_files
 from build.trtllm.spec import CHECKPOINTS, EngineSpec
 from build.trtllm.versions import find_release
-from orchestrator.core.declarations import read_toml
-from orchestrator.core.errors import ConfigError, unknown_name
+from orchestrator.core.declarations import read_toml, validate
+from orchestrator.core.errors import ConfigError
 from orchestrator.deployment.checkpoint import read_checkpoint
 from orchestrator.deployment.config import resolved
 from orchestrator.deployment.engine_manifest import LlmManifest
 
-_KEYS = {f.name: f for f in fields(LlmApiSpec)}
-_COMPILED = set(EngineSpec.model_fields)
 # They would change the model; a checkpoint that is quantised already is served as it is.
 _REFUSED = ("quantisation", "drafter_quantisation", "kv_cache_dtype")
 
 
 def load_llm_spec(file: Path) -> LlmApiSpec:
-    """Read the engines' file; raises ConfigError: unreadable, an unknown key, a wrong type, no target."""
-    values: dict[str, Any] = {"method": "none"}
-    for key, value in read_toml(file, "engine").items():
-        if key not in _KEYS and key not in _COMPILED:
-            raise ConfigError(unknown_name("key", key, _KEYS.keys() | _COMPILED, f"key {key} in {file}"))
-        if key in _REFUSED and value not in ("none", "same", "auto"):
+    """Read the engines' file; raises ConfigError: unreadable, an unknown key, a wrong value, no target."""
+    content = read_toml(file, "engine")
+    for key in _REFUSED:
+        if content.get(key, "none") not in ("none", "same", "auto"):
             raise ConfigError(
                 f"{key} is for compiled engines; the LLM API takes the checkpoint as it is (key {key} in {file})"
             )
-        if key in _KEYS:
-            values[key] = _checked(key, value, file)
-    spec = LlmApiSpec(**values)
+    compiled_only = EngineSpec.model_fields.keys() - LlmApiSpec.model_fields.keys()
+    values = {key: value for key, value in content.items() if key not in compiled_only}
+    spec = validate(LlmApiSpec, values, lambda key: f"key {key} in {file}")
     if not spec.target:
         raise ConfigError(f"target is missing: name the checkpoint to serve (key target in {file})")
-    return spec
-
-
-def _checked(key: str, value: Any, file: Path) -> Any:
-    if type(value).__name__ != _KEYS[key].type:
-        raise ConfigError(f"{key} must be of type {_KEYS[key].type}, got {value!r} (key {key} in {file})")
-    if type(value) is int and value < 0:
-        raise ConfigError(f"{key} must not be negative, got {value} (key {key} in {file})")
-    return resolved(value, file.absolute().parent) if key in CHECKPOINTS else value
+    folder = file.absolute().parent
+    return spec.model_copy(update={key: resolved(getattr(spec, key), folder) for key in CHECKPOINTS})
 
 
 def manifest_of(spec: LlmApiSpec) -> LlmManifest:

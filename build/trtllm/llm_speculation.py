@@ -8,30 +8,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pydantic import Field
+
 from build.trtllm.modes import MODES, MOST_NODES
 from build.trtllm.versions import DEFAULT
+from orchestrator.core.declarations import Declaration
 from orchestrator.core.errors import ConfigError, unknown_name
 
 Value = str | int | bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class LlmApiSpec:
-    """method: ours, or mtp. drafter: checkpoint of the draft model or of the EAGLE-3 head; the others have none.
+class LlmApiSpec(Declaration):
+    """What the LLM API is to run; see EngineSpec for the keys that compiled engines have, too."""
 
-    draft_len: draft tokens a step, 0 = the method's default. max_ngram: longest n-gram that prompt_lookup looks for.
-    tensor_parallel: GPUs, 0 = num_gpus. max_seq_len: tokens of prompt and text.
-    """
-
-    method: str
+    #: ours, or mtp
+    method: str = "none"
     target: str = ""
+    #: checkpoint of the draft model or of the EAGLE-3 head; empty for the other methods
     drafter: str = ""
-    num_gpus: int = 1
-    tensor_parallel: int = 0
-    max_batch_size: int = 8
-    max_seq_len: int = 4096
-    draft_len: int = 0
-    max_ngram: int = 3
+    num_gpus: int = Field(1, ge=1, le=64)
+    #: GPUs that share each layer; 0 = num_gpus
+    tensor_parallel: int = Field(0, ge=0, le=64)
+    max_batch_size: int = Field(8, ge=1, le=65536)
+    #: tokens of prompt and text
+    max_seq_len: int = Field(4096, ge=2, le=1 << 24)
+    #: draft tokens a step; 0 = the method's default
+    draft_len: int = Field(0, ge=0, le=MOST_NODES)
+    #: longest n-gram that prompt_lookup looks for
+    max_ngram: int = Field(3, ge=1)
     trtllm_version: str = DEFAULT
 
 
@@ -110,8 +114,6 @@ def speculation(spec: LlmApiSpec) -> LlmSpeculation:
     kind = _kind(spec)
     is_old = spec.trtllm_version in _OLD
     length = spec.draft_len or kind.draft_len
-    if not 1 <= length <= MOST_NODES:
-        raise ConfigError(f"draft_len must be in 0..{MOST_NODES}, got {length} (key draft_len)")
     if spec.method == "mtp" and length > 1 and is_old:
         raise ConfigError(f"draft_len must be 1 for method mtp before 1.2, got {length} (key trtllm_version)")
     return LlmSpeculation(
@@ -145,8 +147,6 @@ def _fields(spec: LlmApiSpec, length: int, model_key: str) -> dict[str, Value]:
         return {"num_nextn_predict_layers": length}
     if spec.method != "prompt_lookup":
         return {"max_draft_len": length, model_key: spec.drafter}
-    if spec.max_ngram < 1:
-        raise ConfigError(f"max_ngram must be at least 1, got {spec.max_ngram} (key max_ngram)")
     return {
         "max_draft_len": length,
         "max_matching_ngram_size": spec.max_ngram,

@@ -6,16 +6,18 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
+from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from orchestrator.core.errors import ConfigError, ServingError, nearest, shown, unknown_name
 
 Model = TypeVar("Model", bound="Declaration")
-_NOUNS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+_NOUNS: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
 
 class Declaration(BaseModel):
@@ -35,36 +37,61 @@ def validate(
     error: type[ServingError] = ConfigError,
     what: str = "key",
 ) -> Model:
-    """Return the model of these values; raises `error` for the first wrong one.
+    """Return the model of these values; raises `error` for the first wrong one. None is never a value.
 
     where: names the place of a key, for the message. what: names a key in the message about an unknown one.
     """
-    if unknown := next((key for key in values if key not in model.model_fields), None):
-        raise error(unknown_name(what, unknown, model.model_fields, where(unknown)))
+    fields = fields_of(model)
+    for key, value in values.items():
+        if key not in fields:
+            raise error(unknown_name(what, key, fields, where(key)))
+        if value is None:
+            raise error(refusal(key, value, fields[key], where(key)))
     try:
         return model.model_validate(values)
     except ValidationError as refused:
         first = refused.errors(include_url=False, include_context=False)[0]
     key = str(first["loc"][0])
-    raise error(refusal(key, first["input"], model.model_fields[key], where(key)))
+    raise error(refusal(key, first["input"], fields[key], where(key)))
+
+
+@cache
+def fields_of(model: type[Declaration]) -> dict[str, FieldInfo]:
+    """Return a model's fields by each name that they go by."""
+    return {
+        str(name): field
+        for key, field in model.model_fields.items()
+        for name in (field.validation_alias.choices if isinstance(field.validation_alias, AliasChoices) else [key])
+    }
 
 
 def refusal(key: str, value: Any, field: FieldInfo, where: str) -> str:
     """Return the message about a value that a field cannot have."""
-    allowed = field.description or _allowed(field)
-    options = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    allowed, options = _allowed(field)
     guess = nearest(value, options) if isinstance(value, str) else None
     hint = f"; did you mean {guess!r}?" if guess else ""
-    return f"{key} must be {allowed}, got {shown(value)}{hint} ({where})"
+    return f"{key} must be {field.description or allowed}, got {shown(value)}{hint} ({where})"
 
 
-def _allowed(field: FieldInfo) -> str:
-    """Return the values that a field's type and bounds allow."""
-    if get_origin(field.annotation) is Literal:
-        return f"one of {', '.join(get_args(field.annotation))}"
-    bounds = [getattr(rule, name) for name in ("ge", "le") for rule in field.metadata if hasattr(rule, name)]
-    limits = " in " + "..".join(f"{bound:.8g}" if type(bound) is float else str(bound) for bound in bounds)
-    return f"{_NOUNS[field.annotation]}{limits if bounds else ''}"  # type: ignore[index]
+def _allowed(field: FieldInfo) -> tuple[str, tuple[str, ...]]:
+    """Return the values that a field's type and bounds allow, in words, and its options where it has a few."""
+    kind = field.annotation
+    if get_origin(kind) is UnionType:  # an optional value
+        kind = get_args(kind)[0]
+    if get_origin(kind) is tuple:
+        words, options = _allowed(FieldInfo.from_annotation(get_args(kind)[0]))
+        return f"a list in which each value is {words}", options
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}", get_args(kind)
+    low, high, above = (_bound(field, name) for name in ("ge", "le", "gt"))
+    limits = f" in {low}..{high}" if high else f" of at least {low}" if low else f" above {above}" if above else ""
+    return _NOUNS.get(kind, "another value") + limits, ()
+
+
+def _bound(field: FieldInfo, name: str) -> str:
+    """Return a bound of a field in words, empty where it has none."""
+    bounds = (getattr(rule, name) for rule in field.metadata if hasattr(rule, name))
+    return next((f"{bound:.8g}" if isinstance(bound, float) else str(bound) for bound in bounds), "")
 
 
 def parse_text(model: type[Declaration], key: str, text: str) -> Any:

@@ -1,25 +1,44 @@
-"""A client's request: every input by name, read, checked and turned into what the loop needs; knows no Triton.
+"""A client's request: every input by name, read and checked by its declaration; it knows no Triton.
 
-Names and neutral values are those of TensorRT-LLM's BLS model, ours beside them (docs/protocol.md).
+Names and neutral values are those of TensorRT-LLM's BLS model, and ours beside them (docs/protocol.md). Limits that
+depend on the deployment or on another input are checked in `generation_request` and `sampling_inputs`.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, get_origin
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+)
 
-from orchestrator.core.errors import RequestError, shown, unknown_name
+from orchestrator.core.declarations import Declaration, fields_of, validate
+from orchestrator.core.errors import RequestError, shown
+from orchestrator.core.sampling_params import DELTA, EPSILON
 
 MAX_TEXT_BYTES = 4 << 20
+MAX_CONFIG_BYTES = 65_536
+MAX_SALT_BYTES = 1024
 MAX_WORDS = 64
 MAX_WORD_BYTES = 1024
-MAX_SALT_BYTES = 1024
+MAX_TIMEOUT_MS = 86_400_000
+MAX_TOP = 20
+MAX_SEQUENCES = 16
+MAX_PENALTY = 100
+# As float32 has it, since every number of a request is one.
+MIN_PENALTY = float(np.float32(0.01))
+MAX_WEIGHT = 1000
 
 # Triton's own request parameters, which are none of a client's options.
 RESERVED = frozenset(
@@ -28,220 +47,184 @@ RESERVED = frozenset(
 )  # fmt: skip
 
 
-class Input(NamedTuple):
-    """kind: how it is read. neutral: for an input that is not supported yet, the values that ask for nothing."""
+def text(max_bytes: int = MAX_TEXT_BYTES) -> BeforeValidator:
+    """Declare text, which a tensor brings as bytes: valid UTF-8 of at most so many bytes."""
 
-    kind: str
-    neutral: tuple[Any, ...] | None = None
+    def read(value: Any, info: ValidationInfo) -> Any:
+        # With surrogatepass, half a surrogate pair is refused as invalid bytes are.
+        raw = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+        if not isinstance(raw, bytes):
+            return value  # which is refused, since it is no string
+        name = info.field_name
+        if len(raw) > max_bytes:
+            raise RequestError(f"{name} has a text of {len(raw)} bytes, at most {max_bytes} allowed (input {name})")
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise RequestError(f"{name} must be UTF-8, byte {error.start} is not (input {name})") from None
+
+    return BeforeValidator(read)
 
 
-INPUTS: Mapping[str, Input] = {
+def neutral(*values: Any) -> AfterValidator:
+    """Declare an option that is not supported yet: it may only have these values, which ask for nothing."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        if value not in values:
+            allowed = ", ".join(map(repr, values))
+            name = info.field_name
+            raise RequestError(f"{name} is not supported yet, got {shown(value)}; allowed: {allowed} (input {name})")
+        return value
+
+    return AfterValidator(check)
+
+
+def _refuse(value: Any, info: ValidationInfo) -> Any:
+    """Refuse a tensor that is not supported yet, unless it is empty."""
+    if not np.size(value):
+        return value
+    got = "a value" if isinstance(value, np.ndarray) else shown(value)
+    raise RequestError(f"{info.field_name} is not supported yet, got {got} (input {info.field_name})")
+
+
+def _check_words(words: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    """Return the words that are not empty; refuse more than can be searched for at every step."""
+    words = tuple(filter(None, words))
+    if len(words) > MAX_WORDS:
+        name = info.field_name
+        raise RequestError(f"{name} has {len(words)} entries, at most {MAX_WORDS} allowed (input {name})")
+    return words
+
+
+# Every number is rounded to what an FP32 tensor would have brought, so that each way in gives the same p.
+_ROUNDED = AfterValidator(lambda value: float(np.float32(value)))
+_LISTED = BeforeValidator(lambda value: tuple(value) if isinstance(value, list | tuple) else (value,))
+Text = Annotated[str, text()]
+Words = Annotated[tuple[Annotated[str, text(MAX_WORD_BYTES)], ...], FailFast(), _LISTED, AfterValidator(_check_words)]
+Ids = Annotated[tuple[int, ...], FailFast(), _LISTED]
+Weights = Annotated[tuple[Annotated[float, Field(ge=-MAX_WEIGHT, le=MAX_WEIGHT), _ROUNDED], ...], FailFast(), _LISTED]
+Share = Annotated[float, Field(ge=0, le=1), _ROUNDED]
+Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY), _ROUNDED]
+Unsupported = Annotated[Any, PlainValidator(_refuse)]
+
+
+class RequestInputs(Declaration):
+    """The inputs of one request; the value None depends on the deployment or on other inputs."""
+
+    # `read` refuses unknown names; of two names for one input, the first counts.
+    model_config = ConfigDict(extra="ignore")
+
     # what is generated from
-    "text_input": Input("text"),
-    "input_ids": Input("ints"),
-    "cache_salt": Input("text"),
+    text_input: Text = ""
+    input_ids: Ids = ()
+    cache_salt: Annotated[str, text(MAX_SALT_BYTES)] = ""
     # when it ends
-    "max_tokens": Input("int"),
-    "end_id": Input("int"),
-    "stop_ids": Input("ints"),
-    "stop_words": Input("texts"),
-    "timeout_ms": Input("int"),
-    "ignore_eos": Input("bool"),
-    "min_tokens": Input("int"),
-    "min_length": Input("int"),
+    max_tokens: int | None = None
+    end_id: int | None = None
+    stop_ids: Ids = ()
+    stop_words: Words = ()
+    timeout_ms: int = Field(0, ge=0, le=MAX_TIMEOUT_MS)
+    ignore_eos: bool = False
+    min_tokens: int = Field(0, validation_alias=AliasChoices("min_tokens", "min_length"))
     # which token comes next
-    "temperature": Input("float"),
-    "top_k": Input("int"),
-    "top_p": Input("float"),
-    "min_p": Input("float"),
-    "typical_p": Input("float"),
-    "repetition_penalty": Input("float"),
-    "presence_penalty": Input("float"),
-    "frequency_penalty": Input("float"),
-    "logit_bias_ids": Input("ints"),
-    "logit_bias_weights": Input("floats"),
-    "embedding_bias_words": Input("texts"),
-    "embedding_bias_weights": Input("floats"),
-    "bad_words": Input("texts"),
-    "allowed_token_ids": Input("ints"),
-    "guided_decoding_guide_type": Input("text"),
-    "guided_decoding_guide": Input("text"),
-    "seed": Input("seed"),
-    "random_seed": Input("seed"),
+    temperature: Annotated[float | None, Field(ge=0, le=100), _ROUNDED] = None
+    top_k: int = 0
+    top_p: Share = 1.0
+    min_p: Share = 0.0
+    typical_p: Share = 1.0
+    repetition_penalty: Annotated[float, Field(ge=MIN_PENALTY, le=MAX_PENALTY), _ROUNDED] = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias_ids: Ids = ()
+    logit_bias_weights: Weights = ()
+    embedding_bias_words: Words = ()
+    embedding_bias_weights: Weights = ()
+    bad_words: Words = ()
+    allowed_token_ids: Ids = ()
+    guided_decoding_guide_type: Text = ""
+    guided_decoding_guide: Text = ""
+    seed: int | None = Field(None, ge=0, le=(1 << 64) - 1, validation_alias=AliasChoices("seed", "random_seed"))
     # how it is drafted
-    "speculation": Input("text"),
-    "speculation_config": Input("text"),
-    "num_draft_tokens": Input("int"),
-    "rule": Input("text"),
-    "typical_epsilon": Input("float"),
-    "typical_delta": Input("float"),
-    "use_draft_logits": Input("bool"),
-    "draft_text": Input("text"),
-    "draft_input_ids": Input("ints"),
+    speculation: Text = ""
+    speculation_config: Annotated[str, text(MAX_CONFIG_BYTES)] = ""
+    num_draft_tokens: int = 0
+    rule: Text = ""
+    typical_epsilon: Share = EPSILON
+    typical_delta: Share = DELTA
+    use_draft_logits: bool = False
+    draft_text: Text = ""
+    draft_input_ids: Ids = ()
     # what comes back
-    "stream": Input("bool"),
-    "exclude_input_in_output": Input("bool"),
-    "num_return_sequences": Input("int"),
-    "return_log_probs": Input("bool"),
-    "num_top_log_probs": Input("int"),
-    "return_stats": Input("bool"),
-    "return_steps": Input("bool"),
-    "return_num_input_tokens": Input("bool"),
-    "return_num_output_tokens": Input("bool"),
-    # accepted when they ask for nothing
-    "pad_id": Input("any"),
-    "length_penalty": Input("float", (0.0, 1.0)),
-    "beam_width": Input("int", (0, 1)),
-    "return_context_logits": Input("bool", (False,)),
-    "return_generation_logits": Input("bool", (False,)),
-    "return_perf_metrics": Input("bool", (False,)),
-    "decoder_text_input": Input("text", ("",)),
-    "image_input": Input("any", ()),
-    "image_bytes_input": Input("any", ()),
-    "image_url_input": Input("text", ("",)),
-    "video_bytes_input": Input("any", ()),
-    "prompt_embedding_table": Input("any", ()),
-    "prompt_vocab_size": Input("int", (0,)),
-    "prompt_table_extra_id": Input("any", ()),
-    "lora_task_id": Input("seed", (0,)),
-    "lora_weights": Input("any", ()),
-    "lora_config": Input("any", ()),
-}
+    stream: bool = False
+    exclude_input_in_output: bool = True
+    num_return_sequences: int = 1
+    return_log_probs: bool = False
+    num_top_log_probs: int = Field(0, ge=0, le=MAX_TOP)
+    return_stats: bool = False
+    return_steps: bool = False
+    # accepted, and without effect
+    return_num_input_tokens: bool = False
+    return_num_output_tokens: bool = False
+    pad_id: Any = None
+    # not supported yet
+    length_penalty: Annotated[float, neutral(0.0, 1.0)] = 1.0
+    beam_width: Annotated[int, neutral(0, 1)] = 1
+    return_context_logits: Annotated[bool, neutral(False)] = False
+    return_generation_logits: Annotated[bool, neutral(False)] = False
+    return_perf_metrics: Annotated[bool, neutral(False)] = False
+    decoder_text_input: Annotated[Text, neutral("")] = ""
+    image_input: Unsupported = None
+    image_bytes_input: Unsupported = None
+    image_url_input: Annotated[Text, neutral("")] = ""
+    video_bytes_input: Unsupported = None
+    prompt_embedding_table: Unsupported = None
+    prompt_vocab_size: Annotated[int, neutral(0)] = 0
+    prompt_table_extra_id: Unsupported = None
+    lora_task_id: Annotated[int, neutral(0)] = 0
+    lora_weights: Unsupported = None
+    lora_config: Unsupported = None
 
 
-@dataclass(frozen=True)
-class RequestInputs:
-    """The inputs that a client set, as Python values by name."""
-
-    values: Mapping[str, Any]
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return an input's value, or the default when it was not set."""
-        return self.values.get(name, default)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.values
+#: Every name of an input, and its declaration.
+INPUTS = fields_of(RequestInputs)
 
 
 def read(tensors: Mapping[str, npt.NDArray[Any]], parameters: str) -> RequestInputs:
-    """Read a request's tensors and its parameters (JSON; over /generate undeclared keys land there).
+    """Read a request's tensors and its parameters, a JSON object: over /generate, keys that are no tensor become these.
 
-    Raises RequestError for an unknown name, a value that cannot be read, and an unsupported option.
+    A tensor goes before the parameter of the same name.
+    Raises RequestError for an unknown name, a value that an input cannot have, and an unsupported option.
     """
-    values = {name: _from_tensor(name, tensor) for name, tensor in tensors.items()}
-    for name, value in _parameters(parameters).items():
-        values.setdefault(name, _from_json(name, value))
-    for name, value in values.items():
-        _refuse_unsupported(name, value)
-    return RequestInputs(values)
+    values: dict[str, Any] = json.loads(parameters) if parameters else {}
+    values = {key: value for key, value in values.items() if key not in RESERVED and not key.startswith("triton_")}
+    values |= {name: _from_tensor(name, tensor) for name, tensor in tensors.items()}
+    return validate(RequestInputs, values, _where, error=RequestError, what="parameter")
 
 
-def _parameters(text: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(text) if text else {}
-    for name in list(found):
-        if name in RESERVED or name.startswith("triton_"):
-            del found[name]
-        elif name not in INPUTS:
-            raise RequestError(unknown_name("parameter", name, INPUTS, "request parameters"))
-    return found
+def _where(name: str) -> str:
+    return f"input {name}" if name in INPUTS else "request parameters"
 
 
 def _from_tensor(name: str, tensor: npt.NDArray[Any]) -> Any:
-    kind = INPUTS[name].kind
-    if kind in ("texts", "ints", "floats"):
-        values = [_scalar(name, kind[:-1], value) for value in tensor.reshape(-1).tolist()]
-        return [v for v in values if v != ""] if kind == "texts" else values
-    if kind == "any":
+    """Return a tensor's value; a tensor that is not supported stays as it is."""
+    kind = INPUTS[name].annotation
+    if kind is Any:
         return tensor
-    if tensor.size != 1:
-        raise RequestError(f"{name} must hold one value, got {tensor.size} (input {name})")
-    return _scalar(name, kind, tensor.reshape(-1).tolist()[0])
+    values = tensor.reshape(-1).tolist()
+    if get_origin(kind) is tuple:
+        return values
+    if len(values) != 1:
+        raise RequestError(f"{name} must hold one value, got {len(values)} (input {name})")
+    return values[0]
 
 
-def _from_json(name: str, value: Any) -> Any:
-    kind = INPUTS[name].kind
-    if kind in ("texts", "ints", "floats"):
-        items = value if isinstance(value, list) else [value]
-        return [s for item in items if (s := _scalar(name, kind[:-1], item)) != ""]
-    return value if kind == "any" else _scalar(name, kind, value)
-
-
-def _scalar(name: str, kind: str, value: Any) -> Any:
-    """Return `value` as its kind has it; raises RequestError when it is none."""
-    if kind == "text":
-        return _text(name, value)
-    if kind == "bool" and isinstance(value, bool):
-        return value
-    if kind in ("int", "seed") and type(value) is int:
-        return value
-    if kind == "float" and type(value) in (int, float):
-        return _float32(value)
-    words = {"bool": "true or false", "int": "a whole number", "seed": "a whole number ≥ 0"}
-    raise RequestError(f"{name} must be {words.get(kind, 'a number')}, got {shown(value)} (input {name})")
-
-
-def _float32(value: float) -> float:
-    """Return the number that an FP32 tensor would have brought, so that every door gives the same p."""
-    if abs(value) >= 1e39:
-        return math.inf if value > 0 else -math.inf
-    with np.errstate(over="ignore"):
-        return float(np.float32(value))
-
-
-def _text(name: str, value: Any) -> str:
-    if isinstance(value, str):
-        value = value.encode("utf-8", "surrogatepass")  # half a surrogate pair is refused as bytes are
-    if not isinstance(value, bytes):
-        raise RequestError(f"{name} must be text, got {shown(value)} (input {name})")
-    try:
-        return value.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{name} must be UTF-8, byte {error.start} is not (input {name})") from None
-
-
-def _refuse_unsupported(name: str, value: Any) -> None:
-    neutral = INPUTS[name].neutral
-    if neutral is None or (isinstance(value, list) and not value):
-        return
-    if isinstance(value, np.ndarray) and not value.size:
-        return
-    if isinstance(value, (list, np.ndarray)) or value not in neutral:
-        got = "a value" if isinstance(value, np.ndarray) else shown(value)
-        allowed = f"; allowed: {', '.join(map(repr, neutral))}" if neutral else ""
-        raise RequestError(f"{name} is not supported yet, got {got}{allowed} (input {name})")
-
-
-def check_range(name: str, value: float, low: float, high: float) -> None:
-    """Raise RequestError unless low ≤ value ≤ high; NaN never is."""
+def check_range(name: str, value: int, low: int, high: int) -> None:
+    """Raise RequestError for a number outside low..high, where these depend on more than the input."""
     if not low <= value <= high:
-        allowed, got = f"{_exact(low)}..{_exact(high)}", _exact(value)
-        raise RequestError(f"{name} must be in {allowed}, got {got} (input {name})")
+        raise RequestError(f"{name} must be in {low}..{high}, got {shown(value)} (input {name})")
 
 
-def _exact(value: float) -> str:
-    """Word a number so that one beyond a limit does not look like the limit; float32 has 8 digits."""
-    return f"{value:.8g}" if isinstance(value, float) else str(value)
-
-
-def check_ids(name: str, ids: list[int], vocab_size: int) -> None:
-    """Raise RequestError when an id is none of the vocabulary's."""
-    for token in ids:
-        if not 0 <= token < vocab_size:
-            raise RequestError(f"{name} must hold ids in 0..{vocab_size - 1}, got {token} (input {name})")
-
-
-def check_size(name: str, text: str, max_bytes: int) -> None:
-    """Raise RequestError when a text is too long."""
-    if (size := len(text.encode())) > max_bytes:
-        raise RequestError(f"{name} has {size} bytes, at most {max_bytes} allowed (input {name})")
-
-
-def check_words(name: str, words: list[str]) -> None:
-    """Raise RequestError when a word list is too long to be searched for at every step."""
-    if len(words) > MAX_WORDS:
-        raise RequestError(f"{name} has {len(words)} entries, at most {MAX_WORDS} allowed (input {name})")
-    for word in words:
-        if len(word.encode()) > MAX_WORD_BYTES:
-            raise RequestError(
-                f"{name} has an entry of {len(word.encode())} bytes, at most {MAX_WORD_BYTES} allowed (input {name})"
-            )
+def check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    """Raise RequestError for an id outside the vocabulary."""
+    if (outside := next((token for token in ids if not 0 <= token < vocab_size), None)) is not None:
+        raise RequestError(f"{name} must hold ids in 0..{vocab_size - 1}, got {outside} (input {name})")

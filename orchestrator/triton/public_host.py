@@ -92,7 +92,7 @@ class PublicHost:
 
     def _check_default(self) -> None:
         """Raise ConfigError when a request that names no method could not be served."""
-        job = self._builder.build(RequestInputs({"input_ids": [0]}))
+        job = self._builder.build(RequestInputs(input_ids=(0,)))
         try:
             job.plan.proposer(self._materials(job))
         except RequestError as error:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from orchestrator.requests.inputs import INPUTS
+from tests.support.input_kinds import kind_of
 
 LIMIT_S = 60.0
 
@@ -71,7 +71,7 @@ def infer_request(model: str, request_id: str = "", parameters: dict[str, Any] |
 
 def _tensor(name: str, value: Any) -> Tensor:
     values = value if isinstance(value, list) else [value]
-    return Tensor(DATATYPES[INPUTS[name].kind], (1, len(values)), values)
+    return Tensor(DATATYPES[kind_of(name)], (1, len(values)), values)
 
 
 @dataclass

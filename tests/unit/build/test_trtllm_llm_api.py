@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from build.trtllm.llm_speculation import LlmApiSpec, speculation
+from orchestrator.core.declarations import validate
 from orchestrator.core.methods import PROPOSED
 from tests.unit.runtime.trtllm.test_refusals import refusal
 
@@ -15,7 +16,8 @@ DRAFTERS = {"draft_model": "/draft", "eagle3": "/eagle3", "mtp": "", "prompt_loo
 
 
 def made(method, **more):
-    return speculation(LlmApiSpec(**{"method": method, "drafter": DRAFTERS.get(method, ""), **more}))
+    values = {"method": method, "drafter": DRAFTERS.get(method, ""), **more}
+    return speculation(validate(LlmApiSpec, values, lambda key: f"key {key}"))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -81,9 +83,9 @@ REFUSED = [
     ({"method": "eagle3", "drafter": ""}, "drafter must name a checkpoint for method eagle3, got ''"),
     ({"method": "mtp", "drafter": "/x"}, "drafter must be empty for method mtp, got '/x'"),
     ({"method": "mtp", "draft_len": 2, "trtllm_version": "1.1.0"}, "draft_len must be 1 for method mtp before 1.2, got 2"),
-    ({"method": "mtp", "draft_len": 129}, "draft_len must be in 0..128, got 129"),
-    ({"method": "mtp", "draft_len": -1}, "draft_len must be in 0..128, got -1"),
-    ({"method": "prompt_lookup", "max_ngram": 0}, "max_ngram must be at least 1, got 0"),
+    ({"method": "mtp", "draft_len": 129}, "draft_len must be a whole number in 0..128, got 129"),
+    ({"method": "mtp", "draft_len": -1}, "draft_len must be a whole number in 0..128, got -1"),
+    ({"method": "prompt_lookup", "max_ngram": 0}, "max_ngram must be a whole number of at least 1, got 0"),
     ({"method": "mtp", "trtllm_version": "0.21.0"}, "the LLM API's names in TensorRT-LLM 0.21.0 are not known here"),
     ({"method": "mtp", "trtllm_version": "1.3.0"}, "the LLM API's names in TensorRT-LLM 1.3.0 are not known here"),
 ]  # fmt: skip

@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given as given_examples
 from hypothesis import strategies as st
@@ -20,7 +19,7 @@ from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
-from orchestrator.requests.inputs import MAX_TEXT_BYTES, RequestInputs, read
+from orchestrator.requests.inputs import MAX_TEXT_BYTES, read
 from orchestrator.requests.sampling_inputs import sampling_of
 from orchestrator.sampling.grammar import Grammars
 from tests.support.tiny_models import VOCAB_SIZE, write_byte_tokenizer
@@ -116,8 +115,8 @@ def test_job_exclude_input_true_and_absent_are_the_same(builder: RequestBuilder)
 # Sampling
 
 
-def sampled(given: RequestInputs) -> Sampling:
-    return sampling_of(given, NO_LOGITS_OPTIONS, 16)
+def sampled(inputs: dict[str, Any]) -> Sampling:
+    return sampling_of(read({}, json.dumps(inputs)), NO_LOGITS_OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -129,19 +128,19 @@ def sampled(given: RequestInputs) -> Sampling:
         ({"top_k": -1}, Sampling(0.0)),
         ({"top_p": 0.0}, Sampling(0.0)),
         ({"top_p": 1.0}, Sampling(0.0)),
-        ({"min_p": 0.1}, Sampling(0.0, min_p=0.1)),
+        ({"min_p": 0.125}, Sampling(0.0, min_p=0.125)),
         ({"top_k": 2}, Sampling(1.0, 2)),
         ({"top_p": 0.5}, Sampling(1.0, top_p=0.5)),
         ({"top_k": 1, "top_p": 0.0}, Sampling(0.0, 1)),  # what langchain sends by default
-        ({"temperature": 0.7}, Sampling(0.7)),
+        ({"temperature": 0.75}, Sampling(0.75)),
         ({"temperature": 0.0, "top_k": 5}, Sampling(0.0, 5)),
         ({"temperature": 0.0, "top_p": 0.5}, Sampling(0.0, top_p=0.5)),
-        ({"temperature": 0.7, "top_k": -1, "top_p": 0.0}, Sampling(0.7)),
+        ({"temperature": 0.75, "top_k": -1, "top_p": 0.0}, Sampling(0.75)),
         ({"temperature": 100.0, "top_p": 1.0, "min_p": 1.0}, Sampling(100.0, min_p=1.0)),
     ],
 )
 def test_sampling_defaults(inputs: dict[str, Any], expected: Sampling) -> None:
-    assert replace(sampled(RequestInputs(inputs)), seed=0) == expected
+    assert replace(sampled(inputs), seed=0) == expected
 
 
 def test_sampling_penalties_and_the_like_as_given() -> None:
@@ -150,15 +149,15 @@ def test_sampling_penalties_and_the_like_as_given() -> None:
         "frequency_penalty": 2.0, "min_length": 3, "rule": "typical", "typical_epsilon": 0.5, "typical_delta": 0.25,
     }  # fmt: skip
     expected = Sampling(0.5, 0, 1.0, 0.0, 0.25, 1.5, -1.0, 2.0, 3, 0.5, 0.25, rule=Rule.TYPICAL)
-    assert replace(sampled(RequestInputs(inputs)), seed=0) == expected
-    assert sampled(RequestInputs({"typical_p": 0.0})).typical_p == 1.0
-    assert sampled(RequestInputs({"min_tokens": 2, "min_length": 3})).min_tokens == 2
+    assert replace(sampled(inputs), seed=0) == expected
+    assert sampled({"typical_p": 0.0}).typical_p == 1.0
+    assert sampled({"min_tokens": 2, "min_length": 3}).min_tokens == 2
 
 
 def test_sampling_use_draft_logits_means_rejection() -> None:
-    assert sampled(RequestInputs({"use_draft_logits": True})).rule is Rule.REJECTION
-    assert sampled(RequestInputs({"use_draft_logits": True, "rule": "rejection"})).rule is Rule.REJECTION
-    assert sampled(RequestInputs({"use_draft_logits": False, "rule": ""})).rule is Rule.COUPLED
+    assert sampled({"use_draft_logits": True}).rule is Rule.REJECTION
+    assert sampled({"use_draft_logits": True, "rule": "rejection"}).rule is Rule.REJECTION
+    assert sampled({"use_draft_logits": False, "rule": ""}).rule is Rule.COUPLED
 
 
 def test_job_edits_by_ids_and_by_words(builder: RequestBuilder) -> None:
@@ -197,21 +196,14 @@ def test_job_sequences_have_seeds_of_their_own(builder: RequestBuilder) -> None:
 
 
 def test_sampling_seed_as_given_under_either_name() -> None:
-    assert sampled(RequestInputs({"seed": 2**64 - 1})).seed == 2**64 - 1
-    assert sampled(RequestInputs({"random_seed": 5})).seed == 5
-    assert sampled(RequestInputs({"seed": 0, "random_seed": 5})).seed == 0
+    assert sampled({"seed": 2**64 - 1}).seed == 2**64 - 1
+    assert sampled({"random_seed": 5}).seed == 5
+    assert sampled({"seed": 0, "random_seed": 5}).seed == 0
 
 
 def test_sampling_without_a_seed_draws_a_new_one() -> None:
-    seeds = {sampled(RequestInputs({})).seed for _ in range(20)}
+    seeds = {sampled({}).seed for _ in range(20)}
     assert len(seeds) == 20 and all(0 <= seed < 2**64 for seed in seeds)
-
-
-@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), -1.0, 101.0, np.nextafter(0, -1)])
-def test_sampling_out_of_range_is_refused(name: str, value: float) -> None:
-    with pytest.raises(RequestError, match=rf"{name} must be in 0\.\.1(00)?, got "):
-        sampled(RequestInputs({name: value}))
 
 
 @given_examples(
@@ -219,7 +211,7 @@ def test_sampling_out_of_range_is_refused(name: str, value: float) -> None:
 )
 def test_sampling_is_in_range_or_refused(temperature: float, top_p: float, min_p: float, top_k: int) -> None:
     try:
-        sampling = sampled(RequestInputs({"temperature": temperature, "top_p": top_p, "min_p": min_p, "top_k": top_k}))
+        sampling = sampled({"temperature": temperature, "top_p": top_p, "min_p": min_p, "top_k": top_k})
     except RequestError:
         return
     assert 0 <= sampling.temperature <= 100 and 0 < sampling.top_p <= 1 and 0 <= sampling.min_p <= 1
@@ -245,16 +237,16 @@ def test_sampling_is_in_range_or_refused(temperature: float, top_p: float, min_p
         ({"max_tokens": 21}, ["1..20", "got 21"]),
         ({"max_tokens": 2**31}, ["1..20", "got 2147483648"]),
         ({"text_input": "a" * 30, "max_tokens": 3}, ["1..2", "30 tokens", "got 3"]),
-        ({"temperature": -1}, ["temperature must be in 0..100", "got -1", "(input temperature)"]),
-        ({"temperature": float("nan")}, ["temperature must be in 0..100", "got nan"]),
-        ({"temperature": float("inf")}, ["temperature must be in 0..100", "got inf"]),
+        ({"temperature": -1}, ["temperature must be a number in 0..100", "got -1", "(input temperature)"]),
+        ({"temperature": float("nan")}, ["temperature must be a number in 0..100", "got nan"]),
+        ({"temperature": float("inf")}, ["temperature must be a number in 0..100", "got inf"]),
         ({"temperature": 100.00001}, ["0..100", "got 100.00001"]),
-        ({"top_p": 2}, ["top_p must be in 0..1", "got 2", "(input top_p)"]),
-        ({"min_p": -0.5}, ["min_p must be in 0..1", "got -0.5"]),
-        ({"seed": -1}, ["seed must be in 0..2^64 - 1", "got -1", "(input seed)"]),
-        ({"seed": 2**64}, ["seed must be in 0..2^64 - 1", f"got {2**64}"]),
-        ({"random_seed": -1}, ["random_seed must be in 0..2^64 - 1", "got -1", "(input random_seed)"]),
-        ({"timeout_ms": -1}, ["timeout_ms must be in 0..86400000", "got -1", "(input timeout_ms)"]),
+        ({"top_p": 2}, ["top_p must be a number in 0..1", "got 2", "(input top_p)"]),
+        ({"min_p": -0.5}, ["min_p must be a number in 0..1", "got -0.5"]),
+        ({"seed": -1}, ["seed must be a whole number in 0..18446744073709551615", "got -1", "(input seed)"]),
+        ({"seed": 2**64}, ["seed must be a whole number in 0..18446744073709551615", f"got {2**64}"]),
+        ({"random_seed": -1}, ["random_seed must be a whole number in 0..18446744073709551615", "got -1", "(input random_seed)"]),
+        ({"timeout_ms": -1}, ["timeout_ms must be a whole number in 0..86400000", "got -1", "(input timeout_ms)"]),
         ({"timeout_ms": 86_400_001}, ["0..86400000", "got 86400001"]),
         ({"num_draft_tokens": -1}, ["num_draft_tokens must be in 0..16", "got -1"]),
         ({"num_draft_tokens": 17}, ["num_draft_tokens must be in 0..16", "got 17"]),
@@ -279,22 +271,22 @@ def test_sampling_is_in_range_or_refused(temperature: float, top_p: float, min_p
             {"rule": "block", "speculation": "prompt_lookup", "speculation_config": '{"branches": 2}'},
             ["'prompt_lookup' has branches above 1"],
         ),
-        ({"typical_epsilon": 1.5}, ["typical_epsilon must be in 0..1", "got 1.5"]),
-        ({"repetition_penalty": 0.0}, ["repetition_penalty must be in 0.0099999998..100", "got 0"]),
-        ({"presence_penalty": float("nan")}, ["presence_penalty must be in -100..100", "got nan"]),
-        ({"typical_p": -0.5}, ["typical_p must be in 0..1", "got -0.5"]),
+        ({"typical_epsilon": 1.5}, ["typical_epsilon must be a number in 0..1", "got 1.5"]),
+        ({"repetition_penalty": 0.0}, ["repetition_penalty must be a number in 0.0099999998..100", "got 0"]),
+        ({"presence_penalty": float("nan")}, ["presence_penalty must be a number in -100..100", "got nan"]),
+        ({"typical_p": -0.5}, ["typical_p must be a number in 0..1", "got -0.5"]),
         ({"min_tokens": 9, "max_tokens": 8}, ["min_tokens must be in 0..8", "got 9"]),
         ({"end_id": 64}, ["end_id", "0..63", "got 64", "(input end_id)"]),
         ({"allowed_token_ids": [1] * 65}, ["allowed_token_ids has 65 entries", "at most 64"]),
         ({"allowed_token_ids": [1, 64]}, ["allowed_token_ids", "0..63", "got 64"]),
         ({"logit_bias_ids": [64], "logit_bias_weights": [1.0]}, ["logit_bias_ids", "0..63", "got 64"]),
         ({"logit_bias_ids": [1]}, ["logit_bias_ids has 1 entries, but logit_bias_weights has 0"]),
-        ({"logit_bias_ids": [1], "logit_bias_weights": [1e6]}, ["logit_bias_weights must be in -1000..1000"]),
+        ({"logit_bias_ids": [1], "logit_bias_weights": [1e6]}, ["logit_bias_weights must be a list", "a number in -1000..1000"]),
         ({"logit_bias_ids": [1] * 1025, "logit_bias_weights": [1.0] * 1025}, ["there are 1025 biased tokens", "at most 1024"]),
         ({"embedding_bias_words": ["a"]}, ["embedding_bias_words has 1 entries, but embedding_bias_weights has 0"]),
         ({"bad_words": ["a"] * 65}, ["bad_words has 65 entries", "at most 64"]),
         ({"num_return_sequences": 17}, ["num_return_sequences must be in 0..16", "got 17"]),
-        ({"num_top_log_probs": 21}, ["num_top_log_probs must be in 0..20", "got 21"]),
+        ({"num_top_log_probs": 21}, ["num_top_log_probs must be a whole number in 0..20", "got 21"]),
         ({"guided_decoding_guide_type": "xml"}, ["unknown guide type 'xml'", "json, json_schema, regex"]),
         ({"guided_decoding_guide": "a+"}, ["unknown guide type ''", "regex"]),
         ({"guided_decoding_guide_type": "regex"}, ["'regex' needs guided_decoding_guide"]),

@@ -19,31 +19,34 @@ from orchestrator.requests.inputs import (
     MAX_WORDS,
     RESERVED,
     RequestInputs,
-    check_range,
-    check_words,
     read,
 )
+from tests.support.input_kinds import UNSUPPORTED, kind_of
 
 REPOSITORY = Path(__file__).resolve().parents[4] / "model_repository"
 
 #: One valid value per kind, as tensor and as JSON; both must read the same.
 VALUES: dict[str, tuple[np.ndarray, Any, Any]] = {
     "text": (np.array(["né".encode()], np.object_), "né", "né"),
-    "texts": (np.array([b"a", b"", b"b"], np.object_), ["a", "", "b"], ["a", "b"]),
+    "texts": (np.array([b"a", b"", b"b"], np.object_), ["a", "", "b"], ("a", "b")),
     "int": (np.array([7], np.int32), 7, 7),
-    "ints": (np.array([7, 8], np.int32), [7, 8], [7, 8]),
+    "ints": (np.array([7, 8], np.int32), [7, 8], (7, 8)),
     "float": (np.array([0.5], np.float32), 0.5, 0.5),
-    "floats": (np.array([0.5, 2], np.float32), [0.5, 2], [0.5, 2.0]),
+    "floats": (np.array([0.5, 2], np.float32), [0.5, 2], (0.5, 2.0)),
     "bool": (np.array([True]), True, True),
     "seed": (np.array([2**64 - 1], np.uint64), 2**64 - 1, 2**64 - 1),
 }
-SUPPORTED = [name for name, spec in INPUTS.items() if spec.neutral is None]
-UNSUPPORTED = [name for name, spec in INPUTS.items() if spec.neutral is not None]
+SUPPORTED = [name for name in INPUTS if name not in UNSUPPORTED]
 
 
 def one(name: str, tensor: Any, parameters: str = "") -> Any:
     """Read a single input."""
-    return read({name: np.asarray(tensor)}, parameters).get(name)
+    return value_of(read({name: np.asarray(tensor)}, parameters), name)
+
+
+def value_of(inputs: RequestInputs, name: str) -> Any:
+    """Return an input's value by any of its names."""
+    return getattr(inputs, {"min_length": "min_tokens", "random_seed": "seed"}.get(name, name))
 
 
 def refusal(tensors: dict[str, np.ndarray], parameters: Any = None) -> str:
@@ -57,20 +60,19 @@ def refusal(tensors: dict[str, np.ndarray], parameters: Any = None) -> str:
 # Reading
 
 
-@pytest.mark.parametrize("name", [name for name in SUPPORTED if INPUTS[name].kind != "any"])
+@pytest.mark.parametrize("name", [name for name in SUPPORTED if kind_of(name) != "any"])
 def test_read_supported_input_tensor_and_parameter_give_the_same_value(name: str) -> None:
-    tensor, value, expected = VALUES[INPUTS[name].kind]
+    tensor, value, expected = VALUES[kind_of(name)]
     for shaped in (tensor, tensor[None], tensor.reshape(1, 1, -1)):
         got = one(name, shaped)
         assert got == expected and type(got) is type(expected)
-    parameter = read({}, json.dumps({name: value})).get(name)
+    parameter = value_of(read({}, json.dumps({name: value})), name)
     assert parameter == expected and type(parameter) is type(expected)
 
 
 def test_read_nothing_set_is_nothing_given() -> None:
-    given = read({}, "")
-    assert not given.values and "max_tokens" not in given and given.get("max_tokens", 5) == 5
-    assert not read({}, "{}").values
+    for text in ("", "{}"):
+        assert read({}, text) == RequestInputs() and not read({}, text).model_fields_set
 
 
 def test_read_tensor_wins_over_the_parameter_of_the_same_name() -> None:
@@ -79,7 +81,7 @@ def test_read_tensor_wins_over_the_parameter_of_the_same_name() -> None:
 
 def test_read_reserved_parameters_are_none_of_ours() -> None:
     reserved = dict.fromkeys(RESERVED, 1) | {"triton_enable_empty_final_response": True, "triton_x": "y"}
-    assert not read({}, json.dumps(reserved)).values
+    assert read({}, json.dumps(reserved)) == RequestInputs()
 
 
 @pytest.mark.parametrize(
@@ -112,17 +114,17 @@ def test_read_long_name_is_not_echoed_whole() -> None:
         ("max_tokens", "8", "a whole number, got '8'"),
         ("max_tokens", None, "a whole number, got None"),
         ("max_tokens", [8], r"a whole number, got [8]"),
-        ("seed", 1.0, "a whole number ≥ 0, got 1.0"),
-        ("seed", False, "a whole number ≥ 0, got False"),
-        ("temperature", "hot", "a number, got 'hot'"),
-        ("temperature", True, "a number, got True"),
+        ("seed", 1.0, "a whole number in 0..18446744073709551615, got 1.0"),
+        ("seed", False, "a whole number in 0..18446744073709551615, got False"),
+        ("temperature", "hot", "a number in 0..100, got 'hot'"),
+        ("temperature", True, "a number in 0..100, got True"),
         ("stream", 1, "true or false, got 1"),
         ("stream", "true", "true or false, got 'true'"),
-        ("speculation", 3, "text, got 3"),
-        ("stop_words", ["a", 3], "text, got 3"),
-        ("input_ids", [1, 2.5], "a whole number, got 2.5"),
-        ("input_ids", [1, True], "a whole number, got True"),
-        ("input_ids", "abc", "a whole number, got 'abc'"),
+        ("speculation", 3, "a string, got 3"),
+        ("stop_words", ["a", 3], "a list in which each value is a string, got 3"),
+        ("input_ids", [1, 2.5], "a list in which each value is a whole number, got 2.5"),
+        ("input_ids", [1, True], "a list in which each value is a whole number, got True"),
+        ("input_ids", "abc", "a list in which each value is a whole number, got 'abc'"),
     ],
 )
 def test_read_parameter_of_the_wrong_type_says_what_value_allowed_and_where(name: str, value: Any, words: str) -> None:
@@ -151,73 +153,62 @@ def test_read_lone_surrogate_in_a_parameter_is_not_text() -> None:
     assert "text_input must be" in refusal({}, {"text_input": "a\ud800"})
 
 
-@given(st.floats(allow_nan=True))
-def test_read_float_passes_as_fp32_to_be_ranged_later(value: float) -> None:
-    got = one("temperature", np.array([value], np.float64))
-    with np.errstate(over="ignore"):
-        expected = np.float32(value)
-    assert got == expected or (np.isnan(got) and np.isnan(expected))
+@given(st.floats(0, 100))
+def test_read_float_passes_as_fp32(value: float) -> None:
+    assert one("temperature", np.array([value], np.float64)) == np.float32(value)
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), -1.0, 101.0, np.nextafter(0, -1)])
+def test_read_number_out_of_range_is_refused(name: str, value: float) -> None:
+    assert re.match(rf"{name} must be a number in 0\.\.1(00)?, got ", refusal({}, {name: value}))
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_read_number_beyond_every_float_is_ranged_like_infinity(sign: int) -> None:
-    huge = read({}, json.dumps({"temperature": sign * 10**400})).get("temperature")
-    assert huge == sign * float("inf")
-    with pytest.raises(RequestError, match=r"temperature must be in 0\.\.1"):
-        check_range("temperature", huge, 0.0, 1.0)
-    with pytest.raises(RequestError, match=r"max_tokens must be in 0\.\.1"):
-        check_range("max_tokens", sign * 10**400, 0, 1)
+def test_read_number_beyond_every_float_is_out_of_range(sign: int) -> None:
+    said = refusal({}, {"temperature": sign * 10**400})
+    assert said.startswith("temperature must be a number in 0..100, got ") and len(said) < 300
 
 
 def test_read_empty_words_are_ignored() -> None:
-    assert one("stop_words", np.array([[b""]], np.object_)) == []
-    assert one("bad_words", np.array([[b"", b""]], np.object_)) == []
-    assert read({}, '{"stop_words": "", "bad_words": [""]}').get("stop_words") == []
+    assert one("stop_words", np.array([[b""]], np.object_)) == ()
+    assert one("bad_words", np.array([[b"", b""]], np.object_)) == ()
+    assert read({}, '{"stop_words": "", "bad_words": [""]}').stop_words == ()
 
 
 # Options that are not supported yet
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name in UNSUPPORTED for value in INPUTS[name].neutral or ()]
-)
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in UNSUPPORTED.items() for value in values])
 def test_read_unsupported_option_neutral_value_is_accepted(name: str, value: Any) -> None:
-    assert read({}, json.dumps({name: value})).get(name) == value
+    assert value_of(read({}, json.dumps({name: value})), name) == value
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_read_unsupported_option_other_value_is_refused_by_name(name: str) -> None:
-    spec = INPUTS[name]
-    tensor, value, _ = VALUES.get(spec.kind, (np.ones((1, 2), np.float16), 3, None))
+    tensor, value, _ = VALUES.get(kind_of(name), (np.ones((1, 2), np.float16), 3, None))
     said = refusal({name: tensor})
     assert said.startswith(f"{name} is not supported yet, got ") and said.endswith(f"(input {name})")
-    assert all(repr(v) in said for v in spec.neutral or ())
+    assert all(repr(v) in said for v in UNSUPPORTED[name])
     assert refusal({}, {name: value}).startswith(f"{name} is not supported yet, got ")
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in UNSUPPORTED if INPUTS[name].kind in ("any", "ints", "texts", "floats")]
-)
+@pytest.mark.parametrize("name", [name for name in UNSUPPORTED if kind_of(name) == "any"])
 def test_read_unsupported_option_empty_tensor_is_accepted(name: str) -> None:
-    kind = INPUTS[name].kind
+    kind = kind_of(name)
     read({name: np.zeros((1, 0), np.object_ if kind == "texts" else np.float32 if kind == "any" else np.int32)}, "")
 
 
 # Word lists
 
 
-def test_check_words_limits() -> None:
-    check_words("stop_words", ["a"] * MAX_WORDS + [])
-    check_words("stop_words", ["é" * (MAX_WORD_BYTES // 2)])
-    with pytest.raises(RequestError, match=rf"stop_words has {MAX_WORDS + 1} entries, at most {MAX_WORDS} allowed"):
-        check_words("stop_words", ["a"] * (MAX_WORDS + 1))
-    with pytest.raises(RequestError, match=rf"entry of {MAX_WORD_BYTES + 1} bytes, at most {MAX_WORD_BYTES} allowed"):
-        check_words("stop_words", ["a", "a" * (MAX_WORD_BYTES + 1)])
-
-
-def test_given_holds_what_was_set_even_when_it_is_false() -> None:
-    given = RequestInputs({"stream": False})
-    assert "stream" in given and given.get("stream", True) is False
+def test_read_words_have_limits() -> None:
+    assert read({}, json.dumps({"stop_words": ["a"] * MAX_WORDS})).stop_words == ("a",) * MAX_WORDS
+    assert read({}, json.dumps({"stop_words": ["é" * (MAX_WORD_BYTES // 2)]})).stop_words
+    said = refusal({}, {"stop_words": ["a"] * (MAX_WORDS + 1)})
+    assert said == f"stop_words has {MAX_WORDS + 1} entries, at most {MAX_WORDS} allowed (input stop_words)"
+    said = refusal({}, {"stop_words": ["a", "a" * (MAX_WORD_BYTES + 1)]})
+    assert f"text of {MAX_WORD_BYTES + 1} bytes, at most {MAX_WORD_BYTES} allowed (input stop_words)" in said
 
 
 # What Triton declares
@@ -302,7 +293,7 @@ def declared(model: str, block: str) -> dict[str, tuple[str, str]]:
 def test_config_of_speculative_declares_exactly_the_inputs_that_are_read() -> None:
     inputs = declared("speculative", "input")
     assert set(inputs) == set(INPUTS)
-    wrong = {n: d for n, d in inputs.items() if INPUTS[n].kind != "any" and d != DECLARED_AS[INPUTS[n].kind]}
+    wrong = {n: d for n, d in inputs.items() if kind_of(n) != "any" and d != DECLARED_AS[kind_of(n)]}
     assert not wrong
 
 
