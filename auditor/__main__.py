@@ -32,7 +32,7 @@ MAX_SHOWN = 5
 
 @contextlib.contextmanager
 def address(options: argparse.Namespace) -> Iterator[str]:
-    """Yield the server's gRPC address; one of our own is started where none is named."""
+    """Yield the server's gRPC address; without --url, start the shipped deployment first."""
     if options.url:
         yield options.url
         return
@@ -40,43 +40,44 @@ def address(options: argparse.Namespace) -> Iterator[str]:
         yield server.grpc_url
 
 
-def taken(system: AuditedSystem, prompt: str, settings: Sequence[str]) -> list[str]:
-    """Return the settings that the server takes; says which it does not."""
-    asked = [AuditRequest(name, prompt, {**inputs_of(name, prompt), "max_tokens": 1}) for name in settings]
-    answers = ask_all(system, asked)
-    for request, answer in zip(asked, answers, strict=True):
+def supported(system: AuditedSystem, prompt: str, settings: Sequence[str]) -> list[str]:
+    """Return the settings that the server accepts, and print which it refuses."""
+    requests = [AuditRequest(name, prompt, {**inputs_of(name, prompt), "max_tokens": 1}) for name in settings]
+    answers = ask_all(system, requests)
+    for request, answer in zip(requests, answers, strict=True):
         if answer.error:
             print(f"left out: {request.name}: {answer.error}", file=sys.stderr)
-    return [request.name for request, answer in zip(asked, answers, strict=True) if not answer.error]
+    return [request.name for request, answer in zip(requests, answers, strict=True) if not answer.error]
 
 
 def audit(url: str, options: argparse.Namespace, size: Size) -> list[Result]:
     """Return the results of all checks on the server at `url`."""
     began_s, prompts = time.monotonic(), [prompt.text[-size.characters :] for prompt in mixed_prompts(size.prompts)]
 
-    def say(text: str) -> None:
+    def report_progress(text: str) -> None:
         print(f"{time.monotonic() - began_s:5.0f} s: {text}", file=sys.stderr, flush=True)
 
     with AuditedServer(url) as system:
-        settings = taken(system, prompts[0], options.settings)
-        return Auditor(ReferenceModel(options.checkpoint, options.dtype), system, prompts, size, settings, say).run()
+        settings = supported(system, prompts[0], options.settings)
+        reference = ReferenceModel(options.checkpoint, options.dtype)
+        return Auditor(reference, system, prompts, size, settings, report_progress).run()
 
 
 def table(results: Sequence[Result]) -> str:
-    """Return the report as people read it: a line a check, below it its bounds, the first findings and why."""
+    """Return the report as text: a line for each check, then its bounds and its first findings."""
     width = max(len(result.check) for result in results)
-    lines = [f"{'check':<{width}}  findings  near ties  looked at"]
+    lines = [f"{'check':<{width}}  findings  near ties  examined"]
     for result in results:
-        looked_at = ", ".join(f"{number} {what}" for what, number in result.counts.items())
+        examined = ", ".join(f"{number} {what}" for what, number in result.counts.items())
         num_ties = sum(finding.near_tie for finding in result.findings)
-        lines.append(f"{result.check:<{width}}  {len(result.faults):>8}  {num_ties:>9}  {looked_at}")
+        lines.append(f"{result.check:<{width}}  {len(result.faults):>8}  {num_ties:>9}  {examined}")
         lines += [f"{'':<{width}}  {bound}" for bound in result.bounds]
         lines += [f"  ! {finding}" for finding in result.findings[:MAX_SHOWN]]
     return "\n".join(lines)
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Size]:
-    """Return the command's arguments, and how much to ask."""
+    """Return the command's arguments, and the size of the audit."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--url", help="gRPC address of a running server; without it the shipped deployment is started")
     parser.add_argument("--checkpoint", default=load_config(CONFIG).target, help="the target's folder (%(default)s)")
@@ -88,7 +89,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Size]:
     for name, text in (
         ("prompts", "prompts"),
         ("tokens", "tokens a request"),
-        ("seeds", "draws a law, 0 = no distributions"),
+        ("seeds", "draws per distribution, 0 to skip them"),
     ):
         shipped, quick = getattr(Size(), name), getattr(QUICK, name)
         parser.add_argument(f"--{name}", type=int, help=f"{text} ({shipped}, quick: {quick})")
@@ -109,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print(table(results))
     if options.json:
-        options.json.write_text(json.dumps([result.told() for result in results], indent=1) + "\n")
+        options.json.write_text(json.dumps([result.to_dict() for result in results], indent=1) + "\n")
     return int(any(result.faults for result in results))
 
 

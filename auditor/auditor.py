@@ -1,4 +1,4 @@
-"""One audit from the first request to the report."""
+"""One audit, from the first request to the results."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ AT_ONCE = 8
 
 @dataclass
 class Auditor:
-    """Asks a system and judges its answers by the reference; settings: of SETTINGS, those that the system takes.
+    """Sends requests to a system and judges its answers by the reference.
 
-    say: takes a line of progress. at_once: requests that run side by side, where any do.
+    settings: those of SETTINGS that the system supports. report_progress: takes a line of text.
+    at_once: how many requests run concurrently in the checks that use concurrency.
     """
 
     reference: ReferenceModel
@@ -30,62 +31,60 @@ class Auditor:
     prompts: Sequence[str]
     size: Size
     settings: Sequence[str] = SETTINGS
-    say: Callable[[str], None] = lambda text: None
+    report_progress: Callable[[str], None] = lambda text: None
     at_once: int = AT_ONCE
     refused: Result = field(default_factory=lambda: Result("answers"))
 
     def run(self) -> list[Result]:
         """Run all checks."""
         results = [check_noise()]
-        for name, check in (("replay", self.replays), ("invariance", self.invariance), ("law", self.distributions)):
-            self.say(f"{name} …")
+        for name, check in (
+            ("replay", self.replays),
+            ("invariance", self.invariance),
+            ("distribution", self.distributions),
+        ):
+            self.report_progress(f"{name} …")
             results += check()
         return [*results, self.refused]
 
     def replays(self) -> list[Result]:
-        """Decide recorded steps anew; their texts, log-probabilities and greedy outputs are looked at on the way."""
+        """Decide reported steps again; check the texts, log-probabilities and greedy outputs of the same answers."""
         replays, texts, greedy = Replays(self.reference), TextCheck(self.reference), GreedyCheck(self.reference)
-        requests = replay_requests(self.prompts, self.settings, self.size.tokens)
-        for request, answer in self._asked(requests, self.at_once):
-            replays.look(request, answer)
-            texts.look(request, answer)
-            greedy.look(request, answer)
+        requests = list(replay_requests(self.prompts, self.settings, self.size.tokens))
+        for request, answer in self._answered(requests, self.at_once):
+            replays.check(request, answer)
+            texts.check(request, answer)
+            greedy.check(request, answer)
         return [*replays.close(), *texts.close(), greedy.result]
 
     def invariance(self) -> list[Result]:
-        """Ask with one seed under `coupled` in every way; then again with stop strings that the text holds."""
-        same, texts = Comparison("invariance", self.reference), TextCheck(self.reference)
+        """Compare the texts of one seed under `coupled` for every method, alone and at once; then with stop strings."""
+        comparison, texts = Comparison("invariance", self.reference), TextCheck(self.reference)
         for index, prompt in enumerate(self.prompts):
             variants = variants_of(index, prompt, self.settings, self.size.tokens)
-            answers = [
-                *self._asked(variants, 1),
-                *self._asked([v.but(f", {self.at_once} at once") for v in variants], self.at_once),
-            ]
-            self._compare(same, answers)
+            together = [variant.but(f", {self.at_once} at once") for variant in variants]
+            answers = [*self._answered(variants, 1), *self._answered(together, self.at_once)]
+            for request, answer in answers:
+                comparison.compare(request, answers[0][1].ids, answer)
             stopped = stopped_variants(variants, answers[0][1].text if answers else "")
-            for request, answer in self._asked(stopped, self.at_once):
-                texts.look(request, answer)
+            for request, answer in self._answered(stopped, self.at_once):
+                texts.check(request, answer)
         text, logprobs = texts.close()
         text.check, logprobs.check = "text, stopped", "log-probs, stopped"
-        return [same.result, text, logprobs]
+        return [comparison.result, text, logprobs]
 
     def distributions(self) -> list[Result]:
-        """Draw the first tokens behind one prompt with many seeds."""
+        """Sample the first tokens after one prompt with many seeds."""
         if not self.size.seeds:
             return []
         requests = distribution_requests(self.prompts[0], self.settings)
         return check_distributions(self.reference, self.system, requests, self.size.seeds, self.at_once)
 
-    @staticmethod
-    def _compare(same: Comparison, answers: Sequence[tuple[AuditRequest, Answer]]) -> None:
-        for request, answer in answers:
-            same.compare(request, answers[0][1].ids, answer)
-
-    def _asked(self, requests: Sequence[AuditRequest], at_once: int) -> list[tuple[AuditRequest, Answer]]:
-        """Return requests with their answers, those left out that were refused: each of these is a finding."""
-        answers = ask_all(self.system, requests, at_once)
-        self.refused.counts["requests"] += len(answers)
-        for request, answer in zip(requests, answers, strict=True):
+    def _answered(self, requests: Sequence[AuditRequest], at_once: int) -> list[tuple[AuditRequest, Answer]]:
+        """Return the requests that succeeded with their answers; every refused request is a finding."""
+        pairs = list(zip(requests, ask_all(self.system, requests, at_once), strict=True))
+        self.refused.counts["requests"] += len(pairs)
+        for request, answer in pairs:
             if answer.error:
-                self.refused.note("refused", request.name, "an answer", answer.error)
-        return [pair for pair in zip(requests, answers, strict=True) if not pair[1].error]
+                self.refused.add("refused", request.name, "an answer", answer.error)
+        return [(request, answer) for request, answer in pairs if not answer.error]

@@ -1,21 +1,26 @@
-"""Checks `greedy` and `invariance`: the text is transformers' own, and one seed has one text."""
+"""Checks `greedy` and `invariance`: the text is that of transformers, and one seed gives one text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from auditor.reference_model import ReferenceModel, nudged
-from auditor.replay import FLOATS
+from auditor.reference_model import ReferenceModel, perturbed
 from auditor.requests import Answer, AuditRequest, Options
 from auditor.results import Result
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.sampling.distribution import sample
 
+#: The inputs of a request that are FP32 tensors and fields of Sampling.
+FLOATS = (
+    "temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+
 
 def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
-    """Return the first position in which two outputs differ, None when they are the same."""
+    """Return the first position at which two outputs differ, None if they are equal."""
     for index, (left, right) in enumerate(zip(expected, got, strict=False)):
         if left != right:
             return index
@@ -23,56 +28,54 @@ def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
 
 
 class Comparison:
-    """Compares outputs that must be the same; up to the first near tie, beyond which two texts go their own ways."""
+    """Compares outputs that must be equal up to their first difference; beyond a near tie, texts may diverge."""
 
     def __init__(self, name: str, reference: ReferenceModel) -> None:
         self.result = Result(name)
         self._reference = reference
 
     def compare(self, request: AuditRequest, expected: Sequence[int], answer: Answer) -> None:
-        """Take in an answer; a difference is looked at in float64."""
+        """Compare one answer; whether a difference is a near tie is decided in float64."""
         self.result.counts["requests"] += 1
         self.result.counts["tokens"] += len(answer.ids)
         at = first_difference(expected, answer.ids)
         if at is None:
             return
-        due, got = (ids[at] if at < len(ids) else None for ids in (expected, answer.ids))
-        is_tie = got is not None and self._is_tie(request, list(expected[:at]), got)
-        self.result.note(self.result.check, f"{request.name}, output token {at}", due, got, is_tie)
+        left, right = (ids[at] if at < len(ids) else None for ids in (expected, answer.ids))
+        is_tie = right is not None and self._is_tie(request, list(expected[:at]), right)
+        self.result.add(self.result.check, f"{request.name}, output token {at}", left, right, is_tie)
 
-    def _is_tie(self, request: AuditRequest, said: list[int], got: int) -> bool:
-        """Would `got` come if logits moved as rounding may move them?"""
-        if not self._reference.near_tie:
-            return False
-        ids, sampling = [*self._reference.encode(request.prompt), *said], sampling_of(request.options)
-        moved = nudged(self._reference.rows(ids), self._reference.near_tie)
-        return any(int(sample(rows, [len(ids)], sampling)[0]) == got for rows in moved)
+    def _is_tie(self, request: AuditRequest, output: list[int], token: int) -> bool:
+        """Return whether the target could pick `token` after `output` if rounding moved its logits."""
+        ids, sampling = [*self._reference.encode(request.prompt), *output], sampling_of(request.options)
+        variants = perturbed(self._reference.logits(ids), self._reference.rounding)
+        return any(int(sample(logits, [len(ids)], sampling)[0]) == token for logits in variants)
 
 
 def sampling_of(options: Options) -> Sampling:
-    """Return the sampling of a request without edits."""
-    numbers = {name: float(np.float32(options[name])) for name in FLOATS if name in options}
-    return Sampling(**numbers, top_k=options.get("top_k", 0), seed=options.get("seed", 0))
+    """Return the sampling of a request without penalties, bias, bad words or a grammar."""
+    values: dict[str, Any] = {name: float(np.float32(options[name])) for name in FLOATS if name in options}
+    return Sampling(**values, top_k=options.get("top_k", 0), seed=options.get("seed", 0))
 
 
 class GreedyCheck(Comparison):
-    """At temperature 0 under `coupled`, without edits: the tokens are those of `generate`."""
+    """Compares the tokens of plain greedy requests with those of transformers' `generate`."""
 
     def __init__(self, reference: ReferenceModel) -> None:
         super().__init__("greedy", reference)
-        self._said: dict[tuple[str, int], list[int]] = {}
+        self._outputs: dict[tuple[str, int], list[int]] = {}
 
-    def look(self, request: AuditRequest, answer: Answer) -> None:
-        """Compare one answer; others than plain greedy ones are none of its business."""
+    def check(self, request: AuditRequest, answer: Answer) -> None:
+        """Compare one answer if its request is plain greedy decoding."""
         if not is_plain_greedy(request.options):
             return
         key = request.prompt, request.options["max_tokens"]
-        if key not in self._said:
-            self._said[key] = self._reference.greedy(self._reference.encode(request.prompt), key[1])
-        self.compare(request, self._said[key], answer)
+        if key not in self._outputs:
+            self._outputs[key] = self._reference.greedy(self._reference.encode(request.prompt), key[1])
+        self.compare(request, self._outputs[key], answer)
 
 
 def is_plain_greedy(options: Options) -> bool:
-    """True when temperature 0 is all that is asked of the sampling."""
+    """Return whether a request decodes at temperature 0, with nothing that changes the logits or the end."""
     changing = {*FLOATS, "logit_bias_ids", "bad_words", "min_tokens", "guided_decoding_guide_type", "stop_words"}
     return not changing & options.keys() and not options.get("top_k", 0) > 1

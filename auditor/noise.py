@@ -1,16 +1,20 @@
-"""Check `noise`: the published vectors, numpy against torch bit for bit, and no u that is 0 or 1."""
+"""Check `noise`: the published vector, equality of numpy and torch bit for bit, and 0 < u < 1."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from auditor.results import Result
 from orchestrator.core import noise as numpy_noise
 from orchestrator.core.noise import MASK32, Stream
+from orchestrator.core.types import FloatArray
 from runtime.sampling import noise as torch_noise
+
+IntArray = npt.NDArray[np.int64]
 
 NUM_KEYS = 100_000
 LAST_BITS = (1 << 52) - 1
@@ -19,28 +23,28 @@ ZEROS_KEY_WORDS = (0x6627E8D5, 0xE169C58D)
 
 
 def check_noise(num_keys: int = NUM_KEYS) -> Result:
-    """Return what is found about the noise of this code; a server elsewhere runs its own."""
+    """Check the noise of this checkout; a server that runs elsewhere has its own."""
     result = Result("noise")
-    _look_at_known_answer(result)
-    _look_at_ends(result)
-    _look_at_twins(result, num_keys)
+    _check_known_answer(result)
+    _check_ends(result)
+    _check_equality(result, num_keys)
     return result
 
 
-def _look_at_known_answer(result: Result) -> None:
+def _check_known_answer(result: Result) -> None:
     word0, word1 = ZEROS_KEY_WORDS
-    due = ((word0 << 20 | word1 >> 12) + 0.5) * 2.0**-52
+    expected = ((word0 << 20 | word1 >> 12) + 0.5) * 2.0**-52
     zero = torch.zeros(1, dtype=torch.int64)
     got = {
         "numpy": float(numpy_noise.uniform(0, 0, 0, Stream.TARGET)),
         "torch": float(torch_noise.uniform((zero, zero), zero, zero, int(Stream.TARGET))),
     }
     for where, value in got.items():
-        result.expect("known answer", where, due, value)
+        result.expect("known answer", where, expected, value)
 
 
-def _look_at_ends(result: Result) -> None:
-    """U of the bit patterns that are likeliest to be rounded to 0 or 1, and g of it."""
+def _check_ends(result: Result) -> None:
+    """Check u of the bit patterns that are most likely to be rounded to 0 or 1."""
     ends = [0, 1, LAST_BITS - 1, LAST_BITS]
     units = {
         "numpy": numpy_noise.unit(np.array(ends, np.uint64)),
@@ -51,8 +55,8 @@ def _look_at_ends(result: Result) -> None:
             result.expect("0 < u < 1", f"{where}, bits {bits:#x}", True, 0.0 < value < 1.0)
 
 
-def _look_at_twins(result: Result, num_keys: int) -> None:
-    """The served u beside the one that is put together here from numpy's words: random keys, and the ends of the range."""
+def _check_equality(result: Result, num_keys: int) -> None:
+    """Compare the served u with one computed here from numpy's words, for random keys and the largest seed."""
     rng = np.random.default_rng(1)
     seeds = [0, (1 << 64) - 1, *rng.integers(0, 1 << 63, 3).tolist()]
     for seed in seeds:
@@ -63,13 +67,14 @@ def _look_at_twins(result: Result, num_keys: int) -> None:
             result.counts["draws"] += len(places[0])
 
 
-def _numpy_units(seed: int, places: Sequence[np.ndarray], stream: Stream) -> np.ndarray:
+def _numpy_units(seed: int, places: Sequence[IntArray], stream: Stream) -> FloatArray:
     position, token, epoch = (place.astype(np.uint64) for place in places)
     word0, word1, _, _ = numpy_noise.philox(seed, (position, token, np.asarray(stream, np.uint64), epoch))
     return numpy_noise.unit(word0 << np.uint64(20) | word1 >> np.uint64(12))
 
 
-def _torch_units(seed: int, places: Sequence[np.ndarray], stream: Stream) -> np.ndarray:
+def _torch_units(seed: int, places: Sequence[IntArray], stream: Stream) -> FloatArray:
     position, token, epoch = map(torch.from_numpy, places)
-    key = tuple(torch.tensor(word) for word in (seed & MASK32, seed >> 32))
-    return torch_noise.uniform(key, position, token, int(stream), epoch).numpy()
+    key = torch.tensor(seed & MASK32), torch.tensor(seed >> 32)
+    units: FloatArray = torch_noise.uniform(key, position, token, int(stream), epoch).numpy()
+    return units

@@ -1,4 +1,4 @@
-"""What a server says of its steps (`steps`, orchestrator/generation/trace.py), read back."""
+"""The steps that a server reports (output `steps`, orchestrator/generation/trace.py), read back."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from orchestrator.sampling.sampled_drafts import check_q
 
 @dataclass(frozen=True, eq=False)
 class ReportedStep:
-    """One step. prefix_len: tokens before the drafts. sources: what made each node. walk: what the server accepted."""
+    """One step.
+
+    prefix_len: tokens before the drafts. sources: the proposer of each node. accepted: the server's decision.
+    """
 
     prefix_len: int
     context_hash: int
     tree: TokenTree
     sources: tuple[str, ...]
     q: tuple[Distribution, ...]
-    walk: AcceptedPath
+    accepted: AcceptedPath
 
     @property
     def tokens(self) -> list[int]:
-        """What the step says."""
-        return [int(self.tree.tokens[node - 1]) for node in self.walk.path] + [self.walk.next_token]
+        """The tokens that the step emits."""
+        return [int(self.tree.tokens[node - 1]) for node in self.accepted.path] + [self.accepted.next_token]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,15 +45,18 @@ class ReportedSequence:
 
     @property
     def tokens(self) -> list[int]:
-        """What all steps say; the last one may go on behind the end of the output."""
+        """The tokens that all steps emit; the last step may go beyond the end of the output."""
         return [token for step in self.steps for token in step.tokens]
 
 
 def read_steps(text: str, vocab_size: int) -> ReportedSequence:
-    """Read `steps`; raises EngineError for a tree or q that breaks its law, another exception for broken JSON."""
-    found = json.loads(text)
-    steps = [_step(entry, vocab_size) for entry in found["steps"]]
-    return ReportedSequence(found["prompt_ids"], _sampling(found["sampling"]), steps)
+    """Read `steps`.
+
+    Raises: EngineError for a tree or a q that breaks its invariant, another exception for broken JSON.
+    """
+    entry = json.loads(text)
+    steps = [_step(step, vocab_size) for step in entry["steps"]]
+    return ReportedSequence(entry["prompt_ids"], _sampling(entry["sampling"]), steps)
 
 
 def _step(entry: dict[str, Any], vocab_size: int) -> ReportedStep:
@@ -58,17 +64,17 @@ def _step(entry: dict[str, Any], vocab_size: int) -> ReportedStep:
     tree = TokenTree.checked(tokens, parents, vocab_size, len(tokens))
     q = tuple(Distribution(np.array(x["ids"], np.int32), np.array(x["weights"], np.float32)) for x in entry["q"])
     check_q(tree, q, vocab_size)
-    walk = AcceptedPath(tuple(entry["path"]), entry["next_token"])
-    return ReportedStep(entry["prefix_len"], entry["context_hash"], tree, tuple(entry["sources"]), q, walk)
+    accepted = AcceptedPath(tuple(entry["path"]), entry["next_token"])
+    return ReportedStep(entry["prefix_len"], entry["context_hash"], tree, tuple(entry["sources"]), q, accepted)
 
 
 def _sampling(entry: dict[str, Any]) -> Sampling:
-    logits_options = entry["logits_options"]
-    read = LogitsOptions(
-        bias=tuple((token, weight) for token, weight in logits_options["bias"]),
-        grammar=Grammar(*logits_options["grammar"]) if logits_options["grammar"] else None,
-        allowed=tuple(logits_options["allowed"]),
-        bad_words=tuple(tuple(word) for word in logits_options["bad_words"]),
-        end_ids=tuple(logits_options["end_ids"]),
+    logits = entry["logits_options"]
+    options = LogitsOptions(
+        bias=tuple((token, weight) for token, weight in logits["bias"]),
+        grammar=Grammar(*logits["grammar"]) if logits["grammar"] else None,
+        allowed=tuple(logits["allowed"]),
+        bad_words=tuple(tuple(word) for word in logits["bad_words"]),
+        end_ids=tuple(logits["end_ids"]),
     )
-    return Sampling(**{**entry, "rule": Rule(entry["rule"]), "logits_options": read})
+    return Sampling(**{**entry, "rule": Rule(entry["rule"]), "logits_options": options})

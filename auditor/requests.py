@@ -1,4 +1,4 @@
-"""What is audited: anything that answers a prompt, and says on request what its steps were."""
+"""The requests and answers of an audit, and the system that is audited."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
 Options = Mapping[str, Any]
 #: The outputs that are lists; the others are scalars.
 LISTS = frozenset({"output_ids", "step_lengths", "output_log_probs"})
@@ -16,7 +14,10 @@ LISTS = frozenset({"output_ids", "step_lengths", "output_log_probs"})
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back. chunks: the text as it was streamed. steps: JSON, when asked for. error: why nothing came."""
+    """The answer to one request.
+
+    chunks: the text as it was streamed. steps: JSON, if `return_steps` was set. error: why the request failed, or "".
+    """
 
     ids: tuple[int, ...] = ()
     chunks: tuple[str, ...] = ()
@@ -31,45 +32,48 @@ class Answer:
         return "".join(self.chunks)
 
     @classmethod
-    def of(cls, parts: Sequence[Mapping[str, Any]]) -> Answer:
-        """Return the answer that a request's responses are, deltas of outputs by name."""
-        last = parts[-1]
+    def of(cls, responses: Sequence[Mapping[str, Any]]) -> Answer:
+        """Join a request's responses, each the outputs by name that it adds."""
+        last = responses[-1]
         return cls(
-            tuple(token for part in parts for token in part["output_ids"]),
-            tuple(part["text_output"] for part in parts),
-            tuple(value for part in parts for value in part.get("output_log_probs", [])),
+            tuple(token for response in responses for token in response["output_ids"]),
+            tuple(response["text_output"] for response in responses),
+            tuple(value for response in responses for value in response.get("output_log_probs", [])),
             last["finish_reason"],
             last.get("steps", ""),
         )
 
 
-def to_value(name: str, array: np.ndarray) -> Any:
-    """Return an output as a Python value: (1, n) tensors become lists or scalars, bytes become text."""
-    items = [item.decode() if isinstance(item, bytes) else item for item in array.reshape(-1).tolist()]
-    return items if name in LISTS else items[0]
+def to_values(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the output arrays of one response as Python values: lists or scalars, text decoded."""
+    values = {}
+    for name, array in outputs.items():
+        items = [item.decode() if isinstance(item, bytes) else item for item in array.reshape(-1).tolist()]
+        values[name] = items if name in LISTS else items[0]
+    return values
 
 
 class AuditedSystem(Protocol):
-    """A server of some kind; any thread may ask."""
+    """A system that serves the model `speculative`; may be called from several threads."""
 
     def ask(self, prompt: str, options: Options) -> Answer:
-        """Return the answer to one request; options: inputs of the model `speculative` by name."""
+        """Run one request to its end; options: inputs of the model `speculative` by name."""
 
 
 class AuditRequest(NamedTuple):
-    """A request, and what it is called in the report."""
+    """A request, and its name in the report."""
 
     name: str
     prompt: str
     options: Options
 
     def but(self, suffix: str, **options: Any) -> AuditRequest:
-        """Return the request with other options."""
+        """Return the request under another name and with other options."""
         return AuditRequest(f"{self.name}{suffix}", self.prompt, {**self.options, **options})
 
 
 def ask_all(system: AuditedSystem, requests: Sequence[AuditRequest], at_once: int = 1) -> list[Answer]:
-    """Return the answers in order; `at_once` requests run side by side."""
+    """Return the answers in the order of the requests, `at_once` of which run at a time."""
     if at_once == 1:
         return [system.ask(request.prompt, request.options) for request in requests]
     with ThreadPoolExecutor(at_once) as pool:

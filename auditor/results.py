@@ -1,4 +1,4 @@
-"""What a check found, and what it looked at to find it."""
+"""The results of an audit: what each check examined and what it found wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is not as it must be. where: request and step. near_tie: rounding in the served dtype explains it."""
+    """One value that differs from the expected one.
+
+    where: the request and the step. near_tie: whether rounding in the served dtype explains the difference.
+    """
 
     what: str
     where: str
@@ -24,9 +27,10 @@ class Finding:
 
 @dataclass
 class Result:
-    """One line of the report. counts: how much was looked at. bounds: what may still be wrong, in words.
+    """One line of the report.
 
-    lossy: of a rule that changes the law and says so; what it measures is shown and fails nothing.
+    counts: how much was examined. bounds: sentences that say how wrong the server may still be.
+    lossy: whether the rule changes the distribution by design; its findings are shown and are no faults.
     """
 
     check: str
@@ -35,22 +39,22 @@ class Result:
     bounds: list[str] = field(default_factory=list)
     lossy: bool = False
 
-    def note(self, what: str, where: str, expected: Any, got: Any, near_tie: bool = False) -> None:
-        """Take in a finding."""
+    def add(self, what: str, where: str, expected: Any, got: Any, near_tie: bool = False) -> None:
+        """Add a finding."""
         self.findings.append(Finding(what, where, str(expected), str(got), near_tie))
 
     def expect(self, what: str, where: str, expected: Any, got: Any) -> bool:
-        """Take in a finding unless both are equal; return whether they are."""
+        """Add a finding unless both values are equal; return whether they are."""
         if expected != got:
-            self.note(what, where, expected, got)
+            self.add(what, where, expected, got)
         return bool(expected == got)
 
     @property
     def faults(self) -> list[Finding]:
-        """The findings that may not be."""
+        """The findings that fail the audit."""
         return [] if self.lossy else [finding for finding in self.findings if not finding.near_tie]
 
-    def told(self) -> dict[str, Any]:
-        """Return the result as JSON has it."""
-        # asdict makes a Counter anew of its items, and counts those.
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result for the JSON report."""
+        # asdict rebuilds a Counter from its items, which would count the items instead.
         return asdict(self) | {"counts": dict(self.counts), "num_faults": len(self.faults)}

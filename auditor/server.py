@@ -9,10 +9,10 @@ from types import TracebackType
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from auditor.requests import Answer, Options, to_value
+from auditor.requests import Answer, Options, to_values
 from clients.generate import stream_outputs
 
-#: Of one request; judging runs beside the server on the same machine, which may be slow.
+#: Limit of one request: the judging model may share the machine with the server and slow it down.
 LIMIT_S = 900.0
 
 
@@ -36,9 +36,7 @@ class AuditedServer:
         """Run one request to its end; raises InferenceServerException when the connection fails."""
         try:
             responses = stream_outputs(self._client(), {"text_input": prompt, **options}, limit_s=LIMIT_S)
-            return Answer.of(
-                [{name: to_value(name, array) for name, array in outputs.items()} for _, outputs in responses]
-            )
+            return Answer.of([to_values(outputs) for _, outputs in responses])
         except InferenceServerException as error:
             if error.status() is not None:
                 raise

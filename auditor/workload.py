@@ -1,22 +1,22 @@
-"""What an audit asks: every method under every rule that takes it, at samplings of all kinds, by turns."""
+"""The requests of an audit: every method under every rule that supports it, with samplings of all kinds in turn."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from auditor.distributions import DRAWN
+from auditor.distributions import SAMPLED
 from auditor.requests import AuditRequest, Options
 from benchmarks.settings import inputs_of
 from orchestrator.core.sampling_params import OUR_RULES, Rule
 
-#: Of benchmarks/settings.py: chains and trees, chosen and drawn.
+#: Settings of benchmarks/settings.py: chains and trees, deterministic and sampled drafts.
 SETTINGS = ("none", "prompt_lookup", "ngram", "draft_model 4", "prompt_lookup branches", "suffix wide", "lookahead")
-#: Those that read hidden states, which a server alone can have; their drafts are chosen trees.
+#: Settings whose drafters read hidden states, which only a server has; their drafts are deterministic trees.
 HEADS = ("medusa leaves", "eagle narrow", "eagle2 small", "eagle3 small", "redrafter 2 3", "prompt_lookup+eagle2 8")
-#: Those whose drafts are never more than a chain: `block` decides on nothing else.
+#: Settings whose drafts are always chains, the only trees that the rule `block` accepts.
 CHAINS = ("none", "prompt_lookup", "ngram", "draft_model 4")
-#: Those whose drafts are drawn from a q, and so the ones under which a rule that is wrong would leave the law.
+#: Settings whose drafts are sampled from a q: a wrong rule would change the distribution of their texts.
 SAMPLED_SETTINGS = ("draft_model 4", "ngram", "prompt_lookup branches")
 
 SAMPLINGS: dict[str, Options] = {
@@ -32,7 +32,10 @@ SAMPLINGS: dict[str, Options] = {
 
 @dataclass(frozen=True)
 class Size:
-    """How much is asked. seeds: per law; 0 leaves the distributions out. characters: of a prompt, its last ones."""
+    """The size of an audit.
+
+    seeds: draws per distribution, 0 to skip them. characters: how many of the last ones of a prompt are sent.
+    """
 
     prompts: int = 8
     tokens: int = 64
@@ -43,42 +46,40 @@ class Size:
 QUICK = Size(prompts=2, tokens=16, seeds=150, characters=120)
 
 
-def replay_requests(prompts: Sequence[str], settings: Sequence[str], num_tokens: int) -> list[AuditRequest]:
-    """Return the requests that are replayed; every one tells its steps and its log-probabilities."""
-    return list(_requests(prompts, settings, num_tokens))
-
-
-def _requests(prompts: Sequence[str], settings: Sequence[str], num_tokens: int) -> Iterator[AuditRequest]:
-    told = {"max_tokens": num_tokens, "return_steps": True, "return_log_probs": True}
+def replay_requests(prompts: Sequence[str], settings: Sequence[str], num_tokens: int) -> Iterator[AuditRequest]:
+    """Yield the requests that are replayed; each returns its steps and its log-probabilities."""
+    outputs = {"max_tokens": num_tokens, "return_steps": True, "return_log_probs": True}
     samplings = list(SAMPLINGS)
     for index, prompt in enumerate(prompts):
         for rule_index, rule in enumerate(OUR_RULES):
             for setting_index, setting in enumerate(settings_of(rule, settings)):
-                # By turns: every setting and every rule meets every sampling over a few prompts.
+                # In turn, so that over a few prompts every setting and every rule meets every sampling.
                 name = samplings[(index + rule_index + setting_index) % len(samplings)]
                 seeded = {"seed": 1 + 7 * index + setting_index, "rule": rule.value, "stream": setting_index % 2 == 0}
-                options = {**inputs_of(setting, prompt), **SAMPLINGS[name], **told, **seeded}
+                options = {**inputs_of(setting, prompt), **SAMPLINGS[name], **outputs, **seeded}
                 yield AuditRequest(f"prompt {index}, {setting}, {rule}, {name}", prompt, options)
 
 
 def settings_of(rule: Rule, settings: Sequence[str]) -> list[str]:
-    """Return the settings that a rule takes."""
+    """Return the settings that a rule supports."""
     return [setting for setting in settings if rule is not Rule.BLOCK or setting in CHAINS]
 
 
 def variants_of(index: int, prompt: str, settings: Sequence[str], num_tokens: int) -> list[AuditRequest]:
-    """Return requests under `coupled` with one seed, whose texts must be the same: every method, streamed and not."""
-    drawn = {"temperature": 0.9, "top_p": 0.97, "seed": 1000 + index, "max_tokens": num_tokens}
-    asked = [AuditRequest(f"prompt {index}, {name}", prompt, {**inputs_of(name, prompt), **drawn}) for name in settings]
+    """Return requests under `coupled` with one seed, whose texts must be equal: every method, streamed and whole."""
+    sampling = {"temperature": 0.9, "top_p": 0.97, "seed": 1000 + index, "max_tokens": num_tokens}
+    requests = [
+        AuditRequest(f"prompt {index}, {name}", prompt, {**inputs_of(name, prompt), **sampling}) for name in settings
+    ]
     return [
         request.but(how, stream=streams)
-        for request in asked
+        for request in requests
         for streams, how in ((True, ", streamed"), (False, ", whole"))
     ]
 
 
 def stopped_variants(requests: Sequence[AuditRequest], text: str) -> list[AuditRequest]:
-    """Return the requests again with stop strings that the text holds: across tokens, and one that only begins."""
+    """Return the requests with two stop strings: one in the middle of the text, one that only begins in it."""
     middle = len(text) // 2
     word = text[middle : middle + 5]
     if not word:
@@ -88,9 +89,9 @@ def stopped_variants(requests: Sequence[AuditRequest], text: str) -> list[AuditR
 
 
 def distribution_requests(prompt: str, settings: Sequence[str]) -> list[AuditRequest]:
-    """Return what the distributions are asked: every rule with drafts that can bend it."""
+    """Return the requests whose distributions are tested: every rule with drafts that could distort it."""
     return [
-        AuditRequest(f"{rule}, {setting}", prompt, {**inputs_of(setting, prompt), **DRAWN, "rule": rule.value})
+        AuditRequest(f"{rule}, {setting}", prompt, {**inputs_of(setting, prompt), **SAMPLED, "rule": rule.value})
         for rule in OUR_RULES
         for setting in settings_of(rule, [name for name in SAMPLED_SETTINGS if name in settings])
     ]

@@ -1,7 +1,7 @@
 """`make bench`: acceptance length and speed of the drafting methods through the real server, fairly compared.
 
-Every run starts from a cold cache (a salt of its own), the methods take turns, one run of each is not counted, and
-prefill and decoding are told apart (docs/protocol.md, Fair comparison).
+Every run starts from a cold cache (with its own salt), the methods take turns, one warm-up run of each is dropped, and
+prefill and decoding are timed separately (docs/protocol.md, Fair comparison).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks import picture, report
 from benchmarks.deployment import CONFIG, ROOT, TASKS, settled_metrics
 from benchmarks.figures import compare_rates, rows
 from benchmarks.samples import BenchError, Runner, Sample, check_prefix_hits, measure
-from benchmarks.server import Count, Crowd, Method, Passes, measure_crowds
+from benchmarks.server import ConcurrentRun, Count, Method, Passes, measure_concurrent
 from benchmarks.traffic import read_prompts
 from launcher.command import STUB_ENVIRONMENT
 from orchestrator.core.errors import ServingError
@@ -56,25 +56,27 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--peers", action="store_true", help="transformers' generate beside it, in this process")
     parser.add_argument("--spin", action="store_true", help="let the peers' OpenMP threads spin while they wait")
     parser.add_argument("--concurrency", type=int, default=0, help="also so many requests at once")
-    parser.add_argument("--json", type=Path, default=ROOT / "docs/figures/bench.json", help="where it is kept")
+    parser.add_argument(
+        "--json", type=Path, default=ROOT / "docs/figures/bench.json", help="where the figures are saved"
+    )
     args = parser.parse_args(arguments)
     if args.peers and args.temperature:
         parser.error("--peers are greedy: leave out --temperature")
     return args
 
 
-class Door(NamedTuple):
-    """Where the server is, and what it counts; a server that was started elsewhere counts nothing for us."""
+class Endpoint(NamedTuple):
+    """A server's gRPC address, and how to count its passes, which is not possible for a server started elsewhere."""
 
     url: str
     count_passes: Count
 
 
 @contextlib.contextmanager
-def serving(args: argparse.Namespace) -> Iterator[Door]:
-    """Yield the server, started here unless one was named."""
+def serving(args: argparse.Namespace) -> Iterator[Endpoint]:
+    """Yield the server, which is started here without --url."""
     if args.url:
-        yield Door(args.url, lambda: None)
+        yield Endpoint(args.url, lambda: None)
         return
 
     def count() -> Passes:
@@ -82,44 +84,44 @@ def serving(args: argparse.Namespace) -> Iterator[Door]:
         return Passes(found["target", "passes_total"], found["target", "pass_requests_total"])
 
     with launcher.Server(args.config) as server:
-        yield Door(server.grpc_url, count)
+        yield Endpoint(server.grpc_url, count)
 
 
-def bench(args: argparse.Namespace, config: ServingConfig, door: Door) -> None:
-    """Measure, print and keep."""
+def bench(args: argparse.Namespace, config: ServingConfig, endpoint: Endpoint) -> None:
+    """Measure, print and save."""
     options = {"temperature": args.temperature, "seed": args.seed} if args.temperature else {}
-    with grpcclient.InferenceServerClient(door.url) as client:
+    with grpcclient.InferenceServerClient(endpoint.url) as client:
         triton = client.get_server_metadata(client_timeout=10).version
         about = report.conditions(config, triton) | {"settings": settings(args)}
         methods = [Method.parse(text, client, options) for text in args.methods]
         runners: list[Runner] = [*methods, *peers(args, config)]
-        samples = take(runners, args)
-    crowds = take_crowds(methods, door, args)
-    about["prefix_hits_equal"] = check_prefix_hits(samples) or "not told by the server"
+        samples = measure_tasks(runners, args)
+    concurrent = measure_concurrency(methods, endpoint, args)
+    about["prefix_hits_equal"] = check_prefix_hits(samples) or "not reported by the server"
     about["load_average_after"] = os.getloadavg()[0]
-    tell(args, about, samples, crowds)
+    publish(args, about, samples, concurrent)
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments that shape the figures."""
+    """Return the arguments that influence the figures."""
     where = ("config", "url", "json")
     return {name: value for name, value in vars(args).items() if name not in where}
 
 
 def peers(args: argparse.Namespace, config: ServingConfig) -> list[Runner]:
-    """Load the peers, when they are asked for."""
+    """Load the peers if --peers is set."""
     if not args.peers:
         return []
-    # As the launcher does for the engines; libgomp reads it when torch is loaded. Threads that spin make a peer up to
-    # fifty times slower as soon as anything else runs on the machine.
+    # The launcher does the same for the engines. libgomp reads it when torch is loaded. Threads that spin make a peer
+    # up to fifty times slower as soon as another process runs on the machine.
     os.environ.update({} if args.spin else SLEEPING_THREADS)
     from benchmarks.peers import load_peers
 
     return [*load_peers(config.target, config.draft, config.dtype)]
 
 
-def take(runners: Sequence[Runner], args: argparse.Namespace) -> list[Sample]:
-    """Measure every task, telling how far it is."""
+def measure_tasks(runners: Sequence[Runner], args: argparse.Namespace) -> list[Sample]:
+    """Measure every task and print the progress."""
     samples: list[Sample] = []
     for task in args.tasks:
         prompts = read_prompts()[task][: args.num_prompts]
@@ -133,35 +135,37 @@ def take(runners: Sequence[Runner], args: argparse.Namespace) -> list[Sample]:
     return samples
 
 
-def take_crowds(methods: Sequence[Method], door: Door, args: argparse.Namespace) -> list[Crowd]:
-    """Measure many requests at once, over prompts of all tasks."""
+def measure_concurrency(methods: Sequence[Method], endpoint: Endpoint, args: argparse.Namespace) -> list[ConcurrentRun]:
+    """Measure --concurrency requests at once, over prompts of all tasks."""
     if not args.concurrency:
         return []
     by_task = read_prompts()
     mixed = [prompt for group in zip(*(by_task[task] for task in args.tasks), strict=False) for prompt in group]
     prompts = list(itertools.islice(itertools.cycle(mixed), args.concurrency))
     fitting = [method for method in methods if all(map(method.fits, prompts))]
-    return measure_crowds(fitting, door.url, prompts, args.turns, args.max_tokens, door.count_passes)
+    return measure_concurrent(fitting, endpoint.url, prompts, args.turns, args.max_tokens, endpoint.count_passes)
 
 
-def tell(args: argparse.Namespace, about: dict[str, Any], samples: Sequence[Sample], crowds: Sequence[Crowd]) -> None:
-    """Print the tables, and keep everything."""
+def publish(
+    args: argparse.Namespace, about: dict[str, Any], samples: Sequence[Sample], concurrent: Sequence[ConcurrentRun]
+) -> None:
+    """Print the tables and save everything."""
     base = args.methods[0] if BASE not in args.methods else BASE
     found = rows(samples, base)
     print(report.table(found))
     figures: dict[str, Any] = {"base": base, "rows": [asdict(row) for row in found]}
     if args.peers:
         ratios = {task: compare_rates(samples, task, base, PEER) for task in args.tasks}
-        print("\n".join(f"\n{base} ÷ {PEER}, {task}: {report.said(found)}" for task, found in ratios.items()))
+        print("\n".join(f"\n{base} ÷ {PEER}, {task}: {report.ratio_text(found)}" for task, found in ratios.items()))
         figures["base_over_peer"] = {task: asdict(found) for task, found in ratios.items()}
-    if crowds:
-        print(f"\n{report.crowd_table(crowds, base)}")
+    if concurrent:
+        print(f"\n{report.concurrency_table(concurrent, base)}")
     if about["prefix_hits_equal"] is not True:
-        print("\nThe server does not tell its prefix hits: that they were equal could not be checked.")
+        print("\nThe server does not report its prefix hits: whether they were equal could not be checked.")
     print("\n" + "; ".join(f"{name} {value}" for name, value in about.items() if name != "settings"))
-    report.keep(args.json, about, figures, samples, crowds)
+    report.save(args.json, about, figures, samples, concurrent)
     picture.draw(found, base, args.json.with_suffix(".svg"))
-    print(f"kept in {args.json}, drawn in {args.json.with_suffix('.svg')}", file=sys.stderr)
+    print(f"saved in {args.json}, drawn in {args.json.with_suffix('.svg')}", file=sys.stderr)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -169,8 +173,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parse(arguments)
     try:
         config = load_config(args.config)
-        with serving(args) as door:
-            bench(args, config, door)
+        with serving(args) as endpoint:
+            bench(args, config, endpoint)
     except KeyboardInterrupt:
         return 130
     except (BenchError, ServingError, InferenceServerException) as error:

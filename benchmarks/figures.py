@@ -1,4 +1,4 @@
-"""Samples to figures: rates over all prompts, their spread between prompts, ratios with an interval."""
+"""Figures from samples: rates over all prompts, their spread between prompts, and ratios with an interval."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Row:
-    """One runner's figures on one task; None where the runner does not tell. speed_up: over the base's decoding.
+    """One runner's figures on one task, None for a figure that the runner does not report.
 
-    acceptance_interval: of the length with the bonus token, by bootstrap over prompts; that without it is one less but
-    for texts that end inside a step.
+    speed_up: ratio of decoding rates to the base. acceptance_interval: of the length with the bonus token, by
+    bootstrap over prompts; the length without it is one less, except for texts that end within a step.
     """
 
     task: str

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.neighbours`: what a request loses beside others whose trees are as large as allowed.
+"""`python -m benchmarks.neighbours`: how much a request slows down beside others with the largest trees allowed.
 
-One text of the default settings is generated alone, then beside clients that ask the same head for its widest and
-deepest trees without end. Printed: seconds, steps and draft tokens of each run.
+One text is generated with the default settings, first alone, then beside clients that keep requesting the widest and
+deepest trees of the same head. Prints seconds, steps and draft tokens of each run.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ def options_of(method: str, **parameters: Any) -> dict[str, Any]:
     return {"speculation": method, "max_tokens": 96, "timeout_ms": 120_000} | config
 
 
-def crowd(url: str, method: str, stop: threading.Event, number: int) -> None:
-    """Ask for large trees until told to stop."""
+def request_large_trees(url: str, method: str, stop: threading.Event, number: int) -> None:
+    """Request large trees until `stop` is set."""
     options = options_of(method, **GREEDIEST[method], max_nodes=128)
     prompts = mixed_prompts(number + 9)
     with grpcclient.InferenceServerClient(url) as client:
         while not stop.is_set():
-            with contextlib.suppress(InferenceServerException):  # its deadline, a full pool: it asks again
+            with contextlib.suppress(InferenceServerException):  # past its deadline, or a full pool: try again
                 ask(client, prompts[number + 8].text, **options)
 
 
 def measured(url: str, method: str) -> str:
-    """Generate one text, and say what it took."""
+    """Generate one text and return its cost in words."""
     with grpcclient.InferenceServerClient(url) as client:
         began_s = time.monotonic()
         answer = ask(client, mixed_prompts(1)[0].text, **options_of(method))
@@ -49,7 +49,7 @@ def measured(url: str, method: str) -> str:
 
 
 def main() -> None:
-    """Run it."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--method", default="eagle", help="of the text that is measured")
     parser.add_argument("--beside", default="eagle2", choices=GREEDIEST, help="method of the others")
@@ -61,7 +61,7 @@ def main() -> None:
             print("alone: ", measured(server.grpc_url, options.method), "| none:", measured(server.grpc_url, "none"))
         stop = threading.Event()
         others = [
-            threading.Thread(target=crowd, args=(server.grpc_url, options.beside, stop, n), daemon=True)
+            threading.Thread(target=request_large_trees, args=(server.grpc_url, options.beside, stop, n), daemon=True)
             for n in range(options.clients)
         ]
         for other in others:

@@ -12,26 +12,26 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 from transformers.generation.streamers import BaseStreamer
 
 from benchmarks.samples import Run
-from benchmarks.traffic import Prompt
+from clients.demo import Prompt
 
 #: Draft length and longest n-gram of the server's prompt_lookup, for an equal comparison.
 LOOKUP = {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": 3}
 
 
 class Clock(BaseStreamer):
-    """Notes when how many tokens came; `generate` puts the prompt first, which is no step."""
+    """Records when how many tokens arrived; the first call of `put` is the prompt, which is not a step."""
 
     def __init__(self) -> None:
         self.times_s: list[float] = []
         self.counts: list[int] = []
 
     def put(self, value: torch.Tensor) -> None:
-        """Take the tokens of one step."""
+        """Record the tokens of one step."""
         self.times_s.append(time.perf_counter())
         self.counts.append(value.numel())
 
     def end(self) -> None:
-        """Nothing follows."""
+        """Do nothing: the last step has been recorded."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Peer:
     options: dict[str, Any]
 
     def fits(self, prompt: Prompt) -> bool:
-        """Return True: the prompt is all that it needs."""
+        """Return True: the peer needs nothing but the prompt."""
         return True
 
     @torch.inference_mode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 from benchmarks.figures import Row
 
 # Letters stay letters, and the same figures give the same file.
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "bench", "font.size": 9}
+STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "bench", "font.size": 9}
 GROUP_WIDTH = 0.86
 
 
@@ -31,7 +32,7 @@ def draw(rows: Sequence[Row], base: str, path: Path) -> None:
 
 def _bars(axes: Axes, rows: Sequence[Row]) -> None:
     tasks, runners = (list(dict.fromkeys(values)) for values in ([r.task for r in rows], [r.runner for r in rows]))
-    colours = matplotlib.colormaps["tab20"].colors
+    colours = [matplotlib.colormaps["tab20"](number) for number in range(20)]
     width = GROUP_WIDTH / len(runners)
     for number, runner in enumerate(runners):
         mine = [row for row in rows if row.runner == runner]

@@ -1,6 +1,6 @@
-"""`python -m benchmarks.proposing`: what a step's propose and observe cost, per in-process method and context.
+"""`python -m benchmarks.proposing`: the time of `propose` and `observe` per step, by in-process method and context.
 
-The text is real: held-out prompts, one after the other, tokenised, and then followed as though the target said it.
+The context is real text: held-out prompts one after the other, of which the target "generates" the rest.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BUDGET = Budget(128, 1000)
 
 
 class Cost(NamedTuple):
-    """Milliseconds: of the building and the first call, which sees the whole prompt, and of the later steps."""
+    """Milliseconds of construction and the first call, which reads the whole prompt, and of the later steps."""
 
     first: float
     median: float
@@ -45,13 +45,13 @@ class Cost(NamedTuple):
 
 
 def text_of(length: int, tokenizer: Any) -> list[int]:
-    """Return `length` tokens of held-out text, repeated when there is not so much."""
+    """Return `length` tokens of held-out text, repeated if it is shorter."""
     texts = "\n\n\n".join(prompt.text for prompts in read_prompts().values() for prompt in prompts)
     return list(itertools.islice(itertools.cycle(tokenizer.encode(texts).ids), length))
 
 
 def cost_of(build: Callable[[], Proposer], ids: Sequence[int], num_prompt: int) -> Cost:
-    """Return what the steps cost while the text of `ids` behind the prompt is said."""
+    """Return the cost of the steps that generate the rest of `ids` after the prompt."""
     context, times_ms = Context(ids[:num_prompt]), []
     began_s = time.perf_counter()
     proposer = build()
@@ -61,8 +61,8 @@ def cost_of(build: Callable[[], Proposer], ids: Sequence[int], num_prompt: int) 
         tree = proposer.propose(context, SAMPLING, BUDGET).tree
         drafted_s = time.perf_counter()
         target_tokens = np.array([ids[len(context) + depth] for depth in tree.depths.tolist()], np.int32)
-        walk = accept_coupled(tree, target_tokens.tolist())
-        acceptance = Acceptance(walk.path, walk.next_token, target_tokens=target_tokens)
+        accepted = accept_coupled(tree, target_tokens.tolist())
+        acceptance = Acceptance(accepted.path, accepted.next_token, target_tokens=target_tokens)
         context.commit(acceptance.tokens(tree))
         observed_s = time.perf_counter()
         proposer.observe(tree, acceptance)
@@ -71,8 +71,8 @@ def cost_of(build: Callable[[], Proposer], ids: Sequence[int], num_prompt: int) 
     return Cost(built_ms + first, statistics.median(later), statistics.quantiles(later, n=20)[-1], max(later))
 
 
-def materials_of(config: Any, checkpoint: Any, ids: Sequence[int], num_prompt: int) -> ProposerDependencies:
-    """Return what the methods draft from: tables, a memory that holds the text once, a prediction that is right."""
+def dependencies_of(config: Any, checkpoint: Any, ids: Sequence[int], num_prompt: int) -> ProposerDependencies:
+    """Return the proposers' inputs: tables, a memory that holds the text once, and a correct prediction."""
     memory = Memory(1 << 20)
     memory.learn("", ids)
     tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
@@ -97,10 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("| method | context | first call, ms | median, ms | 95 % | most |\n|---|---:|---:|---:|---:|---:|")
     for length in options.contexts:
         ids = text_of(length + options.tokens, checkpoint.tokenizer)
-        materials = materials_of(config, checkpoint, ids, length)
+        dependencies = dependencies_of(config, checkpoint, ids, length)
         for name in (name for name in PROPOSED if not METHODS[name].drafter):
             made = select_method(name, "", frozenset(), {})
-            cost = cost_of(functools.partial(made.proposer, materials), ids, length)
+            cost = cost_of(functools.partial(made.proposer, dependencies), ids, length)
             print(f"| {name} | {length} | {cost.first:.1f} | {cost.median:.3f} | {cost.p95:.3f} | {cost.most:.3f} |")
     return 0
 

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.replay`: what a proposer's options bring on texts that are known beforehand.
+"""`python -m benchmarks.replay`: acceptance length of a proposer's options on texts that are known beforehand.
 
-The target's greedy texts are made once, by transformers; then each setting drafts along them without a model. That
-gives acceptance length and nodes per step exactly and in seconds, for every method that does not need the target's
-picks. What a node costs is not in it: `make bench` measures that.
+transformers generates the target's greedy texts once; then each setting drafts along them without a model. That gives
+acceptance length and nodes per step exactly and in seconds, for every method that does not read the target's tokens
+at refused nodes. The time of a node is not included: `make bench` measures it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import numpy as np
 
 from benchmarks.deployment import CONFIG, TASKS
 from benchmarks.stock_model import StockModel
-from benchmarks.traffic import Prompt, read_prompts
+from benchmarks.traffic import read_prompts
+from clients.demo import Prompt
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Proposer
 from orchestrator.core.sampling_params import Sampling
@@ -65,7 +66,7 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt and what the target says behind it."""
+    """A prompt and the target's output."""
 
     prompt: Prompt
     prompt_ids: list[int]
@@ -73,25 +74,25 @@ class Text:
 
 
 class Deployment(NamedTuple):
-    """What drafts are made from beside the text."""
+    """The proposers' inputs besides the text."""
 
     checkpoint: Checkpoint
     tables: Tables | None
 
 
 def replay(proposer: Proposer, text: Text, max_nodes: int) -> Statistics:
-    """Run the loop's steps with a target that says `text`; returns the counts."""
+    """Run the loop's steps with a target that generates `text`; return the counts."""
     context, statistics = Context(text.prompt_ids), Statistics()
-    said = [*text.prompt_ids, *text.output]
-    limits = Limits(len(text.output), len(said), max_nodes)
-    while len(context) < len(said):
+    ids = [*text.prompt_ids, *text.output]
+    limits = Limits(len(text.output), len(ids), max_nodes)
+    while len(context) < len(ids):
         proposal = proposer.propose(context, Sampling(), limits.budget(context)).cut(limits.budget(context))
-        target_tokens = np.array([said[len(context) + depth] for depth in proposal.tree.depths.tolist()], np.int32)
-        walk = accept_coupled(proposal.tree, target_tokens.tolist())
-        acceptance = Acceptance(walk.path, walk.next_token)
+        target_tokens = np.array([ids[len(context) + depth] for depth in proposal.tree.depths.tolist()], np.int32)
+        accepted = accept_coupled(proposal.tree, target_tokens.tolist())
+        acceptance = Acceptance(accepted.path, accepted.next_token)
         context.commit(acceptance.tokens(proposal.tree))
         proposer.observe(proposal.tree, acceptance)
-        statistics.observe(proposal, acceptance, len(walk.path) + 1, 0.0, 1.0)
+        statistics.observe(proposal, acceptance, len(accepted.path) + 1, 0.0, 1.0)
     return statistics
 
 
@@ -99,10 +100,10 @@ def cells(setting: str, texts: Sequence[Text], deployment: Deployment) -> Iterat
     """Yield acceptance length and nodes per step for each task."""
     method, _, config = setting.partition(":")
     for task in TASKS:
-        mine = [
+        matching = [
             text for text in texts if text.prompt.task == task and (text.prompt.prediction or method != "predicted")
         ]
-        tallies = [replay(_proposer(method, config, text, deployment), text, 128) for text in mine]
+        tallies = [replay(_proposer(method, config, text, deployment), text, 128) for text in matching]
         steps = sum(tally.num_steps for tally in tallies)
         tokens = sum(sum(tally.step_lengths) for tally in tallies)
         nodes = sum(tally.num_draft_tokens for tally in tallies)
@@ -110,17 +111,17 @@ def cells(setting: str, texts: Sequence[Text], deployment: Deployment) -> Iterat
 
 
 def _proposer(method: str, config: str, text: Text, deployment: Deployment) -> Proposer:
-    materials = ProposerDependencies(
+    dependencies = ProposerDependencies(
         drafter_client=lambda name: None,  # type: ignore[arg-type, return-value]
         vocab_size=deployment.checkpoint.vocab_size,
         prediction=tuple(deployment.checkpoint.tokenizer.encode(text.prompt.prediction).ids),
         tables=deployment.tables,
     )
-    return select_method(method, config, frozenset(), {}).proposer(materials)
+    return select_method(method, config, frozenset(), {}).proposer(dependencies)
 
 
 def known_texts(config: Any, num_prompts: int, num_tokens: int, store: Path | None) -> list[Text]:
-    """Return the target's greedy texts; kept in a file when one is named."""
+    """Return the target's greedy texts, from the file `store` if it has them."""
     prompts = [prompt for task in TASKS for prompt in read_prompts()[task][:num_prompts]]
     kept: Mapping[str, Any] = json.loads(store.read_text()) if store and store.exists() else {}
     if not kept:

@@ -1,4 +1,4 @@
-"""Figures as Markdown for the README and as JSON to keep; and the conditions they were taken under."""
+"""The figures as Markdown and JSON, and the conditions under which they were measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.figures import Ratio, Row
 from benchmarks.samples import Sample
-from benchmarks.server import Crowd
+from benchmarks.server import ConcurrentRun
 from clients.generate import ratio
 from orchestrator.deployment.config import ServingConfig
 
@@ -24,7 +24,7 @@ PACKAGES = ("numpy", "tokenizers", "torch", "transformers", "tritonclient", "nvi
 
 
 def conditions(config: ServingConfig, triton: str) -> dict[str, Any]:
-    """Return what the figures depend on: machine, versions, weights, deployment."""
+    """Return the machine, versions, weights and deployment that the figures depend on."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "cpu": _cpu(),
@@ -54,7 +54,7 @@ def _version(package: str) -> str:
 
 
 def weights_hash(checkpoint: str) -> str:
-    """Return the first digits of the SHA-256 of a checkpoint's weights; a hub id stands for itself."""
+    """Return the first digits of the SHA-256 of a checkpoint's weights; a hub id is returned as it is."""
     digest = hashlib.sha256()
     files = sorted(Path(checkpoint).glob("*.safetensors")) if checkpoint else []
     for file in files:
@@ -78,7 +78,7 @@ def _cells(row: Row) -> list[str]:
         row.task,
         row.runner,
         f"{row.tokens_per_s.overall:.0f}",
-        said(row.speed_up),
+        ratio_text(row.speed_up),
         f"{row.acceptance_length:.2f} ({row.acceptance_interval[0]:.2f}–{row.acceptance_interval[1]:.2f})",
         f"{row.acceptance_length_without_bonus:.2f}",
         drafts,
@@ -87,52 +87,52 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def said(found: Ratio) -> str:
+def ratio_text(found: Ratio) -> str:
     """Return a ratio with its interval."""
     return f"{found.overall:.2f} × ({found.low:.2f}–{found.high:.2f})"
 
 
-def crowd_table(crowds: Sequence[Crowd], base: str) -> str:
-    """Return a Markdown table of the methods' medians over turns, many requests at once."""
+def concurrency_table(concurrent: Sequence[ConcurrentRun], base: str) -> str:
+    """Return a Markdown table of each method's median over turns, with many requests at once."""
     lines = ["| requests at once | method | tokens/s in all | turns | speed-up | requests per pass |"]
     lines.append("|---:|---|---:|---:|---:|---:|")
-    names = dict.fromkeys(crowd.method for crowd in crowds)
-    rates = {name: sorted(crowd.tokens_per_s for crowd in crowds if crowd.method == name) for name in names}
+    names = dict.fromkeys(run.method for run in concurrent)
+    rates = {name: sorted(run.tokens_per_s for run in concurrent if run.method == name) for name in names}
     for name, some in rates.items():
-        mine = [crowd for crowd in crowds if crowd.method == name]
+        mine = [run for run in concurrent if run.method == name]
         faster = f"{ratio(statistics.median(some), statistics.median(rates[base])):.2f} ×"
         cells = [len(mine[0].runs), name, f"{statistics.median(some):.0f}", f"{some[0]:.0f}–{some[-1]:.0f}", faster]
         lines.append(f"| {' | '.join(map(str, cells))} | {_occupancy(mine)} |")
     return "\n".join(lines)
 
 
-def _occupancy(crowds: Sequence[Crowd]) -> str:
-    shared = [crowd.requests_per_pass or crowd.seen_per_pass or 0.0 for crowd in crowds]
+def _occupancy(concurrent: Sequence[ConcurrentRun]) -> str:
+    shared = [run.requests_per_pass or run.seen_per_pass or 0.0 for run in concurrent]
     return f"{statistics.median(shared):.1f}"
 
 
-def keep(
+def save(
     path: Path,
     about: Mapping[str, Any],
     figures: Mapping[str, Any],
     samples: Sequence[Sample],
-    crowds: Sequence[Crowd],
+    concurrent: Sequence[ConcurrentRun],
 ) -> None:
-    """Write conditions, figures and every single run as JSON; token ids become a hash, which tells texts apart."""
+    """Write conditions, figures and every run as JSON; a hash stands for the token ids, to compare texts."""
     singles = [{**asdict(sample), "run": _without_ids(asdict(sample.run))} for sample in samples]
-    crowded = [
+    concurrent_entries = [
         {
-            "method": crowd.method,
-            "num_requests": len(crowd.runs),
-            "wall_s": crowd.wall_s,
-            "tokens_per_s": crowd.tokens_per_s,
-            "requests_per_pass": crowd.requests_per_pass,
-            "seen_per_pass": crowd.seen_per_pass,
+            "method": run.method,
+            "num_requests": len(run.runs),
+            "wall_s": run.wall_s,
+            "tokens_per_s": run.tokens_per_s,
+            "requests_per_pass": run.requests_per_pass,
+            "seen_per_pass": run.seen_per_pass,
         }
-        for crowd in crowds
+        for run in concurrent
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = {"conditions": about, **figures, "crowds": crowded, "samples": singles}
+    whole = {"conditions": about, **figures, "crowds": concurrent_entries, "samples": singles}
     path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Measured runs and the order in which they are taken; knows neither Triton nor models."""
+"""Measured runs and the order in which they are made; knows neither Triton nor models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from benchmarks.traffic import Prompt
+from clients.demo import Prompt
 
 Item = TypeVar("Item")
 
@@ -17,10 +17,10 @@ class BenchError(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """One request, measured. Decoding is what follows the first response; the steps count the prefill's too.
+    """The figures of one request; decoding follows the first response, and the steps include the prefill.
 
-    num_accepted: draft tokens in the output. num_cached_tokens: tokens of the prompt that the target found in its
-    cache. requests_per_pass: how many requests shared a pass, on average. None: not known.
+    num_accepted: draft tokens in the output. num_cached_tokens: prompt tokens that the target found in its cache.
+    requests_per_pass: mean number of requests that shared a pass. None stands for a figure that is not known.
     """
 
     ids: tuple[int, ...]
@@ -36,7 +36,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Sample:
-    """A run and what it was a run of."""
+    """A run with its runner, task, prompt and turn."""
 
     runner: str
     task: str
@@ -46,21 +46,21 @@ class Sample:
 
 
 class Runner(Protocol):
-    """Something that continues a prompt: a method of the server, or a peer."""
+    """A method of the server, or a peer, that continues prompts."""
 
     @property
     def name(self) -> str:
-        """What the tables call it."""
+        """The runner's name in the tables."""
 
     def fits(self, prompt: Prompt) -> bool:
-        """Say whether there is all that it needs to continue this prompt."""
+        """Return whether the runner can continue this prompt."""
 
     def run(self, prompt: Prompt, max_tokens: int) -> Run:
         """Continue the prompt from a cold cache and measure it."""
 
 
 def measure(runners: Sequence[Runner], prompts: Sequence[Prompt], turns: int, max_tokens: int) -> Iterator[Sample]:
-    """Run every prompt `turns` times under every runner, by turns, after one run of each that is not counted.
+    """Run every prompt `turns` times under every runner in turn, after one warm-up run of each.
 
     A runner that does not fit all the prompts is left out.
     """
@@ -75,13 +75,13 @@ def measure(runners: Sequence[Runner], prompts: Sequence[Prompt], turns: int, ma
 
 
 def rotated(items: Sequence[Item], by: int) -> list[Item]:
-    """Return the items with another one first, so that none always follows the same neighbour."""
+    """Return the items rotated, so that no item always follows the same neighbour."""
     start = by % len(items)
     return [*items[start:], *items[:start]]
 
 
 def check_prefix_hits(samples: Sequence[Sample]) -> bool:
-    """Return whether the cached prompt tokens are known; raises BenchError when methods found different ones."""
+    """Return whether the numbers of cached prompt tokens are known; raises BenchError if they differ by method."""
     known = [sample for sample in samples if sample.run.num_cached_tokens is not None]
     for prompt in {sample.prompt for sample in known}:
         hits = {(s.runner, s.run.num_cached_tokens) for s in known if s.prompt == prompt}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import tritonclient.grpc as grpcclient
 
 from benchmarks.samples import Run, rotated
-from benchmarks.traffic import Prompt
+from clients.demo import Prompt
 from clients.generate import Generation, generate
 
 START_LIMIT_S = 30.0
@@ -41,7 +41,7 @@ class Method:
         return self.name.partition(":")[0]
 
     def fits(self, prompt: Prompt) -> bool:
-        """Say whether the prompt has what the method needs."""
+        """Return whether the prompt has the text that the method needs."""
         return self.method != "predicted" or bool(prompt.prediction)
 
     def generate(self, client: Any, prompt: Prompt, max_tokens: int) -> Generation:
@@ -58,7 +58,7 @@ class Method:
 
 
 def to_run(done: Generation) -> Run:
-    """Return what a request measured, as its client saw it."""
+    """Return the figures of a request as its client measured them."""
     numbers = done.numbers()
     stats = json.loads(numbers.get("stats") or "{}")
     return Run(
@@ -75,11 +75,11 @@ def to_run(done: Generation) -> Run:
 
 
 @dataclass(frozen=True)
-class Crowd:
-    """Many requests at once under one method: from the moment all were sent to the last token of the last.
+class ConcurrentRun:
+    """Many requests at once under one method, timed from the moment when all were sent to the last token of the last.
 
-    requests_per_pass: of the target, by the engine's own count, prefill and tail included; None when not known.
-    seen_per_pass: the same as the requests saw it, so that fuller passes count more often.
+    requests_per_pass: requests per pass of the target as the engine counts them, or None if it is not known.
+    seen_per_pass: the same as the requests report it, which counts fuller passes more often.
     """
 
     method: str
@@ -94,7 +94,7 @@ class Crowd:
 
     @property
     def seen_per_pass(self) -> float | None:
-        """Passes' occupancy, averaged over the steps of all requests."""
+        """Mean number of requests in a pass, averaged over the steps of all requests."""
         known = [(run.requests_per_pass, run.num_steps) for run in self.runs if run.requests_per_pass is not None]
         total = sum(steps for _, steps in known)
         return sum(mean * steps for mean, steps in known) / total if total else None
@@ -110,25 +110,25 @@ class Passes(NamedTuple):
 Count = Callable[[], Passes | None]
 
 
-def measure_crowds(
+def measure_concurrent(
     methods: Sequence[Method], url: str, prompts: Sequence[Prompt], turns: int, max_tokens: int, count: Count
-) -> list[Crowd]:
-    """Send all prompts at once under each method, by turns; the first turn is not counted."""
-    crowds = []
+) -> list[ConcurrentRun]:
+    """Send all prompts at once under each method in turn; the first turn is a warm-up."""
+    measured = []
     for turn in range(turns + 1):
         for method in rotated(methods, turn):
             before = count()
-            crowd = run_crowd(method, url, prompts, max_tokens)
+            run = run_concurrently(method, url, prompts, max_tokens)
             after = count()
             if before and after and after.passes > before.passes:
                 shared = (after.requests - before.requests) / (after.passes - before.passes)
-                crowd = replace(crowd, requests_per_pass=shared)
-            crowds += [crowd] if turn else []
-    return crowds
+                run = replace(run, requests_per_pass=shared)
+            measured += [run] if turn else []
+    return measured
 
 
-def run_crowd(method: Method, url: str, prompts: Sequence[Prompt], max_tokens: int) -> Crowd:
-    """Continue all prompts at once, each over a stream of its own."""
+def run_concurrently(method: Method, url: str, prompts: Sequence[Prompt], max_tokens: int) -> ConcurrentRun:
+    """Continue all prompts at once, each over its own stream."""
     start = threading.Barrier(len(prompts) + 1)
 
     def one(prompt: Prompt) -> Run:
@@ -141,4 +141,4 @@ def run_crowd(method: Method, url: str, prompts: Sequence[Prompt], max_tokens: i
         start.wait(START_LIMIT_S)
         began_s = time.perf_counter()
         runs = tuple(answer.result() for answer in pending)
-        return Crowd(method.name, time.perf_counter() - began_s, runs)
+        return ConcurrentRun(method.name, time.perf_counter() - began_s, runs)

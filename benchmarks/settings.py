@@ -1,4 +1,4 @@
-"""The drafting methods at the settings under which the exactness law is tested: three of each, two of a union."""
+"""The settings of each drafting method under which texts are compared: three of each method, two of a union."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def served(models: Collection[str]) -> list[str]:
-    """Return the settings that a server with these Triton models can serve."""
+    """Return the settings that a server with these Triton models supports."""
     return [
         name
         for name, (method, _) in SETTINGS.items()
@@ -72,7 +72,7 @@ def by_method() -> list[list[str]]:
 
 
 def inputs_of(setting: str, prompt: str) -> dict[str, Any]:
-    """Return a request's inputs for a setting; what is predicted is the prompt over again."""
+    """Return a request's inputs for a setting; `predicted` predicts a repetition of the prompt."""
     method, parameters = SETTINGS[setting]
     inputs: dict[str, Any] = {"speculation": method}
     if parameters:

@@ -1,27 +1,27 @@
-"""`python -m benchmarks.sharpness`: tokens a step of `eagle2` and `redrafter` by how their confidence is sharpened.
+"""`python -m benchmarks.sharpness`: tokens per step of `eagle2` and `redrafter` by the sharpness of their ranking.
 
-The heads draft along the demo target's own greedy texts in this process, with the methods' defaults at 8 nodes. Printed
-for the prompts of docs/figures/heads.json and for as many others, with 95 % bootstrap intervals over prompts.
+The heads draft along the demo target's greedy texts in this process, with the methods' defaults at 8 nodes. Prints a
+line for the prompts of docs/figures/heads.json and one for as many others, with 95 % bootstrap intervals over prompts.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
 
 from benchmarks.deployment import ROOT, TASKS
+from benchmarks.stock_model import StockModel
 from benchmarks.traffic import read_prompts
 from orchestrator.core.context import Context
 from orchestrator.core.errors import ServingError
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import DraftResponse, HeadInput
+from orchestrator.core.types import DraftResponse, FloatArray, HeadInput
 from orchestrator.deployment.checkpoint import read_checkpoint
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest
@@ -34,20 +34,25 @@ from runtime.heads.engines.redrafter import RedrafterEngine
 TARGET = str(ROOT / "models/target")
 REPORTED, OTHERS = slice(0, 4), slice(4, 8)
 NUM_TOKENS, MAX_NODES = 96, 8
+#: By the monotonic clock: finite, because the engine divides the time that is left.
+NO_DEADLINE_S = 1e12
 
 
 class Text(NamedTuple):
-    """ids: prompt and output. states: the target's after its final norm, one row a position but the last."""
+    """A prompt and its greedy output.
+
+    states: (n − 1, d) float32, the target's hidden states after its final norm, at every position but the last.
+    """
 
     prompt_len: int
     ids: list[int]
-    states: np.ndarray
+    states: FloatArray
 
 
 def texts(which: slice) -> Iterator[Text]:
     """Generate the target's greedy texts after some prompts of each task."""
     encode = read_checkpoint(TARGET).tokenizer.encode
-    model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
+    model = StockModel(Path(TARGET), "float32").model
     for prompt in (prompt for task in TASKS for prompt in read_prompts()[task][which]):
         yield greedy_text(model, encode(prompt.text).ids)
 
@@ -88,7 +93,8 @@ def steps_along(engine: Any, text: Text, keeps: bool, width: int, max_depth: int
 def draft(engine: Any, request: DraftRequest) -> DraftResponse:
     """Return an engine's answer to one call."""
     answers: list[Any] = []
-    engine.advance([EngineCall(request, math.inf, answers.append)])
+    engine.advance([EngineCall(request, NO_DEADLINE_S, answers.append)])
+    response: DraftResponse | ServingError
     (response,) = answers
     if isinstance(response, ServingError):
         raise response
@@ -96,12 +102,15 @@ def draft(engine: Any, request: DraftRequest) -> DraftResponse:
 
 
 def num_accepted(paths: set[tuple[int, ...]], following: list[int]) -> int:
-    """Return how many of the tokens that follow a tree's paths foretell."""
+    """Return how many of the following tokens lie on one path of a tree."""
     return next((n for n in range(len(following)) if tuple(following[: n + 1]) not in paths), len(following))
 
 
-def summary(pairs: np.ndarray) -> str:
-    """Return tokens a step and its interval; pairs: (prompts, 2), tokens and steps."""
+def summary(pairs: FloatArray) -> str:
+    """Return tokens per step with its interval as text.
+
+    pairs: (prompts, 2) int64, tokens and steps of each prompt.
+    """
     drawn = np.random.default_rng(0).integers(len(pairs), size=(10_000, len(pairs)))
     tokens, steps = pairs[drawn].sum(axis=1).T
     low, high = np.percentile(tokens / steps, (2.5, 97.5))
@@ -109,7 +118,7 @@ def summary(pairs: np.ndarray) -> str:
 
 
 def main() -> None:
-    """Run it."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("sharpness", nargs="*", type=float, default=[1.0, 0.5, 0.3, 0.25])
     options = parser.parse_args()

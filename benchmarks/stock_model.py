@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, logging
 
+from orchestrator.core.types import FloatArray
 from runtime.model.fused import fuse_norms
 
 
@@ -20,24 +21,23 @@ class StockModel:
 
     def __init__(self, folder: Path, dtype: str = "float64", exact_norms: bool = True) -> None:
         logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-        self.model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), attn_implementation="sdpa"
-        ).eval()
+        model: Any = AutoModelForCausalLM
+        self.model = model.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="sdpa").eval()
         if dtype == "float64" and exact_norms:
             fuse_norms(self.model)
 
     @torch.inference_mode()
-    def logits(self, ids: Sequence[int]) -> np.ndarray:
+    def logits(self, ids: Sequence[int]) -> FloatArray:
         """Return (V,) float64 logits of the token after `ids`."""
         output = self.model(input_ids=torch.tensor([list(ids)]), use_cache=False)
-        result: np.ndarray = output.logits[0, -1].double().numpy()
+        result: FloatArray = output.logits[0, -1].double().numpy()
         return result
 
     @torch.inference_mode()
-    def hidden(self, ids: Sequence[int]) -> np.ndarray:
+    def hidden(self, ids: Sequence[int]) -> FloatArray:
         """Return (n, d) float64 states after the final norm."""
         output = self.model.model(input_ids=torch.tensor([list(ids)]), use_cache=False)
-        result: np.ndarray = output.last_hidden_state[0].double().numpy()
+        result: FloatArray = output.last_hidden_state[0].double().numpy()
         return result
 
     @torch.inference_mode()

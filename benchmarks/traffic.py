@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Answer:
-    """What a request came back with; num_in_pass: mean number of requests in its target passes."""
+    """The answer to a request; num_in_pass: mean number of requests in its passes of the target."""
 
     ids: list[int]
     num_steps: int
@@ -43,7 +43,7 @@ def read_prompts() -> dict[str, list[Prompt]]:
 
 
 def mixed_prompts(count: int) -> list[Prompt]:
-    """Return `count` prompts, the tasks by turns."""
+    """Return `count` prompts, the tasks in turn."""
     tasks = read_prompts()
     most = max(len(some) for some in tasks.values())
     turns = [some[i] for i in range(most) for some in tasks.values() if i < len(some)]
@@ -63,19 +63,19 @@ def ask(client: Any, text: str, **options: Any) -> Answer:
     )
 
 
-class Crowd:
-    """`size` gRPC clients on threads of their own."""
+class ClientPool:
+    """`size` gRPC clients, each on its own thread."""
 
     def __init__(self, url: str, size: int) -> None:
         self._url, self._size = url, size
         self._own = threading.local()
         self._clients: list[Any] = []
 
-    def map(self, job: Callable[[Any, Item], Result], items: Iterable[Item]) -> list[Result]:
-        """Return job(client, item) for every item, in order; `size` of them run at once."""
+    def map(self, run: Callable[[Any, Item], Result], items: Iterable[Item]) -> list[Result]:
+        """Return run(client, item) for every item, in order; `size` of them run at once."""
         with contextlib.ExitStack() as stack, ThreadPoolExecutor(self._size) as pool:
             stack.callback(self._close)
-            return list(pool.map(lambda item: job(self._client(), item), items))
+            return list(pool.map(lambda item: run(self._client(), item), items))
 
     def _client(self) -> Any:
         if not hasattr(self._own, "client"):

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from benchmarks.deployment import engine_metrics
-from benchmarks.traffic import Crowd, Prompt, read_prompts
+from benchmarks.traffic import ClientPool, Prompt, read_prompts
 from clients.generate import stream
 from launcher import Server
 from orchestrator.core.methods import METHODS
@@ -62,7 +62,7 @@ def _held(server: Server) -> dict[str, float]:
 
 def fill(server: Server, prompts: Sequence[Prompt]) -> None:
     """Fill the KV pools until every engine has had to evict: from then on all their memory is in use."""
-    crowd, most, full = Crowd(server.grpc_url, NUM_AT_ONCE), Counter[str](), set[str]()
+    crowd, most, full = ClientPool(server.grpc_url, NUM_AT_ONCE), Counter[str](), set[str]()
     method = "+".join(method for method in CACHING if METHODS[method].drafter in server.models)
     for turn in range(1000):
         prefill = functools.partial(_prefill, turn, method)

@@ -34,5 +34,5 @@ def test_the_shipped_deployment_has_no_finding() -> None:
     for rule in RULES:
         counts = by_name[f"replay, {rule}"]
         assert 0 < counts["accepted"] < counts["drafted"] and counts["steps"] >= 8
-    for check in ("greedy", "invariance", "text, stopped", "log-probs", "law, block, draft_model 4"):
+    for check in ("greedy", "invariance", "text, stopped", "log-probs", "distribution, block, draft_model 4"):
         assert by_name[check]["tokens"] > 0, check

@@ -17,7 +17,7 @@ import tritonclient.grpc as grpcclient
 
 from benchmarks.deployment import settled_metrics
 from benchmarks.samples import check_prefix_hits, measure
-from benchmarks.server import Method, Passes, measure_crowds
+from benchmarks.server import Method, Passes, measure_concurrent
 from benchmarks.traffic import Prompt
 from clients import demo, generate, http_generate
 from launcher import Server
@@ -155,7 +155,7 @@ def test_methods_of_a_comparison_find_the_same_prefix_in_the_cache(client: Any) 
 def test_crowd_is_measured_by_the_engines_count(server: Server) -> None:
     prompts = [Prompt(letter, "tiny", PROMPT + letter) for letter in "abcd"]
 
-    (crowd,) = measure_crowds([Method("none")], server.grpc_url, prompts, 1, 24, lambda: passes(server))
+    (crowd,) = measure_concurrent([Method("none")], server.grpc_url, prompts, 1, 24, lambda: passes(server))
 
     steps = sum(run.num_steps for run in crowd.runs)
     assert len(crowd.runs) == 4

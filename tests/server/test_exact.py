@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.deployment import CONFIG, serving, settled_metrics
 from benchmarks.settings import SETTINGS, by_method
-from benchmarks.traffic import Crowd, ask, mixed_prompts
+from benchmarks.traffic import ClientPool, ask, mixed_prompts
 from launcher import Server
 from orchestrator.deployment.config import load_config
 from tests.support.exactness import SAMPLINGS
@@ -80,7 +80,7 @@ def test_sixteen_equal_requests_fill_most_passes(server: Server) -> None:
     options = {"speculation": "none", "max_tokens": NUM_EQUAL_TOKENS, "timeout_ms": 600_000, "limit_s": 600}
     before = settled_metrics(server)
 
-    answers = Crowd(server.grpc_url, NUM_EQUAL).map(
+    answers = ClientPool(server.grpc_url, NUM_EQUAL).map(
         lambda client, number: ask(client, prompt, **options), range(NUM_EQUAL)
     )
 

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from auditor.equality import first_difference
 from benchmarks.settings import inputs_of
 from benchmarks.stock_model import StockModel
-from benchmarks.traffic import Answer, Crowd, Prompt, ask
+from benchmarks.traffic import Answer, ClientPool, Prompt, ask
 from orchestrator.core.noise import gumbel
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.sampling.distribution import log_p, sample
@@ -83,7 +83,7 @@ def run(url: str, cases: Sequence[Case], num_tokens: int, at_once: int = 1, salt
     def one(client: Any, case: Case) -> Answer:
         return ask(client, case.prompt.text, **case.options(num_tokens), cache_salt=salt or None)
 
-    return Crowd(url, at_once).map(one, cases)
+    return ClientPool(url, at_once).map(one, cases)
 
 
 class Oracle:

@@ -14,7 +14,7 @@ from typing import Any
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.settings import inputs_of, served
-from benchmarks.traffic import Crowd, Prompt
+from benchmarks.traffic import ClientPool, Prompt
 from clients.generate import stream
 from launcher import Server
 
@@ -54,7 +54,7 @@ class Traffic:
         """Send requests until `num_steps` more steps have been seen."""
         self._goal = self.num_steps + num_steps
         self._seed += 1
-        Crowd(self._server.grpc_url, NUM_AT_ONCE).map(self._work, range(NUM_AT_ONCE))
+        ClientPool(self._server.grpc_url, NUM_AT_ONCE).map(self._work, range(NUM_AT_ONCE))
 
     def _work(self, client: Any, number: int) -> None:
         rng = random.Random(f"{self._seed}, {number}")

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any, Generic
 
-from auditor.requests import Answer, Options, to_value
+from auditor.requests import Answer, Options, to_values
 from orchestrator.core.context import Context
 from orchestrator.core.errors import ServingError
 from orchestrator.core.proposal import Budget
@@ -25,7 +25,6 @@ from orchestrator.requests.inputs import read
 from orchestrator.sampling.grammar import Grammars
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest
-from orchestrator.wire.tensors import Tensors
 from runtime.engine.calls import Engine, EngineCall, Reply, Request
 from runtime.engine.draft import DraftEngine
 from runtime.engine.target import TargetEngine
@@ -107,15 +106,15 @@ class InProcessSystem:
         sequence_id = next(self._sequence_ids)
         sequence = job.sequence(0, self._checkpoint.tokenizer)
         target = EngineTarget(self._target, sequence_id)  # type: ignore[arg-type]
-        proposer = job.plan.proposer(self._materials(job, sequence_id))
-        responses = Responses(job, sequence, lambda tensors: sent.append(values(tensors)))
+        proposer = job.plan.proposer(self._dependencies(job, sequence_id))
+        responses = Responses(job, sequence, lambda tensors: sent.append(to_values(tensors)))
         try:
             loop.generate(sequence, target, proposer, lambda: None, responses.emit)
         finally:
             proposer.close()
             target.release()
 
-    def _materials(self, job: GenerationRequest, sequence_id: int) -> ProposerDependencies:
+    def _dependencies(self, job: GenerationRequest, sequence_id: int) -> ProposerDependencies:
         return ProposerDependencies(
             drafter_client=lambda name: EngineClient(self._draft, sequence_id),
             vocab_size=self._checkpoint.vocab_size,
@@ -123,8 +122,3 @@ class InProcessSystem:
             num_parameters=self._checkpoint.num_parameters,
             memory=self._memory.of(job.cache_salt),
         )
-
-
-def values(tensors: Tensors) -> dict[str, Any]:
-    """Return one response's outputs as a client reads them."""
-    return {name: to_value(name, array) for name, array in tensors.items()}

@@ -94,7 +94,15 @@ def test_the_sound_engine_has_no_finding_and_every_check_had_something_to_look_a
     for rule in ("coupled", "rejection", "typical (lossy)"):
         counts = by_name[f"replay, {rule}"].counts
         assert 0 < counts["accepted"] < counts["drafted"] and counts["steps"] > 50
-    for name in ("noise", "text", "text, stopped", "log-probs", "greedy", "invariance", "law, block, draft_model 4"):
+    for name in (
+        "noise",
+        "text",
+        "text, stopped",
+        "log-probs",
+        "greedy",
+        "invariance",
+        "distribution, block, draft_model 4",
+    ):
         assert by_name[name].counts["tokens"] + by_name[name].counts["draws"] > 0, name
     assert by_name["text, stopped"].counts["stopped"] == by_name["text, stopped"].counts["requests"]
 
@@ -108,7 +116,7 @@ def test_every_setting_is_replayed_without_a_finding(world: World) -> None:
 # PlantedBug bugs
 
 
-@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.bug.__name__)
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda bug: bug.bug.__name__)
 def test_a_planted_bug_is_found(world: World, monkeypatch: Patch, planted: PlantedBug) -> None:
     planted.bug(monkeypatch)
 
@@ -117,15 +125,20 @@ def test_a_planted_bug_is_found(world: World, monkeypatch: Patch, planted: Plant
     assert planted.found <= found, found
 
 
-def test_drafts_left_out_by_their_value_are_found_by_the_law_alone(world: World, monkeypatch: Patch) -> None:
+def test_drafts_left_out_by_their_value_are_found_by_the_distribution_alone(world: World, monkeypatch: Patch) -> None:
     drafts_left_out_by_value(monkeypatch)
 
     replayed = faults(world.audit("replays", DRAWN))
     drawn = faults(world.audit("distributions", DRAWN, Size(1, 3, 250)))
 
     assert not replayed
-    assert {("law, rejection, draft_model 4", "distribution"), ("law, block, draft_model 4", "distribution")} <= drawn
-    assert "law, coupled, draft_model 4" not in {check for check, _ in drawn}  # its law does not ask what is drafted
+    assert {
+        ("distribution, rejection, draft_model 4", "distribution"),
+        ("distribution, block, draft_model 4", "distribution"),
+    } <= drawn
+    assert "distribution, coupled, draft_model 4" not in {
+        check for check, _ in drawn
+    }  # whatever is drafted
 
 
 @pytest.mark.parametrize("bug", [u_may_be_0, u_may_be_1])
@@ -149,7 +162,7 @@ def test_a_record_that_lies_is_found(world: World) -> None:
         check, told = ReplayCheck(world.reference), json.loads(answer.steps)
         told["sampling"] |= changes.pop("sampling", {})
         told["steps"][1] |= changes
-        check.look(request, replace(answer, steps=json.dumps(told)))
+        check.check(request, replace(answer, steps=json.dumps(told)))
         return {finding.what for finding in check.result.findings}
 
     assert found() == set()
@@ -165,14 +178,14 @@ def test_a_near_tie_is_told_apart_from_a_fault_in_a_rounded_dtype(world: World) 
     request = AuditRequest("q", PROMPTS[0], {"max_tokens": 2, "return_steps": True})
     answer = InProcessSystem(world.target, world.draft).ask(*request[1:])
     told, rounded = json.loads(answer.steps), ReferenceModel(str(world.target), "bfloat16")
-    row = world.reference.rows(world.reference.encode(PROMPTS[0]))[0]
+    row = world.reference.logits(world.reference.encode(PROMPTS[0]))[0]
     second = int(np.argsort(-row)[1])
     told["steps"] = told["steps"][:1]
     told["steps"][0]["next_token"] = second
     ties = []
     for near_tie in (0.0, 1e-9, float(row.max() - row[second])):
-        rounded.near_tie, check = near_tie, ReplayCheck(rounded)
-        check.look(request, replace(answer, ids=(second,), steps=json.dumps(told)))
+        rounded.rounding, check = near_tie, ReplayCheck(rounded)
+        check.check(request, replace(answer, ids=(second,), steps=json.dumps(told)))
         ties.append(check.result.findings[0].near_tie)
     assert ties == [False, False, True]
 
@@ -202,13 +215,13 @@ def test_the_report_names_checks_bounds_and_findings_and_sets_the_exit_status(
     monkeypatch: Patch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     sound, broken = Result("replay, coupled", bounds=["wrong steps ≤ 1%"]), Result("greedy")
-    sound.note("decision", "prompt 1, step 2", 4, 5, near_tie=True)
+    sound.add("decision", "prompt 1, step 2", 4, 5, near_tie=True)
     sound.counts["steps"] += 7
     monkeypatch.setattr(command, "audit", lambda url, options, size: [sound, broken])
     arguments = ["--url", "localhost:1", "--quick", "--tokens", "5", "--json", str(tmp_path / "report.json")]
 
     assert command.main(arguments) == 0
-    broken.note("greedy", "prompt 1, output token 0", 4, 5)
+    broken.add("greedy", "prompt 1, output token 0", 4, 5)
     assert command.main(arguments) == 1
 
     said = capsys.readouterr().out
@@ -217,15 +230,15 @@ def test_the_report_names_checks_bounds_and_findings_and_sets_the_exit_status(
     assert [entry["num_faults"] for entry in kept] == [0, 1] and kept[0]["counts"] == {"steps": 7}
 
 
-def test_an_answer_that_is_refused_is_a_finding_and_a_lossy_law_is_none() -> None:
+def test_a_refused_answer_is_a_finding_and_a_lossy_distribution_is_no_fault() -> None:
     class Refusing:
         def ask(self, prompt: str, options: Any) -> Answer:
             return Answer(error="no")
 
     auditor = Auditor(None, Refusing(), PROMPTS, SIZE, ("none",))  # type: ignore[arg-type]
-    assert auditor._asked([AuditRequest("q", "a", {})], 1) == [] and faults([auditor.refused]) == {
+    assert auditor._answered([AuditRequest("q", "a", {})], 1) == [] and faults([auditor.refused]) == {
         ("answers", "refused")
     }
     lossy = Result("law", lossy=True)
-    lossy.note("distribution", "first token", 1, 0)
+    lossy.add("distribution", "first token", 1, 0)
     assert not lossy.faults

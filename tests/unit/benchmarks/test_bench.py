@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import __main__, figures, picture, report, samples
 from benchmarks.samples import BenchError, Run, Sample
-from benchmarks.server import Crowd, Method, to_run
+from benchmarks.server import ConcurrentRun, Method, to_run
 from benchmarks.stock_model import StockModel
 from benchmarks.traffic import Prompt, read_prompts
 from clients import demo
@@ -151,19 +151,19 @@ def test_run_is_read_from_the_last_response() -> None:
     assert to_run(Generation("x", chunks)) == replace(RUN, num_cached_tokens=0, requests_per_pass=1.5)
 
 
-def crowds(rates: Sequence[float], **changes: Any) -> list[Crowd]:
-    return [Crowd(f"m{i}", 6 / rate, (RUN, RUN), **changes) for i, rate in enumerate(rates)]
+def crowds(rates: Sequence[float], **changes: Any) -> list[ConcurrentRun]:
+    return [ConcurrentRun(f"m{i}", 6 / rate, (RUN, RUN), **changes) for i, rate in enumerate(rates)]
 
 
 def test_crowd_table_prefers_the_engines_own_count() -> None:
-    table = report.crowd_table(crowds([10.0, 20.0], requests_per_pass=1.75), "m0")
+    table = report.concurrency_table(crowds([10.0, 20.0], requests_per_pass=1.75), "m0")
     assert table.splitlines()[-1] == "| 2 | m1 | 20 | 20–20 | 2.00 × | 1.8 |"
 
 
 def test_report_is_kept_without_the_texts(tmp_path: Path) -> None:
     path = tmp_path / "figures" / "bench.json"
 
-    report.keep(path, {"cores": 2}, {"base": "none"}, SAMPLES, crowds([10.0]))
+    report.save(path, {"cores": 2}, {"base": "none"}, SAMPLES, crowds([10.0]))
 
     kept = json.loads(path.read_text())
     assert (kept["conditions"], kept["base"], len(kept["samples"]), len(kept["crowds"])) == ({"cores": 2}, "none", 4, 1)
