@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from orchestrator.core.errors import ConfigError
+from pydantic import Field
 
-_LONGEST_S = 24 * 3600
+from orchestrator.core.declarations import Declaration, parse_text, validate
+
+READY_S, STOP_S, _LONGEST_S = 180, 10, 24 * 3600
 
 
-@dataclass(frozen=True)
-class TimeLimits:
-    """In seconds. ready: from the start until all models are ready, and for each model that is reloaded. stop: for
-    the requests that run when the server is stopped.
-    """
+class TimeLimits(Declaration):
+    """Limits in seconds."""
 
-    ready: int = 180
-    stop: int = 10
+    #: from the start until all models are ready, and for each model that is reloaded
+    ready: int = Field(READY_S, ge=1, le=_LONGEST_S)
+    #: for the requests that run when the server is stopped
+    stop: int = Field(STOP_S, ge=1, le=_LONGEST_S)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> TimeLimits:
-        """Read READY_LIMIT_S and STOP_LIMIT_S; raises ConfigError for what is no number of seconds."""
-        usual = vars(cls())
-        return cls(**{name: _seconds(environ, f"{name.upper()}_LIMIT_S", usual[name]) for name in usual})
-
-
-def _seconds(environ: Mapping[str, str], name: str, usual: int) -> int:
-    text = environ.get(name) or str(usual)
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _LONGEST_S):
-        raise ConfigError(f"{name} must be a whole number of seconds in 1..{_LONGEST_S}, got {text!r} ({name})")
-    return int(text)
+        """Read READY_LIMIT_S and STOP_LIMIT_S; raises ConfigError for anything but a number of seconds."""
+        names = {key: f"{key.upper()}_LIMIT_S" for key in cls.model_fields}
+        values = {key: parse_text(cls, key, environ[name]) for key, name in names.items() if environ.get(name)}
+        return validate(cls, values, lambda key: f"seconds; environment variable {names[key]}")

@@ -15,7 +15,7 @@ from launcher import log, process
 from launcher.admin import Admin
 from launcher.command import LOG_LEVELS, Launch, stub_environment
 from launcher.deployment import models_to_load
-from launcher.limits import TimeLimits
+from launcher.limits import READY_S, STOP_S
 from launcher.ports import Ports, free_ports
 from launcher.triton import find_triton
 from launcher.watch import Watch, stubs
@@ -60,8 +60,8 @@ class Server:
         ports: Ports | None = None,
         host: str = "127.0.0.1",
         env: Mapping[str, str] | None = None,
-        ready_limit_s: float = TimeLimits.ready,
-        stop_limit_s: int = TimeLimits.stop,
+        ready_limit_s: float = READY_S,
+        stop_limit_s: int = STOP_S,
         log_level: str = "warning",
         say: Callable[[str], None] = _print_error,
     ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 
 from build.trtllm.commands import Stage
@@ -64,7 +63,7 @@ def write_done(out: Path, stage: Stage, stage_hash: str | None) -> None:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write engine.json into an engine's folder."""
-    _write_json(folder / NAME, asdict(manifest))
+    _write_json(folder / NAME, manifest.model_dump())
 
 
 def copy_small_files(source: Path, folder: Path) -> None:

@@ -52,7 +52,15 @@ def validate(
     except ValidationError as refused:
         first = refused.errors(include_url=False, include_context=False)[0]
     key = str(first["loc"][0])
+    if first["type"] == "missing":
+        raise error(f"{key} is missing ({where(key)})")
     raise error(refusal(key, first["input"], fields[key], where(key)))
+
+
+def validate_config(model: type[Model], values: Mapping[str, Any], file: str) -> Model:
+    """Return what a file of a checkpoint says of a model's keys: other keys are ignored, null is as absent."""
+    known = {key: value for key, value in values.items() if key in fields_of(model) and value is not None}
+    return validate(model, known, lambda key: file)
 
 
 @cache
@@ -133,12 +141,11 @@ def as_object(value: Any, name: str, error: type[ServingError] = ConfigError) ->
     return value
 
 
-def read_json(file: Path, hint: str = "") -> dict[str, Any]:
+def read_json_file(file: Path, hint: str = "") -> dict[str, Any]:
     """Return the JSON object in a file; raises ConfigError when it cannot be read. hint: what makes the file."""
     try:
-        text = file.read_text(encoding="utf-8")
+        return json_object(file.read_text(encoding="utf-8"), str(file))
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}{f' ({hint})' if hint else ''}") from None
-    except ValueError as error:  # bad UTF-8
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{file} is not JSON: {error}") from None
-    return json_object(text, str(file))

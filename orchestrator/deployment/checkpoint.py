@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from orchestrator.core.declarations import Declaration, read_json_file, validate_config
 from orchestrator.core.errors import ConfigError
 
 
@@ -27,6 +27,13 @@ class Checkpoint:
     tokenizer_file: str = ""
 
 
+class _Sizes(Declaration):
+    """Keys of config.json that every checkpoint must have."""
+
+    vocab_size: int
+    max_position_embeddings: int
+
+
 def read_checkpoint(source: str) -> Checkpoint:
     """Read a checkpoint folder or hub id; raises ConfigError naming the file that is missing or broken."""
     config = read_json(source, "config.json")
@@ -38,10 +45,11 @@ def read_checkpoint(source: str) -> Checkpoint:
     tokenizer_file = _find(source, "tokenizer.json")
     if tokenizer_file is None:
         raise ConfigError(f"{source}: tokenizer.json is missing (a fast tokenizer is needed)")
+    sizes = validate_config(_Sizes, text_config, f"{source}/config.json")
     return Checkpoint(
         _read_tokenizer(tokenizer_file),
-        _number(text_config, "vocab_size", source),
-        _number(text_config, "max_position_embeddings", source),
+        sizes.vocab_size,
+        sizes.max_position_embeddings,
         frozenset([] if eos is None else eos if isinstance(eos, list) else [eos]),
         estimated_parameters(text_config),
         str(tokenizer_file),
@@ -73,13 +81,6 @@ def _size(config: dict[str, Any], *names: str, default: int = 0) -> int:
     return next((value for value in values if type(value) is int and value > 0), default)
 
 
-def _number(config: dict[str, Any], key: str, source: str) -> int:
-    value = config.get(key)
-    if type(value) is not int:
-        raise ConfigError(f"{key} must be a whole number, got {value!r} ({source}/config.json)")
-    return value
-
-
 def _find(source: str, name: str) -> Path | None:
     if Path(source).is_dir():
         file = Path(source) / name
@@ -102,13 +103,7 @@ def read_json(source: str, name: str) -> dict[str, Any] | None:
     file = _find(source, name)
     if file is None:
         return None
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{file} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{file} must hold a JSON object, got {type(content).__name__}")
-    return content
+    return read_json_file(file)
 
 
 def _read_tokenizer(file: Path) -> Tokenizer:

@@ -1,18 +1,16 @@
-"""llm_api.json: what TensorRT-LLM's LLM API is to run, as a folder says; `python -m build.trtllm.llm_api` writes it."""
+"""What an engine folder says of itself: engine.json of a compiled engine, llm_api.json of TensorRT-LLM's LLM API."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from orchestrator.core.declarations import Declaration, read_json_file, validate
 from orchestrator.core.errors import ConfigError
 from orchestrator.deployment.checkpoint import Checkpoint, read_checkpoint
 from orchestrator.deployment.config import COMPILED, ServingConfig
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 NAME = "engine.json"
 #: Folder beside the engine with the tokenizer.json and the config.json of what it was made from.
@@ -22,9 +20,10 @@ EXTERNAL = "draft_tokens_external"
 MADE = "python -m build.trtllm build makes it"
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """max_seq_len: tokens of prompt and text, the draft tokens not counted. mode: build mode, "" = none.
+class Manifest(Declaration):
+    """What an engine was built for. max_seq_len: tokens of prompt and text, the draft tokens not counted.
+
+    mode: build mode, empty for an engine without one.
 
     inputs: {folder or stage: SHA-256} of what the engine was made from. plan: the plan as JSON values.
     """
@@ -47,7 +46,8 @@ class Manifest:
 
 def read_manifest(folder: Path) -> Manifest:
     """Read engine.json; raises ConfigError when it is missing or broken."""
-    return Manifest(**read_keys(folder / NAME, Manifest, made=MADE, again="build the engine again"))
+    file = folder / NAME
+    return validate(Manifest, read_json_file(file, MADE), lambda key: f"{file}; build the engine again")
 
 
 def lookahead_sizes(manifest: Manifest) -> tuple[int, int, int]:
@@ -71,7 +71,7 @@ def check_engine(folder: Path, *, version: str, draft: Path | None = None) -> Ma
     manifest = read_manifest(folder)
     if missing := missing_files(folder, manifest.num_ranks):
         raise ConfigError(f"the engine {folder} lacks {', '.join(missing)} (build it again)")
-    built = read_object(folder / "config.json", MADE).get("version")
+    built = read_json_file(folder / "config.json", MADE).get("version")
     if built != manifest.trtllm_version:
         raise ConfigError(
             f"the engine {folder} was made by TensorRT-LLM {built}, its {NAME} says {manifest.trtllm_version} "
@@ -126,9 +126,8 @@ def _check_pair(folder: Path, target: Manifest, draft_folder: Path, draft: Manif
 LLM_NAME = "llm_api.json"
 
 
-@dataclass(frozen=True)
-class LlmManifest:
-    """method: what it drafts with, "none" = it does not. model: the checkpoint.
+class LlmManifest(Declaration):
+    """What the LLM API is to run. method: what it drafts with, "none" = it does not. model: the checkpoint.
 
     config_class, speculative_config: names of the release: the class, and its fields with their decoding_type; empty
     for the method none. keywords: of LLM() beside these two. max_draft_len: tokens that a pass verifies.
@@ -154,40 +153,12 @@ class LlmManifest:
     def write(self, folder: Path) -> Path:
         """Write llm_api.json to `folder` and return it."""
         file = folder / LLM_NAME
-        file.write_text(json.dumps(asdict(self), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        file.write_text(json.dumps(self.model_dump(), indent=1, sort_keys=True) + "\n", encoding="utf-8")
         return file
 
 
 def read_llm_manifest(folder: Path) -> LlmManifest:
     """Read llm_api.json; raises ConfigError when it is missing or broken."""
     file = folder / LLM_NAME
-    values = read_keys(
-        file,
-        LlmManifest,
-        made="engine = 'llm_api' needs a folder that python -m build.trtllm.llm_api has made",
-        again="make it again",
-    )
-    return LlmManifest(**values)
-
-
-def read_keys(file: Path, kind: type[DataclassInstance], *, made: str, again: str) -> dict[str, Any]:
-    """Read a JSON object with exactly the fields of `kind`; raises ConfigError. made, again: what to do without it."""
-    values = read_object(file, made)
-    known = {f.name for f in fields(kind)}
-    if values.keys() != known:
-        odd = ", ".join(sorted(known ^ values.keys()))
-        raise ConfigError(f"{file} has not the keys of this version: {odd} ({again})")
-    return values
-
-
-def read_object(file: Path, made: str) -> dict[str, Any]:
-    """Read a JSON object; raises ConfigError. made: what makes the file."""
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror} ({made})") from None
-    except ValueError as error:
-        raise ConfigError(f"{file} is not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{file} must hold a JSON object, got {type(values).__name__}")
-    return values
+    content = read_json_file(file, "engine = 'llm_api' needs a folder that python -m build.trtllm.llm_api has made")
+    return validate(LlmManifest, content, lambda key: f"{file}; make it again")

@@ -1,7 +1,6 @@
 """engine.json and the check of engine folders that a server makes at load; the files are stand-ins."""
 
 import json
-from dataclasses import asdict, replace
 
 import pytest
 
@@ -25,7 +24,7 @@ TARGET = Manifest(
     inputs={"/checkpoint": "0"},
     plan={},
 )
-DRAFT = replace(TARGET, role="draft", mode="", num_ranks=1, max_draft_len=0)
+DRAFT = TARGET.model_copy(update={"role": "draft", "mode": "", "num_ranks": 1, "max_draft_len": 0})
 
 
 def make_engine(folder, manifest):
@@ -68,10 +67,10 @@ def test_engine_without_a_rank_file_is_refused(engines):
 def test_draft_engine_with_another_vocabulary_or_a_mode_is_refused(engines):
     target, draft = engines
     manifest = read_manifest(draft)
-    write_manifest(draft, replace(manifest, vocab_size=32000))
+    write_manifest(draft, manifest.model_copy(update={"vocab_size": 32000}))
     words = refusal(check_engine, target, version="1.2.1", draft=draft)
     assert words == f"the draft engine {draft} has 32000 tokens in its vocabulary, the target {target} has 128256"
-    write_manifest(draft, replace(manifest, mode="eagle"))
+    write_manifest(draft, manifest.model_copy(update={"mode": "eagle"}))
     assert "is built for eagle" in refusal(check_engine, target, version="1.2.1", draft=draft)
 
 
@@ -88,5 +87,5 @@ def test_folder_without_a_manifest_is_refused(tmp_path):
 def test_manifest_comes_back_as_it_was_written(engines, tmp_path):
     manifest = read_manifest(engines[0])
     write_manifest(tmp_path, manifest)
-    assert asdict(read_manifest(tmp_path)) == asdict(manifest)
+    assert read_manifest(tmp_path) == manifest
     assert not list(tmp_path.glob("*.partial"))

@@ -369,7 +369,7 @@ def test_what_the_library_refuses_is_told_in_its_words(
     checkpoint: Path, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     write_folder(spec_of(checkpoint), tmp_path)
-    replace(read_llm_manifest(tmp_path), **changes).write(tmp_path)
+    read_llm_manifest(tmp_path).model_copy(update=changes).write(tmp_path)
     with pytest.raises(ConfigError, match=words):
         build_target(config_of(tmp_path))
 
@@ -387,7 +387,7 @@ def test_folder_serves_as_the_target_s_checkpoint(checkpoint: Path, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("[]", "must hold a JSON object, got list"), ("{", "is not JSON"), ("{}", "has not the keys")],
+    [("[]", "must be a JSON object, got list"), ("{", "is not JSON"), ("{}", "method is missing")],
 )
 def test_broken_folder_is_refused(tmp_path: Path, content: str, words: str) -> None:
     with pytest.raises(ConfigError, match=r"needs a folder that python -m build\.trtllm\.llm_api has made"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ def test_library_without_engines_is_refused(folder: Path, monkeypatch: pytest.Mo
 )
 def test_wrong_manifest_is_refused(checkpoint: Path, tmp_path: Path, change: dict[str, Any], words: str) -> None:
     folder = make_engine(tmp_path / "engine", checkpoint)
-    write_manifest(folder, replace(read_manifest(folder), **change))
+    write_manifest(folder, read_manifest(folder).model_copy(update=change))
     with pytest.raises(ConfigError, match=words):
         build_target(config_of(folder))
 
@@ -83,7 +82,7 @@ def test_tree_is_told_to_the_library_and_must_be_the_engine_s(checkpoint: Path, 
             ({}, "choices is missing: TensorRT-LLM's own tree has 63 nodes, and draft_len is 16"),
             ({"choices": json.dumps(tree_of(5))}, "choices must have draft_len 16 nodes, got 5"),
         ):
-            write_manifest(folder, replace(read_manifest(folder), plan={"spec": spec}))
+            write_manifest(folder, read_manifest(folder).model_copy(update={"plan": {"spec": spec}}))
             with pytest.raises(ConfigError, match=words):
                 build_target(config_of(folder))
     with serving(make_engine(tmp_path / "own", checkpoint, mode="medusa", max_draft_len=63)) as line:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +79,8 @@ def test_context_beyond_the_engine_is_refused_with_its_length(line: TrtllmClient
 
 def test_capabilities_say_which_methods_an_engine_serves(folder: Path, tmp_path: Path) -> None:
     external = capabilities_of(config_of(folder))
-    plain = executor_capabilities(replace(read_manifest(folder), mode=""))
-    medusa = executor_capabilities(replace(read_manifest(folder), mode="medusa"))
+    plain = executor_capabilities(read_manifest(folder).model_copy(update={"mode": ""}))
+    medusa = executor_capabilities(read_manifest(folder).model_copy(update={"mode": "medusa"}))
     asked = GREEDY, StepOptions()
     assert external.refusal(*asked, method="suffix") == ""
     tree = external.refusal(*asked, method="suffix", branches="tree true")
