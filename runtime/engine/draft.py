@@ -60,13 +60,10 @@ class DraftEngine(PagedEngine[DraftRequest]):
 
     def _processed(self, call: DraftCall, logits: Tensor) -> Tensor:
         """Return (1, V) logits after the request's processors, for which drafted tokens count as output."""
-        processors = self._processors(call)
+        processors, context, prefix_len = self._processors(call), call.opened.context, call.delta.prefix_len
         if processors is None:
             return logits
-        processed = logits.to(torch.float64, copy=True)
-        context, prefix_len = call.opened.context, call.delta.prefix_len
-        processors.apply(processed, context, prefix_len, [context.ids[prefix_len:]])
-        return processed.to(logits.dtype)
+        return processors.apply(logits, context, prefix_len, [context.ids[prefix_len:]]).to(logits.dtype)
 
 
 def _drafted(call: DraftCall) -> DraftResponse:

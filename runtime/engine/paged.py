@@ -107,12 +107,8 @@ class PagedEngine(Generic[Request]):
 
     def __init__(self, paged: PagedModel, grammars: Grammars | None = None) -> None:
         self.paged = paged
+        self.sequences = paged.sequences
         self._grammars = grammars
-
-    @property
-    def sequences(self) -> SequenceTable:
-        """The live sequences."""
-        return self.paged.sequences
 
     def preparation(self, request: Request) -> Callable[[], None] | None:
         """Return the compilation of a new grammar, which is too slow for the engine's thread; None = not needed."""

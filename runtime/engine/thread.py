@@ -192,18 +192,17 @@ class EngineThread(Generic[Request]):
             return self._engine.advance(calls)
         except Exception as error:
             log.exception("a pass over %d requests failed", len(calls))
-            return self._fail(calls[0], error) if len(calls) == 1 else self._advance_alone(calls)
-
-    def _advance_alone(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
+            if len(calls) == 1:
+                self._refuse(calls[0], error)
+                return []
         unanswered = [call for call in calls if not call.answered]
         for call in unanswered:
             # The failed pass may have changed half of the sequence's state; opening it again restores it.
             call.sequence = None
         return [waiting for call in unanswered for waiting in self._advance([call])]
 
-    def _fail(self, call: EngineCall[Request], error: Exception) -> list[EngineCall[Request]]:
+    def _refuse(self, call: EngineCall[Request], error: Exception) -> None:
         self._engine.sequences.drop(call.sequence_id)
         if not call.answered:
             unknown = EngineError(f"the engine failed on this request: {type(error).__name__}")
             call.reply(error if isinstance(error, ServingError) else unknown)
-        return []

@@ -1,8 +1,10 @@
-"""Builds the torch engine: a warm engine thread over a paged model."""
+"""Builds the torch engine: a warm engine thread over a paged model, with as many CPU threads as it gains from."""
 
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections.abc import Sequence
 
 import torch
@@ -20,14 +22,19 @@ from orchestrator.wire.drafter import DraftRequest
 from orchestrator.wire.target import StepRequest
 from runtime.engine.build import ModelCaller
 from runtime.engine.calls import Request, submit_and_wait
-from runtime.engine.cpu_threads import choose_threads
 from runtime.engine.draft import DraftEngine
 from runtime.engine.paged import Model, PagedEngine, PagedModel
 from runtime.engine.target import TargetEngine
 from runtime.engine.thread import EngineThread
+from runtime.kv.batch import Segment
 from runtime.model.load import load_model
 
 log = logging.getLogger(__name__)
+
+# The pass that is timed to choose the number of threads, and how often it is timed.
+NUM_CONTEXT, NUM_DRAFTS, NUM_TIMED = 64, 8, 10
+# Twice as many threads must take less than this part of the time; otherwise the smaller number is chosen.
+GAIN = 0.9
 
 
 def build_target(config: ServingConfig, caller: ModelCaller) -> tuple[EngineThread[StepRequest], Model]:
@@ -80,3 +87,37 @@ def _grammars(config: ServingConfig, paged: PagedModel) -> Grammars:
     """Return the grammar compiler: the target's tokenizer, and masks as wide as the engine's logits."""
     checkpoint = served_checkpoint(config)
     return Grammars(checkpoint.tokenizer_file, paged.model.vocab_size, checkpoint.eos_ids)
+
+
+def choose_threads(paged: PagedModel) -> int:
+    """Set and return the number of CPU threads for a model's passes; OMP_NUM_THREADS in the environment prevails.
+
+    It is measured, since it depends on model and machine. A small model's products are too short to be shared: waking a
+    second thread costs more than it saves, and takes a core from the other engine, the loop and the server.
+    """
+    if paged.model.device.type != "cpu" or "OMP_NUM_THREADS" in os.environ:
+        return torch.get_num_threads()
+    best, best_s = 1, _pass_s(paged, 1)
+    threads = 2
+    while threads <= (os.cpu_count() or 1):
+        pass_s = _pass_s(paged, threads)
+        if pass_s < GAIN * best_s:
+            best, best_s = threads, pass_s
+        threads *= 2
+    torch.set_num_threads(best)
+    return best
+
+
+def _pass_s(paged: PagedModel, threads: int) -> float:
+    """Return the fastest of several passes over a chain, in seconds."""
+    torch.set_num_threads(threads)
+    tree = TokenTree.chain([1] * NUM_DRAFTS)
+    sequence = paged.sequences.open(delta_of(Context([1] * NUM_CONTEXT), 0, 1, "threads"), NUM_DRAFTS, NUM_DRAFTS)
+    paged.forward([Segment(sequence, 0, NUM_CONTEXT, tree)])
+    times = []
+    for _ in range(NUM_TIMED):
+        began_s = time.perf_counter()
+        paged.forward([Segment(sequence, NUM_CONTEXT - 1, NUM_CONTEXT, tree)])
+        times.append(time.perf_counter() - began_s)
+    paged.sequences.drop(1)
+    return min(times)

@@ -49,12 +49,9 @@ class VerifyInput:
 
     def processed(self, logits: Tensor) -> Tensor:
         """Return (m + 1, V) logits after the request's processors, in float64 if there are any."""
-        if self.logits_processors is None:
-            return logits
-        processed = logits.to(torch.float64, copy=True)
-        accept_input = self.accept_input
-        self.logits_processors.apply(processed, self.context, accept_input.prefix_len, accept_input.tree.paths)
-        return processed
+        step = self.accept_input
+        processors = self.logits_processors
+        return processors.apply(logits, self.context, step.prefix_len, step.tree.paths) if processors else logits
 
 
 class VerifyResult(NamedTuple):
@@ -83,23 +80,15 @@ def verify(inputs: Sequence[VerifyInput], logits: Sequence[Tensor]) -> list[Veri
 
 
 def _target_tokens(inputs: Sequence[VerifyInput], rows: list[Tensor]) -> dict[int, list[int]]:
-    """Return the target tokens of the inputs that need them, by index.
-
-    Rows of one dtype are computed together; processed rows are float64, the others have the model's dtype.
-    """
-    found: dict[int, list[int]] = {}
-    for dtype in {each.dtype for each in rows}:
-        members = [
-            i
-            for i, each in enumerate(inputs)
-            if rows[i].dtype == dtype and (each.is_coupled or each.wants_target_tokens)
-        ]
-        if members:
-            positions = [position for i in members for position in inputs[i].positions]
-            samplings = [sampling for i in members for sampling in inputs[i].samplings]
-            tokens = iter(distribution.target_tokens(torch.cat([rows[i] for i in members]), positions, samplings))
-            found |= {i: list(islice(tokens, len(rows[i]))) for i in members}
-    return found
+    """Return the target tokens of the inputs that need them, by index."""
+    members = [i for i, each in enumerate(inputs) if each.is_coupled or each.wants_target_tokens]
+    if not members:
+        return {}
+    positions = [position for i in members for position in inputs[i].positions]
+    samplings = [sampling for i in members for sampling in inputs[i].samplings]
+    # Beside processed rows, which are float64, the others become float64 too: that is exact.
+    tokens = iter(distribution.target_tokens(torch.cat([rows[i] for i in members]), positions, samplings))
+    return {i: list(islice(tokens, len(rows[i]))) for i in members}
 
 
 def _accepted_paths(

@@ -119,9 +119,6 @@ class SequenceTable:
     def __len__(self) -> int:
         return len(self._live)
 
-    def __contains__(self, sequence_id: int) -> bool:
-        return sequence_id in self._live
-
     def open(self, delta: Delta, num_drafts: int, max_depth: int) -> CachedSequence:
         """Return the call's sequence, with its context in sync and slots reserved for its drafts.
 

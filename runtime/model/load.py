@@ -24,7 +24,7 @@ def load_model(
     """Load a Hugging Face checkpoint and replace its attention; raises ConfigError, with the reason, if that fails."""
     device, dtype = torch.device(device_name), DTYPES[dtype_name]
     source = resolve(folder)
-    config = _read_config(source)
+    config = _read(AutoConfig, source)
     check_supported(config.get_text_config(), folder)
     model = _load_stock(source, dtype)
     if not getattr(model, "_supports_attention_backend", False):
@@ -51,16 +51,10 @@ def _load_stock(source: str, dtype: torch.dtype) -> Any:
     Eager attention is the one that every family has, and the only one with softcap and sinks.
     """
     # The fused products of experts do not exist in float64.
-    options: dict[str, Any] = {"trust_remote_code": False}
-    if dtype == torch.float64:
-        options["experts_implementation"] = "eager"
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, attn_implementation="eager", output_loading_info=True, **options
-        )
-    except Exception as error:
-        raise ConfigError(f"{source}: no readable checkpoint: {first_line(error)}") from error
-    model, report = loaded
+    options = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
+    model, report = _read(
+        AutoModelForCausalLM, source, dtype=dtype, attn_implementation="eager", output_loading_info=True, **options
+    )
     if missing := sorted(report["missing_keys"]):
         raise ConfigError(
             f"{source}: the checkpoint lacks {len(missing)} of the model's weights (the first: {missing[0]})"
@@ -68,18 +62,19 @@ def _load_stock(source: str, dtype: torch.dtype) -> Any:
     return model
 
 
+def _read(kind: Any, source: str, **options: Any) -> Any:
+    """Read a configuration or a model with one of transformers' Auto classes."""
+    try:
+        return kind.from_pretrained(source, trust_remote_code=False, **options)
+    except Exception as error:
+        raise ConfigError(f"{source}: no readable checkpoint: {first_line(error)}") from error
+
+
 def resolve(folder: str) -> str:
     """Return `folder`, which must exist if it is a path; anything else is a hub id that transformers looks up."""
     if folder.startswith(("/", ".")) and not Path(folder).is_dir():
         raise ConfigError(f"checkpoint folder {folder} does not exist (serving.toml)")
     return folder
-
-
-def _read_config(source: str) -> PretrainedConfig:
-    try:
-        return AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{source}: no readable checkpoint: {first_line(error)}") from error
 
 
 def check_supported(config: PretrainedConfig, folder: str) -> None:

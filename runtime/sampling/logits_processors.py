@@ -33,12 +33,13 @@ class LogitsProcessors:
         self._matcher = matcher
         self._counts = TokenCounts(prompt_len)
 
-    def apply(self, logits: Tensor, context: Context, prefix_len: int, paths: Sequence[Path]) -> None:
-        """Change (n, V) float64 logits in place; a mask that would leave no token changes nothing.
+    def apply(self, logits: Tensor, context: Context, prefix_len: int, paths: Sequence[Path]) -> Tensor:
+        """Return the processed logits, (n, V) float64; a mask that would leave no token changes nothing.
 
-        prefix_len: number of committed tokens of the context. paths: (n,), the tokens between those and each row.
+        logits: (n, V), not changed. prefix_len: number of committed tokens of the context. paths: (n,), the tokens
+        between those and each row.
         """
-        ids = context.ids[:prefix_len]
+        logits, ids = logits.to(torch.float64, copy=True), context.ids[:prefix_len]
         if self.sampling.penalised:
             self._counts.update(context, prefix_len)
             self._penalise(logits, paths)
@@ -47,10 +48,11 @@ class LogitsProcessors:
         for forbidden in self._masks(logits, ids, paths):
             masked = logits.masked_fill(forbidden, -torch.inf)
             leaves_a_token = masked.isfinite().any(dim=-1, keepdim=True)
-            logits.copy_(torch.where(leaves_a_token, masked, logits))
+            logits = torch.where(leaves_a_token, masked, logits)
+        return logits
 
     def _penalise(self, logits: Tensor, paths: Sequence[Path]) -> None:
-        """Change the columns of the tokens that occur; a path's own tokens count in its row only."""
+        """Change, in place, the columns of the tokens that occur; a path's own tokens count in its row only."""
         tokens, occurs, counts = self._counts.along(paths)
         columns = torch.from_numpy(tokens).to(logits.device)
         is_repeated, times = (torch.from_numpy(x).to(logits.device) for x in (occurs, counts))

@@ -168,7 +168,7 @@ def test_the_twin_equals_the_reference_at_every_node_step_by_step(
         context.commit(committed)
         rows = rng.normal(size=(tree.num_nodes + 1, V)) * 3
         ours = torch.from_numpy(rows.copy())
-        logits_processors.apply(ours, context, len(context), tree.paths)
+        ours = logits_processors.apply(ours, context, len(context), tree.paths)
         for row, path, own in zip(rows, tree.paths, ours.numpy(), strict=True):
             output = [*context.output, *path]
             legal = legal_behind(output) if with_grammar else None
@@ -182,7 +182,7 @@ def test_the_twin_follows_a_context_that_was_taken_back() -> None:
         context.truncate(kept)
         context.commit(new)
         ours = torch.zeros(1, V, dtype=torch.float64)
-        logits_processors.apply(ours, context, len(context), [()])
+        ours = logits_processors.apply(ours, context, len(context), [()])
         assert ours[0].tolist() == [-float(context.output.count(token)) for token in range(V)]
 
 
@@ -191,7 +191,7 @@ def test_the_twin_leaves_what_lies_behind_the_prefix_to_the_paths() -> None:
     logits_processors, context = LogitsProcessors(Sampling(frequency_penalty=1.0), 1, None), Context([0])
     context.commit([2, 3, 3])
     ours = torch.zeros(1, V, dtype=torch.float64)
-    logits_processors.apply(ours, context, 2, [[3, 3]])
+    ours = logits_processors.apply(ours, context, 2, [[3, 3]])
     assert ours[0].tolist() == [0, 0, -1, -2, 0, 0, 0, 0]
 
 

@@ -138,7 +138,7 @@ class Script:
                 sequence.publish(prefix_len)
 
     def open(self, sender: Sender, num_drafts: int) -> CachedSequence | None:
-        known = sender.sequence_id in self.table
+        known = sender.sequence_id in self.table._live
         try:
             sequence = self.table.open(sender.delta(), num_drafts, min(num_drafts, 3))
         except UnknownSequence:
@@ -146,7 +146,7 @@ class Script:
             sender.sent = 0
             return self.open(sender, num_drafts)
         except Unavailable:
-            assert sender.sequence_id not in self.table
+            assert sender.sequence_id not in self.table._live
             self.num_refused += 1
             return None
         except RequestError:
@@ -322,7 +322,7 @@ def test_a_full_pool_refuses_the_new_one_and_gives_back_what_it_held() -> None:
     run(memory, Sender(1, Context(list(range(12)))))
     with pytest.raises(Unavailable, match="KV pool full: 3 blocks needed"):
         memory.table.open(Sender(2, Context([*range(8), 70, 71, 72, 73, 74, 75, 76, 77, 78])).delta(), 0, 0)
-    assert 2 not in memory.table and memory.table.pool.num_held == 3
+    assert 2 not in memory.table._live and memory.table.pool.num_held == 3
     memory.check()
 
 
@@ -331,5 +331,5 @@ def test_silent_sequences_lose_their_blocks_but_not_those_with_a_call_under_way(
     for sequence_id, last_used_s in ((1, 10.0), (2, 10.0), (3, 11.9)):
         run(memory, Sender(sequence_id, Context([sequence_id] * 9))).last_used_s = last_used_s
     memory.table.drop_idle(12.1, busy={2})
-    assert [i in memory.table for i in (1, 2, 3)] == [False, True, True]
+    assert [i in memory.table._live for i in (1, 2, 3)] == [False, True, True]
     assert memory.table.open(Sender(4, Context([1] * 9)).delta(), 0, 0).num_computed == 8
