@@ -1,4 +1,4 @@
-"""The tensors of NVIDIA's Triton model `tensorrt_llm`, as its configuration declares them; a table, knows no engine."""
+"""The tensors of NVIDIA's Triton model `tensorrt_llm`, as its configuration declares them: a table."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from orchestrator.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Tensor:
-    """dims: without the batch dimension. is_scalar: [1], which the backend sees without that dimension.
+    """An input or output; dims: without the batch dimension.
 
-    is_ragged: requests of different lengths may share a batch.
+    is_scalar: dims are [1], and the backend gets it without them. is_ragged: requests of different lengths may share a
+    batch.
     """
 
     name: str
@@ -22,7 +23,7 @@ class Tensor:
     is_scalar: bool = False
 
 
-#: Type and dims.
+#: Data type, then the dims.
 _Declared = tuple[str, *tuple[int, ...]]
 _REQUIRED = ("input_lengths", "request_output_len")
 _SCALARS = {
@@ -43,7 +44,7 @@ _SCALARS = {
         *("return_num_input_tokens", "return_num_output_tokens"),
     ),
 }
-# The engines are built with logits in float32. The type of the two embeddings is inferred; no plan of ours uses them.
+# The engines are built with logits in float32. The type of the two embeddings is inferred; our plans do not use them.
 LOGITS = "FP32"
 _RAGGED: dict[str, _Declared] = {
     "input_ids": ("INT32", -1),
@@ -97,28 +98,28 @@ _OUTPUTS: dict[str, _Declared] = {
     "num_input_tokens": ("INT32", 1),
     "num_output_tokens": ("INT32", 1),
 }
-#: What differs in 0.19, the oldest release whose names are known.
+#: The differences in 0.19, the oldest release whose names are known.
 _OLD_NAMES = {"min_tokens": "min_length", "seed": "random_seed"}
 _SINCE_1 = ("return_num_input_tokens", "return_num_output_tokens", "num_input_tokens", "num_output_tokens")
 _OLD, _NEW = ("0.19.0",), ("1.0.0", "1.1.0", "1.2.0", "1.2.1")
 
 
 def inputs(version: str) -> list[Tensor]:
-    """Return the inputs of a release; raises ConfigError for one whose names are not known."""
-    made = [
+    """Return the inputs of a release; raises ConfigError when its names are not known."""
+    tensors = [
         Tensor(name, data_type, (1,), is_optional=name not in _REQUIRED, is_scalar=True)
         for data_type, names in _SCALARS.items()
         for name in names
     ]
-    made += [Tensor(name, data_type, tuple(dims), is_ragged=True) for name, (data_type, *dims) in _RAGGED.items()]
-    made += [Tensor(name, data_type, tuple(dims)) for name, (data_type, *dims) in _PLAIN.items()]
-    return _of_release(made, version)
+    tensors += [Tensor(name, data_type, tuple(dims), is_ragged=True) for name, (data_type, *dims) in _RAGGED.items()]
+    tensors += [Tensor(name, data_type, tuple(dims)) for name, (data_type, *dims) in _PLAIN.items()]
+    return _of_release(tensors, version)
 
 
 def outputs(version: str) -> list[Tensor]:
-    """Return the outputs of a release; raises ConfigError for one whose names are not known."""
-    made = [Tensor(name, data_type, tuple(dims)) for name, (data_type, *dims) in _OUTPUTS.items()]
-    return _of_release(made, version)
+    """Return the outputs of a release; raises ConfigError when its names are not known."""
+    tensors = [Tensor(name, data_type, tuple(dims)) for name, (data_type, *dims) in _OUTPUTS.items()]
+    return _of_release(tensors, version)
 
 
 def _of_release(tensors: list[Tensor], version: str) -> list[Tensor]:

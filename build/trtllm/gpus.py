@@ -1,4 +1,4 @@
-"""The GPUs that a plan may be made for: memory and compute capability; it asks no driver."""
+"""The GPUs that can be planned for, with their memory and compute capability; asks no driver."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from orchestrator.core.errors import ConfigError, unknown_name
 
 GIB = 1 << 30
-#: The least compute capability of a number format (fp8: Ada, Hopper; nvfp4: Blackwell), and of any engine.
+#: The least compute capability for a number format (fp8: Ada, Hopper; nvfp4: Blackwell), and for any engine.
 LEAST_CAPABILITY = {"fp8": (8, 9), "nvfp4": (10, 0)}
 LEAST_OF_ANY = (8, 0)
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """memory_gib: what a process can use, in whole GiB. capability: (major, minor)."""
+    """One kind of GPU; memory_gib: usable by a process, in whole GiB. capability: (major, minor)."""
 
     name: str
     memory_gib: int
     capability: tuple[int, int]
 
     def has_format(self, number_format: str) -> bool:
-        """True when the GPU computes in `number_format`; 16-bit and integer formats need no more than any engine."""
+        """Return whether the GPU computes in a format; 16-bit and integer formats run wherever engines do."""
         return self.capability >= LEAST_CAPABILITY.get(number_format, LEAST_OF_ANY)
 
 
-# Inferred: the nominal size less what the driver and ECC hold, rounded down; `gpu_memory_gib` overrides it.
+# Inferred: the nominal size less the share of driver and ECC, rounded down; `gpu_memory_gib` overrides it.
 KNOWN = {
     gpu.name: gpu
     for gpu in (
@@ -46,7 +46,7 @@ KNOWN = {
 
 
 def find_gpu(name: str, memory_gib: int = 0) -> Gpu:
-    """Return a known GPU, with `memory_gib` in place of its own when not 0; raises ConfigError listing the known."""
+    """Return a known GPU, with `memory_gib` for its memory unless that is 0; raises ConfigError listing the known."""
     if not name:
         raise ConfigError(
             f"gpu is missing: name the GPU that the engines are for (known: {', '.join(sorted(KNOWN))}; "

@@ -1,7 +1,7 @@
-"""The LLM API's speculation (TensorRT-LLM's PyTorch backend, no compiled engine): one spec -> `speculative_config`.
+"""The `speculative_config` of the LLM API (TensorRT-LLM's PyTorch backend, which needs no compiled engine).
 
-EXPERIMENTAL: names are checked against a table compiled from sources and documentation; no LLM has been made from one.
-The draft length, like everything here, is the server's: a request cannot choose.
+EXPERIMENTAL: names are checked against a table made from sources and documentation; no LLM has been made from one.
+The draft length and all else here are fixed when the server starts: a request cannot choose.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LlmApiSpec(Declaration):
 
 @dataclass(frozen=True)
 class LlmSpeculation:
-    """fields: arguments of the class `class_name`. llm: what LLM() must be told beside it."""
+    """fields: arguments of the class `class_name`. llm: further arguments of LLM()."""
 
     class_name: str
     decoding_type: str
@@ -50,23 +50,18 @@ class LlmSpeculation:
 
     @property
     def speculative_config(self) -> dict[str, Value]:
-        """Return the plain dict, as YAML has it."""
+        """The plain dict, as in YAML."""
         return {"decoding_type": self.decoding_type, **self.fields}
 
     @property
     def draft_len(self) -> int:
-        """Return how many draft tokens a pass verifies."""
+        """How many draft tokens a pass verifies."""
         return int(self.fields.get("max_draft_len", self.fields.get("num_nextn_predict_layers", 0)))
-
-    @property
-    def keywords(self) -> dict[str, object]:
-        """Return keywords of LLM(), which are also keys of the llmapi model's model.yaml and of trtllm-serve's file."""
-        return {"speculative_config": self.speculative_config, **self.llm}
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """type_name: decoding type by generation of names. draft_len: the default."""
+    """One method. old_type, new_type: its decoding type by generation of names. draft_len: the default."""
 
     class_name: str
     old_type: str
@@ -76,8 +71,8 @@ class _Kind:
     overlaps: bool = True
 
 
-# Inferred: 1.2's own class for the type Eagle3, which our sources write as EagleDecodingConfig/Eagle3; the dict names
-# the type alone. EAGLE-3's default length is our own choice.
+# Inferred: the class of 1.2 for the type Eagle3, which our sources write as EagleDecodingConfig/Eagle3; the dict names
+# the type only. EAGLE-3's default length is our choice.
 _KINDS = {
     "draft_model": _Kind(
         "DraftTargetDecodingConfig",
@@ -103,14 +98,14 @@ _REFUSED = {
     "suffix": _NO_TYPE,
     "jacobi": _NO_TYPE,
     "predicted": _NO_TYPE,
-    "none": "it is what LLM() does without a speculative_config",
+    "none": "LLM() without a speculative_config does it",
 }
 #: Releases by their names; the split between the generations of `speculative_model` is inferred.
 _OLD, _NEW = ("1.0.0", "1.1.0"), ("1.2.0", "1.2.1")
 
 
 def speculation(spec: LlmApiSpec) -> LlmSpeculation:
-    """Return what LLM() is given; raises ConfigError for what the release lacks, with the reason."""
+    """Return the speculation of a spec; raises ConfigError, with the reason, when the release lacks it."""
     kind = _kind(spec)
     is_old = spec.trtllm_version in _OLD
     length = spec.draft_len or kind.draft_len
@@ -136,20 +131,20 @@ def _kind(spec: LlmApiSpec) -> _Kind:
         raise ConfigError(unknown_name("method", spec.method, _KINDS, "key method"))
     kind = _KINDS[spec.method]
     if bool(spec.drafter) is not kind.has_drafter:
-        wanted = "name a checkpoint" if kind.has_drafter else "be empty"
-        raise ConfigError(f"drafter must {wanted} for method {spec.method}, got {spec.drafter!r} (key drafter)")
+        rule = "name a checkpoint" if kind.has_drafter else "be empty"
+        raise ConfigError(f"drafter must {rule} for method {spec.method}, got {spec.drafter!r} (key drafter)")
     return kind
 
 
 def _fields(spec: LlmApiSpec, length: int, model_key: str) -> dict[str, Value]:
     """Return the arguments of the class."""
-    if spec.method == "mtp":  # the heads lie in the target's checkpoint; a layer drafts a token
+    if spec.method == "mtp":  # the heads are in the target's checkpoint; each layer drafts one token
         return {"num_nextn_predict_layers": length}
     if spec.method != "prompt_lookup":
         return {"max_draft_len": length, model_key: spec.drafter}
     return {
         "max_draft_len": length,
         "max_matching_ngram_size": spec.max_ngram,
-        # Its default is one pool for all requests: from time and drafts a client could tell what others were sent.
+        # By default all requests share a pool: from timing and drafts, a client could infer other clients' texts.
         "is_public_pool": False,
     }

@@ -1,4 +1,4 @@
-"""How each drafting method runs on an engine: build mode, draft length, limits; it knows no checkpoint."""
+"""How each drafting method runs on an engine: build mode, draft length, limits; opens no checkpoint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import ConfigError, unknown_name
-from orchestrator.deployment.engine_trees import read_tree
+from orchestrator.deployment.engine_trees import lookahead_nodes, read_tree
 
 if TYPE_CHECKING:
     from build.trtllm.spec import EngineSpec
@@ -20,11 +20,11 @@ SIXTEEN_BIT = ("none", "bf16", "fp16")
 
 @dataclass(frozen=True)
 class Mode:
-    """flag: value of --speculative_decoding_mode ("" = not given). decoding_mode: the executor's name for it.
+    """flag: value of --speculative_decoding_mode, empty for none. decoding_mode: the executor's name for it.
 
-    drafter: what the key drafter holds: "" (nothing), "model" (an engine of its own) or "heads" (in the target's).
-    draft_len: default of the key draft_len; 0 where the length is worked out. quantisations: () = any.
-    dtype: what the weights are where quantisation is none.
+    drafter: what the key drafter names: empty for nothing, "model" (an engine of its own) or "heads" (in the target's).
+    draft_len: default of the key draft_len; 0 when the length is computed. quantisations: those allowed, () for all.
+    dtype: the weights' type when quantisation is none.
     """
 
     flag: str = EXTERNAL
@@ -41,7 +41,7 @@ class Mode:
 MODES = {
     "none": Mode(flag=""),
     "draft_model": Mode(drafter="model", draft_len=5),
-    # The lengths are the defaults of our own proposers.
+    # The lengths are our proposers' defaults.
     "prompt_lookup": Mode(draft_len=10),
     "ngram": Mode(draft_len=2),
     "suffix": Mode(draft_len=32),
@@ -80,14 +80,14 @@ MODES = {
 
 #: Methods of the server that no compiled engine can run.
 REFUSED = {
-    "jacobi": "it drafts from the target's own picks, which an engine does not return",
+    "jacobi": "it drafts from the target tokens, which an engine does not return",
     "eagle2": "its dynamic tree cannot be set through Triton, only EAGLE-1's static one (method eagle)",
     "eagle3": "only TensorRT-LLM's PyTorch backend runs it",
 }
 
 
 def find_mode(method: str, where: str) -> Mode:
-    """Return how `method` runs on an engine; raises ConfigError for one that does not, with the reason."""
+    """Return how `method` runs on an engine; raises ConfigError, with the reason, for a method that does not."""
     if method in REFUSED:
         raise ConfigError(f"method {method!r} has no compiled engine: {REFUSED[method]} ({where})")
     if method not in MODES:
@@ -95,15 +95,10 @@ def find_mode(method: str, where: str) -> Mode:
     return MODES[method]
 
 
-def lookahead_draft_len(window: int, ngram: int, guesses: int) -> int:
-    """Return the draft tokens that Lookahead needs a pass to hold: (N == 1 ? 0 : N - 2) + (W - 1 + G)(N - 1)."""
-    return max(ngram - 2, 0) + (window - 1 + guesses) * (ngram - 1)
-
-
 def max_draft_len(spec: EngineSpec) -> int:
-    """Return most draft tokens a step for the target's engine, 0 for the method none."""
+    """Return the most draft tokens a step for the target's engine; 0 for the method none."""
     if spec.method == "lookahead":
-        return lookahead_draft_len(spec.lookahead_window, spec.lookahead_ngram, spec.lookahead_guesses)
+        return lookahead_nodes(spec.lookahead_window, spec.lookahead_ngram, spec.lookahead_guesses)
     if spec.method == "redrafter":
         return spec.redrafter_beams * spec.redrafter_beam_len
     default = MODES[spec.method].draft_len

@@ -1,4 +1,4 @@
-"""What a plan's reader should know beside its numbers; each note is one sentence or two."""
+"""The notes of a plan: one or two sentences each, beside the numbers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from build.trtllm.modes import EXTERNAL
 from build.trtllm.shapes import model_parameters
 from build.trtllm.spec import EngineSpec
 
-#: Constant in the executor's DecodingConfig: most requests in its lookahead mode.
+#: A constant of the executor's DecodingConfig: most requests in its lookahead mode.
 LOOKAHEAD_REQUESTS = 8
 
 
 def notes_of(spec: EngineSpec, engines: tuple[Engine, ...], largest_batch: int) -> tuple[str, ...]:
     """Return the notes that apply."""
     target, *draft = engines
-    found = [_converting(engine) for engine in engines]
+    found = [
+        f"Converting the {engine.role} loads its 16-bit weights: "
+        f"{2 * (model_parameters(engine.shape) + engine.heads.parameters) / GIB:.1f} GiB of GPU or host memory."
+        for engine in engines
+    ]
     if largest_batch < spec.max_batch_size:
         found.append(
             f"The KV cache holds {largest_batch} sequences of full length at once, not max_batch_size "
@@ -26,8 +30,7 @@ def notes_of(spec: EngineSpec, engines: tuple[Engine, ...], largest_batch: int) 
             f"The target takes up to {target.limits.max_draft_len} draft tokens a request and step, from whatever "
             "drafts them; a chain, no tree."
         )
-    for engine in draft:
-        found.append(_shared(target, engine))
+    found += [_sharing(target, engine) for engine in draft]
     if spec.method == "lookahead" and spec.max_batch_size > LOOKAHEAD_REQUESTS:
         found.append(f"The executor has {LOOKAHEAD_REQUESTS} as a constant for most requests in its lookahead mode.")
     if spec.method == "lookahead":
@@ -40,12 +43,7 @@ def notes_of(spec: EngineSpec, engines: tuple[Engine, ...], largest_batch: int) 
     return tuple(found)
 
 
-def _converting(engine: Engine) -> str:
-    size = 2 * (model_parameters(engine.shape) + engine.heads.parameters) / GIB
-    return f"Converting the {engine.role} loads its 16-bit weights: {size:.1f} GiB of GPU or host memory."
-
-
-def _shared(target: Engine, draft: Engine) -> str:
+def _sharing(target: Engine, draft: Engine) -> str:
     if draft.num_ranks != target.num_ranks:
         return (
             f"The draft model runs on {draft.num_ranks} of {target.num_ranks} GPUs: this needs the server's "

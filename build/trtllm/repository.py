@@ -1,8 +1,8 @@
 """`python -m build.trtllm.repository`: model folders for NVIDIA's Triton backend `tensorrtllm`, ready to be loaded.
 
-From an engine plan to `tensorrt_llm` (the target) and `tensorrt_llm_draft` (the draft model, where there is one), each
-a complete config.pbtxt: no template, nothing to fill in. EXPERIMENTAL: names, types and dims are checked against a
-table compiled from NVIDIA's own configuration; no server has loaded one of these folders.
+From an engine plan to `tensorrt_llm` (the target) and, with a draft model, `tensorrt_llm_draft`: each a complete
+config.pbtxt without placeholders. EXPERIMENTAL: names, types and dims are checked against a table made from NVIDIA's
+own configuration; no server has loaded one of these folders.
 """
 
 from __future__ import annotations
@@ -21,40 +21,35 @@ from orchestrator.core.errors import ConfigError
 from orchestrator.deployment.config import BACKEND_MODELS
 from orchestrator.deployment.engine_trees import read_tree
 
-#: The Triton model of each engine.
-MODELS = BACKEND_MODELS
 WORKER = "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
-#: Modes whose tree the server is told, node by node; without one the backend takes its own.
+#: Modes whose tree the server must be told node by node; without one the backend uses its own.
 _TREE_PARAMETERS = {"medusa": "medusa_choices", "eagle": "eagle_choices"}
-
-Choices = Sequence[Sequence[int]]
 
 
 def write_repository(plan: Plan, engines: Path, out: Path, *, decoupled: bool = False) -> list[Path]:
     """Write a model folder for each engine of the plan; return the config.pbtxt files.
 
-    engines: the output folder of the plan's build, as the server will see it. decoupled: several responses a request,
-    which streaming needs.
+    engines: the output folder of the plan's build, as the server sees it. decoupled: several responses a request, which
+    streaming needs.
     Raises ConfigError: a release whose tensors are not known.
     """
-    configs = {MODELS[engine.role]: config_text(plan, engine, engines, decoupled=decoupled) for engine in plan.engines}
-    for name, text in configs.items():
+    texts = {BACKEND_MODELS[engine.role]: _config_text(plan, engine, engines, decoupled) for engine in plan.engines}
+    for name, text in texts.items():
         (out / name / "1").mkdir(parents=True, exist_ok=True)  # Triton wants a version; the engine lies elsewhere
         (out / name / "config.pbtxt").write_text(text, encoding="utf-8")
-    return [out / name / "config.pbtxt" for name in configs]
+    return [out / name / "config.pbtxt" for name in texts]
 
 
-def config_text(plan: Plan, engine: Engine, engines: Path, *, decoupled: bool = False) -> str:
-    """Return the config.pbtxt of one engine of the plan; arguments and errors as in `write_repository`."""
+def _config_text(plan: Plan, engine: Engine, engines: Path, decoupled: bool) -> str:
+    """Return the config.pbtxt of one engine of the plan."""
     version = plan.spec.trtllm_version
-    parameters = _parameters(plan, engine, engines) | _tree(plan, engine)
     lines = (
         f"# The {engine.role} for method {plan.spec.method}, TensorRT-LLM {version}; made by build.trtllm.repository",
-        f"name: {_word(MODELS[engine.role])}",
+        f"name: {_quoted(BACKEND_MODELS[engine.role])}",
         'backend: "tensorrtllm"',
         f"max_batch_size: {engine.limits.max_batch_size}",
         f"model_transaction_policy {{ decoupled: {str(decoupled).lower()} }}",
-        "dynamic_batching { max_queue_delay_microseconds: 0 }",  # the executor batches by itself
+        "dynamic_batching { max_queue_delay_microseconds: 0 }",  # the executor forms the batches
         "",
         *_list("input", [_input(tensor) for tensor in inputs(version)]),
         "",
@@ -62,17 +57,20 @@ def config_text(plan: Plan, engine: Engine, engines: Path, *, decoupled: bool = 
         "",
         "instance_group [ { count: 1, kind: KIND_CPU } ]",
         "",
-        *(_parameter(key, value) for key, value in parameters.items()),
+        *(
+            f"parameters {{ key: {_quoted(key)}, value {{ string_value: {_quoted(value)} }} }}"
+            for key, value in _parameters(plan, engine, engines).items()
+        ),
     )
     return "\n".join(lines) + "\n"
 
 
 def _parameters(plan: Plan, engine: Engine, engines: Path) -> dict[str, str]:
-    """Return the parameters that are not the backend's own defaults, and those whose value our adapter counts on.
+    """Return the parameters that differ from the backend's defaults, and those whose value our adapter relies on.
 
-    Inferred: a parameter that is left out is one that is not specified, like a `${...}` that nobody has filled.
+    Inferred: a parameter that is left out counts as not specified, as an unfilled `${...}` of the template does.
     """
-    return {
+    parameters = {
         "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
         "gpt_model_type": "inflight_fused_batching",
         "gpt_model_path": str(engines / engine.engine_folder),
@@ -82,21 +80,10 @@ def _parameters(plan: Plan, engine: Engine, engines: Path) -> dict[str, str]:
         "exclude_input_in_output": "false",
         **plan.servers[engine.role],
     }
-
-
-def _tree(plan: Plan, engine: Engine) -> dict[str, str]:
-    """Return the parameter that names the plan's tree, none where the backend's own fits."""
-    name, choices = _TREE_PARAMETERS.get(engine.mode), read_tree(plan.spec.choices)
-    return {name: choices_text(choices)} if name and choices else {}
-
-
-def choices_text(choices: Choices) -> str:
-    """Return a tree as the backend reads it: `{0},{0,0},{1}`."""
-    return ",".join("{" + ",".join(map(str, path)) + "}" for path in choices)
-
-
-def _parameter(key: str, value: str) -> str:
-    return f"parameters {{ key: {_word(key)}, value {{ string_value: {_word(value)} }} }}"
+    name, paths = _TREE_PARAMETERS.get(engine.mode), read_tree(plan.spec.choices)
+    if name and paths:  # the backend reads a tree as {0},{0,0},{1}
+        parameters[name] = ",".join("{" + ",".join(map(str, path)) + "}" for path in paths)
+    return parameters
 
 
 def _list(field: str, items: Sequence[str]) -> list[str]:
@@ -113,36 +100,31 @@ def _input(tensor: Tensor) -> str:
         "allow_ragged_batch: true": tensor.is_ragged,
         "optional: true": tensor.is_optional,
     }
-    return ", ".join((_tensor(tensor), *(flag for flag, holds in flags.items() if holds)))
+    return ", ".join((_tensor(tensor), *(flag for flag, is_set in flags.items() if is_set)))
 
 
-def _word(text: str) -> str:
+def _quoted(text: str) -> str:
     """Quote a string of the text format, which escapes as JSON does."""
     return json.dumps(text, ensure_ascii=False)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the command line's parser."""
-    made = argparse.ArgumentParser(prog="python -m build.trtllm.repository", description=__doc__)
-    made.add_argument("file", type=Path, metavar="FILE", help="the engines, in TOML, as they were built")
-    made.add_argument(
-        "--engines", type=Path, required=True, metavar="DIR", help="the build's --out, as the server sees it"
-    )
-    made.add_argument("--out", type=Path, required=True, metavar="DIR", help="the model repository")
-    made.add_argument("--decoupled", action="store_true", help="several responses a request, which streaming needs")
-    return made
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the folders; return the exit status."""
-    options = parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m build.trtllm.repository", description=__doc__)
+    parser.add_argument("file", type=Path, metavar="FILE", help="the engines, in TOML, as they were built")
+    parser.add_argument(
+        "--engines", type=Path, required=True, metavar="DIR", help="the build's --out, as the server sees it"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the model repository")
+    parser.add_argument("--decoupled", action="store_true", help="several responses a request, which streaming needs")
+    options = parser.parse_args(arguments)
     try:
         plan = make_plan(load_spec(options.file, {}))
-        made = write_repository(plan, options.engines, options.out, decoupled=options.decoupled)
+        files = write_repository(plan, options.engines, options.out, decoupled=options.decoupled)
     except (ConfigError, OSError) as error:
         print(f"trtllm: {error}", file=sys.stderr)
         return 2
-    print("\n".join(map(str, made)))
+    print("\n".join(map(str, files)))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The releases of TensorRT-LLM that a plan may be made for, and what differs between them."""
+"""The releases of TensorRT-LLM that can be planned for, and their differences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT = "1.2.1"
 class Release:
     """container: tag (year.month) of the newest Triton container with this release.
 
-    llama_folder: where its examples keep the conversion of Llama checkpoints.
+    llama_folder: the folder in its examples that converts Llama checkpoints.
     """
 
     version: str
@@ -26,8 +26,7 @@ class Release:
         return f"nvcr.io/nvidia/tritonserver:{self.container}-trtllm-python-py3"
 
 
-#: The last release with compiled engines is 1.2.1. Sizes and paged-context attention are always given as flags,
-#: because their defaults changed between these releases.
+#: The last release with compiled engines is 1.2.1.
 RELEASES = {
     release.version: release
     for release in (
@@ -44,7 +43,7 @@ RELEASES = {
 
 
 def find_release(version: str) -> Release:
-    """Return a release; raises ConfigError for one without engines or one that is not known."""
+    """Return a release; raises ConfigError when it is unknown or has no compiled engines."""
     if version.startswith(("1.3", "1.4", "2.")):
         raise ConfigError(
             f"TensorRT-LLM {version} has no compiled engines: they were removed after 1.2.1 "

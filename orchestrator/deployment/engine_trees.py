@@ -91,6 +91,11 @@ def check_tree(method: str, paths: Sequence[Path], max_draft_len: int, spec: Map
         raise ConfigError(f"choices has {refusal} ({WHERE})")
 
 
+def lookahead_nodes(window: int, ngram: int, guesses: int) -> int:
+    """Return the draft tokens of one Lookahead pass: (N == 1 ? 0 : N - 2) + (W - 1 + G)(N - 1)."""
+    return max(ngram - 2, 0) + (window - 1 + guesses) * (ngram - 1)
+
+
 def sizes_refusal(sizes: tuple[int, ...], most: tuple[int, ...]) -> str:
     """Return why a request cannot have these of Lookahead's sizes (window, n-gram, guesses), or ""."""
     fits = all(least <= asked <= end for least, asked, end in zip(LEAST_SIZES, sizes, most, strict=True))

@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.core.errors import RequestError
 from orchestrator.core.types import Acceptance, EngineSpeculation, EngineSpeculationResult
 from orchestrator.deployment.engine_manifest import Manifest, lookahead_sizes
-from orchestrator.deployment.engine_trees import sizes_refusal, tree_limits
+from orchestrator.deployment.engine_trees import lookahead_nodes, sizes_refusal, tree_limits
 from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall
 from runtime.trtllm.adapter import EngineRequest, Stream, generated_tokens, streamed_tokens
@@ -68,8 +68,7 @@ class EngineSideAdapter(TargetAdapter):
     def _num_nodes(self, speculation: EngineSpeculation) -> int:
         """Return how many draft tokens a pass verifies: as the request says, else as the engine was built."""
         if self._capabilities.engine_method == "lookahead":
-            window, ngram, guesses = speculation.sizes or lookahead_sizes(self._manifest)
-            return max(ngram - 2, 0) + (window - 1 + guesses) * (ngram - 1)
+            return lookahead_nodes(*(speculation.sizes or lookahead_sizes(self._manifest)))
         return len(speculation.choices) or self._manifest.max_draft_len
 
 

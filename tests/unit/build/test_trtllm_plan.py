@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from build.trtllm.engines import target_limits
-from build.trtllm.modes import MODES, lookahead_draft_len
+from build.trtllm.modes import MODES
 from build.trtllm.plan import make_plan
 from build.trtllm.render import plan_from_json, plan_json, plan_text
 from build.trtllm.shapes import eagle_parameters, model_parameters, read_shape
 from build.trtllm.spec import EngineSpec, load_spec
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.methods import PROPOSED
+from orchestrator.deployment.engine_trees import lookahead_nodes
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "trtllm"
 CHECKPOINTS = DATA / "checkpoints"
@@ -102,8 +103,8 @@ def test_every_method_of_the_server_is_planned_or_refused_with_a_reason():
 
 
 def test_lookahead_length_is_the_published_one():
-    assert (lookahead_draft_len(7, 7, 7), lookahead_draft_len(4, 3, 4)) == (83, 15)
-    assert lookahead_draft_len(1, 1, 0) == 0
+    assert (lookahead_nodes(7, 7, 7), lookahead_nodes(4, 3, 4)) == (83, 15)
+    assert lookahead_nodes(1, 1, 0) == 0
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from build.trtllm.backend_tensors import inputs, outputs
-from build.trtllm.repository import MODELS, WORKER, choices_text, main, write_repository
+from build.trtllm.repository import WORKER, main, write_repository
 from orchestrator.core.errors import ConfigError
+from orchestrator.deployment.config import BACKEND_MODELS
 from tests.unit.build.test_trtllm_plan import DATA, DRAFT, EAGLE, LLAMA_8B, MEDUSA, REDRAFTER, planned
 
 MODEL = json.loads((DATA / "tensorrt_llm.json").read_text())
@@ -64,9 +65,9 @@ def published(tensor):
 def test_folder_of_every_kind_of_plan_is_complete(tmp_path, values):
     made = configs(tmp_path, values)
     plan = planned(values)
-    assert list(made) == [MODELS[engine.role] for engine in plan.engines]
+    assert list(made) == [BACKEND_MODELS[engine.role] for engine in plan.engines]
     for engine in plan.engines:
-        name = MODELS[engine.role]
+        name = BACKEND_MODELS[engine.role]
         config, text = made[name], (tmp_path / name / "config.pbtxt").read_text()
         assert not re.search(r"\$\{|\$[A-Za-z]|TODO", text)
         assert (config.name, config.backend) == (name, "tensorrtllm")
@@ -113,7 +114,7 @@ def test_parameters_are_known_and_their_words_allowed(tmp_path, values):
 
 def test_parameters_are_the_plans_beside_the_fixed_ones(tmp_path):
     plan, made = planned(DRAFT), configs(tmp_path, DRAFT)
-    for role, name in MODELS.items():
+    for role, name in BACKEND_MODELS.items():
         assert parameters(made[name]).items() >= plan.servers[role].items()
         assert parameters(made[name])["exclude_input_in_output"] == "false"
         assert parameters(made[name])["gpt_model_type"] == "inflight_fused_batching"
@@ -152,7 +153,7 @@ TREE = [[0], [1], [0, 0], [0, 1], [0, 0, 0]]
 @pytest.mark.parametrize("method", ["medusa", "eagle"])
 def test_tree_is_written_in_braces(tmp_path, method):
     config = configs(tmp_path, {**PLANS[method], "choices": json.dumps(TREE)})["tensorrt_llm"]
-    assert parameters(config)[f"{method}_choices"] == "{0},{1},{0,0},{0,1},{0,0,0}" == choices_text(TREE)
+    assert parameters(config)[f"{method}_choices"] == "{0},{1},{0,0},{0,1},{0,0,0}"
 
 
 def test_engine_of_63_nodes_takes_the_backends_own_tree(tmp_path):
@@ -168,6 +169,8 @@ def test_release_whose_names_are_not_known_is_refused(tmp_path, version):
 def test_command_writes_the_folders_or_says_in_one_line_why_not(tmp_path, capsys):
     spec = str(DATA / "specs" / "draft-model-2xh100.toml")
     assert main([spec, "--engines", "/engines", "--out", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.splitlines() == [f"{tmp_path}/{name}/config.pbtxt" for name in MODELS.values()]
+    assert capsys.readouterr().out.splitlines() == [
+        f"{tmp_path}/{name}/config.pbtxt" for name in BACKEND_MODELS.values()
+    ]
     assert main([str(tmp_path / "x.toml"), "--engines", "/engines", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
