@@ -1,6 +1,6 @@
-"""`make demo`: the real server under its drafting methods: the text is the same, and it comes sooner.
+"""`make demo`: the server with each drafting method generates the same text, and sooner than without drafts.
 
-Of the project's packages it uses the launcher only; whatever it asks, it asks as a client.
+It starts the server with the launcher and is a client of it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ METHODS = (
     "none", "prompt_lookup", "suffix", "ngram", "lookahead", "jacobi", "draft_model",
     "medusa", "eagle", "eagle2", "eagle3", "redrafter", "prompt_lookup+eagle2",
 )  # fmt: skip
-#: The Triton models that methods ask; the others draft in process.
+#: The Triton models of methods with a drafter; the others draft in process.
 DRAFTERS = {
     "draft_model": "draft", "medusa": "medusa", "eagle": "eagle", "eagle2": "eagle", "eagle3": "eagle3",
     "redrafter": "redrafter",
 }  # fmt: skip
-# It drafts from what the client expects; only of an edit does the demo know that.
+# This method drafts from the text that the client expects; the demo knows it only for edits.
 PREDICTED, PREDICTABLE = "predicted", "edit"
 TASKS = ("completion", "edit", "docstring")
 NEAR_TIE = 1e-4
@@ -54,7 +54,7 @@ class Prompt:
 
     @property
     def prediction(self) -> str:
-        """What a client would expect of an edit: that the rest is copied as it was; of other texts nothing."""
+        """The rest of an edit as an unchanged copy; "" for other prompts."""
         original, announced, copy = self.text.partition("\n\n\n# the same with ")
         return "\n" + "\n".join(original.split("\n")[copy.count("\n") :]) if announced else ""
 
@@ -67,7 +67,7 @@ def load_prompts(folder: Path, task: str) -> list[Prompt]:
 
 @contextlib.contextmanager
 def serving(config: Path, dtype: str) -> Iterator[tuple[Any, list[str]]]:
-    """Start the server in `dtype` on free ports; yields a client and its methods, stops the server whatever happens."""
+    """Start the server in `dtype` on free ports; yield a client and the server's methods."""
     print(heading(f"Starting Triton Inference Server, {dtype}"), flush=True)
     with (
         launcher.Server(config, env={"SERVING_DTYPE": dtype}) as server,
@@ -86,9 +86,9 @@ Texts = dict[tuple[str, str], Generation]
 
 
 def show_texts(client: Any, prompts: Sequence[Prompt], methods: Sequence[str]) -> Texts:
-    """Stream each prompt under each method; returns the generations by method and prompt id."""
+    """Stream each prompt with each method; return the generations by method and prompt id."""
     paint, found = Painter(sys.stdout), {}
-    print("Plain text came token by token; each stretch of colour is one step whose drafts were accepted.")
+    print("Plain text was generated token by token. Each coloured stretch is one step that accepted drafts.")
     for prompt in prompts:
         print(heading(f"{prompt.task} ({prompt.id})"), dim("\n".join(prompt.text.splitlines()[-4:])), sep="\n")
         for method in (*methods, PREDICTED) if prompt.task == PREDICTABLE else methods:
@@ -97,7 +97,7 @@ def show_texts(client: Any, prompts: Sequence[Prompt], methods: Sequence[str]) -
 
 
 def show_text(client: Any, prompt: Prompt, method: str, paint: Painter) -> Generation:
-    """Stream one prompt under one method, from a cold cache."""
+    """Stream one prompt with one method, from a cold cache."""
     print(bold(f"── {method} "))
     inputs = {"speculation": method, "max_tokens": MAX_TOKENS, "cache_salt": f"show-{method}"}
     if method == PREDICTED:
@@ -108,38 +108,35 @@ def show_text(client: Any, prompt: Prompt, method: str, paint: Painter) -> Gener
 
 
 def report_same_text(checkpoint: str, prompts: Sequence[Prompt], texts: Texts) -> bool:
-    """Print which texts equal plain decoding's; returns False for a difference that no near tie explains."""
-    print(heading("The same text? (float32, compared with none, token by token)"))
+    """Print which texts equal that of plain decoding; return False if one differs by more than a near tie."""
+    print(heading("Is the text the same? (float32, each method compared with none, token by token)"))
     row, all_fine = "{:<22}" + "{:>34}" * len(prompts), True
     print(row.format("method", *(prompt.id for prompt in prompts)))
     for method in dict.fromkeys(name for name, _ in texts if name != METHODS[0]):
         cells = []
         for prompt in prompts:
             plain, other = (texts.get((name, prompt.id)) for name in (METHODS[0], method))
-            apart = difference(checkpoint, prompt, plain, other) if plain and other else None
-            cells.append(verdict(apart) if other else "–")
+            apart = margin(checkpoint, prompt.text, plain.ids, other.ids) if plain and other else None
+            cells.append(cell(apart) if other else "–")
             all_fine &= apart is None or apart < NEAR_TIE
         print(row.format(method, *cells))
     return all_fine
 
 
-def difference(checkpoint: str, prompt: Prompt, plain: Generation, other: Generation) -> float | None:
-    """Return the margin at the first token that differs, None when none does."""
-    return None if plain.ids == other.ids else margin(checkpoint, prompt.text, plain.ids, other.ids)
-
-
-def verdict(found: float | None) -> str:
-    """Return the cell of the first table for the margin at a difference, None when there is none."""
-    if found is None:
+def cell(apart: float | None) -> str:
+    """Return the cell of the first table for the logit margin at the first difference, None if there is none."""
+    if apart is None:
         return "yes"
-    return f"near tie ({found:.0e} in float64)" if found < NEAR_TIE else f"NO (margin {found:.2g})"
+    return f"near tie ({apart:.0e} in float64)" if apart < NEAR_TIE else f"NO (margin {apart:.2g})"
 
 
-def margin(checkpoint: str, text: str, plain: Sequence[int], other: Sequence[int]) -> float:
-    """Return how far apart the target's logits of the first two tokens that differ are, in float64.
+def margin(checkpoint: str, text: str, plain: Sequence[int], other: Sequence[int]) -> float | None:
+    """Return the distance of the target's float64 logits of the first two tokens that differ, None if none differ.
 
-    Infinite when one output is the beginning of the other: no near tie ends a text.
+    It is infinite if one output is the beginning of the other, since no near tie ends a text.
     """
+    if plain == other:
+        return None
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -154,11 +151,11 @@ def margin(checkpoint: str, text: str, plain: Sequence[int], other: Sequence[int
 
 
 def show_speed(client: Any, folder: Path, dtype: str, methods: Sequence[str]) -> None:
-    """Print the second table: the fair comparison of clients/generate.py over several prompts per task."""
+    """Print the second table: `generate.py --compare` over several prompts per task."""
     row = "{:<12}{:<22}{:>10}{:>14}{:>20}{:>12}"
-    print(heading(f"Sooner? ({dtype}; {NUM_SPEED_PROMPTS} prompts per task, cold caches, methods by turns)"))
+    print(heading(f"Is it faster? ({dtype}; {NUM_SPEED_PROMPTS} prompts per task, cold caches, methods in turn)"))
     print(row.format("task", "method", "tokens/s", "first token", "acceptance length", "speed-up"))
-    warm_ups = 1  # the first prompt alone: from then on the server is warm
+    warm_ups = 1  # only for the first prompt: afterwards the server is warm
     for task in TASKS:
         runs = []
         for prompt in load_prompts(folder, task)[:NUM_SPEED_PROMPTS]:
@@ -168,13 +165,13 @@ def show_speed(client: Any, folder: Path, dtype: str, methods: Sequence[str]) ->
         plain = pooled(by_method[0])["tokens_per_s"]
         for method, numbers in zip(methods, by_method, strict=True):
             all_of = pooled(numbers)
-            speed_up = f"{ratio(all_of['tokens_per_s'], plain):.2f} ×"
-            cells = f"{all_of['tokens_per_s']:.0f}|{all_of['first_token_s']:.3f} s|{all_of['acceptance_length']:.2f}"
-            print(row.format(task, method, *cells.split("|"), speed_up), flush=True)
+            rate, first_s, length = all_of["tokens_per_s"], all_of["first_token_s"], all_of["acceptance_length"]
+            cells = f"{rate:.0f}", f"{first_s:.3f} s", f"{length:.2f}", f"{ratio(rate, plain):.2f} ×"
+            print(row.format(task, method, *cells), flush=True)
 
 
 def pooled(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the rates of several requests taken together: totals over totals, the first token on average."""
+    """Return the rates of several requests together: totals by totals, and the mean time of the first token."""
     total = {name: sum(run[name] for run in runs) for name in ("num_tokens", "num_steps", "decode_tokens", "decode_s")}
     return {
         "tokens_per_s": ratio(total["decode_tokens"], total["decode_s"]),
@@ -184,22 +181,22 @@ def pooled(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def heading(text: str) -> str:
-    """Return a line that opens a part of the demo."""
+    """Return the title of a part of the demo."""
     return "\n" + bold(f"━━ {text} ")
 
 
 def bold(text: str) -> str:
-    """Return text in bold where colours are welcome."""
+    """Return the text in bold if the terminal shows colours."""
     return f"\x1b[1m{text}\x1b[0m" if Painter(sys.stdout).colours else text
 
 
 def dim(text: str) -> str:
-    """Return text in a weak colour where colours are welcome."""
+    """Return the text in a weak colour if the terminal shows colours."""
     return f"\x1b[2m{text}\x1b[0m" if Painter(sys.stdout).colours else text
 
 
 def demo(config: Path, folder: Path) -> int:
-    """Run the demo; returns its exit status."""
+    """Run the demo; return its exit status."""
     keys = tomllib.loads(config.read_text(encoding="utf-8"))
     dtype = os.environ.get("SERVING_DTYPE") or keys.get("dtype", "float32")
     target = os.environ.get("SERVING_TARGET") or keys["target"]
@@ -214,12 +211,12 @@ def demo(config: Path, folder: Path) -> int:
         with serving(config, dtype) as (client, methods):
             show_speed(client, folder, dtype, methods)
     if not same:
-        print("error: a text differs from plain decoding's beyond a near tie", file=sys.stderr)
+        print("error: a text differs from that of plain decoding by more than a near tie", file=sys.stderr)
     return 0 if same else 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns 1 when a text differs or the server fails."""
+    """Run the command; return 1 if a text differs or the server fails."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config", type=Path, default=ROOT / "serving.toml", help="the deployment (%(default)s)")
     parser.add_argument("--prompts", type=Path, default=ROOT / "tests/data/prompts", help="folder of held-out prompts")
@@ -237,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt  # so that the server is stopped on the way out
+    raise KeyboardInterrupt  # stops the server on the way out
 
 
 if __name__ == "__main__":

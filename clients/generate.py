@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Stream text from the Triton model `speculative` over gRPC; text that came from accepted drafts shows in colour.
+"""Stream text from the Triton model `speculative` over gRPC; text from accepted drafts is shown in colour.
 
-One file to copy: it needs numpy and tritonclient[grpc], and knows nothing of the server but its protocol.
+Copy this one file: it needs numpy and tritonclient[grpc], and knows nothing of the server but its protocol.
 
     client = grpcclient.InferenceServerClient("localhost:8001")
     for chunk in stream(client, "def main(", max_tokens=64, speculation="prompt_lookup"):
@@ -11,7 +11,6 @@ One file to copy: it needs numpy and tritonclient[grpc], and knows nothing of th
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import queue
@@ -20,54 +19,42 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-#: The options of `stream`, which are inputs of the model: type, and help for those that the command has.
-OPTIONS: Mapping[str, tuple[type[Any], str]] = {
-    "text_input": (np.object_, ""),
-    "stream": (np.bool_, ""),
-    "return_stats": (np.bool_, ""),
-    "cache_salt": (np.object_, ""),
-    "stop_words": (np.object_, "end before this text (repeatable)"),
-    "speculation": (np.object_, "drafting method: none, prompt_lookup, draft_model, …"),
-    "draft_text": (np.object_, "the text that is expected, for the method predicted"),
-    "speculation_config": (np.object_, 'JSON of the method\'s parameters: {"draft_len": 8}'),
-    "max_tokens": (np.int32, "most tokens of output"),
-    "temperature": (np.float32, "0 is greedy"),
-    "top_k": (np.int32, "draw from the k most probable tokens"),
-    "top_p": (np.float32, "draw from the most probable tokens of this mass"),
-    "min_p": (np.float32, "draw from tokens at least this probable, relative to the best"),
-    "typical_p": (np.float32, "draw from the tokens of the most usual surprise of this mass"),
-    "repetition_penalty": (np.float32, "above 1: less of what prompt or output hold"),
-    "presence_penalty": (np.float32, "above 0: less of what the output holds"),
-    "frequency_penalty": (np.float32, "above 0: less of it the more often the output holds it"),
-    "logit_bias_ids": (np.int32, ""),
-    "logit_bias_weights": (np.float32, ""),
-    "allowed_token_ids": (np.int32, ""),
-    "bad_words": (np.object_, "never say this (repeatable)"),
-    "stop_ids": (np.int32, ""),
-    "ignore_eos": (np.bool_, ""),
-    "min_tokens": (np.int32, "no end before so many tokens"),
-    "guided_decoding_guide_type": (np.object_, "what the text must match: json, json_schema or regex"),
-    "guided_decoding_guide": (np.object_, "the schema or the expression"),
-    "rule": (np.object_, "how drafts are accepted: coupled, rejection, block, or typical (lossy)"),
-    "return_log_probs": (np.bool_, ""),
-    "num_top_log_probs": (np.int32, ""),
-    "return_steps": (np.bool_, ""),
-    "seed": (np.uint64, "the same seed gives the same text, whatever the method"),
-    "timeout_ms": (np.int32, "deadline of the request"),
+#: The options of `stream`, which are inputs of the model: type, and flag and help of the command, if it has the option.
+OPTIONS: Mapping[str, tuple[type[Any], str, str]] = {
+    **dict.fromkeys(("text_input", "cache_salt"), (np.object_, "", "")),
+    **dict.fromkeys(("stream", "return_stats", "return_steps", "return_log_probs", "ignore_eos"), (np.bool_, "", "")),
+    **dict.fromkeys(("allowed_token_ids", "stop_ids", "logit_bias_ids", "num_top_log_probs"), (np.int32, "", "")),
+    "logit_bias_weights": (np.float32, "", ""),
+    "stop_words": (np.object_, "--stop", "end before this text (repeatable)"),
+    "speculation": (np.object_, "--method", "drafting method: none, prompt_lookup, draft_model, …"),
+    "draft_text": (np.object_, "--draft-text", "the text that you expect, for the method predicted"),
+    "speculation_config": (np.object_, "--method-config", 'JSON of the method\'s parameters: {"draft_len": 8}'),
+    "max_tokens": (np.int32, "--max-tokens", "most tokens of output"),
+    "temperature": (np.float32, "--temperature", "0 is greedy"),
+    "top_k": (np.int32, "--top-k", "sample from the k most probable tokens"),
+    "top_p": (np.float32, "--top-p", "sample from the most probable tokens of this total probability"),
+    "min_p": (np.float32, "--min-p", "sample from tokens at least this probable, relative to the best"),
+    "typical_p": (np.float32, "--typical-p", "sample from the most typical tokens of this total probability"),
+    "repetition_penalty": (np.float32, "--repetition-penalty", "above 1: fewer tokens that prompt or output have"),
+    "presence_penalty": (np.float32, "--presence-penalty", "above 0: fewer tokens that the output has"),
+    "frequency_penalty": (np.float32, "--frequency-penalty", "above 0: the same, by how often the output has them"),
+    "bad_words": (np.object_, "--ban", "never generate this (repeatable)"),
+    "min_tokens": (np.int32, "--min-tokens", "do not end before so many tokens"),
+    "guided_decoding_guide_type": (np.object_, "--guide-type", "what the text must match: json, json_schema or regex"),
+    "guided_decoding_guide": (np.object_, "--guide", "the schema or the expression"),
+    "rule": (np.object_, "--rule", "how drafts are accepted: coupled, rejection, block, or typical (lossy)"),
+    "seed": (np.uint64, "--seed", "the same seed gives the same text, whatever the method"),
+    "timeout_ms": (np.int32, "--timeout-ms", "deadline of the request"),
 }
-FLAGS = {
-    "speculation": "--method", "speculation_config": "--method-config", "stop_words": "--stop", "bad_words": "--ban",
-    "guided_decoding_guide_type": "--guide-type", "guided_decoding_guide": "--guide",
-}  # fmt: skip
-REPEATABLE = ("stop_words", "bad_words")
 ONE_LINE = (
     "{num_tokens} tokens in {num_steps} steps · first token {first_token_s:.3f} s, then {tokens_per_s:.1f} tokens/s · "
     "acceptance length {acceptance_length:.2f} ({acceptance_length_without_bonus:.2f} without bonus) · {finish_reason}"
@@ -80,9 +67,8 @@ ROW = (
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """One response: what its steps added, and when; `totals` come with the last one only."""
+class Chunk(NamedTuple):
+    """One response: what its steps added, and when it arrived; only the last response has `totals`."""
 
     text: str
     ids: list[int]
@@ -93,7 +79,7 @@ class Chunk:
 
 @dataclass
 class Generation:
-    """One request: its responses in the order of their arrival."""
+    """One request: its responses in the order of arrival."""
 
     method: str
     chunks: list[Chunk] = field(default_factory=list)
@@ -109,7 +95,7 @@ class Generation:
         return [token for chunk in self.chunks for token in chunk.ids]
 
     def numbers(self) -> dict[str, Any]:
-        """Return the request's figures by name; decoding is what follows the first response."""
+        """Return the request's figures by name; decoding is everything after the first response."""
         totals = self.chunks[-1].totals if self.chunks else {}
         timed = [chunk for chunk in self.chunks if chunk.ids] or [Chunk("", [], [], 0.0, {})]
         decode_s, decoded = timed[-1].at_s - timed[0].at_s, sum(len(chunk.ids) for chunk in timed[1:])
@@ -128,7 +114,7 @@ class Generation:
 
 
 def ratio(part: float, whole: float) -> float:
-    """Return part / whole, 0 when there is no whole."""
+    """Return part / whole, or 0 if the whole is 0."""
     return part / whole if whole else 0.0
 
 
@@ -137,32 +123,26 @@ def stream(
 ) -> Generator[Chunk, None, None]:
     """Send one request and yield its responses as they arrive; closing the generator early cancels the request.
 
-    `client` is a tritonclient.grpc.InferenceServerClient without a running stream, `limit_s` bounds the whole
-    request, `options` are those of OPTIONS; None leaves one out.
-    Raises ValueError for an option that does not fit, InferenceServerException for what the server refuses (its
-    `status()` is None then) and for a broken connection.
+    `client` is a tritonclient.grpc.InferenceServerClient without a running stream. `limit_s` limits the whole request.
+    `options` are those of OPTIONS; None is not sent. Raises ValueError for an invalid option, InferenceServerException
+    for a broken connection or a request that the server refuses (its `status()` is None then).
     """
-    inputs = {"text_input": prompt, "stream": True, **options}
-    with contextlib.closing(stream_outputs(client, inputs, model, limit_s)) as responses:
-        for at_s, outputs in responses:
-            yield to_chunk(outputs, at_s)
+    with closing(stream_outputs(client, {"text_input": prompt, "stream": True, **options}, model, limit_s)) as pairs:
+        yield from (to_chunk(outputs, at_s) for at_s, outputs in pairs)
 
 
 def stream_outputs(
     client: Any, options: Mapping[str, Any], model: str = "speculative", limit_s: float = 120.0
 ) -> Generator[tuple[float, dict[str, Any]], None, None]:
     """Send one request and yield when each of its responses arrived and its output arrays by name; as `stream`."""
-    inputs = to_inputs(options)
     answers: queue.SimpleQueue[tuple[float, Any, Any]] = queue.SimpleQueue()
-    done, sent_s = False, time.perf_counter()
-
-    def receive(result: Any, error: Any) -> None:
-        answers.put((time.perf_counter() - sent_s, result, error))
-
-    client.start_stream(receive, stream_timeout=limit_s)
+    tensors, done, sent_s = to_inputs(options), False, time.perf_counter()
+    client.start_stream(
+        lambda result, error: answers.put((time.perf_counter() - sent_s, result, error)), stream_timeout=limit_s
+    )
     try:
-        with contextlib.suppress(InferenceServerException):  # a stream that is broken already tells `receive` why
-            client.async_stream_infer(model, inputs, enable_empty_final_response=True)
+        with suppress(InferenceServerException):  # if the stream is broken already, `answers` has the reason
+            client.async_stream_infer(model, tensors, enable_empty_final_response=True)
         while not done:
             at_s, result, error = answers.get(timeout=limit_s + 5)
             if error is not None:
@@ -177,27 +157,25 @@ def stream_outputs(
 
 def to_inputs(options: Mapping[str, Any]) -> list[Any]:
     """Return the tensors of the options that are set."""
-    return [_to_input(name, value) for name, value in options.items() if value is not None and value != []]
-
-
-def _to_input(name: str, value: Any) -> Any:
-    if name not in OPTIONS:
-        raise ValueError(f"unknown option {name!r} (allowed: {', '.join(OPTIONS)})")
-    kind = OPTIONS[name][0]
-    items = value if isinstance(value, list) else [value]
-    if kind is np.object_:
-        items = [item.encode() for item in items]
-    elif issubclass(kind, np.integer):
-        for item in items:
-            if not np.iinfo(kind).min <= item <= np.iinfo(kind).max:
-                raise ValueError(f"{name} must be in {np.iinfo(kind).min}..{np.iinfo(kind).max}, got {item}")
-    array = np.array([items], dtype=kind)  # the outer dimension is the model's batch, always 1
-    tensor = grpcclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
-    return tensor.set_data_from_numpy(array)
+    tensors = []
+    for name, value in ((name, value) for name, value in options.items() if value is not None and value != []):
+        if name not in OPTIONS:
+            raise ValueError(f"unknown option {name!r} (allowed: {', '.join(OPTIONS)})")
+        dtype, items = OPTIONS[name][0], value if isinstance(value, list) else [value]
+        if dtype is np.object_:
+            items = [item.encode() for item in items]
+        elif issubclass(dtype, np.integer):
+            limits = np.iinfo(dtype)
+            if not limits.min <= min(items) <= max(items) <= limits.max:
+                raise ValueError(f"{name} must be in {limits.min}..{limits.max}, got {value}")
+        array = np.array([items], dtype=dtype)  # the outer dimension is the model's batch, always 1
+        tensor = grpcclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+        tensors.append(tensor.set_data_from_numpy(array))
+    return tensors
 
 
 def to_chunk(outputs: Mapping[str, Any], at_s: float) -> Chunk:
-    """Read one response from its tensors."""
+    """Return one response from its output arrays."""
     values = {name: array.reshape(-1).tolist() for name, array in outputs.items()}
     text = b"".join(values.pop("text_output", [])).decode(errors="replace")
     ids, step_lengths, _ = (values.pop(name, []) for name in ("output_ids", "step_lengths", "num_output_tokens"))
@@ -207,9 +185,9 @@ def to_chunk(outputs: Mapping[str, Any], at_s: float) -> Chunk:
 
 
 def generate(client: Any, prompt: str, show: Callable[[Chunk], None] | None = None, **options: Any) -> Generation:
-    """Run one request to its end, showing responses as they arrive; options as for `stream`."""
+    """Run one request to its end and call `show` for each response; options as for `stream`."""
     generation = Generation(options.get("speculation") or "default")
-    with contextlib.closing(stream(client, prompt, **options)) as chunks:
+    with closing(stream(client, prompt, **options)) as chunks:
         for chunk in chunks:
             generation.chunks.append(chunk)
             if show:
@@ -220,10 +198,7 @@ def generate(client: Any, prompt: str, show: Callable[[Chunk], None] | None = No
 def compare(
     client: Any, prompt: str, methods: Sequence[str], turns: int, warm_ups: int = 1, **options: Any
 ) -> list[list[Generation]]:
-    """Run a prompt under each method by turns; returns each method's runs but the first `warm_ups`.
-
-    Every run has its own cache salt: all start from a cold cache, and none finds another's blocks.
-    """
+    """Run a prompt under each method in turn, each time from a cold cache; return the runs after the warm-ups."""
     runs: list[list[Generation]] = [[] for _ in methods]
     for turn in range(warm_ups + turns):
         for index in sorted(range(len(methods)), key=lambda i: (i + turn) % len(methods)):
@@ -233,18 +208,18 @@ def compare(
 
 
 def comparison(runs: Sequence[Sequence[Generation]]) -> str:
-    """Return a table of each method's median run beside that of the first method."""
+    """Return a table of each method's median run, compared with that of the first method."""
     medians = [sorted(some, key=lambda run: run.numbers()["tokens_per_s"])[len(some) // 2] for some in runs]
     lines, first = [HEADER], medians[0]
     for some, median in zip(runs, medians, strict=True):
-        row, same = median.numbers(), all(run.ids == first.ids for run in some)
+        row, same = median.numbers(), "yes" if all(run.ids == first.ids for run in some) else "NO"
         speed_up = ratio(row["tokens_per_s"], first.numbers()["tokens_per_s"])
-        lines.append(ROW.format(**row, same="yes" if same else "NO", speed_up=speed_up))
+        lines.append(ROW.format(**row, same=same, speed_up=speed_up))
     return "\n".join(lines)
 
 
 class Painter:
-    """Writes responses: text of steps that accepted drafts in two colours by turns, other text plain."""
+    """Writes responses: text of steps that accepted drafts in two alternating colours, other text plain."""
 
     def __init__(self, out: TextIO) -> None:
         self.out, self._turn = out, 0
@@ -252,8 +227,7 @@ class Painter:
 
     def __call__(self, chunk: Chunk) -> None:
         """Write one response."""
-        # A model's text shall not steer the terminal.
-        text = _CONTROL.sub("\ufffd", chunk.text) if self.out.isatty() else chunk.text
+        text = _CONTROL.sub("\ufffd", chunk.text) if self.out.isatty() else chunk.text  # it must not steer the terminal
         if self.colours and text and max(chunk.step_lengths, default=1) > 1:
             self._turn += 1
             text = f"\x1b[{36 - self._turn % 2 * 4}m{text}\x1b[0m"
@@ -261,20 +235,21 @@ class Painter:
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, Any]]:
-    """Return the command's arguments, and what of them goes to `stream`."""
+    """Return the command's arguments, and the options for `stream`."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("prompt", nargs="?", help="the text to continue; else --file, else stdin")
+    parser.add_argument("prompt", nargs="?", help="the text to continue (default: --file, else stdin)")
     parser.add_argument("--file", type=Path, help="read the prompt from a file")
     parser.add_argument("--url", default="localhost:8001", help="gRPC address (%(default)s)")
     parser.add_argument("--model", default="speculative", help="Triton model (%(default)s)")
     parser.add_argument("--compare", metavar="METHOD,…", help="run the prompt under each of these methods")
     parser.add_argument("--turns", type=int, default=3, help="runs per compared method (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    for name, (kind, text) in OPTIONS.items():
-        if text:
-            flag, action = FLAGS.get(name, "--" + name.replace("_", "-")), "append" if name in REPEATABLE else "store"
-            parse_as = {np.float32: float, np.object_: str}.get(kind, int)
-            parser.add_argument(flag, dest=name, type=parse_as, action=action, help=text)
+    for name, (dtype, flag, text) in OPTIONS.items():
+        if flag:
+            kind = {np.float32: float, np.object_: str}.get(dtype, int)
+            parser.add_argument(
+                flag, dest=name, type=kind, action="append" if "repeatable" in text else "store", help=text
+            )
     args = parser.parse_args(arguments)
     try:
         if args.prompt is None:
@@ -291,7 +266,7 @@ def run(args: argparse.Namespace, options: dict[str, Any]) -> None:
     """Generate or compare, and print."""
     with grpcclient.InferenceServerClient(args.url) as client:
         if args.compare:
-            options["seed"] = options["seed"] or 0  # else every run draws its own
+            options["seed"] = options["seed"] or 0  # without a seed, every run would choose its own
             runs = compare(client, args.prompt, args.compare.split(","), max(args.turns, 1), **options)
             print(json.dumps([run.numbers() for some in runs for run in some]) if args.json else comparison(runs))
             return
@@ -303,22 +278,21 @@ def run(args: argparse.Namespace, options: dict[str, Any]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns 1 for what the server refuses, 2 when there is no server."""
+    """Run the command; return 1 for a request that the server refuses, 2 if there is no server."""
     args, options = parse(arguments)
     try:
         run(args, options)
-    except KeyboardInterrupt:  # the stream is closed by now, and with it the request
+    except KeyboardInterrupt:  # leaving `stream` has cancelled the request
         return 130
-    except BrokenPipeError:  # the reader of our text has gone
+    except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (InferenceServerException, queue.Empty) as error:
-        said = str(error) or "the server does not answer"
-        # A server with no place free has the same status as no server at all.
-        gone = "StatusCode.UNAVAILABLE" in said and "max_running" not in said
-        hint = f"no server at {args.url} ({said}); start one (make serve), or name another with --url"
-        print(f"error: {hint if gone else said}", file=sys.stderr)
-        return 2 if gone else 1
+        reason = str(error) or "the server does not answer"
+        is_down = "StatusCode.UNAVAILABLE" in reason and "max_running" not in reason  # a full server has it, too
+        hint = f"no server at {args.url} ({reason}); start one (make serve), or name another with --url"
+        print(f"error: {hint if is_down else reason}", file=sys.stderr)
+        return 2 if is_down else 1
     return 0
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stream text from the Triton model `speculative` over HTTP (generate_stream); one file to copy, stdlib only.
+"""Stream text from the Triton model `speculative` over HTTP (generate_stream); copy this file, it is stdlib only.
 
 for event in stream("http://localhost:8000", {"text_input": "def main(", "max_tokens": 64}):
     print(event.get("text_output", ""), end="", flush=True)
@@ -15,12 +15,13 @@ import os
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 from urllib.parse import urlsplit
 
 
 class ServerError(Exception):
-    """What the server refuses, in its words."""
+    """The server refused the request; its own words."""
 
 
 def stream(
@@ -28,8 +29,9 @@ def stream(
 ) -> Generator[dict[str, Any], None, None]:
     """Send one request and yield its responses as they arrive; closing the generator early cancels the request.
 
-    `request` holds inputs of the model by name, `limit_s` bounds the silence between two responses.
-    Raises ServerError for what the server refuses, also amid the text, and OSError for a broken connection.
+    `request` holds the model's inputs by name. `limit_s` limits the time between two responses.
+    Raises ServerError if the server refuses the request, even in the middle of the text, and OSError for a broken
+    connection.
     """
     address = urlsplit(url if "//" in url else f"//{url}", scheme="http")
     kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
@@ -41,7 +43,7 @@ def stream(
         response = connection.getresponse()
         if response.status != http.client.OK:
             raise ServerError(refusal(response.read(1 << 20)))
-        # Without this close the response would keep the socket open, and with it the request.
+        # Unless it is closed, the response keeps the socket open, and the request runs on.
         with contextlib.closing(response):
             yield from events(response)
 
@@ -49,53 +51,47 @@ def stream(
 def events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects of server-sent events: `data:` lines, joined up to the next empty line."""
     data: list[str] = []
-    for line in lines:
+    for line in chain(lines, [b""]):
         text = line.decode().rstrip("\r\n")
         if text.startswith("data:"):
             data.append(text.removeprefix("data:").removeprefix(" "))
         elif not text and data:
-            yield _event("\n".join(data))
+            event: dict[str, Any] = json.loads("\n".join(data))
+            if "error" in event:  # the status line was 200, sent before the error
+                raise ServerError(event["error"])
+            yield event
             data = []
-    if data:
-        yield _event("\n".join(data))
-
-
-def _event(data: str) -> dict[str, Any]:
-    event: dict[str, Any] = json.loads(data)
-    if "error" in event:  # the status line said 200 before this happened
-        raise ServerError(event["error"])
-    return event
 
 
 def refusal(body: bytes) -> str:
-    """Return the server's reason from the body of a response whose status is not 200."""
+    """Return the server's reason for a status that is not 200."""
     try:
-        # Triton puts a refusal that came before any text into the form of an event.
+        # Triton writes an error before any text in the form of an event.
         return str(json.loads(body.decode().removeprefix("data:"))["error"])
     except (ValueError, KeyError, TypeError):
         return body.decode(errors="replace").strip() or "the server gave no reason"
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, Any]]:
-    """Return the command's arguments, and the request that they ask for."""
+    """Return the command's arguments, and the request."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("prompt", nargs="?", help="the text to continue; else stdin")
+    parser.add_argument("prompt", nargs="?", help="the text to continue (default: stdin)")
     parser.add_argument("--url", default="http://localhost:8000", help="the server (%(default)s)")
     parser.add_argument("--model", default="speculative", help="Triton model (%(default)s)")
     parser.add_argument("--method", dest="speculation", help="drafting method")
     parser.add_argument("--max-tokens", type=int, help="most tokens of output")
     parser.add_argument("--temperature", type=float, help="0 is greedy")
-    parser.add_argument("--top-p", type=float, help="draw from the most probable tokens of this mass")
+    parser.add_argument("--top-p", type=float, help="sample from the most probable tokens of this total probability")
     parser.add_argument("--seed", type=int, help="the same seed gives the same text, whatever the method")
     parser.add_argument("--stop", dest="stop_words", action="append", help="end before this text (repeatable)")
     args = parser.parse_args(arguments)
-    given = {name: value for name, value in vars(args).items() if name not in ("prompt", "url", "model")}
+    options = {name: value for name, value in vars(args).items() if name not in ("prompt", "url", "model")}
     prompt = sys.stdin.read() if args.prompt is None else args.prompt
-    return args, {"text_input": prompt, **{name: value for name, value in given.items() if value is not None}}
+    return args, {"text_input": prompt, **{name: value for name, value in options.items() if value is not None}}
 
 
 def run(args: argparse.Namespace, request: dict[str, Any]) -> None:
-    """Print the text as it arrives, then what it took."""
+    """Print the text as it arrives, then its figures."""
     sent_s, num_tokens, times, last = time.perf_counter(), [], [], {}
     with contextlib.closing(stream(args.url, request, model=args.model)) as responses:
         for last in responses:
@@ -114,13 +110,13 @@ def run(args: argparse.Namespace, request: dict[str, Any]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns 1 for what the server refuses, 2 when there is no server."""
+    """Run the command; return 1 for a request that the server refuses, 2 if there is no server."""
     args, request = parse(arguments)
     try:
         run(args, request)
-    except KeyboardInterrupt:  # the connection is closed by now, and with it the request
+    except KeyboardInterrupt:  # closing the connection has cancelled the request
         return 130
-    except BrokenPipeError:  # the reader of our text has gone, or the server amid our request
+    except BrokenPipeError:  # the reader of our output has gone, or the server during our request
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except ServerError as error:

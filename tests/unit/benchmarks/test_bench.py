@@ -34,7 +34,7 @@ SAMPLES = [taken("none", "p", 1.0), taken("fast", "p", 0.5), taken("none", "q", 
 
 
 def test_demo_says_yes_near_tie_or_no() -> None:
-    found = [demo.verdict(margin) for margin in (None, 1e-6, 0.5, math.inf)]
+    found = [demo.cell(margin) for margin in (None, 1e-6, 0.5, math.inf)]
     assert found == ["yes", "near tie (1e-06 in float64)", "NO (margin 0.5)", "NO (margin inf)"]
 
 
