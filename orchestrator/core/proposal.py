@@ -1,4 +1,4 @@
-"""Between the loop and a drafting method: what a proposal may cost, the proposal, and who makes it."""
+"""Between the loop and a drafting method: the budget of a proposal, the proposal, and the proposer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.core.types import Acceptance, Distribution, IdArray, StepOptio
 
 @dataclass(frozen=True)
 class Budget:
-    """What a proposal may cost: draft nodes (root not counted) and levels below the root."""
+    """Most draft nodes of a proposal, the root not counted, and most levels below the root."""
 
     max_nodes: int
     max_depth: int
@@ -26,10 +26,10 @@ class Budget:
 
 @dataclass(frozen=True, eq=False)
 class Proposal:
-    """A proposer's answer; a bare root means "no idea".
+    """A draft tree; a bare root means that the proposer has no idea.
 
-    sources: what made each of the nodes 1…m, for the statistics.
-    q: for drawn drafts, the distribution that each of the nodes 1…m was drawn from; empty for chosen ones.
+    sources: name of what proposed each of the nodes 1…m, for the statistics.
+    q: the distribution from which each of the nodes 1…m was sampled; empty for deterministic drafts.
     """
 
     tree: TokenTree
@@ -43,28 +43,31 @@ class Proposal:
 
     @classmethod
     def of(cls, tree: TokenTree, source: str) -> Proposal:
-        """Return the proposal of a tree that one source made."""
+        """Return the proposal of a tree from one source."""
         return cls(tree, (source,) * tree.num_nodes)
 
     @classmethod
     def chain(cls, tokens: Sequence[int], source: str) -> Proposal:
-        """Return the proposal of one continuation."""
+        """Return the proposal of a chain."""
         return cls.of(TokenTree.chain(tokens), source)
 
     def cut(self, budget: Budget) -> Proposal:
-        """Return the proposal without the nodes that the budget does not cover."""
+        """Return the proposal without the nodes that exceed the budget."""
         return self.only(self.tree.within(budget.max_nodes, budget.max_depth))
 
     def only(self, kept: IdArray) -> Proposal:
-        """Return the proposal of these nodes alone, (k,) int32 ascending, the parent of each among them or the root."""
+        """Return the proposal of these nodes only.
+
+        kept: (k,) int32, ascending; the parent of each is the root or one of them.
+        """
         if len(kept) == self.tree.num_nodes:
             return self
-        drawn_from = tuple(self.q[node - 1] for node in kept) if self.q else ()
-        return Proposal(self.tree.only(kept), tuple(self.sources[node - 1] for node in kept), drawn_from)
+        q = tuple(self.q[node - 1] for node in kept) if self.q else ()
+        return Proposal(self.tree.only(kept), tuple(self.sources[node - 1] for node in kept), q)
 
 
 class Proposer(Protocol):
-    """A drafting method at work for one request; a subclass that learns or holds nothing need not say so."""
+    """A drafting method at work for one request; subclasses may inherit what they do not need."""
 
     name: str
 
@@ -77,9 +80,9 @@ class Proposer(Protocol):
         """Return a tree below the context's root, within the budget; a bare root is legal."""
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Learn what the target made of the last proposal; the context itself says what was committed."""
+        """Learn from the decision on the last proposal; the context has the committed tokens."""
         return
 
     def close(self) -> None:
-        """Free what is held for this request."""
+        """Free what the proposer holds for this request."""
         return

@@ -1,4 +1,4 @@
-"""Static trees by rank: a node's address lists, level by level, which of its parent's children it is (0 = likeliest).
+"""Static trees by rank: the address of a node is the list of ranks on its path, 0 for the most probable child.
 
 Source: Medusa, arXiv:2401.10774, section 2.1.2 (trees) and 2.3.3 (the search for the best one).
 """
@@ -26,27 +26,27 @@ EAGLE_LEAVES: tuple[Address, ...] = (
 
 
 def tree_of_choices(addresses: Sequence[Sequence[int]]) -> TokenTree:
-    """Return the tree of these nodes, whose tokens are ranks; leaf paths alone name the same tree as all its nodes.
+    """Return the tree of these nodes, whose tokens are ranks; the leaf paths name the same tree as all its nodes.
 
-    Invariant: nodes are ordered by depth, then by ranks, so that siblings stand in the order of their likelihood.
+    Invariant: nodes are ordered by depth, then by ranks, so that siblings stand in the order of their probability.
     """
     nodes = {tuple(address[:length]) for address in addresses for length in range(1, len(address) + 1)}
     return TokenTree.from_paths(sorted(nodes, key=lambda address: (len(address), address)))
 
 
 def usual_accuracy(depth: int, first: float, kept: float) -> FloatArray:
-    """Return (depth, 10), how accurate guesses are reckoned to be where it was not measured.
+    """Return (depth, 10) float64, the accuracy of guesses by depth and rank that is assumed where none was measured.
 
-    first: of the best guess for the next token. kept: share of it that is left with each place ahead. Each rank is
-    right as often where the better ones are wrong.
+    first: accuracy of the best guess for the next token. kept: factor by which it falls with each level. Where all
+    better ranks are wrong, the next rank is right with the same probability.
     """
     return first * np.outer(kept ** np.arange(depth), (1 - first) ** np.arange(10))
 
 
 def best_first(choices: TokenTree, accuracy: FloatArray) -> TokenTree:
-    """Return the same tree, its likeliest nodes first, so that what is cut off its end is missed the least.
+    """Return the same tree with its most probable nodes first, so that cutting its end costs the least.
 
-    accuracy: as in `best_choices`, of as many ranks and levels as the tree has.
+    accuracy: (K, R) float64 as in `best_choices`, with at least the levels and ranks of the tree.
     """
     value = {
         address: np.prod([accuracy[level, rank] for level, rank in enumerate(address)]) for address in choices.paths[1:]
@@ -56,8 +56,8 @@ def best_first(choices: TokenTree, accuracy: FloatArray) -> TokenTree:
 
 
 def read_choices(name: str, value: Any, where: str) -> TokenTree:
-    """Read choices out of a request's JSON; raises RequestError saying what they may be."""
-    # First, since all that follows costs time for each of them: different nodes are at least as many as the lists.
+    """Read choices from a request's JSON; raises RequestError naming what is allowed."""
+    # Checked first, since everything below takes time for each list; a tree has at least as many nodes as lists.
     if isinstance(value, list) and len(value) > MAX_NODES:
         raise RequestError(f"{name} has {len(value)} lists, at most {MAX_NODES} allowed ({where})")
     lists = isinstance(value, list) and all(isinstance(address, list) for address in value)
@@ -75,13 +75,13 @@ def read_choices(name: str, value: Any, where: str) -> TokenTree:
 
 
 def best_choices(accuracy: FloatArray, num_nodes: int) -> TokenTree:
-    """Return the static tree with the greatest expected number of accepted tokens, its nodes the best first.
+    """Return the static tree with the largest expected number of accepted tokens, its best nodes first.
 
-    accuracy: (K, R), how often the token of rank r of the guesses for depth k + 1 is the right one. Taken for
-    independent, a node is reached and right with the product of its ranks' accuracies, which adds up to the length.
+    accuracy: (K, R) float64, how often the guess of rank r for depth k + 1 is right. Guesses are taken to be
+    independent: a node is accepted with the product of the accuracies on its path, and the sum is the expected number.
     Invariant: the first n nodes are the best tree of n nodes.
     """
-    accuracy = np.minimum.accumulate(accuracy, axis=1)  # a rank that was lucky in the sample ranks no higher for it
+    accuracy = np.minimum.accumulate(accuracy, axis=1)  # a lucky sample must not put a rank above a better one
     depth, width = accuracy.shape
     heap: list[tuple[float, int, Address]] = [(-float(accuracy[0, 0]), 1, (0,))]
     nodes: list[Address] = []

@@ -18,7 +18,7 @@ from orchestrator.wire.tensors import Tensors
 
 Send = Callable[[Tensors], None]
 
-#: A lossy rule says so wherever it is named, and so does one under which a seed does not fix the text.
+#: Rules whose name carries a warning: one is lossy, under the other a seed does not fix the text.
 RULE_NAMES = {Rule.TYPICAL: "typical (lossy)", Rule.ENGINE: "engine (a seed does not fix the text)"}
 
 
@@ -33,8 +33,8 @@ def _text(value: str) -> npt.NDArray[np.object_]:
 class Responses:
     """Sends the responses of one sequence.
 
-    Invariant: joined, the texts, ids and counts of all responses are those of the whole output; the summary
-    comes on the last one alone. Without `stream` there is exactly one.
+    Invariant: joined, the texts, ids and counts of all responses are those of the whole output; only the last response
+    has the summary. Without `stream` there is exactly one response.
     """
 
     def __init__(self, request: GenerationRequest, sequence: SequenceState, send: Send) -> None:
@@ -46,7 +46,7 @@ class Responses:
         self._num_steps_sent = 0
 
     def emit(self, chunk: Chunk) -> None:
-        """Take one step's chunk; send it now when streaming, and everything when the output has ended."""
+        """Take the chunk of one step; send it now if the client streams, else when the output has ended."""
         self._held.text += chunk.text
         self._held.ids += chunk.ids
         self._held.logprobs += chunk.logprobs
@@ -59,7 +59,7 @@ class Responses:
             self._send(self._delta())
 
     def finish_late(self) -> None:
-        """End the output at its deadline, with what there is."""
+        """End the output at its deadline and send what there is."""
         self.emit(Chunk(self._sequence.output.close(FinishReason.DEADLINE), [], []))
 
     def _delta(self) -> Tensors:
@@ -80,10 +80,13 @@ class Responses:
         return tensors
 
     def _summary(self, reason: FinishReason) -> Tensors:
-        statistics = self._sequence.statistics
+        statistics, sampling = self._sequence.statistics, self._request.sampling
+        rule = RULE_NAMES.get(sampling.rule, sampling.rule.value)
+        if sampling.rule is Rule.ENGINE and sampling.greedy:
+            rule = sampling.rule.value  # at temperature 0 the text is fixed
         tensors: Tensors = {
             "finish_reason": _text(reason.value),
-            "rule": _text(self._rule),
+            "rule": _text(rule),
             "num_input_tokens": _int32(len(self._request.prompt)),
             "num_steps": _int32(statistics.num_steps),
             "acceptance_rate": np.array([[statistics.acceptance_rate]], np.float32),
@@ -91,27 +94,22 @@ class Responses:
             "total_draft_tokens": _int32(statistics.num_draft_tokens),
         }
         if self._request.return_stats:
-            stats = {"method": self._request.plan.method, "rule": self._rule, **statistics.to_dict()}
+            stats = {"method": self._request.plan.method, "rule": rule, **statistics.to_dict()}
             tensors["stats"] = _text(json.dumps(stats))
         if self._sequence.trace:
             tensors["steps"] = _text(json.dumps(self._sequence.trace.to_dict()))
         return tensors
 
-    @property
-    def _rule(self) -> str:
-        rule, greedy = self._request.sampling.rule, self._request.sampling.greedy
-        return rule if rule is Rule.ENGINE and greedy else RULE_NAMES.get(rule, rule)
 
-
-#: What is said once, whatever the number of sequences.
+#: Outputs that the sequences of a request share.
 _SHARED = ("num_input_tokens", "rule")
 
 
 class ResponseMerger:
-    """Sends what the sequences of one request have to say, from any thread.
+    """Sends the responses of all sequences of one request; any thread may call it.
 
-    Invariant: streamed, every response names its sequence (`sequence_index`); otherwise one response has them all, in order.
-    A request for one sequence gets what that sequence sends.
+    Invariant: streamed, every response names its sequence (`sequence_index`); otherwise one response has all sequences
+    in order. A request for one sequence gets the responses of that sequence unchanged.
     """
 
     def __init__(self, num_sequences: int, stream: bool, send: Send) -> None:
@@ -123,16 +121,16 @@ class ResponseMerger:
         self._lock = threading.Lock()
 
     def sender(self, index: int) -> Send:
-        """Return what sequence `index` sends with."""
-        return self._send if self._num_sequences == 1 else lambda tensors: self._say(index, tensors)
+        """Return the function with which sequence `index` sends its responses."""
+        return self._send if self._num_sequences == 1 else lambda tensors: self._forward(index, tensors)
 
     def close(self) -> bool:
-        """Send nothing any more, whatever a sequence still has to say; True when all have said their last."""
+        """Drop everything that sequences send from now on; return True when all of them have finished."""
         with self._lock:
             self._is_closed = True
             return len(self._last) == self._num_sequences
 
-    def _say(self, index: int, tensors: Tensors) -> None:
+    def _forward(self, index: int, tensors: Tensors) -> None:
         with self._lock:
             if self._is_closed:
                 return
@@ -144,9 +142,9 @@ class ResponseMerger:
                 self._send(joined([self._last[i] for i in range(self._num_sequences)]))
 
 
-def joined(said: Sequence[Tensors]) -> Tensors:
-    """Return one response of several: lists one behind the other, log-probabilities as rows of one length."""
-    return {name: _joined(name, [tensors[name] for tensors in said]) for name in said[0]}
+def joined(responses: Sequence[Tensors]) -> Tensors:
+    """Return several responses as one: lists one behind the other, log-probabilities as rows of one length."""
+    return {name: _joined(name, [tensors[name] for tensors in responses]) for name in responses[0]}
 
 
 def _joined(name: str, values: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Tokens to text, step by step: never half a character, never a stop string, nothing behind a stop."""
+"""Tokens to text, step by step: it never shows half a character, a stop string, or anything behind a stop."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import Enum
 
 from tokenizers import Tokenizer
 
-# Enough of the prompt to tell the decoder whether a leading space belongs to the first new token.
+# So many ids of the prompt show the decoder whether a leading space belongs to the first new token.
 NUM_PRIMING_IDS = 6
 MAX_CHARACTER_BYTES = 4
-#: What the decoder shows for bytes that are no character, or not yet one.
-TORN = "\ufffd"
+#: The decoder's replacement for bytes that are not a character, or not yet.
+REPLACEMENT = "\ufffd"
 
 
 class FinishReason(Enum):
@@ -26,9 +26,9 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True)
 class StopRule:
-    """What ends a request: an id (EOS among them), a string, or the number of tokens; case by case in docs/stopping.md.
+    """What ends a request: an id (EOS is one), a string, or the number of tokens; docs/stopping.md has every case.
 
-    Invariant: an id or a string ends it only with a token behind the first min_tokens, max_tokens always.
+    Invariant: an id or a string ends it only with a token behind the first min_tokens; max_tokens ends it always.
     """
 
     max_tokens: int
@@ -38,16 +38,16 @@ class StopRule:
 
 
 class Detokenizer:
-    """Ids in, whole characters out.
+    """Turns ids into whole characters.
 
-    Invariant: the pieces that come out, joined, are the decoded text of all ids. One exception: with byte fallback,
-    a broken byte turns its whole run of bytes into �; what is out by then stays.
+    Invariant: the returned pieces, joined, are the decoded text of all ids. One exception: with byte fallback, a broken
+    byte turns its whole run of bytes into �, but pieces that were returned before stay as they are.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
-        self._num_shown = 0  # the text of the first ids is out; they stay as context of the others
+        self._num_shown = 0  # the text of these first ids was returned; they stay as context of the others
         for token in _decodable_end(tokenizer, prompt):
             self.push(token)
 
@@ -55,14 +55,14 @@ class Detokenizer:
         """Return the characters that this token completes."""
         self._ids.append(token)
         piece = self._hidden()
-        if not piece or piece.endswith(TORN):
+        if not piece or piece.endswith(REPLACEMENT):
             return ""
         del self._ids[: self._num_shown]
         self._num_shown = len(self._ids)
         return piece
 
     def flush(self) -> str:
-        """Return what stays incomplete at the end, as the decoder shows it."""
+        """Return the incomplete rest at the end, as the decoder shows it."""
         rest = self._hidden()
         self._num_shown = len(self._ids)
         return rest
@@ -74,20 +74,20 @@ class Detokenizer:
 
 
 def _decodable_end(tokenizer: Tokenizer, prompt: Sequence[int]) -> Sequence[int]:
-    """Return the last few ids of a prompt, from the beginning of a character on where there is one."""
+    """Return the last few ids of a prompt, starting at the beginning of a character if there is one."""
     sizes = range(NUM_PRIMING_IDS, NUM_PRIMING_IDS + MAX_CHARACTER_BYTES)
     ends = [list(prompt[-size:]) for size in sizes]
-    return next((end for end in ends if not tokenizer.decode(end).startswith(TORN)), ends[0])
+    return next((end for end in ends if not tokenizer.decode(end).startswith(REPLACEMENT)), ends[0])
 
 
 class StopFilter:
-    """Text in, text out without the first stop string that counts and all behind it.
+    """Passes text on up to the first stop string that counts.
 
-    A stop string counts if its last character came in a piece that may stop; else it is text like any other, and may
-    only be part of one that ends later. The first is the one that is complete first, and the longest of several that
-    end together.
-    Invariant: what came out so far holds no stop string that counts, nor a beginning of one that may yet complete;
-    it does not depend on how the text was cut into pieces, but on which characters may stop.
+    A stop string counts if its last character came in a piece that may stop. Otherwise it is ordinary text, and may be
+    part of a stop string that ends later. The first one is the one that is complete first, and the longest of several
+    that end together.
+    Invariant: the returned text contains no stop string that counts, nor the beginning of one that may still complete.
+    It depends on which characters may stop, but not on how the text was cut into pieces.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -96,7 +96,7 @@ class StopFilter:
         self.stopped = False
 
     def push(self, piece: str, may_stop: bool = True) -> str:
-        """Return the text that is safe to show now; nothing may follow once `stopped`."""
+        """Return the text that is safe to show now; must not be called again once `stopped`."""
         start = self._first_stop(piece) if may_stop else None
         self._held += piece
         if start is None:
@@ -106,7 +106,7 @@ class StopFilter:
         return shown
 
     def flush(self) -> str:
-        """Return what was held back, once nothing can follow."""
+        """Return the text that was held back; nothing may follow."""
         return self._take(len(self._held))
 
     def _take(self, length: int) -> str:
@@ -114,13 +114,13 @@ class StopFilter:
         return shown
 
     def _first_stop(self, piece: str) -> int | None:
-        """Return where the first stop string that ends in the piece begins in the held text and the piece."""
+        """Return where the first stop string that ends in the piece begins, in the held text and the piece."""
         text, num_held = self._held + piece, len(self._held)
         found = [(at + len(s), at) for s in self._strings if (at := text.find(s, max(num_held + 1 - len(s), 0))) >= 0]
         return min(found)[1] if found else None
 
     def _possible_stop(self) -> int:
-        """Length of the longest end of the held text that begins a stop string."""
+        """Return the length of the longest end of the held text that begins a stop string."""
         longest = max((len(s) for s in self._strings), default=1) - 1
         for length in range(min(longest, len(self._held)), 0, -1):
             end = self._held[-length:]
@@ -131,7 +131,7 @@ class StopFilter:
 
 @dataclass
 class Chunk:
-    """What one step adds to a response: deltas throughout. top_ids, top_logprobs: the likeliest tokens per position."""
+    """What one step adds to a response. top_ids, top_logprobs: the most probable tokens of each position."""
 
     text: str
     ids: list[int]
@@ -141,12 +141,13 @@ class Chunk:
 
 
 class Output:
-    """The text of one request as it grows; decides where in an accepted path it ends.
+    """The growing text of one sequence; it decides where in an accepted path the sequence ends.
 
-    Order where several reasons meet on a token: stop id, stop string, max_tokens; from outside only between steps.
-    The first reason stays. What the end itself lets out is cut at a stop string, but gives no other reason.
-    Invariant: the tokens behind a stop are dropped, so that output and reason are those of one token at a time;
-    a stop id that ends the request counts as a token and gives no text.
+    If several reasons meet at one token, the order is stop id, stop string, max_tokens; reasons from outside come only
+    between steps. The first reason stays: text that the end itself releases is cut at a stop string, too, but does not
+    change the reason.
+    Invariant: tokens behind a stop are dropped, so that output and reason equal those of one token at a time. A stop id
+    that ends the sequence counts as a token and has no text.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], rule: StopRule) -> None:
@@ -157,7 +158,7 @@ class Output:
         self._filter = StopFilter(rule.strings)
 
     def push(self, tokens: Sequence[int], logprobs: Sequence[float] = ()) -> Chunk:
-        """Take the tokens of one step up to the first that ends the request."""
+        """Take the tokens of one step, up to the first that ends the sequence."""
         chunk = Chunk("", [], [])
         for index, token in enumerate(tokens):
             if self.finish:
@@ -168,7 +169,7 @@ class Output:
         return chunk
 
     def close(self, reason: FinishReason) -> str:
-        """End the request, unless it has ended, and return the text that was still held back."""
+        """End the sequence, unless it has ended, and return the text that was held back."""
         if self.finish:
             return ""
         self.finish = reason
@@ -189,5 +190,5 @@ class Output:
         return self._filter.push(piece, self._may_stop())
 
     def _may_stop(self) -> bool:
-        """True when the newest token, or a character that comes out with it, may end the request."""
+        """True when the newest token, or a character that it completes, may end the sequence."""
         return self.num_tokens > self._rule.min_tokens

@@ -1,4 +1,4 @@
-"""What a request's steps were, for whoever wants to decide them anew: `make audit` (docs/losslessness.md, Auditor)."""
+"""The steps of a sequence, so that `make audit` can decide each of them again (docs/auditor.md)."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Proposal
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.types import Acceptance, Distribution
+from orchestrator.core.types import Acceptance
 
 
 @dataclass
 class Trace:
-    """The steps of one sequence; its context and sampling are those of the loop."""
+    """The steps of one sequence; context and sampling are those of the loop."""
 
     context: Context
     sampling: Sampling
     steps: list[dict[str, Any]] = field(default_factory=list)
 
     def observe(self, proposal: Proposal, acceptance: Acceptance) -> None:
-        """Take in a step, whose tokens were committed by now.
+        """Record a step whose tokens have been committed.
 
-        What stood before it and its hash, the tree and what its nodes were drawn from, what was accepted: with seed,
-        rule and prefix_len these are the keys of all its noise (docs/protocol.md, Noise).
+        It holds the length and the hash of the context before the step, the tree with the q of its nodes, and what was
+        accepted. With seed and rule these are the keys of all its noise (docs/protocol.md, Noise).
         """
         prefix_len = len(self.context) - acceptance.num_tokens
         step = {
@@ -32,7 +32,7 @@ class Trace:
             "node_ids": proposal.tree.tokens.tolist(),
             "node_parents": proposal.tree.parents.tolist(),
             "sources": list(proposal.sources),
-            "q": [_distribution(q) for q in proposal.q],
+            "q": [{"ids": q.ids.tolist(), "weights": q.weights.tolist()} for q in proposal.q],
             "path": list(acceptance.path),
             "extra": list(acceptance.extra),
             "next_token": acceptance.next_token,
@@ -40,10 +40,6 @@ class Trace:
         self.steps.append(step)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return prompt, sampling and steps as JSON has them."""
+        """Return prompt, sampling and steps, ready for JSON."""
         prompt = self.context.ids[: self.context.prompt_len]
         return {"prompt_ids": prompt, "sampling": asdict(self.sampling), "steps": self.steps}
-
-
-def _distribution(q: Distribution) -> dict[str, list[Any]]:
-    return {"ids": q.ids.tolist(), "weights": q.weights.tolist()}

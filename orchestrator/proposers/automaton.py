@@ -1,7 +1,7 @@
-"""A suffix automaton over token sequences, grown token by token; knows neither requests nor drafting.
+"""A suffix automaton over token sequences, grown token by token; it knows neither requests nor drafting.
 
-A state stands for all strings that end at the same places. Of these the longest has `len` tokens, and the shortest
-one more than the state that `link` names, which holds the next shorter suffix.
+A state stands for all strings that end at the same places. The longest of them has `len` tokens, and the shortest has
+one more than the longest of the state `link`, which holds the next shorter suffix.
 Source: Blumer et al. 1985; over several sequences: Mohri et al. 2009 (general suffix automaton).
 """
 
@@ -12,7 +12,7 @@ from itertools import islice
 from typing import NamedTuple
 
 ROOT = 0
-# So that a short string, which half the vocabulary may follow, costs no more than a long one.
+# Half the vocabulary may follow a short string; with this limit it costs no more than a long one.
 MAX_FOLLOWERS = 256
 
 
@@ -24,7 +24,7 @@ class Match(NamedTuple):
 
 
 class Follower(NamedTuple):
-    """A token seen behind a string: how often, and where last (for which of two is more recent)."""
+    """A token seen behind a string: how often, and where it was seen last."""
 
     token: int
     times: int
@@ -34,8 +34,8 @@ class Follower(NamedTuple):
 class Automaton:
     """All substrings of one or more sequences; a token costs O(1) amortised and at most max_depth + 1 increments.
 
-    max_depth: longest string that is matched. Occurrences are exact for strings of up to max_depth + 1 tokens: those
-    matched, and those with one token behind them.
+    max_depth: longest string that is matched. Occurrences are exact for strings of up to max_depth + 1 tokens: matched
+    strings with one token behind them.
     """
 
     def __init__(self, max_depth: int) -> None:
@@ -53,7 +53,7 @@ class Automaton:
     def begin(self) -> None:
         """Begin another sequence; no string runs across two."""
         state = self._recent.state
-        while state != ROOT:  # every suffix of the sequence that ends here occurs once without a follower
+        while state != ROOT:  # each suffix of the sequence that ends here occurs once without a follower
             self._ended[state] += 1
             state = self._link[state]
         self._whole, self._recent = ROOT, Match(ROOT, 0)
@@ -82,27 +82,27 @@ class Automaton:
     def follow(self, match: Match, token: int) -> Match:
         """Return the match with one of its followers behind it, cut to its last max_depth tokens.
 
-        Where the text ends there, its longest suffix that goes on: a period is followed beyond its last repetition.
+        Where the text ends, return the longest suffix that continues: so a period is followed beyond its end.
         """
         return self._continuing(self._cut(Match(self._next[match.state][token], match.length + 1)))
 
     def followers(self, match: Match) -> list[Follower]:
-        """Return what followed the string, in the order first seen; of very many only the first MAX_FOLLOWERS.
+        """Return the first MAX_FOLLOWERS tokens that followed the string, in the order in which they were first seen.
 
-        Invariant: the counts are those of the string with the token behind it.
+        Invariant: a count is that of the string with the token behind it.
         """
         seen = islice(self._next[match.state].items(), MAX_FOLLOWERS)
         return [Follower(token, self._count[state], self._end[state]) for token, state in seen]
 
     def continued(self, match: Match) -> int:
-        """Return how often a token followed the string (not the empty one): its occurrences but those at an end."""
+        """Return how often a token followed the string, which is not empty: its occurrences except those at an end."""
         ends_here = self._whole != ROOT and self._end[match.state] == self.num_tokens
         return self._count[match.state] - self._ended[match.state] - ends_here
 
     def _append(self, token: int) -> None:
         self.num_tokens += 1
         last = self._whole
-        if token in self._next[last]:  # only when another sequence began alike
+        if token in self._next[last]:  # only when another sequence began with the same tokens
             self._whole = self._split(last, token)
         else:
             self._whole = self._new_state(self._len[last] + 1)
@@ -113,7 +113,7 @@ class Automaton:
         self._count_up(token)
 
     def _split(self, state: int, token: int) -> int:
-        """Return the state whose longest string is that of `state` and `token`, made from a longer one if need be."""
+        """Return the state whose longest string is that of `state` and `token`; split a longer one if necessary."""
         longer = self._next[state][token]
         length = self._len[state] + 1
         if self._len[longer] == length:
@@ -137,8 +137,8 @@ class Automaton:
         return len(self._len) - 1
 
     def _count_up(self, token: int) -> None:
-        """Count one occurrence more of each suffix of at most max_depth + 1 tokens."""
-        state = self._next[self._recent.state][token]  # of a state just split, old and clone have the same
+        """Count one more occurrence of each suffix of at most max_depth + 1 tokens."""
+        state = self._next[self._recent.state][token]  # the same for both halves of a state that was just split
         self._recent = self._cut(Match(state, self._recent.length + 1))
         while state != ROOT:
             self._count[state] += 1
@@ -146,7 +146,7 @@ class Automaton:
             state = self._link[state]
 
     def _cut(self, match: Match) -> Match:
-        """Return the last max_depth tokens of a match of at most one more."""
+        """Return the last max_depth tokens of a match that is at most one token longer."""
         if match.length <= self.max_depth:
             return match
         shorter = self._link[match.state]

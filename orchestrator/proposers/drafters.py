@@ -1,4 +1,4 @@
-"""Medusa, EAGLE-1/2/3 and ReDrafter: drafters in other processes that read the target's hidden states."""
+"""Draft models and drafting heads (Medusa, EAGLE-1/2/3, ReDrafter): their drafters run in other processes."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class DraftModel(Proposer):
         length = budget.clipped(self._draft_len)
         if not length:
             return Proposal.none()
-        drafted = self._client.propose(context, sampling, Budget(length, length))
-        return Proposal(drafted.tree, (self.name,) * drafted.tree.num_nodes, drafted.q)
+        response = self._client.propose(context, sampling, Budget(length, length))
+        return Proposal(response.tree, (self.name,) * response.tree.num_nodes, response.q)
 
     def close(self) -> None:
         """End the drafter's sequence."""
@@ -46,16 +46,18 @@ class DraftModel(Proposer):
 
 
 class HeadConfig(MethodConfig):
-    """What the methods of drafting heads have in common."""
+    """Parameters of a drafting head."""
+
+    max_nodes: int = Field(24, ge=0, le=MAX_NODES)
 
     @property
     def shape(self) -> HeadInput:
-        """What the head is told of the tree."""
+        """The head's input with the shape of the tree and no hidden states."""
         raise NotImplementedError
 
     @property
     def is_chain(self) -> bool:
-        """True when the tree has no siblings."""
+        """True when no node of the tree has siblings."""
         shape = self.shape
         return shape.choices.is_chain if shape.choices.num_nodes else shape.width == 1
 
@@ -68,10 +70,9 @@ class HeadConfig(MethodConfig):
 class StaticConfig(HeadConfig):
     """choices: the tree, as all its nodes or as its leaf paths; empty = the head's own, its best `max_nodes` nodes.
 
-    Choices without max_nodes are not cut.
+    Choices are cut only if max_nodes is set.
     """
 
-    max_nodes: int = Field(24, ge=0, le=MAX_NODES)
     choices: Choices = TokenTree.bare()
 
     @model_validator(mode="after")
@@ -90,7 +91,6 @@ class StaticConfig(HeadConfig):
 class DynamicConfig(HeadConfig):
     """top_k: nodes that a level expands, and children of each. depth: most levels. max_nodes: kept at the end."""
 
-    max_nodes: int = Field(24, ge=0, le=MAX_NODES)
     top_k: int = Field(6, ge=1, le=MAX_WIDTH)
     depth: int = Field(7, ge=1, le=MAX_DEPTH)
 
@@ -108,7 +108,6 @@ class DynamicConfig(HeadConfig):
 class RedrafterConfig(HeadConfig):
     """beams: width of the beam search. beam_len: tokens of a beam, the root not counted."""
 
-    max_nodes: int = Field(24, ge=0, le=MAX_NODES)
     beams: int = Field(5, ge=1, le=MAX_WIDTH)
     beam_len: int = Field(5, ge=1, le=8)
 
@@ -124,10 +123,10 @@ class RedrafterConfig(HeadConfig):
 
 
 class HeadProposer(Proposer):
-    """Hands the target's hidden states on to a head, and asks the next step for those that the head still lacks.
+    """Passes the target's hidden states on to a head, and asks the next step for those that the head still lacks.
 
-    Invariant: after a step the newest state is the one whose LM-head pick became the root; before the first step there is
-    none, and no draft.
+    Invariant: after a step the newest state is the one from which the target sampled the root. Before the first step
+    there is no state, and a head without a cache proposes nothing.
     """
 
     def __init__(self, config: HeadConfig, dependencies: ProposerDependencies) -> None:
@@ -136,13 +135,12 @@ class HeadProposer(Proposer):
         self._config = config
         self._client = dependencies.drafter_client(self._method.drafter)
         self._lacks_from = 0
-        self._is_asked = config.max_nodes > 0
         self._features: HeadInput | None = None
 
     @property
     def options(self) -> StepOptions:
-        """The hidden states that the head lacks: of a head that keeps none, or does not answer, the newest."""
-        if not self._is_asked or self._client.gave_up:
+        """The hidden states that the head lacks; only the newest if it keeps none or does not answer."""
+        if not self._config.max_nodes or self._client.gave_up:
             return StepOptions()
         return StepOptions(features_from=self._lacks_from, hidden_states=self._method.hidden_states)
 
@@ -154,13 +152,13 @@ class HeadProposer(Proposer):
         depth = min(self._config.max_depth, budget.max_depth)
         if not depth or not budget.max_nodes or (head.features is None and not self._method.reads_every_state):
             return Proposal.none()
-        drafted = self._client.propose(context, sampling, Budget(budget.max_nodes, depth), head)
-        if self._method.reads_every_state and drafted.cached_len >= 0:
-            self._lacks_from = drafted.cached_len
-        return Proposal.of(drafted.tree, self.name)
+        response = self._client.propose(context, sampling, Budget(budget.max_nodes, depth), head)
+        if self._method.reads_every_state and response.cached_len >= 0:
+            self._lacks_from = response.cached_len
+        return Proposal.of(response.tree, self.name)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Keep the new states for the next call: a head without a cache reads the newest alone."""
+        """Keep the new states for the next call; a head without a cache gets the newest only."""
         features, start = acceptance.features, acceptance.features_start
         if features is None:
             return

@@ -1,4 +1,4 @@
-"""Methods of engines that draft by themselves: nothing is proposed, the engine is asked to (docs/tensorrt-llm.md)."""
+"""Methods of engines that draft by themselves: the server proposes nothing and asks the engine to draft."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from orchestrator.proposers.parameters import WHERE, Choices, MethodConfig
 
 
 class EngineSideConfig(MethodConfig):
-    """Nothing to choose: the engine's trees are as large as it was built for."""
+    """Nothing can be chosen: the engine's trees are as large as it was built for."""
 
     max_nodes: int = Field(MAX_NODES, ge=MAX_NODES, le=MAX_NODES)
 
-    def asked(self, length: int) -> EngineSpeculation:
-        """Return what a step asks for; raises RequestError when the parameters do not fit together."""
+    def request(self, length: int) -> EngineSpeculation:
+        """Return what a step asks of the engine; raises RequestError when the parameters do not fit together."""
         return EngineSpeculation(length)
 
 
 class EngineSideLookaheadConfig(EngineSideConfig):
-    """window, ngram, guesses: W, N, G, all three or none; none = as the engine was built, which is the most."""
+    """window, ngram, guesses: W, N and G, either all set or all left as the engine was built, which is its maximum."""
 
     window: int = Field(0, ge=1, le=MAX_NODES)
     ngram: int = Field(0, ge=1, le=MAX_NODES)
     guesses: int = Field(0, ge=0, le=MAX_NODES)
 
-    def asked(self, length: int) -> EngineSpeculation:
-        """Return what a step asks for; raises RequestError when a size is missing."""
+    def request(self, length: int) -> EngineSpeculation:
+        """Return what a step asks of the engine; raises RequestError when a size is missing."""
         sizes = (self.window, self.ngram, self.guesses)
         if not any(sizes):
             return EngineSpeculation(length)
@@ -44,30 +44,30 @@ class EngineSideLookaheadConfig(EngineSideConfig):
 
 
 class EngineSideEagleConfig(EngineSideConfig):
-    """choices: the tree of ranks, as all its nodes or as its leaf paths; none = the engine's own."""
+    """choices: the tree of ranks, as all its nodes or as its leaf paths; empty = the engine's own."""
 
     choices: Choices = TokenTree.bare()
 
-    def asked(self, length: int) -> EngineSpeculation:
-        """Return what a step asks for."""
+    def request(self, length: int) -> EngineSpeculation:
+        """Return what a step asks of the engine."""
         return EngineSpeculation(length, choices=tuple(self.choices.paths[1:]))
 
 
 class EngineSideProposer(Proposer):
-    """Proposes the bare root, and wants the engine's own drafts."""
+    """Proposes the bare root, and asks the engine to draft."""
 
     def __init__(self, config: EngineSideConfig, dependencies: ProposerDependencies) -> None:
         """Raises RequestError when the parameters do not fit together."""
         self.name = dependencies.method.name
         self._config = config
-        self._asked = config.asked(1)
+        self._request = config.request(1)
 
     @property
     def options(self) -> StepOptions:
         """That the engine drafts."""
-        return StepOptions(engine_speculation=self._asked)
+        return StepOptions(engine_speculation=self._request)
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
-        """Return no draft; what may still come is a level of the budget and the token behind it."""
-        self._asked = self._config.asked(budget.max_depth + 1)
+        """Return no draft; the engine may bring a token for each level of the budget, and one behind them."""
+        self._request = self._config.request(budget.max_depth + 1)
         return Proposal.none()

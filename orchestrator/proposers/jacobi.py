@@ -1,4 +1,4 @@
-"""Jacobi decoding: guesses of the next tokens, replaced by the target's answers until they agree with themselves."""
+"""Jacobi decoding: guesses of the next tokens, replaced by the target's own tokens until both agree."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class JacobiConfig(MethodConfig):
 
 
 class Jacobi(Proposer):
-    """Proposes its guesses y of the tokens behind the root, and takes the target's answers for the next ones.
+    """Proposes its guesses y of the tokens behind the root, then replaces them by the target's tokens.
 
-    Invariant: y_i ← pick(x, y_<i) at every absolute position, all at once; what is accepted leaves at the front, tokens of
-    the prompt enter at the end. At least one more token is right after each step.
+    Invariant: y_i ← target token after (x, y_<i), at all positions at once. Accepted guesses leave at the front, tokens
+    of the prompt enter at the end. Each step makes at least one more guess right.
     Source: Santilli et al. 2023, arXiv:2305.10427, Algorithm 1; docs/methods/jacobi.md.
     """
 
@@ -47,17 +47,17 @@ class Jacobi(Proposer):
         return Proposal.chain(self._guesses[: budget.clipped(self._draft_len)], self.name)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Replace each guess by its answer; one that was not proposed stays at its position."""
-        answers = [] if acceptance.target_tokens is None else acceptance.target_tokens.tolist()
-        answers += self._guesses[len(answers) :]
-        self._guesses = answers[len(acceptance.path) + 1 :]
+        """Replace each guess by the target's token; a guess that was not proposed stays at its position."""
+        guesses = [] if acceptance.target_tokens is None else acceptance.target_tokens.tolist()
+        guesses += self._guesses[len(guesses) :]
+        self._guesses = guesses[len(acceptance.path) + 1 :]
 
 
 def prompt_tokens(context: Context) -> Iterator[int]:
-    """Yield the tokens of the prompt in order, again and again: guesses where nothing better is known."""
+    """Yield the tokens of the prompt in order, again and again: guesses where no better ones are known."""
     return cycle(context.ids[: context.prompt_len])
 
 
 def filled(tokens: list[int], length: int, spare: Iterator[int]) -> list[int]:
-    """Return the first `length` of `tokens`, those that are missing taken from `spare`."""
+    """Return the first `length` of `tokens`; take missing ones from `spare`."""
     return [*tokens[:length], *islice(spare, max(length - len(tokens), 0))]

@@ -1,4 +1,4 @@
-"""Lookahead decoding: n-grams collected from a Jacobi trajectory, verified in the very pass that goes on with it."""
+"""Lookahead decoding: n-grams collected from a Jacobi trajectory are verified in the pass that continues it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from orchestrator.proposers.parameters import WHERE, MethodConfig
 
 
 class Window:
-    """ngram − 1 rows of `width` columns; fewer rows, and wider ones, in the first ngram − 2 steps.
+    """ngram − 1 rows of `width` columns; the first ngram − 2 steps have fewer and wider rows.
 
     rows: oldest first; rows[j][i] is a guess at position root + i + j, and rows[0][0] is the root itself.
-    spare: tokens that fill the columns for which there is no guess yet, row by row.
+    spare: tokens that fill columns without a guess, row by row.
     Source: Fu et al. 2024, arXiv:2402.02057, Algorithm 2; docs/methods/lookahead.md.
     """
 
@@ -37,7 +37,7 @@ class Window:
 
     @property
     def is_full(self) -> bool:
-        """True when a column and its answer are an n-gram."""
+        """True when a column and the target's token behind it are an n-gram."""
         return len(self.rows) == self._num_rows
 
     @property
@@ -45,23 +45,23 @@ class Window:
         """Each column's tokens, row 0 first: consecutive positions."""
         return list(zip(*self.rows, strict=True))
 
-    def advance(self, num_accepted: int, answers: list[int], root: int) -> None:
+    def advance(self, num_accepted: int, target_tokens: list[int], root: int) -> None:
         """Move on to the new root, num_accepted + 1 positions further.
 
-        answers: (k,) the target's picks below the first k columns of the last row; they become a row of their own.
-        Invariant: every token keeps its absolute position. A full window drops its oldest row, so that each row moves one
-        position on by itself; while it fills, the rows stay and lose one column more.
+        target_tokens: (k,), the target's tokens behind the first k columns of the last row; they become a new row.
+        Invariant: every token keeps its absolute position. A full window drops its oldest row, which moves each row by
+        one position; while the window fills, the rows stay and lose one more column.
         """
         kept = self.rows[1:] if self.is_full else self.rows
         drop = num_accepted if self.is_full else num_accepted + 1
-        rows = [row[drop:] for row in [*kept, answers]]
+        rows = [row[drop:] for row in [*kept, target_tokens]]
         rows[0][:1] = [root]
         width = self._width + self._num_rows - len(rows)
         self.rows = [filled(row, width, self._spare) for row in rows]
 
 
 class NgramPool:
-    """Up to `guesses` tails per first token; the one that was entered longest ago makes room.
+    """Up to `guesses` tails per first token; the oldest entry makes room.
 
     Source: Fu et al. 2024, arXiv:2402.02057, section 3.2.
     """
@@ -71,7 +71,7 @@ class NgramPool:
         self._tails: dict[int, dict[tuple[int, ...], None]] = {}  # dictionaries keep the order of entry
 
     def add(self, ngram: tuple[int, ...]) -> None:
-        """Enter an n-gram; one that is there already becomes the newest of its key."""
+        """Enter an n-gram; a known one becomes the newest of its key."""
         tails = self._tails.setdefault(ngram[0], {})
         tails.pop(ngram[1:], None)
         tails[ngram[1:]] = None
@@ -101,8 +101,8 @@ class Shape(NamedTuple):
         return (self.window - 1) + (self.ngram - 2) * self.window + self.guesses * (self.ngram - 1)
 
 
-#: Shapes for targets of up to so many parameters: a small one, then the paper's for 7B, 13B and 34B, the borders
-#: between their sizes. The larger the target, the sooner a wider pass takes longer; small ones run on small machines.
+#: (most parameters of the target, shape): a small one, then the paper's for 7B, 13B and 34B, with borders between these
+#: sizes. The larger the target, the sooner a wider pass takes longer; small targets run on small machines.
 SHAPES = (
     (3e9, Shape(5, 4, 5)),
     (10e9, Shape(15, 5, 15)),
@@ -123,7 +123,7 @@ class LookaheadConfig(MethodConfig):
 def shape_of(config: LookaheadConfig, num_parameters: int, max_nodes: int) -> Shape:
     """Return W, N, G of a request; raises RequestError when its trees do not fit into max_nodes.
 
-    num_parameters: of the target; 0 = not known, which counts as small.
+    num_parameters: of the target; 0 = unknown, which counts as small.
     """
     default = next(shape for most, shape in SHAPES if num_parameters <= most)
     shape = Shape(config.window or default.window, config.ngram or default.ngram, config.guesses or default.guesses)
@@ -140,10 +140,9 @@ def shape_of(config: LookaheadConfig, num_parameters: int, max_nodes: int) -> Sh
 class Lookahead(Proposer):
     """Proposes the window of a Jacobi trajectory and the pool's n-grams that begin with the root, as one token tree.
 
-    num_parameters, max_nodes: of the target and of a tree of this deployment.
     Invariant: at most (W − 1) + (N − 2)·W + G·(N − 1) nodes; identical paths are one node, and candidates stand before
-    window nodes. Any node may be accepted, where the authors accept pool tails only: the text is the target's either
-    way.
+    window nodes. Any node may be accepted, though the authors accept pool tails only; the text is the target's in both
+    cases.
     Source: Fu et al. 2024, arXiv:2402.02057; docs/methods/lookahead.md.
     """
 
@@ -158,10 +157,12 @@ class Lookahead(Proposer):
         self._last_row: list[int] = []
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
-        """Return candidates and window; columns beyond the budget are left out."""
+        """Return the candidates and the window, without the columns that exceed the budget."""
         if self._window is None:
-            self._window = self._begin(context)
-        # A narrow window is wider than W while it fills: the law's bound holds from the first step.
+            if self._pool_from_prompt:
+                self._pool.add_text(context.ids[: context.prompt_len], self._shape.ngram)
+            self._window = Window(self._shape.window, self._shape.ngram, context.root, prompt_tokens(context))
+        # A window is wider than W while it fills; the bound on the nodes holds from the first step.
         tree = TreeBuilder(min(budget.max_nodes, self._shape.num_nodes), budget.max_depth)
         for tail in self._pool.tails(context.root):
             tree.add_path(0, tail)
@@ -171,24 +172,19 @@ class Lookahead(Proposer):
         return Proposal(tree.build(), sources + ("lookahead.window",) * (tree.num_nodes - num_candidates))
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Enter the n-grams that the target's picks complete, and move the window on."""
+        """Enter the n-grams that the target's tokens complete, and move the window on."""
         assert self._window is not None, "observed before anything was proposed"
-        answers = [] if acceptance.target_tokens is None else acceptance.target_tokens[self._last_row].tolist()
+        tokens = [] if acceptance.target_tokens is None else acceptance.target_tokens[self._last_row].tolist()
         if self._window.is_full:
-            for column, answer in zip(self._window.columns, answers, strict=False):
-                self._pool.add((*column, answer))
-        self._window.advance(len(acceptance.path), answers, acceptance.next_token)
-
-    def _begin(self, context: Context) -> Window:
-        if self._pool_from_prompt:
-            self._pool.add_text(context.ids[: context.prompt_len], self._shape.ngram)
-        return Window(self._shape.window, self._shape.ngram, context.root, prompt_tokens(context))
+            for column, token in zip(self._window.columns, tokens, strict=False):
+                self._pool.add((*column, token))
+        self._window.advance(len(acceptance.path), tokens, acceptance.next_token)
 
 
 def _lay(columns: list[tuple[int, ...]], tree: TreeBuilder) -> list[int]:
     """Lay the window's columns into the tree, each below its token of row 0; return the last row's nodes.
 
-    Stops at the first column that does not fit whole, so that the nodes are those of columns 0, 1, …
+    Stops at the first column that does not fit completely, so that the nodes are those of columns 0, 1, …
     """
     nodes: list[int] = []
     head: int | None = 0

@@ -1,4 +1,4 @@
-"""What this server has answered before, to draft from: bounded, first in first out, apart by cache salt."""
+"""Earlier responses of this server, to draft from: bounded, first in first out, separate for each cache salt."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import NamedTuple, TypeVar
 from orchestrator.proposers.automaton import Automaton, Match
 
 MAX_DEPTH = 64
-# A salt's generations have a quarter of the bound each, so that it is not met by forgetting all.
+# A generation has at most a quarter of the bound, so that making room does not forget everything.
 NUM_GENERATIONS = 4
-# An automaton costs more than its tokens when these are few: a bound for clients that never use a salt twice.
+# A short automaton costs more memory than its tokens: a bound for clients that never use a salt twice.
 MAX_GENERATIONS = 4096
-# About 0.3 ms under the lock: what a proposal may have to wait.
+# About 0.3 ms under the lock, which a proposal may have to wait.
 PIECE_TOKENS = 64
 
 T = TypeVar("T")
 
 
 class Generation(NamedTuple):
-    """Responses of one salt, learnt one after the other and forgotten at once."""
+    """Responses of one salt, learnt one by one and forgotten together."""
 
     salt: str
     text: Automaton
@@ -33,7 +33,7 @@ class Memory:
     """Responses of one server process; every method may be called from any thread.
 
     max_tokens: most tokens held, over all salts.
-    Invariant: what is looked up for a salt comes from responses learnt for that very salt, and runs across no two of them.
+    Invariant: a match for a salt comes from one response that was learnt for the same salt.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -45,11 +45,11 @@ class Memory:
         self._learning = threading.Lock()
 
     def of(self, salt: str) -> Recollection:
-        """Return what a request with this salt may draft from."""
+        """Return the responses that a request with this salt may draft from."""
         return Recollection(self, salt)
 
     def learn(self, salt: str, tokens: Sequence[int]) -> None:
-        """Add a response; of one beyond the bound only the end. Proposals go on between its pieces."""
+        """Add a response, piece by piece, so that proposals can go on; only the end of one that exceeds the bound."""
         tokens = tokens[-self._max_tokens :]
         if not tokens:
             return
@@ -58,16 +58,16 @@ class Memory:
             for start in range(0, len(tokens), PIECE_TOKENS):
                 with self._lock:
                     text.extend(tokens[start : start + PIECE_TOKENS])
-                time.sleep(0)  # else this thread may take the lock again before one that waits wakes up
+                time.sleep(0)  # otherwise this thread may take the lock again before a waiting one wakes up
 
     @contextmanager
     def texts(self, salt: str) -> Iterator[list[Automaton]]:
-        """Hold the automata of a salt still, the newest first."""
+        """Lock the memory and yield the automata of a salt, the newest first."""
         with self._lock:
             yield self._by_salt.get(salt, [])[::-1]
 
     def _begin(self, salt: str, num_tokens: int) -> Automaton:
-        """Make room for a response of `num_tokens` and return the automaton that takes it."""
+        """Make room for a response of `num_tokens` and return the automaton to add it to."""
         with self._lock:
             while self.num_tokens + num_tokens > self._max_tokens or len(self._oldest_first) >= MAX_GENERATIONS:
                 self._forget_oldest()
@@ -95,9 +95,9 @@ class Recollection:
         self._salt = salt
 
     def longest(self, tokens: Sequence[int], use: Callable[[Automaton, Match], T]) -> T | None:
-        """Return what `use` makes of the longest suffix of `tokens` that occurs, in the newest generation of equals.
+        """Return `use` of the longest suffix of `tokens` that occurs, in the newest of several generations.
 
-        `use` runs under the memory's lock; it must be short. None when nothing matches.
+        use: must be short, since it runs under the memory's lock; it is not called when nothing matches.
         """
         with self._memory.texts(self._salt) as texts:
             found = [(text, text.find(tokens)) for text in texts]

@@ -21,7 +21,7 @@ from orchestrator.sampling.sampled_drafts import draft_distribution, sample_draf
 
 
 class NgramConfig(MethodConfig):
-    """order: a token is drafted from the order − 1 before it, or fewer where these are unknown; 1 is the unigram.
+    """order: a token is drafted from the order − 1 tokens before it, or from fewer if these are unknown; 1 = unigrams.
 
     draft_len: tokens proposed (γ).
     """
@@ -31,17 +31,18 @@ class NgramConfig(MethodConfig):
 
 
 class Ngram(Proposer):
-    """Draws a chain, token by token, from what followed the same context in counted text and earlier responses.
+    """Samples a chain, token by token, from the tokens that followed the same context in counted text and responses.
 
-    Invariant: the token at node i is a draw from q[i − 1] over seeds, by the noise of `orchestrator.sampling.sampled_drafts`; at temperature 0
-    the most frequent, and of equals the lowest id. Costs O(order) lookups a token.
+    Invariant: over seeds, the token at node i is sampled from q[i − 1], with the noise of
+    `orchestrator.sampling.sampled_drafts`. At temperature 0 it is the most frequent one, the lowest id among equals.
+    Costs O(order) lookups per token.
     Source: Leviathan et al. 2023, arXiv:2211.17192, section 3.6 (trivial approximation models).
     """
 
     name = "ngram"
 
     def __init__(self, config: NgramConfig, dependencies: ProposerDependencies) -> None:
-        """Raises RequestError where the deployment has nothing counted."""
+        """Raises RequestError when the deployment has no token statistics."""
         if dependencies.tables is None and dependencies.memory is None:
             raise RequestError(
                 "method 'ngram' needs token statistics, and this server has none "
@@ -53,21 +54,21 @@ class Ngram(Proposer):
         self._memory = dependencies.memory
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
-        """Return a chain with its q, which ends where no context is known."""
+        """Return a chain with its q; it ends where no context is known."""
         recent = context.ids[len(context) - self._context_len :] if self._context_len < len(context) else context.ids[:]
         tokens: list[int] = []
-        drawn_from: list[Distribution] = []
+        q: list[Distribution] = []
         for position in range(len(context), len(context) + budget.clipped(self._draft_len)):
             followers = self._followers(recent)
             if followers is None:
                 break
-            drawn_from.append(q_of(followers, sampling))
-            tokens.append(sample_draft(drawn_from[-1], position, sampling, len(context)))
+            q.append(q_of(followers, sampling))
+            tokens.append(sample_draft(q[-1], position, sampling, len(context)))
             recent.append(tokens[-1])
-        return Proposal(TokenTree.chain(tokens), (self.name,) * len(tokens), tuple(drawn_from))
+        return Proposal(TokenTree.chain(tokens), (self.name,) * len(tokens), tuple(q))
 
     def _followers(self, recent: Sequence[int]) -> Followers | None:
-        """Return what followed the longest known context that ends here."""
+        """Return the tokens that followed the longest known context that ends here."""
         for length in range(min(self._context_len, len(recent)), -1, -1):
             followers = self._counted(recent[len(recent) - length :])
             if followers is not None:
@@ -86,6 +87,6 @@ class Ngram(Proposer):
 
 
 def q_of(followers: Followers, sampling: Sampling) -> Distribution:
-    """Return q: the best followers, renormalised, then under the request's temperature, top-k, top-p and the like."""
+    """Return q: the best followers, renormalised, then under the request's temperature and truncation rules."""
     best = draft_distribution(followers.ids.astype(np.int32), followers.weights)
     return draft_distribution(best.ids, np.exp(log_p(np.log(best.probs)[None], sampling)[0]))

@@ -1,4 +1,4 @@
-"""Predicted outputs: the client says what it expects, and the draft follows that for as long as it fits."""
+"""Predicted outputs: the client sends the output that it expects, and the draft follows it as long as it fits."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class PredictedConfig(MethodConfig):
 class Predicted(Proposer):
     """Proposes the client's prediction, found again after a divergence where the last tokens agree with it.
 
-    Invariant: after k > 1 rejected drafts in a row the last k − 1 tokens must agree; beyond max_ngram the prediction is
-    given up. Up to the first rejection it is also followed without agreement, as though one token had been replaced.
-    Costs O(max_ngram) per token of the prediction once, and O(log of its length) per step.
+    Invariant: after k > 1 rejected drafts in a row the last k − 1 tokens must agree; when that exceeds max_ngram, the
+    prediction is no longer used. Up to the first rejection it is followed without agreement, too, as if one token had
+    been replaced. Costs O(max_ngram) once per token of the prediction, and O(log of its length) per step.
     Source: predicted outputs, docs/methods/predicted.md.
     """
 
@@ -37,21 +37,20 @@ class Predicted(Proposer):
 
     def __init__(self, config: PredictedConfig, dependencies: ProposerDependencies) -> None:
         self._draft_len = config.draft_len
-        self._max_ngram = config.max_ngram
         self._prediction = list(dependencies.prediction)
         self._index = NgramIndex(config.max_ngram)
         self._index.extend(self._prediction)
         self._expected = 0
-        self._in_step = True
+        self._agrees = True
         self._num_read: int | None = None
         self._num_rejected = 0
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
-        """Return what the prediction says next, or a bare root where it does not fit."""
+        """Return the next tokens of the prediction, or a bare root where it does not fit."""
         self._read(context)
-        if not self._in_step:
+        if not self._agrees:
             self._find(context.ids)
-        length = budget.clipped(self._draft_len) if self._in_step else 0
+        length = budget.clipped(self._draft_len) if self._agrees else 0
         return Proposal.chain(self._prediction[self._expected : self._expected + length], self.name)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
@@ -60,24 +59,24 @@ class Predicted(Proposer):
             self._num_rejected = 0 if acceptance.path else self._num_rejected + 1
 
     def _read(self, context: Context) -> None:
-        """Follow the output since the last call; it leaves the prediction at the first token that differs."""
+        """Follow the new output tokens through the prediction, up to the first token that differs."""
         start = context.prompt_len if self._num_read is None else self._num_read
         for token in context.ids[start:]:
-            said = self._prediction[self._expected : self._expected + 1]
-            self._in_step = self._in_step and said == [token]
+            predicted = self._prediction[self._expected : self._expected + 1]
+            self._agrees = self._agrees and predicted == [token]
             self._expected = min(self._expected + 1, len(self._prediction))
         self._num_read = len(context)
 
     def _find(self, ids: Sequence[int]) -> None:
-        """Step in again where most of the last tokens agree; of several places, nearest to where it should be."""
+        """Find the place where most of the last tokens agree; of several, the one nearest to the expected place."""
         needed = max(self._num_rejected - 1, 0)
         places = next(self._index.matches(ids, max(needed, 1)), None)
         if places:
             self._expected = nearest(places, self._expected)
-        self._in_step = bool(places) or not needed
+        self._agrees = bool(places) or not needed
 
 
 def nearest(places: Sequence[int], to: int) -> int:
-    """Return the one of some ascending places that is nearest to `to`; the later of two."""
+    """Return the place that is nearest to `to`, the later of two; places: ascending."""
     at = bisect_left(places, to)
     return min(places[max(at - 1, 0) : at + 1], key=lambda place: (abs(place - to), -place))

@@ -1,9 +1,9 @@
-"""Prompt lookup: what followed the last few tokens where they stood in the text before (Saxena 2023)."""
+"""Prompt lookup: proposes the tokens that followed an earlier occurrence of the last few tokens (Saxena 2023)."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Literal
 
@@ -16,20 +16,20 @@ from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.parameters import MethodConfig
 
-# A token may have stood in a long text ten thousand times: so many places are looked at.
+# A token may occur ten thousand times in a long text; only so many places are looked at.
 MAX_PLACES = 256
 # A token costs about 150 bytes for each n, and a request with a long prompt must not fill the memory.
 MAX_NGRAM = 8
 
 
 class PromptLookupConfig(MethodConfig):
-    """Which places count, and how much of what followed is proposed.
+    """Which places are looked up, and how many of the tokens that followed are proposed.
 
     max_ngram: longest suffix looked up. draft_len: most tokens of a continuation.
-    match: which of several places comes first; frequent: those whose next token is the most frequent one.
-    branches: most continuations, which differ in their first token.
-    length: fixed = draft_len tokens; grown = twice as many as agree before the place.
-    clip: end a continuation where the text ends, instead of going on into its own copy.
+    match: which of several places comes first; frequent = those with the most frequent next token.
+    branches: most continuations; they differ in their first token.
+    length: fixed = draft_len tokens; grown = twice as many tokens as agree before the place.
+    clip: end a continuation where the text ends, instead of continuing with its own copy.
     """
 
     max_ngram: int = Field(3, ge=1, le=MAX_NGRAM)
@@ -46,7 +46,7 @@ class PromptLookupConfig(MethodConfig):
 
 
 class NgramIndex:
-    """Places of all n-grams of 1…max_ngram tokens that have a continuation.
+    """The places of all n-grams of 1…max_ngram tokens of a growing text that have a continuation.
 
     A place is the position of the token that follows. Costs O(max_ngram) time and memory per token.
     """
@@ -57,7 +57,7 @@ class NgramIndex:
         self._num_indexed = 0
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Note the n-grams that are new since the last call: all but those that end with the text itself."""
+        """Add the n-grams that are new since the last call, except those at the end of the text."""
         for end in range(self._num_indexed + 1, len(ids)):
             for size in range(1, min(self._max_ngram, end) + 1):
                 self._places.setdefault(tuple(ids[end - size : end]), []).append(end)
@@ -95,7 +95,7 @@ class PromptLookup(Proposer):
         return Proposal.of(TokenTree.from_paths(paths), self.name)
 
     def _starts(self, ids: list[int]) -> Iterator[int]:
-        """Yield where continuations start, the best first, each with another first token."""
+        """Yield where continuations start, the best first, each with a different first token."""
         seen: set[int] = set()
         for places in self._index.matches(ids):
             for start in ORDERS[self._config.match](places, ids):
@@ -109,28 +109,22 @@ class PromptLookup(Proposer):
         return min(longest, len(ids) - start) if self._config.clip else longest
 
 
-def recent(places: Sequence[int], ids: list[int]) -> Iterator[int]:
-    """Yield places, the last one first."""
-    return islice(reversed(places), MAX_PLACES)
+def _recent(places: Sequence[int], ids: list[int]) -> list[int]:
+    return list(islice(reversed(places), MAX_PLACES))
 
 
-def leftmost(places: Sequence[int], ids: list[int]) -> Iterator[int]:
-    """Yield places, the first one first."""
-    return islice(places, MAX_PLACES)
+def _leftmost(places: Sequence[int], ids: list[int]) -> list[int]:
+    return list(islice(places, MAX_PLACES))
 
 
-def frequent(places: Sequence[int], ids: list[int]) -> Iterator[int]:
-    """Yield places, those with the most frequent next token first; of equals the last one."""
-    newest = list(recent(places, ids))
+def _frequent(places: Sequence[int], ids: list[int]) -> list[int]:
+    """Return the places with the most frequent next token first; of equals the most recent one."""
+    newest = _recent(places, ids)
     counts = Counter(ids[start] for start in newest)
-    return iter(sorted(newest, key=lambda start: -counts[ids[start]]))
+    return sorted(newest, key=lambda start: -counts[ids[start]])
 
 
-ORDERS: Mapping[str, Callable[[Sequence[int], list[int]], Iterator[int]]] = {
-    "recent": recent,
-    "frequent": frequent,
-    "leftmost": leftmost,
-}
+ORDERS = {"recent": _recent, "frequent": _frequent, "leftmost": _leftmost}
 
 
 def agreement(ids: list[int], start: int, most: int) -> int:
@@ -142,10 +136,9 @@ def agreement(ids: list[int], start: int, most: int) -> int:
 
 
 def continuation(ids: list[int], start: int, length: int) -> list[int]:
-    """Return `length` tokens of ids[start:], which goes on into its own copy when it reaches the end.
+    """Return `length` tokens of ids[start:], continued with its own copy behind the end, as in LZ77.
 
-    A text that repeats with period d is thus drafted beyond d tokens, as in LZ77.
+    So a text that repeats with period d is drafted beyond d tokens.
     """
     period = len(ids) - start
-    copied = ids[start : start + length]
-    return [copied[i] if i < period else copied[i % period] for i in range(length)]
+    return [ids[start + i % period] for i in range(length)]

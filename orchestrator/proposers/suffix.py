@@ -1,9 +1,10 @@
-"""Suffix decoding: what followed the longest repeated suffix, as far as its statistics reach (Oliaro et al. 2024)."""
+"""Suffix decoding: proposes what followed the longest repeated suffix, by its statistics (Oliaro et al. 2024)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TreeBuilder
 from orchestrator.proposers.automaton import ROOT, Automaton, Match
 from orchestrator.proposers.dependencies import ProposerDependencies
-from orchestrator.proposers.memory import MAX_DEPTH, Recollection
+from orchestrator.proposers.memory import MAX_DEPTH
 from orchestrator.proposers.parameters import MethodConfig
 
 
@@ -39,10 +40,10 @@ class SuffixConfig(MethodConfig):
 
 
 class Node(NamedTuple):
-    """A draft node that may be added next; a heap gives the most probable, and of equals the one found first.
+    """A draft node that may be added next; a heap returns the most probable one, the one found first among equals.
 
     minus_prob: minus the estimated probability of its path. rank: among its siblings.
-    above, token: the match that it continues.
+    above, token: the match that the token continues.
     """
 
     minus_prob: float
@@ -68,7 +69,7 @@ class ScoredTree:
 
 
 class Suffix(Proposer):
-    """Drafts from the request's own text, or from earlier responses where these promise more accepted tokens.
+    """Drafts from the request's own text or from earlier responses, whichever promises more accepted tokens.
 
     A token costs O(max_depth) to index, a proposal O(max_depth + draft_len).
     Source: suffix decoding, Oliaro et al. 2024, arXiv:2411.04975; docs/methods/suffix.md.
@@ -82,22 +83,18 @@ class Suffix(Proposer):
         self._memory = dependencies.memory
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
-        """Return a tree or a chain, or a bare root when the last token stands nowhere else."""
+        """Return a tree or a chain, or a bare root when the last token does not occur elsewhere."""
         self._text.extend(context.ids[self._text.num_tokens :])
-        drafts = [self._drafted("suffix.text", self._text, self._text.repeated(), budget)]
-        if self._memory and (remembered := self._recalled(self._memory, context, budget)):
-            drafts.append(remembered)
+        drafts = [self._draft("suffix.text", budget, self._text, self._text.repeated())]
+        if self._memory:
+            recent = context.ids[-self._config.max_depth :]
+            found = self._memory.longest(recent, partial(self._draft, "suffix.memory", budget))
+            drafts += [found] if found else []
         best = max(drafts, key=lambda draft: draft.score)
         return Proposal.of(best.tree.build(), best.source)
 
-    def _recalled(self, memory: Recollection, context: Context, budget: Budget) -> ScoredTree | None:
-        def use(text: Automaton, match: Match) -> ScoredTree:
-            return self._drafted("suffix.memory", text, match, budget)
-
-        return memory.longest(context.ids[-self._config.max_depth :], use)
-
-    def _drafted(self, source: str, text: Automaton, match: Match, budget: Budget) -> ScoredTree:
-        """Add the most probable node that is left, again and again, within what the match's length deserves."""
+    def _draft(self, source: str, budget: Budget, text: Automaton, match: Match) -> ScoredTree:
+        """Add the most probable nodes, as many as the length of the match allows."""
         size = min(int(self._config.factor * match.length), self._config.draft_len, budget.max_nodes)
         draft, found = ScoredTree(source), [*self._below(text, match, 0, 0, 1.0)] if budget.max_depth else []
         while found and draft.tree.num_nodes < size:
@@ -110,7 +107,7 @@ class Suffix(Proposer):
         return draft
 
     def _below(self, text: Automaton, match: Match, parent: int, depth: int, prob: float) -> Iterator[Node]:
-        """Yield the likely nodes below one that a match has led to: the more frequent first, then the more recent."""
+        """Yield the probable nodes below a match: the more frequent first, then the more recent."""
         if match.state == ROOT:
             return
         scale = prob / text.continued(match)

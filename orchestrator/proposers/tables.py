@@ -1,4 +1,4 @@
-"""Token statistics that `python -m build.ngrams` counts: what followed which context how often; knows no request."""
+"""Token statistics that `python -m build.ngrams` counts: how often each token followed a context."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ IntArray = npt.NDArray[Any]
 
 
 class Followers(NamedTuple):
-    """What followed a context: ids (k,) ascending, and how often each did, weights (k,) float64 > 0."""
+    """The tokens that followed a context: ids (k,) int64 ascending; weights (k,) float64 > 0, how often each did."""
 
     ids: npt.NDArray[np.int64]
     weights: FloatArray
 
 
-class Vocabulary(NamedTuple):
-    """Names a tokenizer's vocabulary: how many tokens, and the SHA-256 of the lines `id token` in id order."""
+class VocabularyFingerprint(NamedTuple):
+    """Identifies a vocabulary: its number of tokens, and the SHA-256 of the lines `id token` in id order."""
 
     size: int
     sha256: str
@@ -44,8 +44,9 @@ class Vocabulary(NamedTuple):
 class Level:
     """All known contexts of one length.
 
-    keys: (c,) ascending — contexts, packed. starts: (c + 1,) — context i has the followers starts[i]…starts[i + 1] − 1.
-    ids, weights: (f,) — the followers, ids ascending within a context.
+    keys: (c,) int, packed contexts, ascending.
+    starts: (c + 1,) int; the followers of context i are starts[i]…starts[i + 1] − 1.
+    ids, weights: (f,) int, the followers and their counts; ids ascending within a context.
     """
 
     keys: IntArray
@@ -54,7 +55,7 @@ class Level:
     weights: IntArray | FloatArray
 
     def followers(self, key: int) -> Followers | None:
-        """Return what followed a context, None for an unknown one; a binary search."""
+        """Return the tokens that followed a context, None when it is unknown; a binary search."""
         row = int(self.keys.searchsorted(key))
         if row == len(self.keys) or self.keys[row] != key:
             return None
@@ -64,35 +65,35 @@ class Level:
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """levels[k]: the contexts of k tokens; so n-grams up to n = len(levels)."""
+    """levels[k]: the contexts of k tokens, which gives n-grams up to n = len(levels)."""
 
-    vocabulary: Vocabulary
+    vocabulary: VocabularyFingerprint
     levels: tuple[Level, ...]
 
     def followers(self, context: Sequence[int]) -> Followers | None:
-        """Return what followed all of `context`, None when that is not known."""
+        """Return the tokens that followed all of `context`, None when it is unknown."""
         if len(context) >= len(self.levels):
             return None
         return self.levels[len(context)].followers(packed(context, self.vocabulary.size))
 
 
 def packed(context: Sequence[int], vocab_size: int) -> int:
-    """Return a context as one number: its ids are the digits to the base vocab_size."""
+    """Return a context as one number, whose digits to the base vocab_size are its ids."""
     key = 0
     for token in context:
         key = key * vocab_size + token
     return key
 
 
-def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """Return what tells whether two tokenizers give a token the same id."""
+def vocabulary_of(tokenizer: Tokenizer) -> VocabularyFingerprint:
+    """Return the fingerprint that tells whether two tokenizers give every token the same id."""
     ids = sorted((token_id, token) for token, token_id in tokenizer.get_vocab().items())
     lines = "".join(f"{token_id} {token}\n" for token_id, token in ids)
-    return Vocabulary(ids[-1][0] + 1 if ids else 0, hashlib.sha256(lines.encode()).hexdigest())
+    return VocabularyFingerprint(ids[-1][0] + 1 if ids else 0, hashlib.sha256(lines.encode()).hexdigest())
 
 
 def save_tables(tables: Tables, folder: Path) -> None:
-    """Write arrays of the smallest types that hold them; keys as differences, starts as lengths: they compress."""
+    """Write the tables, each array in its smallest type; keys as differences and starts as lengths compress better."""
     arrays: dict[str, IntArray] = {
         "vocab_size": np.array(tables.vocabulary.size),
         "vocab_sha256": np.frombuffer(bytes.fromhex(tables.vocabulary.sha256), np.uint8),
@@ -129,10 +130,10 @@ def _unpacked(arrays: Mapping[str, IntArray]) -> Tables:
     sha256 = arrays["vocab_sha256"].astype(np.uint8).tobytes().hex()
     sizes = [size for size in range(MAX_ORDER) if f"ids_{size}" in arrays]
     if not sizes or sizes[-1] >= len(sizes):
-        raise ValueError("it lacks the contexts of some length")
+        raise ValueError("contexts of some length are missing")
     if any(arrays[name].dtype.kind not in "ui" for name in arrays):
         raise ValueError("its arrays are not whole numbers")
-    return Tables(Vocabulary(vocab_size, sha256), tuple(_level(arrays, size, vocab_size) for size in sizes))
+    return Tables(VocabularyFingerprint(vocab_size, sha256), tuple(_level(arrays, size, vocab_size) for size in sizes))
 
 
 def _level(arrays: Mapping[str, IntArray], size: int, vocab_size: int) -> Level:
@@ -152,7 +153,7 @@ def _level(arrays: Mapping[str, IntArray], size: int, vocab_size: int) -> Level:
     return Level(keys, starts, ids, weights)
 
 
-def _check_vocabulary(file: Path, counted: Vocabulary, served: Vocabulary) -> None:
+def _check_vocabulary(file: Path, counted: VocabularyFingerprint, served: VocabularyFingerprint) -> None:
     if counted.size != served.size:
         raise ConfigError(
             f"{file} was counted with a vocabulary of {counted.size} tokens, the target's has {served.size}; {REMEDY}"

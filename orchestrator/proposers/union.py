@@ -1,6 +1,4 @@
-"""Several proposers in one tree under one node budget: what they agree on is one node, what they differ in stands side
-by side.
-"""
+"""Several proposers in one tree under one node budget: common paths are shared, others stand side by side."""
 
 from __future__ import annotations
 
@@ -18,19 +16,18 @@ from orchestrator.proposers.parameters import MethodConfig
 
 
 class UnionConfig(MethodConfig):
-    """max_nodes: of all members together; a member's own max_nodes bounds its share of them."""
+    """max_nodes: of all members together; a member's own max_nodes limits its share."""
 
     max_nodes: int = Field(24, ge=0, le=MAX_NODES)
 
 
 class Union(Proposer):
-    """Asks its members in turn; each may fill its equal share of what the ones before it have left of the budget.
+    """Asks its members in turn; each may fill its equal share of the nodes that the members before it left over.
 
     caps: most nodes of each member, its own max_nodes.
-
-    Invariant: the tree holds each member's nodes as far as its share goes, a common path once; siblings are tried in the
-    order of the members. A node that several proposed has all their names as its source. Its drafts are *chosen*:
-    what a member has drawn from q is as good a guess as any, once it stands among others'.
+    Invariant: the tree holds each member's nodes within its share, a common path once; siblings are tried in the order
+    of the members. The source of a node joins the names of all members that proposed it. The drafts count as
+    deterministic: in a merged tree, a token that a member sampled from q is no longer distributed as q.
     """
 
     def __init__(self, members: Sequence[Proposer], caps: Sequence[int]) -> None:
@@ -40,14 +37,14 @@ class Union(Proposer):
 
     @property
     def options(self) -> StepOptions:
-        """What any of the members wants."""
+        """What any of the members asks of the step."""
         options = StepOptions()
         for member in self._members:
             options = options.merged(member.options)
         return options
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
-        """Return the members' trees in one."""
+        """Return the members' trees, merged."""
         tree, sources = TreeBuilder(), list[str]()
         for place, (member, cap) in enumerate(zip(self._members, self._caps, strict=True)):
             share = -(-(budget.max_nodes - tree.num_nodes) // (len(self._members) - place))
@@ -56,10 +53,10 @@ class Union(Proposer):
         return Proposal(tree.build(), tuple(sources))
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Give each member the hidden states that it reads; the tree is not one's own, so nobody learns from it."""
-        kept = self.options.hidden_states
+        """Give each member the hidden states that it reads; members do not learn from the merged tree."""
+        states = self.options.hidden_states
         for member in self._members:
-            member.observe(tree, _with_states(acceptance, kept, member.options.hidden_states))
+            member.observe(tree, _with_states(acceptance, states, member.options.hidden_states))
 
     def close(self) -> None:
         """Free what the members hold."""
@@ -80,10 +77,10 @@ def _merge(tree: TreeBuilder, sources: list[str], proposal: Proposal) -> None:
         nodes.append(node)
 
 
-def _with_states(acceptance: Acceptance, kept: HiddenStates, wanted: HiddenStates) -> Acceptance:
-    """Return the acceptance with the columns of its features that are wanted; kept: which states they hold."""
+def _with_states(acceptance: Acceptance, states: HiddenStates, wanted: HiddenStates) -> Acceptance:
+    """Return the acceptance with the features of the wanted states only; states: those that its features hold."""
     features = acceptance.features
-    if features is None or kept == wanted or kept != HiddenStates.LAST | HiddenStates.LAYERS:
+    if features is None or states == wanted or states != HiddenStates.LAST | HiddenStates.LAYERS:
         return acceptance
     width = features.shape[1] // 4
     return replace(acceptance, features=features[:, :width] if wanted == HiddenStates.LAST else features[:, width:])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from orchestrator.proposers.tables import Level, Tables, Vocabulary, packed
+from orchestrator.proposers.tables import Level, Tables, VocabularyFingerprint, packed
 
 Counted = Mapping[tuple[int, ...], Mapping[int, float]]
 
@@ -25,4 +25,4 @@ def tables_of(counted: Counted, vocab_size: int) -> Tables:
                 np.array([weight for _, weight in rows]),
             )
         )
-    return Tables(Vocabulary(vocab_size, "0" * 64), tuple(levels))
+    return Tables(VocabularyFingerprint(vocab_size, "0" * 64), tuple(levels))

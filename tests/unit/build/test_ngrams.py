@@ -18,7 +18,7 @@ from build.errors import BuildError, run_command
 from build.ngrams import Limits, count_tables, files_text, publish
 from build.sizes import CEILINGS_MIB, MIB
 from build.tokenizer import load_tokenizer
-from orchestrator.proposers.tables import FILE, MAX_ORDER, Vocabulary, load_tables
+from orchestrator.proposers.tables import FILE, MAX_ORDER, VocabularyFingerprint, load_tables
 from tests.support.tiny_models import write_byte_tokenizer
 
 MODELS = Path(ngrams.MODELS)
@@ -93,7 +93,7 @@ def test_counts_of_too_little_text_and_too_large_a_vocabulary_are_errors(
 ) -> None:
     with pytest.raises(BuildError, match="nothing to count"):
         count_tables([np.array([1, 2])], tokenizer, 3, EVERYTHING)
-    monkeypatch.setattr(ngrams, "vocabulary_of", lambda tokenizer: Vocabulary(1 << 22, "0" * 64))
+    monkeypatch.setattr(ngrams, "vocabulary_of", lambda tokenizer: VocabularyFingerprint(1 << 22, "0" * 64))
     with pytest.raises(BuildError, match="too large for n-grams of order 4"):
         count_tables([np.array([1, 2, 3, 4])], tokenizer, 4, EVERYTHING)
 
