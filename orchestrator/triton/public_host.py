@@ -1,58 +1,76 @@
-"""Hosts `speculative` and `speculative_unary`: reads requests, admits them, owns the lines to the drafters."""
+"""The public Triton models: reads, admits and serves requests; every request ends with a FINAL flag, once."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.errors import ConfigError, RequestError, ServingError, Unavailable
-from orchestrator.core.sampling_params import LogitsOptions
+from orchestrator.core.errors import ConfigError, EngineLost, RequestError, ServingError, Unavailable
+from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.deployment.capabilities import capabilities_of
-from orchestrator.deployment.config import CHECKPOINTS, PLACES_FOLDER, ServingConfig
+from orchestrator.deployment.config import CHECKPOINTS, PLACES_FOLDER, load_config
 from orchestrator.deployment.engine_manifest import served_checkpoint
-from orchestrator.proposers.dependencies import DrafterClients, ProposerDependencies
+from orchestrator.generation.loop import generate
+from orchestrator.generation.responses import ResponseMerger, Responses, Send
+from orchestrator.generation.text import FinishReason
+from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.tables import load_tables
 from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
 from orchestrator.requests.inputs import RequestInputs, read
 from orchestrator.sampling.grammar import Grammars
-from orchestrator.sampling.grammar_matcher import Matcher
 from orchestrator.triton import pb
 from orchestrator.triton.admission import Admission
 from orchestrator.triton.breaker import Breaker
-from orchestrator.triton.clients import BlsDrafterClient, DraftAnswer
-from orchestrator.triton.request_handler import GenerationHandler
+from orchestrator.triton.clients import BlsDrafterClient, BlsTargetClient, DraftAnswer
+from orchestrator.triton.metrics import DRAFT_FAMILIES, Figures, draft_figures
 
 SHUTDOWN_LIMIT_S = 20.0
+# A sequence ends by the deadline, plus two calls of a target that does not answer them (clients.GRACE_S each).
+GRACE_S = 30.0
 
 log = logging.getLogger(__name__)
 
 
 class PublicHost:
-    """One per stub process; every request runs on a thread of its own."""
+    """Triton's entry points of `speculative` and `speculative_unary`; every request runs on a thread of its own."""
 
-    def __init__(self, config: ServingConfig, model_config: str) -> None:
-        """model_config: Triton's configuration of the model, JSON; a model that is not decoupled cannot stream."""
-        streams = bool(json.loads(model_config).get("model_transaction_policy", {}).get("decoupled"))
+    def initialize(self, args: dict[str, str]) -> None:
+        """Read the deployment and the target's tokenizer. args: Triton's; a model that is not decoupled cannot stream.
+
+        Raises ConfigError when a request that names no method could not be served.
+        """
+        self._config = config = load_config(os.environ["SERVING_CONFIG"])
+        self._checkpoint = checkpoint = served_checkpoint(config)
         drafters = [name for name in CHECKPOINTS if name != "target" and getattr(config, name)]
-        self._config = config
-        self._checkpoint = served_checkpoint(config)
-        checkpoint = self._checkpoint
+        streams = bool(json.loads(args["model_config"]).get("model_transaction_policy", {}).get("decoupled"))
         self._grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
         self._builder = RequestBuilder(
-            config, self._checkpoint, frozenset(drafters), self._grammars, streams, capabilities_of(config)
+            config, checkpoint, frozenset(drafters), self._grammars, streams, capabilities_of(config)
         )
         folder = os.environ.get(PLACES_FOLDER)
         self._admission = Admission(config.max_running, config.max_waiting, Path(folder) if folder else None)
-        self._breakers = {name: self._breaker(name) for name in drafters}
-        tables, tokenizer = config.ngram_tables, self._checkpoint.tokenizer
-        self._tables = load_tables(tables, tokenizer) if tables else None
+        self._breakers: dict[str, Breaker[DraftAnswer]] = {
+            name: Breaker(name, config.max_running, config.draft_timeout_ms / 1000) for name in drafters
+        }
+        self._figures = {
+            name: Figures(DRAFT_FAMILIES, model=args["model_name"], drafter=name) for name in self._breakers
+        }
+        self._tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
         self._memory = Memory(config.remember_tokens) if config.remember_tokens else None
-        self._check_default()
+        request = self._builder.build(RequestInputs(input_ids=(0,)))
+        try:
+            request.plan.proposer(self._dependencies(request))
+        except RequestError as error:
+            raise ConfigError(f"default_speculation: {error}") from None
 
     def execute(self, requests: list[Any]) -> None:
         """Admit the requests; they are answered from their own threads."""
@@ -61,7 +79,7 @@ class PublicHost:
             try:
                 self._accept(request, sender)
             except Exception as error:
-                self._refuse(sender, error)
+                _send_error(sender, error)
 
     def finalize(self) -> None:
         """Let the running requests end, within a limit."""
@@ -70,51 +88,144 @@ class PublicHost:
             breaker.close()
 
     def _accept(self, request: Any, sender: Any) -> None:
-        given = read(pb.tensors_of(request), pb.parameters_of(request))
-        timeout_ms = self._builder.timeout_ms(given)
-        deadline_s = time.monotonic() + timeout_ms / 1000
-        ticket = GenerationHandler(given, sender, deadline_s, self._builder, self._materials, self._memory)
-        if not self._admission.admit(ticket):
+        inputs = read(pb.tensors_of(request), pb.parameters_of(request))
+        deadline_s = time.monotonic() + self._builder.timeout_ms(inputs) / 1000
+        handler = GenerationHandler(
+            inputs, sender, deadline_s, self._builder, self._dependencies, self._memory, self._show_figures
+        )
+        if not self._admission.admit(handler):
             raise Unavailable(
                 f"{self._config.max_running} requests run and {self._config.max_waiting} wait; "
                 "try again later (max_running, max_waiting in serving.toml)"
             )
 
-    @staticmethod
-    def _refuse(sender: Any, error: Exception) -> None:
-        if not isinstance(error, ServingError):
-            log.exception("a request could not be read")
-            error = ServingError("internal error; the server's log has the cause")
-        pb.send_error(sender, str(error), error)
+    def _show_figures(self) -> None:
+        for name, breaker in self._breakers.items():
+            self._figures[name].show(draft_figures(breaker.counts))
 
-    def _breaker(self, name: str) -> Breaker[DraftAnswer]:
-        return Breaker(name, self._config.max_running, self._config.draft_timeout_ms / 1000)
-
-    def _check_default(self) -> None:
-        """Raise ConfigError when a request that names no method could not be served."""
-        job = self._builder.build(RequestInputs(input_ids=(0,)))
-        try:
-            job.plan.proposer(self._materials(job))
-        except RequestError as error:
-            raise ConfigError(f"default_speculation: {error}") from None
-
-    def _materials(self, job: GenerationRequest) -> ProposerDependencies:
+    def _dependencies(self, request: GenerationRequest) -> ProposerDependencies:
+        options, vocab_size = request.sampling.logits_options, self._checkpoint.vocab_size
         return ProposerDependencies(
-            drafter_client=self._lines(job.cache_salt),
-            vocab_size=self._checkpoint.vocab_size,
-            prediction=job.prediction,
-            max_nodes=job.limits.max_nodes,
+            drafter_client=lambda name: BlsDrafterClient(name, self._breakers[name], vocab_size, request.cache_salt),
+            vocab_size=vocab_size,
+            prediction=request.prediction,
+            max_nodes=request.limits.max_nodes,
             num_parameters=self._checkpoint.num_parameters,
             tables=self._tables,
-            memory=self._memory.of(job.cache_salt) if self._memory else None,
-            matcher=self._matcher(job.sampling.logits_options),
+            memory=self._memory.of(request.cache_salt) if self._memory else None,
+            matcher=self._grammars.matcher(options.grammar, options.end_ids) if options.grammar else None,
         )
 
-    def _matcher(self, logits_options: LogitsOptions) -> Matcher | None:
-        return (
-            self._grammars.matcher(logits_options.grammar, logits_options.end_ids) if logits_options.grammar else None
-        )
 
-    def _lines(self, cache_salt: str) -> DrafterClients:
-        """Return what builds one request's lines to drafters."""
-        return lambda name: BlsDrafterClient(name, self._breakers[name], self._checkpoint.vocab_size, cache_salt)
+class GenerationHandler:
+    """One client request; implements `orchestrator.triton.admission.RequestHandler`.
+
+    on_end: called once the request has been served and answered.
+    Invariant: whatever happens, the client gets its responses or one error, then the FINAL flag, once.
+    """
+
+    def __init__(
+        self,
+        inputs: RequestInputs,
+        sender: Any,
+        deadline_s: float,
+        builder: RequestBuilder,
+        dependencies: Callable[[GenerationRequest], ProposerDependencies],
+        memory: Memory | None,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.deadline_s = deadline_s
+        self.num_places = builder.num_sequences(inputs)
+        self._failed = False
+        self._inputs = inputs
+        self._sender = sender
+        self._builder = builder
+        self._dependencies = dependencies
+        self._memory = memory
+        self._on_end = on_end
+
+    def is_cancelled(self) -> bool:
+        """True when the client has gone."""
+        return bool(self._sender.is_cancelled())
+
+    def give_up(self, reason: str) -> None:
+        """Answer a request that never ran."""
+        messages = {"deadline": "the request waited until its deadline", "shutdown": "the server stops"}
+        _send_error(self._sender, Unavailable(messages.get(reason, f"the request was {reason}")))
+
+    def run(self) -> None:
+        """Serve the request to its end."""
+        try:
+            request = self._builder.build(self._inputs)
+            outputs = self._serve(request)
+        except Exception as error:
+            _send_error(self._sender, error)
+        else:
+            if self._builder.streams:
+                pb.send_final(self._sender)
+            if self._memory:
+                for output in outputs:
+                    self._memory.learn(request.cache_salt, output)
+        self._on_end()
+
+    def _serve(self, request: GenerationRequest) -> list[list[int]]:
+        """Generate the request's sequences side by side; return those that came to their own end.
+
+        A sequence that is stuck is left behind GRACE_S after the deadline, and nothing of it is sent any more.
+        """
+        merger = ResponseMerger(request.num_sequences, request.stream, self._send)
+        sequences = [partial(self._generate, request, i, merger.sender(i)) for i in range(request.num_sequences)]
+        if len(sequences) == 1:
+            return [sequences[0]()]
+        pool: WorkerPool[list[int]] = WorkerPool("sequence")
+        futures = [pool.start(partial(self._stop_others_on_error, sequence)).future for sequence in sequences]
+        left_s = max(self.deadline_s - time.monotonic(), 0.0) + GRACE_S
+        _, stuck = wait(futures, min(left_s, threading.TIMEOUT_MAX))
+        is_answered = merger.close()
+        pool.close("a sequence did not end by the request's deadline")
+        return [future.result() for future in futures if not (is_answered and future in stuck)]
+
+    def _stop_others_on_error(self, sequence: Callable[[], list[int]]) -> list[int]:
+        """Generate one of several sequences; if it fails, the others need not go on."""
+        try:
+            return sequence()
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _generate(self, request: GenerationRequest, index: int, send: Send) -> list[int]:
+        """Run the loop to its end; return the output if it is worth remembering, else nothing."""
+        sequence = request.sequence(index, self._builder.checkpoint.tokenizer)
+        target = BlsTargetClient(request.cache_salt, self.deadline_s)
+        proposer = request.plan.proposer(self._dependencies(request))
+        responses = Responses(request, sequence, send)
+        try:
+            generate(sequence, target, proposer, self._reason_to_stop, responses.emit)
+        except (Unavailable, EngineLost):
+            if time.monotonic() < self.deadline_s - 0.1:
+                raise
+            responses.finish_late()
+        finally:
+            proposer.close()
+            target.release()
+        ended = sequence.output.finish in (FinishReason.STOP, FinishReason.LENGTH)
+        return sequence.context.output[: sequence.output.num_tokens] if ended else []
+
+    def _reason_to_stop(self) -> FinishReason | None:
+        if self._failed or self.is_cancelled():
+            return FinishReason.CANCELLED
+        return FinishReason.DEADLINE if time.monotonic() >= self.deadline_s else None
+
+    def _send(self, tensors: dict[str, Any]) -> None:
+        # The one response of a model that does not stream takes the flag along: a flag behind it crashes Triton
+        # when the unary call was cancelled meanwhile (SIGSEGV in ResponseFactorySendFlags, 2.51; like server#7265).
+        pb.send(self._sender, tensors, final=not self._builder.streams)
+
+
+def _send_error(sender: Any, error: Exception) -> None:
+    """Answer with an error and the FINAL flag; the log alone has the cause of an error that is not ours."""
+    if not isinstance(error, ServingError):
+        log.error("a request failed", exc_info=error)
+        error = ServingError("internal error; the server's log has the cause")
+    # With its flag: unary gRPC answers OK to an error whose flag comes behind it.
+    pb.send_error(sender, str(error), error)

@@ -14,7 +14,7 @@ import pytest
 from launcher import process
 from launcher.server import Server
 from tests.server.conftest import deployment, link, repository, serving
-from tests.support.clients import Answer, Stream, ask, until
+from tests.support.clients import Answer, Stream, ask, metric, until
 
 pytestmark = pytest.mark.server
 
@@ -176,6 +176,14 @@ def test_failing_drafter_is_left_alone_for_a_while(served: Server, script: Scrip
     before = script.num_calls("raises")
     until(lambda: drafted(served, "greedy", "raises") and script.num_calls("raises") > before, "a call")
     assert script.num_calls("raises") - before < 40
+
+
+def test_calls_of_a_drafter_are_counted_on_the_metrics_port(served: Server, script: Script) -> None:
+    def num_calls(what: str) -> float:
+        return metric(served.metrics_url, f"spec_draft_{what}_total", model="speculative", drafter="draft")
+
+    until(lambda: drafted(served, "greedy", "raises") and num_calls("failed") > 0, "a failure that is counted")
+    assert num_calls("calls") >= num_calls("failed") and num_calls("skipped") > 0
 
 
 def test_slow_drafter_s_trees_come_too_late_and_are_dropped(

@@ -1,28 +1,12 @@
-"""Triton model `eagle3`: hosts an EAGLE-3 head, which proposes a dynamic tree a call."""
+"""Triton model `eagle3`: an EAGLE-3 head, which proposes a dynamic tree in a call."""
 
-from __future__ import annotations
-
-import os
-from typing import Any
-
-from orchestrator.deployment.config import load_config
-from orchestrator.triton.engine_host import EngineHost
-from orchestrator.wire.drafter import pack_draft_response, unpack_draft_request
+from orchestrator.deployment.config import ServingConfig
+from orchestrator.triton.engine_host import EngineHost, EngineModel, drafter_host
+from orchestrator.wire.drafter import DraftRequest
 from runtime.heads.build import build_head
 
 
-class TritonPythonModel:
-    """Triton's entry points, handed on to the host."""
-
-    def initialize(self, args: dict[str, str]) -> None:
-        """Load the head and warm it up."""
-        engine = build_head("eagle3", load_config(os.environ["SERVING_CONFIG"]))
-        self._host = EngineHost("eagle3", engine, unpack_draft_request, pack_draft_response)
-
-    def execute(self, requests: list[Any]) -> list[None]:
-        """Hand the requests to the engine."""
-        return self._host.execute(requests)
-
-    def finalize(self) -> None:
-        """Stop the engine."""
-        self._host.finalize()
+class TritonPythonModel(EngineModel):
+    def load(self, args: dict[str, str], config: ServingConfig) -> EngineHost[DraftRequest]:
+        model = args["model_name"]
+        return drafter_host(model, build_head(model, config))

@@ -31,7 +31,7 @@ PROMPT = [1, 2, 3]
 @pytest.fixture
 def ticket(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The module of tickets, imported without Triton, its target a table."""
-    with imported("request_handler") as module:
+    with imported("public_host") as module:
         monkeypatch.setattr(module, "BlsTargetClient", lambda salt, deadline_s: TableTarget(VOCAB_SIZE))
         yield module
 

@@ -64,7 +64,7 @@ class Line:
 def host(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> Iterator[ModuleType]:
     with imported("engine_host") as module:
         listen(module, monkeypatch, answers)
-        monkeypatch.setattr(module, "EngineGauges", lambda model: SimpleNamespace(update=None))
+        monkeypatch.setattr(module, "Figures", lambda *families, **labels: SimpleNamespace(show=None))
         monkeypatch.setattr(module.pb, "tensors_of", lambda request: {"request": request})
         monkeypatch.setattr(module, "released_sequence", lambda tensors: 0)
         monkeypatch.setattr(module, "scalar", lambda tensors, name, default: default)
@@ -118,8 +118,8 @@ def test_a_preparation_that_fails_is_its_request_s_alone(host: ModuleType, answe
 def test_stopping_is_not_held_up_by_preparations_and_each_call_is_answered_once(
     host: ModuleType, answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "SLOW_LIMIT_S", 0.05)
-    engine, hung = hosting(host), [Hang(None) for _ in range(host.NUM_SLOW)]
+    monkeypatch.setattr(host, "PREPARATION_LIMIT_S", 0.05)
+    engine, hung = hosting(host), [Hang(None) for _ in range(host.NUM_PREPARING)]
     for number, hang in enumerate(hung):
         ask(engine, f"hung {number}", hang)
     for number in range(3):
@@ -141,7 +141,7 @@ def test_stopping_is_not_held_up_by_preparations_and_each_call_is_answered_once(
 
 @pytest.fixture
 def ticket(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> Iterator[ModuleType]:
-    with imported("request_handler") as module:
+    with imported("public_host") as module:
         listen(module, monkeypatch, answers)
         monkeypatch.setattr(module, "GRACE_S", 0.3)
         yield module
