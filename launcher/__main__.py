@@ -8,9 +8,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from launcher.limits import TimeLimits
-from launcher.ports import Ports
 from launcher.server import REPOSITORY, Server
+from launcher.settings import Settings
 from orchestrator.core.errors import ServingError
 
 _EPILOG = """\
@@ -27,29 +26,24 @@ exit status: 0 stopped on request, 1 the server failed while running, 2 it could
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the command line's parser."""
-    made = argparse.ArgumentParser(
-        prog="launcher", description=__doc__, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    made.add_argument("config", nargs="?", default="serving.toml", help="the deployment (default: serving.toml)")
-    made.add_argument("--model-repository", default=REPOSITORY, metavar="FOLDER", help="Triton's model repository")
-    return made
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the server; return the exit status."""
-    options = parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(
+        prog="launcher", description=__doc__, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("config", nargs="?", default="serving.toml", help="the deployment (default: serving.toml)")
+    parser.add_argument("--model-repository", default=REPOSITORY, metavar="FOLDER", help="Triton's model repository")
+    options = parser.parse_args(arguments)
     try:
-        limits = TimeLimits.from_environment(os.environ)
+        settings = Settings.from_environment(os.environ)
         server = Server(
             options.config,
             repository=options.model_repository,
-            ports=Ports.from_environment(os.environ),
-            host=os.environ.get("HOST") or "127.0.0.1",
-            ready_limit_s=limits.ready,
-            stop_limit_s=limits.stop,
-            log_level=os.environ.get("LOG_LEVEL") or "warning",
+            ports=settings.ports(),
+            host=settings.host,
+            ready_limit_s=settings.ready_limit_s,
+            stop_limit_s=settings.stop_limit_s,
+            log_level=settings.log_level,
         )
     except ServingError as error:
         return _fail(error, 2)

@@ -1,10 +1,9 @@
-"""Triton's HTTP door as the launcher needs it: readiness and reloading, with the key of the restricted interfaces."""
+"""The calls of Triton that the launcher makes: readiness and reloading, with the key of the restricted interfaces."""
 
 from __future__ import annotations
 
 import http.client
 import json
-from typing import Any
 
 from launcher.command import KEY_HEADER
 from orchestrator.core.errors import ServingError
@@ -20,13 +19,15 @@ class Admin:
     def __init__(self, host: str, port: int, key: str) -> None:
         self._host, self._port, self._key = host, port, key
 
-    def server_ready(self) -> bool:
-        """Tell whether the server takes requests."""
-        return self._status("GET", "/v2/health/ready") == 200
+    def is_ready(self, model: str = "") -> bool:
+        """Return whether a model takes requests, or the server where none is named.
 
-    def model_ready(self, model: str) -> bool:
-        """Tell whether `model` takes requests; a model whose stub has died says yes for ever (triton#7230)."""
-        return self._status("GET", f"/v2/models/{model}/ready") == 200
+        Triton calls a model ready for ever, even when its process has died (triton#7230).
+        """
+        try:
+            return self._request("GET", f"/v2/models/{model}/ready" if model else "/v2/health/ready", 5.0)[0] == 200
+        except (OSError, http.client.HTTPException):
+            return False
 
     def reload(self, model: str, limit_s: float) -> None:
         """Unload and load `model`; `load` alone changes nothing on a model that counts as loaded.
@@ -34,33 +35,22 @@ class Admin:
         The load does not wait for the end of the unload: it gets a new process at once, while an unload that still has
         a request of the dead process to finish never ends.
 
-        Raises:
-            AdminError: Triton said no, or not within `limit_s`.
+        Raises AdminError when Triton refuses, or does not answer within `limit_s`.
         """
-        self._post(f"models/{model}/unload", limit_s)
-        self._post(f"models/{model}/load", limit_s)
+        for action in ("unload", "load"):
+            path = f"models/{model}/{action}"
+            try:
+                status, body = self._request("POST", f"/v2/repository/{path}", limit_s)
+                answer = json.loads(body or "{}")
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                raise AdminError(f"{path}: {error or type(error).__name__}") from None
+            if status != 200:
+                raise AdminError(f"{path}: {answer.get('error', status)}")
 
-    def _post(self, path: str, limit_s: float) -> Any:
-        try:
-            status, body = self._ask("POST", f"/v2/repository/{path}", limit_s)
-            answer = json.loads(body or "{}")
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise AdminError(f"{path}: {error or type(error).__name__}") from None
-        if status != 200:
-            raise AdminError(f"{path}: {answer.get('error', status)}")
-        return answer
-
-    def _status(self, method: str, path: str) -> int:
-        try:
-            return self._ask(method, path, 5.0)[0]
-        except (OSError, http.client.HTTPException):
-            return 0
-
-    def _ask(self, method: str, path: str, limit_s: float) -> tuple[int, bytes]:
+    def _request(self, method: str, path: str, limit_s: float) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=limit_s)  # no proxy, unlike urllib
         try:
-            body = b"{}" if method == "POST" else None
-            connection.request(method, path, body, {KEY_HEADER: self._key})
+            connection.request(method, path, b"{}" if method == "POST" else None, {KEY_HEADER: self._key})
             response = connection.getresponse()
             return response.status, response.read()
         finally:

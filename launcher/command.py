@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.ports import Ports
+from launcher.settings import Ports
 from launcher.triton import Triton
 from orchestrator.deployment.config import PLACES_FOLDER
 

@@ -1,4 +1,4 @@
-"""Starts a process group that dies with us, looks into it, ends it within a limit; knows Linux, not Triton."""
+"""Starts a process group that dies with us, and ends it within a limit; knows Linux, not Triton."""
 
 from __future__ import annotations
 
@@ -10,20 +10,13 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+
+import psutil
+
+from orchestrator.deployment.stubs import is_alive
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-class Stat(NamedTuple):
-    """What /proc says about a process."""
-
-    pid: int
-    name: str
-    state: str
-    parent: int
-    group: int
 
 
 def spawn(command: list[str], environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
@@ -52,44 +45,27 @@ def stop(process: subprocess.Popen[bytes], limit_s: float) -> bool:
     process.terminate()
     try:
         process.wait(limit_s)
-        gentle = True
+        was_enough = True
     except subprocess.TimeoutExpired:
-        gentle = False
+        was_enough = False
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    _await_group_end(process.pid, 5.0)
-    return gentle
-
-
-def _await_group_end(group: int, limit_s: float) -> None:
-    end = time.monotonic() + limit_s
-    while group_members(group) and time.monotonic() < end:
+    end_s = time.monotonic() + 5.0
+    while group_members(process.pid) and time.monotonic() < end_s:
         time.sleep(0.02)
         with contextlib.suppress(ChildProcessError):  # in a container we may be their init
-            os.waitpid(-group, os.WNOHANG)
+            os.waitpid(-process.pid, os.WNOHANG)
+    return was_enough
 
 
-def group_members(group: int) -> list[Stat]:
-    """Return the living processes of a group."""
-    found = (stat(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    return [s for s in found if s and s.group == group and s.state not in "ZX"]
+def group_members(group: int) -> list[int]:
+    """Return the ids of the living processes of a group."""
+    return [process.pid for process in psutil.process_iter() if _group_of(process.pid) == group and is_alive(process)]
 
 
-def stat(pid: int) -> Stat | None:
-    """Return what /proc says about `pid`, or None when it is gone."""
+def _group_of(pid: int) -> int:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    name, _, rest = text.partition("(")[2].rpartition(")")  # a name may hold spaces and brackets
-    state, parent, group = rest.split()[:3]
-    return Stat(pid, name, state, int(parent), int(group))
-
-
-def arguments(pid: int) -> list[str]:
-    """Return a process's command line; empty when it is gone or a zombie."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-    except OSError:
-        return []
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return -1

@@ -15,15 +15,16 @@ from launcher import log, process
 from launcher.admin import Admin
 from launcher.command import LOG_LEVELS, Launch, stub_environment
 from launcher.deployment import models_to_load
-from launcher.limits import READY_S, STOP_S
-from launcher.ports import Ports, free_ports
+from launcher.settings import Ports, Settings, free_ports
 from launcher.triton import find_triton
-from launcher.watch import Watch, stubs
+from launcher.watch import Watch
 from launcher.workfolder import WorkFolder
 from orchestrator.core.errors import ConfigError, ServingError, unknown_name
 from orchestrator.deployment.config import load_config
+from orchestrator.deployment.stubs import living_stubs
 
 REPOSITORY = Path(__file__).resolve().parent.parent / "model_repository"
+DEFAULTS = Settings()
 _KILL_AFTER_S = 3.0  # what Triton gets beyond its own exit timeout
 
 
@@ -38,7 +39,7 @@ def _print_error(text: str) -> None:
 class Server:
     """A Triton server over a deployment, as a context manager.
 
-    Start it from a thread that outlives it: the kernel ends the server when the thread that started it ends.
+    Start it from a thread that outlives it: the kernel ends the server when that thread ends.
 
     Args:
         config_path: the deployment file.
@@ -58,11 +59,11 @@ class Server:
         *,
         repository: str | os.PathLike[str] | None = None,
         ports: Ports | None = None,
-        host: str = "127.0.0.1",
+        host: str = DEFAULTS.host,
         env: Mapping[str, str] | None = None,
-        ready_limit_s: float = READY_S,
-        stop_limit_s: int = STOP_S,
-        log_level: str = "warning",
+        ready_limit_s: float = DEFAULTS.ready_limit_s,
+        stop_limit_s: int = DEFAULTS.stop_limit_s,
+        log_level: str = DEFAULTS.log_level,
         say: Callable[[str], None] = _print_error,
     ) -> None:
         self.config_path = Path(os.path.abspath(config_path))
@@ -117,13 +118,9 @@ class Server:
             self._abandon()
             raise
         self.started_in_s = time.monotonic() - began
+        python_models = [name for name in self.models if any((self.repository / name).glob("*/model.py"))]
         self._watch = Watch(
-            self._process.pid,
-            self.repository,
-            self.models,
-            self._admin,
-            say=self._say,
-            load_limit_s=self._ready_limit_s,
+            self._process.pid, python_models, self._admin, say=self._say, load_limit_s=self._ready_limit_s
         )
         self._watch.start()
 
@@ -172,7 +169,8 @@ class Server:
         """Return {process id: model name, or "tritonserver"} of the server's living processes."""
         if self._process is None or self._process.poll() is not None:
             return {}
-        return {self._process.pid: "tritonserver", **stubs(self._process.pid, self.repository)}
+        stubs = {stub.pid: model for stub, model in living_stubs(self._process.pid).items()}
+        return {self._process.pid: "tritonserver", **stubs}
 
     def shared_memory(self) -> dict[str, int]:
         """Return the server's shared-memory regions and their sizes in bytes."""
@@ -206,22 +204,19 @@ class Server:
         return process.spawn(launch.command(triton), environ, self.log_path)
 
     def _wait_until_ready(self, server: subprocess.Popen[bytes]) -> None:
-        end = time.monotonic() + self._ready_limit_s
+        end_s = time.monotonic() + self._ready_limit_s
         waiting = ["the server", *self.models]
         while waiting:
             if self.stop_requested:
                 raise StartError("stopped before the server was ready")
             if server.poll() is not None:
                 raise StartError(f"the server did not start: {log.cause(self.log())}")
-            if time.monotonic() > end:
+            if time.monotonic() > end_s:
                 raise StartError(f"not ready after {self._ready_limit_s:g} s (READY_LIMIT_S): {', '.join(waiting)}")
-            if self._is_ready(waiting[0]):
+            if self._admin.is_ready("" if waiting[0] == "the server" else waiting[0]):
                 waiting.pop(0)
             else:
                 time.sleep(0.1)
-
-    def _is_ready(self, name: str) -> bool:
-        return self._admin.server_ready() if name == "the server" else self._admin.model_ready(name)
 
     def _abandon(self) -> None:
         """End a server that did not come up; its log stays for a day when it has something to say."""

@@ -6,30 +6,28 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
-from launcher import process
 from launcher.admin import Admin, AdminError
-from launcher.triton import STUB
+from orchestrator.deployment.stubs import is_alive, living_stubs
 
 _POLL_S = 0.5
 _WINDOW_S = 60.0
-#: Within the window: so many reloads may fail, and so often may one model die.
+#: What may happen within the window: so many reloads may fail, and one model may die so often.
 _FAILURES, _DEATHS = 2, 4
 
 
 class Watch(threading.Thread):
-    """Reloads models whose stub has died; gives up when that does not help.
+    """Reloads the Python models whose process has died; gives up when that does not help.
 
     Attributes:
         failure: why it gave up, in one line; None while all is well.
+        num_errors: how often a look at the processes raised an exception; the watch goes on behind it.
     """
 
     def __init__(
         self,
         server: int,
-        repository: Path,
-        models: Iterable[str],
+        python_models: Iterable[str],
         admin: Admin,
         *,
         say: Callable[[str], None],
@@ -37,13 +35,14 @@ class Watch(threading.Thread):
     ) -> None:
         super().__init__(name="watch", daemon=True)
         self.failure: str | None = None
-        self._server, self._repository, self._admin, self._say = server, repository, admin, say
-        self._python_models = {name for name in models if any((repository / name).glob("*/model.py"))}
+        self.num_errors = 0
+        self._server, self._admin, self._say = server, admin, say
+        self._python_models = set(python_models)
         self._load_limit_s = load_limit_s
         self._ended = threading.Event()
         self._deaths: dict[str, deque[float]] = defaultdict(deque)
         self._failures: deque[float] = deque()
-        self.stubs = stubs(server, repository)
+        self._stubs = living_stubs(server)
 
     def end(self) -> None:
         """Stop watching; a reload under way is not waited for."""
@@ -52,13 +51,16 @@ class Watch(threading.Thread):
     def run(self) -> None:
         """Poll until `end` or a failure."""
         while self.failure is None and not self._ended.wait(_POLL_S):
-            for model in sorted(self._dead_models()):
-                self._heal(model)
+            try:
+                for model in sorted(self._dead_models()):
+                    self._heal(model)
+            except Exception as error:
+                self.num_errors += 1
+                self._say(f"the watch over the models' processes failed {self.num_errors} times, goes on: {error!r}")
 
     def _dead_models(self) -> set[str]:
-        living = {pid for pid in self.stubs if _lives(pid, self._server)}
-        died = {model for pid, model in self.stubs.items() if pid not in living}
-        return died | (self._python_models - set(self.stubs.values()))  # the latter: died before it was seen
+        """Return the models without a living process, those included that died before they were seen."""
+        return self._python_models - {model for process, model in self._stubs.items() if is_alive(process)}
 
     def _heal(self, model: str) -> None:
         if _count(self._deaths[model]) > _DEATHS:
@@ -66,43 +68,27 @@ class Watch(threading.Thread):
         if self.failure or self._ended.is_set():
             return
         self._say(f"model {model}: its process died, reloading")
-        started = time.monotonic()
+        started_s = time.monotonic()
         try:
             self._admin.reload(model, self._load_limit_s)
-            self._say(f"model {model}: reloaded in {time.monotonic() - started:.1f} s")
+            self._say(f"model {model}: reloaded in {time.monotonic() - started_s:.1f} s")
         except AdminError as error:
-            self._failed(f"model {model} could not be reloaded: {error}")
-        self.stubs = stubs(self._server, self._repository)
+            self._note_failure(f"model {model} could not be reloaded: {error}")
+        self._stubs = living_stubs(self._server)
 
-    def _failed(self, what: str) -> None:
+    def _note_failure(self, message: str) -> None:
         if self._ended.is_set():  # the server is being stopped: of course it refuses
             return
         if _count(self._failures) >= _FAILURES:
-            self.failure = what
+            self.failure = message
         else:
-            self._say(f"{what}; trying once more")
-
-
-def stubs(server: int, repository: Path) -> dict[int, str]:
-    """Return {pid: model} of a server's living stub processes; a stub's first argument is the path of its model.py."""
-    found = {}
-    for member in process.group_members(server):
-        command = process.arguments(member.pid)
-        if member.parent == server and len(command) > 1 and command[0].endswith(STUB):
-            found[member.pid] = Path(command[1]).relative_to(repository).parts[0]
-    return found
-
-
-def _lives(pid: int, server: int) -> bool:
-    """Tell whether `pid` runs; Triton does not reap its stubs, so a dead one is a zombie and its id is not reused."""
-    seen = process.stat(pid)
-    return seen is not None and seen.parent == server and seen.state not in "ZX"
+            self._say(f"{message}; trying once more")
 
 
 def _count(times: deque[float]) -> int:
     """Note that it happened now; return how often it did within the window."""
-    now = time.monotonic()
-    times.append(now)
-    while now - times[0] > _WINDOW_S:
+    now_s = time.monotonic()
+    times.append(now_s)
+    while now_s - times[0] > _WINDOW_S:
         times.popleft()
     return len(times)

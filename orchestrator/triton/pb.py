@@ -12,7 +12,7 @@ import triton_python_backend_utils as pb_utils
 
 from orchestrator.core.errors import EngineError, EngineLost, RequestError, Unavailable, first_line
 from orchestrator.core.worker_pool import Late, WorkerPool
-from orchestrator.triton.stubs import Stubs, is_alive
+from orchestrator.deployment.stubs import Stubs, is_alive
 from orchestrator.wire.tensors import Tensors, error_from
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL

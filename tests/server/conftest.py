@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import launcher
-from launcher import process, workfolder
+from launcher import workfolder
 from launcher.server import REPOSITORY, Server
+from orchestrator.deployment.stubs import is_alive
 from tests.support.tiny_models import make_tiny_target
 
 SCRIPTED = Path(__file__).parent / "scripted"
@@ -33,7 +35,7 @@ def serving(config: Path, **options: Any) -> Iterator[Server]:
     except BaseException:
         print(*said, sep="\n")
         raise
-    assert not [pid for pid in pids if (seen := process.stat(pid)) and seen.state != "Z"]
+    assert not [pid for pid in pids if psutil.pid_exists(pid) and is_alive(psutil.Process(pid))]
     assert not [region for region in regions if (workfolder.SHARED_MEMORY / region).exists()]
 
 

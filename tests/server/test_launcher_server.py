@@ -6,6 +6,7 @@ import socket
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
@@ -32,7 +33,7 @@ def test_server_serves_and_leaves_nothing(deployment):
         region = region_of(server.http_url)
         assert list(server.shared_memory()) == [region.name]
         assert server.log_path.exists()
-    assert not any(process.stat(pid) for pid in pids)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
     assert deployment.leaves_nothing(region)
 
 

@@ -12,8 +12,10 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import psutil
+
 import launcher
-from launcher import process, workfolder
+from launcher import workfolder
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """
@@ -145,13 +147,13 @@ def url_in(line):
 
 def server_of(launcher_pid):
     """The process id of the tritonserver that a launcher has started."""
-    seen = [process.stat(int(p.name)) for p in Path("/proc").iterdir() if p.name.isdigit()]
-    return next(s.pid for s in seen if s and s.parent == launcher_pid and s.name == "tritonserver")
+    children = psutil.Process(launcher_pid).children()
+    return next(child.pid for child in children if child.name() == "tritonserver")
 
 
 def region_of(url):
     """The shared-memory region of the model's process; its name is an argument of the stub."""
-    region = workfolder.SHARED_MEMORY / process.arguments(infer(url, 0))[2]
+    region = workfolder.SHARED_MEMORY / psutil.Process(infer(url, 0)).cmdline()[2]
     assert region.exists()
     return region
 
@@ -159,7 +161,7 @@ def region_of(url):
 def find_server(launcher_pid):
     try:
         return server_of(launcher_pid)
-    except StopIteration:
+    except (StopIteration, psutil.Error):
         return None
 
 

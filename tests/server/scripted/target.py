@@ -7,7 +7,6 @@ of steps that have begun, and `<name>.ended` when the sequence is released; step
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import time
@@ -15,11 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from orchestrator.core.errors import EngineError, Unavailable, UnknownSequence
 from orchestrator.core.types import Acceptance
+from orchestrator.deployment.config import ServingConfig
 from orchestrator.sampling.accept import accept_coupled
-from orchestrator.triton.engine_host import EngineHost
+from orchestrator.triton.engine_host import EngineHost, EngineModel
 from orchestrator.wire.target import StepRequest, pack_acceptance, unpack_step
+from orchestrator.wire.tensors import Tensors
 
 FOLDER = Path(os.environ["SCRIPT_FOLDER"])
 NUM_TOKENS = 60
@@ -88,13 +91,17 @@ def _write(name: str, number: int) -> None:
     fresh.rename(FOLDER / name)
 
 
-class TritonPythonModel:
-    def initialize(self, args: dict[str, str]) -> None:
-        unpack = functools.partial(unpack_step, vocab_size=64, max_nodes=128)
-        self._host = EngineHost("target", ScriptedEngine(), unpack, pack_acceptance)
+def _unpack(tensors: Tensors) -> StepRequest:
+    """Refuse arrays that lie in Triton's memory, which would change once the request has been answered."""
+    for name, array in tensors.items():
+        root = array
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        if not root.flags.owndata:
+            raise EngineError(f"the array of {name} does not own its memory")
+    return unpack_step(tensors, vocab_size=64, max_nodes=128)
 
-    def execute(self, requests: list[Any]) -> list[None]:
-        return self._host.execute(requests)
 
-    def finalize(self) -> None:
-        self._host.finalize()
+class TritonPythonModel(EngineModel):
+    def load(self, args: dict[str, str], config: ServingConfig) -> EngineHost[StepRequest]:
+        return EngineHost("target", ScriptedEngine(), _unpack, pack_acceptance)

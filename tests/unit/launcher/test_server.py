@@ -10,8 +10,7 @@ from launcher import triton
 from launcher.__main__ import main
 from launcher.command import Launch
 from launcher.deployment import models_to_load
-from launcher.limits import TimeLimits
-from launcher.ports import Ports, free_ports
+from launcher.settings import Ports, Settings, free_ports
 from launcher.triton import Triton, find_triton
 from orchestrator.core.errors import ConfigError
 from orchestrator.deployment.config import ServingConfig
@@ -24,20 +23,22 @@ def test_free_ports_differ_and_are_free():
 
 
 def test_ports_environment_is_read_and_zero_is_any():
-    ports = Ports.from_environment({"HTTP_PORT": "9000", "METRICS_PORT": "0"})
+    ports = Settings.from_environment({"HTTP_PORT": "9000", "METRICS_PORT": "0"}).ports()
     assert (ports.http, ports.grpc) == (9000, 8001)
     assert ports.metrics > 0
 
 
 @pytest.mark.parametrize("text", ["http", "-1", "65536", "8000.0", "８０００"])
 def test_ports_bad_number_is_refused(text):
-    with pytest.raises(ConfigError, match=r"HTTP_PORT must be a port in 0\.\.65535"):
-        Ports.from_environment({"HTTP_PORT": text})
+    with pytest.raises(
+        ConfigError, match=rf"http_port must be a port in 0\.\.65535, got '?{text}'? \(environment variable HTTP_PORT\)"
+    ):
+        Settings.from_environment({"HTTP_PORT": text})
 
 
 def test_ports_twice_the_same_is_refused():
     with pytest.raises(ConfigError, match="must differ"):
-        Ports.from_environment({"HTTP_PORT": "9000", "GRPC_PORT": "9000"})
+        Settings.from_environment({"HTTP_PORT": "9000", "GRPC_PORT": "9000"}).ports()
 
 
 def test_ports_taken_port_is_named():
@@ -50,15 +51,19 @@ def test_ports_taken_port_is_named():
 
 
 def test_time_limits_come_from_the_environment():
-    assert TimeLimits.from_environment({"READY_LIMIT_S": ""}) == TimeLimits(ready=180, stop=10)
-    assert TimeLimits.from_environment({"READY_LIMIT_S": "900", "STOP_LIMIT_S": "60"}) == TimeLimits(ready=900, stop=60)
+    def limits(environ):
+        settings = Settings.from_environment(environ)
+        return settings.ready_limit_s, settings.stop_limit_s
+
+    assert limits({"READY_LIMIT_S": ""}) == (180, 10)
+    assert limits({"READY_LIMIT_S": "900", "STOP_LIMIT_S": "60"}) == (900, 60)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "5 s", "1.5", "86401", "１０"])
 def test_time_limit_that_is_no_number_of_seconds_is_refused(text):
-    words = rf"stop must be a whole number in 1\.\.86400, got '?{text}'? \(seconds; environment variable STOP_LIMIT_S\)"
-    with pytest.raises(ConfigError, match=words):
-        TimeLimits.from_environment({"STOP_LIMIT_S": text})
+    message = rf"stop_limit_s must be a whole number of seconds in 1\.\.86400, got '?{text}'? \(.* STOP_LIMIT_S\)"
+    with pytest.raises(ConfigError, match=message):
+        Settings.from_environment({"STOP_LIMIT_S": text})
 
 
 def test_command_hands_the_time_limits_to_the_server(monkeypatch):

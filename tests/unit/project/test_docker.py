@@ -13,8 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from build.trtllm.versions import find_release
-from launcher.limits import TimeLimits
-from launcher.ports import Ports
+from launcher.settings import Ports, Settings
 from orchestrator.deployment.config import load_config
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -180,8 +179,9 @@ def test_image_is_what_the_documentation_says(file):
     assert base_of(found) == BASES[file]
     assert exec_form(all_of(found, "VOLUME")[0]) == VOLUMES[file]
     assert all_of(found, "EXPOSE")[0].split() == [str(ports.http), str(ports.grpc), str(ports.metrics)]
-    assert Ports.from_environment(env) == ports and env["HOST"] == "0.0.0.0"
-    assert TimeLimits.from_environment(env).ready == (1800 if file == TRTLLM else 180)
+    settings = Settings.from_environment(env)
+    assert settings.ports() == ports and settings.host == "0.0.0.0"
+    assert settings.ready_limit_s == (1800 if file == TRTLLM else 180)
     made = [
         words
         for words in all_of(found, "RUN")

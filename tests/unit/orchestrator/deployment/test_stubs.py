@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator.triton import stubs as module
-from orchestrator.triton.stubs import Stubs, is_alive
+from orchestrator.deployment import stubs as module
+from orchestrator.deployment.stubs import Stubs, is_alive
 from tests.support.hanging import until
 
 

@@ -1,4 +1,4 @@
-"""The processes of the server's other Python models: is the process that took a call still alive?"""
+"""The processes of a server's Python models: which one takes a model's calls, and is it still alive?"""
 
 from __future__ import annotations
 
@@ -20,11 +20,24 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
-class Stubs:
-    """Finds the process of each Triton model among the children of the server, which is our own parent.
+def living_stubs(server: int) -> dict[psutil.Process, str]:
+    """Return {process: model} of the living children of a server that run a model.
 
-    Triton calls the process of a Python model a stub; its first argument is the path <model>/<version>/model.py.
+    Triton calls such a process a stub; its first argument is the path …/<model>/<version>/model.py.
     """
+    found = {}
+    for process in psutil.Process(server).children():
+        try:
+            path = Path((process.cmdline() + ["", ""])[1])
+        except psutil.Error:
+            continue
+        if path.name == "model.py" and len(path.parts) > 2 and is_alive(process):
+            found[process] = path.parts[-3]
+    return found
+
+
+class Stubs:
+    """Finds the processes of the other models, from within the process of one: their parent is the same server."""
 
     def __init__(self) -> None:
         self._last_seen: dict[str, psutil.Process] = {}
@@ -36,15 +49,6 @@ class Stubs:
         if now_s >= self._look_again_s.get(model, 0.0):
             known = self._last_seen.get(model)
             if known is None or not is_alive(known):
-                self._search(model)
+                self._last_seen |= {name: process for process, name in living_stubs(os.getppid()).items()}
             self._look_again_s[model] = now_s + (ALIVE_S if model in self._last_seen else ABSENT_S)
         return self._last_seen.get(model)
-
-    def _search(self, model: str) -> None:
-        for process in psutil.Process(os.getppid()).children():
-            try:
-                path = Path((process.cmdline() + ["", ""])[1])
-            except psutil.Error:
-                continue
-            if path.name == "model.py" and path.parts[-3:-2] == (model,) and is_alive(process):
-                self._last_seen[model] = process

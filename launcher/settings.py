@@ -1,0 +1,92 @@
+"""What the environment sets for `python -m launcher`, and the ports that a server listens on."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import Field
+
+from orchestrator.core.declarations import Declaration, parse_text, validate
+from orchestrator.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The three TCP ports of a server."""
+
+    http: int = 8000
+    grpc: int = 8001
+    metrics: int = 8002
+
+    def check_free(self, host: str) -> None:
+        """Raise ConfigError when something listens on one of the ports already."""
+        for name, port in asdict(self).items():
+            try:
+                _listen(host, port).close()
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot listen on {host}:{port} for {name}: {error.strerror} (set {name.upper()}_PORT)"
+                ) from None
+
+
+def free_ports() -> Ports:
+    """Return three ports that are free on this machine now."""
+    with contextlib.ExitStack() as stack:  # all three held at once, so that they differ
+        listeners = [stack.enter_context(_listen("127.0.0.1", 0)) for _ in range(3)]
+        return Ports(*(listener.getsockname()[1] for listener in listeners))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    # As Triton does; without it a port that was just given back would look busy for a minute.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(1)  # two sockets may bind under SO_REUSEADDR, only one may listen
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _port(default: int) -> Any:
+    return Field(default, ge=0, le=65535, description="a port in 0..65535")
+
+
+def _seconds(default: int) -> Any:
+    return Field(default, ge=1, le=24 * 3600, description=f"a whole number of seconds in 1..{24 * 3600}")
+
+
+class Settings(Declaration):
+    """A key is the name of an environment variable in lower case."""
+
+    #: 0 = any free port
+    http_port: int = _port(Ports.http)
+    grpc_port: int = _port(Ports.grpc)
+    metrics_port: int = _port(Ports.metrics)
+    #: the address to listen on
+    host: str = "127.0.0.1"
+    log_level: str = "warning"
+    #: from the start until all models are ready, and for each model that is reloaded
+    ready_limit_s: int = _seconds(180)
+    #: for the requests that run when the server is stopped
+    stop_limit_s: int = _seconds(10)
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Settings:
+        """Read the variables that are set; raises ConfigError for a wrong value."""
+        texts = {key: environ[key.upper()] for key in cls.model_fields if environ.get(key.upper())}
+        values = {key: parse_text(cls, key, text) for key, text in texts.items()}
+        return validate(cls, values, lambda key: f"environment variable {key.upper()}")
+
+    def ports(self) -> Ports:
+        """Return the ports to listen on; raises ConfigError when two are the same."""
+        free = free_ports()
+        ports = Ports(self.http_port or free.http, self.grpc_port or free.grpc, self.metrics_port or free.metrics)
+        if len({*asdict(ports).values()}) < 3:
+            raise ConfigError(f"ports must differ, got {asdict(ports)} (HTTP_PORT, GRPC_PORT, METRICS_PORT)")
+        return ports
