@@ -207,33 +207,24 @@ class BlsDrafterClient:
         return NO_ANSWER
 
 
+#: (tensors, outputs, request_id, limit_s) → the tensors of each response
+ModelCall = Callable[[Incoming, Sequence[str], str, float], list[Tensors]]
 _DECOUPLED = re.compile(r"^[^#]*\bdecoupled\s*:\s*true\b", re.IGNORECASE | re.MULTILINE)
 
 
-class BackendCall:
-    """Calls one model of NVIDIA's backend; implements `runtime.engine.build.ModelCall`."""
+def caller_beside(folder: str) -> Callable[[str], ModelCall]:
+    """Return a function from the name of a model of NVIDIA's backend to its call, `pb.responses` of that model.
 
-    def __init__(self, model: str, decoupled: bool) -> None:
-        self._model = model
-        self._decoupled = decoupled
-
-    def __call__(self, tensors: Incoming, outputs: Sequence[str], request_id: str, limit_s: float) -> list[Tensors]:
-        """Return the tensors of each response."""
-        return pb.responses(self._model, tensors, outputs, limit_s, request_id, self._decoupled)
-
-
-def caller_beside(folder: str) -> Callable[[str], BackendCall]:
-    """Return a function from a model's name to its call; `folder`: our own model's, in the same repository.
-
-    A decoupled model is called in another way, and only its configuration says whether it is decoupled.
+    folder: that of one of our own models, in the same repository. A decoupled model is called in another way, and only
+    its configuration says whether it is decoupled.
     """
 
-    def caller(model: str) -> BackendCall:
+    def caller(model: str) -> ModelCall:
         file = Path(folder).parent / model / "config.pbtxt"
         try:
             text = file.read_text(encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"cannot read {file}: {error.strerror} (python -m build.trtllm.repository)") from None
-        return BackendCall(model, bool(_DECOUPLED.search(text)))
+        return partial(pb.responses, model, bool(_DECOUPLED.search(text)))
 
     return caller

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from orchestrator.core.errors import EngineError, EngineLost, RequestError, Unavailable, first_line
 from orchestrator.core.worker_pool import Late, WorkerPool
 from orchestrator.deployment.stubs import Stubs, is_alive
-from orchestrator.wire.tensors import Tensors, error_from
+from orchestrator.wire.tensors import Incoming, Tensors, error_from
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -44,11 +43,11 @@ def parameters_of(request: Any) -> str:
         raise RequestError(f"request parameters must be UTF-8, byte {error.start} of their JSON is not") from None
 
 
-def _pb_tensors(tensors: Mapping[str, npt.NDArray[Any]]) -> list[Any]:
+def _pb_tensors(tensors: Incoming) -> list[Any]:
     return [pb_utils.Tensor(name, np.ascontiguousarray(a)) for name, a in tensors.items()]
 
 
-def send(sender: Any, tensors: Mapping[str, npt.NDArray[Any]], final: bool) -> None:
+def send(sender: Any, tensors: Incoming, final: bool) -> None:
     """Send one response; with `final`, its FINAL flag in the same send."""
     response = pb_utils.InferenceResponse(output_tensors=_pb_tensors(tensors))
     sender.send(response, flags=FINAL if final else 0)
@@ -80,7 +79,7 @@ def lost_check(model: str) -> Callable[[], bool]:
     return lambda: process is not None and not is_alive(process)
 
 
-def execute(model: str, tensors: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str]) -> Tensors:
+def execute(model: str, tensors: Incoming, outputs: Sequence[str]) -> Tensors:
     """Call another Triton model and return its one response; raises the error that it answers.
 
     It may never return, so it belongs on a thread that can be left behind. Raises EngineLost if the model cannot be
@@ -92,7 +91,7 @@ def execute(model: str, tensors: Mapping[str, npt.NDArray[Any]], outputs: Sequen
     return _arrays(response.output_tensors())
 
 
-def call(model: str, tensors: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str], limit_s: float) -> Tensors:
+def call(model: str, tensors: Incoming, outputs: Sequence[str], limit_s: float) -> Tensors:
     """Call another Triton model as `execute` does, on a thread that can be left behind.
 
     Raises EngineLost also if the model's process died, or did not answer within `limit_s`.
@@ -102,18 +101,13 @@ def call(model: str, tensors: Mapping[str, npt.NDArray[Any]], outputs: Sequence[
 
 
 def responses(
-    model: str,
-    tensors: Mapping[str, npt.NDArray[Any]],
-    outputs: Sequence[str],
-    limit_s: float,
-    request_id: str,
-    decoupled: bool,
+    model: str, is_decoupled: bool, tensors: Incoming, outputs: Sequence[str], request_id: str, limit_s: float
 ) -> list[Tensors]:
     """Call a Triton model that is not ours, and return all its responses; raises EngineError, or as `call` does.
 
-    decoupled: whether the model is; Triton refuses a call of the other kind.
+    Triton refuses a call that takes a model for decoupled that is not, or the other way round.
     """
-    found = _run(model, partial(_execute, model, tensors, outputs, request_id, decoupled), limit_s)
+    found = _run(model, partial(_execute, model, tensors, outputs, request_id, is_decoupled), limit_s)
     for response in found:
         if response.has_error():
             raise EngineError(f"Triton model {model!r} failed: {first_line(response.error().message() or 'no reason')}")
@@ -128,17 +122,13 @@ def _run(model: str, function: Callable[[], Any], limit_s: float) -> Any:
 
 
 def _execute(
-    model: str,
-    tensors: Mapping[str, npt.NDArray[Any]],
-    outputs: Sequence[str],
-    request_id: str = "",
-    decoupled: bool = False,
+    model: str, tensors: Incoming, outputs: Sequence[str], request_id: str = "", is_decoupled: bool = False
 ) -> list[Any]:
     request = pb_utils.InferenceRequest(
         model_name=model, requested_output_names=list(outputs), inputs=_pb_tensors(tensors), request_id=request_id
     )
     try:
-        return list(request.exec(decoupled=True)) if decoupled else [request.exec()]
+        return list(request.exec(decoupled=True)) if is_decoupled else [request.exec()]
     except pb_utils.TritonModelException as error:
         raise EngineLost(f"Triton model {model!r} cannot be called: {error}") from None
 

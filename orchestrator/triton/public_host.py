@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import wait
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,7 @@ class PublicHost:
         )
 
 
+@dataclass(eq=False)
 class GenerationHandler:
     """One client request; implements `orchestrator.triton.admission.RequestHandler`.
 
@@ -124,49 +126,41 @@ class GenerationHandler:
     Invariant: whatever happens, the client gets its responses or one error, then the FINAL flag, once.
     """
 
-    def __init__(
-        self,
-        inputs: RequestInputs,
-        sender: Any,
-        deadline_s: float,
-        builder: RequestBuilder,
-        dependencies: Callable[[GenerationRequest], ProposerDependencies],
-        memory: Memory | None,
-        on_end: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.deadline_s = deadline_s
-        self.num_places = builder.num_sequences(inputs)
-        self._failed = False
-        self._inputs = inputs
-        self._sender = sender
-        self._builder = builder
-        self._dependencies = dependencies
-        self._memory = memory
-        self._on_end = on_end
+    inputs: RequestInputs
+    sender: Any
+    deadline_s: float
+    builder: RequestBuilder
+    dependencies: Callable[[GenerationRequest], ProposerDependencies]
+    memory: Memory | None
+    on_end: Callable[[], None] = lambda: None
+    _failed: bool = False
+
+    def __post_init__(self) -> None:
+        self.num_places = self.builder.num_sequences(self.inputs)
 
     def is_cancelled(self) -> bool:
         """True when the client has gone."""
-        return bool(self._sender.is_cancelled())
+        return bool(self.sender.is_cancelled())
 
     def give_up(self, reason: str) -> None:
         """Answer a request that never ran."""
         messages = {"deadline": "the request waited until its deadline", "shutdown": "the server stops"}
-        _send_error(self._sender, Unavailable(messages.get(reason, f"the request was {reason}")))
+        _send_error(self.sender, Unavailable(messages.get(reason, f"the request was {reason}")))
 
     def run(self) -> None:
         """Serve the request to its end."""
         try:
-            request = self._builder.build(self._inputs)
+            request = self.builder.build(self.inputs)
             outputs = self._serve(request)
         except Exception as error:
-            _send_error(self._sender, error)
+            _send_error(self.sender, error)
         else:
-            if self._builder.streams:
-                pb.send_final(self._sender)
-            if self._memory:
+            if self.builder.streams:
+                pb.send_final(self.sender)
+            if self.memory:
                 for output in outputs:
-                    self._memory.learn(request.cache_salt, output)
-        self._on_end()
+                    self.memory.learn(request.cache_salt, output)
+        self.on_end()
 
     def _serve(self, request: GenerationRequest) -> list[list[int]]:
         """Generate the request's sequences side by side; return those that came to their own end.
@@ -195,9 +189,9 @@ class GenerationHandler:
 
     def _generate(self, request: GenerationRequest, index: int, send: Send) -> list[int]:
         """Run the loop to its end; return the output if it is worth remembering, else nothing."""
-        sequence = request.sequence(index, self._builder.checkpoint.tokenizer)
+        sequence = request.sequence(index, self.builder.checkpoint.tokenizer)
         target = BlsTargetClient(request.cache_salt, self.deadline_s)
-        proposer = request.plan.proposer(self._dependencies(request))
+        proposer = request.plan.proposer(self.dependencies(request))
         responses = Responses(request, sequence, send)
         try:
             generate(sequence, target, proposer, self._reason_to_stop, responses.emit)
@@ -219,7 +213,7 @@ class GenerationHandler:
     def _send(self, tensors: dict[str, Any]) -> None:
         # The one response of a model that does not stream takes the flag along: a flag behind it crashes Triton
         # when the unary call was cancelled meanwhile (SIGSEGV in ResponseFactorySendFlags, 2.51; like server#7265).
-        pb.send(self._sender, tensors, final=not self._builder.streams)
+        pb.send(self.sender, tensors, final=not self.builder.streams)
 
 
 def _send_error(sender: Any, error: Exception) -> None:
