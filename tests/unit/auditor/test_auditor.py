@@ -136,9 +136,7 @@ def test_drafts_left_out_by_their_value_are_found_by_the_distribution_alone(worl
         ("distribution, rejection, draft_model 4", "distribution"),
         ("distribution, block, draft_model 4", "distribution"),
     } <= drawn
-    assert "distribution, coupled, draft_model 4" not in {
-        check for check, _ in drawn
-    }  # whatever is drafted
+    assert "distribution, coupled, draft_model 4" not in {check for check, _ in drawn}  # whatever is drafted
 
 
 @pytest.mark.parametrize("bug", [u_may_be_0, u_may_be_1])

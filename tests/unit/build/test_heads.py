@@ -48,15 +48,6 @@ STREAM = np.random.default_rng(0).integers(0, VOCAB_SIZE, 5_000).astype(np.uint1
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other cost more than these matrices."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_target(tmp_path_factory.mktemp("target"), num_hidden_layers=7, tie_word_embeddings=True)

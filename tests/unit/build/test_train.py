@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,15 +18,6 @@ PLAN = Plan(tokens=10 * 64, peak_rate=1e-2, step_tokens=64, short_length=16, lon
 TINY = Recipe("tiny", Shape(hidden=16, layers=2, heads=2, kv_heads=1, head_dim=8, mlp=24, vocab=32), PLAN)
 UNCUT = Plan(tokens=8_000_000, peak_rate=1.5e-3)
 STREAM = np.random.default_rng(0).integers(0, 32, 5_000).astype(np.uint16)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other cost more than these matrices."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def tiny_run() -> ModelRun:

@@ -27,29 +27,10 @@ from runtime.engine.draft import DraftEngine
 from runtime.engine.paged import PagedModel
 from runtime.engine.thread import EngineThread
 from tests.support.engines import ask, make_paged, submit
-from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
+from tests.support.tiny_models import VOCAB_SIZE
 
 RNG = np.random.default_rng(8)
 SAMPLINGS = [Sampling(), Sampling(0.8, seed=5), Sampling(1.3, top_k=9, top_p=0.9, min_p=0.02, seed=2**64 - 1)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny products gain nothing from a second thread, and wait for it when the machine is busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_target(tmp_path_factory.mktemp("draft"))
-
-
-@pytest.fixture(scope="module")
-def plain(folder: Path) -> StockModel:
-    return StockModel(folder)
 
 
 class Bench:

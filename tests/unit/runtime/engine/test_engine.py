@@ -23,19 +23,9 @@ from runtime.engine.paged import PagedModel
 from runtime.engine.thread import EngineThread
 from runtime.kv.batch import Segment
 from tests.support.engines import EngineTarget, ask, make_paged, node_paths, start_target, submit
-from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
+from tests.support.tiny_models import VOCAB_SIZE
 
 RNG = np.random.default_rng(20)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_target(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def plain(folder: Path) -> StockModel:
-    return StockModel(folder)
 
 
 @pytest.fixture

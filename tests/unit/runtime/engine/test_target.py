@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,27 +23,9 @@ from runtime.engine.target import StepCall, TargetEngine
 from runtime.engine.thread import EngineThread
 from runtime.engine.verify import VerifyResult
 from tests.support.engines import ask, make_paged, submit
-from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
+from tests.support.tiny_models import VOCAB_SIZE
 
 RNG = np.random.default_rng(2)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_target(tmp_path_factory.mktemp("target"))
-
-
-@pytest.fixture(scope="module")
-def plain(folder: Path) -> StockModel:
-    return StockModel(folder)
 
 
 def random_ids(length: int) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +62,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": MOE | {"head_dim": 8, "num_experts": 4},  # experts
     "gpt_oss": MOE | {"head_dim": 8, "sliding_window": WINDOW, "num_local_experts": 4},  # sinks, yarn
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def write_checkpoint(folder: Path, family: str, **changes: Any) -> Path:

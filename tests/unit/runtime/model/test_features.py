@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,14 +27,6 @@ KINDS = [
     (HiddenStates.LAYERS, 3 * HIDDEN_SIZE),
     (HiddenStates.LAST | HiddenStates.LAYERS, 4 * HIDDEN_SIZE),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,14 +17,6 @@ from runtime.sampling import accept
 from runtime.sampling.accept import AcceptInput, accepted_paths
 
 RULES = (Rule.REJECTION, Rule.BLOCK, Rule.TYPICAL)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Case(NamedTuple):

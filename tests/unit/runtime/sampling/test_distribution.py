@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -38,14 +37,6 @@ MIXED = [
     Sampling(1.0, typical_p=0.5),
     Sampling(0.6, top_k=30, top_p=0.9, min_p=0.01, typical_p=0.8),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def boundary_distance(logits: np.ndarray, rules: Sampling) -> float:
