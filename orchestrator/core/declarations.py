@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -51,16 +51,36 @@ def validate(
         return model.model_validate(values)
     except ValidationError as refused:
         first = refused.errors(include_url=False, include_context=False)[0]
-    key = str(first["loc"][0])
-    if first["type"] == "missing":
-        raise error(f"{key} is missing ({where(key)})")
-    raise error(refusal(key, first["input"], fields[key], where(key)))
+    place = where(str(first["loc"][0]))
+    key, field = _locate(model, first["loc"])
+    raise error(
+        f"{key} is missing ({place})" if first["type"] == "missing" else refusal(key, first["input"], field, place)
+    )
 
 
 def validate_config(model: type[Model], values: Mapping[str, Any], file: str) -> Model:
     """Return what a file of a checkpoint says of a model's keys: other keys are ignored, null is as absent."""
-    known = {key: value for key, value in values.items() if key in fields_of(model) and value is not None}
+    known = {key: value for key, value in without_nulls(values).items() if key in fields_of(model)}
     return validate(model, known, lambda key: file)
+
+
+def without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON object without its nulls, and without those of the objects in it."""
+    return {
+        key: without_nulls(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if value is not None
+    }
+
+
+def _locate(model: type[Declaration], path: Sequence[int | str]) -> tuple[str, FieldInfo]:
+    """Return the dotted name and the field that a path through declarations leads to."""
+    name, *rest = path
+    field = fields_of(model)[str(name)]
+    if rest and isinstance(field.annotation, type) and issubclass(field.annotation, Declaration):
+        inner, field = _locate(field.annotation, rest)
+        return f"{name}.{inner}", field
+    return str(name), field
 
 
 @cache
@@ -86,14 +106,14 @@ def _allowed(field: FieldInfo) -> tuple[str, tuple[str, ...]]:
     kind = field.annotation
     if get_origin(kind) is UnionType:  # an optional value
         kind = get_args(kind)[0]
-    if get_origin(kind) is tuple:
+    if get_origin(kind) in (tuple, list):
         words, options = _allowed(FieldInfo.from_annotation(get_args(kind)[0]))
         return f"a list in which each value is {words}", options
     if get_origin(kind) is Literal:
         return f"one of {', '.join(get_args(kind))}", get_args(kind)
     low, high, above = (_bound(field, name) for name in ("ge", "le", "gt"))
     limits = f" in {low}..{high}" if high else f" of at least {low}" if low else f" above {above}" if above else ""
-    return _NOUNS.get(kind, "another value") + limits, ()
+    return _NOUNS.get(kind, "an object") + limits, ()
 
 
 def _bound(field: FieldInfo, name: str) -> str:

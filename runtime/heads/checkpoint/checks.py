@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import numpy as np
 import torch
+from pydantic import AliasChoices, ConfigDict, Field
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from orchestrator.core.declarations import Declaration, refusal, without_nulls
 from orchestrator.core.errors import ConfigError, first_line, shown
 from orchestrator.core.types import FloatArray
-from runtime.heads.checkpoint.files import Fields, HeadFiles
+from runtime.heads.checkpoint.files import HeadFiles
 from runtime.heads.checkpoint.target_tables import TargetTables
 from runtime.model.features import layers_of
 from runtime.model.load import check_supported
@@ -30,9 +31,64 @@ SCALED_ROPES = ("linear", "llama3", "yarn")
 log = logging.getLogger(__name__)
 
 
+class ConfigKeys(Declaration):
+    """Keys of a head's config.json, among others that are not read here."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class HeadKeys(ConfigKeys):
+    """What any head may say."""
+
+    target_fingerprint: str = ""
+    vocab_size: int | None = Field(None, ge=1)
+    hidden_size: int | None = Field(None, ge=1)
+    #: whether an EAGLE layer reads the token beside the target's state
+    reads_token: bool = True
+
+
+class RopeKeys(ConfigKeys):
+    """What describes rotary positions; whether a type can do without a key, transformers tells."""
+
+    rope_type: str = Field("default", validation_alias=AliasChoices("rope_type", "type"))
+    factor: float | None = Field(None, gt=0)
+    rope_theta: float | None = Field(None, gt=0)
+    low_freq_factor: float | None = Field(None, gt=0)
+    high_freq_factor: float | None = Field(None, gt=0)
+    beta_fast: float | None = Field(None, gt=0)
+    beta_slow: float | None = Field(None, gt=0)
+    original_max_position_embeddings: int | None = Field(None, ge=1)
+
+
+class Eagle3Keys(ConfigKeys):
+    """The layers of the target that an EAGLE-3 head reads; empty = not said."""
+
+    eagle_aux_hidden_state_layer_ids: list[int] = []
+
+
+class LayerKeys(Eagle3Keys):
+    """What describes an EAGLE layer, as transformers names it."""
+
+    num_hidden_layers: int = Field(1, ge=1)
+    hidden_act: str = "silu"
+    hidden_size: int = Field(LlamaConfig().hidden_size, ge=1)
+    num_attention_heads: int = Field(ge=1)  # shapes alone do not tell how many there are
+    num_key_value_heads: int | None = Field(None, ge=1)
+    head_dim: int | None = Field(None, ge=1)
+    intermediate_size: int | None = Field(None, ge=1)
+    max_position_embeddings: int | None = Field(None, ge=1)
+    rms_norm_eps: float | None = Field(None, gt=0)
+    rope_theta: float | None = Field(None, gt=0)
+    mlp_bias: bool = False
+    rope_parameters: RopeKeys = RopeKeys()
+    rope_scaling: RopeKeys = RopeKeys()
+    eagle_config: Eagle3Keys = Eagle3Keys()
+
+
 def check_files(files: HeadFiles, tables: TargetTables) -> None:
     """Refuse a head of another target, another vocabulary than the target's, and weights that are not finite."""
-    meant = files.fields.text(FINGERPRINT, "")
+    keys = files.read(HeadKeys)
+    meant = keys.target_fingerprint
     if meant and not tables.fingerprint:
         log.warning("%s: cannot check whether it was trained for %s", files.folder, tables.name)
     if meant and tables.fingerprint and meant != tables.fingerprint:
@@ -40,7 +96,7 @@ def check_files(files: HeadFiles, tables: TargetTables) -> None:
             f"{files.folder} was trained for another target: its target_fingerprint is {meant[:12]}…, "
             f"that of {tables.name} is {tables.fingerprint[:12]}…"
         )
-    check_equal(files, "vocab_size", files.fields.number("vocab_size", tables.vocab_size), tables.vocab_size)
+    check_equal(files, "vocab_size", keys.vocab_size or tables.vocab_size, tables.vocab_size)
     for name, tensor in files.tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise ConfigError(f"{files.folder}: {name} has numbers that are not finite")
@@ -57,46 +113,37 @@ def check_layer(files: HeadFiles, tables: TargetTables, fc_width: int, num_state
     if fc_width % num_states:
         raise ConfigError(f"{files.folder}: fc reads {fc_width} numbers, which are not {num_states} states")
     check_equal(files, "hidden size of the target", fc_width // num_states, tables.hidden_size)
-    layers = files.fields.number("num_hidden_layers", 1)
-    if layers != 1:
-        raise ConfigError(f"{files.folder}: num_hidden_layers is {layers}, but heads of 1 layer are supported")
-    activation = files.fields.text("hidden_act", "silu")
-    if activation != "silu":
-        raise ConfigError(f"{files.folder}: hidden_act is {activation!r}, but heads have 'silu'")
-    _check_sizes(files.fields)
+    keys = files.read(LayerKeys)
+    if keys.num_hidden_layers != 1:
+        raise ConfigError(
+            f"{files.folder}: num_hidden_layers is {keys.num_hidden_layers}, but heads of 1 layer are supported"
+        )
+    if keys.hidden_act != "silu":
+        raise ConfigError(f"{files.folder}: hidden_act is {keys.hidden_act!r}, but heads have 'silu'")
+    _check_attention(keys, files.config_file)
     for key in ROPES:
-        _check_rope(files.fields.mapping(key))
+        rope: RopeKeys = getattr(keys, key)
+        if rope.rope_type in SCALED_ROPES and rope.factor is None:
+            raise ConfigError(refusal(f"{key}.factor", None, RopeKeys.model_fields["factor"], files.config_file))
 
 
-def _check_sizes(fields: Fields) -> None:
-    """Refuse sizes that no layer has; whether they are this one's, its tensors tell."""
-    for key in ("intermediate_size", "max_position_embeddings"):
-        fields.number(key, default=1)
-    num_heads = fields.number("num_attention_heads")  # shapes alone do not tell how many there are
-    num_kv_heads = fields.number("num_key_value_heads", num_heads)
-    if num_heads % num_kv_heads:
-        raise fields.refusal("num_key_value_heads", f"divide num_attention_heads {num_heads}", num_kv_heads)
-    width = fields.number("hidden_size", LlamaConfig().hidden_size) // num_heads
-    width = fields.number("head_dim", max(width, 1))
+def _check_attention(keys: LayerKeys, file: str) -> None:
+    """Refuse numbers of attention heads that do not go together."""
+    num_heads, num_kv_heads = keys.num_attention_heads, keys.num_key_value_heads
+    if num_kv_heads and num_heads % num_kv_heads:
+        raise ConfigError(
+            f"num_key_value_heads must divide num_attention_heads {num_heads}, got {num_kv_heads} ({file})"
+        )
+    width = keys.head_dim or max(keys.hidden_size // num_heads, 1)
     if width % 2:
-        raise fields.refusal("head_dim", "be even (hidden_size / num_attention_heads where absent)", width)
-    fields.positive("rms_norm_eps", default=1)
-    fields.positive("rope_theta", default=1)
-    fields.flag("mlp_bias", default=False)
-
-
-def _check_rope(rope: Fields) -> None:
-    """Refuse a rotation's numbers that would give no frequencies."""
-    kind = rope.text("rope_type", rope.text("type", "default"))
-    for key in ("rope_theta", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
-        rope.positive(key, default=1)
-    rope.number("original_max_position_embeddings", default=1)
-    rope.positive("factor", default=None if kind in SCALED_ROPES else 1)
+        raise ConfigError(
+            f"head_dim must be even (hidden_size / num_attention_heads where absent), got {width} ({file})"
+        )
 
 
 def checked_config(files: HeadFiles, **changes: object) -> LlamaConfig:
     """Return the config of an EAGLE layer; raises ConfigError if its rotary frequencies cannot be computed."""
-    values: dict[str, Any] = {key: _without_nulls(value) for key, value in files.config.items() if value is not None}
+    values = without_nulls(files.config)
     values.pop("layer_types", None)  # the target's, if the config was copied from it
     try:
         config = LlamaConfig(**{**values, **changes})
@@ -106,10 +153,6 @@ def checked_config(files: HeadFiles, **changes: object) -> LlamaConfig:
     check_supported(config, files.folder)
     _check_frequencies(files, config)
     return config
-
-
-def _without_nulls(value: Any) -> Any:
-    return {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, dict) else value
 
 
 def _check_frequencies(files: HeadFiles, config: LlamaConfig) -> None:
@@ -126,16 +169,15 @@ def _check_frequencies(files: HeadFiles, config: LlamaConfig) -> None:
 
 def check_eagle3_layout(files: HeadFiles, tables: TargetTables) -> None:
     """Refuse heads that read other layers of the target, or whose tensors mean another layer."""
-    fields, eagle_config = files.fields, files.fields.mapping("eagle_config")
-    key = "eagle_aux_hidden_state_layer_ids"
+    keys = files.read(LayerKeys)
     expected = [*layers_of(tables.depth)]
-    layers = fields.numbers(key) or eagle_config.numbers(key) or expected
+    layers = keys.eagle_aux_hidden_state_layer_ids or keys.eagle_config.eagle_aux_hidden_state_layer_ids or expected
     if layers[:1] == [1]:  # some writers name layers by their outputs
         layers = [layer + 1 for layer in layers]
     if layers != expected:
         raise ConfigError(f"{files.folder}: reads the inputs of layers {layers}, expected {expected}")
     for key in FOREIGN_KEYS:
-        if fields.values.get(key) or eagle_config.values.get(key):
+        if files.config.get(key) or (files.config.get("eagle_config") or {}).get(key):
             raise ConfigError(
                 f"{files.folder}: {key} marks a layout that differs from EAGLE-3's (docs/heads-formats.md)"
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
@@ -12,71 +11,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from orchestrator.core.errors import ConfigError, first_line, shown
+from orchestrator.core.declarations import Model, validate_config
+from orchestrator.core.errors import ConfigError, first_line
 from orchestrator.deployment.checkpoint import read_json
 from runtime.model.load import resolve
-
-
-class Fields(NamedTuple):
-    """An object of a JSON file. Invariant: null is as absent; what is of another kind is refused with key and value.
-
-    place: where the object stands in the file, with a dot behind it.
-    """
-
-    values: Mapping[str, Any]
-    file: str
-    place: str = ""
-
-    def number(self, key: str, default: int | None = None, low: int = 1) -> int:
-        """Return a whole number of at least `low`."""
-        value = self._value(key, default)
-        if type(value) is not int or value < low:
-            raise self.refusal(key, f"be a whole number of at least {low}", value)
-        return value
-
-    def positive(self, key: str, default: float | None = None) -> float:
-        """Return a number above 0."""
-        value = self._value(key, default)
-        if type(value) not in (int, float) or not 0 < value < math.inf:
-            raise self.refusal(key, "be a number above 0", value)
-        return float(value)
-
-    def text(self, key: str, default: str) -> str:
-        """Return a text."""
-        value = self._value(key, default)
-        if not isinstance(value, str):
-            raise self.refusal(key, "be a text", value)
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        """Return true or false."""
-        value = self._value(key, default)
-        if not isinstance(value, bool):
-            raise self.refusal(key, "be true or false", value)
-        return value
-
-    def numbers(self, key: str) -> list[int]:
-        """Return a list of whole numbers, empty where there is none."""
-        value = self._value(key, [])
-        if not isinstance(value, list) or not all(type(number) is int for number in value):
-            raise self.refusal(key, "be a list of whole numbers", value)
-        return value
-
-    def mapping(self, key: str) -> Fields:
-        """Return the object under a key, empty where there is none."""
-        value = self._value(key, {})
-        if not isinstance(value, dict):
-            raise self.refusal(key, "be an object", value)
-        return Fields(value, self.file, f"{self.place}{key}.")
-
-    def refusal(self, key: str, allowed: str, value: object) -> ConfigError:
-        """Return the error that says what a value must do or be."""
-        return ConfigError(f"{self.place}{key} must {allowed}, got {shown(value)} ({self.file})")
-
-    def _value(self, key: str, default: object) -> Any:
-        value = self.values.get(key)
-        return default if value is None else value
-
 
 #: Searched in this order.
 WEIGHT_FILES = (
@@ -97,9 +35,13 @@ class HeadFiles(NamedTuple):
     tensors: Mapping[str, Tensor]
 
     @property
-    def fields(self) -> Fields:
-        """The config's values, each to be read as what it must be."""
-        return Fields(self.config, f"{self.folder}/config.json")
+    def config_file(self) -> str:
+        """The name of config.json, for messages."""
+        return f"{self.folder}/config.json"
+
+    def read(self, model: type[Model]) -> Model:
+        """Return what config.json says of these keys; raises ConfigError for a value that one cannot have."""
+        return validate_config(model, self.config, self.config_file)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor; raises ConfigError if the file lacks it."""

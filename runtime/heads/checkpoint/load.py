@@ -16,6 +16,7 @@ from orchestrator.core.static_trees import best_choices
 from orchestrator.core.tree import MAX_NODES
 from runtime.heads.checkpoint.checks import (
     ACCURACY,
+    HeadKeys,
     check_draft_ids,
     check_eagle3_layout,
     check_equal,
@@ -125,7 +126,7 @@ def _eagle(files: HeadFiles, tables: TargetTables) -> nn.Module:
     check_equal(files, "hidden size", files.shape("fc.weight")[0], tables.hidden_size)
     check_layer(files, tables, files.shape("fc.weight")[1], 2)
     config = checked_config(files, bias="fc.bias" in files.tensors, attention_bias=_has_bias(files, "layers.0"))
-    reads_token = files.fields.flag("reads_token", default=True)
+    reads_token = files.read(HeadKeys).reads_token
     return EagleHead(config, _embedding(files, tables), tables.lm_head, reads_token)
 
 
@@ -145,7 +146,7 @@ def _redrafter(files: HeadFiles, tables: TargetTables) -> nn.Module:
     num_layers = sum(name.startswith("lm_head.") and name.endswith(".linear.weight") for name in files.tensors)
     output = f"lm_head.{num_layers}.weight"
     exit_dim = files.shape("lm_head.0.linear.weight" if num_layers else output)[-1]
-    check_equal(files, "hidden size", files.fields.number("hidden_size", tables.hidden_size), tables.hidden_size)
+    check_equal(files, "hidden size", files.read(HeadKeys).hidden_size or tables.hidden_size, tables.hidden_size)
     check_equal(files, "vocabulary", files.shape(output)[0], tables.vocab_size)
     return RedrafterHead(tables.embedding, num_layers, exit_dim, "rnn_u.weight" in files.tensors)
 
