@@ -1,4 +1,4 @@
-"""A plan as text for people and as JSON for programs, and back."""
+"""A plan as text for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -6,32 +6,19 @@ import json
 import shlex
 from collections.abc import Iterator
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from build.trtllm.engines import Engine
 from build.trtllm.gpus import GIB
 from build.trtllm.memory import EngineBytes
 from build.trtllm.plan import Plan
-from orchestrator.core.errors import ConfigError
 
 _PLAN = TypeAdapter(Plan)
 
 
 def plan_json(plan: Plan) -> str:
-    """Return the plan as JSON; `plan_from_json` gives an equal plan back."""
+    """Return the plan as JSON."""
     return json.dumps(_PLAN.dump_python(plan), indent=1) + "\n"
-
-
-def plan_from_json(text: str) -> Plan:
-    """Read what `plan_json` wrote; raises ConfigError for anything else."""
-    try:
-        return _PLAN.validate_json(text, strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(
-            f"not a plan: {'.'.join(map(str, first['loc']))}: {first['msg']} "
-            "(expected what `python -m build.trtllm plan --json` writes)"
-        ) from None
 
 
 def plan_text(plan: Plan) -> str:

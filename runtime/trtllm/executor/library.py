@@ -1,4 +1,4 @@
-"""The door to the package tensorrt_llm, which exists in NVIDIA's container alone: imported when an engine is loaded."""
+"""The package tensorrt_llm, which only NVIDIA's container has: it is imported when an engine is loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.core.methods import BUILD_MODES
 from orchestrator.deployment.engine_manifest import Manifest, lookahead_sizes
 from orchestrator.deployment.engine_trees import TREES, check_tree, read_tree
 
-#: The releases whose names are used here (`max_tokens`, `seed`, `min_tokens`) and that still have compiled engines.
+#: The releases with compiled engines and the names that are used here (`max_tokens`, `seed`, `min_tokens`).
 RELEASES = ("1.0", "1.1", "1.2")
 #: The program that runs a rank of an engine for several GPUs: in Triton's container, and in the package's own folder.
 WORKER, PACKAGED_WORKER = Path("/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"), "bin/executorWorker"
@@ -26,7 +26,7 @@ class Library(NamedTuple):
 
 
 def load_library(image: str) -> Library:
-    """Import the package; raises ConfigError naming the container `image` when it is missing or of another kind."""
+    """Import the package; raises ConfigError, naming the container, when it is missing or of another release."""
     try:
         package = importlib.import_module("tensorrt_llm")
         api = importlib.import_module("tensorrt_llm.bindings.executor")
@@ -44,17 +44,19 @@ def load_library(image: str) -> Library:
 
 
 def open_executor(library: Library, folder: Path, manifest: Manifest, share: bool) -> Any:
-    """Load an engine into an executor of its own; raises ConfigError with the library's words when it cannot be.
+    """Load an engine into an executor of its own; raises ConfigError with the library's error when that fails.
 
-    share: requests with one beginning share KV blocks.
+    share: requests that begin with the same tokens share KV blocks.
     """
     api, parallel = library.api, _parallel(library, manifest)
     decoding = _decoding(api, manifest)
+    # The tokens that the plan has found room for; without a plan, the library's own default.
+    planned = manifest.plan.get("servers", {}).get(manifest.role, {}).get("max_tokens_in_paged_kv_cache")
     try:
         config = api.ExecutorConfig(
             1,
-            kv_cache_config=_kv_cache(api, manifest, share),
-            # What log-probabilities are made of; a request that wants none has none copied.
+            kv_cache_config=api.KvCacheConfig(enable_block_reuse=share, max_tokens=int(planned) if planned else None),
+            # For log-probabilities; they are copied only for requests that ask for them.
             gather_generation_logits=manifest.role == "target" and manifest.mode not in BUILD_MODES,
             decoding_config=decoding,
             **parallel,
@@ -65,7 +67,7 @@ def open_executor(library: Library, folder: Path, manifest: Manifest, share: boo
 
 
 def _parallel(library: Library, manifest: Manifest) -> dict[str, Any]:
-    """Return the argument for an engine of several GPUs: a process for each, spawned through MPI; none for one GPU."""
+    """Return the argument of an engine for several GPUs, each with a process of its own, spawned through MPI."""
     if manifest.num_ranks == 1:
         return {}
     workers = [WORKER, library.folder / PACKAGED_WORKER]
@@ -77,19 +79,13 @@ def _parallel(library: Library, manifest: Manifest) -> dict[str, Any]:
         )
     api, orchestrator = library.api, library.api.OrchestratorConfig(True, str(worker))
     mpi, mode = api.CommunicationType.MPI, api.CommunicationMode.ORCHESTRATOR
-    # As the plan lays them out: every engine on the first GPUs.
+    # The plan lays every engine on the first GPUs.
     devices = list(range(manifest.num_ranks))
     return {"parallel_config": api.ParallelConfig(mpi, mode, devices, None, orchestrator)}
 
 
-def _kv_cache(api: Any, manifest: Manifest, share: bool) -> Any:
-    """Give the cache the tokens that the plan has found room for; without such a plan, the library's own default."""
-    planned = manifest.plan.get("servers", {}).get(manifest.role, {}).get("max_tokens_in_paged_kv_cache")
-    return api.KvCacheConfig(enable_block_reuse=share, max_tokens=int(planned) if planned else None)
-
-
 def _decoding(api: Any, manifest: Manifest) -> Any:
-    """Return how an engine decodes that must be told so: Lookahead's sizes, a tree; all others know their own mode.
+    """Return the decoding configuration with Lookahead's sizes or a tree; None when the engine needs neither.
 
     Raises ConfigError: a tree that the engine was not built for.
     """
@@ -98,16 +94,11 @@ def _decoding(api: Any, manifest: Manifest) -> Any:
         return api.DecodingConfig(lookahead_decoding_config=api.LookaheadDecodingConfig(*lookahead_sizes(manifest)))
     if method not in TREES:
         return None
-    paths = _tree(manifest, method)
-    if not paths:  # the library's own
+    spec = manifest.plan.get("spec", {})
+    paths = read_tree(spec.get("choices", ""))
+    check_tree(method, paths, manifest.max_draft_len, spec)
+    if not paths:  # the library has a tree of its own
         return None
     if method == "eagle":
         return api.DecodingConfig(eagle_config=api.EagleConfig(paths))
     return api.DecodingConfig(medusa_choices=paths)
-
-
-def _tree(manifest: Manifest, method: str) -> list[list[int]]:
-    spec = manifest.plan.get("spec", {})
-    paths = read_tree(spec.get("choices", ""))
-    check_tree(method, paths, manifest.max_draft_len, spec)
-    return paths

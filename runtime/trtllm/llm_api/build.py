@@ -51,11 +51,11 @@ def _library(manifest: LlmManifest) -> Any:
 
 
 def _llm(llmapi: Any, manifest: LlmManifest, config: ServingConfig) -> Any:
-    """Return the LLM; raises ConfigError with the library's words when it cannot be made."""
+    """Return the LLM; raises ConfigError with the library's error when it cannot be made."""
     try:
         cache = llmapi.KvCacheConfig(enable_block_reuse=config.prefix_sharing)
         speculation = {"speculative_config": _speculation(llmapi, manifest)} if manifest.speculative_config else {}
-        # Tokens go in and come out: the server has the tokenizer.
+        # The server has the tokenizer: only tokens go in and come out.
         return llmapi.LLM(
             model=manifest.model, skip_tokenizer_init=True, kv_cache_config=cache, **speculation, **manifest.keywords
         )
@@ -64,7 +64,7 @@ def _llm(llmapi: Any, manifest: LlmManifest, config: ServingConfig) -> Any:
 
 
 def _speculation(llmapi: Any, manifest: LlmManifest) -> Any:
-    """Return the decoding configuration, an object of its class; which of two names the class has tells the module."""
+    """Return the decoding configuration; the module tells which of two names its class has."""
     fields = dict(manifest.speculative_config)
     of_type = f"{fields.pop('decoding_type').replace('_', '')}DecodingConfig"
     kind = getattr(llmapi, of_type, None) or getattr(llmapi, manifest.config_class)

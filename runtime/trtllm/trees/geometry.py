@@ -1,4 +1,4 @@
-"""What a compiled engine was built for, as its config.json says; opens no engine."""
+"""The sizes of a compiled engine, read from its config.json; opens no engine."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from orchestrator.deployment.engine_manifest import Manifest
 from runtime.kv.cache import CacheShape
 
 MODE = "lookahead_decoding"
-# No engine has float64; the stand-in of the tests does, so that its text can be compared exactly.
+# No engine has float64; the tests' stand-in does, so that its text can be compared exactly.
 _DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
-# The cache is only ever moved here, never calculated with.
+# The cache is only copied here, so an integer type of the same width will do.
 _QUANTISED = {"FP8": torch.uint8, "INT8": torch.int8}
 
 
@@ -24,7 +24,7 @@ _QUANTISED = {"FP8": torch.uint8, "INT8": torch.int8}
 class Geometry:
     """Sizes of the engine and of one token in its KV cache.
 
-    max_seq_len: with room for the drafts, as the builder leaves it. kv_dtype: of the same width as the cache's.
+    max_seq_len: with room for the drafts, which the builder adds. kv_dtype: of the same width as the cache's own type.
     """
 
     shape: CacheShape
@@ -38,12 +38,12 @@ class Geometry:
 
     @property
     def max_blocks(self) -> int:
-        """Most blocks of one sequence."""
+        """The most blocks of one sequence."""
         return -(-self.max_seq_len // self.tokens_per_block)
 
 
 def read_geometry(folder: Path, manifest: Manifest) -> Geometry:
-    """Read config.json of an engine whose manifest is known; raises ConfigError when trees cannot run on it."""
+    """Read the config.json of an engine; raises ConfigError when trees cannot run on it."""
     if manifest.mode != MODE or not manifest.max_draft_len:
         raise ConfigError(
             f"the engine {folder} is built for {manifest.mode or 'no drafts'}; trees need an engine for {MODE}, "

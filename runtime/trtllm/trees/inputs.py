@@ -1,7 +1,7 @@
-"""The input tensors of one run of a compiled engine, by name: contexts, or steps with their trees; numpy.
+"""The input tensors of one run of a compiled engine, by name: contexts, or steps with their trees; numpy only.
 
-Names, types and shapes: docs of the engine's inputs (tests/data/trtllm/engine_inputs.json). Contexts and steps are
-never mixed in one run.
+Contexts and steps are never mixed in one run.
+Source: the documentation of the engine's inputs (tests/data/trtllm/engine_inputs.json).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CONTEXT, STEP = 0, 1
 
 
 class Row(NamedTuple):
-    """One sequence's share of a run. past: tokens before it, whose KV rows stand in `blocks`. tree: of a step."""
+    """One sequence's share of a run. past: tokens before it, whose KV rows are in `blocks`. tree: of a step."""
 
     ids: list[int]
     past: int
@@ -31,7 +31,7 @@ class Row(NamedTuple):
 
 
 def context_row(segment: Segment) -> Row:
-    """Return what a segment computes before its root; it may be nothing."""
+    """Return the tokens that a segment computes before its root; there may be none."""
     sequence = segment.sequence
     return Row(sequence.ids[segment.first : segment.last - 1], segment.first, sequence.blocks, TokenTree.bare())
 
@@ -43,7 +43,7 @@ def step_row(segment: Segment) -> Row:
 
 
 def groups(rows: Sequence[Row], geometry: Geometry) -> Iterator[list[Row]]:
-    """Yield the rows in runs that the engine takes: so many sequences, so many tokens."""
+    """Yield the rows in groups of at most as many sequences and tokens as the engine takes in one run."""
     group: list[Row] = []
     for row in rows:
         num_tokens = sum(len(each.ids) for each in group) + len(row.ids)
@@ -56,53 +56,54 @@ def groups(rows: Sequence[Row], geometry: Geometry) -> Iterator[list[Row]]:
 
 
 def context_inputs(rows: Sequence[Row], geometry: Geometry, pool: int) -> Tensors:
-    """Return the inputs of a run over parts of contexts; its logits, one row a sequence, are nobody's.
+    """Return the inputs of a run over parts of contexts; its logits, one row a sequence, are not used.
 
-    pool: address of the KV blocks. The past lengths include the run itself, as the library's own runtime has them for
-    contexts (C++, RuntimeBuffers).
+    pool: address of the KV blocks. The past lengths include the run itself, as in the library's own runtime (C++,
+    RuntimeBuffers).
     """
     lengths = np.array([len(row.ids) for row in rows])
-    ends = np.array([row.past for row in rows]) + lengths
-    return _inputs(rows, geometry, pool) | {
-        **pack_trees([row.tree for row in rows], geometry.max_draft_len),  # bare ones: the mask is not used
-        "position_ids": _int32([row.past + i for row in rows for i in range(len(row.ids))]),
-        "last_token_ids": _int32(np.cumsum(lengths)),
-        "context_lengths": _int32(lengths),
-        "host_context_lengths": _int32(lengths),
-        "host_past_key_value_lengths": _int32(ends),
-        "host_request_types": np.full(len(rows), CONTEXT, np.int32),
-    }
+    past = np.array([row.past for row in rows]) + lengths
+    positions = [row.past + i for row in rows for i in range(len(row.ids))]
+    return _inputs(rows, geometry, pool, CONTEXT, positions, np.cumsum(lengths), lengths, past)
 
 
 def step_inputs(rows: Sequence[Row], geometry: Geometry, pool: int) -> Tensors:
     """Return the inputs of a run over roots and their trees, which has logits for each of them, (sum of T, V).
 
-    The position of a sequence is its root's; the engine adds each node's depth. Inferred: a step's context is all that
-    stands before it.
+    The position of a sequence is its root's; the engine adds each node's depth. Inferred: the context of a step is all
+    tokens before it.
     """
-    past = _int32([row.past for row in rows])
-    num_rows = sum(len(row.ids) for row in rows)
-    return _inputs(rows, geometry, pool) | {
-        **pack_trees([row.tree for row in rows], geometry.max_draft_len),
-        "position_ids": past,
-        "last_token_ids": _int32(range(1, num_rows + 1)),
-        "context_lengths": past,
-        "host_context_lengths": past,
-        "host_past_key_value_lengths": past,
-        "host_request_types": np.full(len(rows), STEP, np.int32),
-    }
+    past, num_rows = [row.past for row in rows], sum(len(row.ids) for row in rows)
+    return _inputs(rows, geometry, pool, STEP, past, range(1, num_rows + 1), past, past)
 
 
-def _inputs(rows: Sequence[Row], geometry: Geometry, pool: int) -> Tensors:
-    """Return what contexts and steps have alike."""
+_Lengths = Sequence[int] | npt.NDArray[np.int_]
+
+
+def _inputs(
+    rows: Sequence[Row],
+    geometry: Geometry,
+    pool: int,
+    kind: int,
+    positions: _Lengths,
+    last_tokens: _Lengths,
+    context_lengths: _Lengths,
+    past_lengths: _Lengths,
+) -> Tensors:
     layers, offsets = geometry.shape.num_layers, block_offsets(rows, geometry)
     knobs = np.full(16, -1, np.int64)
     knobs[0] = 1  # several blocks of threads a sequence
     return {
-        "input_ids": _int32([token for row in rows for token in row.ids]),
-        "sequence_length": _int32([row.past + len(row.ids) for row in rows]),
+        "input_ids": np.array([token for row in rows for token in row.ids], np.int32),
+        "position_ids": np.array(positions, np.int32),
+        "last_token_ids": np.array(last_tokens, np.int32),
+        "sequence_length": np.array([row.past + len(row.ids) for row in rows], np.int32),
+        "context_lengths": np.array(context_lengths, np.int32),
         "cache_indirection": np.zeros((len(rows), 1, geometry.max_seq_len), np.int32),
         "kv_cache_block_offsets": offsets,
+        "host_context_lengths": np.array(context_lengths, np.int32),
+        "host_past_key_value_lengths": np.array(past_lengths, np.int32),
+        "host_request_types": np.full(len(rows), kind, np.int32),
         "host_kv_cache_block_offsets": offsets,
         "host_kv_cache_pool_pointers": np.array([[pool, 0]], np.int64),
         "host_kv_cache_pool_mapping": np.stack([np.zeros(layers), np.arange(layers)], axis=1).astype(np.int32),
@@ -110,18 +111,14 @@ def _inputs(rows: Sequence[Row], geometry: Geometry, pool: int) -> Tensors:
         "host_sink_token_length": np.zeros(1, np.int32),
         "host_runtime_perf_knobs": knobs,
         "host_context_progress": np.zeros(1, np.int64),
+        **pack_trees([row.tree for row in rows], geometry.max_draft_len),  # bare trees in a context: not used there
     }
 
 
 def block_offsets(rows: Sequence[Row], geometry: Geometry) -> npt.NDArray[np.int32]:
-    """Return where each sequence's blocks lie, (pools, B, 2, max_blocks) int32; law: `PoolCache`."""
+    """Return the offsets of each sequence's blocks, (pools, B, 2, max_blocks) int32; their invariant: `PoolCache`."""
     offsets = np.zeros((1, len(rows), 2, geometry.max_blocks), np.int32)
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         keys = 2 * geometry.shape.num_layers * np.array(row.blocks[: geometry.max_blocks])
-        offsets[0, place, 0, : len(keys)] = keys
-        offsets[0, place, 1, : len(keys)] = keys + 1
+        offsets[0, index, :, : len(keys)] = keys, keys + 1
     return offsets
-
-
-def _int32(values: Sequence[int] | npt.NDArray[np.int_]) -> npt.NDArray[np.int32]:
-    return np.array(values, np.int32)

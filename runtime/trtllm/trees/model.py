@@ -1,4 +1,4 @@
-"""A compiled engine in the place of a model of ours: the forward pass of a `Pass`, run by the library's Session."""
+"""A compiled engine in the place of our own model: the library's Session runs the forward pass of a `Pass`."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class PoolCache(KVCache):
 
 
 LOGITS = "logits"
-#: TensorRT's names of the types that inputs and logits have.
+#: TensorRT's names for the types of inputs and logits.
 _TYPES = {"INT32": torch.int32, "INT64": torch.int64, "FLOAT": torch.float32, "HALF": torch.float16}
 
 
 class SessionModel:
-    """Implements `runtime.engine.paged.Model`. Contexts run first, roots and trees behind them, in a run of their own.
+    """Implements `runtime.engine.paged.Model`.
 
-    Invariant: for each segment it computes what `runtime.model.causal_lm.CausalModel` does.
+    Invariant: for each segment it computes the same logits as `runtime.model.causal_lm.CausalModel`.
     """
 
     def __init__(
@@ -77,15 +77,15 @@ class SessionModel:
             torch.cuda.set_device(self.device)
 
     def new_cache(self, memory_mb: int, block_tokens: int) -> PoolCache:
-        """Return the engine's blocks, of its own size: it was compiled for that."""
+        """Return the KV blocks; block_tokens is not used, since the engine was compiled for a block size."""
         return PoolCache(self.geometry, memory_mb, self.device)
 
     @torch.inference_mode()
     def forward(self, batch: Pass[Segment], cache: PoolCache) -> Tensor:
-        """Run the engine over the segments; returns logits (rows, V) of every root and node."""
+        """Run the engine over the segments; returns the logits of every root and node, (rows, V) float32."""
         pool = cache.kv.data_ptr()
         contexts = [row for segment in batch.segments if (row := context_row(segment)).ids]
-        for group in groups(contexts, self.geometry):
+        for group in groups(contexts, self.geometry):  # contexts run first, in runs of their own
             self._run(context_inputs(group, self.geometry, pool))
         steps = groups([step_row(segment) for segment in batch.segments], self.geometry)
         return torch.cat([self._step(group, pool) for group in steps])
@@ -102,35 +102,32 @@ class SessionModel:
         return logits[:, : self.vocab_size].float()
 
     def _run(self, inputs: Tensors) -> Tensor:
-        """Run once; returns the logits."""
-        held = {name: self._placed(name, array) for name, array in inputs.items()}
+        """Run the engine once and return its logits."""
+        tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
+        held = {name: tensor if is_host(name) else tensor.to(self.device) for name, tensor in tensors.items()}
         info, engine = self._library.TensorInfo, self._session.engine
         shapes = [info(name, engine.get_tensor_dtype(name), tuple(held[name].shape)) for name in held]
         outputs = {
             found.name: torch.empty(tuple(found.shape), dtype=_TYPES[found.dtype.name], device=self.device)
             for found in self._session.infer_shapes(shapes)
         }
-        if not self._session.run(held, outputs, self._stream()):
+        stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
+        if not self._session.run(held, outputs, stream.cuda_stream if stream else 0):
             raise EngineError("TensorRT could not run the engine")
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()  # the inputs must live until it has read them
+        if stream:
+            stream.synchronize()  # the inputs must live until the engine has read them
         return outputs[LOGITS]
 
-    def _placed(self, name: str, array: Any) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if is_host(name) else tensor.to(self.device)
-
-    def _stream(self) -> int:
-        return torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
-
     def _check_tensors(self) -> None:
-        """Refuse an engine that wants other inputs than we send, of other types, or has no logits."""
+        """Raise ConfigError when the engine has other inputs than ours, of other types, or has no logits."""
         engine = self._session.engine
         names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
-        wanted = {name for name in names if engine.get_tensor_mode(name).name == "INPUT"}
+        theirs = {name for name in names if engine.get_tensor_mode(name).name == "INPUT"}
         ours = step_inputs([Row([0], 0, [0], TokenTree.bare())], self.geometry, 0)
-        if odd := sorted(wanted ^ ours.keys()):
-            raise ConfigError(f"the engine's inputs are not those of a tree step: {', '.join(odd)} (build it again)")
+        if different := sorted(theirs ^ ours.keys()):
+            raise ConfigError(
+                f"the engine's inputs are not those of a tree step: {', '.join(different)} (build it again)"
+            )
         for name, array in ours.items():
             kind = engine.get_tensor_dtype(name).name
             if _TYPES.get(kind) != torch.from_numpy(array).dtype:
@@ -140,5 +137,5 @@ class SessionModel:
 
 
 def is_host(name: str) -> bool:
-    """True for an input that stays in host memory."""
+    """Return whether an input stays in host memory."""
     return name.startswith("host_") or name == USE

@@ -18,7 +18,7 @@ from build.trtllm.render import plan_json
 from build.trtllm.spec import EngineSpec, load_spec
 from orchestrator.deployment.engine_manifest import check_engine, read_manifest
 from tests.unit.build.test_trtllm_plan import CHECKPOINTS, DATA, DRAFT, LLAMA_8B
-from tests.unit.runtime.trtllm.test_refusals import refusal
+from tests.unit.build.test_trtllm_rules import refusal
 
 ROOT = Path(__file__).resolve().parents[3]
 # Stand-ins for the container's tools: they note the call, and leave files of the right names.

@@ -8,7 +8,7 @@ import pytest
 from build.trtllm.llm_speculation import LlmApiSpec, speculation
 from orchestrator.core.declarations import validate
 from orchestrator.core.methods import PROPOSED
-from tests.unit.runtime.trtllm.test_refusals import refusal
+from tests.unit.build.test_trtllm_rules import refusal
 
 TABLE = json.loads((Path(__file__).resolve().parents[2] / "data/trtllm/llm_api.json").read_text())
 VERSIONS = list(TABLE["decoding_types"])

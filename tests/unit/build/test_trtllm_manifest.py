@@ -6,7 +6,7 @@ import pytest
 
 from build.trtllm.record import write_manifest
 from orchestrator.deployment.engine_manifest import Manifest, check_engine, read_manifest
-from tests.unit.runtime.trtllm.test_refusals import refusal
+from tests.unit.build.test_trtllm_rules import refusal
 
 TARGET = Manifest(
     role="target",
