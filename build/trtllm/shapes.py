@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from pydantic import AliasChoices, Field
+
+from orchestrator.core.declarations import ConfigKeys, Model, validate_config
 from orchestrator.core.errors import ConfigError
 from orchestrator.deployment.checkpoint import read_json
 
@@ -41,25 +43,49 @@ class ModelShape:
         return 3 * self.hidden * self.intermediate * max(self.experts, 1)
 
 
+class _ModelKeys(ConfigKeys):
+    architectures: list[str] = Field(min_length=1, description="a list of names")
+    num_hidden_layers: int = Field(ge=1)
+    hidden_size: int = Field(ge=1)
+    num_attention_heads: int = Field(ge=1)
+    num_key_value_heads: int | None = Field(None, ge=1)
+    head_dim: int | None = Field(None, ge=1)
+    intermediate_size: int = Field(ge=1)
+    moe_intermediate_size: int | None = Field(None, ge=1)
+    vocab_size: int = Field(ge=1)
+    max_position_embeddings: int = Field(ge=1)
+    num_local_experts: int = Field(0, ge=0, validation_alias=AliasChoices("num_local_experts", "num_experts"))
+    num_experts_per_tok: int = Field(1, ge=1)
+
+
+class _MedusaKeys(ConfigKeys):
+    medusa_num_heads: int | None = Field(None, ge=1)
+    medusa_num_layers: int = Field(1, ge=1)
+
+
+class _RedrafterKeys(ConfigKeys):
+    hidden_size: int | None = Field(None, ge=1)
+    vocab_size: int | None = Field(None, ge=1)
+    exit_dim: int | None = Field(None, ge=1)
+    num_draft_layers: int = Field(2, ge=1)
+
+
 def read_shape(source: str) -> ModelShape:
-    """Read a model's sizes; raises ConfigError naming the file or the key that is missing."""
-    config = _config(source)
-    hidden = _number(config, source, "hidden_size")
-    heads = _number(config, source, "num_attention_heads")
-    experts = _number(config, source, "num_local_experts", "num_experts", default=0)
-    dense = _number(config, source, "intermediate_size")
+    """Read a model's sizes; raises ConfigError naming the file and the key that is missing or wrong."""
+    keys = _read(_ModelKeys, source)
+    dense, experts = keys.intermediate_size, keys.num_local_experts
     return ModelShape(
-        architecture=_architecture(config, source),
-        layers=_number(config, source, "num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=_number(config, source, "num_key_value_heads", default=heads),
-        head_dim=_number(config, source, "head_dim", default=hidden // heads),
-        intermediate=_number(config, source, "moe_intermediate_size", default=dense) if experts else dense,
-        vocab=_number(config, source, "vocab_size"),
-        max_positions=_number(config, source, "max_position_embeddings"),
+        architecture=keys.architectures[0],
+        layers=keys.num_hidden_layers,
+        hidden=keys.hidden_size,
+        heads=keys.num_attention_heads,
+        kv_heads=keys.num_key_value_heads or keys.num_attention_heads,
+        head_dim=keys.head_dim or keys.hidden_size // keys.num_attention_heads,
+        intermediate=(keys.moe_intermediate_size or dense) if experts else dense,
+        vocab=keys.vocab_size,
+        max_positions=keys.max_position_embeddings,
         experts=experts,
-        experts_per_token=_number(config, source, "num_experts_per_tok", default=1) if experts else 1,
+        experts_per_token=keys.num_experts_per_tok if experts else 1,
     )
 
 
@@ -78,14 +104,13 @@ class HeadShape:
 
 def medusa_heads(source: str, target: ModelShape, wanted: int) -> HeadShape:
     """Size `wanted` Medusa heads (0 = all that the checkpoint has): residual blocks and an LM head each."""
-    config = _config(source)
-    trained = _number(config, source, "medusa_num_heads", default=wanted or 4)
+    keys = _read(_MedusaKeys, source)
+    trained = keys.medusa_num_heads or wanted or 4
     if wanted > trained:
         raise ConfigError(
             f"medusa_heads must be in 1..{trained}, got {wanted} ({source}/config.json, key medusa_heads)"
         )
-    blocks = _number(config, source, "medusa_num_layers", default=1)
-    heads = wanted or trained
+    heads, blocks = wanted or trained, keys.medusa_num_layers
     block = target.hidden * target.hidden + target.hidden
     return HeadShape(heads, blocks, heads * (blocks * block + target.hidden * target.vocab))
 
@@ -113,11 +138,10 @@ def redrafter_heads(source: str, target: ModelShape) -> HeadShape:
 
     Inferred: the key names, and twice the hidden size where exit_dim is not given.
     """
-    config = _config(source)
-    hidden = _number(config, source, "hidden_size", default=target.hidden)
-    _check_same("vocab_size", _number(config, source, "vocab_size", default=target.vocab), target.vocab, source)
-    width = _number(config, source, "exit_dim", default=2 * hidden)
-    blocks = _number(config, source, "num_draft_layers", default=2)
+    keys = _read(_RedrafterKeys, source)
+    _check_same("vocab_size", keys.vocab_size or target.vocab, target.vocab, source)
+    hidden, blocks = keys.hidden_size or target.hidden, keys.num_draft_layers
+    width = keys.exit_dim or 2 * hidden
     return HeadShape(parameters=blocks * (width * width + width) + width * target.vocab + 2 * hidden * hidden)
 
 
@@ -132,25 +156,12 @@ def _check_same(key: str, value: int, expected: int, source: str) -> None:
         raise ConfigError(f"{key} must be the target's {expected}, got {value} ({source}/config.json)")
 
 
-def _config(source: str) -> dict[str, Any]:
+def _read(model: type[Model], source: str) -> Model:
+    """Return what config.json says of the language model; raises ConfigError for a value that a key cannot have."""
     config = read_json(source, "config.json")
     if config is None:
-        # Also what a hub id without a network looks like; the message must not blame the checkpoint alone.
-        raise ConfigError(f"{source}: config.json is not to be had (a folder that holds it is enough for a plan)")
+        # Also the case of a hub id without a network, so the message must not blame the checkpoint alone.
+        raise ConfigError(f"{source}: config.json cannot be found (for a plan, a folder that holds it is enough)")
     inner = config.get("text_config")
-    return inner | {"architectures": config.get("architectures")} if isinstance(inner, dict) else config
-
-
-def _architecture(config: dict[str, Any], source: str) -> str:
-    names = config.get("architectures")
-    if not isinstance(names, list) or not names or type(names[0]) is not str:
-        raise ConfigError(f"architectures must be a list of names, got {names!r} ({source}/config.json)")
-    return str(names[0])
-
-
-def _number(config: dict[str, Any], source: str, *keys: str, default: int | None = None) -> int:
-    """Return the first of `keys` that is there and not null, else `default`."""
-    value = next((config[key] for key in keys if config.get(key) is not None), default)
-    if type(value) is not int or value < 0 or (value == 0 and default != 0):
-        raise ConfigError(f"{keys[0]} must be a positive whole number, got {value!r} ({source}/config.json)")
-    return value
+    values = inner | {"architectures": config.get("architectures")} if isinstance(inner, dict) else config
+    return validate_config(model, values, f"{source}/config.json")

@@ -29,6 +29,12 @@ class Declaration(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
+class ConfigKeys(Declaration):
+    """Keys of a checkpoint's config.json, among others that are not read: for `validate_config`."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
 def validate(
     model: type[Model],
     values: Mapping[str, Any],

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from orchestrator.core.declarations import Declaration, read_json_file, validate_config
+from orchestrator.core.declarations import ConfigKeys, read_json_file, validate_config
 from orchestrator.core.errors import ConfigError
 
 
@@ -27,7 +27,7 @@ class Checkpoint:
     tokenizer_file: str = ""
 
 
-class _Sizes(Declaration):
+class _Sizes(ConfigKeys):
     """Keys of config.json that every checkpoint must have."""
 
     vocab_size: int

@@ -6,12 +6,12 @@ import logging
 
 import numpy as np
 import torch
-from pydantic import AliasChoices, ConfigDict, Field
+from pydantic import AliasChoices, Field
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from orchestrator.core.declarations import Declaration, refusal, without_nulls
+from orchestrator.core.declarations import ConfigKeys, refusal, without_nulls
 from orchestrator.core.errors import ConfigError, first_line, shown
 from orchestrator.core.types import FloatArray
 from runtime.heads.checkpoint.files import HeadFiles
@@ -29,12 +29,6 @@ ROPES = ("rope_parameters", "rope_scaling")
 SCALED_ROPES = ("linear", "llama3", "yarn")
 
 log = logging.getLogger(__name__)
-
-
-class ConfigKeys(Declaration):
-    """Keys of a head's config.json, among others that are not read here."""
-
-    model_config = ConfigDict(extra="ignore")
 
 
 class HeadKeys(ConfigKeys):

@@ -212,9 +212,9 @@ def test_release_before_the_examples_moved_names_the_old_folder():
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"hidden_size": None}, "hidden_size must be a positive whole number, got None ("),
-        ({"vocab_size": "big"}, "vocab_size must be a positive whole number, got 'big' ("),
-        ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive whole number, got 0 ("),
+        ({"hidden_size": None}, "hidden_size is missing ("),
+        ({"vocab_size": "big"}, "vocab_size must be a whole number of at least 1, got 'big' ("),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number of at least 1, got 0 ("),
         ({"architectures": []}, "architectures must be a list of names, got [] ("),
     ],
 )
@@ -225,7 +225,7 @@ def test_checkpoint_that_lacks_a_size_is_refused(tmp_path, change, expected):
 
 
 def test_checkpoint_without_config_or_network_is_refused(tmp_path, monkeypatch):
-    assert refusal(read_shape, str(tmp_path)).startswith(f"{tmp_path}: config.json is not to be had (a folder that ")
+    assert refusal(read_shape, str(tmp_path)).startswith(f"{tmp_path}: config.json cannot be found (for a plan, ")
     monkeypatch.setattr("build.trtllm.shapes.read_json", lambda source, name: None)  # as without a network
     assert refusal(read_shape, "meta-llama/Llama-3.1-8B").startswith("meta-llama/Llama-3.1-8B: config.json is not ")
 
