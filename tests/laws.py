@@ -57,7 +57,7 @@ accepts 0.5 and the coupling 0.4246; three tokens: a language of 5 tokens, sever
 Under `coupled`, table models of 2 to 32 tokens, eight samplings, trees of every kind: {found.texts:,} texts, \
 {found.tokens:,} tokens in {found.steps:,} steps, {found.nodes:,} draft nodes, {found.accepted:,} of them accepted. \
 **Tokens that are not the reference's: {found.wrong_tokens}; steps that the numpy reference decides otherwise: \
-{found.wrong_walks}.**
+{found.wrong_paths}.**
 """
 
 
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(rows[-1], flush=True)
     found = compare(options.tokens)
     options.page.write_text(page(rows, options.draws, found), encoding="utf-8")
-    return int(not is_sound or bool(found.wrong_tokens or found.wrong_walks))
+    return int(not is_sound or bool(found.wrong_tokens or found.wrong_paths))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("without_collector")
 def test_a_million_tokens_are_the_reference_s_whatever_was_drafted() -> None:
     found = compare(NUM_TOKENS)
     assert found.tokens >= NUM_TOKENS
-    assert (found.wrong_tokens, found.wrong_walks) == (0, 0), found
+    assert (found.wrong_tokens, found.wrong_paths) == (0, 0), found
     assert found.accepted > found.tokens / 2 and found.nodes > 2 * found.accepted, (
         found
     )  # much was drafted, and refused
@@ -97,4 +97,4 @@ def test_a_planted_bug_is_seen(
 ) -> None:
     bug(monkeypatch)
     found = compare(NUM_PLANTED)
-    assert found.wrong_walks and bool(found.wrong_tokens) == changes_text, found
+    assert found.wrong_paths and bool(found.wrong_tokens) == changes_text, found
