@@ -34,7 +34,7 @@ def row(setting: Setting, first: Distance, joint: Distance, acceptance: float) -
     """Return a row of the table."""
     cells = [
         f"`{setting.rule}`",
-        f"{'drawn' if setting.drawn else 'chosen'}, {' × '.join(map(str, setting.branching))}",
+        f"{'sampled' if setting.sampled else 'deterministic'}, {' × '.join(map(str, setting.branching))}",
         *(f"{each.variation:.5f} | {each.floor:.5f} | {each.p_value:.2f}" for each in (first, joint)),
         f"{acceptance:.4f}",
     ]

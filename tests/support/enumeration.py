@@ -1,4 +1,4 @@
-"""Exact laws: run a randomised procedure over all its outcomes and add up their probabilities."""
+"""Exact distributions: run a randomised procedure over all its outcomes and add up their probabilities."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Outcome = TypeVar("Outcome", bound=Hashable)
 
 
 class Branch:
-    """One way through a procedure: the choices so far are replayed, new ones take their first possible outcome.
+    """One run of a procedure: earlier choices are replayed, new ones take their first possible outcome.
 
-    Implements `orchestrator.sampling.accept.NoiseSource`, and draws drafts for the tests.
+    Implements `orchestrator.sampling.accept.NoiseSource`, and samples drafts for the tests.
     """
 
     def __init__(self, replayed: list[int]) -> None:
@@ -38,11 +38,11 @@ class Branch:
         return self.choose(np.array([1.0 - likely, likely])) == 1
 
     def recover(self, probs: FloatArray, position: int) -> int:
-        """Return a token of probs."""
+        """Return a token sampled from probs."""
         return self.choose(probs)
 
     def following(self) -> list[int] | None:
-        """Return the choices of the next way through, None behind the last."""
+        """Return the choices of the next run, or None after the last."""
         choices = list(self.choices)
         while choices and choices[-1][0] + 1 == len(choices[-1][1]):
             choices.pop()
@@ -50,7 +50,7 @@ class Branch:
 
 
 def law(procedure: Callable[[Branch], Outcome]) -> dict[Outcome, float]:
-    """Return the probability of every outcome of a procedure that draws from the branch it is given."""
+    """Return the probability of every outcome of a procedure that makes its choices with the branch it receives."""
     found: dict[Outcome, float] = {}
     replayed: list[int] | None = []
     while replayed is not None:

@@ -1,7 +1,7 @@
-"""The laws of the rules as served, over many seeds; the seeds are 0, 1, 2 …: nothing is random.
+"""The distributions that the served rules emit, over the seeds 0, 1, 2 …: nothing is random.
 
-Two measures: total variation beside its floor, which is what chance alone makes of it (its expected value at this
-number of draws), and the p-value of a chi-square test.
+Two measures: total variation beside its floor (its expected value for a correct sampler at this number of
+samples), and the p-value of a chi-square test.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from runtime.sampling.distribution import target_tokens
 from runtime.sampling.noise import gumbel, seed_words
 
 CHUNK = 25_000
-START = 7  # tokens that stand before the first one drawn
+START = 7  # tokens before the first one sampled
 CPU = torch.device("cpu")
 
 #: The pair whose rates are known: rejection accepts 1 − TV, coupled noise Σ 1 / Σ max(pⱼ/pᵢ, qⱼ/qᵢ).
@@ -52,7 +52,7 @@ class Language:
         return self.p.shape[1]
 
     def law(self, num_tokens: int) -> FloatArray:
-        """The probability of every sequence of so many tokens, in the order of its code."""
+        """Return the probability of every sequence of num_tokens tokens, in the order of its code."""
         found = []
         for tokens in itertools.product(range(self.vocab_size), repeat=num_tokens):
             pairs = itertools.pairwise((self.vocab_size, *tokens))
@@ -65,7 +65,7 @@ def golden() -> Language:
 
 
 def lopsided() -> Language:
-    """What the drafter hardly ever says is what is recovered: here noise that both use would show most."""
+    """The recovered tokens are those that the drafter hardly ever samples; shared noise would show here most."""
     p, q = np.array([0.26, 0.28, 0.05, 0.15, 0.20, 0.06]), np.array([0.01, 0.05, 0.60, 0.01, 0.11, 0.22])
     return Language.of(np.tile(p, (7, 1)), np.tile(q, (7, 1)))
 
@@ -78,26 +78,26 @@ def mixed(vocab_size: int = 5) -> Language:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """A rule, and how its drafts come about: `branching` children by depth, drawn or chosen.
+    """A rule, and how drafts are made: `branching` children by depth, sampled or deterministic.
 
     keyed_per_step: False leaves the step out of the drafts' noise keys.
     """
 
     rule: Rule
     branching: tuple[int, ...]
-    drawn: bool
+    sampled: bool
     keyed_per_step: bool = True
     _known: dict[tuple[Language, tuple[int, ...]], tuple[TokenTree, tuple[Distribution, ...]]] = field(
         default_factory=dict
     )
 
     def __str__(self) -> str:
-        return f"{self.rule}-{'drawn' if self.drawn else 'chosen'}-{'x'.join(map(str, self.branching))}"
+        return f"{self.rule}-{'sampled' if self.sampled else 'deterministic'}-{'x'.join(map(str, self.branching))}"
 
     @property
     def single(self) -> Setting:
         """The same with drafts of one level."""
-        return Setting(self.rule, self.branching[:1], self.drawn)
+        return Setting(self.rule, self.branching[:1], self.sampled)
 
     @property
     def shape(self) -> list[tuple[int, int]]:
@@ -118,7 +118,7 @@ class Setting:
             scores = log_q[tokens[node]]
             if self.rule is Rule.COUPLED:
                 scores = scores + gumbel(key, places + depths[node], ids)
-            elif self.drawn:  # the largest, in order, are draws without replacement
+            elif self.sampled:  # the largest, in order, are samples without replacement
                 epochs = places if self.keyed_per_step else 0
                 scores = scores + gumbel(key, places + depths[node], ids, Stream.DRAFT, epochs)
             tokens += scores.topk(width, dim=-1).indices.unbind(-1)
@@ -129,20 +129,20 @@ class Setting:
         """Return tree and q; seeds that drafted the same share them. tokens: root and nodes."""
         if (language, tokens) not in self._known:
             parents = [node for node, width in self.shape for _ in range(width)]
-            q = tuple(language.q[tokens[parent]] for parent in parents) if self.drawn else ()
+            q = tuple(language.q[tokens[parent]] for parent in parents) if self.sampled else ()
             tree = TokenTree(np.array(tokens[1:], np.int32), np.array(parents, np.int32))
             self._known[language, tokens] = tree, q
         return self._known[language, tokens]
 
 
-def decide(asks: Sequence[AcceptInput], log_p: Tensor) -> list[AcceptedPath]:
-    """The served decision: by the target's picks, or by `accepted_paths`."""
-    if asks[0].sampling.rule is not Rule.COUPLED:
-        return accepted_paths(asks, log_p)
-    size, depths = asks[0].tree.num_nodes + 1, asks[0].tree.depths  # trees of one shape
-    places = (np.array([[ask.prefix_len] for ask in asks]) + depths).ravel().tolist()
-    found = target_tokens(log_p, places, [ask.sampling for ask in asks for _ in range(size)])
-    return [accept_coupled(ask.tree, found[size * i : size * (i + 1)]) for i, ask in enumerate(asks)]
+def decide(inputs: Sequence[AcceptInput], log_p: Tensor) -> list[AcceptedPath]:
+    """Return the served decision: by the target's tokens, or by `accepted_paths`."""
+    if inputs[0].sampling.rule is not Rule.COUPLED:
+        return accepted_paths(inputs, log_p)
+    size, depths = inputs[0].tree.num_nodes + 1, inputs[0].tree.depths  # trees of one shape
+    places = (np.array([[each.prefix_len] for each in inputs]) + depths).ravel().tolist()
+    found = target_tokens(log_p, places, [each.sampling for each in inputs for _ in range(size)])
+    return [accept_coupled(each.tree, found[size * i : size * (i + 1)]) for i, each in enumerate(inputs)]
 
 
 def step(setting: Setting, language: Language, samplings: list[Sampling], texts: list[list[int]]) -> int:
@@ -152,21 +152,20 @@ def step(setting: Setting, language: Language, samplings: list[Sampling], texts:
     key = seed_words([sampling.seed for sampling in samplings], CPU)
     tokens = setting.draft(language, last, key, torch.tensor(prefix_lens)[:, None])
     drafts = [tuple(row) for row in tokens.tolist()]
-    asks = [
+    inputs = [
         AcceptInput(*setting.proposal(language, draft), prefix_len, sampling)
         for draft, prefix_len, sampling in zip(drafts, prefix_lens, samplings, strict=True)
     ]
-    found = decide(asks, torch.from_numpy(np.log(language.p))[tokens.flatten()])
-    for text, draft, walk in zip(texts, drafts, found, strict=True):
-        text += [draft[node] for node in walk.path]
-        text.append(walk.next_token)
-    return sum(1 for walk in found if walk.path)
+    found = decide(inputs, torch.from_numpy(np.log(language.p))[tokens.flatten()])
+    for text, draft, accepted in zip(texts, drafts, found, strict=True):
+        text += [*(draft[node] for node in accepted.path), accepted.next_token]
+    return sum(1 for accepted in found if accepted.path)
 
 
 def emitted(
     setting: Setting, language: Language, num_tokens: int, num_seeds: int
 ) -> tuple[npt.NDArray[np.int64], float]:
-    """Return how often each sequence of so many first tokens came, by its code, and the first step's acceptance."""
+    """Return how often each sequence of first tokens was emitted, by its code, and the acceptance rate of the first step."""
     counts, accepted = np.zeros(language.vocab_size**num_tokens, np.int64), 0
     place = language.vocab_size ** np.arange(num_tokens)[::-1]
     for first in range(0, num_seeds, CHUNK):
@@ -184,7 +183,7 @@ def emitted(
 
 @dataclass(frozen=True)
 class Distance:
-    """How far counts are from a law. variation: total variation. floor: its expected value under the law."""
+    """How far counts are from a distribution. variation: total variation. floor: its expected value under the distribution."""
 
     variation: float
     floor: float
@@ -203,15 +202,15 @@ class Distance:
 
     @property
     def is_bias(self) -> bool:
-        """Beyond what any seed would excuse."""
+        """True if chance cannot explain the distance."""
         return self.variation > 3 * self.floor and self.p_value < 1e-12
 
 
-COUPLED = Setting(Rule.COUPLED, (1, 1), drawn=False)
-CHAIN = Setting(Rule.REJECTION, (1, 1), drawn=True)
-SIBLINGS = Setting(Rule.REJECTION, (3, 1), drawn=True)
-CHOSEN = Setting(Rule.REJECTION, (3, 1), drawn=False)
-BLOCK = Setting(Rule.BLOCK, (1, 1), drawn=True)
-CHOSEN_BLOCK = Setting(Rule.BLOCK, (1, 1), drawn=False)
-BLOCK_KEYED_BY_POSITION = Setting(Rule.BLOCK, (1, 1), drawn=True, keyed_per_step=False)
-SETTINGS = [COUPLED, CHAIN, SIBLINGS, CHOSEN, BLOCK, CHOSEN_BLOCK]
+COUPLED = Setting(Rule.COUPLED, (1, 1), sampled=False)
+CHAIN = Setting(Rule.REJECTION, (1, 1), sampled=True)
+SIBLINGS = Setting(Rule.REJECTION, (3, 1), sampled=True)
+DETERMINISTIC = Setting(Rule.REJECTION, (3, 1), sampled=False)
+BLOCK = Setting(Rule.BLOCK, (1, 1), sampled=True)
+DETERMINISTIC_BLOCK = Setting(Rule.BLOCK, (1, 1), sampled=False)
+BLOCK_KEYED_BY_POSITION = Setting(Rule.BLOCK, (1, 1), sampled=True, keyed_per_step=False)
+SETTINGS = [COUPLED, CHAIN, SIBLINGS, DETERMINISTIC, BLOCK, DETERMINISTIC_BLOCK]

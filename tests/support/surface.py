@@ -1,4 +1,4 @@
-"""The sampling surface over the wire: every option beside its Sampling, whole answers by sequence, the plain truth."""
+"""The sampling options over the wire: each option with its Sampling, whole answers by sequence, the reference."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from launcher import Server
 from orchestrator.core.sampling_params import Grammar, LogitsOptions, Sampling
 from orchestrator.sampling.grammar import Grammars
 from orchestrator.sampling.reference import Legal, generate
+from tests.support import clients
 from tests.support.clients import Http, infer_request
-from tests.support.clients import generate as post_generate
 
 LIMIT_S = 300.0
 EOS = 0
@@ -37,7 +37,7 @@ class Refused(Exception):
 
 @dataclass
 class Said:
-    """One sequence's whole answer; totals: what came on its last response."""
+    """One sequence's whole answer. totals: the outputs of its last response."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Said:
     totals: dict[str, Any] = field(default_factory=dict)
 
     def take(self, part: Part, index: int) -> None:
-        """Take in the share of the sequence that stands in place `index` of this response."""
+        """Add the part of the sequence at place `index` of this response."""
         counts = part["num_output_tokens"][0].tolist()
         own = slice(sum(counts[:index]), sum(counts[: index + 1]))
         self.num_parts += 1
@@ -79,7 +79,7 @@ def sequences(parts: Iterable[Part]) -> list[Said]:
 
 
 class Door:
-    """A server's doors to one or many requests; any thread may ask."""
+    """The protocols of a server, for one or many requests; any thread may call."""
 
     def __init__(self, server: Server) -> None:
         self._http_url = server.http_url
@@ -105,7 +105,7 @@ class Door:
 
     def http(self, **inputs: Any) -> Http:
         """Return the answer over /generate."""
-        return post_generate(self._http_url, inputs)
+        return clients.generate(self._http_url, inputs)
 
     def crowd(self, jobs: Mapping[Any, Mapping[str, Any]], at_once: int = 16) -> dict[Any, Said]:
         """Return the answers of many requests, `at_once` of them under way."""
@@ -123,7 +123,7 @@ def _part(message: Any) -> Part:
 
 
 class Option(NamedTuple):
-    """What is asked for, and what it means. words: stop words, the shortest answer that holds one ends there."""
+    """The inputs of a request, and what they mean. words: stop words."""
 
     inputs: dict[str, Any]
     sampling: Sampling
@@ -142,13 +142,13 @@ class Truth:
 
     @torch.inference_mode()
     def rows(self, prompt: Sequence[int], output: Sequence[int]) -> np.ndarray:
-        """Return (len(output) + 1, V) logits behind the prompt and every token of the output: one causal pass."""
+        """Return (len(output) + 1, V) logits after the prompt and after every token of the output, in one causal pass."""
         ids = torch.tensor([[*prompt, *output]])
         rows: np.ndarray = self._plain.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :].numpy()
         return rows
 
     def says(self, option: Option, prompt: Sequence[int], like: Sequence[int]) -> list[int]:
-        """Return what the reference says; `like`: what is expected, whose rows are computed at once, for speed alone."""
+        """Return the reference's output. like: the expected output; its rows are computed in one pass, only for speed."""
         for number, row in enumerate(self.rows(prompt, like)):
             self._rows[(*prompt, *like[:number])] = row
         length = option.inputs.get("max_tokens", NUM_TOKENS)
@@ -186,7 +186,7 @@ def encoded(text: str) -> tuple[int, ...]:
 def _drawn(
     inputs: Mapping[str, Any] | None = None, logits_options: LogitsOptions | None = None, **changes: Any
 ) -> Option:
-    """Return an option at temperature 0.9; what is not named otherwise has the same name in inputs and Sampling."""
+    """Return an option at temperature 0.9; `changes` have the same names in the inputs and in Sampling."""
     numbers = {"temperature": 0.9, "seed": 12, **changes}
     kept = {name: float(np.float32(v)) if isinstance(v, float) else v for name, v in numbers.items()}
     return Option(

@@ -54,14 +54,14 @@ class TableTarget:
         self.num_steps += 1
         rows = np.stack([self.logits([*context.ids, *path]) for path in tree.paths])
         prompt, output = context.ids[: context.prompt_len], context.output
-        shaped = process_tree_logits(rows, tree, prompt, output, sampling)
-        walk = decide(shaped, tree, q, len(context), sampling)
-        tokens = np.array(Acceptance(walk.path, walk.next_token).tokens(tree))
-        target_tokens = sample(shaped, len(context) + tree.depths, sampling).astype(np.int32)
-        logprobs = log_softmax(rows)[[0, *walk.path], tokens]
+        processed = process_tree_logits(rows, tree, prompt, output, sampling)
+        accepted = decide(processed, tree, q, len(context), sampling)
+        tokens = np.array(Acceptance(accepted.path, accepted.next_token).tokens(tree))
+        target_tokens = sample(processed, len(context) + tree.depths, sampling).astype(np.int32)
+        logprobs = log_softmax(rows)[[0, *accepted.path], tokens]
         return Acceptance(
-            walk.path,
-            walk.next_token,
+            accepted.path,
+            accepted.next_token,
             target_tokens=target_tokens if options.target_tokens else None,
             logprobs=logprobs if options.logprobs else None,
         )

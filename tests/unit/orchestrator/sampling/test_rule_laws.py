@@ -21,9 +21,9 @@ from tests.support.rule_laws import (
     BLOCK,
     BLOCK_KEYED_BY_POSITION,
     CHAIN,
-    CHOSEN,
     CHUNK,
     COUPLED,
+    DETERMINISTIC,
     GOLDEN_P,
     GOLDEN_RATES,
     SETTINGS,
@@ -47,7 +47,7 @@ pytestmark = pytest.mark.usefixtures("without_collector")
 # The laws
 
 
-@pytest.mark.parametrize("setting", [COUPLED, CHAIN, SIBLINGS, CHOSEN, BLOCK], ids=str)
+@pytest.mark.parametrize("setting", [COUPLED, CHAIN, SIBLINGS, DETERMINISTIC, BLOCK], ids=str)
 def test_the_first_token_has_the_target_s_law_on_the_golden_pair(setting: Setting) -> None:
     counts, acceptance = emitted(setting.single, golden(), 1, NUM_DRAWS)
     found = Distance.between(counts, golden().law(1))
@@ -129,7 +129,7 @@ def token_chances_in_block(monkeypatch: pytest.MonkeyPatch) -> None:
         (recovery_from_p, SIBLINGS, mixed),
         (recovery_from_p, BLOCK, mixed),
         (residual_not_renormalised, SIBLINGS, lopsided),
-        (sibling_not_removed, CHOSEN, mixed),
+        (sibling_not_removed, DETERMINISTIC, mixed),
         (keys_without_the_step, BLOCK_KEYED_BY_POSITION, mixed),
         (token_chances_in_block, BLOCK, mixed),
     ],

@@ -44,10 +44,10 @@ def table(vocab_size: int, seed: int, zeros: bool = False) -> Callable[[Sequence
 
 @dataclass(frozen=True)
 class Drafter:
-    """How a tree is made: `drawn` from q without replacement, or chosen; `branching` children by depth."""
+    """How a tree is made: sampled from q without replacement, or deterministic; `branching` children by depth."""
 
     branching: tuple[int, ...]
-    drawn: bool
+    sampled: bool
 
     def draft(self, branch: Branch, prefix: list[int], q: Callable[[Sequence[int]], FloatArray]) -> TokenTree:
         paths: list[list[int]] = [[]]
@@ -64,7 +64,7 @@ class Drafter:
         return TokenTree(np.array(tokens, np.int32), np.array(parents, np.int32))
 
     def _children(self, branch: Branch, q: FloatArray, width: int) -> list[int]:
-        if not self.drawn:
+        if not self.sampled:
             return [int(token) for token in np.argsort(-q)[:width] if q[token] > 0]
         found: list[int] = []
         while len(found) < width and q.sum() > 0:
@@ -81,17 +81,17 @@ def prefixes(prefix: list[int], tree: TokenTree) -> list[list[int]]:
 
 
 def rejection(drafter: Drafter) -> Rule:
-    def rule(tree: TokenTree, p: FloatArray, q: FloatArray, position: int, draws: Any) -> AcceptedPath:
-        return accept_rejection(tree, p, q if drafter.drawn else None, position, draws)
+    def rule(tree: TokenTree, p: FloatArray, q: FloatArray, position: int, noise: Any) -> AcceptedPath:
+        return accept_rejection(tree, p, q if drafter.sampled else None, position, noise)
 
     return rule
 
 
 def block(drafter: Drafter) -> Rule:
-    def rule(tree: TokenTree, p: FloatArray, q: FloatArray, position: int, draws: Any) -> AcceptedPath:
-        if not drafter.drawn:  # the point masses that a chosen chain was drawn from
+    def rule(tree: TokenTree, p: FloatArray, q: FloatArray, position: int, noise: Any) -> AcceptedPath:
+        if not drafter.sampled:  # a deterministic chain is sampled from point masses
             q = np.array([np.eye(p.shape[1])[token] for token in [*tree.tokens.tolist(), 0]])
-        return accept_block(tree, p, q, position, draws)
+        return accept_block(tree, p, q, position, noise)
 
     return rule
 
@@ -102,8 +102,8 @@ def step_law(rule: Rule, drafter: Drafter, p: Any, q: Any, prefix: list[int]) ->
     def step(branch: Branch) -> tuple[int, ...]:
         tree = drafter.draft(branch, prefix, q)
         rows = prefixes(prefix, tree)
-        walk = rule(tree, np.array([p(r) for r in rows]), np.array([q(r) for r in rows]), len(prefix), branch)
-        return (*(int(tree.tokens[node - 1]) for node in walk.path), walk.next_token)
+        accepted = rule(tree, np.array([p(r) for r in rows]), np.array([q(r) for r in rows]), len(prefix), branch)
+        return (*(int(tree.tokens[node - 1]) for node in accepted.path), accepted.next_token)
 
     return law(step)
 
@@ -111,7 +111,7 @@ def step_law(rule: Rule, drafter: Drafter, p: Any, q: Any, prefix: list[int]) ->
 def emitted_law(
     rule: Rule, drafter: Drafter, p: Any, q: Any, num_tokens: int, prefix: tuple[int, ...] = ()
 ) -> dict[tuple[int, ...], float]:
-    """The law of the first `num_tokens` tokens of several steps in a row, whose draws are independent."""
+    """The law of the first `num_tokens` tokens of several steps in a row, whose noise is independent."""
     if len(prefix) >= num_tokens:
         return {prefix[:num_tokens]: 1.0}
     found: dict[tuple[int, ...], float] = {}
@@ -132,8 +132,8 @@ def distance(left: dict[Any, float], right: dict[Any, float]) -> float:
     return max(abs(left.get(key, 0.0) - right.get(key, 0.0)) for key in left.keys() | right.keys())
 
 
-CHAINS = [Drafter((1,) * length, drawn) for length in (1, 2, 3) for drawn in (True, False)]
-TREES = [Drafter(branching, drawn) for branching in ((2,), (3,), (2, 1), (2, 2)) for drawn in (True, False)]
+CHAINS = [Drafter((1,) * length, sampled) for length in (1, 2, 3) for sampled in (True, False)]
+TREES = [Drafter(branching, sampled) for branching in ((2,), (3,), (2, 1), (2, 2)) for sampled in (True, False)]
 
 
 @pytest.mark.parametrize("zeros", [False, True])
@@ -265,8 +265,8 @@ def test_keyed_draws_emit_the_target_s_law_over_seeds(rule: Any) -> None:
             tree = TokenTree.chain(chain)
             rows = prefixes(ids, tree)
             arrays = np.array([p(r) for r in rows]), np.array([q(r) for r in rows])
-            walk = rule(drafter)(tree, *arrays, len(ids), KeyedNoise(seed, len(ids)))
-            ids += [chain[node - 1] for node in walk.path] + [walk.next_token]
+            accepted = rule(drafter)(tree, *arrays, len(ids), KeyedNoise(seed, len(ids)))
+            ids += [chain[node - 1] for node in accepted.path] + [accepted.next_token]
         counts[tuple(ids[:2])] = counts.get(tuple(ids[:2]), 0) + 1
     expected = target_law(p, 3, 2)
     observed = [counts.get(tokens, 0) for tokens in expected]
@@ -275,9 +275,9 @@ def test_keyed_draws_emit_the_target_s_law_over_seeds(rule: Any) -> None:
 
 def test_keyed_draws_accept_what_is_certain_and_never_what_is_impossible() -> None:
     for seed in range(200):
-        draws = KeyedNoise(seed, 5)
-        assert draws.accept(1.0, 5, 0) and not draws.accept(0.0, 5, 0)
-        assert draws.recover(np.array([0.0, 0.0, 0.3]), 6) == 2
+        noise = KeyedNoise(seed, 5)
+        assert noise.accept(1.0, 5, 0) and not noise.accept(0.0, 5, 0)
+        assert noise.recover(np.array([0.0, 0.0, 0.3]), 6) == 2
 
 
 # Coupled and typical
@@ -306,7 +306,7 @@ def test_typical_has_not_the_target_s_law() -> None:
     """It is lossy, and named so."""
     p, drafter = table(3, 1), Drafter((1,), False)
 
-    def typical(tree: TokenTree, p: FloatArray, q: FloatArray, position: int, draws: Any) -> AcceptedPath:
-        return accept_typical(tree, p, position, draws)
+    def typical(tree: TokenTree, p: FloatArray, q: FloatArray, position: int, noise: Any) -> AcceptedPath:
+        return accept_typical(tree, p, position, noise)
 
     assert distance(emitted_law(typical, drafter, p, p, 2), target_law(p, 3, 2)) > 1e-2
