@@ -1,4 +1,4 @@
-"""TensorRT-LLM's executor line over the stand-in of tests/standin: no engine is run here."""
+"""The client of TensorRT-LLM's executor over the stand-in of tests/standin: no engine is run here."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def sampled(*values: float, **named: Any) -> Sampling:
 
 
 class serving:  # noqa: N801
-    """A target's line for the length of a with statement."""
+    """A target's client for the length of a with statement."""
 
     def __init__(self, folder: Path, **keys: Any) -> None:
-        self.line, self.manifest = build_target(config_of(folder, **keys))
+        self.client, self.manifest = build_target(config_of(folder, **keys))
 
     def __enter__(self) -> TrtllmClient[StepRequest]:
-        return self.line
+        return self.client
 
     def __exit__(self, *error: object) -> None:
-        self.line.close()
+        self.client.close()
 
 
 def config_of(folder: Path, **keys: Any) -> ServingConfig:
@@ -52,12 +52,12 @@ def config_of(folder: Path, **keys: Any) -> ServingConfig:
     return ServingConfig(**{"target": str(folder), "engine": "tensorrt_llm", **keys})
 
 
-def standin(line: TrtllmClient[Any]) -> Any:
-    """The stand-in executor behind a line, for its knobs."""
-    return line._transport.executor
+def standin(client: TrtllmClient[Any]) -> Any:
+    """The stand-in executor behind a client, for its knobs."""
+    return client._transport.executor
 
 
-class ScriptedLine:
+class ScriptedDrafter:
     """A draft model that knows the text, and is wrong about every fifth token of it."""
 
     def __init__(self, text: list[int]) -> None:
@@ -83,7 +83,7 @@ def proposer_of(
     chosen = select_method(method, json.dumps(parameters or {}), frozenset({"draft"}), {}, inside)
     return chosen.proposer(
         ProposerDependencies(
-            drafter_client=lambda name: ScriptedLine(text or []),
+            drafter_client=lambda name: ScriptedDrafter(text or []),
             vocab_size=VOCAB_SIZE,
             prediction=tuple(text or []),
             memory=memory.of(""),

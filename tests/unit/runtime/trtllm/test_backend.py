@@ -1,4 +1,4 @@
-"""The line to NVIDIA's backend without Triton: its Triton model is a function that answers what a test says."""
+"""The client to NVIDIA's backend without Triton: its Triton model is a function that answers what a test says."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def model() -> FakeModel:
 
 
 @pytest.fixture
-def line(model: FakeModel) -> Iterator[TrtllmClient[StepRequest]]:
+def client(model: FakeModel) -> Iterator[TrtllmClient[StepRequest]]:
     with running(client_of(StepAdapter(BACKEND, True), model, 4, "test")) as started:
         yield started
 
@@ -91,17 +91,17 @@ def client_of(adapter: Any, model: Any, num_threads: int, name: str) -> TrtllmCl
 
 
 class running:  # noqa: N801
-    """A line for the length of a with statement."""
+    """A client for the length of a with statement."""
 
-    def __init__(self, line: Any) -> None:
-        self.line = line
+    def __init__(self, client: Any) -> None:
+        self.client = client
 
     def __enter__(self) -> Any:
-        self.line.start()
-        return self.line
+        self.client.start()
+        return self.client
 
     def __exit__(self, *error: object) -> None:
-        self.line.close()
+        self.client.close()
 
 
 def step(ids: list[int], drafts: Any = (), sequence_id: int = 1, start: int = 0, salt: str = "") -> StepRequest:
@@ -117,40 +117,40 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_step_is_answered_with_what_was_accepted(line: Any, model: FakeModel) -> None:
-    answer = ask(line, step(PROMPT, [said(4), said(5), 1]))
+def test_step_is_answered_with_what_was_accepted(client: Any, model: FakeModel) -> None:
+    answer = ask(client, step(PROMPT, [said(4), said(5), 1]))
     assert (answer.path, answer.next_token) == ((1, 2), said(6))
     assert model.calls[0]["request_output_len"] == [[4]] and model.calls[0]["input_ids"] == [PROMPT]
-    assert line.status().num_calls == 1 and line.status().num_sequences == 1
+    assert client.status().num_calls == 1 and client.status().num_sequences == 1
 
 
-def test_delta_is_joined_and_an_unknown_one_said_so(line: Any, model: FakeModel) -> None:
-    ask(line, step(PROMPT))
-    ask(line, step([*PROMPT, 3, 8], start=4))
+def test_delta_is_joined_and_an_unknown_one_said_so(client: Any, model: FakeModel) -> None:
+    ask(client, step(PROMPT))
+    ask(client, step([*PROMPT, 3, 8], start=4))
     assert model.calls[1]["input_ids"] == [[*PROMPT, 3, 8]]
     with pytest.raises(UnknownSequence):
-        ask(line, step(PROMPT, sequence_id=2, start=2))
+        ask(client, step(PROMPT, sequence_id=2, start=2))
 
 
 @pytest.mark.parametrize(("length", "sent"), [(4, 3), (17, 2), (18, 1), (19, 0)])
-def test_chain_is_cut_to_the_engine_s_room(line: Any, model: FakeModel, length: int, sent: int) -> None:
-    answer = ask(line, step([1] * length, [said(length), said(length + 1), said(length + 2), 1, 1]))
+def test_chain_is_cut_to_the_engine_s_room(client: Any, model: FakeModel, length: int, sent: int) -> None:
+    answer = ask(client, step([1] * length, [said(length), said(length + 1), said(length + 2), 1, 1]))
     assert len(model.calls[0].get("draft_input_ids", [[]])[0]) == sent == len(answer.path)
 
 
-def test_context_that_fills_the_engine_is_refused(line: Any) -> None:
+def test_context_that_fills_the_engine_is_refused(client: Any) -> None:
     with pytest.raises(EngineError, match="room for 20 tokens"):
-        ask(line, step([1] * 20))
+        ask(client, step([1] * 20))
 
 
-def test_tree_is_refused_by_name(line: Any) -> None:
+def test_tree_is_refused_by_name(client: Any) -> None:
     with pytest.raises(EngineError, match="has no trees that branch"):
-        ask(line, step(PROMPT, TokenTree.from_paths([[1], [2]])))
+        ask(client, step(PROMPT, TokenTree.from_paths([[1], [2]])))
 
 
-def test_salt_is_refused_where_blocks_are_shared_and_only_there(line: Any, model: FakeModel) -> None:
+def test_salt_is_refused_where_blocks_are_shared_and_only_there(client: Any, model: FakeModel) -> None:
     with pytest.raises(RequestError, match="cache_salt keeps the KV blocks of some requests from others"):
-        ask(line, step(PROMPT, salt="mine"))
+        ask(client, step(PROMPT, salt="mine"))
     with running(client_of(StepAdapter(BACKEND, False), model, 4, "test")) as unshared:
         assert ask(unshared, step(PROMPT, salt="mine")).next_token == said(4)
 
@@ -162,56 +162,58 @@ def test_salt_is_refused_where_blocks_are_shared_and_only_there(line: Any, model
         (ValueError("odd"), "answer was not understood: odd"),
     ],
 )
-def test_failed_call_is_an_error_of_that_call_alone(line: Any, model: FakeModel, error: Exception, words: str) -> None:
+def test_failed_call_is_an_error_of_that_call_alone(
+    client: Any, model: FakeModel, error: Exception, words: str
+) -> None:
     model.fails = error
     with pytest.raises(EngineError, match=words):
-        ask(line, step(PROMPT))
+        ask(client, step(PROMPT))
     model.fails = None
-    assert ask(line, step(PROMPT)).next_token == said(4)
+    assert ask(client, step(PROMPT)).next_token == said(4)
 
 
-def test_lost_model_is_lost_before_the_deadline(line: Any, model: FakeModel) -> None:
+def test_lost_model_is_lost_before_the_deadline(client: Any, model: FakeModel) -> None:
     model.fails = EngineLost("gone")
     with pytest.raises(EngineLost):
-        ask(line, step(PROMPT))
+        ask(client, step(PROMPT))
 
 
-def test_deadline_answers_and_stops_by_the_call_s_id(line: Any, model: FakeModel) -> None:
+def test_deadline_answers_and_stops_by_the_call_s_id(client: Any, model: FakeModel) -> None:
     model.go.clear()
     answers: SimpleQueue[Any] = SimpleQueue()
-    line.submit(step(PROMPT), time.monotonic() + 0.1, answers.put)
+    client.submit(step(PROMPT), time.monotonic() + 0.1, answers.put)
     answer = answers.get(timeout=LIMIT_S)
     assert type(answer) is Unavailable and "the deadline passed" in str(answer)
     until(lambda: len(model.calls) == 2)
     assert model.calls[1]["stop"] == [[True]] and model.ids[0] == model.ids[1]
     model.go.set()
-    assert ask(line, step(PROMPT)).next_token == said(4) and model.ids[2] != model.ids[0]
+    assert ask(client, step(PROMPT)).next_token == said(4) and model.ids[2] != model.ids[0]
     assert answers.empty()
 
 
-def test_release_answers_and_stops_the_call_under_way(line: Any, model: FakeModel) -> None:
+def test_release_answers_and_stops_the_call_under_way(client: Any, model: FakeModel) -> None:
     model.go.clear()
-    answers = submit(line, step(PROMPT, sequence_id=4))
+    answers = submit(client, step(PROMPT, sequence_id=4))
     assert model.began.acquire(timeout=LIMIT_S)
-    line.release(4)
+    client.release(4)
     assert str(answers.get(timeout=LIMIT_S)) == "the sequence was released"
     until(lambda: any("stop" in call for call in model.calls))
     model.go.set()
-    until(lambda: line.status().num_sequences == 0)
-    assert ask(line, step(PROMPT, sequence_id=4)).next_token == said(4) and answers.empty()
+    until(lambda: client.status().num_sequences == 0)
+    assert ask(client, step(PROMPT, sequence_id=4)).next_token == said(4) and answers.empty()
 
 
-def test_second_call_of_a_sequence_is_refused_while_the_first_is_under_way(line: Any, model: FakeModel) -> None:
+def test_second_call_of_a_sequence_is_refused_while_the_first_is_under_way(client: Any, model: FakeModel) -> None:
     model.go.clear()
-    first = submit(line, step(PROMPT))
-    assert "has a call under way" in str(submit(line, step(PROMPT)).get(timeout=LIMIT_S))
+    first = submit(client, step(PROMPT))
+    assert "has a call under way" in str(submit(client, step(PROMPT)).get(timeout=LIMIT_S))
     model.go.set()
     assert first.get(timeout=LIMIT_S).next_token == said(4)
 
 
-def test_calls_of_several_are_under_way_together(line: Any, model: FakeModel) -> None:
+def test_calls_of_several_are_under_way_together(client: Any, model: FakeModel) -> None:
     model.go.clear()
-    answers = [submit(line, step(PROMPT, sequence_id=n)) for n in range(1, 5)]
+    answers = [submit(client, step(PROMPT, sequence_id=n)) for n in range(1, 5)]
     for _ in answers:
         assert model.began.acquire(timeout=LIMIT_S)
     model.go.set()
@@ -219,44 +221,44 @@ def test_calls_of_several_are_under_way_together(line: Any, model: FakeModel) ->
 
 
 def test_call_that_waits_for_a_thread_is_answered_at_its_deadline_and_never_made(model: FakeModel) -> None:
-    with running(client_of(StepAdapter(BACKEND, True), model, 1, "test")) as line:
+    with running(client_of(StepAdapter(BACKEND, True), model, 1, "test")) as client:
         model.go.clear()
-        first = submit(line, step(PROMPT))
+        first = submit(client, step(PROMPT))
         assert model.began.acquire(timeout=LIMIT_S)
         waiting: SimpleQueue[Any] = SimpleQueue()
-        line.submit(step(PROMPT, sequence_id=2), time.monotonic() + 0.1, waiting.put)
+        client.submit(step(PROMPT, sequence_id=2), time.monotonic() + 0.1, waiting.put)
         late = waiting.get(timeout=LIMIT_S)
         assert type(late) is Unavailable and "the deadline passed" in str(late)
         model.go.set()
         assert first.get(timeout=LIMIT_S).next_token == said(4)
-        assert ask(line, step(PROMPT, sequence_id=2)).next_token == said(4)
+        assert ask(client, step(PROMPT, sequence_id=2)).next_token == said(4)
         assert len(model.calls) == 2 and waiting.empty()
 
 
 def test_threads_that_hang_keep_no_process_from_its_end(model: FakeModel) -> None:
-    with running(client_of(StepAdapter(BACKEND, True), model, 1, "hanging")) as line:
+    with running(client_of(StepAdapter(BACKEND, True), model, 1, "hanging")) as client:
         model.go.clear()
-        submit(line, step(PROMPT))
+        submit(client, step(PROMPT))
         assert model.began.acquire(timeout=LIMIT_S)
     assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("hanging"))
     model.go.set()
 
 
 def test_close_answers_what_is_under_way(model: FakeModel) -> None:
-    with running(client_of(StepAdapter(BACKEND, True), model, 4, "test")) as line:
+    with running(client_of(StepAdapter(BACKEND, True), model, 4, "test")) as client:
         model.go.clear()
-        answers = submit(line, step(PROMPT))
+        answers = submit(client, step(PROMPT))
         assert model.began.acquire(timeout=LIMIT_S)
     assert str(answers.get(timeout=LIMIT_S)) == "the engine is shutting down"
-    assert str(submit(line, step(PROMPT)).get(timeout=LIMIT_S)) == "the engine is shutting down"
+    assert str(submit(client, step(PROMPT)).get(timeout=LIMIT_S)) == "the engine is shutting down"
     model.go.set()
 
 
-def test_figures_are_reported(line: Any) -> None:
+def test_figures_are_reported(client: Any) -> None:
     reports: SimpleQueue[Any] = SimpleQueue()
-    line.watch(reports.put)
-    line.on_broken(lambda: None)
-    assert line.preparation(step(PROMPT)) is None and reports.get(timeout=LIMIT_S).blocks_total == 0
+    client.watch(reports.put)
+    client.on_broken(lambda: None)
+    assert client.preparation(step(PROMPT)) is None and reports.get(timeout=LIMIT_S).blocks_total == 0
 
 
 # The draft model
@@ -270,8 +272,8 @@ def draft(length: int, context: int = 4, salt: str = "") -> DraftRequest:
 def test_draft_is_the_greedy_continuation_as_far_as_it_fits(
     model: FakeModel, asked: int, context: int, drafted: int
 ) -> None:
-    with running(client_of(DraftAdapter(BACKEND, True), model, 4, "test")) as line:
-        answer = ask(line, draft(asked, context))
+    with running(client_of(DraftAdapter(BACKEND, True), model, 4, "test")) as client:
+        answer = ask(client, draft(asked, context))
     assert answer.tree.tokens.tolist() == [said(context + i) for i in range(drafted)] and answer.tree.is_chain
     assert len(model.calls) == bool(drafted)
     assert all(call["runtime_top_k"] == [[1]] and "draft_input_ids" not in call for call in model.calls)
@@ -304,8 +306,8 @@ def test_models_of_both_are_called_by_their_names(checkpoint: Path, tmp_path: Pa
     config = config_of(target, draft=str(drafter))
     called: list[str] = []
     for made in (build_target, build_draft):
-        line, manifest = made(config, lambda model: called.append(model) or FakeModel())  # type: ignore[arg-type,func-returns-value]
-        line.close()
+        client, manifest = made(config, lambda model: called.append(model) or FakeModel())  # type: ignore[arg-type,func-returns-value]
+        client.close()
         assert manifest.vocab_size == 64
     assert called == [*BACKEND_MODELS.values()]
     served = capabilities_of(config)
@@ -347,8 +349,8 @@ def test_burst_tells_the_passes_as_far_as_they_were_counted(
 ) -> None:
     model = CountingModel()
     model.counts = counts
-    with running(client_of(EngineSideAdapter(BACKEND, True, "medusa"), model, 4, "test")) as line:
-        answer = ask(line, inside_step(PROMPT, EngineSpeculation(6)))
+    with running(client_of(EngineSideAdapter(BACKEND, True, "medusa"), model, 4, "test")) as client:
+        answer = ask(client, inside_step(PROMPT, EngineSpeculation(6)))
     assert answer.tokens(TokenTree.bare()) == [said(4 + i) for i in range(6)]
     assert answer.engine_speculation == EngineSpeculationResult(
         "medusa", tuple(said(4 + i) for i in range(5)), lengths, drafted
@@ -361,24 +363,24 @@ def test_burst_tells_the_passes_as_far_as_they_were_counted(
 )
 def test_burst_is_as_long_as_there_is_room(inside: EngineSpeculation | None, context: int, length: int) -> None:
     model = CountingModel()
-    with running(client_of(EngineSideAdapter(BACKEND, True, "medusa"), model, 4, "test")) as line:
-        answer = ask(line, inside_step([1] * context, inside))
+    with running(client_of(EngineSideAdapter(BACKEND, True, "medusa"), model, 4, "test")) as client:
+        answer = ask(client, inside_step([1] * context, inside))
     assert model.calls[0]["request_output_len"] == [[length]]
     assert (answer.engine_speculation is None) == (inside is None) and len(answer.tokens(TokenTree.bare())) == length
 
 
 def test_burst_has_sizes_and_no_choices() -> None:
     model = CountingModel()
-    with running(client_of(EngineSideAdapter(BACKEND, True, "lookahead", (4, 3, 4)), model, 4, "test")) as line:
-        ask(line, inside_step(PROMPT, EngineSpeculation(4, sizes=(4, 3, 2))))
+    with running(client_of(EngineSideAdapter(BACKEND, True, "lookahead", (4, 3, 4)), model, 4, "test")) as client:
+        ask(client, inside_step(PROMPT, EngineSpeculation(4, sizes=(4, 3, 2))))
         for sizes in ((5, 3, 2), (4, 4, 2), (4, 3, 5), (1, 2, 1)):
             with pytest.raises(RequestError, match=r"must be in \(2, 2, 1\) to \(4, 3, 4\), for which the engine was"):
-                ask(line, inside_step(PROMPT, EngineSpeculation(4, sizes=sizes)))
+                ask(client, inside_step(PROMPT, EngineSpeculation(4, sizes=sizes)))
         with pytest.raises(RequestError, match="no tensor for choices"):
-            ask(line, inside_step(PROMPT, EngineSpeculation(4, choices=((0,),))))
+            ask(client, inside_step(PROMPT, EngineSpeculation(4, choices=((0,),))))
         with pytest.raises(EngineError, match="has no target tokens"):
             ask(
-                line,
+                client,
                 replace(step(PROMPT), options=StepOptions(target_tokens=True, engine_speculation=EngineSpeculation(4))),
             )
     names = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
@@ -389,9 +391,9 @@ def test_burst_has_sizes_and_no_choices() -> None:
 @pytest.mark.parametrize(("mode", "method"), BUILD_MODES.items())
 def test_engine_that_drafts_by_itself_has_bursts(checkpoint: Path, tmp_path: Path, mode: str, method: str) -> None:
     folder = make_engine(tmp_path / "target", checkpoint, mode=mode)
-    line, _ = build_target(config_of(folder), lambda model: CountingModel())
-    answer = ask(line, inside_step(PROMPT, EngineSpeculation(4)))
-    line.close()
+    client, _ = build_target(config_of(folder), lambda model: CountingModel())
+    answer = ask(client, inside_step(PROMPT, EngineSpeculation(4)))
+    client.close()
     assert answer.engine_speculation.method == method == capabilities_of(config_of(folder)).engine_method
 
 

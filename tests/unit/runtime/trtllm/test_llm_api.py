@@ -77,20 +77,20 @@ def config_of(folder: Path, **keys: Any) -> ServingConfig:
 
 @contextmanager
 def serving(checkpoint: Path, folder: Path, method: str = "eagle3", **more: Any) -> Iterator[Any]:
-    """A target's line over the LLM API."""
+    """A target's client over the LLM API."""
     write_folder(spec_of(checkpoint, method, **more), folder)
-    line, manifest = build_target(config_of(folder))
+    client, manifest = build_target(config_of(folder))
     assert manifest.vocab_size == VOCAB_SIZE
     try:
-        yield line
+        yield client
     finally:
-        line.close()
-    assert standin(line).is_shut
+        client.close()
+    assert standin(client).is_shut
 
 
-def standin(line: Any) -> Any:
-    """The stand-in behind a line, for its knobs."""
-    return line._transport.llm
+def standin(client: Any) -> Any:
+    """The stand-in behind a client, for its knobs."""
+    return client._transport.llm
 
 
 def proposer_of(method: str) -> Any:
@@ -117,10 +117,10 @@ INSIDE = StepOptions(engine_speculation=EngineSpeculation(NUM_TOKENS))
 def test_text_is_the_torch_engine_s_from_one_generation(
     checkpoint: Path, tmp_path: Path, greedy: list[int], method: str
 ) -> None:
-    with serving(checkpoint, tmp_path, method) as line:
-        before = len(standin(line).requests)
-        text, statistics = decode(EngineTarget(line, 7), proposer_of(method), PROMPT, GREEDY, LIMITS)
-        assert len(standin(line).requests) == before + 1
+    with serving(checkpoint, tmp_path, method) as client:
+        before = len(standin(client).requests)
+        text, statistics = decode(EngineTarget(client, 7), proposer_of(method), PROMPT, GREEDY, LIMITS)
+        assert len(standin(client).requests) == before + 1
     assert text == greedy
     if method == "none":
         assert statistics.num_accepted_tokens == 0
@@ -130,15 +130,15 @@ def test_text_is_the_torch_engine_s_from_one_generation(
 
 
 def test_text_goes_on_when_the_whole_context_is_sent_anew(checkpoint: Path, tmp_path: Path, greedy: list[int]) -> None:
-    with serving(checkpoint, tmp_path) as line:
-        target = EngineTarget(line, 7, stateless=True)
+    with serving(checkpoint, tmp_path) as client:
+        target = EngineTarget(client, 7, stateless=True)
         text, _ = decode(target, proposer_of("eagle3"), PROMPT, GREEDY, LIMITS)
     assert text == greedy
 
 
 def test_step_that_wants_no_drafts_is_one_token(checkpoint: Path, tmp_path: Path, greedy: list[int]) -> None:
-    with serving(checkpoint, tmp_path) as line:
-        text, statistics = decode(EngineTarget(line, 7), NoProposer(), PROMPT, GREEDY, LIMITS)
+    with serving(checkpoint, tmp_path) as client:
+        text, statistics = decode(EngineTarget(client, 7), NoProposer(), PROMPT, GREEDY, LIMITS)
     assert text == greedy and statistics.num_steps == NUM_TOKENS
 
 
@@ -149,19 +149,19 @@ def test_eight_at_once_are_streamed_together(checkpoint: Path, tmp_path: Path) -
     expected = [decode(EngineTarget(engine, 1), NoProposer(), p, Sampling(), limits)[0] for p in prompts]
     engine.close()
     texts: dict[int, list[int]] = {}
-    with serving(checkpoint, tmp_path) as line:
-        standin(line).gate.clear()
+    with serving(checkpoint, tmp_path) as client:
+        standin(client).gate.clear()
 
         def run(number: int) -> None:
-            target = EngineTarget(line, number + 1)
+            target = EngineTarget(client, number + 1)
             texts[number], _ = decode(target, proposer_of("eagle3"), prompts[number], GREEDY, limits)
             target.release()
 
         threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
         for thread in threads:
             thread.start()
-        until(lambda: standin(line).most_at_once >= 8)
-        standin(line).gate.set()
+        until(lambda: standin(client).most_at_once >= 8)
+        standin(client).gate.set()
         for thread in threads:
             thread.join(LIMIT_S)
     assert [texts[number] for number in range(8)] == expected
@@ -180,30 +180,30 @@ def until(holds: Any) -> None:
 
 @pytest.mark.parametrize("sampling", [Sampling(0.7, seed=5), Sampling(1.0, top_k=9, top_p=0.8, seed=6)])
 def test_drawn_text_is_not_greedy_and_has_the_seed(checkpoint: Path, tmp_path: Path, sampling: Sampling) -> None:
-    with serving(checkpoint, tmp_path, "none") as line:
-        ask(line, step(PROMPT, INSIDE, replace(sampling, rule=Rule.ENGINE)))
-        _, params, _ = standin(line).requests[-1]
+    with serving(checkpoint, tmp_path, "none") as client:
+        ask(client, step(PROMPT, INSIDE, replace(sampling, rule=Rule.ENGINE)))
+        _, params, _ = standin(client).requests[-1]
     assert not params.greedy
     found = (params.temperature, params.top_k or 0, params.top_p, params.seed)
     assert found == (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed)
 
 
 def test_salts_are_handed_on(checkpoint: Path, tmp_path: Path) -> None:
-    with serving(checkpoint, tmp_path) as line:
+    with serving(checkpoint, tmp_path) as client:
         for salt in ("", "mine"):
             delta = delta_of(Context(PROMPT), 0, 3, salt)
-            ask(line, StepRequest(delta, TokenTree.bare(), GREEDY, StepOptions(), 1000))
-            assert standin(line).requests[-1][2] == (salt or None)
+            ask(client, StepRequest(delta, TokenTree.bare(), GREEDY, StepOptions(), 1000))
+            assert standin(client).requests[-1][2] == (salt or None)
 
 
 def test_generation_is_as_long_as_what_may_still_come(checkpoint: Path, tmp_path: Path) -> None:
-    with serving(checkpoint, tmp_path) as line:
-        ask(line, step(PROMPT, StepOptions(engine_speculation=EngineSpeculation(5))))
-        assert standin(line).requests[-1][1].max_tokens == 5
-        ask(line, step([1] * 250, StepOptions(engine_speculation=EngineSpeculation(50)), sequence_id=2))
-        assert standin(line).requests[-1][1].max_tokens == 6
+    with serving(checkpoint, tmp_path) as client:
+        ask(client, step(PROMPT, StepOptions(engine_speculation=EngineSpeculation(5))))
+        assert standin(client).requests[-1][1].max_tokens == 5
+        ask(client, step([1] * 250, StepOptions(engine_speculation=EngineSpeculation(50)), sequence_id=2))
+        assert standin(client).requests[-1][1].max_tokens == 6
         with pytest.raises(RequestError, match="has 256 tokens, the engine was built for at most 255"):
-            ask(line, step([1] * 256, sequence_id=3))
+            ask(client, step([1] * 256, sequence_id=3))
 
 
 @pytest.mark.parametrize(
@@ -214,9 +214,9 @@ def test_llm_is_made_as_the_folder_says(
     checkpoint: Path, tmp_path: Path, method: str, reuse: bool, speculation: str | None
 ) -> None:
     write_folder(spec_of(checkpoint, method, draft_len=3), tmp_path)
-    line, _ = build_target(config_of(tmp_path, prefix_sharing=reuse))
-    line.close()
-    llm = standin(line)
+    client, _ = build_target(config_of(tmp_path, prefix_sharing=reuse))
+    client.close()
+    llm = standin(client)
     assert (llm.checkpoint, llm.reuses, llm.max_batch_size) == (str(checkpoint), reuse, 8)
     assert (llm.speculation and llm.speculation.decoding_type) == speculation
     assert llm.max_seq_len == 256 + (3 if speculation else 0)
@@ -226,31 +226,34 @@ def test_llm_is_made_as_the_folder_says(
 
 
 def test_release_aborts_the_generation(checkpoint: Path, tmp_path: Path) -> None:
-    with serving(checkpoint, tmp_path) as line:
-        ask(line, step(PROMPT, StepOptions(engine_speculation=EngineSpeculation(200)), sequence_id=4))
-        standin(line).gate.clear()
-        aborted = len(standin(line).aborted)
-        line.release(4)
-        until(lambda: len(standin(line).aborted) > aborted)
-        assert line.status().num_sequences == 0
+    with serving(checkpoint, tmp_path) as client:
+        ask(client, step(PROMPT, StepOptions(engine_speculation=EngineSpeculation(200)), sequence_id=4))
+        standin(client).gate.clear()
+        aborted = len(standin(client).aborted)
+        client.release(4)
+        until(lambda: len(standin(client).aborted) > aborted)
+        assert client.status().num_sequences == 0
 
 
 def test_deadline_ends_the_generation_and_answers(checkpoint: Path, tmp_path: Path) -> None:
-    with serving(checkpoint, tmp_path) as line:
-        standin(line).gate.clear()
+    with serving(checkpoint, tmp_path) as client:
+        standin(client).gate.clear()
         answers: SimpleQueue[Any] = SimpleQueue()
-        line.submit(step(PROMPT, INSIDE), time.monotonic() + 0.1, answers.put)
+        client.submit(step(PROMPT, INSIDE), time.monotonic() + 0.1, answers.put)
         answer = answers.get(timeout=LIMIT_S)
         assert isinstance(answer, Unavailable) and "deadline" in str(answer)
-        until(lambda: standin(line).aborted)
-        standin(line).gate.set()
-        assert ask(line, step(PROMPT)).next_token >= 0
+        until(lambda: standin(client).aborted)
+        standin(client).gate.set()
+        assert ask(client, step(PROMPT)).next_token >= 0
 
 
 def test_request_that_fails_is_one_line_and_alone(checkpoint: Path, tmp_path: Path, greedy: list[int]) -> None:
-    with serving(checkpoint, tmp_path) as line:
-        standin(line).poison = 50
-        poisoned, sound = submit(line, step([50, 3], INSIDE, sequence_id=2)), submit(line, step(PROMPT, sequence_id=3))
+    with serving(checkpoint, tmp_path) as client:
+        standin(client).poison = 50
+        poisoned, sound = (
+            submit(client, step([50, 3], INSIDE, sequence_id=2)),
+            submit(client, step(PROMPT, sequence_id=3)),
+        )
         error = poisoned.get(timeout=LIMIT_S)
         assert type(error) is EngineError and str(error) == "TensorRT-LLM failed on this request: poisoned"
         assert sound.get(timeout=LIMIT_S).next_token == greedy[0]
@@ -259,16 +262,16 @@ def test_request_that_fails_is_one_line_and_alone(checkpoint: Path, tmp_path: Pa
 @pytest.mark.parametrize("idle", [True, False])
 def test_worker_that_has_died_is_an_engine_lost(checkpoint: Path, tmp_path: Path, idle: bool) -> None:
     told: SimpleQueue[Any] = SimpleQueue()
-    with serving(checkpoint, tmp_path) as line:
-        line.on_broken(lambda: told.put("broken"))
-        standin(line).gate.clear()
+    with serving(checkpoint, tmp_path) as client:
+        client.on_broken(lambda: told.put("broken"))
+        standin(client).gate.clear()
         if not idle:
-            line.submit(step(PROMPT, INSIDE), time.monotonic() + LIMIT_S, told.put)
-        standin(line).break_down()
+            client.submit(step(PROMPT, INSIDE), time.monotonic() + LIMIT_S, told.put)
+        standin(client).break_down()
         if idle:
-            line.submit(step(PROMPT, INSIDE), time.monotonic() + LIMIT_S, told.put)
+            client.submit(step(PROMPT, INSIDE), time.monotonic() + LIMIT_S, told.put)
         assert {type(told.get(timeout=LIMIT_S)), type(told.get(timeout=LIMIT_S))} == {EngineLost, str}
-        assert isinstance(submit(line, step(PROMPT, INSIDE)).get(timeout=LIMIT_S), EngineLost)
+        assert isinstance(submit(client, step(PROMPT, INSIDE)).get(timeout=LIMIT_S), EngineLost)
 
 
 def test_llm_is_shut_down_though_its_loop_hangs(
@@ -276,24 +279,24 @@ def test_llm_is_shut_down_though_its_loop_hangs(
 ) -> None:
     monkeypatch.setattr(transport, "SHUTDOWN_LIMIT_S", 0.2)
     held = threading.Event()
-    with serving(checkpoint, tmp_path) as line:
-        line._transport._loop.call_soon_threadsafe(held.wait)
-    assert standin(line).is_shut
+    with serving(checkpoint, tmp_path) as client:
+        client._transport._loop.call_soon_threadsafe(held.wait)
+    assert standin(client).is_shut
     held.set()
-    line._transport._thread.join(LIMIT_S)
+    client._transport._thread.join(LIMIT_S)
 
 
 def test_request_that_the_library_refuses_is_its_first_line(checkpoint: Path, tmp_path: Path) -> None:
-    with serving(checkpoint, tmp_path) as line:
-        standin(line).max_seq_len = 9
+    with serving(checkpoint, tmp_path) as client:
+        standin(client).max_seq_len = 9
         with pytest.raises(EngineError, match="failed on this request: 8 \\+ 32 tokens exceed max_seq_len 9"):
-            ask(line, step(PROMPT, INSIDE))
+            ask(client, step(PROMPT, INSIDE))
 
 
 def test_close_answers_what_is_under_way(checkpoint: Path, tmp_path: Path) -> None:
-    with serving(checkpoint, tmp_path) as line:
-        standin(line).gate.clear()
-        answers = submit(line, step(PROMPT, INSIDE))
+    with serving(checkpoint, tmp_path) as client:
+        standin(client).gate.clear()
+        answers = submit(client, step(PROMPT, INSIDE))
     assert str(answers.get(timeout=LIMIT_S)) == "the engine is shutting down"
 
 
@@ -321,8 +324,8 @@ def test_option_that_it_lacks_is_refused_with_the_reason(
     checkpoint: Path, tmp_path: Path, method: str, sampling: Sampling, options: StepOptions, words: str
 ) -> None:
     rule = sampling.rule if "rule" in words else Rule.ENGINE
-    with serving(checkpoint, tmp_path, method) as line, pytest.raises(RequestError) as caught:
-        ask(line, step(PROMPT, options, replace(sampling, rule=rule)))
+    with serving(checkpoint, tmp_path, method) as client, pytest.raises(RequestError) as caught:
+        ask(client, step(PROMPT, options, replace(sampling, rule=rule)))
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 

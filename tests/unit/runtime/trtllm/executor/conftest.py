@@ -49,6 +49,6 @@ def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def line(folder: Path) -> Iterator[TrtllmClient[StepRequest]]:
+def client(folder: Path) -> Iterator[TrtllmClient[StepRequest]]:
     with serving(folder) as engine:
         yield engine

@@ -16,7 +16,6 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import EngineSpeculation, StepOptions
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
-from runtime.trtllm import client as client_module
 from runtime.trtllm import in_flight
 from runtime.trtllm.client import TrtllmClient
 from tests.standin.engine_folder import make_engine
@@ -32,74 +31,74 @@ from tests.support.executor import (
 )
 
 
-def test_step_with_a_delta_that_nobody_knows_is_unknown(line: TrtllmClient[StepRequest]) -> None:
+def test_step_with_a_delta_that_nobody_knows_is_unknown(client: TrtllmClient[StepRequest]) -> None:
     context = Context(PROMPT)
     delta = delta_of(context, 4, 9, "")
     with pytest.raises(UnknownSequence):
-        ask(line, StepRequest(delta, TokenTree.bare(), GREEDY, StepOptions(), 1000))
+        ask(client, StepRequest(delta, TokenTree.bare(), GREEDY, StepOptions(), 1000))
 
 
-def test_deadline_cancels_the_request_and_answers_in_time(line: TrtllmClient[StepRequest]) -> None:
-    standin(line).gate.clear()
+def test_deadline_cancels_the_request_and_answers_in_time(client: TrtllmClient[StepRequest]) -> None:
+    standin(client).gate.clear()
     answers: SimpleQueue[Any] = SimpleQueue()
     began_s = time.monotonic()
-    line.submit(request(PROMPT), began_s + 0.1, answers.put)
+    client.submit(request(PROMPT), began_s + 0.1, answers.put)
     answer = answers.get(timeout=LIMIT_S)
     assert isinstance(answer, Unavailable) and "deadline" in str(answer)
     assert time.monotonic() >= began_s + 0.1
-    assert len(standin(line).cancelled) == 1
-    standin(line).gate.set()
-    assert ask(line, request(PROMPT)).path == ()
+    assert len(standin(client).cancelled) == 1
+    standin(client).gate.set()
+    assert ask(client, request(PROMPT)).path == ()
     assert answers.empty()
 
 
-def test_release_cancels_the_call_under_way(line: TrtllmClient[StepRequest]) -> None:
-    standin(line).gate.clear()
-    answers = submit(line, request(PROMPT, sequence_id=4))
-    line.release(4)
+def test_release_cancels_the_call_under_way(client: TrtllmClient[StepRequest]) -> None:
+    standin(client).gate.clear()
+    answers = submit(client, request(PROMPT, sequence_id=4))
+    client.release(4)
     assert str(answers.get(timeout=LIMIT_S)) == "the sequence was released"
-    assert len(standin(line).cancelled) == 1
-    assert line.status().num_sequences == 0
+    assert len(standin(client).cancelled) == 1
+    assert client.status().num_sequences == 0
 
 
-def test_second_call_of_a_sequence_is_refused_while_the_first_is_under_way(line: TrtllmClient[StepRequest]) -> None:
-    standin(line).gate.clear()
-    first = submit(line, request(PROMPT))
-    assert "has a call under way" in str(submit(line, request(PROMPT)).get(timeout=LIMIT_S))
-    standin(line).gate.set()
+def test_second_call_of_a_sequence_is_refused_while_the_first_is_under_way(client: TrtllmClient[StepRequest]) -> None:
+    standin(client).gate.clear()
+    first = submit(client, request(PROMPT))
+    assert "has a call under way" in str(submit(client, request(PROMPT)).get(timeout=LIMIT_S))
+    standin(client).gate.set()
     assert not isinstance(first.get(timeout=LIMIT_S), ServingError)
 
 
-def test_response_with_an_error_is_that_request_s_alone(line: TrtllmClient[StepRequest], greedy: list[int]) -> None:
-    standin(line).gate.clear()
-    standin(line).poison = 50
-    poisoned = submit(line, request([50, 3], sequence_id=2))
-    sound = submit(line, request(PROMPT, sequence_id=3))
-    standin(line).gate.set()
+def test_response_with_an_error_is_that_request_s_alone(client: TrtllmClient[StepRequest], greedy: list[int]) -> None:
+    standin(client).gate.clear()
+    standin(client).poison = 50
+    poisoned = submit(client, request([50, 3], sequence_id=2))
+    sound = submit(client, request(PROMPT, sequence_id=3))
+    standin(client).gate.set()
     error = poisoned.get(timeout=LIMIT_S)
     assert type(error) is EngineError and str(error).startswith("TensorRT-LLM failed on this request: poisoned")
     assert sound.get(timeout=LIMIT_S).next_token == greedy[0]
 
 
 def test_request_that_the_executor_refuses_is_an_error_of_its_own(
-    line: TrtllmClient[StepRequest], monkeypatch: pytest.MonkeyPatch
+    client: TrtllmClient[StepRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standin(line).engine, "max_draft_len", 1)
+    monkeypatch.setattr(standin(client).engine, "max_draft_len", 1)
     with pytest.raises(EngineError, match="refused the request: Number of draft tokens \\(2\\) larger than maximum"):
-        ask(line, request(PROMPT, [1, 2]))
-    assert ask(line, request(PROMPT)).path == ()
+        ask(client, request(PROMPT, [1, 2]))
+    assert ask(client, request(PROMPT)).path == ()
 
 
-def lie(line: TrtllmClient[StepRequest], output: list[int]) -> None:
+def lie(client: TrtllmClient[StepRequest], output: list[int]) -> None:
     """Let the executor answer these tokens."""
-    iterate = standin(line)._iterate
+    iterate = standin(client)._iterate
 
     def lying(active: Any) -> Any:
         response = iterate(active)
         response.result.output_token_ids[0] = list(output)
         return response
 
-    standin(line)._iterate = lying
+    standin(client)._iterate = lying
 
 
 @pytest.mark.parametrize(
@@ -113,10 +112,12 @@ def lie(line: TrtllmClient[StepRequest], output: list[int]) -> None:
         ([*PROMPT, 1, 2], "answered 2 new tokens, at most 1 were requested"),
     ],
 )
-def test_result_without_new_tokens_is_an_error(line: TrtllmClient[StepRequest], output: list[int], words: str) -> None:
-    lie(line, output)
+def test_result_without_new_tokens_is_an_error(
+    client: TrtllmClient[StepRequest], output: list[int], words: str
+) -> None:
+    lie(client, output)
     with pytest.raises(EngineError, match=words):
-        ask(line, request(PROMPT))
+        ask(client, request(PROMPT))
 
 
 @pytest.mark.parametrize(
@@ -129,46 +130,46 @@ def test_result_without_new_tokens_is_an_error(line: TrtllmClient[StepRequest], 
     ],
 )
 def test_accepted_drafts_are_inferred_from_the_tokens(
-    line: TrtllmClient[StepRequest], new: list[int], path: tuple[int, ...], next_token: int
+    client: TrtllmClient[StepRequest], new: list[int], path: tuple[int, ...], next_token: int
 ) -> None:
-    lie(line, PROMPT + new)
-    answer = ask(line, request(PROMPT, [21, 22, 23]))
+    lie(client, PROMPT + new)
+    answer = ask(client, request(PROMPT, [21, 22, 23]))
     assert (answer.path, answer.next_token) == (path, next_token)
 
 
 def test_broken_executor_is_lost_and_says_so_once_all_are_answered(folder: Path) -> None:
     told: SimpleQueue[Any] = SimpleQueue()
-    with serving(folder) as line:
-        line.on_broken(lambda: told.put("broken"))
-        standin(line).gate.clear()
-        line.submit(request(PROMPT), time.monotonic() + LIMIT_S, told.put)
-        standin(line).break_down()
+    with serving(folder) as client:
+        client.on_broken(lambda: told.put("broken"))
+        standin(client).gate.clear()
+        client.submit(request(PROMPT), time.monotonic() + LIMIT_S, told.put)
+        standin(client).break_down()
         assert type(told.get(timeout=LIMIT_S)) is EngineLost
         assert told.get(timeout=LIMIT_S) == "broken"
-        assert isinstance(submit(line, request(PROMPT)).get(timeout=LIMIT_S), EngineLost)
-        line.on_broken(lambda: told.put("broken before"))
+        assert isinstance(submit(client, request(PROMPT)).get(timeout=LIMIT_S), EngineLost)
+        client.on_broken(lambda: told.put("broken before"))
         assert told.get_nowait() == "broken before"
 
 
 def test_executor_that_died_while_idle_is_lost_with_the_first_call(folder: Path) -> None:
     told: SimpleQueue[Any] = SimpleQueue()
-    with serving(folder) as line:
-        line.on_broken(lambda: told.put("broken"))
-        standin(line).break_down()
-        assert isinstance(submit(line, request(PROMPT)).get(timeout=LIMIT_S), EngineLost)
+    with serving(folder) as client:
+        client.on_broken(lambda: told.put("broken"))
+        standin(client).break_down()
+        assert isinstance(submit(client, request(PROMPT)).get(timeout=LIMIT_S), EngineLost)
         assert told.get(timeout=LIMIT_S) == "broken"
 
 
 def test_executor_that_answers_nothing_at_all_is_lost(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_flight, "SILENT_S", 0.2)
     told: SimpleQueue[Any] = SimpleQueue()
-    with serving(folder) as line:
-        line.on_broken(lambda: told.put("broken"))
-        standin(line).gate.clear()
+    with serving(folder) as client:
+        client.on_broken(lambda: told.put("broken"))
+        standin(client).gate.clear()
         for number in range(in_flight.SILENT_CALLS):
             assert told.empty()
-            line.submit(request(PROMPT, sequence_id=number), time.monotonic() + 0.1, lambda _: None)
-            until(lambda: not line._in_flight.num_running, "the deadline")
+            client.submit(request(PROMPT, sequence_id=number), time.monotonic() + 0.1, lambda _: None)
+            until(lambda: not client._in_flight.num_running, "the deadline")
         assert told.get(timeout=LIMIT_S) == "broken"
 
 
@@ -188,9 +189,9 @@ def test_executor_that_answers_somebody_is_not_lost() -> None:
 
 
 def test_response_that_cannot_be_read_is_that_request_s_alone(
-    line: TrtllmClient[StepRequest], greedy: list[int]
+    client: TrtllmClient[StepRequest], greedy: list[int]
 ) -> None:
-    executor = standin(line)
+    executor = standin(client)
     executor.gate.clear()
     iterate = executor._iterate
 
@@ -201,8 +202,8 @@ def test_response_that_cannot_be_read_is_that_request_s_alone(
         return response
 
     executor._iterate = torn
-    broken = submit(line, request([50, 3], sequence_id=2))
-    sound = submit(line, request(PROMPT, sequence_id=3))
+    broken = submit(client, request([50, 3], sequence_id=2))
+    sound = submit(client, request(PROMPT, sequence_id=3))
     executor.gate.set()
     error = broken.get(timeout=LIMIT_S)
     assert type(error) is EngineError and "its response cannot be read: this response has no result" in str(error)
@@ -210,23 +211,23 @@ def test_response_that_cannot_be_read_is_that_request_s_alone(
 
 
 def test_close_leaves_an_executor_behind_that_does_not_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "SHUTDOWN_LIMIT_S", 0.2)
+    monkeypatch.setattr("runtime.trtllm.client.SHUTDOWN_LIMIT_S", 0.2)
     held = threading.Event()
-    with serving(folder) as line:
-        shutdown = standin(line).shutdown
-        standin(line).shutdown = lambda: held.wait() and shutdown()
+    with serving(folder) as client:
+        shutdown = standin(client).shutdown
+        standin(client).shutdown = lambda: held.wait() and shutdown()
         began_s = time.monotonic()
-        line.close()
+        client.close()
         assert time.monotonic() - began_s < LIMIT_S / 2
         held.set()
 
 
 def test_close_answers_what_is_under_way(folder: Path) -> None:
-    with serving(folder) as line:
-        standin(line).gate.clear()
-        answers = submit(line, request(PROMPT))
+    with serving(folder) as client:
+        standin(client).gate.clear()
+        answers = submit(client, request(PROMPT))
     assert str(answers.get(timeout=LIMIT_S)) == "the engine is shutting down"
-    assert isinstance(submit(line, request(PROMPT)).get(timeout=LIMIT_S), Unavailable)
+    assert isinstance(submit(client, request(PROMPT)).get(timeout=LIMIT_S), Unavailable)
 
 
 def test_calls_are_counted_under_the_lock_and_before_their_answers(
@@ -243,15 +244,15 @@ def test_calls_are_counted_under_the_lock_and_before_their_answers(
     monkeypatch.setattr(TrtllmClient, "num_calls", property(lambda client: counts[id(client)], count), raising=False)
     medusa = make_engine(tmp_path / "medusa", checkpoint, mode="medusa")
     for engine, options in ((folder, StepOptions()), (medusa, StepOptions(engine_speculation=EngineSpeculation(32)))):
-        with serving(engine) as line:
+        with serving(engine) as client:
             context, seen = list(PROMPT), []
-            for number in range(line.status().num_calls + 1, line.status().num_calls + 5):
+            for number in range(client.status().num_calls + 1, client.status().num_calls + 5):
                 answers: SimpleQueue[Any] = SimpleQueue()
                 step = request(context, options=options, prompt_len=len(PROMPT))
-                line.submit(
+                client.submit(
                     step,
                     time.monotonic() + LIMIT_S,
-                    lambda answer, line=line, answers=answers: answers.put((answer, line.status().num_calls)),
+                    lambda answer, client=client, answers=answers: answers.put((answer, client.status().num_calls)),
                 )
                 answer, num_calls = answers.get(timeout=LIMIT_S)
                 context += answer.tokens(TokenTree.bare())
@@ -260,9 +261,9 @@ def test_calls_are_counted_under_the_lock_and_before_their_answers(
     assert unlocked == []
 
 
-def test_watch_reports_figures(line: TrtllmClient[StepRequest]) -> None:
+def test_watch_reports_figures(client: TrtllmClient[StepRequest]) -> None:
     reports: SimpleQueue[Any] = SimpleQueue()
-    line.watch(reports.put)
-    assert line.preparation(request(PROMPT)) is None
-    ask(line, request(PROMPT))
+    client.watch(reports.put)
+    assert client.preparation(request(PROMPT)) is None
+    ask(client, request(PROMPT))
     assert reports.get(timeout=LIMIT_S).blocks_total == 0

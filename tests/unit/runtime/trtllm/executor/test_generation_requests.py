@@ -48,8 +48,8 @@ def built(builder: RequestBuilder, **inputs: Any) -> GenerationRequest:
     return builder.build(read({}, json.dumps({"text_input": "abcd", "max_tokens": 8, **inputs})))
 
 
-def _no_line(name: str) -> NoReturn:
-    raise AssertionError(f"a line to {name}")
+def _no_client(name: str) -> NoReturn:
+    raise AssertionError(f"a client to {name}")
 
 
 def refusal(builder: RequestBuilder, **inputs: Any) -> str:
@@ -116,7 +116,7 @@ def test_internal_method_needs_no_drafter_and_asks_the_engine(checkpoint: Path, 
     builder = replace(builder_of(checkpoint, tmp_path / "engine", mode=mode), drafters=frozenset())
     job = built(builder)
     assert job.plan.method == method and job.plan.declaration == METHODS[method].engine_side
-    proposer = job.plan.proposer(ProposerDependencies(_no_line, 64))
+    proposer = job.plan.proposer(ProposerDependencies(_no_client, 64))
     budget = job.limits.budget(Context(job.prompt))
     assert proposer.propose(Context(job.prompt), job.sampling, budget).tree.num_nodes == 0
     assert proposer.options == StepOptions(engine_speculation=EngineSpeculation(8))

@@ -65,18 +65,18 @@ def test_engine_for_several_gpus_has_a_process_spawned_for_each(
     with pytest.raises(ConfigError, match="an engine for 2 GPUs needs the program of its ranks, and there is none of"):
         build_target(config_of(folder))
     worker.touch()
-    with serving(folder) as line:
-        parallel = standin(line)._config.parallel_config
+    with serving(folder) as client:
+        parallel = standin(client)._config.parallel_config
         assert parallel.device_ids == [0, 1] and parallel.communication_mode.name == "ORCHESTRATOR"
         assert parallel.orchestrator_config.worker_executable_path == str(worker)
-        assert ask(line, request(PROMPT)).next_token >= 0
+        assert ask(client, request(PROMPT)).next_token >= 0
 
 
 def test_tree_is_told_to_the_library_and_must_be_the_engine_s(checkpoint: Path, tmp_path: Path) -> None:
     for mode in ("medusa", "eagle"):
         folder = make_engine(tmp_path / mode, checkpoint, mode=mode)
-        with serving(folder) as line:
-            told = standin(line)._config.decoding_config
+        with serving(folder) as client:
+            told = standin(client)._config.decoding_config
         assert (told.eagle_config.eagle_choices if mode == "eagle" else told.medusa_choices) == tree_of(16)
         for spec, words in (
             ({}, "choices is missing: TensorRT-LLM's own tree has 63 nodes, and draft_len is 16"),
@@ -85,8 +85,8 @@ def test_tree_is_told_to_the_library_and_must_be_the_engine_s(checkpoint: Path, 
             write_manifest(folder, read_manifest(folder).model_copy(update={"plan": {"spec": spec}}))
             with pytest.raises(ConfigError, match=words):
                 build_target(config_of(folder))
-    with serving(make_engine(tmp_path / "own", checkpoint, mode="medusa", max_draft_len=63)) as line:
-        assert standin(line)._config.decoding_config.medusa_choices is None
+    with serving(make_engine(tmp_path / "own", checkpoint, mode="medusa", max_draft_len=63)) as client:
+        assert standin(client)._config.decoding_config.medusa_choices is None
 
 
 def test_library_asserts_a_tree_of_the_engine_s_size(checkpoint: Path, tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ def test_logits_are_kept_by_the_target_s_engine_alone(folder: Path, draft_checkp
     engine, _ = build_draft(config_of(folder, draft=str(draft)))
     assert standin(engine)._config.gather_generation_logits is False
     engine.close()
-    with serving(folder) as line:
-        assert standin(line)._config.gather_generation_logits is True
+    with serving(folder) as client:
+        assert standin(client)._config.gather_generation_logits is True
 
 
 def test_engine_that_the_library_cannot_load_is_refused_in_its_words(checkpoint: Path, tmp_path: Path) -> None:

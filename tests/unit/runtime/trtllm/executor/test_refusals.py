@@ -63,18 +63,18 @@ from tests.support.executor import (
     ],
 )
 def test_option_that_the_executor_lacks_is_refused_with_the_reason(
-    line: TrtllmClient[StepRequest], step: dict[str, Any], words: str
+    client: TrtllmClient[StepRequest], step: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(RequestError) as caught:
-        ask(line, request(PROMPT, **step))
+        ask(client, request(PROMPT, **step))
     assert str(caught.value).startswith("the target's engine does not serve ") and words in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_context_beyond_the_engine_is_refused_with_its_length(line: TrtllmClient[StepRequest]) -> None:
+def test_context_beyond_the_engine_is_refused_with_its_length(client: TrtllmClient[StepRequest]) -> None:
     with pytest.raises(RequestError, match="has 256 tokens, the engine was built for at most 255"):
-        ask(line, request([1] * 256))
-    assert ask(line, request([1] * 255, [1] * 20)).next_token >= 0
+        ask(client, request([1] * 256))
+    assert ask(client, request([1] * 255, [1] * 20)).next_token >= 0
 
 
 def test_capabilities_say_which_methods_an_engine_serves(folder: Path, tmp_path: Path) -> None:
@@ -114,10 +114,10 @@ def test_capabilities_say_which_methods_an_engine_serves(folder: Path, tmp_path:
     assert capabilities_of(ServingConfig(target=str(tmp_path))) == Capabilities()
 
 
-def test_salts_share_no_blocks(line: TrtllmClient[StepRequest]) -> None:
-    salts, executor = [], standin(line)
+def test_salts_share_no_blocks(client: TrtllmClient[StepRequest]) -> None:
+    salts, executor = [], standin(client)
     enqueue = executor.enqueue_request
     executor.enqueue_request = lambda asked: salts.append(asked.cache_salt_id) or enqueue(asked)
     for salt in ("", "a", "b", "a"):
-        ask(line, StepRequest(delta_of(Context(PROMPT), 0, 1, salt), TokenTree.bare(), GREEDY, StepOptions(), 1000))
+        ask(client, StepRequest(delta_of(Context(PROMPT), 0, 1, salt), TokenTree.bare(), GREEDY, StepOptions(), 1000))
     assert salts[0] is None and salts[1] == salts[3] and len(set(salts)) == 3
