@@ -106,13 +106,8 @@ def parse(document: Document) -> Source:
         tree = ast.parse(document.text)
     except SyntaxError:
         return Source(document, lines, [], [])
-    return Source(document, lines, list(ast.walk(tree)), [_first_line(node) for node in tree.body])
-
-
-def _first_line(node: ast.stmt) -> int:
-    """Return the line (from 0) at which a statement begins, decorators included."""
-    decorators = getattr(node, "decorator_list", [])
-    return min([node.lineno, *(decorator.lineno for decorator in decorators)]) - 1
+    firsts = [[node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))] for node in tree.body]
+    return Source(document, lines, list(ast.walk(tree)), [min(numbers) - 1 for numbers in firsts])
 
 
 def functions(source: Source) -> Iterator[Function]:

@@ -247,9 +247,8 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str
     for name, (dtype, flag, text) in OPTIONS.items():
         if flag:
             kind = {np.float32: float, np.object_: str}.get(dtype, int)
-            parser.add_argument(
-                flag, dest=name, type=kind, action="append" if "repeatable" in text else "store", help=text
-            )
+            action = "append" if "repeatable" in text else "store"
+            parser.add_argument(flag, dest=name, type=kind, action=action, help=text)
     args = parser.parse_args(arguments)
     try:
         if args.prompt is None:

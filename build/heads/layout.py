@@ -14,20 +14,10 @@ from build.heads.target import FrozenTarget
 from runtime.heads.checkpoint.checks import FINGERPRINT
 
 LLAMA_KEYS = (
-    "attention_bias",
-    "head_dim",
-    "hidden_act",
-    "hidden_size",
-    "intermediate_size",
-    "max_position_embeddings",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "num_key_value_heads",
-    "rms_norm_eps",
-    "rope_parameters",
-    "tie_word_embeddings",
-    "vocab_size",
-)
+    "attention_bias", "head_dim", "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings",
+    "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_parameters",
+    "tie_word_embeddings", "vocab_size",
+)  # fmt: skip
 
 
 class Layout(NamedTuple):
@@ -75,10 +65,6 @@ def _config(name: str, head: nn.Module, target: FrozenTarget, settings: Settings
             "rnn": True,
             "vocab_size": vocab_size,
         }
-    return _eagle_config(name, head)
-
-
-def _eagle_config(name: str, head: nn.Module) -> dict[str, Any]:
     config: LlamaConfig = head.config  # type: ignore[assignment]
     keys = {key: value for key in LLAMA_KEYS if (value := getattr(config, key, None)) is not None}
     keys |= {"model_type": "llama"}

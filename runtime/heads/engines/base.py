@@ -148,8 +148,10 @@ class HeadEngine(ABC):
             self._add_level(live)
             budget.note_level()
             live = [draft for draft in live if draft.tree.frontier and budget.allows(draft.call)]
-            if live:
-                self.expand(live)
+            if live and (states := self.next_states(live)) is not None:
+                rows = iter(states)
+                for draft in live:
+                    draft.states |= {node: next(rows) for node in draft.tree.frontier}
         return [draft.tree.token_tree() for draft in drafts]
 
     def _add_level(self, drafts: list[DraftInProgress]) -> None:
@@ -182,9 +184,9 @@ class HeadEngine(ABC):
         """Return the rows of logits for a draft: one for each candidate of its frontier, or one for all of them."""
         return len(draft.tree.frontier)
 
-    @abstractmethod
-    def expand(self, drafts: list[DraftInProgress]) -> None:
-        """Compute the states of all frontiers' candidates."""
+    def next_states(self, drafts: list[DraftInProgress]) -> Tensor | None:
+        """Return the states of all frontiers' candidates, (n, …), draft by draft; None if the head reads only roots."""
+        return None
 
     def cached_len(self, call: HeadCall) -> int:
         """Return the first position whose features are to be sent; a head without a cache needs the newest alone."""
@@ -226,10 +228,3 @@ def frontier_states(drafts: list[DraftInProgress]) -> Tensor:
 def parent_states(drafts: list[DraftInProgress]) -> Tensor:
     """Return the states of the parents of all frontiers' candidates, draft by draft, (n, …)."""
     return torch.stack([draft.states[draft.tree.parents[node]] for draft in drafts for node in draft.tree.frontier])
-
-
-def keep_states(drafts: list[DraftInProgress], states: Tensor) -> None:
-    """Keep the states of all frontiers' candidates; states: (n, …), draft by draft."""
-    rows = iter(states)
-    for draft in drafts:
-        draft.states |= {node: next(rows) for node in draft.tree.frontier}

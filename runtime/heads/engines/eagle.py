@@ -23,7 +23,6 @@ from runtime.heads.engines.base import (
     HeadEngine,
     frontier_states,
     has_newest_features,
-    keep_states,
     parent_states,
 )
 from runtime.heads.modules.eagle import Eagle3Head, EagleHead
@@ -136,9 +135,9 @@ class EagleEngine(HeadEngine):
         """Return the logits of the children of all frontiers, (n, V or V_d)."""
         return self._head.logits(frontier_states(drafts))
 
-    def expand(self, drafts: list[DraftInProgress]) -> None:
-        """Compute the rows of the frontiers' candidates."""
-        keep_states(drafts, self._forward(parent_states(drafts), [_node_rows(draft) for draft in drafts]))
+    def next_states(self, drafts: list[DraftInProgress]) -> Tensor:
+        """Compute the rows of the frontiers' candidates; return their outputs, (n, d)."""
+        return self._forward(parent_states(drafts), [_node_rows(draft) for draft in drafts])
 
     def _forward(self, state: Tensor, parts: list[KVRows]) -> Tensor:
         """Run the layer over all rows; state: (N, d) → (N, d)."""

@@ -35,6 +35,3 @@ class MedusaEngine(HeadEngine):
         """Return the logits of this level's head, (drafts, V); all drafts are at the same depth."""
         logits: Tensor = self._heads[drafts[0].tree.depth](torch.stack([draft.states[0] for draft in drafts]))
         return logits
-
-    def expand(self, drafts: list[DraftInProgress]) -> None:
-        """Do nothing: the heads read the root's state alone."""

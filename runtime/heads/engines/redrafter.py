@@ -5,14 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runtime.heads.engines.base import (
-    DraftInProgress,
-    HeadCall,
-    HeadEngine,
-    frontier_states,
-    keep_states,
-    parent_states,
-)
+from runtime.heads.engines.base import DraftInProgress, HeadCall, HeadEngine, frontier_states, parent_states
 from runtime.heads.modules.redrafter import RedrafterHead
 
 
@@ -42,9 +35,9 @@ class RedrafterEngine(HeadEngine):
         """Return the logits of the children of all frontiers, (n, V)."""
         return self._head.logits(*frontier_states(drafts).unbind(1))
 
-    def expand(self, drafts: list[DraftInProgress]) -> None:
-        """Compute the recurrent states after all frontiers' candidates."""
+    def next_states(self, drafts: list[DraftInProgress]) -> Tensor:
+        """Return the pairs of all frontiers' candidates, (n, 2, d)."""
         newest, before = parent_states(drafts).unbind(1)
         ids = [draft.tree.tokens[node] for draft in drafts for node in draft.tree.frontier]
         after = self._head.advance(before, torch.tensor(ids, device=before.device))
-        keep_states(drafts, torch.stack([newest, after], dim=1))
+        return torch.stack([newest, after], dim=1)
