@@ -19,6 +19,7 @@ from orchestrator.deployment.engine_manifest import EXTERNAL, LlmManifest, Manif
 #: Options of a request that are more than one input, or one beyond a limit.
 PENALTY_AND_BIAS, LARGE_TOP_K, MAX_TOP_K = "repetition_penalty beside logit_bias_ids", "top_k above 1024", 1024
 LOGPROBS = "return_log_probs"
+_REFUSED = "the target's engine does not serve"
 SEVERAL_ENDS, LONG_BAD_WORDS = "min_tokens with several end ids", "bad_words of several tokens"
 
 
@@ -65,7 +66,7 @@ class Capabilities:
             why = "it keeps its hidden states to itself"
         else:
             return ""
-        return self._refused(f"the method {method!r}: {why}; {_served_by(method)} (input speculation)")
+        return f"{_REFUSED} the method {method!r}: {why}; {_served_by(method)} (input speculation)"
 
     def length_refusal(self, draft_len: int, where: str) -> str:
         """Return why no step can have so many drafts, empty = it can; where: the input that sets the number."""
@@ -78,30 +79,26 @@ class Capabilities:
 
         method: its name, empty = any. branches: why it may propose more than a chain, empty = it does not.
         """
-        return next(self._refusals(sampling, options, method, branches), "")
+        what = next(self._lacking(sampling, options, method, branches), "")
+        return f"{_REFUSED} {what}" if what else ""
 
-    def _refusals(self, sampling: Sampling, options: StepOptions, method: str, branches: str) -> Iterator[str]:
+    def _lacking(self, sampling: Sampling, options: StepOptions, method: str, branches: str) -> Iterator[str]:
+        """Yield what the engine cannot serve, with the reason."""
         named = f"the method {method!r}" if method else "the step"
         other = f"; {_served_by(method, branches)}" if method else ""
         if branches and not self.trees:
-            yield self._refused(f"{named} with {branches}: {self.reason}{other} (input speculation_config)")
+            yield f"{named} with {branches}: {self.reason}{other} (input speculation_config)"
         if sampling.rule not in self.rules:
             served = ", ".join(rule.value for rule in Rule if rule in self.rules)
-            yield self._refused(f"the rule {sampling.rule.value!r}: {self.reason}; its own: {served} (input rule)")
+            yield f"the rule {sampling.rule.value!r}: {self.reason}; its own: {served} (input rule)"
         if options.target_tokens and not self.target_tokens:
-            what = f"{named}, which learns from the target's tokens"
-            yield self._refused(f"{what}: {self.reason}{other} (input speculation)")
+            yield f"{named}, which learns from the target's tokens: {self.reason}{other} (input speculation)"
         if options.features_from is not None and not self.features:
-            what = f"{named}, which drafts from hidden states"
-            yield self._refused(f"{what}: {self.reason}{other} (input speculation)")
+            yield f"{named}, which drafts from hidden states: {self.reason}{other} (input speculation)"
         if (options.logprobs or options.num_top) and not self.logprobs:
             why = self.lacks.get(LOGPROBS, self.reason)
-            yield self._refused(f"log-probabilities: {why} (input {LOGPROBS})")
-        yield from (self._refused(f"{name}: {self.lacks[name]}") for name in options_of(sampling) if name in self.lacks)
-
-    @staticmethod
-    def _refused(what: str) -> str:
-        return f"the target's engine does not serve {what}"
+            yield f"log-probabilities: {why} (input {LOGPROBS})"
+        yield from (f"{name}: {self.lacks[name]}" for name in options_of(sampling) if name in self.lacks)
 
 
 def _served_by(name: str, branches: str = "") -> str:
@@ -161,15 +158,24 @@ _BACKEND_LACKS = dict.fromkeys(_EDITS, _ANEW) | {
 _LLM_LACKS = _LACKS | dict.fromkeys((*_EDITS, LOGPROBS), "it is not established for the LLM API")
 
 
+#: What all engines have in common that sample by themselves and take no drafts.
+_SAMPLING_ENGINE = Capabilities(
+    rules=frozenset({Rule.ENGINE}),
+    trees=False,
+    target_tokens=False,
+    features=False,
+    logprobs=False,
+    drafts=False,
+    max_nodes=0,
+)
+
+
 def executor_capabilities(manifest: Manifest) -> Capabilities:
     """Return what TensorRT-LLM's executor can serve with a compiled engine."""
     engine_method, drafts = BUILD_MODES.get(manifest.mode, ""), manifest.mode == EXTERNAL
     takes = "verifies chains alone" if drafts else "takes no drafts"
-    return Capabilities(
-        rules=frozenset({Rule.ENGINE}),
-        trees=False,
-        target_tokens=False,
-        features=False,
+    return replace(
+        _SAMPLING_ENGINE,
         logprobs=not engine_method,
         reason=f"TensorRT-LLM's executor samples by itself and {takes}",
         lacks=_LACKS | _ENGINE_SIDE_LACKS if engine_method else _LACKS,
@@ -194,17 +200,10 @@ def tree_capabilities(manifest: Manifest) -> Capabilities:
 
 def llm_capabilities(manifest: LlmManifest) -> Capabilities:
     """Return what the LLM API can serve: it drafts by itself, with one method, or not at all (method "none")."""
-    drafts = manifest.method != "none"
-    return Capabilities(
-        rules=frozenset({Rule.ENGINE}),
-        trees=False,
-        target_tokens=False,
-        features=False,
-        logprobs=False,
+    return replace(
+        _SAMPLING_ENGINE,
         reason="TensorRT-LLM's LLM API samples by itself and takes no drafts",
-        lacks=_LACKS | _ENGINE_SIDE_LACKS if drafts else _LLM_LACKS,
-        drafts=False,
-        max_nodes=0,
+        lacks=_LLM_LACKS if manifest.method == "none" else _LACKS | _ENGINE_SIDE_LACKS,
         engine_method=manifest.method,
     )
 

@@ -1,4 +1,4 @@
-"""Proposers around a proposer: one survives its failures, one leaves out drafts that a grammar forbids."""
+"""A wrapper that keeps a proposer's failures, and drafts that a grammar forbids, away from the loop."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ class Guarded(Proposer):
     """A proposer whose failures and broken trees become bare roots; after the first one it is called no more.
 
     vocab_size: of the target; a tree with another id is broken, too.
+    matcher: of the grammar that the output must match; nodes that it forbids are left out.
     """
 
-    def __init__(self, proposer: Proposer, vocab_size: int) -> None:
+    def __init__(self, proposer: Proposer, vocab_size: int, matcher: Matcher | None = None) -> None:
         self.name = proposer.name
         self._proposer = proposer
         self._vocab_size = vocab_size
+        self._matcher = matcher
         self._failed = False
 
     @property
@@ -41,7 +43,10 @@ class Guarded(Proposer):
         """Return the proposal within the budget, or a bare root when it breaks an invariant."""
         if not self._failed:
             with self._catching("propose"):
-                proposal = self._proposer.propose(context, sampling, budget).cut(budget)
+                proposal = self._proposer.propose(context, sampling, budget)
+                if self._matcher:
+                    proposal = self._pruned(self._matcher, proposal, context, sampling)
+                proposal = proposal.cut(budget)
                 sound = self._well_sampled(proposal)
                 TokenTree.checked(sound.tree.tokens, sound.tree.parents, self._vocab_size, budget.max_nodes)
                 return sound
@@ -57,6 +62,18 @@ class Guarded(Proposer):
         """Free what the proposer holds; a failure here is logged and harms neither the request nor the target."""
         with self._catching("close"):
             self._proposer.close()
+
+    def _pruned(self, matcher: Matcher, proposal: Proposal, context: Context, sampling: Sampling) -> Proposal:
+        """Return the nodes that the grammar allows.
+
+        Invariant: the text stays the same, since the target would accept none of the others. Two kinds of proposals are
+        not pruned: drafts sampled from q under a rule that reads q, where leaving out a node because of its token would
+        bias the text; and those of a proposer that learns from the target's tokens at all its nodes.
+        """
+        if self._proposer.options.target_tokens or not proposal.tree.num_nodes or (proposal.q and sampling.rule.uses_q):
+            return proposal
+        matcher.follow(context.output)
+        return proposal.only(matcher.legal_nodes(proposal.tree))
 
     def _well_sampled(self, proposal: Proposal) -> Proposal:
         """Return the nodes before the first bad q of each path: dropping those, too, would bias the text."""
@@ -74,38 +91,3 @@ class Guarded(Proposer):
         except Exception:
             log.exception("%s failed in %s: the request goes on without drafts", self.name, what)
             self._failed = True
-
-
-class Pruned(Proposer):
-    """A proposer without the nodes that the request's grammar forbids.
-
-    Invariant: the text stays the same, since the target would accept none of these nodes. Two kinds of proposals are
-    not pruned: drafts sampled from q under a rule that reads q, where leaving out a node because of its token would
-    bias the text; and those of a proposer that learns from the target tokens at all its nodes.
-    """
-
-    def __init__(self, proposer: Proposer, matcher: Matcher) -> None:
-        self.name = proposer.name
-        self._proposer = proposer
-        self._matcher = matcher
-
-    @property
-    def options(self) -> StepOptions:
-        """What the proposer asks of the step."""
-        return self._proposer.options
-
-    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
-        """Return the nodes that the grammar allows."""
-        proposal = self._proposer.propose(context, sampling, budget)
-        if self.options.target_tokens or not proposal.tree.num_nodes or (proposal.q and sampling.rule.uses_q):
-            return proposal
-        self._matcher.follow(context.output)
-        return proposal.only(self._matcher.legal_nodes(proposal.tree))
-
-    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Let the proposer learn."""
-        self._proposer.observe(tree, acceptance)
-
-    def close(self) -> None:
-        """Free what the proposer holds."""
-        self._proposer.close()

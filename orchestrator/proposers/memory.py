@@ -87,19 +87,18 @@ class Memory:
             del self._by_salt[salt]
 
 
-class Recollection:
+class Recollection(NamedTuple):
     """The earlier responses that one request may draft from: those of its own salt."""
 
-    def __init__(self, memory: Memory, salt: str) -> None:
-        self._memory = memory
-        self._salt = salt
+    memory: Memory
+    salt: str
 
     def longest(self, tokens: Sequence[int], use: Callable[[Automaton, Match], T]) -> T | None:
         """Return `use` of the longest suffix of `tokens` that occurs, in the newest of several generations.
 
         use: must be short, since it runs under the memory's lock; it is not called when nothing matches.
         """
-        with self._memory.texts(self._salt) as texts:
+        with self.memory.texts(self.salt) as texts:
             found = [(text, text.find(tokens)) for text in texts]
             text, match = max(found, key=lambda pair: pair[1].length, default=(None, None))
             return use(text, match) if text and match and match.length else None
@@ -107,7 +106,7 @@ class Recollection:
     def followers(self, context: Sequence[int]) -> Counter[int]:
         """Return {token: how often it followed all of `context`}, of at most MAX_DEPTH tokens."""
         counts: Counter[int] = Counter()
-        with self._memory.texts(self._salt) as texts:
+        with self.memory.texts(self.salt) as texts:
             for text in texts:
                 match = text.find(context)
                 if 0 < match.length == len(context):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, PlainValidator
 
-from orchestrator.core.declarations import Declaration, as_object, json_object, validate
+from orchestrator.core.declarations import Declaration, json_object, validate
 from orchestrator.core.errors import RequestError
 from orchestrator.core.static_trees import read_choices
 from orchestrator.core.tree import MAX_NODES, TokenTree
@@ -47,8 +47,3 @@ def config_of(
 def read_object(config_json: str) -> dict[str, Any]:
     """Return the JSON object of `speculation_config`, empty for no text; raises RequestError for anything else."""
     return json_object(config_json or "{}", WHERE, RequestError)
-
-
-def object_of(name: str, value: Any) -> dict[str, Any]:
-    """Return a JSON value that is an object; raises RequestError for any other value."""
-    return as_object(value, name, RequestError)

@@ -9,6 +9,7 @@ from importlib import import_module
 from operator import or_
 from typing import Any, NamedTuple
 
+from orchestrator.core.declarations import as_object
 from orchestrator.core.errors import RequestError
 from orchestrator.core.methods import METHODS, Method, find_methods
 from orchestrator.core.proposal import Proposer
@@ -16,8 +17,8 @@ from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.types import HiddenStates, StepOptions
 from orchestrator.deployment.capabilities import Capabilities
 from orchestrator.proposers.dependencies import ProposerDependencies
-from orchestrator.proposers.guarded import Guarded, Pruned
-from orchestrator.proposers.parameters import WHERE, MethodConfig, config_of, object_of, read_object
+from orchestrator.proposers.guarded import Guarded
+from orchestrator.proposers.parameters import WHERE, MethodConfig, config_of, read_object
 from orchestrator.proposers.union import Union, UnionConfig
 
 
@@ -59,10 +60,7 @@ class SelectedMethod(NamedTuple):
 
     def proposer(self, dependencies: ProposerDependencies) -> Proposer:
         """Build the request's proposer; raises RequestError when the deployment lacks what it drafts from."""
-        proposer = self._build(dependencies)
-        if dependencies.matcher:
-            proposer = Pruned(proposer, dependencies.matcher)
-        return Guarded(proposer, dependencies.vocab_size)
+        return Guarded(self._build(dependencies), dependencies.vocab_size, dependencies.matcher)
 
     def _build(self, dependencies: ProposerDependencies) -> Proposer:
         """Build the bare proposer; each member of a union is guarded, so that its failure leaves the others alone."""
@@ -111,7 +109,7 @@ def _united(
     config = config_of(UnionConfig, name, {key: value for key, value in values.items() if key not in names})
     states = reduce(or_, (method.hidden_states for method in methods), HiddenStates.NONE)
     members = tuple(
-        _configured(method, object_of(f"{method.name} in {WHERE}", values.get(method.name, {})), aliases)
+        _configured(method, as_object(values.get(method.name, {}), f"{method.name} in {WHERE}", RequestError), aliases)
         for method in methods
     )
     return SelectedMethod(name, Method(name, branches="several proposers", hidden_states=states), config, members)

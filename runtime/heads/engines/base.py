@@ -76,7 +76,7 @@ class HeadEngine(ABC):
     """Answers draft calls; implements `runtime.engine.calls.Engine`.
 
     Invariant: an answer depends on its own request alone: on the target's states, the committed tokens and the
-    sampling parameters. Penalties, bias and grammars change p; they are left to the target and to `Pruned`.
+    sampling parameters. Penalties, bias and grammars change p; they are left to the target and to `Guarded`.
 
     default_choices: the static tree for a request that names no shape. draft_ids: (V_d,) int64, the target's ids of a
     draft vocabulary; None if the vocabulary is the target's.

@@ -13,7 +13,7 @@ from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, StepOptions
-from orchestrator.proposers.guarded import Pruned
+from orchestrator.proposers.guarded import Guarded
 from orchestrator.sampling.sampled_drafts import draft_distribution
 
 TREE = TokenTree.from_paths([[1, 2, 3], [4, 5], [6]])
@@ -55,7 +55,7 @@ class NoFives:
 def pruned(proposer: Scripted, rule: Rule = Rule.COUPLED, output: tuple[int, ...] = ()) -> Proposal:
     context = Context([9])
     context.commit(output)
-    return Pruned(proposer, NoFives()).propose(context, Sampling(rule=rule), BUDGET)  # type: ignore[arg-type]
+    return Guarded(proposer, 8, NoFives()).propose(context, Sampling(rule=rule), BUDGET)  # type: ignore[arg-type]
 
 
 Q = tuple(draft_distribution(np.arange(8, dtype=np.int32), np.full(8, 0.125)) for _ in range(6))
@@ -85,7 +85,7 @@ def test_a_proposer_that_learns_from_picks_keeps_its_nodes() -> None:
 
 def test_what_is_observed_and_closed_reaches_the_proposer() -> None:
     inner = Scripted()
-    outer = Pruned(inner, NoFives())  # type: ignore[arg-type]
+    outer = Guarded(inner, 8, NoFives())  # type: ignore[arg-type]
     outer.observe(TREE, Acceptance((), 1))
     outer.close()
     assert inner.observed == [TREE] and inner.closed and outer.name == "scripted"
