@@ -20,7 +20,6 @@ from runtime.engine.verify import VerifyInput, VerifyResult, verify
 from runtime.kv.batch import Segment
 from runtime.kv.sequences import CachedSequence
 from runtime.sampling import distribution
-from runtime.sampling.accept import AcceptInput
 
 StepCall = EngineCall[StepRequest]
 
@@ -60,7 +59,10 @@ class TargetEngine(PagedEngine[StepRequest]):
     def _verify_input(self, call: StepCall) -> VerifyInput:
         request = call.request
         return VerifyInput(
-            AcceptInput(request.tree, request.q, call.delta.prefix_len, request.sampling),
+            request.tree,
+            request.q,
+            call.delta.prefix_len,
+            request.sampling,
             call.opened.context,
             self._processors(call),
             request.options.target_tokens,

@@ -20,13 +20,12 @@ from runtime.sampling.logits_processors import LogitsProcessors
 
 
 @dataclass(frozen=True, eq=False)
-class VerifyInput:
+class VerifyInput(AcceptInput):
     """One request's step. context: the committed tokens. logits_processors: None when the request changes no logits.
 
     wants_target_tokens: whether the result must have them even if the acceptance rule does not need them.
     """
 
-    accept_input: AcceptInput
     context: Context
     logits_processors: LogitsProcessors | None
     wants_target_tokens: bool
@@ -34,24 +33,24 @@ class VerifyInput:
     @property
     def positions(self) -> list[int]:
         """Absolute position of the token that each row of logits, root and nodes, is about."""
-        positions: list[int] = (self.accept_input.tree.depths + self.accept_input.prefix_len).tolist()
+        positions: list[int] = (self.tree.depths + self.prefix_len).tolist()
         return positions
 
     @property
     def samplings(self) -> list[Sampling]:
         """The request's sampling, once for each row."""
-        return [self.accept_input.sampling] * (self.accept_input.tree.num_nodes + 1)
+        return [self.sampling] * (self.tree.num_nodes + 1)
 
     @property
     def is_coupled(self) -> bool:
         """True when the target tokens alone decide; under `engine` this engine decides as it would by itself."""
-        return self.accept_input.sampling.rule in (Rule.COUPLED, Rule.ENGINE)
+        return self.sampling.rule in (Rule.COUPLED, Rule.ENGINE)
 
     def processed(self, logits: Tensor) -> Tensor:
         """Return (m + 1, V) logits after the request's processors, in float64 if there are any."""
-        step = self.accept_input
-        processors = self.logits_processors
-        return processors.apply(logits, self.context, step.prefix_len, step.tree.paths) if processors else logits
+        if self.logits_processors is None:
+            return logits
+        return self.logits_processors.apply(logits, self.context, self.prefix_len, self.tree.paths)
 
 
 class VerifyResult(NamedTuple):
@@ -95,11 +94,9 @@ def _accepted_paths(
     inputs: Sequence[VerifyInput], rows: list[Tensor], target_tokens: dict[int, list[int]]
 ) -> dict[int, AcceptedPath]:
     """Return the accepted path of every input, by index: under `coupled` one by one, under the other rules together."""
-    paths = {
-        i: accept_coupled(each.accept_input.tree, target_tokens[i]) for i, each in enumerate(inputs) if each.is_coupled
-    }
+    paths = {i: accept_coupled(each.tree, target_tokens[i]) for i, each in enumerate(inputs) if each.is_coupled}
     if others := [i for i in range(len(inputs)) if i not in paths]:
         samplings = [sampling for i in others for sampling in inputs[i].samplings]
         log_p = distribution.log_p(torch.cat([rows[i].double() for i in others]), samplings)
-        paths |= zip(others, accepted_paths([inputs[i].accept_input for i in others], log_p), strict=True)
+        paths |= zip(others, accepted_paths([inputs[i] for i in others], log_p), strict=True)
     return paths

@@ -25,7 +25,6 @@ from orchestrator.sampling.accept import AcceptedPath, accept_coupled
 from orchestrator.sampling.distribution import sample
 from orchestrator.sampling.reference import generate
 from runtime.engine.verify import VerifyInput, VerifyResult, verify
-from runtime.sampling.accept import AcceptInput
 from tests.support.decode import dependencies
 from tests.support.table_target import TableTarget
 
@@ -182,7 +181,7 @@ def step(growing: Sequence[Text], rng: random.Random) -> None:
     trees = [rng.choice(KINDS)(text, rng) for text in growing]
     codes = [text.codes_of(tree) for text, tree in zip(growing, trees, strict=True)]
     inputs = [
-        VerifyInput(AcceptInput(tree, (), len(text.context), text.sampling), text.context, None, False)
+        VerifyInput(tree, (), len(text.context), text.sampling, text.context, None, False)
         for text, tree in zip(growing, trees, strict=True)
     ]
     logits = [torch.from_numpy(text.table.target[own]) for text, own in zip(growing, codes, strict=True)]

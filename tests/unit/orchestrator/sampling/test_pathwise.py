@@ -38,7 +38,7 @@ def position_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def one_position_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    same = property(lambda self: [self.accept_input.prefix_len] * (self.accept_input.tree.num_nodes + 1))
+    same = property(lambda self: [self.prefix_len] * (self.tree.num_nodes + 1))
     monkeypatch.setattr(VerifyInput, "positions", same)
 
 

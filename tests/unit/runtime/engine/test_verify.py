@@ -17,7 +17,6 @@ from orchestrator.sampling import reference
 from orchestrator.sampling.distribution import sample
 from orchestrator.sampling.sampled_drafts import draft_distribution
 from runtime.engine.verify import VerifyInput, verify
-from runtime.sampling.accept import AcceptInput
 from runtime.sampling.logits_processors import LogitsProcessors
 
 V = 24
@@ -53,8 +52,8 @@ def random_input(rng: np.random.Generator, number: int) -> tuple[VerifyInput, li
     logits_processors = (
         LogitsProcessors(sampling, context.prompt_len, None) if sampling.needs_logits_processors else None
     )
-    accept_input = AcceptInput(tree, q, len(context), sampling)
-    return VerifyInput(accept_input, context, logits_processors, number % 2 == 0), context.ids[:5]
+    prompt = context.ids[:5]
+    return VerifyInput(tree, q, len(context), sampling, context, logits_processors, number % 2 == 0), prompt
 
 
 def random_logits(rng: np.random.Generator, inputs: list[VerifyInput]) -> list[torch.Tensor]:
@@ -70,11 +69,11 @@ def test_results_of_a_mixed_batch_equal_the_reference_s(seed: int, dtype: torch.
     before = torch.cat(logits)
     results = verify(inputs, logits)
     for each, prompt, own, result in zip(inputs, prompts, logits, results, strict=True):
-        asked, context = each.accept_input, each.context
-        rows = reference.process_tree_logits(own.double().numpy(), asked.tree, prompt, context.output, asked.sampling)
-        assert result.accepted == reference.decide(rows, asked.tree, asked.q, len(context), asked.sampling)
+        context = each.context
+        rows = reference.process_tree_logits(own.double().numpy(), each.tree, prompt, context.output, each.sampling)
+        assert result.accepted == reference.decide(rows, each.tree, each.q, len(context), each.sampling)
         if each.wants_target_tokens or each.is_coupled:
-            assert result.target_tokens == sample(rows, len(context) + asked.tree.depths, asked.sampling).tolist()
+            assert result.target_tokens == sample(rows, len(context) + each.tree.depths, each.sampling).tolist()
         else:
             assert result.target_tokens is None
     assert torch.equal(before, torch.cat(logits)), "the logits themselves stay, for the log-probabilities"
@@ -103,7 +102,7 @@ def test_a_request_whose_processors_fail_gets_the_error_and_the_others_get_their
     logits = random_logits(rng, inputs)
     sound = verify(inputs, logits)
     for broken in range(10):
-        refusing = Refusing(inputs[broken].accept_input.sampling, 5, None)
+        refusing = Refusing(inputs[broken].sampling, 5, None)
         results = verify(
             [replace(each, logits_processors=refusing) if i == broken else each for i, each in enumerate(inputs)],
             logits,
