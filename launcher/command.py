@@ -1,4 +1,4 @@
-"""The server's command line and environment: settings of Triton and OpenMP, as opposed to a deployment's."""
+"""The command line and the environment of the server: settings of Triton and OpenMP, not of a deployment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launcher.settings import Ports
 from launcher.triton import Triton
 from orchestrator.deployment.config import PLACES_FOLDER
 
-#: What the stubs inherit unless the user's environment says otherwise.
+#: Variables that the stubs inherit unless the user's environment sets them.
 STUB_ENVIRONMENT = {
     "OMP_WAIT_POLICY": "passive",  # threads that spin between steps take the core from the next stub: 0.7-1.0 ms a step
     "GOMP_SPINCOUNT": "0",
@@ -19,8 +19,8 @@ STUB_ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
 }
 
-#: Interfaces that are closed without the key: whoever has them can run code, read memory or write files.
-#: model-config and statistics stay open, since perf_analyzer asks for them and they tell little more than the metadata.
+#: Interfaces that need the key, because they let a client run code, read memory or write files.
+#: model-config and statistics stay open: perf_analyzer needs them, and they tell little more than the metadata.
 RESTRICTED = ("model-repository", "shared-memory", "trace", "logging")
 KEY_HEADER = "admin-key"
 
@@ -32,8 +32,7 @@ LOG_LEVELS = {
     "verbose": ("--log-verbose=1",),
 }
 
-
-# A server that cannot restrict does not start at all; every other flag that it does not know is left out.
+# A server that does not know these flags cannot restrict its interfaces, so it is not started.
 _NEEDED = ("--http-restricted-api", "--grpc-restricted-protocol")
 # Without them a machine that has no GPU logs four lines of alarm at each start.
 _WITHOUT_GPU = ("--allow-gpu-metrics=false", "--pinned-memory-pool-byte-size=0")
@@ -41,7 +40,7 @@ _WITHOUT_GPU = ("--allow-gpu-metrics=false", "--pinned-memory-pool-byte-size=0")
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What one server is started with."""
+    """The settings of one server."""
 
     repository: Path
     models: tuple[str, ...]
@@ -54,7 +53,7 @@ class Launch:
     uses_gpu: bool
 
     def command(self, triton: Triton) -> list[str]:
-        """Return the command line, less the flags that this Triton does not know: one would keep it from starting."""
+        """Return the command line without the flags that this Triton does not know: it would not start with them."""
         known = triton.flags() | set(_NEEDED)
         flags = [flag for flag in self._flags(triton.backends) if flag.partition("=")[0] in known]
         return [str(triton.binary), *flags]
@@ -71,8 +70,8 @@ class Launch:
             "--disable-auto-complete-config",
             f"--exit-timeout-secs={self.stop_limit_s}",
             f"--backend-config=python,shm-region-prefix-name={self.region_prefix}",
-            *(f"--{door}-address={self.host}" for door in _DOORS),
-            *(f"--{door}-port={getattr(self.ports, door)}" for door in _DOORS),
+            *(f"--{endpoint}-address={self.host}" for endpoint in _ENDPOINTS),
+            *(f"--{endpoint}-port={getattr(self.ports, endpoint)}" for endpoint in _ENDPOINTS),
             f"--http-restricted-api={restriction}",
             f"--grpc-restricted-protocol={restriction}",
             *(() if self.uses_gpu else _WITHOUT_GPU),
@@ -80,7 +79,7 @@ class Launch:
         ]
 
 
-_DOORS = ("http", "grpc", "metrics")
+_ENDPOINTS = ("http", "grpc", "metrics")
 
 
 def stub_environment(environ: Mapping[str, str], config_path: Path, places: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Which Triton models a deployment needs, and whether what they need is there; starts nothing."""
+"""Which Triton models a deployment needs, and whether the repository and the checkpoints exist; starts nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _check_model(model: str, repository: Path, where: str) -> None:
 
 
 def _check_checkpoint(key: str, value: str) -> None:
-    """Refuse a path without a checkpoint; a hub id is the engine's to find."""
+    """Raise ConfigError for a path without a checkpoint; the engine looks up hub ids itself."""
     if Path(value).is_absolute() and not (Path(value) / "config.json").is_file():
         what = "has no config.json" if Path(value).is_dir() else "does not exist"
         raise ConfigError(f"the checkpoint folder {value} {what} (key {key}; a hub id is written owner/name)")

@@ -19,7 +19,7 @@ _WRAPPERS = re.compile(r"^(\w+\.)*(TritonModelException|ServingError|ConfigError
 
 
 def cause(text: str) -> str:
-    """Return in one line why the server whose log this is has ended."""
+    """Return in one line why a server has ended. text: its log."""
     lines = "\n".join(line for line in text.splitlines() if _NOISE not in line)
     for pattern in _CAUSES:
         if match := pattern.search(lines):
@@ -38,7 +38,7 @@ def _one_line(why: str) -> str:
 
 
 class Follower:
-    """Hands out what has been added to a file since the last call."""
+    """Reads the lines that are added to a file."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, path.stat().st_size

@@ -40,24 +40,21 @@ class Triton:
         return {**environ, **{name: os.pathsep.join(filter(None, paths)) for name, paths in joined.items()}}
 
     def flags(self) -> frozenset[str]:
-        """Return the flags that this server knows: one that it does not know keeps it from starting."""
+        """Return the flags that this server knows; an unknown flag would keep it from starting."""
         command, environ = [str(self.binary), "--help"], self.environment(os.environ)
         answer = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
         known = frozenset(re.findall(r"^\s*(--[a-z0-9-]+)", answer.stdout + answer.stderr, re.MULTILINE))
         if "--model-repository" not in known:
-            said = (answer.stderr or answer.stdout).strip() or f"exit status {answer.returncode}"
-            raise ConfigError(f"{self.binary} does not run: {said.splitlines()[0]}")
+            output = (answer.stderr or answer.stdout).strip() or f"exit status {answer.returncode}"
+            raise ConfigError(f"{self.binary} does not run: {output.splitlines()[0]}")
         return known
 
 
 def find_triton(environ: Mapping[str, str], work: Path) -> Triton:
-    """Find the server; what has to be put together for it goes into `work`.
+    """Find the server.
 
-    Args:
-        environ: TRITON_ROOT names another folder than /opt/tritonserver.
-        work: a private folder.
-    Raises:
-        ConfigError: there is no Triton, or none with a stub for this Python.
+    environ: TRITON_ROOT names another folder than /opt/tritonserver. work: a private folder, for links that the wheel's
+    server needs. Raises ConfigError when there is no Triton with a stub for this Python.
     """
     root = Path(environ.get("TRITON_ROOT") or "/opt/tritonserver")
     if (root / "bin/tritonserver").is_file():
@@ -79,7 +76,7 @@ def _in_container(root: Path) -> Triton:
 
 
 def _in_wheel(package: Path, work: Path) -> Triton:
-    """Join the wheel's Python backend with the stub that it keeps apart for this Python version."""
+    """Link the wheel's Python backend and its stub for this Python version, which it keeps elsewhere, in one folder."""
     server = package / "tritonserver"
     stub = server / "python_backend_stubs" / _VERSION / STUB
     if not stub.is_file():

@@ -65,7 +65,7 @@ class Admission:
             self._waiting.append(request)
             started = self._start()
             if len(self._waiting) > self._max_waiting:
-                self._waiting.pop()  # the new request; those that waited before it still do
+                self._waiting.pop()  # the new request
                 if not self._waiting:
                     self._places.stop_waiting()
                 return False
@@ -96,10 +96,10 @@ class Admission:
             threading.Thread(target=self._work, args=(request,), name="request", daemon=True).start()
 
     def _work(self, request: RequestHandler) -> None:
-        """Run a request; then the thread goes on with the first of those whose turn has come."""
+        """Run a request; then run, on the same thread, the first request for which its end has made room."""
         following: RequestHandler | None = request
         while following:
-            _survive(following.run)
+            _guarded(following.run)
             started = self._ended(following)
             following = started[0] if started else None
             self._run(started[1:])
@@ -120,15 +120,15 @@ class Admission:
         with self._lock:
             reasons = [(request, reason_of(request)) for request in self._waiting]
             self._waiting = deque(request for request, reason in reasons if not reason)
-            started = self._start()  # those that stood behind one that needed more places
+            started = self._start()  # requests that were behind one that needed more places
         self._run(started)
         for request, reason in reasons:
             if reason:
-                _survive(partial(request.give_up, reason))
+                _guarded(partial(request.give_up, reason))
 
 
-def _survive(call: Callable[[], bool | None]) -> bool:
-    """Return what a request answers, False when it fails: no request may take a place, or the poll, with it."""
+def _guarded(call: Callable[[], bool | None]) -> bool:
+    """Return a request's answer, False if it raises: a request that fails must free its place and not end the poll."""
     try:
         return bool(call())
     except Exception:
@@ -138,6 +138,6 @@ def _survive(call: Callable[[], bool | None]) -> bool:
 
 def _reason_to_give_up(request: RequestHandler) -> str:
     """Return why a waiting request need not wait any longer, or an empty string."""
-    if _survive(request.is_cancelled):
+    if _guarded(request.is_cancelled):
         return "cancelled"
     return "deadline" if time.monotonic() >= request.deadline_s else ""

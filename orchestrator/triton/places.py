@@ -36,21 +36,21 @@ class SharedPlaces(Places):
     """The places of a deployment, shared by all processes that are given the same folder.
 
     A place is a file; it is taken while a process holds the lock on it. The kernel frees the locks of a process that
-    dies. A process that finds too few places takes the turn: until it has got its places, no other process takes one.
-    Then it leaves the turn to the others for two polls, so that processes that always have somebody waiting alternate.
+    dies. A process that finds too few places takes the turn: until it has its places, no other process takes one. Then
+    it leaves the turn to the others for two polls, so that processes that always have requests waiting alternate.
     """
 
     def __init__(self, folder: Path, count: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._free = [_open(folder / f"place-{i}") for i in range(count)]
         self._taken: list[int] = []
-        self._door, self._turn = _open(folder / "door"), _open(folder / "turn")
+        self._mutex, self._turn = _open(folder / "mutex"), _open(folder / "turn")
         self._has_turn = False
         self._may_wait_s = 0.0
 
     def take(self, number: int) -> bool:
         """Take so many places, or none."""
-        fcntl.flock(self._door, fcntl.LOCK_EX)  # held for microseconds, so that two processes do not take half each
+        fcntl.flock(self._mutex, fcntl.LOCK_EX)  # held for microseconds, so that two processes do not take half each
         try:
             if not self._has_turn and not _try_lock(self._turn):
                 return False
@@ -61,7 +61,7 @@ class SharedPlaces(Places):
             self._settle(found, number)
             return len(found) == number
         finally:
-            fcntl.flock(self._door, fcntl.LOCK_UN)
+            fcntl.flock(self._mutex, fcntl.LOCK_UN)
 
     def give_back(self, number: int) -> None:
         """Free so many places."""

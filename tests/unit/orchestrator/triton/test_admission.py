@@ -35,7 +35,7 @@ class Crowd:
             self.num_running -= 1
 
 
-class ScriptedTicket:
+class ScriptedRequest:
     """Runs until its gate opens; notes what becomes of it."""
 
     num_places = 1
@@ -79,35 +79,35 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[i
         assert admission.close(WAIT_S)
 
 
-def occupied(admission: Admission, crowd: Crowd) -> tuple[list[ScriptedTicket], threading.Event]:
-    """Fill every place with a ticket that waits for the gate."""
+def occupied(admission: Admission, crowd: Crowd) -> tuple[list[ScriptedRequest], threading.Event]:
+    """Fill every place with a request that waits for the gate."""
     gate = threading.Event()
-    tickets = [ScriptedTicket(crowd, -1, gate=gate) for _ in range(admission.max_running)]
-    assert all(admission.admit(ticket) for ticket in tickets)
+    requests = [ScriptedRequest(crowd, -1, gate=gate) for _ in range(admission.max_running)]
+    assert all(admission.admit(request) for request in requests)
     until(lambda: crowd.num_running == admission.max_running)
-    return tickets, gate
+    return requests, gate
 
 
 def test_admission_200_at_once_all_run_once_and_never_too_many(make: Callable[[int, int], Admission]) -> None:
     admission, crowd = make(7, 200), Crowd()
-    tickets = [ScriptedTicket(crowd, number) for number in range(200)]
+    requests = [ScriptedRequest(crowd, number) for number in range(200)]
     barrier, admitted = threading.Barrier(20), []
 
-    def arrive(part: list[ScriptedTicket]) -> None:
+    def arrive(part: list[ScriptedRequest]) -> None:
         barrier.wait(WAIT_S)
-        for ticket in part:
-            admitted.append(admission.admit(ticket))
+        for request in part:
+            admitted.append(admission.admit(request))
 
-    threads = [threading.Thread(target=arrive, args=(tickets[i::20],)) for i in range(20)]
+    threads = [threading.Thread(target=arrive, args=(requests[i::20],)) for i in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(WAIT_S)
     assert admitted == [True] * 200
-    for ticket in tickets:
-        assert ticket.ended.wait(WAIT_S)
-    assert [ticket.num_runs for ticket in tickets] == [1] * 200
-    assert not any(ticket.reasons for ticket in tickets)
+    for request in requests:
+        assert request.ended.wait(WAIT_S)
+    assert [request.num_runs for request in requests] == [1] * 200
+    assert not any(request.reasons for request in requests)
     assert 1 <= crowd.most_running <= 7
     until(lambda: admission.num_running == 0)
     assert admission.num_waiting == 0
@@ -118,25 +118,25 @@ def test_admission_crowd_larger_than_running_and_waiting_is_refused_exactly_beyo
 ) -> None:
     admission, crowd = make(3, 5), Crowd()
     _, gate = occupied(admission, crowd)
-    waiting = [ScriptedTicket(crowd, number) for number in range(20)]
-    assert [admission.admit(ticket) for ticket in waiting] == [True] * 5 + [False] * 15
+    waiting = [ScriptedRequest(crowd, number) for number in range(20)]
+    assert [admission.admit(request) for request in waiting] == [True] * 5 + [False] * 15
     assert admission.num_waiting == 5 and admission.num_running == 3
     gate.set()
-    for ticket in waiting[:5]:
-        assert ticket.ended.wait(WAIT_S)
-    assert not any(ticket.num_runs or ticket.reasons for ticket in waiting[5:])
+    for request in waiting[:5]:
+        assert request.ended.wait(WAIT_S)
+    assert not any(request.num_runs or request.reasons for request in waiting[5:])
     until(lambda: admission.num_running == 0)
-    assert admission.admit(ScriptedTicket(crowd)), "a full queue is no lasting state"
+    assert admission.admit(ScriptedRequest(crowd)), "a full queue is no lasting state"
 
 
-def test_admission_waiting_tickets_run_in_the_order_of_their_arrival(make: Callable[[int, int], Admission]) -> None:
+def test_admission_waiting_requests_run_in_the_order_of_their_arrival(make: Callable[[int, int], Admission]) -> None:
     admission, crowd = make(1, 50), Crowd()
     _, gate = occupied(admission, crowd)
-    tickets = [ScriptedTicket(crowd, number) for number in range(50)]
-    assert all(admission.admit(ticket) for ticket in tickets)
+    requests = [ScriptedRequest(crowd, number) for number in range(50)]
+    assert all(admission.admit(request) for request in requests)
     gate.set()
-    for ticket in tickets:
-        assert ticket.ended.wait(WAIT_S)
+    for request in requests:
+        assert request.ended.wait(WAIT_S)
     assert crowd.began == [-1, *range(50)]
     assert crowd.most_running == 1
 
@@ -144,38 +144,38 @@ def test_admission_waiting_tickets_run_in_the_order_of_their_arrival(make: Calla
 def test_admission_no_queue_refuses_at_once(make: Callable[[int, int], Admission]) -> None:
     admission, crowd = make(1, 0), Crowd()
     _, gate = occupied(admission, crowd)
-    assert not admission.admit(ScriptedTicket(crowd))
+    assert not admission.admit(ScriptedRequest(crowd))
     gate.set()
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "deadline"])
-def test_admission_waiting_ticket_that_need_not_wait_is_given_up_and_the_others_stay(
+def test_admission_waiting_request_that_need_not_wait_is_given_up_and_the_others_stay(
     make: Callable[[int, int], Admission], reason: str
 ) -> None:
     admission, crowd = make(1, 3), Crowd()
     _, gate = occupied(admission, crowd)
-    tickets = [ScriptedTicket(crowd, number) for number in range(3)]
-    assert all(admission.admit(ticket) for ticket in tickets)
+    requests = [ScriptedRequest(crowd, number) for number in range(3)]
+    assert all(admission.admit(request) for request in requests)
     if reason == "cancelled":
-        tickets[1].cancelled = True
+        requests[1].cancelled = True
     else:
-        tickets[1].deadline_s = time.monotonic()
-    assert tickets[1].ended.wait(WAIT_S)
-    assert tickets[1].reasons == [reason]
+        requests[1].deadline_s = time.monotonic()
+    assert requests[1].ended.wait(WAIT_S)
+    assert requests[1].reasons == [reason]
     assert admission.num_waiting == 2
-    assert admission.admit(replacement := ScriptedTicket(crowd, 3)), "its place is free again"
+    assert admission.admit(replacement := ScriptedRequest(crowd, 3)), "its place is free again"
     gate.set()
-    for ticket in (tickets[0], tickets[2], replacement):
-        assert ticket.ended.wait(WAIT_S)
+    for request in (requests[0], requests[2], replacement):
+        assert request.ended.wait(WAIT_S)
     assert crowd.began == [-1, 0, 2, 3]
-    assert tickets[1].num_runs == 0 and tickets[1].reasons == [reason]
+    assert requests[1].num_runs == 0 and requests[1].reasons == [reason]
 
 
-def test_admission_running_ticket_is_left_alone_when_cancelled(make: Callable[[int, int], Admission]) -> None:
+def test_admission_running_request_is_left_alone_when_cancelled(make: Callable[[int, int], Admission]) -> None:
     admission, crowd = make(1, 1), Crowd()
     (running,), gate = occupied(admission, crowd)
     running.cancelled, running.deadline_s = True, 0.0
-    assert admission.admit(waiting := ScriptedTicket(crowd, deadline_s=0.0))
+    assert admission.admit(waiting := ScriptedRequest(crowd, deadline_s=0.0))
     assert waiting.ended.wait(WAIT_S)  # the reaper has been round
     assert running.reasons == [] and admission.num_running == 1
     gate.set()
@@ -184,53 +184,53 @@ def test_admission_running_ticket_is_left_alone_when_cancelled(make: Callable[[i
 def test_admission_close_gives_up_the_waiting_waits_for_the_running_and_takes_no_more() -> None:
     admission, crowd = Admission(2, 4), Crowd()
     running, gate = occupied(admission, crowd)
-    waiting = [ScriptedTicket(crowd) for _ in range(4)]
-    assert all(admission.admit(ticket) for ticket in waiting)
+    waiting = [ScriptedRequest(crowd) for _ in range(4)]
+    assert all(admission.admit(request) for request in waiting)
     assert not admission.close(0.0), "two still run"
-    assert [ticket.reasons for ticket in waiting] == [["shutdown"]] * 4
-    assert not admission.admit(late := ScriptedTicket(crowd))
+    assert [request.reasons for request in waiting] == [["shutdown"]] * 4
+    assert not admission.admit(late := ScriptedRequest(crowd))
     gate.set()
     assert admission.close(WAIT_S)
-    assert all(ticket.num_runs == 1 and not ticket.reasons for ticket in running)
-    assert not any(ticket.num_runs for ticket in [*waiting, late])
+    assert all(request.num_runs == 1 and not request.reasons for request in running)
+    assert not any(request.num_runs for request in [*waiting, late])
 
 
-def test_admission_ticket_that_raises_gives_its_place_back(make: Callable[[int, int], Admission]) -> None:
+def test_admission_request_that_raises_gives_its_place_back(make: Callable[[int, int], Admission]) -> None:
     """A response that cannot be sent must not cost a place for ever."""
 
-    class Broken(ScriptedTicket):
+    class Broken(ScriptedRequest):
         def run(self) -> None:
             raise RuntimeError("cannot send")
 
     admission, crowd = make(1, 10), Crowd()
     for number in range(5):
         assert admission.admit(Broken(crowd, number))
-    assert admission.admit(healthy := ScriptedTicket(crowd, 9))
+    assert admission.admit(healthy := ScriptedRequest(crowd, 9))
     assert healthy.ended.wait(WAIT_S)
     until(lambda: admission.num_running == 0)
 
 
-def test_admission_ticket_that_cannot_be_asked_or_answered_does_not_stop_the_others(
+def test_admission_request_that_cannot_be_asked_or_answered_does_not_stop_the_others(
     make: Callable[[int, int], Admission],
 ) -> None:
-    class Broken(ScriptedTicket):
+    class Broken(ScriptedRequest):
         def is_cancelled(self) -> bool:
             raise RuntimeError("cannot ask")
 
-    class Mute(ScriptedTicket):
+    class Mute(ScriptedRequest):
         def give_up(self, reason: str) -> None:
             raise RuntimeError("cannot send")
 
     admission, crowd = make(1, 3), Crowd()
     _, gate = occupied(admission, crowd)
-    broken, mute, late = Broken(crowd), Mute(crowd, deadline_s=0.0), ScriptedTicket(crowd, deadline_s=0.0)
-    assert all(admission.admit(ticket) for ticket in (broken, mute, late))
+    broken, mute, late = Broken(crowd), Mute(crowd, deadline_s=0.0), ScriptedRequest(crowd, deadline_s=0.0)
+    assert all(admission.admit(request) for request in (broken, mute, late))
     assert late.ended.wait(WAIT_S)
     assert late.reasons == ["deadline"]
     gate.set()
 
 
-class Wide(ScriptedTicket):
+class Wide(ScriptedRequest):
     """Takes several places."""
 
     def __init__(self, crowd: Crowd, number: int, places: int, gate: threading.Event) -> None:
@@ -238,12 +238,12 @@ class Wide(ScriptedTicket):
         self.num_places = places
 
 
-def test_a_ticket_takes_as_many_places_as_it_says_and_waits_for_them_in_its_turn() -> None:
+def test_a_request_takes_as_many_places_as_it_says_and_waits_for_them_in_its_turn() -> None:
     crowd, admission = Crowd(), Admission(max_running=4, max_waiting=4)
     gates = [threading.Event() for _ in range(4)]
     two, three, one, last = (Wide(crowd, i, places, gates[i]) for i, places in enumerate((2, 3, 1, 2)))
-    for ticket in (two, three, one, last):
-        assert admission.admit(ticket)
+    for request in (two, three, one, last):
+        assert admission.admit(request)
     assert (admission.num_running, admission.num_waiting) == (2, 3), "what fits does not overtake what came before"
     gates[0].set()
     assert two.ended.wait(5)
@@ -254,12 +254,12 @@ def test_a_ticket_takes_as_many_places_as_it_says_and_waits_for_them_in_its_turn
     until(lambda: admission.num_running == 3)
     for gate in gates:
         gate.set()
-    assert all(ticket.ended.wait(5) for ticket in (one, last))
+    assert all(request.ended.wait(5) for request in (one, last))
     until(lambda: admission.num_running == 0)
     assert admission.close(1.0)
 
 
-def test_a_wide_ticket_is_refused_when_the_queue_is_full_and_those_before_it_stay() -> None:
+def test_a_wide_request_is_refused_when_the_queue_is_full_and_those_before_it_stay() -> None:
     crowd, admission, gate = Crowd(), Admission(max_running=2, max_waiting=1), threading.Event()
     running, waiting, refused = (Wide(crowd, i, 2, gate) for i in range(3))
     assert admission.admit(running) and admission.admit(waiting) and not admission.admit(refused)
@@ -269,11 +269,11 @@ def test_a_wide_ticket_is_refused_when_the_queue_is_full_and_those_before_it_sta
     assert refused.num_runs == 0 and admission.close(1.0)
 
 
-def test_who_stood_behind_a_wide_ticket_that_gave_up_starts_at_once() -> None:
+def test_who_stood_behind_a_wide_request_that_gave_up_starts_at_once() -> None:
     crowd, admission, gate = Crowd(), Admission(max_running=4, max_waiting=4), threading.Event()
     running, wide, small = Wide(crowd, 0, 1, gate), Wide(crowd, 1, 4, gate), Wide(crowd, 2, 1, gate)
-    for ticket in (running, wide, small):
-        assert admission.admit(ticket)
+    for request in (running, wide, small):
+        assert admission.admit(request)
     wide.cancelled = True
     until(lambda: admission.num_running == 2)
     assert admission.num_waiting == 0 and wide.num_runs == 0
@@ -297,7 +297,7 @@ def pair(tmp_path: Path) -> Iterator[tuple[Admission, Admission]]:
 def test_shared_places_hold_for_all_processes_together(pair: tuple[Admission, Admission]) -> None:
     """Each public model used to have max_running places of its own."""
     crowd = Crowd()
-    requests = [ScriptedTicket(crowd, number) for number in range(40)]
+    requests = [ScriptedRequest(crowd, number) for number in range(40)]
     assert all(pair[number % 2].admit(request) for number, request in enumerate(requests))
     until(lambda: all(request.ended.is_set() for request in requests))
     assert crowd.most_running <= 3 and [request.num_runs for request in requests] == [1] * 40
@@ -306,7 +306,7 @@ def test_shared_places_hold_for_all_processes_together(pair: tuple[Admission, Ad
 def test_shared_place_that_another_process_frees_is_noticed(pair: tuple[Admission, Admission]) -> None:
     crowd = Crowd()
     _, gate = occupied(pair[0], crowd)
-    assert pair[1].admit(waiting := ScriptedTicket(crowd))
+    assert pair[1].admit(waiting := ScriptedRequest(crowd))
     assert (pair[1].num_running, pair[1].num_waiting) == (0, 1)
     gate.set()
     assert waiting.ended.wait(WAIT_S)
@@ -318,7 +318,7 @@ def test_shared_places_go_to_both_processes_while_both_have_requests_waiting(
     """A process that frees a place does not always take it again itself."""
     crowd = Crowd()
 
-    class Brief(ScriptedTicket):
+    class Brief(ScriptedRequest):
         def run(self) -> None:
             time.sleep(0.02)
             super().run()
@@ -337,13 +337,13 @@ def test_shared_places_request_that_needs_several_is_not_starved_by_another_proc
 ) -> None:
     crowd, gates = Crowd(), [threading.Event() for _ in range(3)]
     for gate in gates:
-        assert pair[0].admit(ScriptedTicket(crowd, 0, gate=gate))
-    wide = ScriptedTicket(crowd, 1)
+        assert pair[0].admit(ScriptedRequest(crowd, 0, gate=gate))
+    wide = ScriptedRequest(crowd, 1)
     wide.num_places = 3
     assert pair[1].admit(wide)
     gates[0].set()
     until(lambda: pair[0].num_running == 2)
-    assert pair[0].admit(narrow := ScriptedTicket(crowd, 2)) and narrow.num_runs == 0, "it came after the wide one"
+    assert pair[0].admit(narrow := ScriptedRequest(crowd, 2)) and narrow.num_runs == 0, "it came after the wide one"
     for gate in gates[1:]:
         gate.set()
     assert wide.ended.wait(WAIT_S) and narrow.ended.wait(WAIT_S)
