@@ -1,8 +1,8 @@
 """`python -m tests.exact` (make exact): all settings over 40 prompts × 128 tokens, in float64 and then in float32.
 
-Answers are kept per setting under .exact/, so that a run that was broken off goes on where it stopped; a change
-of the weights, the prompts or the code starts afresh. The table goes to docs/figures/exact.md; a run over some
-settings replaces their rows alone.
+Answers are stored per setting under .exact/, so that an interrupted run continues where it stopped; a change of the
+weights, the prompts or the code starts again. The table is docs/figures/exact.md; a run over some settings replaces
+only their rows.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, unit: Unit) -> list[Answer] | None:
-        """Return a unit's answers, or None when it has not been run."""
+        """Return a unit's answers, or None if it has not been run."""
         file = self._file(unit)
         return [Answer(**entry) for entry in json.loads(file.read_text())] if file.exists() else None
 
     def put(self, unit: Unit, answers: Sequence[Answer]) -> None:
-        """Keep a unit's answers."""
+        """Store a unit's answers."""
         part = self._file(unit).with_suffix(".part")
         part.write_text(json.dumps([dataclasses.asdict(answer) for answer in answers]))
         part.rename(self._file(unit))
@@ -69,7 +69,7 @@ def fingerprint(config: ServingConfig, prompts: Sequence[Prompt], num_tokens: in
 
 
 def answers_of(suite: Suite, store: Store, dtype: str, say: Callable[[str], None]) -> list[list[Answer]]:
-    """Return the answers of all units, from the store where it has them."""
+    """Return the answers of all units; run those that the store does not have."""
     with contextlib.ExitStack() as stack:
         server: Server | None = None
         for number, unit in enumerate(suite.units, start=1):
@@ -90,19 +90,19 @@ HEADER = (
 
 
 class Table:
-    """The rows of all runs so far; a row that is made again replaces the one before it."""
+    """The rows of all runs so far; a new row replaces the old one of the same name."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._rows: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
 
     def add(self, row: Row, made: str) -> None:
-        """Take in a row; made: when, and by which weights, prompts and code."""
+        """Add a row; made: the date, and a fingerprint of weights, prompts and code."""
         found = [f"{row.dtype}: {difference}" for difference in row.differences]
         self._rows[f"{row.dtype}, {row.name}"] = {"cells": row.cells(), "made": made, "found": found}
 
     def write(self, text: Path) -> None:
-        """Keep the rows as JSON, and as the page that people read; dtypes, samplings, modes and settings in order."""
+        """Write the rows as JSON and as a page, ordered by dtype, sampling, mode and setting."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.write_text(json.dumps(self._rows, indent=1) + "\n")
         text.write_text(page(sorted(self._rows.values(), key=_place)))
@@ -144,13 +144,15 @@ def say(text: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run everything; return 1 when a text differs beyond a near tie, or at all in float64."""
+    """Run everything; return 1 if a text differs beyond a near tie, or at all in float64."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--dtypes", nargs="+", default=["float64", "float32"])
     parser.add_argument("--samplings", nargs="+", default=list(SAMPLINGS), choices=SAMPLINGS)
-    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS, help="`none` is needed")
+    parser.add_argument(
+        "--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS, help="the first must be `none`"
+    )
     parser.add_argument("--table", type=Path, default=TABLE, help="its rows are kept beside it as JSON")
     options = parser.parse_args(arguments)
     if options.settings[0] != BASE:

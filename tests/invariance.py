@@ -1,8 +1,8 @@
-"""`python -m tests.invariance` (make audit-full): one text per seed, whatever the method, its settings and its company.
+"""`python -m tests.invariance` (make audit-full): one text per seed, whatever the method, its settings and the other requests.
 
 24 prompts × 128 tokens in float64, at temperature 0 once and at 0.7, 1.0 and 1.5 with two seeds each: every method, its
-settings by turns over the prompts, alone and 8 at once, against `none` alone; and `none` alone against transformers.
-Answers are kept per unit under .exact/, so that a run that was broken off goes on where it stopped.
+settings in turn over the prompts, alone and 8 at once, against `none` alone; and `none` alone against transformers.
+Answers are stored per unit under .exact/, so that an interrupted run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tests.support.suite import ALONE, AT_ONCE, Row, Suite
 PAGE = ROOT / "docs" / "figures" / "invariance.md"
 GREEDY = "greedy"
 DTYPE = "float64"
-#: method → its settings, which take turns.
+#: Method → its settings, which the prompts use in turn.
 METHODS = {SETTINGS[turn[0]][0]: turn for turn in by_method()}
 
 
 def entry(row: Row, made: str) -> dict[str, Any]:
-    """Return a row as it is kept."""
+    """Return a row for the JSON file."""
     method, parameters = SETTINGS[row.setting]
     return {
         "sampling": row.sampling, "method": method, "setting": row.setting, "parameters": parameters, "mode": row.mode,
@@ -80,7 +80,7 @@ def _cell(rows: Sequence[dict[str, Any]], sampling: str, method: str, mode: str)
 
 
 def merged(file: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows that are kept, those made anew in the place of the old, in the order of samplings."""
+    """Return the stored rows with the new ones in place of the old, ordered by sampling and setting."""
     before = json.loads(file.read_text()) if file.exists() else []
     keyed = {(row["sampling"], row["setting"], row["mode"]): row for row in [*before, *rows]}
     order = [GREEDY, *TEMPERATURES]
@@ -88,11 +88,11 @@ def merged(file: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run everything; return 1 when a text differs."""
+    """Run everything; return 1 if a text differs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, help="beside `none`")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, help="besides `none`")
     parser.add_argument("--samplings", nargs="+", default=[GREEDY, *TEMPERATURES], choices=[GREEDY, *TEMPERATURES])
     parser.add_argument("--page", type=Path, default=PAGE, help="its rows are kept beside it as JSON")
     options = parser.parse_args(arguments)

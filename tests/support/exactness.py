@@ -1,4 +1,4 @@
-"""Is the text the target's own? Tokens beside those of stock transformers, and the margin of each difference.
+"""Whether a text is the target's own: its tokens compared with stock transformers, and the margin of a difference.
 
 docs/protocol.md, Equality. At temperature 0 the oracle is `generate` of transformers; above, it is the keyed
 noise added to the stock model's log p (orchestrator/sampling/distribution.py), position by position.
@@ -25,7 +25,7 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.sampling.distribution import log_p, sample
 
 NEAR_TIE = 1e-4
-LIMIT_S = 900  # the machine may be busy; a deadline would cut a text short
+LIMIT_S = 900  # long enough for a busy machine: a deadline would cut a text short
 
 
 def _float32(value: float) -> float:
@@ -33,7 +33,7 @@ def _float32(value: float) -> float:
     return float(np.float32(value))
 
 
-#: The samplings of `make exact`, and those of `make audit-full`; a prompt's number is added to the seed.
+#: The samplings of `make exact`, and those of `make audit-full`; the index of the prompt is added to the seed.
 SAMPLINGS = {
     "greedy": Sampling(),
     "sampled": Sampling(_float32(0.8), top_p=_float32(0.95)),
@@ -56,9 +56,9 @@ class Case:
     def options(self, num_tokens: int) -> dict[str, Any]:
         """Return the request's inputs."""
         rule = self.sampling
-        drawn = {"temperature": rule.temperature, "top_p": rule.top_p, "seed": rule.seed}
+        sampled = {"temperature": rule.temperature, "top_p": rule.top_p, "seed": rule.seed}
         limits = {"max_tokens": num_tokens, "timeout_ms": LIMIT_S * 1000, "limit_s": LIMIT_S}
-        return inputs_of(self.setting, self.prompt.text) | ({} if rule.greedy else drawn) | limits
+        return inputs_of(self.setting, self.prompt.text) | ({} if rule.greedy else sampled) | limits
 
 
 def cases_of(prompts: Sequence[Prompt], sampling: str, turns: Sequence[Sequence[str]]) -> list[Case]:
@@ -117,7 +117,7 @@ class Oracle:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where an answer leaves what was expected; margin: how far from a tie, recomputed exactly in float64."""
+    """The first difference of an answer from the expected one; margin: distance from a tie, recomputed in float64."""
 
     case: str
     position: int

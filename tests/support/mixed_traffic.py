@@ -1,4 +1,4 @@
-"""Mixed traffic, by gRPC and HTTP: requests that end, are cancelled, run out of time, or are refused."""
+"""Mixed traffic over gRPC and HTTP: requests that end, are cancelled, exceed their deadline, or are refused."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ class Traffic:
         return text, {**method, **stop, **(drawn if rng.random() < 0.5 else {}), **length}
 
     def _finish(self, client: Any, rng: random.Random) -> int:
-        """Let a request end by itself; an error here is a failure of the soak."""
+        """Let a request end by itself; an error fails the soak."""
         text, inputs = self._inputs(rng)
         chunks = list(stream(client, text, limit_s=300, timeout_ms=300_000, **inputs))
         return sum(len(chunk.step_lengths) for chunk in chunks)
 
     def _cancel(self, client: Any, rng: random.Random) -> int:
-        """Go away after a few responses."""
+        """Cancel after a few responses."""
         num_steps, patience = 0, rng.randint(0, 8)
         text, inputs = self._inputs(rng)
         with closing(stream(client, text, limit_s=300, **{**inputs, "max_tokens": 4 * MAX_TOKENS})) as chunks:
@@ -92,7 +92,7 @@ class Traffic:
         return num_steps
 
     def _deadline(self, client: Any, rng: random.Random) -> int:
-        """Ask for more than there is time for."""
+        """Request more tokens than the deadline allows."""
         text, inputs = self._inputs(rng)
         inputs |= {"max_tokens": 8 * MAX_TOKENS, "timeout_ms": rng.randint(1, 150)}
         num_steps = 0
@@ -102,7 +102,7 @@ class Traffic:
         return num_steps
 
     def _refused(self, client: Any, rng: random.Random) -> int:
-        """Ask for what there is not."""
+        """Send an invalid request, which must be refused."""
         try:
             text, inputs = self._inputs(rng)
             list(stream(client, text, **{**inputs, **rng.choice(BAD)}))
@@ -111,12 +111,13 @@ class Traffic:
         raise AssertionError("a bad request was served")
 
     def _http(self, client: Any, rng: random.Random) -> int:
-        """Stream over HTTP; every other time close the connection in the middle."""
+        """Stream over HTTP; in half of the requests close the connection early."""
         text, inputs = self._inputs(rng)
         body = json.dumps({"text_input": text, "stream": True, **inputs})
-        with closing(http.client.HTTPConnection(self._server.http_url.removeprefix("http://"), timeout=300)) as door:
-            door.request("POST", "/v2/models/speculative/generate_stream", body)
-            answer = door.getresponse()
+        address = self._server.http_url.removeprefix("http://")
+        with closing(http.client.HTTPConnection(address, timeout=300)) as connection:
+            connection.request("POST", "/v2/models/speculative/generate_stream", body)
+            answer = connection.getresponse()
             if answer.status != 200:
                 raise AssertionError(answer.read())
             lines = [answer.readline() for _ in range(3)] if rng.random() < 0.5 else answer.read().splitlines()

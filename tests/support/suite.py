@@ -1,4 +1,4 @@
-"""All settings of the exactness law in one dtype: what is run together, and what its answers are compared with."""
+"""All settings under which texts are compared, in one dtype: which requests run together, and their references."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALONE, AT_ONCE = "alone", f"{NUM_AT_ONCE} at once"
 
 @dataclass(frozen=True)
 class Unit:
-    """Cases that are run, and kept, together."""
+    """Cases that are run and stored together."""
 
     sampling: str
     name: str
@@ -36,7 +36,7 @@ def units_of(prompts: Sequence[Prompt], samplings: Sequence[str], turns: Sequenc
 
 @dataclass
 class Row:
-    """One line of the table: what became of one setting under one sampling, alone or in company."""
+    """One line of the table: one setting under one sampling, alone or among other requests."""
 
     dtype: str
     sampling: str
@@ -52,18 +52,18 @@ class Row:
 
     @property
     def faults(self) -> list[Difference]:
-        """The differences that may not be: all in float64, those that rounding cannot explain in the others."""
+        """The differences that fail the test: all in float64, those beyond a near tie in other dtypes."""
         return [d for d in self.differences if self.dtype == "float64" or not d.near_tie]
 
     def cells(self) -> list[str]:
-        """Return the row as the table has it."""
+        """Return the row's cells."""
         answers = [answer for _, answer in self.answers]
         steps, tokens = sum(a.num_steps for a in answers), sum(len(a.ids) for a in answers)
         accepted, drafted = sum(a.num_accepted for a in answers), sum(a.num_drafted for a in answers)
-        company = sum(a.num_in_pass * a.num_steps for a in answers) / steps
+        requests_per_pass = sum(a.num_in_pass * a.num_steps for a in answers) / steps
         return [
             self.dtype, self.sampling, self.setting, self.mode, str(len(answers)), str(tokens), f"{tokens / steps:.2f}",
-            f"{accepted / drafted:.0%}" if drafted else "–", f"{company:.1f}",
+            f"{accepted / drafted:.0%}" if drafted else "–", f"{requests_per_pass:.1f}",
             str(len(self.faults)), str(len(self.differences) - len(self.faults)),
         ]  # fmt: skip
 
@@ -88,7 +88,7 @@ class Suite:
         self._judge = Judge(config.target, self._oracle.encode)
 
     def run(self, unit: Unit, url: str) -> list[Answer]:
-        """Run a unit on a server; units alone start from a cold cache, those at once share what they can."""
+        """Run a unit on a server, from a cold cache if its requests run alone, with a shared cache otherwise."""
         salt = f"{unit.sampling}, {unit.name}" if unit.at_once == 1 else ""
         return run(url, unit.cases, self.num_tokens, unit.at_once, salt)
 
@@ -107,7 +107,7 @@ class Suite:
 
     def _compare(self, row: Row, case: Case, answer: Answer, expected: dict[tuple[str, str], list[int]]) -> None:
         key = (row.sampling, case.prompt.id)
-        right = expected.get(key) or self._oracle_says(case, answer)
+        right = expected.get(key) or self._expected(case, answer)
         # Above temperature 0 the first answer, that of `none` alone, is what the others are compared with.
         expected.setdefault(key, right if case.sampling.greedy else answer.ids)
         row.answers.append((case, answer))
@@ -115,7 +115,7 @@ class Suite:
         if difference:
             row.differences.append(difference)
 
-    def _oracle_says(self, case: Case, answer: Answer) -> list[int]:
+    def _expected(self, case: Case, answer: Answer) -> list[int]:
         if case.sampling.greedy:
             return self._oracle.greedy(case.prompt.text, self.num_tokens)
         return self._oracle.target_tokens(case.prompt.text, answer.ids, case.sampling)

@@ -227,7 +227,9 @@ def test_checkpoint_that_lacks_a_size_is_refused(tmp_path, change, expected):
 def test_checkpoint_without_config_or_network_is_refused(tmp_path, monkeypatch):
     assert refusal(read_shape, str(tmp_path)).startswith(f"{tmp_path}: config.json cannot be found (for a plan, ")
     monkeypatch.setattr("build.trtllm.shapes.read_json", lambda source, name: None)  # as without a network
-    assert refusal(read_shape, "meta-llama/Llama-3.1-8B").startswith("meta-llama/Llama-3.1-8B: config.json cannot be found ")
+    assert refusal(read_shape, "meta-llama/Llama-3.1-8B").startswith(
+        "meta-llama/Llama-3.1-8B: config.json cannot be found "
+    )
 
 
 def test_experts_all_lie_in_memory():
