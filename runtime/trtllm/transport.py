@@ -65,6 +65,11 @@ class ResponseQueue:
             return taken
 
 
+def failed_response(request_id: int, reason: object) -> Response:
+    """Return the response to a request that the library has failed on."""
+    return Response(request_id, error=EngineError(f"TensorRT-LLM failed on this request: {first_line(reason)}"))
+
+
 def wrap_error(what: str, error: Exception) -> ServingError:
     """Return a ServingError as it is, and any other error as an EngineError whose text begins with `what`."""
     if isinstance(error, ServingError):

@@ -6,8 +6,8 @@ import logging
 from datetime import timedelta
 from typing import Any
 
-from orchestrator.core.errors import EngineError, first_line
-from runtime.trtllm.transport import Response
+from orchestrator.core.errors import first_line
+from runtime.trtllm.transport import Response, failed_response
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +47,9 @@ def _read(response: Any) -> Response:
     request_id = response.request_id
     try:
         if response.has_error():
-            return Response(request_id, error=_failed(first_line(response.error_msg)))
+            return failed_response(request_id, response.error_msg)
         result = response.result
         return Response(request_id, result, result.is_final, bool(result.output_token_ids[0]))
     except Exception as error:
         log.exception("a response to request %d cannot be read", request_id)
-        return Response(request_id, error=_failed(f"its response cannot be read: {first_line(error)}"))
-
-
-def _failed(reason: str) -> EngineError:
-    return EngineError(f"TensorRT-LLM failed on this request: {reason}")
+        return failed_response(request_id, f"its response cannot be read: {first_line(error)}")

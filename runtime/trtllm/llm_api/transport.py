@@ -10,8 +10,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.core.errors import EngineError, first_line
-from runtime.trtllm.transport import Response, ResponseQueue
+from runtime.trtllm.transport import Response, ResponseQueue, failed_response
 
 log = logging.getLogger(__name__)
 
@@ -122,19 +121,15 @@ class LlmTransport:
         except Exception as error:
             log.exception("the LLM API failed on a request")
             if self.takes_requests():  # otherwise the whole library has failed, which `responses` tells
-                self._responses.put(Response(request_id, error=_failed(str(error) or type(error).__name__)))
+                self._responses.put(failed_response(request_id, error))
 
 
 def _read(request_id: int, step: Any) -> Response:
     if error := getattr(step, "error", None):
-        return Response(request_id, error=_failed(error))
+        return failed_response(request_id, error)
     completion = step.outputs[0]
     tokens = list(completion.token_ids_diff)
     reasons = [completion.finish_reason] if completion.finish_reason else []
     return Response(
         request_id, LlmResult([tokens], int(step.decoding_iter), reasons), bool(step.finished), bool(tokens)
     )
-
-
-def _failed(reason: str) -> EngineError:
-    return EngineError(f"TensorRT-LLM failed on this request: {first_line(reason)}")
