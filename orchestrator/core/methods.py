@@ -7,14 +7,13 @@ module and class, and loaded by `orchestrator/proposers/registry.py`: this modul
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.core.errors import RequestError, unknown_name
 from orchestrator.core.types import HiddenStates, StepOptions
 
 MAX_MEMBERS = 4
 
-_HEAD = "drafters:HeadProposer"
 #: Parameters where nothing can be chosen, since the engine drafts as it was built to.
 _AS_BUILT = "engine_side:EngineSideConfig"
 
@@ -70,6 +69,8 @@ class Method:
         return Method(self.name, "engine_side:EngineSideProposer", self.engine_config)
 
 
+_HEAD = Method("head", "drafters:HeadProposer", branches="a tree", hidden_states=HiddenStates.LAST)
+_EAGLE = replace(_HEAD, drafter="eagle", reads_every_state=True)
 _ALL = (
     Method("none", "none:NoProposer", engine_config=_AS_BUILT),
     Method(
@@ -93,53 +94,35 @@ _ALL = (
     Method("jacobi", "jacobi:Jacobi", "jacobi:JacobiConfig", target_tokens=True),
     Method("predicted", "predicted:Predicted", "predicted:PredictedConfig"),
     Method("draft_model", "drafters:DraftModel", "drafters:DraftModelConfig", drafter="draft", engine_config=_AS_BUILT),
-    Method(
-        "medusa",
+    replace(
         _HEAD,
-        "drafters:StaticConfig",
+        name="medusa",
+        config="drafters:StaticConfig",
         drafter="medusa",
-        branches="a tree",
-        hidden_states=HiddenStates.LAST,
         build_mode="medusa",
         engine_config=_AS_BUILT,
     ),
-    Method(
-        "eagle",
-        _HEAD,
-        "drafters:StaticConfig",
-        drafter="eagle",
-        branches="a tree",
-        hidden_states=HiddenStates.LAST,
-        reads_every_state=True,
+    replace(
+        _EAGLE,
+        name="eagle",
+        config="drafters:StaticConfig",
         build_mode="eagle",
         engine_config="engine_side:EngineSideEagleConfig",
     ),
-    Method(
-        "eagle2",
-        _HEAD,
-        "drafters:DynamicConfig",
-        drafter="eagle",
-        branches="a tree",
-        hidden_states=HiddenStates.LAST,
-        reads_every_state=True,
-    ),
-    Method(
-        "eagle3",
-        _HEAD,
-        "drafters:DynamicConfig",
+    replace(_EAGLE, name="eagle2", config="drafters:DynamicConfig"),
+    replace(
+        _EAGLE,
+        name="eagle3",
+        config="drafters:DynamicConfig",
         drafter="eagle3",
-        branches="a tree",
         hidden_states=HiddenStates.LAYERS,
-        reads_every_state=True,
         engine_config=_AS_BUILT,
     ),
-    Method(
-        "redrafter",
+    replace(
         _HEAD,
-        "drafters:RedrafterConfig",
+        name="redrafter",
+        config="drafters:RedrafterConfig",
         drafter="redrafter",
-        branches="a tree",
-        hidden_states=HiddenStates.LAST,
         build_mode="explicit_draft_tokens",
         engine_config=_AS_BUILT,
     ),
