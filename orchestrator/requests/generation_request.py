@@ -21,7 +21,7 @@ from orchestrator.deployment.config import ServingConfig
 from orchestrator.generation.loop import Limits, SequenceState
 from orchestrator.generation.text import Output, StopRule
 from orchestrator.generation.trace import Trace
-from orchestrator.proposers.parameters import WHERE, read_object
+from orchestrator.proposers.parameters import WHERE
 from orchestrator.proposers.registry import SelectedMethod, select_method
 from orchestrator.requests.inputs import MAX_SEQUENCES, RequestInputs, check_ids, check_range
 from orchestrator.requests.sampling_inputs import logits_options_of, sampling_of
@@ -175,15 +175,17 @@ class RequestBuilder:
             {"draft_len": draft_len} if draft_len else {},
             self.capabilities.engine_method,
         )
-        self._check_draft_len(inputs.speculation_config, draft_len)
+        self._check_draft_len(selected, draft_len)
         return selected
 
-    def _check_draft_len(self, config: str, num_draft_tokens: int) -> None:
+    def _check_draft_len(self, selected: SelectedMethod, num_draft_tokens: int) -> None:
         """Refuse a requested length that the engine would cut; a method's default is cut to what fits."""
-        values = read_object(config)
-        parts = [values, *(part for part in values.values() if isinstance(part, dict))]
-        lengths = [(part["draft_len"], f"draft_len in {WHERE}") for part in parts if "draft_len" in part]
-        for length, where in [*lengths, (num_draft_tokens, "input num_draft_tokens")]:
+        lengths = [(num_draft_tokens, "input num_draft_tokens")]
+        configs = [method.config for method in (selected, *selected.members)]
+        for config in configs:
+            set_values = config.model_dump(include={"draft_len"}, exclude_unset=True)
+            lengths += [(length, f"draft_len in {WHERE}") for length in set_values.values()]
+        for length, where in lengths:
             if refusal := self.capabilities.length_refusal(length, where):
                 raise RequestError(refusal)
 
