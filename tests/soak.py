@@ -1,6 +1,6 @@
-"""`python -m tests.soak`: mixed traffic, 2,000 steps to warm up and 10,000 to measure, and nothing may grow.
+"""`python -m tests.soak`: mixed traffic, 2,000 steps to warm up and 10,000 to measure, in which nothing may grow.
 
-Invariant: behind the warm-up no process grows by 8 MB, shared memory by nothing, and no KV block stays held.
+Invariant: after the warm-up no process grows by 8 MB, shared memory does not grow, and no KV block stays held.
 """
 
 from __future__ import annotations
@@ -12,30 +12,31 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks.deployment import engine_metrics
+from benchmarks.deployment import CONFIG, engine_metrics
 from benchmarks.traffic import ClientPool, Prompt, read_prompts
 from clients.generate import stream
 from launcher import Server
 from orchestrator.core.methods import METHODS
 from tests.support.mixed_traffic import NUM_AT_ONCE, Traffic
 
-CONFIG = Path(__file__).resolve().parents[1] / "serving.toml"
 #: The drafters that keep a cache.
 CACHING = ("draft_model", "eagle", "eagle3")
 MAX_GROWTH_MB = 8.0
 REPORT_S = 0.5  # how often the engines report
-# Pools so small that the warm-up fills them: what grows later is not the cache.
+# Small pools, which the warm-up fills: later growth is not the cache.
 ENVIRONMENT = {"SERVING_KV_MEMORY_MB": "64"}
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The server at rest. rss_mb: {(process id, model): MB}. held: KV blocks and sequences by engine."""
+    """The idle server.
+
+    rss_mb: {(process id, model): MB}. held: KV blocks and sequences by engine.
+    """
 
     rss_mb: dict[tuple[int, str], float]
     shared_memory: dict[str, int]
@@ -43,7 +44,7 @@ class Sample:
 
 
 def sample(server: Server, limit_s: float = 8.0) -> Sample:
-    """Wait until nothing is held, within a limit, and measure."""
+    """Wait until nothing is held, at most `limit_s`, and measure."""
     time.sleep(2 * REPORT_S)
     end_s = time.monotonic() + limit_s
     while any((held := _held(server)).values()) and time.monotonic() < end_s:
@@ -80,26 +81,26 @@ def _blocks(server: Server, state: str) -> dict[str, int]:
 
 
 def _prefill(turn: int, method: str, client: Any, prompt: Prompt) -> None:
-    """Bring a prompt into all engines' caches under a salt of its own; a head is first called in the second step."""
+    """Put a prompt into all engines' caches under its own salt; a head is first called in the second step."""
     options = {"speculation": method, "max_tokens": 8, "cache_salt": f"fill {turn}"}
     list(stream(client, prompt.text, **options))
 
 
 @dataclass
 class Soak:
-    """What a soak has measured: before, between and after."""
+    """The measurements of a soak: before, between and after its parts."""
 
     samples: list[Sample] = field(default_factory=list)
     num_steps: list[int] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
 
     def growth_mb(self) -> dict[str, float]:
-        """Return by how much each process has grown since the warm-up."""
+        """Return the growth of each process since the warm-up."""
         before, after = self.samples[0].rss_mb, self.samples[-1].rss_mb
         return {f"{name} ({pid})": after[pid, name] - mb for (pid, name), mb in before.items() if (pid, name) in after}
 
     def faults(self) -> list[str]:
-        """Return what breaks the law."""
+        """Return the violations of the invariant."""
         before, after = self.samples[0], self.samples[-1]
         found = [f"{name} grew by {mb:.1f} MB" for name, mb in self.growth_mb().items() if mb >= MAX_GROWTH_MB]
         found += [f"{what} = {value:g} at rest" for what, value in after.held.items() if value]
@@ -138,7 +139,7 @@ def soak(server: Server, warm_up: int, measured: int, num_parts: int, say: Calla
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the soak on the shipped deployment; return 1 when something grew or stayed held."""
+    """Run the soak on the shipped deployment; return 1 if something grew or stayed held."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--warm-up", type=int, default=2000)
     parser.add_argument("--steps", type=int, default=10_000)

@@ -37,7 +37,7 @@ class Tally:
     places: int = 0
 
     def add(self, other: Tally) -> None:
-        """Take in another one's counts."""
+        """Add the counts of another."""
         self.largest, deltas = max(self.largest, other.largest), dict(self.deltas)
         for key, count in other.deltas.items():
             deltas[key] = deltas.get(key, 0) + count

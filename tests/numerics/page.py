@@ -1,4 +1,4 @@
-"""The counts on disk, and the page that people read."""
+"""The counts on disk, and the page made from them."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Store:
         self.write()
 
     def write(self) -> None:
-        """Write the page anew from what is kept."""
+        """Write the page from the stored counts."""
         self._text.write_text(TOP + "\n".join(page(name, *self.get(name)) for name in self._kept))
 
     def get(self, device: str) -> tuple[dict[str, Any], Cells]:
