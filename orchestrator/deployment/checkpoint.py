@@ -94,7 +94,7 @@ def _find(source: str, name: str) -> Path | None:
         raise ConfigError(f"{source}: not in the local cache, and the hub cannot be reached: {error}") from None
     except EntryNotFoundError:
         return None
-    except Exception as error:  # the hub client raises many kinds; all mean "not to be had"
+    except Exception as error:  # the hub client raises many types; each means that the file cannot be fetched
         raise ConfigError(f"{source}: neither a folder nor a hub id that can be fetched: {error}") from None
 
 

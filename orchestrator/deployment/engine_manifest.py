@@ -85,13 +85,13 @@ def check_engine(folder: Path, *, version: str, draft: Path | None = None) -> Ma
 
 
 def check_role(folder: Path, manifest: Manifest, role: str) -> None:
-    """Raise ConfigError when an engine was built for the other part."""
+    """Raise ConfigError when an engine was built for another role."""
     if manifest.role != role:
         raise ConfigError(f"the engine {folder} was built as {manifest.role}, not as {role} (key {role})")
 
 
 def served_checkpoint(config: ServingConfig) -> Checkpoint:
-    """Return what the orchestrator must know of the target: of its checkpoint, or of what its engine was made from.
+    """Return what the orchestrator must know of the target, from its checkpoint or from the folder of its engine.
 
     Raises ConfigError: a file is missing or broken, the engine has another vocabulary.
     """

@@ -1,6 +1,6 @@
-"""Shapes that an engine which drafts by itself was built for: Medusa's and EAGLE's trees, Lookahead's sizes.
+"""What an engine that drafts by itself was built for: Medusa's and EAGLE's trees, Lookahead's sizes.
 
-The builder, the server at load and a step all ask here, so that one sentence says the same everywhere.
+The builder, the server at load and every step check with these functions, so that their messages agree.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from orchestrator.core.errors import ConfigError, shown
 
 Path = Sequence[int]
-#: Nodes of the tree that TensorRT-LLM takes where none is named (mc_sim_7b_63).
+#: Nodes of TensorRT-LLM's own tree (mc_sim_7b_63).
 DEFAULT_NODES = 63
-#: Methods whose tree the library must be told when it is another.
+#: Methods with a static tree, which may be another than the library's own.
 TREES = ("medusa", "eagle")
 LEAST_SIZES, OFF = (2, 2, 1), (1, 1, 0)
 WHERE = "key choices"
@@ -28,7 +28,7 @@ class TreeLimits(NamedTuple):
     non_leaves: int = 0
 
     def refusal(self, paths: Sequence[Path]) -> str:
-        """Return what is wrong with a tree of all its nodes, "" where nothing is; it begins with what the tree has."""
+        """Return how a tree, given by all its nodes, exceeds the limits; empty if it fits. It begins with the count."""
         levels: dict[int, set[tuple[int, ...]]] = {}
         for path in paths:
             levels.setdefault(len(path) - 1, set()).add(tuple(path[:-1]))
@@ -44,14 +44,14 @@ class TreeLimits(NamedTuple):
 
 
 def tree_limits(method: str, max_draft_len: int, spec: Mapping[str, Any]) -> TreeLimits:
-    """Return the limits of an engine's trees; spec: that of its plan."""
+    """Return the limits of an engine's trees; spec: the EngineSpec in its plan."""
     if method == "eagle":
         return TreeLimits(max_draft_len, spec.get("eagle_layers", 0), spec.get("eagle_non_leaves", 0))
     return TreeLimits(max_draft_len, spec.get("medusa_heads", 0))
 
 
 def read_tree(text: str) -> list[list[int]]:
-    """Read the key choices, JSON with every node as its path of child numbers; raises ConfigError. "" = no node."""
+    """Return the nodes in the key choices, JSON with a path of child numbers for each; raises ConfigError."""
     try:
         paths = json.loads(text) if text else []
     except ValueError as error:
@@ -72,7 +72,7 @@ def read_tree(text: str) -> list[list[int]]:
 
 
 def check_tree(method: str, paths: Sequence[Path], max_draft_len: int, spec: Mapping[str, Any]) -> None:
-    """Check the tree that an engine drafts with, [] = the library's own; raises ConfigError.
+    """Raise ConfigError when an engine cannot draft with this tree; [] = the library's own tree.
 
     Invariant: the tree has as many nodes as the engine takes draft tokens.
     """
@@ -97,8 +97,8 @@ def lookahead_nodes(window: int, ngram: int, guesses: int) -> int:
 
 
 def sizes_refusal(sizes: tuple[int, ...], most: tuple[int, ...]) -> str:
-    """Return why a request cannot have these of Lookahead's sizes (window, n-gram, guesses), or ""."""
-    fits = all(least <= asked <= end for least, asked, end in zip(LEAST_SIZES, sizes, most, strict=True))
+    """Return why a request cannot have these sizes of Lookahead (window, n-gram, guesses); empty if it can."""
+    fits = all(least <= size <= end for least, size, end in zip(LEAST_SIZES, sizes, most, strict=True))
     if fits or sizes == OFF:
         return ""
     return (

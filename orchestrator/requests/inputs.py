@@ -40,7 +40,7 @@ MAX_PENALTY = 100
 MIN_PENALTY = float(np.float32(0.01))
 MAX_WEIGHT = 1000
 
-# Triton's own request parameters, which are none of a client's options.
+# Request parameters of Triton itself, which a client's options stand beside.
 RESERVED = frozenset(
     {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers",
      "binary_data_output", "binary_data", "id", "model_name", "model_version"}

@@ -292,7 +292,7 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "config number": (
         {"speculation": "suffix", "speculation_config": '{"min_prob": 1.5}'},
-        ["min_prob must be a number in 0.0..1.0", "got 1.5"],
+        ["min_prob must be a number in 0..1", "got 1.5"],
     ),
     "a window that does not fit": (
         {"speculation": "lookahead", "speculation_config": '{"window": 128}'},
