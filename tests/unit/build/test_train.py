@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from build import export, recipe, train
+from build.corpus import Corpus, Document
 from build.errors import BuildError
 from build.losses import agreement, held_out_loss
 from build.recipe import Plan, Recipe, Shape
 from build.train import ModelRun, begin_run
+from build.workspace import TrainingText, Workspace
 
 PLAN = Plan(tokens=10 * 64, peak_rate=1e-2, step_tokens=64, short_length=16, long_length=32, long_share=0.3)
 TINY = Recipe("tiny", Shape(hidden=16, layers=2, heads=2, kv_heads=1, head_dim=8, mlp=24, vocab=32), PLAN)
@@ -114,3 +118,27 @@ def test_distilled_draft_of_a_perfect_copy_has_no_divergence():
     same = agreement(teacher, teacher, np.tile(STREAM, 2), max_windows=1)
     assert same.greedy == 1.0
     assert same.overlap == pytest.approx(1.0, abs=1e-5)
+
+
+def test_trained_models_are_exported_with_their_provenance_and_found_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    workspace = Workspace(tmp_path)
+    (tmp_path / "target").mkdir()
+    for name in export.TOKENIZER_FILES:
+        (tmp_path / "target" / name).write_text("{}")
+    text = TrainingText(Corpus((Document("a.py", "x", "0"),), "an interpreter"), np.tile(STREAM, 4), np.tile(STREAM, 4))
+    monkeypatch.setattr(train, "training_text", lambda *arguments: text)
+    monkeypatch.setattr(train, "can_compile", lambda device: False)
+    student = replace(TINY, name="student", teacher="tiny", teacher_weight=0.5)
+    monkeypatch.setattr(recipe, "RECIPES", {"tiny": TINY, "student": student})
+    for each in (TINY, student):
+        assert train.train_model(each.name, workspace, any_corpus=True)
+        assert not export.is_published(each, workspace)
+        export.export_model(each, workspace, text, max_windows=2)
+        assert export.is_published(each, workspace)
+    provenance = json.loads((tmp_path / "student" / "provenance.json").read_text())
+    assert provenance["complete"] and provenance["tokens"] == 640
+    assert provenance["corpus"]["interpreter"] == "an interpreter"
+    assert provenance["agreement"]["with"] == "tiny"
+    assert "distilled from | tiny, with weight 0.5" in (tmp_path / "student" / "README.md").read_text()
