@@ -79,15 +79,19 @@ def verify(inputs: Sequence[VerifyInput], logits: Sequence[Tensor]) -> list[Veri
 
 
 def _target_tokens(inputs: Sequence[VerifyInput], rows: list[Tensor]) -> dict[int, list[int]]:
-    """Return the target tokens of the inputs that need them, by index."""
+    """Return the target tokens of the inputs that need them, by index.
+
+    Rows after processors are float64, the others keep the model's dtype: joined, all would be copied to float64.
+    """
     members = [i for i, each in enumerate(inputs) if each.is_coupled or each.wants_target_tokens]
-    if not members:
-        return {}
-    positions = [position for i in members for position in inputs[i].positions]
-    samplings = [sampling for i in members for sampling in inputs[i].samplings]
-    # Beside processed rows, which are float64, the others become float64 too: that is exact.
-    tokens = iter(distribution.target_tokens(torch.cat([rows[i] for i in members]), positions, samplings))
-    return {i: list(islice(tokens, len(rows[i]))) for i in members}
+    result: dict[int, list[int]] = {}
+    for dtype in {rows[i].dtype for i in members}:
+        group = [i for i in members if rows[i].dtype == dtype]
+        positions = [position for i in group for position in inputs[i].positions]
+        samplings = [sampling for i in group for sampling in inputs[i].samplings]
+        tokens = iter(distribution.target_tokens(torch.cat([rows[i] for i in group]), positions, samplings))
+        result |= {i: list(islice(tokens, len(rows[i]))) for i in group}
+    return result
 
 
 def _accepted_paths(

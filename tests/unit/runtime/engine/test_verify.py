@@ -17,6 +17,7 @@ from orchestrator.sampling import reference
 from orchestrator.sampling.distribution import sample
 from orchestrator.sampling.sampled_drafts import draft_distribution
 from runtime.engine.verify import VerifyInput, verify
+from runtime.sampling import distribution
 from runtime.sampling.logits_processors import LogitsProcessors
 
 V = 24
@@ -87,6 +88,21 @@ def test_a_result_does_not_depend_on_the_other_requests() -> None:
     assert together == [verify([each], [rows])[0] for each, rows in zip(inputs, logits, strict=True)]
     assert together == verify(inputs[::-1], logits[::-1])[::-1]
     assert len({result.accepted for result in together}) > 10 and any(result.accepted.path for result in together)
+
+
+def test_rows_without_processors_are_not_copied_to_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled, dtypes = distribution.target_tokens, []
+
+    def record(logits: torch.Tensor, *args: list) -> list[int]:
+        dtypes.append((len(logits), logits.dtype))
+        return sampled(logits, *args)
+
+    monkeypatch.setattr(distribution, "target_tokens", record)
+    context, penalised = Context([1, 2, 3]), Sampling(repetition_penalty=1.5)
+    plain = VerifyInput(TokenTree.chain([4, 5]), (), 3, Sampling(), context, None, False)
+    processed = replace(plain, sampling=penalised, logits_processors=LogitsProcessors(penalised, 3, None))
+    verify([plain, processed, plain], list(torch.randn(9, V, dtype=torch.bfloat16).split(3)))
+    assert set(dtypes) == {(6, torch.bfloat16), (3, torch.float64)}
 
 
 class Refusing(LogitsProcessors):
