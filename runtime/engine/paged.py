@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, Protocol
 
 import torch
@@ -17,7 +18,7 @@ from runtime.kv.batch import Pass, Segment
 from runtime.kv.blocks import BlockPool
 from runtime.kv.cache import KVCache
 from runtime.kv.sequences import SequenceTable
-from runtime.sampling.logits_processors import LogitsProcessors, preparation, processors_for
+from runtime.sampling.logits_processors import LogitsProcessors, processors_for
 
 
 class Model(Protocol):
@@ -29,7 +30,7 @@ class Model(Protocol):
     device: torch.device
 
     def prepare(self) -> None:
-        """Do the work that is needed once per thread; called on the thread that will call `forward`."""
+        """Do the work that every thread must do once; called on the thread that will call `forward`."""
 
     def new_cache(self, memory_mb: int, block_tokens: int) -> KVCache:
         """Return an empty cache; a model may choose another block size."""
@@ -41,15 +42,15 @@ class Model(Protocol):
         """Return the columns of these hidden states in the cache; empty unless all of them are kept."""
 
 
-# Up to this many tokens a segment is a decoding step and goes into every pass, whatever else does.
+# A segment of up to this many tokens is a decoding step: it goes into every pass and is never cut.
 STEP_TOKENS = 32
 
 
 class PagedModel:
     """Opens sequences and runs passes over their segments.
 
-    max_pass_tokens: long contexts are computed in parts, of this many tokens a pass in total, so that they never hold
-    up the other sequences for longer than one part takes. share: sequences with a common prefix share its blocks.
+    max_pass_tokens: most tokens of long contexts in one pass. Longer contexts are computed in parts, so that they hold
+    up the other sequences for no longer than one part takes. share: sequences with a common prefix share its blocks.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class PagedModel:
         call.sequence = self.sequences.open(call.delta, num_drafts, max_depth)
 
     def plan(self, calls: list[EngineCall[Request]]) -> list[tuple[EngineCall[Request], Segment]]:
-        """Return the segments of the next pass: of each sequence all that is not computed, or the next part of it."""
+        """Return the segments of the next pass: all uncomputed tokens of each sequence, or the next part of them."""
         left = self.max_pass_tokens
         planned: list[tuple[EngineCall[Request], Segment]] = []
         for call in calls:
@@ -102,7 +103,7 @@ class PagedModel:
 class PagedEngine(Generic[Request]):
     """An engine over a paged model; implements `runtime.engine.calls.Engine`.
 
-    grammars: of the checkpoint, for structured output; None = the engine has no tokenizer.
+    grammars: the checkpoint's grammar compiler; None = the engine has no tokenizer.
     """
 
     def __init__(self, paged: PagedModel, grammars: Grammars | None = None) -> None:
@@ -111,8 +112,11 @@ class PagedEngine(Generic[Request]):
         self._grammars = grammars
 
     def preparation(self, request: Request) -> Callable[[], None] | None:
-        """Return the compilation of a new grammar, which is too slow for the engine's thread; None = not needed."""
-        return preparation(request.delta, request.sampling, self._grammars)
+        """Return the compilation of a new sequence's grammar, too slow for the engine's thread; None = not needed."""
+        grammars, grammar = self._grammars, request.sampling.logits_options.grammar
+        if grammars is None or grammar is None or request.delta.context_start or grammars.is_ready(grammar):
+            return None
+        return partial(grammars.check, grammar)
 
     def advance(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
         """Run one pass, answer the calls that are complete, and return the others."""

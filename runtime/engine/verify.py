@@ -1,4 +1,4 @@
-"""What a target pass decides for each of its requests: the accepted path, the next token, the target tokens."""
+"""Verifies the trees of a target pass: for each request the accepted path, the next token and the target tokens."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from runtime.sampling.logits_processors import LogitsProcessors
 
 @dataclass(frozen=True, eq=False)
 class VerifyInput(AcceptInput):
-    """One request's step. context: the committed tokens. logits_processors: None when the request changes no logits.
+    """One request's step.
 
-    wants_target_tokens: whether the result must have them even if the acceptance rule does not need them.
+    context: the committed tokens. logits_processors: None when the request changes no logits.
+    wants_target_tokens: return the target tokens even if the acceptance rule does not need them.
     """
 
     context: Context
@@ -32,7 +33,7 @@ class VerifyInput(AcceptInput):
 
     @property
     def positions(self) -> list[int]:
-        """Absolute position of the token that each row of logits, root and nodes, is about."""
+        """For each row of logits, root and nodes, the absolute position of the token that it predicts."""
         positions: list[int] = (self.tree.depths + self.prefix_len).tolist()
         return positions
 
@@ -43,25 +44,19 @@ class VerifyInput(AcceptInput):
 
     @property
     def is_coupled(self) -> bool:
-        """True when the target tokens alone decide; under `engine` this engine decides as it would by itself."""
+        """True when the target tokens alone decide; this engine's own rule, `Rule.ENGINE`, is `coupled`."""
         return self.sampling.rule in (Rule.COUPLED, Rule.ENGINE)
-
-    def processed(self, logits: Tensor) -> Tensor:
-        """Return (m + 1, V) logits after the request's processors, in float64 if there are any."""
-        if self.logits_processors is None:
-            return logits
-        return self.logits_processors.apply(logits, self.context, self.prefix_len, self.tree.paths)
 
 
 class VerifyResult(NamedTuple):
-    """target_tokens: of the root and every node; None when neither the rule nor the request needs them."""
+    """target_tokens: (m + 1,), for the root and every node; None when neither the rule nor the request needs them."""
 
     accepted: AcceptedPath
     target_tokens: list[int] | None
 
 
 def verify(inputs: Sequence[VerifyInput], logits: Sequence[Tensor]) -> list[VerifyResult | ServingError]:
-    """Verify the trees of a pass; an error, such as a grammar that has grown too complex, is its own request's alone.
+    """Verify the trees of a pass; a request whose processors fail (its grammar grew too complex) gets the error.
 
     logits: per input (m + 1, V) in the model's dtype, of the root and the nodes; not changed.
     Invariant: a result depends on its own input and rows alone.
@@ -69,10 +64,11 @@ def verify(inputs: Sequence[VerifyInput], logits: Sequence[Tensor]) -> list[Veri
     rows = list(logits)
     errors: dict[int, ServingError] = {}
     for index, each in enumerate(inputs):
-        try:
-            rows[index] = each.processed(rows[index])
-        except ServingError as error:
-            errors[index] = error
+        if each.logits_processors is not None:
+            try:
+                rows[index] = each.logits_processors.apply(rows[index], each.context, each.prefix_len, each.tree.paths)
+            except ServingError as error:
+                errors[index] = error
     target_tokens = _target_tokens(inputs, rows)
     paths = _accepted_paths(inputs, rows, target_tokens)
     return [errors.get(i) or VerifyResult(paths[i], target_tokens.get(i)) for i in range(len(inputs))]

@@ -1,9 +1,9 @@
-"""The torch twin of `orchestrator/sampling/accept.py`: the trees of many requests at once, on the logits' device.
+"""The acceptance rules of `orchestrator/sampling/accept.py` in torch: the trees of many requests at once.
 
-Under every rule a node has an acceptance probability that does not depend on what is decided elsewhere, and every row
-of p becomes the residual that a token is recovered from if the accepted path ends there. So all probabilities meet
-their noise at once, the decisions are copied to the host once, the host follows them down the trees, and all next
-tokens are sampled at once.
+Under every rule, a node's acceptance probability does not depend on the decisions at other nodes, and each row of p
+can be turned into the residual that the next token is sampled from if the path ends there. So all nodes are decided
+together, the decisions are copied to the host once, the host follows them down the trees, and all next tokens are
+sampled together.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ Ints = npt.NDArray[np.int64]
 class AcceptInput:
     """One request's tree, to be accepted under its rule.
 
-    q: of nodes 1…m, the distribution that each was sampled from, equal for siblings; empty = deterministic drafts.
+    q: for each of the nodes 1…m the distribution that it was sampled from, equal for siblings; empty for deterministic
+    drafts.
     prefix_len: number of committed tokens.
     """
 
@@ -44,10 +45,10 @@ class AcceptInput:
 
 
 def accepted_paths(inputs: Sequence[AcceptInput], log_p: Tensor) -> list[AcceptedPath]:
-    """Return the accepted path of every input under its own rule; `coupled`, which needs no log p, is not among them.
+    """Return the accepted path of every input under its own rule, which is not `coupled`.
 
     log_p: (rows, V) float64, root and nodes 1…m of each input in turn; a greedy row is 0 at one token. Not changed.
-    Invariant: equals the reference with `KeyedNoise(seed, prefix_len)` input by input, whatever the other inputs.
+    Invariant: each path equals the reference's with `KeyedNoise(seed, prefix_len)` and depends on its own input alone.
     """
     if not inputs:
         return []
@@ -63,7 +64,7 @@ def accepted_paths(inputs: Sequence[AcceptInput], log_p: Tensor) -> list[Accepte
 
 
 class _Nodes(NamedTuple):
-    """The draft nodes 1…m of every input in turn, as columns of (n,) int64."""
+    """The draft nodes 1…m of every input in turn, as columns of (n,) int64. Siblings form a family."""
 
     inputs: Ints  # index of the input
     rows: Ints  # row of log p
@@ -81,15 +82,15 @@ class _Nodes(NamedTuple):
         parents = (starts + np.arange(len(inputs)))[owners] + np.concatenate([each.tree.parents for each in inputs])
         tokens = np.concatenate([each.tree.tokens for each in inputs]).astype(np.int64)
         depths = np.concatenate([each.tree.depths[1:] for each in inputs]).astype(np.int64)
-        every = np.arange(len(owners))
-        return cls(owners, every + owners + 1, parents, tokens, depths, every - starts[owners], _ranks(parents))
+        numbers = np.arange(len(owners))
+        return cls(owners, numbers + owners + 1, parents, tokens, depths, numbers - starts[owners], _ranks(parents))
 
-    def only(self, index: Ints) -> _Nodes:
-        """Return some of the nodes; index: (k,) int64, ascending."""
+    def select(self, index: Ints) -> _Nodes:
+        """Return the nodes at `index`, (k,) int64, ascending."""
         return _Nodes(*(column[index] for column in self))
 
     def families(self) -> tuple[Ints, Ints]:
-        """Return the first child of every parent, (f,), and for every node which of these families it is in, (n,)."""
+        """Return the first node of every family, (f,), and the family of every node, (n,)."""
         _, firsts, families = np.unique(self.parents, return_index=True, return_inverse=True)
         return firsts, families
 
@@ -110,7 +111,7 @@ def _uniforms(nodes: _Nodes, key: tuple[Tensor, Tensor], prefix_lens: Tensor) ->
     return uniform((low, high), epochs + depths - 1, ranks, Stream.ACCEPT, epochs)
 
 
-# Acceptance probabilities. p: (rows, V), whose rows become, in place, what is recovered from if the path ends there.
+# Each rule changes p, (rows, V), in place: a row becomes the residual to sample from if the path ends at its node.
 
 
 def _probabilities(inputs: Sequence[AcceptInput], nodes: _Nodes, p: Tensor) -> Tensor:
@@ -119,12 +120,15 @@ def _probabilities(inputs: Sequence[AcceptInput], nodes: _Nodes, p: Tensor) -> T
     for applies, rule in _RULES:
         index = np.flatnonzero(np.array([applies(each) for each in inputs])[nodes.inputs])
         if len(index):
-            probabilities[_tensor(index, p)] = rule(p, nodes.only(index), inputs)
+            probabilities[_tensor(index, p)] = rule(p, nodes.select(index), inputs)
     return probabilities
 
 
 def _deterministic(p: Tensor, nodes: _Nodes, inputs: Sequence[AcceptInput]) -> Tensor:
-    """p(y) over what its earlier siblings leave: a sum, not 1 − their sum, so that the last token left is certain."""
+    """Return p(y) divided by the mass that the earlier siblings leave.
+
+    That mass is added up, not computed as 1 − theirs, so that the only token left is accepted with probability 1.
+    """
     firsts, families = nodes.families()
     parents, tokens = _tensor(nodes.parents, p), _tensor(nodes.tokens, p)
     probs = p[parents, tokens]
@@ -137,24 +141,24 @@ def _deterministic(p: Tensor, nodes: _Nodes, inputs: Sequence[AcceptInput]) -> T
 
 
 def _sampled(p: Tensor, nodes: _Nodes, inputs: Sequence[AcceptInput]) -> Tensor:
-    """p(y) / q(y), then p ← norm(max(p − q, 0)) and q ← norm(q without y): one round per rank among siblings."""
+    """Return p(y) / q(y); then p ← norm(max(p − q, 0)) and q ← norm(q without y): one round per rank among siblings."""
     firsts, families = nodes.families()
-    ids, q = _padded_q(nodes.only(firsts), inputs, p)
+    ids, q = _padded_q(nodes.select(firsts), inputs, p)
     probabilities = p.new_zeros(len(nodes.rows))
     for rank in range(int(nodes.ranks.max()) + 1):
         index = np.flatnonzero(nodes.ranks == rank)
         parents, tokens, family = (_tensor(column[index], p) for column in (nodes.parents, nodes.tokens, families))
-        is_tried = ids[family] == tokens[:, None]
-        probabilities[_tensor(index, p)] = p[parents, tokens] / (q[family] * is_tried).sum(dim=-1)
+        is_token = ids[family] == tokens[:, None]
+        probabilities[_tensor(index, p)] = p[parents, tokens] / (q[family] * is_token).sum(dim=-1)
         p[parents] = _norm(_residual(p[parents], ids[family], q[family]))
-        q[family] = _norm(q[family].masked_fill(is_tried, 0.0))
+        q[family] = _norm(q[family].masked_fill(is_token, 0.0))
     return probabilities
 
 
 def _block(p: Tensor, nodes: _Nodes, inputs: Sequence[AcceptInput]) -> Tensor:
-    """The probability that a chain is accepted up to a node at least; the residual is max(joint · p − q, 0).
+    """Return the probability of accepting a chain up to this node or further; the residual is max(joint · p − q, 0).
 
-    The denominator is written so that a joint probability of 1 is certain in rounding too.
+    The order of the sum in the denominator keeps a joint probability of 1 exactly 1 after rounding.
     """
     ids, q = _padded_q(nodes, inputs, p)
     rows, parents, tokens = (_tensor(column, p) for column in (nodes.rows, nodes.parents, nodes.tokens))
@@ -170,7 +174,7 @@ def _block(p: Tensor, nodes: _Nodes, inputs: Sequence[AcceptInput]) -> Tensor:
 
 
 def _typical(p: Tensor, nodes: _Nodes, inputs: Sequence[AcceptInput]) -> Tensor:
-    """1 where p(y) > min(ε, δ·exp(−H(p))), else 0, so that the noise does not matter."""
+    """Return 1 where p(y) > min(ε, δ·exp(−H(p))), else 0: the noise decides nothing."""
     firsts, families = nodes.families()
     entropies = torch.special.entr(p[_tensor(nodes.parents[firsts], p)]).sum(dim=-1)[_tensor(families, p)]
     limits = np.array([(each.sampling.epsilon, each.sampling.delta) for each in inputs])[nodes.inputs]
@@ -188,14 +192,13 @@ _RULES: tuple[tuple[Callable[[AcceptInput], bool], Callable[[Tensor, _Nodes, Seq
 
 
 def _padded_q(nodes: _Nodes, inputs: Sequence[AcceptInput], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the q of these nodes: ids (n, k) int64 and probabilities (n, k) float64, padded by id 0 with 0.
+    """Return the q of these nodes: ids (n, k) int64 and probabilities (n, k) float64, padded with id 0 and 0.
 
     The q of a deterministic draft is the point mass on its token.
     """
-    owners = zip(nodes.inputs.tolist(), nodes.indices.tolist(), nodes.tokens.tolist(), strict=True)
     found = [
         inputs[i].q[index] if inputs[i].q else Distribution(np.array([token], np.int32), np.ones(1, np.float32))
-        for i, index, token in owners
+        for i, index, token in zip(nodes.inputs, nodes.indices, nodes.tokens, strict=True)
     ]
     counts = np.array([len(each.ids) for each in found])
     is_real = np.arange(counts.max()) < counts[:, None]
@@ -211,7 +214,7 @@ def _residual(p: Tensor, ids: Tensor, q: Tensor) -> Tensor:
 
 
 def _norm(weights: Tensor) -> Tensor:
-    """Return rows that sum to 1; a row of zeros stays one."""
+    """Return the rows scaled to sum 1; rows of zeros stay zero."""
     total = weights.sum(dim=-1, keepdim=True)
     return weights / total.where(total > 0, 1.0)
 
@@ -221,9 +224,9 @@ def _tensor(array: npt.NDArray[np.generic], like: Tensor) -> Tensor:
 
 
 def _paths(inputs: Sequence[AcceptInput], values: Sequence[float]) -> tuple[list[tuple[int, ...]], Ints]:
-    """Return the accepted path of every input, and the row of log p in which it ends, (inputs,).
+    """Return the accepted path of every input, and the row of log p of its last node, (inputs,).
 
-    values: of every node log p(y) if it is accepted, else −inf.
+    values: (n,), for every node log p(y) if the node is accepted, else −inf.
     """
     stops = np.cumsum([each.tree.num_nodes for each in inputs])
     starts = [0, *stops.tolist()]

@@ -1,4 +1,4 @@
-"""The torch twin of `orchestrator/sampling/distribution.py`: many rows at once, each with its own sampling."""
+"""The distribution of `orchestrator/sampling/distribution.py` in torch: many rows, each with its own sampling."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ def target_tokens(logits: Tensor, positions: Sequence[int], samplings: Sequence[
     result = logits.argmax(dim=-1)
     rows = [row for row, sampling in enumerate(samplings) if not sampling.greedy]
     if rows:
-        own = [samplings[row] for row in rows]
-        key = seed_words([sampling.seed for sampling in own], logits.device)
-        places = torch.tensor([[positions[row]] for row in rows], device=logits.device)
-        log_probs = _log_p(logits[rows].double(), own)
-        result[rows] = draw(log_probs, key, places, Stream.TARGET, torch.zeros_like(places))
+        key = seed_words([samplings[row].seed for row in rows], logits.device)
+        at = torch.tensor([[positions[row]] for row in rows], device=logits.device)
+        log_probs = _log_p(logits[rows].double(), [samplings[row] for row in rows])
+        result[rows] = draw(log_probs, key, at, Stream.TARGET, torch.zeros_like(at))
     return result.tolist()
 
 
@@ -36,7 +35,7 @@ def log_p(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """Return log p per row, (n, V) float64, −inf outside its support.
 
     logits: (n, V) float64. samplings: (n,).
-    Invariant: equals `orchestrator.sampling.distribution.log_p` row by row, whatever the other rows.
+    Invariant: each row equals that of `orchestrator.sampling.distribution.log_p` and depends on no other row.
     """
     rows = [row for row, sampling in enumerate(samplings) if not sampling.greedy]
     if len(rows) == len(samplings):
@@ -48,7 +47,7 @@ def log_p(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 
 def _log_p(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Return log p of rows without a greedy one among them."""
+    """Return log p of rows that are all sampled, not greedy."""
     result = (logits / _column(logits, [sampling.temperature for sampling in samplings])).log_softmax(dim=-1)
     for applies, truncate in _TRUNCATIONS:
         rows = [row for row, sampling in enumerate(samplings) if applies(sampling)]
@@ -82,9 +81,10 @@ def _top_p(log_probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 
 def _nucleus(log_probs: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest log-probabilities in order, (n, k), and how many of them reach the mass `limits`, (n, 1) each.
+    """Return the k largest log-probabilities in order, (n, k), and how many of them each nucleus holds, (n, 1).
 
-    The first NUCLEUS_GUESS almost always reach it, and finding them is much cheaper than sorting the vocabulary.
+    limits: (n, 1), the mass of each nucleus. k is NUCLEUS_GUESS, which almost always suffices and is much cheaper than
+    sorting the vocabulary, or else V.
     """
     vocab_size = log_probs.shape[-1]
     for size in (min(NUCLEUS_GUESS, vocab_size), vocab_size):
@@ -103,14 +103,14 @@ def _min_p(log_probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 def _typical_p(log_probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     probs = log_probs.exp()
-    usual = (probs * log_probs).nan_to_num(0.0).sum(dim=-1, keepdim=True)
-    order = (log_probs - usual).abs().sort(dim=-1, stable=True).indices
+    negative_entropy = (probs * log_probs).nan_to_num(0.0).sum(dim=-1, keepdim=True)
+    order = (log_probs - negative_entropy).abs().sort(dim=-1, stable=True).indices
     ordered = probs.gather(-1, order)
     kept = ordered.cumsum(dim=-1) - ordered < _column(log_probs, [s.typical_p for s in samplings])
     return _keep(log_probs, torch.zeros_like(kept).scatter(-1, order, kept))
 
 
-#: In order of application: to which samplings it applies, and what it does to log p, (n, V), of rows with them.
+#: In order of application: which samplings use the truncation, and the truncation of their rows of log p, (n, V).
 _TRUNCATIONS: tuple[tuple[Callable[[Sampling], bool], Callable[[Tensor, Sequence[Sampling]], Tensor]], ...] = (
     (lambda s: s.top_k > 0, _top_k),
     (lambda s: s.top_p < 1.0, _top_p),
@@ -129,7 +129,7 @@ def log_probs_of(logits: Tensor, tokens: Sequence[int]) -> list[float]:
 
 
 def top_log_probs(logits: Tensor, num_top: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the likeliest tokens of every row by the raw logits, in order; of equals the lowest id first.
+    """Return the most probable tokens of every row by the raw logits, in order; ties go to the lowest id.
 
     logits: (n, V). Returns ids (n, k) int32 and log-probabilities (n, k) float64; k = num_top, at most V.
     """

@@ -1,9 +1,8 @@
-"""The torch twin of `orchestrator/sampling/logits_processors.py`: a request's rows at once, each with its own path."""
+"""The processors of `orchestrator/sampling/logits_processors.py` in torch: all rows of a request's tree at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,16 +14,16 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.sampling.grammar import Grammars
 from orchestrator.sampling.grammar_matcher import Matcher
 from orchestrator.sampling.logits_processors import completes
-from orchestrator.wire.context import Delta
 
 Path = Sequence[int]
 
 
 class LogitsProcessors:
-    """Changes the logits of one request as its sampling says; keeps from step to step what the committed tokens imply.
+    """Changes the logits of one request as its sampling says; keeps token counts and grammar state between steps.
 
     prompt_len: tokens of the context that are prompt. matcher: the state of the output in its grammar, if it has one.
-    Invariant: a row equals `orchestrator.sampling.logits_processors.process_logits` of prompt and output + path.
+    Invariant: a row equals that of `orchestrator.sampling.logits_processors.process_logits` for the prompt and the
+    output followed by the row's path.
     """
 
     def __init__(self, sampling: Sampling, prompt_len: int, matcher: Matcher | None) -> None:
@@ -34,10 +33,10 @@ class LogitsProcessors:
         self._counts = TokenCounts(prompt_len)
 
     def apply(self, logits: Tensor, context: Context, prefix_len: int, paths: Sequence[Path]) -> Tensor:
-        """Return the processed logits, (n, V) float64; a mask that would leave no token changes nothing.
+        """Return the processed logits, (n, V) float64; in a row where a mask would forbid every token, it is ignored.
 
-        logits: (n, V), not changed. prefix_len: number of committed tokens of the context. paths: (n,), the tokens
-        between those and each row.
+        logits: (n, V), not changed. prefix_len: number of committed tokens of the context. paths: (n,), for each row
+        the tokens behind the committed ones.
         """
         logits, ids = logits.to(torch.float64, copy=True), context.ids[:prefix_len]
         if self.sampling.penalised:
@@ -52,7 +51,7 @@ class LogitsProcessors:
         return logits
 
     def _penalise(self, logits: Tensor, paths: Sequence[Path]) -> None:
-        """Change, in place, the columns of the tokens that occur; a path's own tokens count in its row only."""
+        """Change the columns of the tokens that occur, in place; the tokens of a path count in its own row only."""
         tokens, occurs, counts = self._counts.along(paths)
         columns = torch.from_numpy(tokens).to(logits.device)
         is_repeated, times = (torch.from_numpy(x).to(logits.device) for x in (occurs, counts))
@@ -89,8 +88,9 @@ def processors_for(
 ) -> LogitsProcessors | None:
     """Return the processors of a request, or None when it changes no logits.
 
-    grammars: of the checkpoint; None = the engine has no tokenizer. kept: those of the sequence's last step, which are
-    returned if they have this sampling. Raises RequestError for a grammar that cannot be followed.
+    grammars: the checkpoint's grammar compiler; None = the engine has no tokenizer. kept: the processors of the
+    sequence's last step, which are returned if they have this sampling. Raises RequestError for a grammar that cannot
+    be followed.
     """
     if not sampling.needs_logits_processors:
         return None
@@ -104,14 +104,6 @@ def processors_for(
     return LogitsProcessors(sampling, prompt_len, matcher)
 
 
-def preparation(delta: Delta, sampling: Sampling, grammars: Grammars | None) -> Callable[[], None] | None:
-    """Return the compilation of a new sequence's grammar, or None when there is nothing to compile."""
-    grammar = sampling.logits_options.grammar
-    if grammar is None or grammars is None or delta.context_start or grammars.is_ready(grammar):
-        return None
-    return partial(grammars.check, grammar)
-
-
 def _members(rows: Sequence[Sequence[int]], vocab_size: int, device: torch.device) -> Tensor:
     """Return (len(rows), V) bool, True at the ids of each row."""
     members = torch.zeros(len(rows), vocab_size, dtype=torch.bool)
@@ -121,7 +113,7 @@ def _members(rows: Sequence[Sequence[int]], vocab_size: int, device: torch.devic
 
 
 class TokenCounts:
-    """Which tokens a context holds, and how often its output holds them; an update costs O(new tokens)."""
+    """The tokens that a context holds, with their counts in its output; an update costs O(new tokens)."""
 
     def __init__(self, prompt_len: int) -> None:
         self._prompt_len = prompt_len
@@ -139,10 +131,10 @@ class TokenCounts:
         self._length, self._hash = length, context.rolling_hash(length)
 
     def along(self, paths: Sequence[Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the counts at the end of each of n paths.
+        """Return the counts at the end of each of n paths: tokens, occurs, counts.
 
-        Returns tokens: (k,) int64, ids that occur in the context or a path; occurs: (n, k) bool, whether in the context
-        or this path; counts: (n, k) float64, how often in the output and this path.
+        tokens: (k,) int64, the ids in the context or in any path. occurs: (n, k) bool, whether the token is in the
+        context or in this path. counts: (n, k) float64, how often it is in the output and in this path.
         """
         column = {token: index for index, token in enumerate(self._counts)}
         for path in paths:

@@ -1,4 +1,4 @@
-"""The torch twin of `orchestrator/core/noise.py`: the same bits, on the logits' device, one seed per row."""
+"""The noise of `orchestrator/core/noise.py` in torch: the same bits, on the logits' device, one seed per row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def seed_words(seeds: Sequence[int], device: torch.device) -> tuple[Tensor, Tens
 def _philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
     """Return the four output words of Philox4x32-10 as int64 in 0…2³²−1.
 
-    int64 products wrap, but their 64 bits are right; the mask removes the sign bits that the shift copies.
+    int64 products wrap around, which leaves their 64 bits right; the mask removes the sign bits that >> copies.
     """
     c0, c1, c2, c3 = counter
     key0, key1 = key
@@ -55,19 +55,17 @@ def unit(bits: Tensor) -> Tensor:
 def gumbel(
     key: tuple[Tensor, Tensor], positions: Tensor, tokens: Tensor, stream: int | Tensor = 0, epoch: int | Tensor = 0
 ) -> Tensor:
-    """Return g = −log(−log u) in float64, of the same arguments as `uniform`; argmax(log p + g) is a sample of p."""
+    """Return g = −log(−log u), float64, u being `uniform` of the same arguments; argmax(log p + g) is a sample of p."""
     return uniform(key, positions, tokens, stream, epoch).log_().neg_().log_().neg_()
 
 
-def draw(
-    log_weights: Tensor, key: tuple[Tensor, Tensor], positions: Tensor, stream: int | Tensor, epochs: Tensor
-) -> Tensor:
+def draw(log_weights: Tensor, key: tuple[Tensor, Tensor], positions: Tensor, stream: int, epochs: Tensor) -> Tensor:
     """Return argmax(log weights + noise) per row, (n,) int64; ties go to the lowest id.
 
     log_weights: (n, V) float64, overwritten; the weights need not sum to 1. Noise is computed for their support alone,
-    which is often small. key, positions, epochs: (n, 1) int64.
+    which is often small. key: two words, (n, 1) int64 each. positions, epochs: (n, 1) int64.
     """
     rows, tokens = torch.nonzero(log_weights > -torch.inf, as_tuple=True)
-    low, high, places, epoch = (column[rows, 0] for column in (*key, positions, epochs))
-    log_weights[rows, tokens] += gumbel((low, high), places, tokens, stream, epoch)
+    low, high, at, epoch = (column[rows, 0] for column in (*key, positions, epochs))
+    log_weights[rows, tokens] += gumbel((low, high), at, tokens, stream, epoch)
     return log_weights.argmax(dim=-1)
