@@ -61,7 +61,7 @@ def _convert_stage(engine: Engine, spec: EngineSpec, folders: dict[str, str]) ->
 
 def _convert_flags(engine: Engine, spec: EngineSpec, folders: dict[str, str]) -> Flags:
     flags: Flags = {"--dtype": engine.dtype, "--tp_size": engine.tensor_parallel}
-    if engine.mode != "explicit_draft_tokens":  # ReDrafter's script knows no pipeline
+    if spec.method != "redrafter":  # its script has no flag for pipelines
         flags["--pp_size"] = engine.pipeline_parallel
     if engine.heads.parameters:
         flags |= _head_flags(engine, spec, folders["heads"])

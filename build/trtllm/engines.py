@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from build.trtllm.modes import EXTERNAL, MODES, length_growth, max_draft_len
+from build.trtllm.modes import MODES, build_mode
 from build.trtllm.shapes import HeadShape, ModelShape
 from build.trtllm.spec import EngineSpec
+from orchestrator.deployment.engine_manifest import EXTERNAL
 
 #: The least --max_num_tokens when the spec does not give it: TensorRT-LLM's own default.
 LEAST_NUM_TOKENS = 8192
@@ -77,14 +78,13 @@ class Models:
 
 def engines_of(spec: EngineSpec, models: Models) -> tuple[Engine, ...]:
     """Return the target's engine and, if there is a draft model, its engine."""
-    mode = MODES[spec.method]
     target = Engine(
         role="target",
         source=spec.target,
         shape=models.target,
         heads=models.heads,
-        mode=mode.flag,
-        dtype=_DTYPES.get(spec.quantisation, mode.dtype),
+        mode=build_mode(spec.method),
+        dtype=_DTYPES.get(spec.quantisation, MODES[spec.method].dtype),
         quantisation=_format(spec.quantisation),
         kv_cache_dtype=spec.kv_cache_dtype,
         tensor_parallel=spec.tensor_parallel or spec.num_gpus // spec.pipeline_parallel,
@@ -121,19 +121,18 @@ def _draft_engine(spec: EngineSpec, shape: ModelShape) -> Engine:
 
 def target_limits(spec: EngineSpec, vocab_size: int) -> Limits:
     """Return the target's sizes. Invariant: max_num_tokens >= max_batch_size * (max_draft_len + 1)."""
-    draft = max_draft_len(spec)
-    tokens = spec.max_batch_size * (draft + 1)
+    tokens = spec.max_batch_size * (spec.max_draft_len + 1)
     # Not a key of the spec: a step sends the whole text so far as a prompt, so a prompt grows to the longest sequence.
     # It does so with engines that draft by themselves, too, when a text continues in another process.
-    is_external = MODES[spec.method].flag == EXTERNAL
+    is_external = build_mode(spec.method) == EXTERNAL
     return Limits(
         max_batch_size=spec.max_batch_size,
         max_input_len=spec.max_seq_len if is_external else spec.max_seq_len - 1,
         max_seq_len=spec.max_seq_len,
-        engine_seq_len=spec.max_seq_len + length_growth(spec),
+        engine_seq_len=spec.max_seq_len + spec.length_growth,
         max_num_tokens=max(spec.max_num_tokens or LEAST_NUM_TOKENS, tokens),
         opt_num_tokens=tokens,
-        max_draft_len=draft,
+        max_draft_len=spec.max_draft_len,
         vocab_size=vocab_size,
     )
 

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from build.trtllm.capacity import Memory, memory_of
 from build.trtllm.commands import Stage, stages_of
 from build.trtllm.engines import Engine, Models, engines_of
-from build.trtllm.gpus import Gpu, find_gpu
-from build.trtllm.memory import kv_fractions
-from build.trtllm.modes import MODES, max_draft_len
-from build.trtllm.notes import notes_of
+from build.trtllm.gpus import GIB, Gpu, find_gpu
+from build.trtllm.memory import Memory, kv_fractions, memory_of
 from build.trtllm.rules import check_draft, check_engine_fits, check_spec, check_target
-from build.trtllm.shapes import HeadShape, ModelShape, eagle_heads, medusa_heads, read_shape, redrafter_heads
+from build.trtllm.shapes import (
+    HeadShape,
+    ModelShape,
+    eagle_heads,
+    medusa_heads,
+    model_parameters,
+    read_shape,
+    redrafter_heads,
+)
 from build.trtllm.spec import EngineSpec
 from build.trtllm.versions import find_release
+from orchestrator.core.methods import METHODS
+from orchestrator.deployment.engine_manifest import EXTERNAL
 from orchestrator.deployment.engine_trees import check_tree, read_tree
+
+#: A constant of the executor's DecodingConfig: most requests in its lookahead mode.
+LOOKAHEAD_REQUESTS = 8
 
 
 @dataclass(frozen=True)
@@ -61,14 +71,14 @@ def make_plan(spec: EngineSpec) -> Plan:
                 strict=False,
             )
         },
-        notes=notes_of(spec, engines, memory.largest_batch),
+        notes=_notes(spec, engines, memory.largest_batch),
     )
 
 
 def _read_models(spec: EngineSpec) -> Models:
     target = read_shape(spec.target)
     check_target(spec, target)
-    draft = read_shape(spec.drafter) if MODES[spec.method].drafter == "model" else None
+    draft = read_shape(spec.drafter) if METHODS[spec.method].drafter == "draft" else None
     if draft:
         check_draft(target, draft, spec)
     return Models(target, _read_heads(spec, target), draft)
@@ -77,7 +87,7 @@ def _read_models(spec: EngineSpec) -> Models:
 def _read_heads(spec: EngineSpec, target: ModelShape) -> HeadShape:
     if spec.method == "medusa":
         heads = medusa_heads(spec.drafter, target, spec.medusa_heads)
-        check_tree(spec.method, read_tree(spec.choices), max_draft_len(spec), {"medusa_heads": heads.heads})
+        check_tree(spec.method, read_tree(spec.choices), spec.max_draft_len, {"medusa_heads": heads.heads})
         return heads
     if spec.method == "eagle":
         return eagle_heads(spec.drafter, target, spec.eagle_layers)
@@ -94,12 +104,54 @@ def _server(engine: Engine, spec: EngineSpec, tokens: int, fraction: float) -> d
         "enable_kv_cache_reuse": "true",
         "gpu_device_ids": ",".join(map(str, range(engine.num_ranks))),
     }
-    if engine.role == "target" and (mode := MODES[spec.method].decoding_mode):
-        parameters["decoding_mode"] = mode
-    if engine.mode == "lookahead_decoding":
+    if engine.role == "target" and METHODS[spec.method].build_mode:  # the executor calls the modes as we the methods
+        parameters["decoding_mode"] = spec.method
+    if spec.method == "lookahead":
         parameters |= {
             "lookahead_window_size": str(spec.lookahead_window),
             "lookahead_ngram_size": str(spec.lookahead_ngram),
             "lookahead_verification_set_size": str(spec.lookahead_guesses),
         }
     return parameters
+
+
+def _notes(spec: EngineSpec, engines: tuple[Engine, ...], largest_batch: int) -> tuple[str, ...]:
+    """Return the notes that apply."""
+    target, *draft = engines
+    found = [
+        f"Converting the {engine.role} loads its 16-bit weights: "
+        f"{2 * (model_parameters(engine.shape) + engine.heads.parameters) / GIB:.1f} GiB of GPU or host memory."
+        for engine in engines
+    ]
+    if largest_batch < spec.max_batch_size:
+        found.append(
+            f"The KV cache holds {largest_batch} sequences of full length at once, not max_batch_size "
+            f"{spec.max_batch_size}: more run only while they are shorter."
+        )
+    if target.mode == EXTERNAL:
+        found.append(
+            f"The target takes up to {target.limits.max_draft_len} draft tokens a request and step, from whatever "
+            "drafts them; a chain, no tree."
+        )
+    found += [_sharing(target, engine) for engine in draft]
+    if spec.method == "lookahead" and spec.max_batch_size > LOOKAHEAD_REQUESTS:
+        found.append(f"The executor has {LOOKAHEAD_REQUESTS} as a constant for most requests in its lookahead mode.")
+    if spec.method == "lookahead":
+        found.append(
+            f"Lookahead needs the kernels called XQA for heads of {target.shape.head_dim}; which sizes have them is "
+            "not established."
+        )
+    if spec.method == "medusa":
+        found.append("The server's medusa_choices must name every node of the tree, not only the leaves' paths.")
+    return tuple(found)
+
+
+def _sharing(target: Engine, draft: Engine) -> str:
+    if draft.num_ranks != target.num_ranks:
+        return (
+            f"The draft model runs on {draft.num_ranks} of {target.num_ranks} GPUs: this needs the server's "
+            "orchestrator mode and gpu_device_ids (a single node)."
+        )
+    if target.num_ranks > 1:
+        return "Two engines on the same several GPUs in leader mode: users report hangs (TensorRT-LLM#3499)."
+    return "Both engines share the GPU: load the target first, its share of the memory is worked out for that."

@@ -19,11 +19,8 @@ from build.trtllm.plan import Plan, make_plan
 from build.trtllm.spec import load_spec
 from orchestrator.core.errors import ConfigError
 from orchestrator.deployment.config import BACKEND_MODELS
-from orchestrator.deployment.engine_trees import read_tree
-
-WORKER = "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
-#: Modes whose tree the server must be told node by node; without one the backend uses its own.
-_TREE_PARAMETERS = {"medusa": "medusa_choices", "eagle": "eagle_choices"}
+from orchestrator.deployment.engine_trees import TREES, read_tree
+from runtime.trtllm.executor.library import WORKER
 
 
 def write_repository(plan: Plan, engines: Path, out: Path, *, decoupled: bool = False) -> list[Path]:
@@ -74,15 +71,15 @@ def _parameters(plan: Plan, engine: Engine, engines: Path) -> dict[str, str]:
         "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
         "gpt_model_type": "inflight_fused_batching",
         "gpt_model_path": str(engines / engine.engine_folder),
-        "executor_worker_path": WORKER,
+        "executor_worker_path": str(WORKER),
         "max_beam_width": str(engine.limits.max_beam_width),
         "batch_scheduler_policy": "guaranteed_no_evict",
         "exclude_input_in_output": "false",
         **plan.servers[engine.role],
     }
-    name, paths = _TREE_PARAMETERS.get(engine.mode), read_tree(plan.spec.choices)
-    if name and paths:  # the backend reads a tree as {0},{0,0},{1}
-        parameters[name] = ",".join("{" + ",".join(map(str, path)) + "}" for path in paths)
+    paths = read_tree(plan.spec.choices)
+    if engine.mode in TREES and paths:  # without them the backend uses a tree of its own; it reads {0},{0,0},{1}
+        parameters[f"{engine.mode}_choices"] = ",".join("{" + ",".join(map(str, path)) + "}" for path in paths)
     return parameters
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from build.trtllm.engines import Engine
 from build.trtllm.gpus import LEAST_CAPABILITY, LEAST_OF_ANY, Gpu
-from build.trtllm.modes import MODES, SIXTEEN_BIT, max_draft_len
+from build.trtllm.modes import MODES, SIXTEEN_BIT
 from build.trtllm.shapes import LLAMA, ModelShape
 from build.trtllm.spec import EngineSpec
 from orchestrator.core.errors import ConfigError
+from orchestrator.core.methods import METHODS
 from orchestrator.deployment.engine_trees import check_tree, read_tree
 
 
@@ -68,17 +69,17 @@ def check_engine_fits(engine: Engine, gpu: Gpu) -> None:
 
 
 def _check_drafter(spec: EngineSpec) -> None:
-    wanted = MODES[spec.method].drafter
-    if wanted and not spec.drafter:
-        what = "a draft model" if wanted == "model" else "the heads' checkpoint"
+    drafter = METHODS[spec.method].drafter
+    if drafter and not spec.drafter:
+        what = "a draft model" if drafter == "draft" else "the heads' checkpoint"
         raise ConfigError(f"method {spec.method!r} needs {what}, a folder or a hub id (key drafter)")
-    if spec.drafter and not wanted:
-        with_one = ", ".join(name for name, mode in MODES.items() if mode.drafter)
+    if spec.drafter and not drafter:
+        with_one = ", ".join(name for name in MODES if METHODS[name].drafter)
         _refuse("drafter", f"empty for method {spec.method} (with one: {with_one})", spec.drafter)
 
 
 def _check_draft_len(spec: EngineSpec) -> None:
-    mode, length = MODES[spec.method], max_draft_len(spec)
+    mode, length = MODES[spec.method], spec.max_draft_len
     if spec.draft_len and not mode.draft_len and spec.draft_len != length:
         _refuse("draft_len", f"0 (worked out: {length}) for method {spec.method}", spec.draft_len)
     if length > mode.most_draft:
@@ -103,9 +104,9 @@ def _check_sizes(spec: EngineSpec) -> None:
     most = MODES[spec.method].most_sequences
     if spec.max_batch_size > most:
         _refuse("max_batch_size", f"in 1..{most} for method {spec.method}", spec.max_batch_size)
-    tokens = spec.max_batch_size * (max_draft_len(spec) + 1)
+    tokens = spec.max_batch_size * (spec.max_draft_len + 1)
     if spec.max_num_tokens and spec.max_num_tokens < tokens:
-        sizes = f"max_batch_size {spec.max_batch_size} x (max_draft_len {max_draft_len(spec)} + 1)"
+        sizes = f"max_batch_size {spec.max_batch_size} x (max_draft_len {spec.max_draft_len} + 1)"
         _refuse("max_num_tokens", f"0 (worked out) or at least {tokens} = {sizes}", spec.max_num_tokens)
 
 

@@ -10,9 +10,10 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from build.trtllm import versions
-from build.trtllm.modes import find_mode
+from build.trtllm.modes import MODES, check_method
 from orchestrator.core.declarations import Declaration, parse_text, read_toml, validate
 from orchestrator.deployment.config import resolved
+from orchestrator.deployment.engine_trees import lookahead_nodes, read_tree
 
 Quantisation = Literal["none", "bf16", "fp16", "fp8", "int4_awq", "nvfp4", "int8_sq"]
 #: The keys that name a checkpoint.
@@ -82,6 +83,21 @@ class EngineSpec(Declaration):
     #: where the container keeps TensorRT-LLM's examples
     examples_dir: str = "/app/examples"
 
+    @property
+    def max_draft_len(self) -> int:
+        """The most draft tokens a step for the target's engine; 0 for the method none."""
+        if self.method == "lookahead":
+            return lookahead_nodes(self.lookahead_window, self.lookahead_ngram, self.lookahead_guesses)
+        if self.method == "redrafter":
+            return self.redrafter_beams * self.redrafter_beam_len
+        default = MODES[self.method].draft_len
+        return (self.draft_len or len(read_tree(self.choices)) or default) if default else 0
+
+    @property
+    def length_growth(self) -> int:
+        """The tokens by which the builder lengthens max_seq_len: the drafts, and EAGLE's layers."""
+        return self.max_draft_len + (self.eagle_layers if self.method == "eagle" else 0)
+
 
 def load_spec(path: Path | None, flags: Mapping[str, str]) -> EngineSpec:
     """Read a spec: flags before file before default.
@@ -97,6 +113,6 @@ def load_spec(path: Path | None, flags: Mapping[str, str]) -> EngineSpec:
 
     parsed = {key: parse_text(EngineSpec, key, word) for key, word in flags.items()}
     spec = validate(EngineSpec, content | parsed, where)
-    find_mode(spec.method, where("method"))
+    check_method(spec.method, where("method"))
     folders = {key: Path.cwd() if key in flags else Path(path or "").absolute().parent for key in CHECKPOINTS}
     return spec.model_copy(update={key: resolved(getattr(spec, key), folder) for key, folder in folders.items()})

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from build.trtllm.llm_api import write_folder
-from build.trtllm.llm_speculation import LlmApiSpec
+from build.trtllm.llm_api import LlmApiSpec, write_folder
 from launcher.server import Server
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.generation.loop import Limits

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from build.trtllm.llm_speculation import LlmApiSpec, speculation
+from build.trtllm.llm_api import LlmApiSpec, speculation
 from orchestrator.core.declarations import validate
 from orchestrator.core.methods import PROPOSED
 from tests.unit.build.test_trtllm_rules import refusal

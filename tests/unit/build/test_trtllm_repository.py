@@ -9,9 +9,10 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from build.trtllm.backend_tensors import inputs, outputs
-from build.trtllm.repository import WORKER, main, write_repository
+from build.trtllm.repository import main, write_repository
 from orchestrator.core.errors import ConfigError
 from orchestrator.deployment.config import BACKEND_MODELS
+from runtime.trtllm.executor.library import WORKER
 from tests.unit.build.test_trtllm_plan import DATA, DRAFT, EAGLE, LLAMA_8B, MEDUSA, REDRAFTER, planned
 
 MODEL = json.loads((DATA / "tensorrt_llm.json").read_text())
@@ -118,8 +119,8 @@ def test_parameters_are_the_plans_beside_the_fixed_ones(tmp_path):
         assert parameters(made[name]).items() >= plan.servers[role].items()
         assert parameters(made[name])["exclude_input_in_output"] == "false"
         assert parameters(made[name])["gpt_model_type"] == "inflight_fused_batching"
-        assert parameters(made[name])["executor_worker_path"] == WORKER
-    assert WORKER in {parameter.get("default") for parameter in MODEL["parameters"]}
+        assert parameters(made[name])["executor_worker_path"] == str(WORKER)
+    assert str(WORKER) in {parameter.get("default") for parameter in MODEL["parameters"]}
     assert "decoding_mode" not in parameters(made["tensorrt_llm_draft"])
 
 

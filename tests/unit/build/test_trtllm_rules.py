@@ -7,7 +7,6 @@ import pytest
 
 from build.trtllm.__main__ import main
 from build.trtllm.gpus import KNOWN, Gpu, find_gpu
-from build.trtllm.modes import max_draft_len
 from build.trtllm.plan import make_plan
 from build.trtllm.rules import check_engine_fits, check_spec
 from build.trtllm.shapes import read_shape
@@ -101,7 +100,7 @@ def test_tree_may_stand_in_the_file_as_lists_and_says_how_long_drafts_are(write)
     assert listed == load_spec(None, {"choices": "[[0], [1], [0, 0]]"})
     spec = EngineSpec(**{**EAGLE, "choices": listed.choices})
     check_spec(spec)
-    assert max_draft_len(spec) == 3
+    assert spec.max_draft_len == 3
 
 
 def test_spec_file_that_is_not_there_is_named(tmp_path):

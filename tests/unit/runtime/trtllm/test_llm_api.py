@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from build.trtllm.llm_api import load_llm_spec, main, manifest_of, write_folder
-from build.trtllm.llm_speculation import LlmApiSpec
+from build.trtllm.llm_api import LlmApiSpec, load_llm_spec, main, manifest_of, write_folder
 from orchestrator.core.context import Context
 from orchestrator.core.errors import ConfigError, EngineError, EngineLost, RequestError, ServingError, Unavailable
 from orchestrator.core.sampling_params import LogitsOptions, Rule, Sampling
