@@ -64,10 +64,10 @@ def _attend(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attend one segment; the heads that share a key head stand side by side in the query axis.
+    """Return the attention output of one segment, (1, H_kv, groups · n, d).
 
-    query: (1, H_kv, groups · n, d). key, value: (1, H_kv, slots, d). bias: (groups · n, slots). sinks: (H,), one more
-    logit per head, whose share of the softmax is discarded.
+    query: (1, H_kv, groups · n, d), the heads that share a key head one after another. key, value: (1, H_kv, slots, d).
+    bias: (groups · n, slots). sinks: (H,), one more logit per head, whose share of the softmax is discarded.
     """
     if softcap is None and sinks is None:
         return functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)

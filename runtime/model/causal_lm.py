@@ -1,4 +1,4 @@
-"""A causal language model of transformers with our attention in it; knows neither files nor requests."""
+"""A causal language model of transformers that runs with our attention; knows neither files nor requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runtime.model.fused import compile_kernels, fuse_layers, fuse_norms, pack_l
 
 AttentionInterface.register(NAME, paged_tree_attention)
 
-# The length of one part of a long context (PagedModel.max_pass_tokens); a pass is rarely longer.
+# As long as one part of a long context (PagedModel.max_pass_tokens); a pass rarely has more rows.
 MAX_PREPARED_ROWS = 256
 
 

@@ -13,7 +13,6 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.wire.context import delta_of
 from runtime.kv.batch import Pass, Segment
 from runtime.kv.blocks import BlockPool
-from runtime.kv.cache import KVCache
 from runtime.kv.sequences import SequenceTable
 from runtime.model.causal_lm import CausalModel
 
@@ -21,14 +20,14 @@ NUM_CHECKED = 64
 
 
 class Tolerance(NamedTuple):
-    """At least this share of the rows must have no |Δ log p| above `most`."""
+    """At least `share` of the rows may differ from the stock model's by at most `most` in log p."""
 
     share: float
     most: float
 
 
-# The stock norms round to float32, so float64 cannot be held to more than that. In bfloat16's 8 bits a router now and
-# then sends a token to another expert, so a few rows of a correct model may be far off.
+# The stock norms round to float32, so float64 gets float32's tolerance. In bfloat16, rounding may make a router send a
+# token to another expert, so a few rows of a correct model may be far off.
 TOLERANCE = {
     torch.float64: Tolerance(1.0, 1e-3),
     torch.float32: Tolerance(1.0, 1e-3),
@@ -36,8 +35,8 @@ TOLERANCE = {
 }
 
 
-def check_ids(vocab_size: int) -> list[int]:
-    """Return the fixed token ids that both models are run on."""
+def probe_ids(vocab_size: int) -> list[int]:
+    """Return the fixed token ids that both models run on."""
     return [(7919 * i + 13) % vocab_size for i in range(NUM_CHECKED)]
 
 
@@ -45,25 +44,25 @@ def check_ids(vocab_size: int) -> list[int]:
 def stock_log_probs(model: Any) -> Tensor:
     """Return the stock model's log p after each of the fixed ids, (NUM_CHECKED, V) float64."""
     vocab_size = model.config.get_text_config().vocab_size
-    ids = torch.tensor([check_ids(vocab_size)], device=model.device)
+    ids = torch.tensor([probe_ids(vocab_size)], device=model.device)
     logits: Tensor = model(input_ids=ids, use_cache=False).logits[0]
     return logits.double().log_softmax(dim=-1)
 
 
-def compare(model: CausalModel, expected: Tensor, name: str) -> None:
+def check_against_stock(model: CausalModel, expected: Tensor, name: str) -> None:
     """Raise ConfigError when the replaced attention does not reproduce the stock model.
 
-    A quarter of the ids is context in a pass of its own, a quarter is context beside the drafts, the rest are drafts,
-    each tried after a wrong sibling: cached rows, context rows and tree rows are compared.
+    The first quarter of the ids is context in a pass of its own, the second is context in one pass with the drafts, and
+    the rest are drafts, each behind a wrong sibling. So rows that read the cache, context and tree are all compared.
     """
-    ids = check_ids(model.vocab_size)
+    ids = probe_ids(model.vocab_size)
     quarter, half = NUM_CHECKED // 4, NUM_CHECKED // 2
     drafts = ids[half:]
     paths = [[*drafts[:level], token + wrong] for level, token in enumerate(drafts) for wrong in (1, 0)]
     tree = TokenTree.from_paths([[token % model.vocab_size for token in path] for path in paths])
     num_slots = half + tree.num_nodes
     memory_mb = 1 + (num_slots * model.cache_shape.token_bytes(model.dtype) >> 20)
-    cache = KVCache(model.cache_shape, memory_mb, 16, model.dtype, model.device)
+    cache = model.new_cache(memory_mb, 16)
     table = SequenceTable(BlockPool(cache.num_blocks, 16), model.max_positions)
     sequence = table.open(delta_of(Context(ids[:half]), 0, 1, ""), tree.num_nodes, half)
     first = Pass([Segment(sequence, 0, quarter)], model.device, model.dtype)
@@ -75,7 +74,7 @@ def compare(model: CausalModel, expected: Tensor, name: str) -> None:
 
 
 def _check_log_probs(found: Tensor, expected: Tensor, allowed: Tolerance, name: str) -> None:
-    """Raise ConfigError when rows of log p, (n, V) both, differ by more than is allowed, or are NaN."""
+    """Raise ConfigError when rows of log p, both (n, V), differ by more than the tolerance or hold NaN."""
     worst_of_row = (found - expected).abs().amax(dim=-1)
     worst = worst_of_row.quantile(allowed.share, interpolation="higher").item()
     if not worst <= allowed.most:

@@ -10,7 +10,7 @@ from torch import Tensor
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.types import HiddenStates
 
-# With fewer layers, the three that EAGLE-3 reads are not all different.
+# With fewer layers, two of the three layers that EAGLE-3 reads coincide.
 MIN_LAYERS = 7
 
 
@@ -25,7 +25,7 @@ def layers_of(depth: int) -> tuple[int, int, int]:
 
 
 class FeatureTap:
-    """Collects, per pass, the hidden states that the deployment's heads read: LAST, then LAYERS."""
+    """Collects the hidden states that the deployment's heads read in each pass: LAST, then LAYERS."""
 
     def __init__(self, model: Any, states: HiddenStates) -> None:
         decoder = model.get_decoder()
@@ -35,7 +35,7 @@ class FeatureTap:
         layers = layers_of(len(decoder.layers)) if HiddenStates.LAYERS in states else ()
         self.num_states = self._num_last + len(layers)
         if self._num_last:
-            # A hook on the decoder, not on its final norm, whose name differs from family to family.
+            # The hook is on the decoder, because the name of the final norm differs from family to family.
             decoder.register_forward_hook(lambda module, args, output: self._states.update({0: output[0][0]}))
         for place, layer in enumerate(layers, start=1):
             decoder.layers[layer].register_forward_pre_hook(
@@ -48,7 +48,7 @@ class FeatureTap:
         return torch.cat(states, dim=-1)
 
     def columns(self, wanted: HiddenStates) -> slice:
-        """Return the columns of the wanted states among those that are kept; empty unless all of them are kept."""
+        """Return the columns of the wanted states in the cache; empty unless the cache keeps all of them."""
         num_layers = self.num_states - self._num_last
         if (HiddenStates.LAST in wanted and not self._num_last) or (HiddenStates.LAYERS in wanted and not num_layers):
             return slice(0, 0)

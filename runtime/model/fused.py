@@ -30,28 +30,25 @@ class FusedRMSNorm(nn.Module):
         return functional.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
 
 
-def _replace_modules(model: nn.Module, replacement: Callable[[Any], nn.Module | None]) -> int:
-    """Replace every submodule that has a replacement, and return their number."""
-    replaced = 0
+def _replace_modules(model: nn.Module, replacement: Callable[[Any], nn.Module | None]) -> None:
+    """Replace every submodule for which `replacement` returns a module."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if (new := replacement(child)) is not None:
                 setattr(parent, name, new)
-                replaced += 1
-    return replaced
 
 
 @torch.no_grad()
-def fuse_norms(model: nn.Module) -> int:
-    """Replace every norm that FusedRMSNorm reproduces, and return their number.
+def fuse_norms(model: nn.Module) -> None:
+    """Replace every norm that FusedRMSNorm reproduces.
 
-    transformers' own norms round to float32 on the way, the one step that keeps a float64 model from being exact.
+    transformers' own norms round to float32 internally; nothing else keeps a float64 model from being exact.
     """
-    return _replace_modules(model, _fused_norm)
+    _replace_modules(model, _fused_norm)
 
 
 def _fused_norm(norm: nn.Module) -> FusedRMSNorm | None:
-    """Return the equivalent of `norm` if it is one; some families scale by the weight, others by 1 + weight."""
+    """Return the fused equivalent of an RMS norm, else None; families scale by the weight or by 1 + weight."""
     weight = getattr(norm, "weight", None)
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     if not type(norm).__name__.endswith("RMSNorm") or not isinstance(eps, float):
@@ -61,17 +58,16 @@ def _fused_norm(norm: nn.Module) -> FusedRMSNorm | None:
     probe = torch.linspace(-2.0, 3.0, weight.numel(), dtype=weight.dtype, device=weight.device)
     tolerance = {torch.bfloat16: 0.05, torch.float16: 0.01}.get(weight.dtype, 1e-5)
     expected = norm(probe)
-    # Where weights are large, both candidates are within bfloat16's tolerance; the nearer one is right.
+    # Both candidates are within bfloat16's tolerance where weights are large; the closer one is right.
     fused = min(
         (FusedRMSNorm(scale, eps) for scale in (weight, 1.0 + weight)),
         key=lambda candidate: float((candidate(probe) - expected).abs().max()),
     )
-    same = torch.allclose(fused(probe), expected, rtol=tolerance, atol=tolerance)
-    return fused if same else None
+    return fused if torch.allclose(fused(probe), expected, rtol=tolerance, atol=tolerance) else None
 
 
 class BorrowedLinear(nn.Module):
-    """y = x Wᵀ for another model's W, (out, in), which is neither trained nor stored with the module that uses it."""
+    """y = x Wᵀ for another model's W, (out, in); the module that uses it neither trains nor stores W."""
 
     bias = None
 
@@ -88,8 +84,8 @@ class BorrowedLinear(nn.Module):
 class PackedLinear(nn.Module):
     """y = x Wᵀ + b for a fixed W. in_features, out_features: as in nn.Linear.
 
-    oneDNN compiles a kernel for each number of rows, 0.6 MB each, and keeps the last 1,024 twice (measured: 700 MB
-    after a while, and 10 ms for each new number). So rows are padded to a few numbers.
+    oneDNN compiles a kernel of 0.6 MB for each number of rows, in 10 ms, and keeps the last 1,024 kernels twice
+    (measured: 700 MB after a while). So rows are padded to a few numbers.
     """
 
     def __init__(self, linear: nn.Linear | BorrowedLinear) -> None:
@@ -118,7 +114,7 @@ def padded_rows(rows: int) -> int:
 @torch.inference_mode()
 def compile_kernels(model: nn.Module, max_rows: int) -> None:
     """Compile the packed layers' kernels for up to `max_rows` rows; oneDNN keeps them for the calling thread."""
-    # A kernel is compiled for a number of threads, which torch sets in a new thread only when it is asked for it.
+    # A kernel is compiled for the thread's number of threads, which torch sets in a new thread on this call only.
     torch.get_num_threads()
     layers = [module for module in model.modules() if isinstance(module, PackedLinear)]
     for layer in {(layer.in_features, layer.out_features): layer for layer in layers}.values():
@@ -126,18 +122,17 @@ def compile_kernels(model: nn.Module, max_rows: int) -> None:
             layer(torch.zeros(1, rows, layer.in_features, dtype=layer.dtype))
 
 
-def pack_linears(model: nn.Module, device: torch.device, dtype: torch.dtype) -> int:
-    """Replace every linear layer by a packed one where that is possible and exact enough; return their number."""
-    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16) or not _can_pack(dtype):
-        return 0
-    linears = (nn.Linear, BorrowedLinear)
-    return _replace_modules(model, lambda child: PackedLinear(child) if type(child) in linears else None)
+def pack_linears(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Pack every linear layer of a float32 or bfloat16 model on a CPU, if this build of torch can."""
+    if device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and _can_pack(dtype):
+        linears = (nn.Linear, BorrowedLinear)
+        _replace_modules(model, lambda child: PackedLinear(child) if type(child) in linears else None)
 
 
 def _can_pack(dtype: torch.dtype) -> bool:
     """True when this build of torch has the packed operators, and they agree with its own product.
 
-    They are not public: the server must also run on a torch without them, or with other ones under their names.
+    The operators are not public: another torch may lack them, or may have given their names to other operators.
     """
     if not torch.backends.mkldnn.is_available():
         return False
@@ -206,11 +201,11 @@ def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return heads * cos[:, None] + turned * sin[:, None]
 
 
-def fuse_layers(model: nn.Module) -> int:
-    """Replace every plain Llama layer, and return their number; other families keep their own."""
+def fuse_layers(model: nn.Module) -> None:
+    """Replace every plain Llama layer; other families keep their own layers."""
 
     def replacement(child: Any) -> FusedLayer | None:
         is_plain = type(child) is LlamaDecoderLayer and child.mlp.config.hidden_act == "silu"
         return FusedLayer(child) if is_plain else None
 
-    return _replace_modules(model, replacement)
+    _replace_modules(model, replacement)

@@ -1,4 +1,4 @@
-"""Loads a checkpoint, and refuses, with the reason, one that our forward pass would not reproduce exactly."""
+"""Loads a checkpoint; refuses it, with the reason, if our forward pass would not reproduce the stock model's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from orchestrator.core.errors import ConfigError, first_line
 from orchestrator.core.types import HiddenStates
 from runtime.model.causal_lm import CausalModel, adapt
-from runtime.model.check import compare, stock_log_probs
+from runtime.model.check import check_against_stock, stock_log_probs
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 REFUSED_ROPES = ("dynamic", "longrope")
@@ -21,7 +21,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 def load_model(
     folder: str, device_name: str, dtype_name: str, features: HiddenStates = HiddenStates.NONE
 ) -> CausalModel:
-    """Load a Hugging Face checkpoint and replace its attention; raises ConfigError, with the reason, if that fails."""
+    """Load a Hugging Face checkpoint and replace its attention; raises ConfigError with the reason if that fails."""
     device, dtype = torch.device(device_name), DTYPES[dtype_name]
     source = resolve(folder)
     config = _read(AutoConfig, source)
@@ -34,7 +34,7 @@ def load_model(
     try:
         expected = stock_log_probs(model.to(device).eval())
         adapted = adapt(model, features)
-        compare(adapted, expected, folder)
+        check_against_stock(adapted, expected, folder)
     except ConfigError:
         raise
     except Exception as error:
@@ -46,9 +46,9 @@ def load_model(
 
 
 def _load_stock(source: str, dtype: torch.dtype) -> Any:
-    """Load a complete checkpoint; transformers alone would only warn of missing weights, and make up random ones.
+    """Load a checkpoint that has every weight; transformers only warns of missing ones and makes them random.
 
-    Eager attention is the one that every family has, and the only one with softcap and sinks.
+    Eager attention is the one kind that every family has, and the only kind with softcap and sinks.
     """
     # The fused products of experts do not exist in float64.
     options = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
@@ -67,7 +67,7 @@ def _read(kind: Any, source: str, **options: Any) -> Any:
     try:
         return kind.from_pretrained(source, trust_remote_code=False, **options)
     except Exception as error:
-        raise ConfigError(f"{source}: no readable checkpoint: {first_line(error)}") from error
+        raise ConfigError(f"{source}: not a readable checkpoint: {first_line(error)}") from error
 
 
 def resolve(folder: str) -> str:

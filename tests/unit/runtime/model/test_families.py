@@ -182,7 +182,8 @@ def test_a_norm_is_replaced_by_its_own_kind(dtype: torch.dtype, size: float) -> 
     model = torch.nn.Sequential(PlusOneRMSNorm(weight))
     x = torch.randn(5, 64, dtype=dtype)
     truth = model(x)
-    assert fuse_norms(model) == 1 and isinstance(model[0], FusedRMSNorm)
+    fuse_norms(model)
+    assert isinstance(model[0], FusedRMSNorm)
     error = (model(x) - truth).double().norm() / truth.double().norm()
     assert error < {torch.float64: 1e-6, torch.float32: 1e-6, torch.bfloat16: 0.005}[dtype]
 
@@ -262,7 +263,7 @@ def test_a_missing_folder_is_named(folder: str) -> None:
 def test_a_broken_config_is_refused(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match="no readable checkpoint"):
+    with pytest.raises(ConfigError, match="not a readable checkpoint"):
         load_model(str(tmp_path), "cpu", "float64")
 
 
