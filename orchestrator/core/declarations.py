@@ -1,4 +1,4 @@
-"""Values that a file, the environment or a request sets: declared as pydantic models, refused in our own words."""
+"""Checks the values that a file, the environment or a request sets: pydantic models with error messages of our own."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic import AliasChoices, BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from orchestrator.core.errors import ConfigError, ServingError, nearest, shown, unknown_name
+from orchestrator.core.errors import ConfigError, ServingError, did_you_mean, shown, unknown_name
 
 Model = TypeVar("Model", bound="Declaration")
 _NOUNS: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
 
 class Declaration(BaseModel):
-    """Named values, each of exactly its declared type: True is no number, 1.0 is no whole number, NaN is refused.
+    """Named values, each of exactly its declared type: True is not a number, 1.0 is not an integer, NaN is refused.
 
-    A field's description says which values are allowed, where its type and its bounds do not say it.
+    A field's description names the allowed values in error messages, where its type and bounds do not.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class ConfigKeys(Declaration):
-    """Keys of a checkpoint's config.json, among others that are not read: for `validate_config`."""
+    """Keys of a checkpoint's config.json, for `validate_config`; all other keys are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -43,9 +43,9 @@ def validate(
     error: type[ServingError] = ConfigError,
     what: str = "key",
 ) -> Model:
-    """Return the model of these values; raises `error` for the first wrong one. None is never a value.
+    """Return the model with these values; raises `error` for the first that is unknown, None, or not allowed.
 
-    where: names the place of a key, for the message. what: names a key in the message about an unknown one.
+    where: returns the place where a key is set. what: the noun for a key. Both are for the error message.
     """
     fields = fields_of(model)
     for key, value in values.items():
@@ -65,13 +65,13 @@ def validate(
 
 
 def validate_config(model: type[Model], values: Mapping[str, Any], file: str) -> Model:
-    """Return what a file of a checkpoint says of a model's keys: other keys are ignored, null is as absent."""
+    """Return the model with its keys in a checkpoint's file; other keys are ignored, and null means absent."""
     known = {key: value for key, value in without_nulls(values).items() if key in fields_of(model)}
     return validate(model, known, lambda key: file)
 
 
 def without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON object without its nulls, and without those of the objects in it."""
+    """Return a JSON object without nulls, nested objects included."""
     return {
         key: without_nulls(value) if isinstance(value, dict) else value
         for key, value in values.items()
@@ -80,7 +80,7 @@ def without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _locate(model: type[Declaration], path: Sequence[int | str]) -> tuple[str, FieldInfo]:
-    """Return the dotted name and the field that a path through declarations leads to."""
+    """Return the dotted name and the field at a path through nested declarations."""
     name, *rest = path
     field = fields_of(model)[str(name)]
     if rest and isinstance(field.annotation, type) and issubclass(field.annotation, Declaration):
@@ -91,7 +91,7 @@ def _locate(model: type[Declaration], path: Sequence[int | str]) -> tuple[str, F
 
 @cache
 def fields_of(model: type[Declaration]) -> dict[str, FieldInfo]:
-    """Return a model's fields by each name that they go by."""
+    """Return a model's fields, each under all names that set it."""
     return {
         str(name): field
         for key, field in model.model_fields.items()
@@ -100,15 +100,14 @@ def fields_of(model: type[Declaration]) -> dict[str, FieldInfo]:
 
 
 def refusal(key: str, value: Any, field: FieldInfo, where: str) -> str:
-    """Return the message about a value that a field cannot have."""
+    """Return the error message for a value that a field does not allow."""
     allowed, options = _allowed(field)
-    guess = nearest(value, options) if isinstance(value, str) else None
-    hint = f"; did you mean {guess!r}?" if guess else ""
+    hint = did_you_mean(value, options) if isinstance(value, str) else ""
     return f"{key} must be {field.description or allowed}, got {shown(value)}{hint} ({where})"
 
 
 def _allowed(field: FieldInfo) -> tuple[str, tuple[str, ...]]:
-    """Return the values that a field's type and bounds allow, in words, and its options where it has a few."""
+    """Return in words which values a field's type and bounds allow; and its options, if it has a fixed list of them."""
     kind = field.annotation
     if get_origin(kind) is UnionType:  # an optional value
         kind = get_args(kind)[0]
@@ -123,13 +122,13 @@ def _allowed(field: FieldInfo) -> tuple[str, tuple[str, ...]]:
 
 
 def _bound(field: FieldInfo, name: str) -> str:
-    """Return a bound of a field in words, empty where it has none."""
+    """Return a bound of a field as text, empty if the field does not have it."""
     bounds = (getattr(rule, name) for rule in field.metadata if hasattr(rule, name))
     return next((f"{bound:.8g}" if isinstance(bound, float) else str(bound) for bound in bounds), "")
 
 
 def parse_text(model: type[Declaration], key: str, text: str) -> Any:
-    """Return the value of a flag or an environment variable; text that is not of the key's type stays text."""
+    """Return the value of a flag or environment variable in the key's type; text that does not parse stays text."""
     kind = model.model_fields[key].annotation if key in model.model_fields else str
     if kind is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
@@ -142,7 +141,7 @@ def parse_text(model: type[Declaration], key: str, text: str) -> Any:
 
 
 def read_toml(file: Path, what: str) -> dict[str, Any]:
-    """Return a TOML file's content; raises ConfigError when it cannot be read. what: names the file's purpose."""
+    """Return a TOML file's content; raises ConfigError if it cannot be read. what: the file's purpose."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -152,7 +151,7 @@ def read_toml(file: Path, what: str) -> dict[str, Any]:
 
 
 def json_object(text: str, name: str, error: type[ServingError] = ConfigError) -> dict[str, Any]:
-    """Return the JSON object that a text holds; raises `error`, naming the text, for anything else."""
+    """Parse a JSON object; raises `error` for any other text. name: names the text in the error message."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as reason:  # RecursionError: brackets nested too deeply
@@ -161,7 +160,7 @@ def json_object(text: str, name: str, error: type[ServingError] = ConfigError) -
 
 
 def as_object(value: Any, name: str, error: type[ServingError] = ConfigError) -> dict[str, Any]:
-    """Return a JSON value that is an object; raises `error` for any other value."""
+    """Return `value` if it is a JSON object; raises `error` if not."""
     if not isinstance(value, dict):
         raise error(f"{name} must be a JSON object, got {type(value).__name__}")
     return value

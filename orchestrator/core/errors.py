@@ -56,15 +56,13 @@ def first_line(error: object) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name most similar to `name`, or None if nothing is similar."""
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a hint at the known name most similar to `name`, or "" if nothing is similar."""
     matches = difflib.get_close_matches(name[:MAX_SHOWN], list(known), n=1, cutoff=0.5)
-    return matches[0] if matches else None
+    return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def unknown_name(what: str, name: str, known: Iterable[str], where: str) -> str:
     """Return the error message for an unknown name: the nearest known name, and all allowed names."""
     allowed = sorted(known)
-    guess = nearest(name, allowed)
-    hint = f"; did you mean {guess!r}?" if guess else ""
-    return f"unknown {what} {shown(name)}{hint} (allowed: {', '.join(allowed)}; {where})"
+    return f"unknown {what} {shown(name)}{did_you_mean(name, allowed)} (allowed: {', '.join(allowed)}; {where})"

@@ -1,7 +1,7 @@
 """The drafting methods, one declaration each; configuration, requests, proposers and capabilities derive from it.
 
-To add a method, write its proposer and declare it here (docs/architecture.md, Add a method). Proposers are named by
-module and class, and loaded by `orchestrator/proposers/registry.py`: this module imports none of them.
+To add a method, write its proposer and declare it here (docs/architecture.md, Add a method). The proposers
+are not imported here: `orchestrator/proposers/registry.py` loads them by name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from orchestrator.core.types import HiddenStates, StepOptions
 
 MAX_MEMBERS = 4
 
-#: Parameters where nothing can be chosen, since the engine drafts as it was built to.
+#: The parameters of an engine whose drafting is fixed when it is built.
 _AS_BUILT = "engine_side:EngineSideConfig"
 
 
@@ -22,16 +22,16 @@ _AS_BUILT = "engine_side:EngineSideConfig"
 class Method:
     """A drafting method.
 
-    proposer: its class, as "module:class" below orchestrator.proposers; empty = only engines that draft by themselves
-    have the method.
+    proposer: its class, as "module:class" in orchestrator.proposers; empty = only engines that draft by themselves have
+    the method.
     config: the class of its parameters, named likewise.
-    drafter: the Triton model that it calls, which is a key of serving.toml, too; empty = it drafts in this process.
-    branches: why its trees branch, for those parameters whose `is_chain` is False; empty = it proposes chains alone.
+    drafter: the Triton model that it calls, also a key of serving.toml; empty = it drafts in this process.
+    branches: why its trees branch unless the parameters say `is_chain`; empty = it only proposes chains.
     target_tokens: it learns from the target's tokens at all nodes of its own tree.
-    hidden_states: those of the target that its drafter reads.
-    reads_every_state: its drafter reads the states of all tokens, and says how many it has; others read the newest.
-    build_mode: of compiled engines that draft by themselves with the method.
-    engine_config: parameters where the target's engine drafts by itself; empty = no engine has the method.
+    hidden_states: the hidden states of the target that its drafter reads.
+    reads_every_state: its drafter reads the states of all tokens, and reports how many it has; others read the newest.
+    build_mode: the name that compiled engines which draft by themselves give the method.
+    engine_config: the class of its parameters if the target's engine drafts by itself; empty = no engine can.
     """
 
     name: str
@@ -47,29 +47,24 @@ class Method:
 
     @property
     def options(self) -> StepOptions:
-        """What its proposer asks of a step."""
+        """What its proposer needs from a step."""
         features_from = 0 if self.hidden_states else None
         return StepOptions(self.target_tokens, features_from=features_from, hidden_states=self.hidden_states)
 
     @property
     def needs_only_tokens(self) -> bool:
-        """True when any target that verifies chains can serve it: it drafts, and reads nothing but committed tokens."""
+        """True if any target that verifies chains can serve it: it drafts, and reads committed tokens only."""
         return bool(self.proposer) and self.name != "none" and self.options == StepOptions()
 
     @property
-    def union_refusal(self) -> str:
-        """Why the method cannot be part of a union; empty = it can."""
-        if self.name == "none":
-            return "it proposes nothing"
-        return "it learns from the target's tokens at its own nodes" if self.target_tokens else ""
-
-    @property
     def engine_side(self) -> Method:
-        """The same method where the target's engine drafts by itself."""
+        """The same method, drafted by the target's engine itself."""
         return Method(self.name, "engine_side:EngineSideProposer", self.engine_config)
 
 
-_HEAD = Method("head", "drafters:HeadProposer", branches="a tree", hidden_states=HiddenStates.LAST)
+_HEAD = Method(
+    "head", "drafters:HeadProposer", "drafters:StaticConfig", branches="a tree", hidden_states=HiddenStates.LAST
+)
 _EAGLE = replace(_HEAD, drafter="eagle", reads_every_state=True)
 _ALL = (
     Method("none", "none:NoProposer", engine_config=_AS_BUILT),
@@ -94,21 +89,8 @@ _ALL = (
     Method("jacobi", "jacobi:Jacobi", "jacobi:JacobiConfig", target_tokens=True),
     Method("predicted", "predicted:Predicted", "predicted:PredictedConfig"),
     Method("draft_model", "drafters:DraftModel", "drafters:DraftModelConfig", drafter="draft", engine_config=_AS_BUILT),
-    replace(
-        _HEAD,
-        name="medusa",
-        config="drafters:StaticConfig",
-        drafter="medusa",
-        build_mode="medusa",
-        engine_config=_AS_BUILT,
-    ),
-    replace(
-        _EAGLE,
-        name="eagle",
-        config="drafters:StaticConfig",
-        build_mode="eagle",
-        engine_config="engine_side:EngineSideEagleConfig",
-    ),
+    replace(_HEAD, name="medusa", drafter="medusa", build_mode="medusa", engine_config=_AS_BUILT),
+    replace(_EAGLE, name="eagle", build_mode="eagle", engine_config="engine_side:EngineSideEagleConfig"),
     replace(_EAGLE, name="eagle2", config="drafters:DynamicConfig"),
     replace(
         _EAGLE,
@@ -130,23 +112,23 @@ _ALL = (
 )
 
 METHODS: Mapping[str, Method] = {method.name: method for method in _ALL}
-#: Names of the methods that this server proposes with; the others belong to engines that draft by themselves.
+#: Names of the methods that have a proposer; the others exist only in engines that draft by themselves.
 PROPOSED: tuple[str, ...] = tuple(method.name for method in _ALL if method.proposer)
 #: The Triton models beside the target, each a key of serving.toml.
 DRAFTERS: tuple[str, ...] = tuple(dict.fromkeys(method.drafter for method in _ALL if method.drafter))
-#: Build mode of a compiled engine that drafts by itself → the method with which it does.
+#: Build mode of a compiled engine that drafts by itself → its method.
 BUILD_MODES: Mapping[str, str] = {method.build_mode: method.name for method in _ALL if method.build_mode}
 
 
 def names_in(speculation: str) -> list[str]:
-    """Return the names of the methods that a union joins by "+"; of a single method, its own."""
+    """Return the names of the methods in a union, which are joined by "+", or the one name."""
     return speculation.split("+")
 
 
 def find_methods(speculation: str, where: str, known: tuple[str, ...] = PROPOSED) -> tuple[Method, ...]:
-    """Return the members of a union, or the single method that is named.
+    """Return the members of a union, or the one method.
 
-    known: names that are allowed. Raises RequestError for a name outside of them, and for methods that no union joins.
+    known: the allowed names. Raises RequestError for another name, and for methods that cannot form a union.
     """
     names = names_in(speculation)
     for name in names:
@@ -158,6 +140,11 @@ def find_methods(speculation: str, where: str, known: tuple[str, ...] = PROPOSED
     if len(set(names)) < len(names) or len(names) > MAX_MEMBERS:
         raise RequestError(f"a union joins 2..{MAX_MEMBERS} different methods, got {speculation!r} ({where})")
     for method in methods:
-        if method.union_refusal:
-            raise RequestError(f"method {method.name!r} cannot be part of a union: {method.union_refusal} ({where})")
+        if method.name == "none" or method.target_tokens:
+            why = (
+                "it proposes nothing"
+                if method.name == "none"
+                else "it learns from the target's tokens at its own nodes"
+            )
+            raise RequestError(f"method {method.name!r} cannot be part of a union: {why} ({where})")
     return methods

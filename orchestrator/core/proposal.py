@@ -1,4 +1,4 @@
-"""Between the loop and a drafting method: the budget of a proposal, the proposal, and the proposer."""
+"""What the loop and a drafting method exchange: the budget of a proposal, the proposal, and the proposer."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Budget:
 
 @dataclass(frozen=True, eq=False)
 class Proposal:
-    """A draft tree; a bare root means that the proposer has no idea.
+    """A draft tree; a bare root means that the proposer drafts nothing.
 
-    sources: name of what proposed each of the nodes 1…m, for the statistics.
+    sources: the names of what proposed the nodes 1…m, for the statistics.
     q: the distribution from which each of the nodes 1…m was sampled; empty for deterministic drafts.
     """
 
@@ -37,7 +37,7 @@ class Proposal:
     q: tuple[Distribution, ...] = ()
 
     @classmethod
-    def none(cls) -> Proposal:
+    def empty(cls) -> Proposal:
         """Return the proposal without a draft."""
         return cls(TokenTree.bare(), ())
 
@@ -67,13 +67,13 @@ class Proposal:
 
 
 class Proposer(Protocol):
-    """A drafting method at work for one request; subclasses may inherit what they do not need."""
+    """Drafts for one request; a subclass must define `name` and `propose`, and overrides what else it needs."""
 
     name: str
 
     @property
     def options(self) -> StepOptions:
-        """What it asks of the step that verifies its last proposal."""
+        """What it needs from the step that verifies its last proposal."""
         return StepOptions()
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:

@@ -35,10 +35,10 @@ def tree_of_choices(addresses: Sequence[Sequence[int]]) -> TokenTree:
 
 
 def usual_accuracy(depth: int, first: float, kept: float) -> FloatArray:
-    """Return (depth, 10) float64, the accuracy of guesses by depth and rank that is assumed where none was measured.
+    """Return (depth, 10) float64, the accuracy of guesses by depth and rank to assume where it was not measured.
 
-    first: accuracy of the best guess for the next token. kept: factor by which it falls with each level. Where all
-    better ranks are wrong, the next rank is right with the same probability.
+    first: accuracy of the best guess for the next token. kept: factor by which it falls with each level. If all better
+    ranks are wrong, the next rank is right with the same probability.
     """
     return first * np.outer(kept ** np.arange(depth), (1 - first) ** np.arange(10))
 
@@ -57,7 +57,7 @@ def best_first(choices: TokenTree, accuracy: FloatArray) -> TokenTree:
 
 def read_choices(name: str, value: Any, where: str) -> TokenTree:
     """Read choices from a request's JSON; raises RequestError naming what is allowed."""
-    # Checked first, since everything below takes time for each list; a tree has at least as many nodes as lists.
+    # First, since everything below takes time for each list.
     if isinstance(value, list) and len(value) > MAX_NODES:
         raise RequestError(f"{name} has {len(value)} lists, at most {MAX_NODES} allowed ({where})")
     lists = isinstance(value, list) and all(isinstance(address, list) for address in value)

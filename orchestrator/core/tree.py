@@ -57,7 +57,17 @@ class TokenTree:
         tokens, parents: (m,) int32, as above. max_nodes: most draft nodes allowed.
         Raises: EngineError naming the first invariant that the arrays break.
         """
-        _check_invariants(tokens, parents, vocab_size, max_nodes)
+        if tokens.shape != parents.shape or tokens.ndim != 1:
+            raise EngineError(f"tree has {tokens.shape} node_ids but {parents.shape} node_parents; they must match")
+        if len(tokens) > max_nodes:
+            raise EngineError(f"tree has {len(tokens)} nodes, at most {max_nodes} allowed")
+        if ((tokens < 0) | (tokens >= vocab_size)).any():
+            raise EngineError(f"tree has a token outside 0..{vocab_size - 1}")
+        if ((parents < 0) | (parents > np.arange(len(parents)))).any():
+            raise EngineError("tree has a parent that does not come before its child")
+        edges = parents.astype(np.int64) * vocab_size + tokens
+        if len(np.unique(edges)) != len(edges):
+            raise EngineError("tree has two children of one parent with the same token")
         return cls(tokens, parents)
 
     @property
@@ -158,17 +168,3 @@ class TreeBuilder:
 
 
 _BARE = TokenTree(np.empty(0, np.int32), np.empty(0, np.int32))
-
-
-def _check_invariants(tokens: IntArray, parents: IntArray, vocab_size: int, max_nodes: int) -> None:
-    if tokens.shape != parents.shape or tokens.ndim != 1:
-        raise EngineError(f"tree has {tokens.shape} node_ids but {parents.shape} node_parents; they must match")
-    if len(tokens) > max_nodes:
-        raise EngineError(f"tree has {len(tokens)} nodes, at most {max_nodes} allowed")
-    if ((tokens < 0) | (tokens >= vocab_size)).any():
-        raise EngineError(f"tree has a token outside 0..{vocab_size - 1}")
-    if ((parents < 0) | (parents > np.arange(len(parents)))).any():
-        raise EngineError("tree has a parent that does not come before its child")
-    edges = parents.astype(np.int64) * vocab_size + tokens
-    if len(np.unique(edges)) != len(edges):
-        raise EngineError("tree has two children of one parent with the same token")

@@ -79,7 +79,7 @@ class EngineSpeculationResult(NamedTuple):
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What a step returns beside the accepted path.
+    """What a step returns besides the accepted path.
 
     target_tokens: the target's own token at every node. logprobs: of the emitted tokens.
     features_from, hidden_states: the hidden states of these kinds, from this position on; None and NONE: no features.
@@ -95,7 +95,7 @@ class StepOptions:
     engine_speculation: EngineSpeculation | None = None
 
     def merged(self, other: StepOptions) -> StepOptions:
-        """Return the union of both options; features start at the earlier of the two positions."""
+        """Return the options that include both; features start at the earlier of the two positions."""
         return StepOptions(
             self.target_tokens or other.target_tokens,
             self.logprobs or other.logprobs,
@@ -134,10 +134,6 @@ class Acceptance:
     num_cached_tokens: int = 0
     engine_speculation: EngineSpeculationResult | None = None
 
-    def logprobs_list(self) -> list[float]:
-        """Return the log probabilities of the emitted tokens; empty if they were not requested."""
-        return [] if self.logprobs is None else [float(x) for x in self.logprobs]
-
     def top_tokens(self, num_tokens: int) -> tuple[list[list[int]], list[list[float]]]:
         """Return the top ids of the first positions and their log probabilities; empty if not requested."""
         if self.top_ids is None or self.top_logprobs is None:
@@ -161,7 +157,7 @@ class Acceptance:
 
 @dataclass(frozen=True, eq=False)
 class HeadInput:
-    """What a drafting head receives beside the context.
+    """What a drafting head receives besides the context.
 
     features: (r, width) float32, r at most MAX_FEATURE_ROWS: hidden states of the positions from features_start on.
     choices: the shape of a static tree; its tokens are ranks, 0 = the most probable child.

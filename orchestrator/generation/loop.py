@@ -37,7 +37,7 @@ class Limits:
 class SequenceState:
     """One sequence of a request on its way through the loop.
 
-    options: what the client asks of every step. trace: the steps, if the client wants to decide them again.
+    options: what the client needs from every step. trace: records the steps, if the client asked for them.
     """
 
     context: Context
@@ -69,7 +69,7 @@ def generate(sequence: SequenceState, target: Target, proposer: Proposer, guard:
         tokens = acceptance.tokens(proposal.tree)
         context.commit(tokens)
         proposer.observe(proposal.tree, acceptance)
-        chunk = output.push(tokens, acceptance.logprobs_list())
+        chunk = output.push(tokens, [] if acceptance.logprobs is None else acceptance.logprobs.tolist())
         chunk.top_ids, chunk.top_logprobs = acceptance.top_tokens(len(chunk.ids))
         sequence.statistics.observe(proposal, acceptance, len(chunk.ids), drafted_s - began_s, stepped_s - drafted_s)
         if sequence.trace:

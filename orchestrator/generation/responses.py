@@ -1,4 +1,4 @@
-"""Several sequences of one request: each streamed under its number, or all in one response."""
+"""The responses to one request: each sequence streamed under its index, or all sequences in one response."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orchestrator.wire.tensors import Tensors
 
 Send = Callable[[Tensors], None]
 
-#: Rules whose name carries a warning: one is lossy, under the other a seed does not fix the text.
+#: Rules that are reported with a warning.
 RULE_NAMES = {Rule.TYPICAL: "typical (lossy)", Rule.ENGINE: "engine (a seed does not fix the text)"}
 
 
@@ -143,7 +143,7 @@ class ResponseMerger:
 
 
 def joined(responses: Sequence[Tensors]) -> Tensors:
-    """Return several responses as one: lists one behind the other, log-probabilities as rows of one length."""
+    """Return one response for several sequences: lists concatenated, log probabilities padded to rows of one length."""
     return {name: _joined(name, [tensors[name] for tensors in responses]) for name in responses[0]}
 
 

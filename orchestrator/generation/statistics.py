@@ -1,4 +1,4 @@
-"""What speculation brought: counts by source and by depth, and the papers' formulas beside them.
+"""Statistics of speculation: counts by source and by depth, and the papers' formulas for comparison.
 
 Papers use two lengths, and both are reported: tokens per step *with* the bonus or recovered token (acceptance length;
 Leviathan's E[#tokens], EAGLE's τ), and accepted draft tokens per step, *without* it.
@@ -105,9 +105,9 @@ class Statistics:
         self.forward_us += acceptance.forward_us
 
     def _observe_engine_speculation(self, result: EngineSpeculationResult, num_emitted: int) -> list[int]:
-        """Count the passes of an engine that drafts by itself; return the tokens that each brought to the client.
+        """Count the passes of an engine that drafts by itself; return how many tokens the client gets from each.
 
-        Depths stay uncounted: the engine does not say what its trees were.
+        Depths are not counted: the engine does not report its trees.
         """
         lengths: list[int] = []
         for length in result.lengths:
@@ -197,7 +197,7 @@ class Statistics:
         }
 
     def _model(self) -> dict[str, float]:
-        """Return what the formulas expect of α, γ and c, beside what was measured."""
+        """Return the measured α, γ, c and gain, and what the formulas predict from α, γ and c."""
         alpha, gamma, c = self.alpha, self.gamma, self.c
         best = best_gamma(alpha, c)
         return {

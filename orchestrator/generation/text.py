@@ -1,4 +1,4 @@
-"""Tokens to text, step by step: it never shows half a character, a stop string, or anything behind a stop."""
+"""Turns tokens into text step by step; never shows half a character, a stop string, or anything after a stop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 
 from tokenizers import Tokenizer
 
-# So many ids of the prompt show the decoder whether a leading space belongs to the first new token.
+# The last ids of the prompt tell the decoder whether the first new token begins with a space.
 NUM_PRIMING_IDS = 6
 MAX_CHARACTER_BYTES = 4
 #: The decoder's replacement for bytes that are not a character, or not yet.
@@ -28,7 +28,7 @@ class FinishReason(Enum):
 class StopRule:
     """What ends a request: an id (EOS is one), a string, or the number of tokens; docs/stopping.md has every case.
 
-    Invariant: an id or a string ends it only with a token behind the first min_tokens; max_tokens ends it always.
+    Invariant: an id or a string ends it only at a token after the first min_tokens; max_tokens always ends it.
     """
 
     max_tokens: int
@@ -62,7 +62,7 @@ class Detokenizer:
         return piece
 
     def flush(self) -> str:
-        """Return the incomplete rest at the end, as the decoder shows it."""
+        """Return the incomplete character at the end, as the decoder shows it."""
         rest = self._hidden()
         self._num_shown = len(self._ids)
         return rest
@@ -143,10 +143,10 @@ class Chunk:
 class Output:
     """The growing text of one sequence; it decides where in an accepted path the sequence ends.
 
-    If several reasons meet at one token, the order is stop id, stop string, max_tokens; reasons from outside come only
-    between steps. The first reason stays: text that the end itself releases is cut at a stop string, too, but does not
-    change the reason.
-    Invariant: tokens behind a stop are dropped, so that output and reason equal those of one token at a time. A stop id
+    If several reasons meet at one token, the order is stop id, stop string, max_tokens; a deadline or a cancellation
+    comes only between steps. The first reason stays: text that is released at the end is also cut at a stop string, but
+    this does not change the reason.
+    Invariant: tokens after a stop are dropped, so that output and reason equal those of one token at a time. A stop id
     that ends the sequence counts as a token and has no text.
     """
 

@@ -1,4 +1,4 @@
-"""The steps of a sequence, so that `make audit` can decide each of them again (docs/auditor.md)."""
+"""A record of the steps of a sequence, from which `make audit` repeats each decision (docs/auditor.md)."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ class Trace:
         accepted. With seed and rule these are the keys of all its noise (docs/protocol.md, Noise).
         """
         prefix_len = len(self.context) - acceptance.num_tokens
-        step = {
-            "prefix_len": prefix_len,
-            "context_hash": self.context.rolling_hash(prefix_len),
-            "node_ids": proposal.tree.tokens.tolist(),
-            "node_parents": proposal.tree.parents.tolist(),
-            "sources": list(proposal.sources),
-            "q": [{"ids": q.ids.tolist(), "weights": q.weights.tolist()} for q in proposal.q],
-            "path": list(acceptance.path),
-            "extra": list(acceptance.extra),
-            "next_token": acceptance.next_token,
-        }
-        self.steps.append(step)
+        self.steps.append(
+            {
+                "prefix_len": prefix_len,
+                "context_hash": self.context.rolling_hash(prefix_len),
+                "node_ids": proposal.tree.tokens.tolist(),
+                "node_parents": proposal.tree.parents.tolist(),
+                "sources": list(proposal.sources),
+                "q": [{"ids": q.ids.tolist(), "weights": q.weights.tolist()} for q in proposal.q],
+                "path": list(acceptance.path),
+                "extra": list(acceptance.extra),
+                "next_token": acceptance.next_token,
+            }
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return prompt, sampling and steps, ready for JSON."""

@@ -36,7 +36,7 @@ class DraftModel(Proposer):
         """Return the draft model's chain of at most draft_len tokens."""
         length = budget.clipped(self._draft_len)
         if not length:
-            return Proposal.none()
+            return Proposal.empty()
         response = self._client.propose(context, sampling, Budget(length, length))
         return Proposal(response.tree, (self.name,) * response.tree.num_nodes, response.q)
 
@@ -151,7 +151,7 @@ class HeadProposer(Proposer):
         self._lacks_from = len(context) - 1
         depth = min(self._config.max_depth, budget.max_depth)
         if not depth or not budget.max_nodes or (head.features is None and not self._method.reads_every_state):
-            return Proposal.none()
+            return Proposal.empty()
         response = self._client.propose(context, sampling, Budget(budget.max_nodes, depth), head)
         if self._method.reads_every_state and response.cached_len >= 0:
             self._lacks_from = response.cached_len

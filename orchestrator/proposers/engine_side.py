@@ -70,4 +70,4 @@ class EngineSideProposer(Proposer):
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return no draft; the engine may bring a token for each level of the budget, and one behind them."""
         self._request = self._config.request(budget.max_depth + 1)
-        return Proposal.none()
+        return Proposal.empty()

@@ -50,7 +50,7 @@ class Guarded(Proposer):
                 sound = self._well_sampled(proposal)
                 TokenTree.checked(sound.tree.tokens, sound.tree.parents, self._vocab_size, budget.max_nodes)
                 return sound
-        return Proposal.none()
+        return Proposal.empty()
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Let the proposer learn."""

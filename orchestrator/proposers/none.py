@@ -17,4 +17,4 @@ class NoProposer(Proposer):
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return no draft."""
-        return Proposal.none()
+        return Proposal.empty()

@@ -38,10 +38,10 @@ class NoiseSource(Protocol):
 
 @dataclass(frozen=True)
 class KeyedNoise:
-    """Noise keyed by (seed, position, token) and by the step; docs/protocol.md, Noise.
+    """Noise keyed by seed, position, token and step (docs/protocol.md, Noise).
 
-    prefix_len: of the step. Without it in the key, a position that one step rejects would be decided by the same noise
-    again in the next step.
+    prefix_len: identifies the step. Without it in the key, a position at which one step rejects would be decided by the
+    same noise again in the next step.
     """
 
     seed: int
@@ -92,7 +92,8 @@ def accept_rejection(
     while True:
         residual, node_q = p[node], None if q is None else q[node]
         for number, (token, child) in enumerate(tree.children[node].items()):
-            if noise.accept(_chance(residual, node_q, token), position, number):
+            chance = residual[token] if node_q is None else min(1.0, residual[token] / node_q[token])
+            if noise.accept(float(chance), position, number):
                 path.append(child)
                 node, position = child, position + 1
                 break
@@ -150,10 +151,6 @@ def longest_path(tree: TokenTree, log_probs: Sequence[float]) -> tuple[int, ...]
             path, log_likelihood = paths[parent]
             paths[node] = (*path, node), log_likelihood + log_prob
     return max(paths.values(), key=lambda found: (len(found[0]), found[1]))[0]
-
-
-def _chance(residual: FloatArray, q: FloatArray | None, token: int) -> float:
-    return float(residual[token]) if q is None else min(1.0, float(residual[token] / q[token]))
 
 
 def _rejected(residual: FloatArray, q: FloatArray | None, token: int) -> tuple[FloatArray, FloatArray | None]:

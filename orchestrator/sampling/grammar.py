@@ -1,7 +1,7 @@
 """Structured output: compiles JSON schemas and regular expressions into matchers of the outputs that they allow.
 
-The library llguidance parses; this module limits its work, and keeps and shares what it has compiled. The matcher of
-one request, which can go back and so serves token trees: orchestrator/sampling/grammar_matcher.py.
+The library llguidance does the parsing; this module limits its work, and caches and shares the compiled grammars. The
+matcher of one request, which can roll back and so serves token trees: orchestrator/sampling/grammar_matcher.py.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Grammars:
 
 
 def _read_tokenizer(source: str, eos_ids: Collection[int]) -> GrammarTokenizer:
-    """Read the tokenizer. A special token is its end of text for the library, since no text can contain one."""
+    """Read the tokenizer. Any special token may end a text for the library if EOS is not one: no text contains them."""
     try:
         text = source if source.lstrip().startswith("{") else Path(source).read_text(encoding="utf-8")
         special = [token["id"] for token in json.loads(text).get("added_tokens", []) if token.get("special")]
@@ -146,7 +146,7 @@ def _definition(grammar: Grammar) -> str:
 
 
 def _check_all_of(schema: Any) -> None:
-    """Raise RequestError for an allOf of too many schemas: the library builds the product of their automata."""
+    """Raise RequestError if an allOf has too many schemas: the library builds the product of their automata."""
     if isinstance(schema, dict) and len(schema.get("allOf") or ()) > MAX_ALL_OF:
         raise RequestError(f"an allOf has {len(schema['allOf'])} entries, at most {MAX_ALL_OF} are allowed ({GUIDE})")
     for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():

@@ -148,7 +148,7 @@ class Matcher:
         return [token for token in ids if 0 <= token < self._vocab_size]
 
     def _add_equivalents(self, legal: BoolArray, token: int) -> None:
-        """Add all legal tokens that begin like `token`: where only one text can follow, the library's mask has one."""
+        """Add all legal tokens with the first byte of `token`: the library allows only one if one text can follow."""
         first = self._first_bytes[token]
         for other in np.flatnonzero(self._first_bytes[: self._vocab_size] == first).tolist() if first >= 0 else ():
             legal[other] = self._is_known(other) and self._library.validate_tokens([other]) == 1
@@ -201,7 +201,7 @@ def _num_common(before: list[int], now: list[int]) -> int:
 
 @contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """Raise Exhausted for a panic of the library: pyo3's PanicException, which cannot be imported."""
+    """Raise Exhausted if the library panics (pyo3's PanicException, which cannot be imported)."""
     try:
         yield
     except BaseException as error:
@@ -211,7 +211,7 @@ def panics_as_errors() -> Iterator[None]:
 
 
 def wrap_error(what: str, error: str, num_tokens: int = 0) -> str:
-    """Return our message for an error of the library: its reason, cut since it may quote the client's whole text."""
+    """Return our message for an error of the library; the reason is cut, since it may quote the client's whole text."""
     lines = (error.rpartition(" (in regex): ")[2] or "no text").splitlines()
     reason = next((line for line in lines if line.startswith("error: ")), lines[0]).removeprefix("error: ")
     place = f" after {num_tokens} tokens" if num_tokens else ""

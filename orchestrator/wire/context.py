@@ -1,4 +1,4 @@
-"""The part of every engine call that says which sequence it is about, and the call that releases a sequence."""
+"""The part of every engine call that identifies its sequence, and the call that releases a sequence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestrator.wire.tensors import Incoming, Tensors, ids, pack_scalars, pack
 
 @dataclass(frozen=True, eq=False)
 class Delta:
-    """The committed tokens that an engine has not seen yet, and the hash of those that it has.
+    """The committed tokens that an engine has not seen yet, and the hash of those before them.
 
     context_ids: (n,) int32, token ids from position context_start on; the last one is the root.
     context_hash: rolling hash of the ids before context_start.

@@ -22,7 +22,7 @@ from orchestrator.wire.tree import pack_tree, unpack_q, unpack_tree
 class DraftRequest:
     """One call of a drafter.
 
-    head: what a drafter that reads the target's hidden states needs beside the context.
+    head: what a drafter that reads the target's hidden states needs besides the context.
     deadline_ms: how long the drafter may take, counted from when it receives the call; 0 = the engine's default limit.
     """
 
@@ -82,6 +82,6 @@ def pack_draft_response(response: DraftResponse) -> Tensors:
 
 
 def unpack_draft_response(tensors: Incoming, vocab_size: int, max_nodes: int) -> DraftResponse:
-    """Unpack a drafter's answer; raise EngineError if its tree is invalid. The proposer checks its q."""
+    """Unpack a drafter's answer; raise EngineError if its tree is invalid. Its q is not checked here."""
     tree = unpack_tree(tensors, vocab_size, max_nodes)
     return DraftResponse(tree, unpack_q(tensors), scalar(tensors, "cached_len", 0))

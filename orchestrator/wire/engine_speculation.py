@@ -1,4 +1,4 @@
-"""What crosses to and from an engine that drafts by itself, as flat tensors (docs/protocol.md, Engines that draft)."""
+"""Options and results of an engine that drafts by itself, as flat tensors (docs/protocol.md, Engines that draft)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NUM_SIZES = 3
 
 
 def pack_engine_speculation(options: EngineSpeculation | None) -> Tensors:
-    """Pack the options of an engine's own speculation; what is left to the engine is omitted."""
+    """Pack the options of an engine's own speculation; options that are left to the engine are omitted."""
     if options is None:
         return {}
     return (
@@ -36,7 +36,7 @@ def unpack_engine_speculation(tensors: Incoming) -> EngineSpeculation | None:
 
 
 def pack_engine_speculation_result(result: EngineSpeculationResult | None) -> Tensors:
-    """Pack what an engine drafted and accepted by itself; without a result nothing is sent."""
+    """Pack the result of an engine's own speculation, if there is one."""
     if result is None:
         return {}
     return (
@@ -48,7 +48,7 @@ def pack_engine_speculation_result(result: EngineSpeculationResult | None) -> Te
 
 
 def unpack_engine_speculation_result(tensors: Incoming) -> EngineSpeculationResult | None:
-    """Unpack an engine's own speculation; raise EngineError if its passes do not add up to its tokens."""
+    """Unpack the result of an engine's own speculation; raise EngineError if its passes do not add up to its tokens."""
     if "pass_lengths" not in tensors:
         return None
     extra, lengths = tuple(ids(tensors, "extra_ids").tolist()), tuple(ids(tensors, "pass_lengths").tolist())

@@ -24,7 +24,6 @@ from orchestrator.wire.tree import pack_tree, unpack_q, unpack_tree
 
 # The bits of `want`: two flags, then those of HiddenStates as 4 and 8.
 TARGET_TOKENS_BIT, LOGPROBS_BIT, HIDDEN_STATES_SHIFT = 1, 2, 2
-ALL_HIDDEN_STATES = HiddenStates.LAST | HiddenStates.LAYERS
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +78,7 @@ def _pack_options(options: StepOptions) -> Tensors:
 
 def _unpack_options(tensors: Incoming) -> StepOptions:
     want = scalar(tensors, "want", 0)
-    hidden_states = HiddenStates(want >> HIDDEN_STATES_SHIFT) & ALL_HIDDEN_STATES
+    hidden_states = HiddenStates(want >> HIDDEN_STATES_SHIFT) & (HiddenStates.LAST | HiddenStates.LAYERS)
     return StepOptions(
         target_tokens=bool(want & TARGET_TOKENS_BIT),
         logprobs=bool(want & LOGPROBS_BIT),
@@ -91,7 +90,7 @@ def _unpack_options(tensors: Incoming) -> StepOptions:
 
 
 def pack_acceptance(acceptance: Acceptance) -> Tensors:
-    """Pack the answer to a target step; what was not requested or is empty is omitted."""
+    """Pack the answer to a target step; fields that are empty or were not requested are omitted."""
     tensors = pack_ids("path", acceptance.path) | pack_scalars(
         next_token=acceptance.next_token,
         forward_us=acceptance.forward_us,

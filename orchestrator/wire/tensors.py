@@ -1,4 +1,4 @@
-"""Reading and writing the flat numpy tensors, and the error texts, that cross between our Triton models."""
+"""Packs and unpacks the flat numpy tensors and the error texts that pass between our Triton models."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from orchestrator.core.errors import EngineError, EngineLost, RequestError, Serv
 Tensors = dict[str, npt.NDArray[Any]]
 Incoming = Mapping[str, npt.NDArray[Any]]
 
-_NO_IDS = np.empty(0, np.int32)
-_NO_NUMBERS = np.empty(0, np.float32)
-
-# Triton carries an error as text alone: its first word is the code. The first class that fits names an error.
+# Triton carries an error as text only, whose first word is this code. Subclasses come before their base class.
 _ERROR_CODES: dict[str, type[ServingError]] = {
     "unknown_sequence": UnknownSequence,
     "unavailable": Unavailable,
@@ -72,12 +69,12 @@ def bounded(tensors: Incoming, name: str, highest: int, default: int | None = No
 
 def ids(tensors: Incoming, name: str) -> npt.NDArray[np.int32]:
     """Return (n,) int32, empty if the tensor was omitted."""
-    return tensors.get(name, _NO_IDS).reshape(-1).astype(np.int32, copy=False)
+    return tensors.get(name, np.empty(0, np.int32)).reshape(-1).astype(np.int32, copy=False)
 
 
 def numbers(tensors: Incoming, name: str) -> npt.NDArray[np.float32]:
     """Return (n,) float32, empty if the tensor was omitted."""
-    return tensors.get(name, _NO_NUMBERS).reshape(-1).astype(np.float32, copy=False)
+    return tensors.get(name, np.empty(0, np.float32)).reshape(-1).astype(np.float32, copy=False)
 
 
 def split(values: Sequence[Any] | npt.NDArray[Any], lengths: Sequence[int], name: str) -> list[Any]:

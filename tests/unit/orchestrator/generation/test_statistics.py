@@ -90,7 +90,7 @@ def test_statistics_by_hand() -> None:
     statistics.observe(tree_by_hand(), accepting([1, 4]), 3, 0.5, 9.0)  # node 4 has no child: depth 3 is not tested
     statistics.observe(tree_by_hand(), accepting([1]), 2, 0.2, 1.0)
     statistics.observe(tree_by_hand(), accepting([]), 1, 0.4, 3.0)
-    statistics.observe(Proposal.none(), accepting([]), 1, 0.0, 2.0)
+    statistics.observe(Proposal.empty(), accepting([]), 1, 0.0, 2.0)
     assert statistics.drafted == [6, 6, 3]
     assert statistics.tested == [3, 2, 0]
     assert statistics.accepted == [2, 1, 0]
@@ -134,7 +134,7 @@ def test_to_dict_has_both_lengths_and_is_json() -> None:
 def test_to_dict_before_any_step_and_without_a_draft() -> None:
     assert Statistics().to_dict()["acceptance_length"] == 0
     statistics = Statistics()
-    statistics.observe(Proposal.none(), accepting([]), 1, 0.0, 1.0)
+    statistics.observe(Proposal.empty(), accepting([]), 1, 0.0, 1.0)
     said = statistics.to_dict()
     assert said["sources"] == {} and said["depths"]["drafted"] == []
     assert said["model"]["best_gamma"] == 0 and said["model"]["expected_gain"] == said["model"]["realised_gain"] == 1.0
@@ -147,12 +147,12 @@ def test_proposal_cut_keeps_sources_and_q_with_their_nodes() -> None:
     assert cut.sources == ("a", "a", "b")
     assert [int(q.ids[0]) for q in cut.q] == [1, 2, 4]
     assert whole.cut(Budget(5, 3)) is whole
-    assert Proposal.none().cut(Budget(0, 0)).tree.num_nodes == 0
+    assert Proposal.empty().cut(Budget(0, 0)).tree.num_nodes == 0
 
 
 def drafted_by_engine(result: EngineSpeculationResult, num_emitted: int) -> Statistics:
     statistics = Statistics()
-    statistics.observe(Proposal.none(), Acceptance((), 5, engine_speculation=result), num_emitted, 0.0, 2.0)
+    statistics.observe(Proposal.empty(), Acceptance((), 5, engine_speculation=result), num_emitted, 0.0, 2.0)
     return statistics
 
 

@@ -156,7 +156,7 @@ def emitted(rule: Rule, branch: Branch, keep: Callable[[Proposal], Proposal] = l
 
 def is_whole(proposal: Proposal) -> Proposal:
     """What dropping the whole proposal for its second q would leave."""
-    return proposal if proposal.tree.num_nodes == 2 else Proposal.none()
+    return proposal if proposal.tree.num_nodes == 2 else Proposal.empty()
 
 
 @pytest.mark.parametrize("rule", [Rule.REJECTION, Rule.BLOCK])
