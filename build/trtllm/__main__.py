@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from build.trtllm.builder import StageFailed, build
 from build.trtllm.plan import Plan, make_plan
@@ -18,7 +17,7 @@ from orchestrator.core.errors import ConfigError
 
 _EPILOG = """\
 Every key of the file is a flag, too, and the flag wins: max_batch_size is --max-batch-size.
-The keys and their defaults: build/trtllm/spec.py; the whole story: docs/tensorrt-llm.md.
+The keys and their defaults: build/trtllm/spec.py; the manual: docs/tensorrt-llm.md.
 
 exit status: 0 done, 1 a stage failed, 2 the plan is refused, a tool or a folder is missing, 130 interrupted
 """
@@ -56,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif options.dry_run:
             print(_shell_lines(plan, options.out))
         else:
-            signal.signal(signal.SIGTERM, _interrupt)
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
             build(plan, options.out.absolute())
     except ConfigError as error:
         return _fail(error, 2)
@@ -76,10 +75,6 @@ def _shell_lines(plan: Plan, out: Path) -> str:
     for stage in plan.stages:
         lines += [f"# {stage.name} -> {stage.output}", command_line(stage.argv)]
     return "\n".join(lines)
-
-
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _fail(error: object, status: int) -> int:

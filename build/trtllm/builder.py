@@ -28,7 +28,7 @@ from build.trtllm.render import plan_json
 from orchestrator.core.errors import ConfigError, ServingError
 from orchestrator.deployment.engine_manifest import CHECKPOINT, Manifest, missing_files
 
-#: Seconds between two lines about a running stage, and the time that an interrupted stage gets to end.
+#: Seconds between two lines about a running stage, and seconds that an interrupted stage has to end by itself.
 BEAT_S = 60.0
 GRACE_S = 10.0
 _LOG_LINES = 12
@@ -36,34 +36,35 @@ _VERSION = "from importlib.metadata import version; print(version('tensorrt_llm'
 
 
 class StageFailed(ServingError):
-    """A stage's command failed, or left no output."""
+    """A stage's command failed, or wrote less than it should have."""
 
 
 def build(plan: Plan, out: Path) -> None:
     """Run the stages that are not done; engine.json is written into each engine's folder.
 
-    Raises ConfigError when a tool is missing, of another version, or another build runs in `out`; StageFailed.
+    Raises ConfigError when a tool is missing or of another version, or when another build runs in `out`; StageFailed
+    when a stage fails.
     """
     out.mkdir(parents=True, exist_ok=True)
     with _locked(out):
         hashes = stage_hashes(plan)
         done = read_record(out)
-        left = [
+        remaining = [
             stage for stage in plan.stages if done.get(stage.name) != hashes[stage.name] or _missing(stage, plan, out)
         ]
-        _check_tools(left, plan)
+        _check_tools(remaining, plan)
         for number, stage in enumerate(plan.stages, start=1):
             label = f"[{number}/{len(plan.stages)}] {stage.name}"
-            if stage in left:
+            if stage in remaining:
                 _run_stage(stage, plan, out, label)
                 write_done(out, stage, hashes[stage.name])
             else:
-                _say(f"{label}: done before, skipped")
+                print(f"{label}: done before, skipped", flush=True)
         for engine in plan.engines:
             source = out / f"sources/{engine.role}" if is_hub_id(engine.source) else Path(engine.source)
             copy_small_files(source, out / engine.engine_folder / CHECKPOINT)
             write_manifest(out / engine.engine_folder, _manifest(engine, plan))
-    _say(f"engines ready: {', '.join(str(out / engine.engine_folder) for engine in plan.engines)}")
+    print(f"engines ready: {', '.join(str(out / engine.engine_folder) for engine in plan.engines)}", flush=True)
 
 
 @contextmanager
@@ -106,7 +107,7 @@ def _run_stage(stage: Stage, plan: Plan, out: Path, label: str) -> None:
     if not stage.name.startswith("fetch-"):  # an interrupted download continues
         shutil.rmtree(out / stage.output, ignore_errors=True)
     (out / stage.output).mkdir(parents=True, exist_ok=True)
-    _say(f"{label}: started, log {log}")
+    print(f"{label}: started, log {log}", flush=True)
     began = time.monotonic()
     status = _run(stage.argv, out, log, label)
     if status:
@@ -114,11 +115,11 @@ def _run_stage(stage: Stage, plan: Plan, out: Path, label: str) -> None:
         raise StageFailed(f"{stage.name} failed with exit status {status}; the end of {log}:\n{tail}")
     if missing := _missing(stage, plan, out):
         raise StageFailed(f"{stage.name} ended without an error, but {out / stage.output} lacks {', '.join(missing)}")
-    _say(f"{label}: done in {time.monotonic() - began:.0f} s")
+    print(f"{label}: done in {time.monotonic() - began:.0f} s", flush=True)
 
 
 def _run(argv: tuple[str, ...], out: Path, log: Path, label: str) -> int:
-    """Run a command in `out` and return its exit status; it and its children end when we are interrupted."""
+    """Run a command in `out` and return its exit status; an interrupt ends the command and its children."""
     began = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(argv, cwd=out, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
@@ -127,7 +128,7 @@ def _run(argv: tuple[str, ...], out: Path, log: Path, label: str) -> int:
                 try:
                     return process.wait(BEAT_S)
                 except subprocess.TimeoutExpired:
-                    _say(f"{label}: running for {time.monotonic() - began:.0f} s")
+                    print(f"{label}: running for {time.monotonic() - began:.0f} s", flush=True)
         finally:
             _end(process)
 
@@ -167,7 +168,3 @@ def _manifest(engine: Engine, plan: Plan) -> Manifest:
         inputs=input_hashes(plan) | {f"stage {name}": value for name, value in stage_hashes(plan).items()},
         plan=json.loads(plan_json(plan)),
     )
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)

@@ -18,7 +18,7 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 class Limits:
     """Sizes that an engine is built for, in tokens except max_batch_size (sequences).
 
-    max_seq_len: the flag's value. engine_seq_len: what the builder makes of it, the draft tokens included.
+    max_seq_len: the flag's value. engine_seq_len: that length with the draft tokens, which the builder adds.
     """
 
     max_batch_size: int
@@ -34,7 +34,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine. role: target or draft. mode: value of --speculative_decoding_mode, empty for none.
+    """One engine. role: target or draft. mode: value of --speculative_decoding_mode; empty = no flag.
 
     quantisation: none when the weights have the type `dtype`. A draft model lies on the first of the target's GPUs.
     """
@@ -122,8 +122,9 @@ def _draft_engine(spec: EngineSpec, shape: ModelShape) -> Engine:
 def target_limits(spec: EngineSpec, vocab_size: int) -> Limits:
     """Return the target's sizes. Invariant: max_num_tokens >= max_batch_size * (max_draft_len + 1)."""
     tokens = spec.max_batch_size * (spec.max_draft_len + 1)
-    # Not a key of the spec: a step sends the whole text so far as a prompt, so a prompt grows to the longest sequence.
-    # It does so with engines that draft by themselves, too, when a text continues in another process.
+    # max_input_len is not a key of the spec: each step sends the whole text so far as its prompt, so a prompt may be
+    # as long as the longest sequence. For engines that draft by themselves this happens when a text continues in
+    # another process.
     is_external = build_mode(spec.method) == EXTERNAL
     return Limits(
         max_batch_size=spec.max_batch_size,

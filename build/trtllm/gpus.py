@@ -52,8 +52,8 @@ def find_gpu(name: str, memory_gib: int = 0) -> Gpu:
             f"gpu is missing: name the GPU that the engines are for (known: {', '.join(sorted(KNOWN))}; "
             "key gpu, flag --gpu)"
         )
-    spelt = name.casefold().replace(" ", "-").replace("_", "-").removesuffix("gb")
-    if spelt not in KNOWN:
+    normalised = name.casefold().replace(" ", "-").replace("_", "-").removesuffix("gb")
+    if normalised not in KNOWN:
         raise ConfigError(unknown_name("gpu", name, KNOWN, "key gpu, flag --gpu"))
-    gpu = KNOWN[spelt]
+    gpu = KNOWN[normalised]
     return Gpu(gpu.name, memory_gib or gpu.memory_gib, gpu.capability)

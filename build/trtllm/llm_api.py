@@ -29,9 +29,9 @@ Value = str | int | bool
 
 
 class LlmApiSpec(Declaration):
-    """What the LLM API is to run; see EngineSpec for the keys that compiled engines have, too."""
+    """What the LLM API runs; EngineSpec describes the keys that compiled engines share."""
 
-    #: ours, or mtp
+    #: the drafting method: one of the server's, or mtp
     method: str = "none"
     target: str = ""
     #: checkpoint of the draft model or of the EAGLE-3 head; empty for the other methods
@@ -160,7 +160,7 @@ def _fields(spec: LlmApiSpec, length: int, model_key: str) -> dict[str, Value]:
     }
 
 
-# They would change the model; a checkpoint that is quantised already is served as it is.
+# These keys would change the model, but the LLM API serves a checkpoint as it is, quantised or not.
 _COMPILED_KEYS = ("quantisation", "drafter_quantisation", "kv_cache_dtype")
 
 
@@ -182,7 +182,7 @@ def load_llm_spec(file: Path) -> LlmApiSpec:
 
 
 def manifest_of(spec: LlmApiSpec) -> LlmManifest:
-    """Return what the folder says; raises ConfigError for what the release or the checkpoint lacks."""
+    """Return the content of llm_api.json; raises ConfigError when the release or the checkpoint cannot run the spec."""
     checkpoint = read_checkpoint(spec.target)
     found = speculation(spec) if spec.method != "none" else None
     max_seq_len = min(spec.max_seq_len, checkpoint.max_positions)
@@ -208,7 +208,7 @@ def manifest_of(spec: LlmApiSpec) -> LlmManifest:
 
 
 def write_folder(spec: LlmApiSpec, out: Path) -> Path:
-    """Write llm_api.json and the target's small files to `out`; return the former. Errors: as in `manifest_of`."""
+    """Write llm_api.json and the target's small files to `out`; return llm_api.json. Errors: as in `manifest_of`."""
     manifest = manifest_of(spec)
     copy_small_files(Path(read_checkpoint(spec.target).tokenizer_file).parent, out)
     return manifest.write(out)

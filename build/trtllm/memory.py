@@ -127,7 +127,7 @@ def _activations(engine: Engine) -> int:
 
 
 def kv_tokens(gpus: tuple[GpuBytes, ...], spec: EngineSpec) -> KvTokens:
-    """Return the tokens of the caches, as the fullest GPU has room, in whole blocks; 0 when nothing is left."""
+    """Return how many tokens the caches hold on the fullest GPU, in whole blocks; 0 when no memory is left."""
     share = spec.draft_kv_share
     with_draft = tuple(gpu for gpu in gpus if gpu.draft)
     if not share or not with_draft:  # both caches see the same texts
@@ -149,9 +149,9 @@ def _draft_kv(gpu: GpuBytes) -> int:
 def kv_fractions(gpus: tuple[GpuBytes, ...], tokens: KvTokens) -> tuple[float, float]:
     """Return kv_cache_free_gpu_mem_fraction for the target and for the draft model (0 without one).
 
-    They are rounded up, because the limit in tokens beside them decides. Each is a share of the memory that is free
-    when its engine makes its cache (inferred): the target is loaded first and has the GPU to itself, the draft model
-    finds the target's cache made.
+    Both are rounded up: the limit in tokens, which is also set, then decides. Inferred: each is a share of the memory
+    that is free when its engine allocates its cache. The target is loaded first, on an empty GPU; the draft model is
+    loaded when the target's cache is already allocated.
     """
     target = max(tokens.target * gpu.target.kv_per_token / (gpu.total - gpu.target.fixed) for gpu in gpus)
     drafts = [
@@ -223,7 +223,7 @@ def _fit(spec: EngineSpec, gpu: Gpu, models: Models) -> _Fit:
 
 
 def _largest_batch(spec: EngineSpec, gpu: Gpu, models: Models) -> int:
-    """Search the most sequences of full length; a larger batch takes more activations, so less room for them."""
+    """Search for the most sequences of full length; a larger batch has larger activations, which leave less for KV."""
     fits, too_many = 0, MODES[spec.method].most_sequences + 1
     while too_many - fits > 1:
         batch = (fits + too_many) // 2
@@ -235,19 +235,19 @@ def _largest_batch(spec: EngineSpec, gpu: Gpu, models: Models) -> int:
 
 
 def _does_not_fit(fit: _Fit) -> ConfigError:
-    """Return an error with the bytes on the fullest GPU, what they leave, and what one sequence needs."""
-    tight, spec = min(fit.gpus, key=lambda gpu: gpu.free), fit.spec
+    """Return an error that states the bytes on the fullest GPU, what they leave, and what one sequence needs."""
+    fullest, spec = min(fit.gpus, key=lambda gpu: gpu.free), fit.spec
     used = " + ".join(
         f"{role} weights {part.weights / GIB:.2f} + activations {part.activations / GIB:.2f} + "
         f"reserve {part.reserve / GIB:.2f}"
-        for role, part in tight.parts.items()
+        for role, part in fullest.parts.items()
     )
     rooms = [
         f"{held} of {needed} tokens of the {role}, {part.kv_per_token} bytes each"
-        for (role, part), held, needed in zip(tight.parts.items(), fit.held, fit.needed, strict=False)
+        for (role, part), held, needed in zip(fullest.parts.items(), fit.held, fit.needed, strict=False)
     ]
     return ConfigError(
-        f"does not fit: GPU {tight.gpu} has {tight.total / GIB:.2f} GiB; {used} leave {tight.free / GIB:.2f} "
+        f"does not fit: GPU {fullest.gpu} has {fullest.total / GIB:.2f} GiB; {used} leave {fullest.free / GIB:.2f} "
         f"GiB; the KV caches get {spec.kv_fraction:g} of it, room for {' and '.join(rooms)}, that one sequence of "
         f"max_seq_len {spec.max_seq_len} and its drafts needs (take more or larger GPUs: gpu, num_gpus; a smaller "
         "format: quantisation, kv_cache_dtype; or less: max_seq_len, max_batch_size, max_num_tokens, draft_len)"

@@ -102,21 +102,21 @@ class HeadShape:
     kv_layers: int = 0
 
 
-def medusa_heads(source: str, target: ModelShape, wanted: int) -> HeadShape:
-    """Size `wanted` Medusa heads (0 = all that the checkpoint has): residual blocks and an LM head each."""
+def medusa_heads(source: str, target: ModelShape, num_heads: int) -> HeadShape:
+    """Return the size of `num_heads` Medusa heads (0 = all in the checkpoint): residual blocks and an LM head each."""
     keys = _read(_MedusaKeys, source)
-    trained = keys.medusa_num_heads or wanted or 4
-    if wanted > trained:
+    trained = keys.medusa_num_heads or num_heads or 4
+    if num_heads > trained:
         raise ConfigError(
-            f"medusa_heads must be in 1..{trained}, got {wanted} ({source}/config.json, key medusa_heads)"
+            f"medusa_heads must be in 1..{trained}, got {num_heads} ({source}/config.json, key medusa_heads)"
         )
-    heads, blocks = wanted or trained, keys.medusa_num_layers
+    heads, blocks = num_heads or trained, keys.medusa_num_layers
     block = target.hidden * target.hidden + target.hidden
     return HeadShape(heads, blocks, heads * (blocks * block + target.hidden * target.vocab))
 
 
 def eagle_heads(source: str, target: ModelShape, layers: int) -> HeadShape:
-    """Size an EAGLE-1 drafter.
+    """Return the size of an EAGLE-1 drafter.
 
     Inferred: each of the engine's EAGLE layers holds the drafter's weights and an LM head of its own.
     """
@@ -134,7 +134,7 @@ def eagle_parameters(drafter: ModelShape) -> int:
 
 
 def redrafter_heads(source: str, target: ModelShape) -> HeadShape:
-    """Size a ReDrafter: residual blocks and LM head at the width exit_dim, two matrices of the recurrence.
+    """Return the size of a ReDrafter: residual blocks and LM head of width exit_dim, two matrices of the recurrence.
 
     Inferred: the key names, and twice the hidden size where exit_dim is not given.
     """
@@ -157,10 +157,10 @@ def _check_same(key: str, value: int, expected: int, source: str) -> None:
 
 
 def _read(model: type[Model], source: str) -> Model:
-    """Return what config.json says of the language model; raises ConfigError for a value that a key cannot have."""
+    """Return the language model's keys of config.json; raises ConfigError for a missing file or an invalid value."""
     config = read_json(source, "config.json")
     if config is None:
-        # Also the case of a hub id without a network, so the message must not blame the checkpoint alone.
+        # A hub id without a network ends here, too, so the message must not blame the checkpoint alone.
         raise ConfigError(f"{source}: config.json cannot be found (for a plan, a folder that holds it is enough)")
     inner = config.get("text_config")
     values = inner | {"architectures": config.get("architectures")} if isinstance(inner, dict) else config

@@ -1,4 +1,4 @@
-"""What to build: one flat TOML file, flags before it; every key stands beside its default. Opens no checkpoint."""
+"""What to build: one flat TOML file, whose keys flags override. Opens no checkpoint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class EngineSpec(Declaration):
     method: str = "none"
     #: the GPU, by name; required
     gpu: str = ""
-    #: memory of one GPU in GiB; 0 = what is known of it
+    #: memory of one GPU in GiB; 0 = as listed in build/trtllm/gpus.py
     gpu_memory_gib: int = Field(0, ge=0, le=4096)
     num_gpus: int = Field(1, ge=1, le=64)
     #: GPUs that share each layer of the target; 0 = num_gpus / pipeline_parallel

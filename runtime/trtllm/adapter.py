@@ -1,4 +1,4 @@
-"""What every adapter shares: a call becomes the engine's request, the engine's results become the call's answer."""
+"""The base of all adapters: a call becomes the engine's request, the engine's results become the call's answer."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Stream:
 class EngineRequest(NamedTuple):
     """A call as the engine gets it.
 
-    payload: in the transport's own type. ids: the committed context, and behind it a stream's tokens as calls have got
-    them. length: most tokens of the answer. drafts: the draft tokens to verify. stream: None when one final response
-    answers the request.
+    payload: in the transport's own type. ids: the committed context, followed by the stream's tokens that calls have
+    received. length: the most tokens that the answer may have. drafts: the draft tokens to verify. stream: None when
+    one final response answers the request.
     """
 
     payload: Any
@@ -53,7 +53,7 @@ class Adapter(ABC, Generic[Request]):
     def from_result(self, call: EngineCall[Request], request: EngineRequest, results: list[Any]) -> Answer:
         """Return the answer to a call; raises EngineError when the results do not fit the request.
 
-        results: one, unless the request is a stream.
+        results: exactly one, unless the request is a stream.
         """
 
 

@@ -57,7 +57,7 @@ class TrtllmClient(Generic[Request]):
         self._thread.start()
 
     def preparation(self, request: Request) -> Callable[[], None] | None:
-        """Return None: no call needs anything that takes long."""
+        """Return None: no call needs slow preparation before it is submitted."""
         return None
 
     def submit(self, request: Request, deadline_s: float, on_answer: Reply) -> None:
@@ -101,7 +101,7 @@ class TrtllmClient(Generic[Request]):
         shutdown.join(SHUTDOWN_LIMIT_S)
 
     def status(self) -> EngineStatus:
-        """Return the client's figures; a pass is a batch of answers. The engine does not tell about its KV blocks."""
+        """Return the client's figures; a pass is a batch of answers. The engine does not report its KV blocks."""
         return EngineStatus(0, 0, 0, 0, len(self._contexts), self.num_passes, self.num_calls)
 
     def _begin(self, call: EngineCall[Request]) -> Answer | ServingError | None:
@@ -125,7 +125,7 @@ class TrtllmClient(Generic[Request]):
         return None
 
     def _refused(self, error: Exception) -> ServingError:
-        """Return the error of a call that the engine did not get; an engine that takes no requests any more is lost."""
+        """Return the error of a call that could not be enqueued; an engine that takes no more requests is lost."""
         if isinstance(error, ServingError) or self._takes_requests():
             return wrap_error("TensorRT-LLM refused the request", error)
         log.error("the engine takes no requests any more", exc_info=error)
@@ -140,13 +140,13 @@ class TrtllmClient(Generic[Request]):
             return False
 
     def _continue(self, held: InFlight[Request], call: EngineCall[Request]) -> Answer | ServingError | None:
-        """Answer a call from what its stream has brought by now; None when it must wait for more."""
+        """Return the answer that a call's stream already has, or None when the call must wait for more tokens."""
         held.call = call
         completed = self._complete([])
         return self._answer(completed[0], self._in_flight.num_running or 1) if completed else None
 
     def _complete(self, responses: list[Response]) -> list[Completed[Request]]:
-        """Take in responses and count the calls that they complete, before anybody sees an answer; holds the lock."""
+        """Take in responses and count the calls that they complete, for the caller to answer; needs the lock held."""
         completed = self._in_flight.complete(responses)
         self.num_calls += len(completed)
         for done in completed:
@@ -156,7 +156,7 @@ class TrtllmClient(Generic[Request]):
     def _run(self) -> None:
         try:
             while self._await_calls():
-                self._deliver(self._transport.responses(self._patience_s()))
+                self._deliver(self._transport.responses(self._wait_limit_s()))
                 self._expire()
         except Exception:
             log.exception("the engine has failed, and its client stops")
@@ -181,7 +181,7 @@ class TrtllmClient(Generic[Request]):
     def _has_work(self) -> bool:
         return bool(self._in_flight.num_running or self._is_closing or self._is_lost)
 
-    def _patience_s(self) -> float:
+    def _wait_limit_s(self) -> float:
         """Return how long to wait for responses before the next deadline is due."""
         with self._changed:
             due_s = min((request.call.deadline_s for request in self._in_flight if request.call), default=float("inf"))

@@ -10,7 +10,7 @@ from runtime.engine.calls import EngineCall, Request
 from runtime.trtllm.adapter import EngineRequest
 from runtime.trtllm.transport import Response
 
-#: An engine is lost when so many deadlines in a row have passed, over so long a time, without any response from it.
+#: An engine is lost when it has not responded for SILENT_S seconds and SILENT_CALLS deadlines have passed meanwhile.
 SILENT_CALLS, SILENT_S = 3, 60.0
 
 
@@ -26,7 +26,7 @@ class Completed(NamedTuple, Generic[Request]):
 class InFlight(Generic[Request]):
     """One request at the engine.
 
-    call: the call that waits; None while a stream runs ahead of its calls. responses: those that no call has got yet.
+    call: the call that waits; None while a stream runs ahead of its calls. responses: those not yet given to a call.
     """
 
     request_id: int
@@ -49,7 +49,7 @@ class InFlight(Generic[Request]):
             self.responses.append(response)
 
     def complete(self) -> Completed[Request] | None:
-        """Return the waiting call with its responses, if there are both; the sequence's next call may come then."""
+        """Return the waiting call with its responses and free the request for the next call; None if one is missing."""
         if self.call is None or not self.responses:
             return None
         completed = Completed(self.call, self.request, self.responses)
@@ -58,7 +58,7 @@ class InFlight(Generic[Request]):
 
 
 class InFlightTable(Generic[Request]):
-    """All requests at one engine, by their ids; its user holds the client's lock."""
+    """All requests at one engine, by their ids; the client calls it with its lock held."""
 
     def __init__(self) -> None:
         self._requests: dict[int, InFlight[Request]] = {}
@@ -104,7 +104,7 @@ class InFlightTable(Generic[Request]):
 
 @dataclass
 class Watchdog:
-    """Tells an engine that has died without an error from one that is slow; times are time.monotonic().
+    """Distinguishes an engine that has died without an error from a slow one; times are time.monotonic().
 
     Invariant: any response ends the silence, even the last one to a cancelled request. So a single slow call (a long
     prompt, a long queue) is never taken for a silent engine, nor is an engine without requests.

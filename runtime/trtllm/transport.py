@@ -1,4 +1,4 @@
-"""What a client needs of the way to its engine: requests go out one by one, responses come back in any order."""
+"""The interface between a client and its engine: requests go out one by one, responses come back in any order."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ResponseQueue:
 
 
 def failed_response(request_id: int, reason: object) -> Response:
-    """Return the response to a request that the library has failed on."""
+    """Return the response to a request on which the library has failed."""
     return Response(request_id, error=EngineError(f"TensorRT-LLM failed on this request: {first_line(reason)}"))
 
 

@@ -21,7 +21,7 @@ from orchestrator.core.types import Acceptance, IdArray, StepOptions
 from orchestrator.wire.target import StepRequest
 from orchestrator.wire.tensors import Incoming, Tensors
 
-#: The outputs to request; the backend wants both of them requested.
+#: The outputs to request; the backend requires both.
 OUTPUTS = ("output_ids", "sequence_length")
 #: The counters of an engine that drafts by itself.
 ACCEPTED, DRAFTED = "total_accepted_draft_tokens", "total_draft_tokens"
@@ -149,8 +149,8 @@ def _prompt_tensors(context_ids: IdArray, num_tokens: int) -> Tensors:
 def _sampling_tensors(sampling: Sampling, prefix_len: int, seed_input: str) -> Tensors:
     """Return the sampler's settings; top_k and top_p are always sent, because the backend's defaults are greedy.
 
-    That 0 and 1 switch them off is inferred. The engine's generator starts anew with each call, so each step has a seed
-    of its own, derived from the request's.
+    Inferred: top_k 0 and top_p 1 switch them off. The engine's random generator restarts with each call, so each step
+    has a seed of its own, derived from the request's.
     """
     if sampling.greedy:
         return {"runtime_top_k": _scalar(1, np.int32)}
@@ -168,7 +168,7 @@ def _check_step(request: StepRequest, backend: Backend) -> None:
 
 
 def _lacking(request: StepRequest, backend: Backend) -> Iterator[str]:
-    """Yield what the step needs and the backend does not have."""
+    """Yield the features that the step needs and the backend lacks, as they complete "the backend has no …"."""
     sampling, tree, prefix_len = request.sampling, request.tree, request.delta.prefix_len
     if not tree.is_chain:
         yield "trees that branch"

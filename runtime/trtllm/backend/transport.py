@@ -21,9 +21,9 @@ from runtime.trtllm.transport import Response, ResponseQueue, wrap_error
 
 log = logging.getLogger(__name__)
 
-#: How long the end of a request may take; nobody waits for it.
+#: How long the call that stops a request may take; nothing waits for it.
 STOP_LIMIT_S = 5.0
-#: How much longer than its request a call may take, so that the deadline is the client's to notice, not an error.
+#: How much longer than its request a call may take, so that the client notices the deadline before the call fails.
 GRACE_S = 0.25
 
 
@@ -38,7 +38,7 @@ class ModelInput:
 class BackendTransport:
     """Implements `runtime.trtllm.transport.Transport`; a result is the sequence of the call's responses."""
 
-    # Triton answers for the process that holds the engine.
+    # Triton manages the process that holds the engine.
     owns_engine = False
 
     def __init__(self, call: ModelCall, num_threads: int, name: str) -> None:

@@ -87,5 +87,5 @@ def _warm_up(client: TrtllmClient[Request], request: Request) -> None:
         submit_and_wait(client.submit, request)
     except ServingError as error:
         client.close()
-        raise ConfigError(f"the engine answers nothing: {error}") from None
+        raise ConfigError(f"the engine did not answer the warm-up request: {error}") from None
     client.release(request.delta.sequence_id)

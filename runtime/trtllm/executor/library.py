@@ -1,4 +1,4 @@
-"""The package tensorrt_llm, which only NVIDIA's container has: it is imported when an engine is loaded."""
+"""The package tensorrt_llm, which is imported when an engine is loaded: only NVIDIA's container has it."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ def open_executor(library: Library, folder: Path, manifest: Manifest, share: boo
 
 
 def _parallel(library: Library, manifest: Manifest) -> dict[str, Any]:
-    """Return the argument of an engine for several GPUs, each with a process of its own, spawned through MPI."""
+    """Return the argument for an engine on several GPUs: MPI spawns one process for each GPU."""
     if manifest.num_ranks == 1:
         return {}
     workers = [WORKER, library.folder / PACKAGED_WORKER]
     worker = next((path for path in workers if path.is_file()), None)
     if worker is None:
         raise ConfigError(
-            f"an engine for {manifest.num_ranks} GPUs needs the program of its ranks, and there is none of "
+            f"an engine for {manifest.num_ranks} GPUs needs the program that runs its ranks; not found: "
             f"{', '.join(map(str, workers))} (run the server in the container {manifest.image})"
         )
     api, orchestrator = library.api, library.api.OrchestratorConfig(True, str(worker))

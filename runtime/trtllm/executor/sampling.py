@@ -1,4 +1,4 @@
-"""A request's sampling as the executor's arguments; options that it lacks were refused before (capabilities)."""
+"""A request's sampling as the executor's arguments; the capabilities have refused options that it lacks."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class LlmAdapter(TargetAdapter):
     def _to_request(self, call: EngineCall[StepRequest], ids: list[int], num_output: int) -> EngineRequest:
         """Return the arguments of generate_async.
 
-        The loop alone ends a text. Inferred: an end id that is no token's never comes.
+        Only the generation loop ends a text. Inferred: an end id of -1 never matches a token.
         """
         sampling, speculation = call.request.sampling, call.request.options.engine_speculation
         if speculation and (speculation.choices or speculation.sizes):

@@ -63,7 +63,7 @@ class LlmTransport:
         """
         if not self._thread.is_alive():
             return False
-        if not hasattr(self.llm, "_executor"):  # a release that names it differently cannot be asked
+        if not hasattr(self.llm, "_executor"):  # another release may name it differently
             return True
         return self.llm._executor is not None and not self.llm._executor.is_shutdown()
 
@@ -120,7 +120,7 @@ class LlmTransport:
                 output.abort()
         except Exception as error:
             log.exception("the LLM API failed on a request")
-            if self.takes_requests():  # otherwise the whole library has failed, which `responses` tells
+            if self.takes_requests():  # otherwise the whole library has failed, and `responses` raises
                 self._responses.put(failed_response(request_id, error))
 
 

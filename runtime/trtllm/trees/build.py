@@ -42,7 +42,7 @@ def load_paged(config: ServingConfig) -> PagedModel:
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device = {config.device!r}, but torch sees no CUDA device (serving.toml)")
     if manifest.num_ranks > 1:
-        raise ConfigError(f"the engine {folder} is for {manifest.num_ranks} GPUs; engine = {ENGINE!r} loads one of one")
+        raise ConfigError(f"the engine {folder} is for {manifest.num_ranks} GPUs, engine = {ENGINE!r} needs 1")
     geometry = read_geometry(folder, manifest)
     log.warning("engine = %r is EXPERIMENTAL: it has never been run on a compiled engine", ENGINE)
     model = _open(folder, geometry, manifest, torch.device(config.device))

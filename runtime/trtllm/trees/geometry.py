@@ -14,7 +14,7 @@ from orchestrator.deployment.engine_manifest import Manifest
 from runtime.kv.cache import CacheShape
 
 MODE = "lookahead_decoding"
-# No engine has float64; the tests' stand-in does, so that its text can be compared exactly.
+# No engine has float64, but the tests' stand-in does, so that its text can be compared exactly.
 _DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
 # The cache is only copied here, so an integer type of the same width will do.
 _QUANTISED = {"FP8": torch.uint8, "INT8": torch.int8}

@@ -62,7 +62,7 @@ def test_engine_for_several_gpus_has_a_process_spawned_for_each(
     (folder / "rank1.engine").touch()
     worker = tmp_path / "trtllmExecutorWorker"
     monkeypatch.setattr(library, "WORKER", worker)
-    with pytest.raises(ConfigError, match="an engine for 2 GPUs needs the program of its ranks, and there is none of"):
+    with pytest.raises(ConfigError, match="an engine for 2 GPUs needs the program that runs its ranks; not found: "):
         build_target(config_of(folder))
     worker.touch()
     with serving(folder) as client:
