@@ -1,4 +1,4 @@
-"""What the proposers of one request may draft from, besides the context."""
+"""What the proposers of one request may draft from besides the context."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.proposers.memory import Recollection
 from orchestrator.proposers.tables import Tables
 from orchestrator.sampling.grammar_matcher import Matcher
 
-#: What a client returns for a drafter that is silent, fails, or breaks the protocol.
+#: What a client returns if the drafter is late, fails, or breaks the protocol.
 NO_ANSWER = DraftResponse(TokenTree.bare(), cached_len=-1)
 
 
@@ -36,12 +36,9 @@ class DrafterClient(Protocol):
         """Tell the drafter that the request has ended."""
 
 
-DrafterClients = Callable[[str], DrafterClient]
-
-
 @dataclass(frozen=True)
 class ProposerDependencies:
-    """What a proposer is built from, besides its parameters; every proposer takes what it needs.
+    """What a proposer is built from besides its parameters; every proposer takes what it needs.
 
     drafter_client: name of a drafter → the request's client of it.
     vocab_size, num_parameters: of the target; num_parameters 0 = unknown.
@@ -52,7 +49,7 @@ class ProposerDependencies:
     method: the method that is built; the registry sets it.
     """
 
-    drafter_client: DrafterClients
+    drafter_client: Callable[[str], DrafterClient]
     vocab_size: int
     prediction: tuple[int, ...] = ()
     max_nodes: int = MAX_NODES

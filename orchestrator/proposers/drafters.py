@@ -123,7 +123,7 @@ class RedrafterConfig(HeadConfig):
 
 
 class HeadProposer(Proposer):
-    """Passes the target's hidden states on to a head, and asks the next step for those that the head still lacks.
+    """Passes the target's hidden states to a head, and requests from the next step those that the head still lacks.
 
     Invariant: after a step the newest state is the one from which the target sampled the root. Before the first step
     there is no state, and a head without a cache proposes nothing.
@@ -139,7 +139,7 @@ class HeadProposer(Proposer):
 
     @property
     def options(self) -> StepOptions:
-        """The hidden states that the head lacks; only the newest if it keeps none or does not answer."""
+        """The hidden states that the head lacks: only the newest if the head has no cache or does not answer."""
         if not self._config.max_nodes or self._client.gave_up:
             return StepOptions()
         return StepOptions(features_from=self._lacks_from, hidden_states=self._method.hidden_states)

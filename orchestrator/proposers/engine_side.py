@@ -1,4 +1,4 @@
-"""Methods of engines that draft by themselves: the server proposes nothing and asks the engine to draft."""
+"""The proposer for engines that draft by themselves: it proposes nothing and lets the engine draft."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.proposers.parameters import WHERE, Choices, MethodConfig
 
 
 class EngineSideConfig(MethodConfig):
-    """Nothing can be chosen: the engine's trees are as large as it was built for."""
+    """No parameter can be changed: the size of the trees was fixed when the engine was built."""
 
     max_nodes: int = Field(MAX_NODES, ge=MAX_NODES, le=MAX_NODES)
 
@@ -64,10 +64,10 @@ class EngineSideProposer(Proposer):
 
     @property
     def options(self) -> StepOptions:
-        """That the engine drafts."""
+        """The options of the engine's own speculation."""
         return StepOptions(engine_speculation=self._request)
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
-        """Return no draft; the engine may bring a token for each level of the budget, and one behind them."""
+        """Return no draft; the engine may commit a token for each level of the budget, and one more."""
         self._request = self._config.request(budget.max_depth + 1)
         return Proposal.empty()

@@ -1,4 +1,4 @@
-"""A wrapper that keeps a proposer's failures, and drafts that a grammar forbids, away from the loop."""
+"""A wrapper that shields the loop from a proposer's failures, and removes drafts that the grammar forbids."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 
 
 class Guarded(Proposer):
-    """A proposer whose failures and broken trees become bare roots; after the first one it is called no more.
+    """A proposer whose failures and invalid trees become bare roots; it is not called again after the first one.
 
-    vocab_size: of the target; a tree with another id is broken, too.
+    vocab_size: of the target; a tree with an id outside it is invalid.
     matcher: of the grammar that the output must match; nodes that it forbids are left out.
     """
 
@@ -33,7 +33,7 @@ class Guarded(Proposer):
 
     @property
     def options(self) -> StepOptions:
-        """What the proposer asks of the step; nothing once it has failed."""
+        """What the proposer needs from the step; nothing once it has failed."""
         if not self._failed:
             with self._catching("options"):
                 return self._proposer.options
@@ -76,7 +76,7 @@ class Guarded(Proposer):
         return proposal.only(matcher.legal_nodes(proposal.tree))
 
     def _well_sampled(self, proposal: Proposal) -> Proposal:
-        """Return the nodes before the first bad q of each path: dropping those, too, would bias the text."""
+        """Return the nodes above the first invalid q of each path; dropping them as well would bias the text."""
         sound = proposal.only(nodes_with_valid_q(proposal.tree, proposal.q, self._vocab_size))
         if sound is not proposal:
             num_bad = proposal.tree.num_nodes - sound.tree.num_nodes

@@ -49,7 +49,7 @@ class Memory:
         return Recollection(self, salt)
 
     def learn(self, salt: str, tokens: Sequence[int]) -> None:
-        """Add a response, piece by piece, so that proposals can go on; only the end of one that exceeds the bound."""
+        """Add a response in pieces, so that proposals can go on; if it exceeds max_tokens, only its end."""
         tokens = tokens[-self._max_tokens :]
         if not tokens:
             return
@@ -94,9 +94,9 @@ class Recollection(NamedTuple):
     salt: str
 
     def longest(self, tokens: Sequence[int], use: Callable[[Automaton, Match], T]) -> T | None:
-        """Return `use` of the longest suffix of `tokens` that occurs, in the newest of several generations.
+        """Return use(text, match) for the longest suffix of `tokens` that occurs; of several texts, in the newest.
 
-        use: must be short, since it runs under the memory's lock; it is not called when nothing matches.
+        use: must be quick, since it runs under the memory's lock; it is not called if nothing matches.
         """
         with self.memory.texts(self.salt) as texts:
             found = [(text, text.find(tokens)) for text in texts]

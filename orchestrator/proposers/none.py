@@ -13,7 +13,7 @@ class NoProposer(Proposer):
     name = "none"
 
     def __init__(self, *_: object) -> None:
-        """It needs neither parameters nor anything to draft from."""
+        """Takes the parameters and dependencies of every proposer, and ignores them."""
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return no draft."""

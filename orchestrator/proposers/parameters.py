@@ -1,4 +1,4 @@
-"""Parameters of the methods, as a request's `speculation_config` may set them: every method declares its own."""
+"""The base of the methods' parameters, which a request sets in `speculation_config`; every method declares its own."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def config_of(
 ) -> Config:
     """Return a method's parameters: those that a request sets, the others at their defaults.
 
-    aliases: parameters from inputs of their own (num_draft_tokens sets draft_len), for the methods that have them; the
-    JSON values go before them.
-    Raises RequestError for an unknown key, naming the nearest, and for a value that the parameter cannot have.
+    aliases: parameters that have inputs of their own (num_draft_tokens sets draft_len); those that the method lacks are
+    ignored, and `values` takes precedence.
+    Raises RequestError for an unknown key and for a value that the parameter does not allow.
     """
     known = {name: value for name, value in aliases.items() if name in config.model_fields}
     return validate(config, known | dict(values), lambda key: WHERE, error=RequestError, what=f"key of {method}")
 
 
 def read_object(config_json: str) -> dict[str, Any]:
-    """Return the JSON object of `speculation_config`, empty for no text; raises RequestError for anything else."""
+    """Parse `speculation_config`; an empty text is an empty object. Raises RequestError if it is not a JSON object."""
     return json_object(config_json or "{}", WHERE, RequestError)

@@ -28,8 +28,8 @@ class Predicted(Proposer):
     """Proposes the client's prediction, found again after a divergence where the last tokens agree with it.
 
     Invariant: after k > 1 rejected drafts in a row the last k − 1 tokens must agree; when that exceeds max_ngram, the
-    prediction is no longer used. Up to the first rejection it is followed without agreement, too, as if one token had
-    been replaced. Costs O(max_ngram) once per token of the prediction, and O(log of its length) per step.
+    prediction is no longer used. After at most one rejection it is followed even where no token agrees, as if one token
+    had been replaced. Costs O(max_ngram) once per token of the prediction, and O(log of its length) per step.
     Source: predicted outputs, docs/methods/predicted.md.
     """
 

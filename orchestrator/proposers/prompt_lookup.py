@@ -16,7 +16,7 @@ from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.parameters import MethodConfig
 
-# A token may occur ten thousand times in a long text; only so many places are looked at.
+# A token may occur ten thousand times in a long text; only this many places are looked at.
 MAX_PLACES = 256
 # A token costs about 150 bytes for each n, and a request with a long prompt must not fill the memory.
 MAX_NGRAM = 8
@@ -98,33 +98,23 @@ class PromptLookup(Proposer):
         """Yield where continuations start, the best first, each with a different first token."""
         seen: set[int] = set()
         for places in self._index.matches(ids):
-            for start in ORDERS[self._config.match](places, ids):
+            for start in self._ordered(places, ids):
                 if ids[start] not in seen:
                     seen.add(ids[start])
                     yield start
+
+    def _ordered(self, places: list[int], ids: list[int]) -> list[int]:
+        """Return at most MAX_PLACES places in the order of `match`; of equally frequent ones the most recent first."""
+        ordered = list(islice(places if self._config.match == "leftmost" else reversed(places), MAX_PLACES))
+        if self._config.match != "frequent":
+            return ordered
+        counts = Counter(ids[start] for start in ordered)
+        return sorted(ordered, key=lambda start: -counts[ids[start]])
 
     def _length(self, ids: list[int], start: int, longest: int) -> int:
         if self._config.length == "grown":
             longest = min(longest, 2 * agreement(ids, start, longest))
         return min(longest, len(ids) - start) if self._config.clip else longest
-
-
-def _recent(places: Sequence[int], ids: list[int]) -> list[int]:
-    return list(islice(reversed(places), MAX_PLACES))
-
-
-def _leftmost(places: Sequence[int], ids: list[int]) -> list[int]:
-    return list(islice(places, MAX_PLACES))
-
-
-def _frequent(places: Sequence[int], ids: list[int]) -> list[int]:
-    """Return the places with the most frequent next token first; of equals the most recent one."""
-    newest = _recent(places, ids)
-    counts = Counter(ids[start] for start in newest)
-    return sorted(newest, key=lambda start: -counts[ids[start]])
-
-
-ORDERS = {"recent": _recent, "frequent": _frequent, "leftmost": _leftmost}
 
 
 def agreement(ids: list[int], start: int, most: int) -> int:
@@ -136,9 +126,9 @@ def agreement(ids: list[int], start: int, most: int) -> int:
 
 
 def continuation(ids: list[int], start: int, length: int) -> list[int]:
-    """Return `length` tokens of ids[start:], continued with its own copy behind the end, as in LZ77.
+    """Return `length` tokens from ids[start:], which is repeated when it ends, as in LZ77.
 
-    So a text that repeats with period d is drafted beyond d tokens.
+    So the draft of a text that repeats with period d can be longer than d tokens.
     """
     period = len(ids) - start
     return [ids[start + i % period] for i in range(length)]

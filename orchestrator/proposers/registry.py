@@ -1,4 +1,4 @@
-"""From the method and the parameters that a request names to its proposer."""
+"""Checks the method and the parameters that a request names, and builds its proposer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from orchestrator.proposers.union import Union, UnionConfig
 
 
 def load(name: str) -> Any:
-    """Return the class that a method's declaration names as "module:class"."""
+    """Import the class that a method's declaration names as "module:class"."""
     module, _, class_name = name.partition(":")
     return getattr(import_module(f"orchestrator.proposers.{module}"), class_name)
 
@@ -41,11 +41,11 @@ class SelectedMethod(NamedTuple):
 
     @property
     def branches(self) -> str:
-        """Why it may propose more than a chain with these parameters; empty = it does not."""
+        """Why its trees may branch with these parameters; empty = it only proposes chains."""
         return "" if self.config.is_chain else self.declaration.branches
 
     def check_rule(self, rule: Rule) -> None:
-        """Raise RequestError when the rule cannot decide on what the method proposes."""
+        """Raise RequestError if the rule cannot verify the method's trees."""
         if rule is Rule.BLOCK and self.branches:
             raise RequestError(
                 f"rule 'block' decides on chains alone, and the method {self.method!r} has {self.branches}; "
@@ -79,8 +79,8 @@ def select_method(
     """Check a request's method and parameters; raises RequestError naming what is allowed.
 
     drafters: the drafter models that this deployment has loaded.
-    aliases: parameters from inputs of their own (num_draft_tokens sets draft_len); the JSON goes before them.
-    engine_method: the method with which the target's engine drafts by itself; it needs no drafter then.
+    aliases: parameters that have inputs of their own (num_draft_tokens sets draft_len); the JSON takes precedence.
+    engine_method: the method with which the target's engine drafts by itself, without a drafter.
     """
     if engine_method and speculation == engine_method:
         return _configured(METHODS[speculation].engine_side, read_object(config_json), aliases)

@@ -21,7 +21,7 @@ FILE = "ngrams.npz"
 #: Longest n-gram: a context of three tokens of any vocabulary below 2²¹ is one int64.
 MAX_ORDER = 4
 WHERE = "key ngram_tables in serving.toml"
-REMEDY = f"count anew with python -m build.ngrams, or leave it empty ({WHERE})"
+REMEDY = f"count again with python -m build.ngrams, or leave the key empty ({WHERE})"
 
 IntArray = npt.NDArray[Any]
 

@@ -22,7 +22,7 @@ class UnionConfig(MethodConfig):
 
 
 class Union(Proposer):
-    """Asks its members in turn; each may fill its equal share of the nodes that the members before it left over.
+    """Calls its members in turn; each may use an equal share of the nodes that the members before it left.
 
     caps: most nodes of each member, its own max_nodes.
     Invariant: the tree holds each member's nodes within its share, a common path once; siblings are tried in the order
@@ -37,7 +37,7 @@ class Union(Proposer):
 
     @property
     def options(self) -> StepOptions:
-        """What any of the members asks of the step."""
+        """What any of the members needs from the step."""
         options = StepOptions()
         for member in self._members:
             options = options.merged(member.options)
@@ -65,7 +65,7 @@ class Union(Proposer):
 
 
 def _merge(tree: TreeBuilder, sources: list[str], proposal: Proposal) -> None:
-    """Add a proposal's nodes to the tree; a node that is there already gains a source."""
+    """Add a proposal's nodes to the tree; a node that exists already gets another source."""
     nodes = [0]
     edges = zip(proposal.tree.parents.tolist(), proposal.tree.tokens.tolist(), proposal.sources, strict=True)
     for parent, token, source in edges:
