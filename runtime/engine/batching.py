@@ -14,7 +14,7 @@ SMOOTHING = 0.3
 
 @dataclass
 class LiveSequence:
-    """return_s: smoothed time from an answer to the next call. answered_s: None while a call is at hand."""
+    """return_s: smoothed time from an answer to the next call. answered_s: None while a call waits for its answer."""
 
     return_s: float
     answered_s: float | None = None
@@ -22,11 +22,11 @@ class LiveSequence:
 
 @dataclass
 class BatchingPolicy:
-    """Estimates what a pass costs and how long sequences stay away, and derives how long to hold a pass back.
+    """Decides how long to delay a pass, from the cost of a pass and the time that sequences take to call again.
 
-    patience: the longest wait, in units of the cost of a pass. A pass costs mostly its overhead, so one pass saved
-    pays for many such waits. pass_s: smoothed cost of a pass. return_s: smoothed over all sequences, as the first
-    estimate for a new one.
+    patience: the longest wait, as a multiple of the cost of a pass. Most of that cost is overhead, so saving one pass
+    pays for many such waits. pass_s: smoothed cost of a pass. return_s: smoothed over all sequences, the first estimate
+    for a new one.
     """
 
     patience: float = 0.5
@@ -36,7 +36,7 @@ class BatchingPolicy:
     _pass_ended_s: float = 0.0
 
     def arrived(self, sequence_id: int, now_s: float) -> None:
-        """Note a call. now_s: when it was submitted, which may be long before the engine took it."""
+        """Note a call. now_s: when it was submitted, which may be long before the engine receives it."""
         live = self._live.setdefault(sequence_id, LiveSequence(self.return_s))
         if live.answered_s is not None:
             live.return_s += SMOOTHING * (now_s - live.answered_s - live.return_s)
@@ -64,12 +64,12 @@ class BatchingPolicy:
     def wait_s(self, now_s: float, oldest_call_s: float | None) -> float:
         """Return how long to wait for another call; 0 = begin the pass.
 
-        oldest_call_s: arrival of the oldest call at hand; None = there is no call.
+        oldest_call_s: arrival of the oldest waiting call; None = no call is waiting.
         Invariant: a lone sequence never waits; no call waits longer than patience · pass_s for a pass to begin.
         """
         if oldest_call_s is None:
             return IDLE_POLL_S
         limit_s = max(oldest_call_s, self._pass_ended_s) + self.patience * self.pass_s
-        # Twice the usual absence: a sequence may be a little late.
+        # A sequence may take up to twice its usual time.
         due_s = [live.answered_s + 2.0 * live.return_s for live in self._live.values() if live.answered_s is not None]
         return max((due - now_s for due in due_s if now_s < due <= limit_s), default=0.0)

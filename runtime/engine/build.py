@@ -1,4 +1,4 @@
-"""From a deployment's configuration to a warm engine; imports the one engine that the key `engine` names."""
+"""Builds a deployment's engines; imports only the engine that the configuration names."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class ModelCall(Protocol):
 
 
 class ModelCaller(Protocol):
-    """Makes the call of a Triton model from the model's name."""
+    """Returns the function that calls a Triton model, by the model's name."""
 
     def __call__(self, model: str) -> ModelCall:
-        """Return the call of `model`."""
+        """Return the function that calls `model`."""
 
 
 def no_caller(model: str) -> ModelCall:
-    """Raise ConfigError: outside of Triton, its models cannot be called."""
-    raise ConfigError(f"the Triton model {model!r} can be called from within Triton alone (python -m launcher)")
+    """Raise ConfigError: Triton models cannot be called from outside Triton."""
+    raise ConfigError(f"the Triton model {model!r} can only be called from within Triton (python -m launcher)")
 
 
 def build_target(config: ServingConfig, caller: ModelCaller = no_caller) -> tuple[Any, Any]:

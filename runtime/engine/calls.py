@@ -1,4 +1,4 @@
-"""A call of an engine: its request, its deadline, and how to answer it."""
+"""A call to an engine: its request, its deadline, and how to answer it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EngineCall(Generic[Request]):
     q: list[Distribution] = field(default_factory=list, init=False)
 
     def reply(self, answer: Answer | ServingError) -> None:
-        """Answer the call, once; a receiver that raises does not disturb the other calls of the pass."""
+        """Answer the call; called once. An error in `on_answer` is logged, so that the pass goes on."""
         self.answered = True
         try:
             self.on_answer(answer)
@@ -66,14 +66,14 @@ class EngineCall(Generic[Request]):
 
 
 class Engine(Protocol[Request]):
-    """What an engine thread runs: one forward pass at a time over all calls at hand."""
+    """The engine that an engine thread runs: one forward pass at a time over all waiting calls."""
 
     @property
     def sequences(self) -> SequenceTable:
         """The live sequences; the thread drops those that have ended or are idle."""
 
     def preparation(self, request: Request) -> Callable[[], None] | None:
-        """Return slow work to do on another thread before the request is submitted; None = there is no such work."""
+        """Return slow work to do on another thread before the request is submitted; None = none is needed."""
 
     def advance(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
         """Run one pass, answer the calls that are complete, and return those that need another pass."""

@@ -1,4 +1,4 @@
-"""The draft engine: a small language model that proposes a chain, with the target's own noise where the rule allows."""
+"""The draft engine: a small language model that proposes chains, under `coupled` with the target's own noise."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ DraftCall = EngineCall[DraftRequest]
 
 
 class DraftEngine(PagedEngine[DraftRequest]):
-    """Answers draft calls, one more token a pass for every call whose context is computed.
+    """Answers draft calls: each pass drafts one more token for every call whose context is computed.
 
-    A sequence's ids are the committed context followed by the tokens drafted so far; the rows of those that the target
-    accepts are already computed at the next call.
-    Invariant: token i of a chain is argmax(log q + noise) at position prefix_len + i. Under `coupled` it is the noise
-    that the target adds to log p there, so that both choose the same token as often as q resembles p. Under the other
-    rules it is the drafter's own noise, and q is part of the answer.
+    A sequence's ids are the committed context followed by the tokens drafted so far, so the KV rows of the drafts that
+    the target accepts are already there at the next call.
+    Invariant: token i of a chain is argmax(log q + noise) at position prefix_len + i. Under `coupled` the noise is the
+    one that the target adds to log p there: the closer q is to p, the more often both choose the same token. Under the
+    other rules the noise is the drafter's own, and q is part of the answer.
     """
 
     def _open(self, call: DraftCall) -> None:
@@ -59,7 +59,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
                 call.reply(_drafted(call))
 
     def _processed(self, call: DraftCall, logits: Tensor) -> Tensor:
-        """Return (1, V) logits after the request's processors, for which drafted tokens count as output."""
+        """Return (1, V) logits after the request's processors, which count drafted tokens as output."""
         processors, context, prefix_len = self._processors(call), call.opened.context, call.delta.prefix_len
         if processors is None:
             return logits
@@ -74,7 +74,7 @@ def _drafted(call: DraftCall) -> DraftResponse:
 
 
 def _next_tokens(calls: list[DraftCall], logits: Tensor) -> list[int]:
-    """Return the next token of each draft; note the q of those whose acceptance rule is not `coupled`.
+    """Return the next token of each draft; add its q to the calls whose rule is not `coupled`.
 
     logits: (len(calls), V).
     """
@@ -82,8 +82,9 @@ def _next_tokens(calls: list[DraftCall], logits: Tensor) -> list[int]:
     tokens: dict[int, int] = {}
     coupled = [row for row, sampling in enumerate(samplings) if sampling.rule is Rule.COUPLED]
     if coupled:
-        places = [positions[row] for row in coupled]
-        found = distribution.target_tokens(logits[coupled], places, [samplings[row] for row in coupled])
+        found = distribution.target_tokens(
+            logits[coupled], [positions[row] for row in coupled], [samplings[row] for row in coupled]
+        )
         tokens |= zip(coupled, found, strict=True)
     if others := [row for row in range(len(calls)) if row not in tokens]:
         sampled_from = _candidates(logits[others].double(), [samplings[row] for row in others])

@@ -27,7 +27,7 @@ StepCall = EngineCall[StepRequest]
 class TargetEngine(PagedEngine[StepRequest]):
     """Answers target steps; contexts that are too long for one pass are computed in parts.
 
-    Invariant: an answer depends on its own request alone, not on the others in the pass (exactly so in float64).
+    Invariant: an answer does not depend on the other requests in the pass (exactly so in float64).
     """
 
     def _open(self, call: StepCall) -> None:
@@ -90,7 +90,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         return acceptance
 
     def commit(self, sequence: CachedSequence, tree: TokenTree, accepted: AcceptedPath) -> None:
-        """Keep the KV rows of the accepted path alone: they move to the slots right behind the old root's."""
+        """Keep only the KV rows of the accepted path: move them to the slots right behind the old root's."""
         prefix_len = len(sequence.ids)
         moves = [
             (sequence.slot(prefix_len + node - 1), sequence.slot(prefix_len + level))
@@ -106,7 +106,7 @@ class TargetEngine(PagedEngine[StepRequest]):
     def _features(self, sequence: CachedSequence, options: StepOptions) -> tuple[np.ndarray | None, int]:
         """Return the newest hidden states from options.features_from on, (r, width) float32, and the first's position.
 
-        A drafter that claims to have seen more states than there are gets none.
+        r is 0 when features_from is beyond the computed tokens, and at most MAX_FEATURE_ROWS.
         """
         store = self.paged.cache.features[:, self.paged.model.feature_columns(options.hidden_states)]
         if options.features_from is None or not store.shape[1]:

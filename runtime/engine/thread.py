@@ -1,4 +1,4 @@
-"""The engine thread: it collects calls while waiting pays, runs the passes, and answers every call."""
+"""The engine thread: it collects calls as long as the batching policy waits, runs passes, and answers every call."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ BROKEN = "the engine stopped on an internal error"
 
 
 class EngineThread(Generic[Request]):
-    """Runs an engine's passes over all calls at hand, on one thread, from `start` to `close`.
+    """Runs an engine's passes over all waiting calls, on one thread, from `start` to `close`.
 
     prepare: called first, on the thread.
-    Invariant: every submitted call is answered exactly once, by its deadline or one pass after it.
+    Invariant: every submitted call is answered exactly once, at the latest one pass after its deadline.
     """
 
     def __init__(self, engine: Engine[Request], name: str, prepare: Callable[[], None] = lambda: None) -> None:
@@ -44,11 +44,11 @@ class EngineThread(Generic[Request]):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start to answer calls."""
+        """Start answering calls."""
         self._thread.start()
 
     def preparation(self, request: Request) -> Callable[[], None] | None:
-        """Return work that is too slow for this thread and must precede `submit`; None = there is no such work."""
+        """Return work that is too slow for this thread and must precede `submit`; None = none is needed."""
         return self._engine.preparation(request)
 
     def submit(self, request: Request, deadline_s: float, on_answer: Reply) -> None:
@@ -69,9 +69,9 @@ class EngineThread(Generic[Request]):
         self._report = report
 
     def on_broken(self, end: Callable[[], None]) -> None:
-        """Call `end`, at least once, when the engine has stopped on an internal error and has answered every call.
+        """Call `end`, at least once, after the engine stopped on an internal error and answered every call.
 
-        Such an engine refuses every later call, so its process should end and be started again.
+        It refuses every later call, so its process should end and be started again.
         """
         self._on_broken = end
         if isinstance(self._refusal, EngineLost):
@@ -105,14 +105,14 @@ class EngineThread(Generic[Request]):
                 if self._calls:
                     self._pass()
         except Exception:
-            log.exception("the engine's state is inconsistent after an internal error; it stops")
+            log.exception("the engine stops: its state is inconsistent after an internal error")
             self._refuse_all(EngineLost(BROKEN))
             self._on_broken()
         else:
             self._refuse_all(Unavailable(SHUTTING_DOWN))
 
     def _refuse_all(self, refusal: ServingError) -> None:
-        """Answer the calls at hand with an error and, from now on, every later one."""
+        """Answer the waiting calls and every later one with an error."""
         self._refusal = refusal
         for call in self._calls:
             if not call.answered:
@@ -120,7 +120,7 @@ class EngineThread(Generic[Request]):
         self._refuse_inbox(refusal)
 
     def _refuse_inbox(self, refusal: ServingError) -> None:
-        """Answer the queued calls; the thread that takes a call out of the queue is the one that answers it."""
+        """Answer the queued calls; both threads may do so, as each call is answered by the one that dequeues it."""
         while True:
             try:
                 item = self._inbox.get_nowait()
@@ -130,7 +130,7 @@ class EngineThread(Generic[Request]):
                 item.reply(refusal)
 
     def _receive(self) -> bool:
-        """Take the calls that have arrived, and wait for those that the batching policy expects. False at the end."""
+        """Take the calls that have arrived and wait for those that the policy expects; return False after `close`."""
         while True:
             oldest_call_s = min((call.arrived_s for call in self._calls), default=None)
             wait_s = self.batching.wait_s(time.monotonic(), oldest_call_s)
@@ -177,7 +177,7 @@ class EngineThread(Generic[Request]):
     def _pass(self) -> None:
         began_s = time.monotonic()
         calls = self._calls
-        # Counted before the answers, so that a caller who has its answer sees its pass counted.
+        # Counted before the answers, so that a caller that has its answer finds its pass counted.
         self.num_passes += 1
         self.num_calls += len(calls)
         self._calls = self._advance(calls)
@@ -187,7 +187,7 @@ class EngineThread(Generic[Request]):
         self.batching.answered(answered, now_s, now_s - began_s)
 
     def _advance(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
-        """Run a pass; when it fails, each call runs alone, so that only the one at fault is refused."""
+        """Run a pass; if it fails, run each call alone, so that only the call at fault is refused."""
         try:
             return self._engine.advance(calls)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Builds the torch engine: a warm engine thread over a paged model, with as many CPU threads as it gains from."""
+"""Builds the torch engines: warm engine threads over paged models, with the fastest number of CPU threads."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from runtime.model.load import load_model
 
 log = logging.getLogger(__name__)
 
-# The pass that is timed to choose the number of threads, and how often it is timed.
+# The pass that is timed to choose the number of threads, and how often.
 NUM_CONTEXT, NUM_DRAFTS, NUM_TIMED = 64, 8, 10
-# Twice as many threads must take less than this part of the time; otherwise the smaller number is chosen.
+# More threads are chosen only if they take less than this part of the time.
 GAIN = 0.9
 
 
@@ -84,16 +84,16 @@ def _load(checkpoint: str, config: ServingConfig, features: HiddenStates) -> Pag
 
 
 def _grammars(config: ServingConfig, paged: PagedModel) -> Grammars:
-    """Return the grammar compiler: the target's tokenizer, and masks as wide as the engine's logits."""
+    """Return the grammar compiler, with the target's tokenizer and masks as wide as the engine's logits."""
     checkpoint = served_checkpoint(config)
     return Grammars(checkpoint.tokenizer_file, paged.model.vocab_size, checkpoint.eos_ids)
 
 
 def choose_threads(paged: PagedModel) -> int:
-    """Set and return the number of CPU threads for a model's passes; OMP_NUM_THREADS in the environment prevails.
+    """Set and return the number of CPU threads for a model's passes; OMP_NUM_THREADS in the environment has priority.
 
-    It is measured, since it depends on model and machine. A small model's products are too short to be shared: waking a
-    second thread costs more than it saves, and takes a core from the other engine, the loop and the server.
+    It is measured, because it depends on model and machine. A small model's products are too short for two threads:
+    waking the second costs more than it saves, and takes a core from the other engine, the loop and the server.
     """
     if paged.model.device.type != "cpu" or "OMP_NUM_THREADS" in os.environ:
         return torch.get_num_threads()

@@ -1,7 +1,7 @@
-"""One forward pass over many requests, laid out as one row of tokens: where each token stands, and what it may see.
+"""The layout of a forward pass: the tokens of many requests in one row, their positions, slots and attention masks.
 
-A segment is one request's part of the row: context tokens that are not computed yet (the root last), then the nodes of
-its tree. In the cache, a sequence's slots 0 … prefix_len − 1 hold the context; the slots behind them hold the nodes.
+A segment is one request's part of the row: the context tokens that are not computed yet (the root last), then the nodes
+of its tree. In the cache, a sequence's slots 0 … prefix_len − 1 hold the context; the slots behind them hold the nodes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from runtime.kv.sequences import CachedSequence
 
 
 class PassSegment(Protocol):
-    """What `Pass` and attention read of one sequence's part of the row; its KV rows fill the slots from `first` on."""
+    """One sequence's part of the row, as `Pass` and attention read it; its KV rows fill the slots from `first` on."""
 
     sequence: CachedSequence
     first: int
@@ -39,7 +39,7 @@ class PassSegment(Protocol):
         """Return the absolute position of each token."""
 
     def visible(self, window: int | None) -> np.ndarray:
-        """Return what each token sees, (num_tokens, num_slots) bool; window: of the layer's sliding attention."""
+        """Return which slots each token sees, (num_tokens, num_slots) bool; window: the layer's sliding window."""
 
 
 @dataclass(eq=False)
@@ -75,15 +75,15 @@ class Segment:
         return self.sequence.ids[self.first : self.last] + self.tree.tokens.tolist()
 
     def positions(self) -> list[int]:
-        """Return the absolute position of each token; a node's is the root's plus its depth."""
+        """Return the absolute position of each token; that of a node is the root's plus the node's depth."""
         nodes = self.tree.depths[1:] + (self.last - 1)
         return list(range(self.first, self.last)) + nodes.tolist()
 
     def visible(self, window: int | None) -> np.ndarray:
-        """Return what each token sees, (num_tokens, num_slots) bool.
+        """Return which slots each token sees, (num_tokens, num_slots) bool.
 
-        Invariant: a context token sees the slots up to its own; a node sees the context, its ancestors and itself;
-        with a sliding window, only positions less than `window` before its own.
+        Invariant: a context token sees the slots up to its own; a node sees the context, its ancestors and itself.
+        With a sliding window, a token sees only positions less than `window` before its own.
         """
         seen = np.ones((self.num_tokens, self.num_slots), np.bool_)
         seen[: self.num_context] = np.tri(self.num_context, self.num_slots, self.first, dtype=np.bool_)
@@ -101,7 +101,7 @@ AnySegment = TypeVar("AnySegment", bound=PassSegment)
 class Pass(Generic[AnySegment]):
     """A batch of segments as tensors.
 
-    ids, positions: (1, N) int64, of the row. slots: (N,) int64, where the row's keys and values are written.
+    ids, positions: (1, N) int64, of the row's tokens. slots: (N,) int64, where their keys and values are written.
     """
 
     def __init__(self, segments: Sequence[AnySegment], device: torch.device, dtype: torch.dtype) -> None:
@@ -119,7 +119,7 @@ class Pass(Generic[AnySegment]):
         return torch.tensor([[x for part in parts for x in part]], device=self.device)
 
     def cached(self, index: int, store: Tensor, block_tokens: int) -> Tensor:
-        """Return the slots of segment `index`, (kv_heads, num_slots, head_dim), without a copy if they are one run.
+        """Return the keys or values of segment `index`, (kv_heads, num_slots, head_dim); consecutive blocks uncopied.
 
         store: (kv_heads, slots, head_dim), one layer's keys or values.
         """
@@ -148,5 +148,5 @@ class Pass(Generic[AnySegment]):
 
     @property
     def windows(self) -> set[int | None]:
-        """The sliding windows that layers have asked for; None stands for full attention."""
+        """The sliding windows that layers have used; None stands for full attention."""
         return {window for _, window, _ in self._biases}

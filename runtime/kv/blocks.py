@@ -1,4 +1,4 @@
-"""Blocks of KV slots, found by content: which are held, which can be reused, which are evicted; knows no tensors."""
+"""Blocks of KV slots, found by content: which are held, cached, free or to be evicted; knows no tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.core.errors import Unavailable
 
 @dataclass(frozen=True)
 class BlockKey:
-    """Identifies a block's content. digest: of all tokens up to its end. ids: its own, compared on a hit."""
+    """Identifies a block's content. digest: of all tokens up to the block's end. ids: its own tokens, int32 bytes."""
 
     digest: bytes
     ids: bytes
@@ -52,7 +52,7 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Blocks that no sequence holds, with content that may be found again."""
+        """Blocks that no sequence holds and whose content can be found."""
         return len(self._cached)
 
     @property
@@ -61,7 +61,7 @@ class BlockPool:
         return self.num_blocks - self.num_free - self.num_cached
 
     def find(self, key: BlockKey) -> int | None:
-        """Hold and return the block with this content, or return None."""
+        """Hold and return the block with this content, or return None; the ids are compared in case digests collide."""
         block = self._blocks.get(key.digest)
         if block is None or self._keys[block].ids != key.ids:
             return None
@@ -69,24 +69,25 @@ class BlockPool:
         return block
 
     def allocate(self, count: int, after: int | None) -> list[int]:
-        """Hold `count` blocks without content, if possible as one run behind block `after`.
+        """Hold `count` blocks without content, if possible as one run (consecutive blocks) behind block `after`.
 
-        Attention reads a run in place, without a copy. Raises Unavailable when too few blocks are free or cached.
+        Attention reads a run without a copy. Raises Unavailable when too few blocks are free or cached.
         """
-        if count > self.num_free + self.num_cached:
+        available = self.num_free + self.num_cached
+        if count > available:
             raise Unavailable(
-                f"KV pool full: {count} blocks needed, {self.num_free + self.num_cached} of "
-                f"{self.num_blocks} not in use (kv_memory_mb in serving.toml)"
+                f"KV pool full: {count} blocks needed, {available} of {self.num_blocks} available "
+                "(kv_memory_mb in serving.toml)"
             )
         blocks: list[int] = []
         for _ in range(count):
-            after = self._next(after)
+            after = self._next_block(after)
             blocks.append(after)
             self._hold(after)
         return blocks
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Give blocks back, the last one first, so that a chain is evicted from its end."""
+        """Give a sequence's blocks back, the last one first, so that its end is evicted before its beginning."""
         for block in reversed(list(blocks)):
             self._holders[block] -= 1
             if self._holders[block] == 0 and block in self._keys:
@@ -109,7 +110,7 @@ class BlockPool:
         self.num_free += int(free) - int(self._free[block])
         self._free[block] = free
 
-    def _next(self, after: int | None) -> int:
+    def _next_block(self, after: int | None) -> int:
         if after is not None and after + 1 < self.num_blocks and self._free[after + 1]:
             return after + 1
         if not self.num_free:
@@ -117,14 +118,14 @@ class BlockPool:
         return self._longest_free_run()
 
     def _evict(self) -> None:
-        """Empty the least recently used eighth of the pool at once, so that old runs become free as runs."""
+        """Free an eighth of the pool, the least recently used blocks, so that old runs become free as a whole."""
         for _ in range(min(max(self.num_blocks // 8, 1), len(self._cached))):
             block, _ = self._cached.popitem(last=False)
             del self._blocks[self._keys.pop(block).digest]
             self._mark_free(block, True)
 
     def _longest_free_run(self) -> int:
-        """Return the middle of the longest free run, so that the sequence below it can keep growing in place."""
+        """Return the middle block of the longest free run, so that the sequence before it can grow as a run too."""
         free = np.flatnonzero(self._free)
         starts = np.flatnonzero(np.diff(free, prepend=-2) != 1)
         lengths = np.diff(starts, append=len(free))

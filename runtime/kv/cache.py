@@ -11,7 +11,7 @@ from orchestrator.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class CacheShape:
-    """What the cache keeps of one token. feature_width: numbers of hidden state kept for drafting heads."""
+    """The size of one token in the cache. feature_width: width of the hidden states kept for drafting heads."""
 
     num_layers: int
     num_kv_heads: int
@@ -20,12 +20,11 @@ class CacheShape:
 
     def token_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of one slot."""
-        width = 2 * self.num_layers * self.num_kv_heads * self.head_dim + self.feature_width
-        return width * dtype.itemsize
+        return (2 * self.num_layers * self.num_kv_heads * self.head_dim + self.feature_width) * dtype.itemsize
 
 
 def num_blocks_in(memory_mb: int, shape: CacheShape, block_tokens: int, dtype: torch.dtype) -> int:
-    """Return how many blocks fit into the memory; raises ConfigError when they are fewer than 2."""
+    """Return how many blocks fit into the memory; raises ConfigError if fewer than 2 do."""
     block_bytes = block_tokens * shape.token_bytes(dtype)
     num_blocks = (memory_mb << 20) // block_bytes
     if num_blocks < 2:
@@ -39,8 +38,7 @@ def num_blocks_in(memory_mb: int, shape: CacheShape, block_tokens: int, dtype: t
 class KVCache:
     """Keys and values in `kv`, (layers, 2, kv_heads, slots, head_dim); hidden states in `features`, (slots, width).
 
-    The axis of heads precedes that of slots, so that attention reads each head's rows contiguously (a third faster at
-    one token).
+    Heads come before slots, so that attention reads each head's rows contiguously (a third faster at one token).
     """
 
     def __init__(

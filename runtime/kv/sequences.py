@@ -1,4 +1,4 @@
-"""What an engine knows of each request between its steps: the tokens, how many of them are computed, and where."""
+"""The sequences that an engine keeps between steps: their tokens, how many are computed, and in which blocks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ class CachedSequence:
     """One request's tokens in the KV cache.
 
     num_cached: tokens whose blocks were found in the pool when the sequence began.
-    Invariant: the KV rows of ids[:num_computed] stand in slots 0 … num_computed − 1 of `blocks`, except those in
-    `missing_rows`; full blocks before the first missing row are published under their content.
+    missing_rows: indices below num_computed whose KV rows were not computed.
+    Invariant: the other KV rows of ids[:num_computed] are in slots 0 … num_computed − 1 of `blocks`; full blocks before
+    the first missing row are published under their content.
     """
 
     def __init__(self, sequence_id: int, pool: BlockPool, cache_salt: str) -> None:
@@ -50,7 +51,7 @@ class CachedSequence:
         self._forget_beyond(min(common, len(self.context) - 1))
 
     def _forget_beyond(self, length: int) -> None:
-        """Forget what is computed beyond `length`; a published block is replaced, since it is never written again."""
+        """Forget the rows beyond `length`; published blocks never change, so a partly forgotten one is given back."""
         self.num_computed = min(self.num_computed, length)
         self.missing_rows = range(self.missing_rows.start, min(self.missing_rows.stop, length))
         num_kept = self.num_computed // self._pool.block_tokens
@@ -60,7 +61,7 @@ class CachedSequence:
             self.num_computed = num_kept * self._pool.block_tokens
 
     def adopt(self) -> None:
-        """Hold the published blocks that contain this new sequence's first tokens."""
+        """Hold the published blocks that match the first tokens of this new sequence."""
         size = self._pool.block_tokens
         for start in range(0, len(self.context) - size, size):
             key = self._keys[-1].child(self.ids[start : start + size])
@@ -79,7 +80,7 @@ class CachedSequence:
             self.blocks += self._pool.allocate(missing, last)
 
     def publish(self, num_committed: int) -> None:
-        """Publish the blocks that are full of computed, committed tokens, so that they are found by content."""
+        """Publish the blocks that are full of computed, committed tokens, so that other sequences can find them."""
         size = self._pool.block_tokens
         end = min(self.num_computed, num_committed, self.missing_rows.start if self.missing_rows else num_committed)
         for index in range(len(self._keys) - 1, end // size):
@@ -106,7 +107,7 @@ class CachedSequence:
 class SequenceTable:
     """The live sequences of one engine; those without a step for `idle_s` lose their blocks.
 
-    share: a new sequence may begin with blocks that others have computed.
+    share: a new sequence may begin with blocks that other sequences have computed.
     """
 
     def __init__(self, pool: BlockPool, max_positions: int, share: bool = True, idle_s: float = 2.0) -> None:
@@ -148,9 +149,10 @@ class SequenceTable:
             raise EngineError("context_ids is empty; it must end with the root")
         length = delta.prefix_len + max_depth
         if length > self.max_positions:
-            raise RequestError(f"{length} tokens of context and draft, the model allows {self.max_positions}")
-        size = self.pool.block_tokens
-        needed = -(-(delta.prefix_len + num_drafts) // size)
+            raise RequestError(
+                f"{length} tokens of context and draft exceed the model's {self.max_positions} positions"
+            )
+        needed = -(-(delta.prefix_len + num_drafts) // self.pool.block_tokens)
         if needed > self.pool.num_blocks:
             raise RequestError(
                 f"context of {delta.prefix_len} tokens needs {needed} KV blocks, the pool has "
@@ -163,7 +165,7 @@ class SequenceTable:
             sequence.release()
 
     def drop_idle(self, now_s: float, busy: set[int]) -> None:
-        """Forget the sequences that have been idle too long; `busy` ones have a call at hand."""
+        """Forget the sequences that have been idle too long; busy: ids of those with a call waiting."""
         for sequence in list(self._live.values()):
             if sequence.sequence_id not in busy and now_s - sequence.last_used_s > self.idle_s:
                 self.drop(sequence.sequence_id)

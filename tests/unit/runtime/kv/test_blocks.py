@@ -95,7 +95,7 @@ def test_a_block_is_held_until_its_last_holder_lets_go() -> None:
 def test_full_pool_names_the_need_and_takes_nothing() -> None:
     pool = BlockPool(4, 4)
     pool.allocate(3, None)
-    with pytest.raises(Unavailable, match=r"2 blocks needed, 1 of 4 not in use \(kv_memory_mb"):
+    with pytest.raises(Unavailable, match=r"2 blocks needed, 1 of 4 available \(kv_memory_mb"):
         pool.allocate(2, None)
     assert (pool.num_free, pool.num_held) == (1, 3)
 

@@ -298,7 +298,7 @@ def test_what_cannot_ever_fit_is_refused_with_the_reason() -> None:
     long = Context(list(range(40)))
     with pytest.raises(EngineError, match="empty"):
         table.open(Sender(1, Context([])).delta(), 0, 0)
-    with pytest.raises(RequestError, match="41 tokens of context and draft, the model allows 40"):
+    with pytest.raises(RequestError, match="41 tokens of context and draft exceed the model's 40 positions"):
         table.open(Sender(1, long).delta(), 9, 1)
     with pytest.raises(RequestError, match="40 tokens needs 10 KV blocks, the pool has 5"):
         table.open(Sender(1, long).delta(), 0, 0)

@@ -312,7 +312,7 @@ def test_models_of_both_are_called_by_their_names(checkpoint: Path, tmp_path: Pa
     assert called == [*BACKEND_MODELS.values()]
     served = capabilities_of(config)
     assert served.max_nodes == 16 and not served.logprobs and "repetition_penalty" in served.lacks
-    with pytest.raises(ConfigError, match="can be called from within Triton alone"):
+    with pytest.raises(ConfigError, match="can only be called from within Triton"):
         build_target(config)
 
 
