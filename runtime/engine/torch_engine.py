@@ -28,6 +28,7 @@ from runtime.engine.target import TargetEngine
 from runtime.engine.thread import EngineThread
 from runtime.kv.batch import Segment
 from runtime.model.load import load_model
+from runtime.native.model import NativeModel
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ def _warm_up_delta(paged: PagedModel) -> Delta:
 def _load(checkpoint: str, config: ServingConfig, features: HiddenStates) -> PagedModel:
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device = {config.device!r}, but torch sees no CUDA device (serving.toml)")
-    model = load_model(checkpoint, config.device, config.dtype, features)
+    model = load_model(checkpoint, config.device, config.dtype, features, config.kernels == "native")
     paged = PagedModel(model, config.kv_memory_mb, config.block_tokens, share=config.prefix_sharing)
     log.info("%s: %d threads", checkpoint, choose_threads(paged))
     return paged
@@ -104,13 +105,20 @@ def choose_threads(paged: PagedModel) -> int:
         if pass_s < GAIN * best_s:
             best, best_s = threads, pass_s
         threads *= 2
-    torch.set_num_threads(best)
+    _use_threads(paged, best)
     return best
+
+
+def _use_threads(paged: PagedModel, threads: int) -> None:
+    if isinstance(paged.model, NativeModel):
+        paged.model.num_threads = min(threads, paged.model.max_threads)
+        threads = 1  # what torch still does, around the pass, is small
+    torch.set_num_threads(threads)
 
 
 def _pass_s(paged: PagedModel, threads: int) -> float:
     """Return the fastest of several passes over a chain, in seconds."""
-    torch.set_num_threads(threads)
+    _use_threads(paged, threads)
     tree = TokenTree.chain([1] * NUM_DRAFTS)
     sequence = paged.sequences.open(delta_of(Context([1] * NUM_CONTEXT), 0, 1, "threads"), NUM_DRAFTS, NUM_DRAFTS)
     paged.forward([Segment(sequence, 0, NUM_CONTEXT, tree)])

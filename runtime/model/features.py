@@ -24,20 +24,40 @@ def layers_of(depth: int) -> tuple[int, int, int]:
     return 2, depth // 2, depth - 3
 
 
-class FeatureTap:
-    """Collects the hidden states that the deployment's heads read in each pass: LAST, then LAYERS."""
+class FeatureColumns:
+    """The hidden states that a deployment's heads read, side by side: LAST, then LAYERS."""
+
+    def __init__(self, config: Any, states: HiddenStates) -> None:
+        """config: the text configuration of a transformers model."""
+        self.num_last = int(HiddenStates.LAST in states)
+        self.layers = layers_of(config.num_hidden_layers) if HiddenStates.LAYERS in states else ()
+        self.num_states = self.num_last + len(self.layers)
+        self._hidden_size: int = config.hidden_size
+
+    def columns(self, wanted: HiddenStates) -> slice:
+        """Return the columns of the wanted states among those that are kept; empty unless all of them are kept."""
+        if (HiddenStates.LAST in wanted and not self.num_last) or (HiddenStates.LAYERS in wanted and not self.layers):
+            return slice(0, 0)
+        start = 0 if HiddenStates.LAST in wanted else self.num_last
+        stop = self.num_states if HiddenStates.LAYERS in wanted else self.num_last
+        return slice(start * self._hidden_size, stop * self._hidden_size)
+
+    def column_of_layer(self, layer: int) -> int:
+        """Return the first column of the input of a decoder layer, −1 unless it is kept."""
+        return (self.num_last + self.layers.index(layer)) * self._hidden_size if layer in self.layers else -1
+
+
+class FeatureTap(FeatureColumns):
+    """Collects, per pass, the kept hidden states of a transformers model."""
 
     def __init__(self, model: Any, states: HiddenStates) -> None:
+        super().__init__(model.config.get_text_config(), states)
         decoder = model.get_decoder()
         self._states: dict[int, Tensor] = {}
-        self._num_last = int(HiddenStates.LAST in states)
-        self._hidden_size: int = model.config.get_text_config().hidden_size
-        layers = layers_of(len(decoder.layers)) if HiddenStates.LAYERS in states else ()
-        self.num_states = self._num_last + len(layers)
-        if self._num_last:
-            # The hook is on the decoder, because the name of the final norm differs from family to family.
+        if self.num_last:
+            # A hook on the decoder, not on its final norm, whose name differs from family to family.
             decoder.register_forward_hook(lambda module, args, output: self._states.update({0: output[0][0]}))
-        for place, layer in enumerate(layers, start=1):
+        for place, layer in enumerate(self.layers, start=1):
             decoder.layers[layer].register_forward_pre_hook(
                 lambda module, args, place=place: self._states.update({place: args[0][0]})
             )
@@ -46,12 +66,3 @@ class FeatureTap:
         """Return the states of the pass, (N, num_states · hidden_size), and forget them."""
         states = [self._states.pop(place) for place in sorted(self._states)]
         return torch.cat(states, dim=-1)
-
-    def columns(self, wanted: HiddenStates) -> slice:
-        """Return the columns of the wanted states in the cache; empty unless the cache keeps all of them."""
-        num_layers = self.num_states - self._num_last
-        if (HiddenStates.LAST in wanted and not self._num_last) or (HiddenStates.LAYERS in wanted and not num_layers):
-            return slice(0, 0)
-        start = 0 if HiddenStates.LAST in wanted else self._num_last
-        stop = self.num_states if HiddenStates.LAYERS in wanted else self._num_last
-        return slice(start * self._hidden_size, stop * self._hidden_size)

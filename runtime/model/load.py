@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ from orchestrator.core.errors import ConfigError, first_line
 from orchestrator.core.types import HiddenStates
 from runtime.model.causal_lm import CausalModel, adapt
 from runtime.model.check import check_against_stock, stock_log_probs
+from runtime.native.library import Unbuilt
+from runtime.native.model import NativeModel, unsupported
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 REFUSED_ROPES = ("dynamic", "longrope")
@@ -19,9 +24,16 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def load_model(
-    folder: str, device_name: str, dtype_name: str, features: HiddenStates = HiddenStates.NONE
-) -> CausalModel:
-    """Load a Hugging Face checkpoint and replace its attention; raises ConfigError with the reason if that fails."""
+    folder: str,
+    device_name: str,
+    dtype_name: str,
+    features: HiddenStates = HiddenStates.NONE,
+    native: bool = False,
+) -> CausalModel | NativeModel:
+    """Load a Hugging Face checkpoint for our forward pass; raises ConfigError, with the reason, if that fails.
+
+    native: use the native forward pass if there is one for this model, else, with a warning, torch.
+    """
     device, dtype = torch.device(device_name), DTYPES[dtype_name]
     source = resolve(folder)
     config = _read(AutoConfig, source)
@@ -33,7 +45,7 @@ def load_model(
         )
     try:
         expected = stock_log_probs(model.to(device).eval())
-        adapted = adapt(model, features)
+        adapted = (_native(model, features, folder) if native else None) or adapt(model, features)
         check_against_stock(adapted, expected, folder)
     except ConfigError:
         raise
@@ -43,6 +55,17 @@ def load_model(
             f"supported ({type(error).__name__}: {first_line(error)})"
         ) from error
     return adapted
+
+
+def _native(model: Any, features: HiddenStates, folder: str) -> NativeModel | None:
+    """Return the native forward pass of a stock model; None, with a warning, when there is none."""
+    try:
+        if reason := unsupported(model):
+            raise Unbuilt(f"it does not support {reason}")
+        return NativeModel(model, features)
+    except Unbuilt as error:
+        log.warning("%s: torch computes this model, not the native forward pass: %s", folder, error)
+        return None
 
 
 def _load_stock(source: str, dtype: torch.dtype) -> Any:

@@ -1,0 +1,158 @@
+// Products with packed weights: each output accumulates over k in order, whatever the number of rows.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace native {
+
+constexpr int kBlock = 32;    // outputs of a packed block of weights
+constexpr int kMaxRows = 12;  // rows of a tile: 24 accumulators and 2 vectors of weights fit 32 registers
+
+// y = x Wᵀ for W (num_outputs, num_inputs), packed as [block][k][32]: as pairs of bfloat16 (outputs j and j + 16 of a
+// block in one word) where that loses nothing, else as float32.
+class Linear {
+ public:
+  Linear() = default;
+
+  Linear(const float* weight, int num_outputs, int num_inputs)
+      : num_outputs(num_outputs), num_inputs(num_inputs), num_blocks((num_outputs + kBlock - 1) / kBlock) {
+    is_bfloat16 = true;
+    const size_t size = size_t(num_outputs) * num_inputs;
+    for (size_t i = 0; i < size && is_bfloat16; ++i) is_bfloat16 = (bits(weight[i]) & 0xffff) == 0;
+    words_.assign(size_t(num_blocks) * num_inputs * (is_bfloat16 ? kLanes : kBlock), 0);
+    for (int output = 0; output < num_outputs; ++output)
+      for (int k = 0; k < num_inputs; ++k) put(output, k, bits(weight[size_t(output) * num_inputs + k]));
+  }
+
+  const uint32_t* block(int index) const {
+    return words_.data() + size_t(index) * num_inputs * (is_bfloat16 ? kLanes : kBlock);
+  }
+
+  int num_outputs = 0, num_inputs = 0, num_blocks = 0;
+  bool is_bfloat16 = false;
+
+ private:
+  static uint32_t bits(float value) {
+    uint32_t word;
+    std::memcpy(&word, &value, sizeof word);
+    return word;
+  }
+
+  void put(int output, int k, uint32_t word) {
+    const int lane = output % kBlock;
+    uint32_t* row = words_.data() + (size_t(output / kBlock) * num_inputs + k) * (is_bfloat16 ? kLanes : kBlock);
+    if (!is_bfloat16) row[lane] = word;
+    else if (lane < kLanes) row[lane] |= word >> 16;
+    else row[lane - kLanes] |= word;
+  }
+
+  std::vector<uint32_t> words_;
+};
+
+// sums[row][32] of one block of outputs for a tile of rows. x: [k][rows].
+template <int Rows, int Blocks, bool Bfloat16>
+void block_product(const Linear& w, int block, const float* x, float* sums) {
+  f32x16 sum[Rows][2 * Blocks] = {};
+  const int num_inputs = w.num_inputs;
+  const uint32_t* words[Blocks];
+  for (int b = 0; b < Blocks; ++b) words[b] = w.block(block + b);
+  for (int k = 0; k < num_inputs; ++k) {
+    f32x16 weight[2 * Blocks];
+#pragma GCC unroll 8
+    for (int b = 0; b < Blocks; ++b) {
+      if (Bfloat16) {
+        u32x16 pair;
+        std::memcpy(&pair, words[b] + size_t(k) * kLanes, sizeof pair);
+        weight[2 * b] = (f32x16)(pair << 16);
+        weight[2 * b + 1] = (f32x16)(pair & 0xffff0000u);
+      } else {
+        std::memcpy(&weight[2 * b], words[b] + size_t(k) * kBlock, 2 * sizeof(f32x16));
+      }
+    }
+#pragma GCC unroll 12
+    for (int row = 0; row < Rows; ++row) {
+      const f32x16 value = splat(x[size_t(k) * Rows + row]);
+#pragma GCC unroll 8
+      for (int half = 0; half < 2 * Blocks; ++half) sum[row][half] = fma16(value, weight[half], sum[row][half]);
+    }
+  }
+  for (int b = 0; b < Blocks; ++b)
+    for (int row = 0; row < Rows; ++row)
+      std::memcpy(sums + (size_t(b) * Rows + row) * kBlock, &sum[row][2 * b], 2 * sizeof(f32x16));
+}
+
+using BlockProduct = void (*)(const Linear&, int, const float*, float*);
+
+// Few rows take several blocks at once, so that enough independent sums hide the latency of an addition.
+constexpr int blocks_at_once(int rows) { return rows <= 2 ? 4 : rows <= 4 ? 2 : 1; }
+
+template <bool Bfloat16, bool Several, int... Row>
+BlockProduct choose_product(int rows, std::integer_sequence<int, Row...>) {
+  static constexpr BlockProduct table[] = {block_product<Row + 1, Several ? blocks_at_once(Row + 1) : 1, Bfloat16>...};
+  return table[rows - 1];
+}
+
+inline BlockProduct product_for(const Linear& w, int rows, bool several) {
+  constexpr auto all = std::make_integer_sequence<int, kMaxRows>{};
+  if (w.is_bfloat16) return several ? choose_product<true, true>(rows, all) : choose_product<true, false>(rows, all);
+  return several ? choose_product<false, true>(rows, all) : choose_product<false, false>(rows, all);
+}
+
+// The rows of a pass in tiles of at most kMaxRows, as equal as can be. An activation of width k lies packed as
+// [tile][k][row of the tile].
+class Tiles {
+ public:
+  explicit Tiles(int num_rows = 0) : num_rows(num_rows), count((num_rows + kMaxRows - 1) / kMaxRows) {}
+
+  int first(int tile) const { return int(int64_t(num_rows) * tile / count); }
+  int rows(int tile) const { return first(tile + 1) - first(tile); }
+  int tile_of(int row) const {
+    int tile = int(int64_t(row) * count / num_rows);
+    while (first(tile) > row) --tile;
+    while (first(tile + 1) <= row) ++tile;
+    return tile;
+  }
+
+  int num_rows, count;
+};
+
+// Where one row of a packed activation lies: element k is at base[k * stride].
+struct PackedRow {
+  float* base;
+  int stride;
+};
+
+inline PackedRow packed_row(float* packed, const Tiles& tiles, int row, int width) {
+  const int tile = tiles.tile_of(row), first = tiles.first(tile);
+  return {packed + size_t(first) * width + (row - first), tiles.rows(tile)};
+}
+
+// Call write(row, output, count, sums) for every row and every block of outputs in the range.
+template <class Write>
+void multiply(const Linear& w, Range blocks, const Tiles& tiles, const float* packed, Write write) {
+  alignas(64) float sums[4 * kBlock * 4 + kMaxRows * kBlock];
+  // Only a single tile can be so small that several blocks are worth taking at once.
+  const int most = tiles.count == 1 ? blocks_at_once(tiles.num_rows) : 1;
+  for (int block = blocks.first; block < blocks.last;) {
+    const int step = blocks.last - block >= most ? most : 1;
+    for (int tile = 0; tile < tiles.count; ++tile) {
+      const int rows = tiles.rows(tile), first = tiles.first(tile);
+      product_for(w, rows, step > 1)(w, block, packed + size_t(first) * w.num_inputs, sums);
+      for (int b = 0; b < step; ++b) {
+        const int output = (block + b) * kBlock;
+        const int count = std::min(kBlock, w.num_outputs - output);
+        for (int row = 0; row < rows; ++row) write(first + row, output, count, sums + (b * rows + row) * kBlock);
+      }
+    }
+    block += step;
+  }
+}
+
+}  // namespace native

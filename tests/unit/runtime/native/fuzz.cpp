@@ -1,0 +1,143 @@
+// Random models and passes, sound and damaged, through the C interface; built with sanitizers by test_sanitizers.py.
+// Exits with 1 when a sound pass is refused, when nothing damaged was refused, or when threads change a bit.
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "model.h"
+
+extern "C" {
+native::Model* native_new(const native::Shape*, int);
+void native_delete(native::Model*);
+int native_set_linear(native::Model*, int, const char*, const float*, int, int);
+int native_set_vector(native::Model*, int, const char*, const float*, int);
+void native_set_layer(native::Model*, int, int, int);
+const char* native_forward(native::Model*, const native::Pass*);
+}
+
+namespace {
+
+std::mt19937 rng;
+
+int below(int limit) { return int(rng() % unsigned(limit)); }
+
+std::vector<float> random_floats(size_t count) {
+  std::normal_distribution<float> normal(0.0f, 0.2f);
+  std::vector<float> values(count);
+  for (float& value : values) value = normal(rng);
+  return values;
+}
+
+native::Shape random_shape() {
+  const int kv_heads = 1 + below(2), group = 1 + below(3);
+  return {1 + below(2), 16 * (1 + below(3)), kv_heads * group, kv_heads, 16 * (1 + below(6)), 1 + below(70), 5 + below(60), 1e-6f, 0.25f};
+}
+
+native::Model* random_model(const native::Shape& s, int feature_column) {
+  native::Model* model = native_new(&s, 3);
+  const int heads = s.num_heads + 2 * s.num_kv_heads, mlp = (s.mlp_size + 31) / 32 * 64;
+  const auto linear = [&](int layer, const char* name, int outputs, int inputs) {
+    native_set_linear(model, layer, name, random_floats(size_t(outputs) * inputs).data(), outputs, inputs);
+  };
+  const auto vector = [&](int layer, const char* name, int count) {
+    native_set_vector(model, layer, name, random_floats(count).data(), count);
+  };
+  for (int layer = 0; layer < s.num_layers; ++layer) {
+    linear(layer, "qkv", heads * s.head_dim, s.hidden_size);
+    linear(layer, "output", s.hidden_size, s.num_heads * s.head_dim);
+    linear(layer, "gate_up", mlp, s.hidden_size);
+    linear(layer, "down", s.hidden_size, s.mlp_size);
+    vector(layer, "input_norm", s.hidden_size);
+    vector(layer, "mlp_norm", s.hidden_size);
+    if (below(2)) vector(layer, "qkv_bias", heads * s.head_dim);
+    if (below(2)) vector(layer, "query_norm", s.head_dim), vector(layer, "key_norm", s.head_dim);
+    native_set_layer(model, layer, below(2) ? 1 + below(9) : 0, -1);
+  }
+  vector(-1, "embedding", s.vocab_size * s.hidden_size);
+  vector(-1, "final_norm", s.hidden_size);
+  linear(-1, "lm_head", s.vocab_size, s.hidden_size);
+  native_set_layer(model, -1, 0, feature_column);
+  return model;
+}
+
+// The arrays of a pass, which point into it.
+struct Arrays {
+  std::vector<int32_t> ids, slots, context_starts, context_lens, context_slots, extra_starts{0}, extra_slots, logit_rows;
+  std::vector<float> cosines, sines, cache, features, logits;
+};
+
+native::Pass random_pass(const native::Shape& s, int feature_width, Arrays& a) {
+  const int rows = 1 + below(40), slots = rows + 1 + below(50);
+  for (int row = 0; row < rows; ++row) {
+    a.ids.push_back(below(s.vocab_size));
+    a.slots.push_back(row);
+    a.context_starts.push_back(int(a.context_slots.size()));
+    const int length = below(20);
+    for (int i = 0; i < length; ++i) a.context_slots.push_back(below(slots));
+    a.context_lens.push_back(length);
+    for (int i = below(4); i > 0; --i) a.extra_slots.push_back(below(slots));
+    a.extra_slots.push_back(row);
+    a.extra_starts.push_back(int(a.extra_slots.size()));
+    if (below(2)) a.logit_rows.push_back(row);
+  }
+  a.cosines = random_floats(size_t(rows) * s.head_dim / 2);
+  a.sines = random_floats(size_t(rows) * s.head_dim / 2);
+  a.cache = random_floats(size_t(s.num_layers) * 2 * s.num_kv_heads * slots * s.head_dim);
+  a.features.resize(size_t(slots) * feature_width);
+  a.logits.resize(a.logit_rows.size() * s.vocab_size);
+  return {rows, int(a.logit_rows.size()), int(a.context_slots.size()), int(a.extra_slots.size()), slots, feature_width, 1,
+          a.ids.data(), a.slots.data(), a.context_starts.data(), a.context_lens.data(), a.context_slots.data(),
+          a.extra_starts.data(), a.extra_slots.data(), a.logit_rows.data(), a.cosines.data(), a.sines.data(),
+          a.cache.data(), a.features.data(), a.logits.data()};
+}
+
+// Put a random number somewhere into one of the arrays of indices.
+void damage(Arrays& a) {
+  std::vector<int32_t>* arrays[] = {&a.ids, &a.slots, &a.context_starts, &a.context_lens, &a.context_slots,
+                                    &a.extra_starts, &a.extra_slots, &a.logit_rows};
+  std::vector<int32_t>& array = *arrays[below(8)];
+  const int32_t values[] = {-1, 1 << 20, INT32_MAX, INT32_MIN, int32_t(rng())};
+  if (!array.empty()) array[below(int(array.size()))] = values[below(5)];
+}
+
+int fail(const char* what) {
+  std::fprintf(stderr, "%s\n", what);
+  return 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int num_rounds = argc > 1 ? std::atoi(argv[1]) : 200;
+  int num_refused = 0;
+  for (int round = 0; round < num_rounds; ++round) {
+    rng.seed(round);
+    const native::Shape shape = random_shape();
+    const int feature_width = below(2) ? shape.hidden_size : 0;
+    native::Model* model = random_model(shape, feature_width ? 0 : -1);
+    Arrays arrays;
+    native::Pass pass = random_pass(shape, feature_width, arrays);
+    if (const char* wrong = native_forward(model, &pass)) return fail(wrong);
+    const std::vector<float> alone = arrays.logits;
+    pass.num_threads = 3;
+    if (native_forward(model, &pass)) return fail("three threads were refused");
+    if (!alone.empty() && std::memcmp(alone.data(), arrays.logits.data(), alone.size() * sizeof(float)))
+      return fail("three threads computed other bits than one");
+    for (int i = 0; i < 10; ++i) {
+      Arrays damaged = arrays;
+      damage(damaged);
+      const native::Pass bad = {pass.num_rows, pass.num_logits, pass.num_context_slots, pass.num_extra_slots,
+          pass.num_slots, feature_width, 1, damaged.ids.data(), damaged.slots.data(), damaged.context_starts.data(),
+          damaged.context_lens.data(), damaged.context_slots.data(), damaged.extra_starts.data(),
+          damaged.extra_slots.data(), damaged.logit_rows.data(), damaged.cosines.data(), damaged.sines.data(),
+          damaged.cache.data(), damaged.features.data(), damaged.logits.data()};
+      num_refused += native_forward(model, &bad) != nullptr;
+    }
+    native_delete(model);
+  }
+  std::printf("%d of %d damaged passes refused\n", num_refused, 10 * num_rounds);
+  return num_refused ? 0 : 1;
+}

@@ -1,0 +1,234 @@
+"""The native forward pass: equal to the stock model, and bit for bit the same whatever shares the pass."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from orchestrator.core.context import Context
+from orchestrator.core.errors import EngineError
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import HiddenStates
+from orchestrator.wire.context import delta_of
+from runtime.engine.paged import PagedModel
+from runtime.kv.batch import Segment
+from runtime.model.causal_lm import CausalModel
+from runtime.model.load import load_model
+from runtime.native import library
+from runtime.native import model as native_model
+from runtime.native.library import PassArrays
+from runtime.native.model import NativeModel
+from tests.unit.runtime.model.test_families import FAMILIES, LLAMA3_ROPE, WINDOW, Stock, write_checkpoint
+
+SIZES = {"hidden_size": 64, "intermediate_size": 80, "head_dim": 16, "num_hidden_layers": 7, "initializer_range": 0.2}
+NATIVE = {
+    "llama": {},
+    "llama:llama3": {"rope_parameters": LLAMA3_ROPE},
+    "llama:one-key-head": {"num_key_value_heads": 1},
+    "llama:wide-heads": {"head_dim": 96},
+    "qwen2": {"hidden_size": 64, "head_dim": None},
+    "qwen2:sliding": FAMILIES["qwen2:sliding"] | {"head_dim": None},
+    "qwen3": {},
+    "mistral": {"sliding_window": WINDOW},
+}
+BOTH = HiddenStates.LAST | HiddenStates.LAYERS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    try:
+        library.load()
+    except library.Unbuilt as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module", params=NATIVE)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    changes = {**SIZES, **NATIVE[request.param]}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    return write_checkpoint(tmp_path_factory.mktemp("native"), request.param.partition(":")[0], **changes)
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> NativeModel:
+    loaded = load_model(str(folder), "cpu", "float32", BOTH, native=True)
+    assert isinstance(loaded, NativeModel)
+    return loaded
+
+
+@pytest.fixture
+def paged(model: NativeModel) -> Iterator[PagedModel]:
+    model.num_threads = 1
+    yield PagedModel(model, 8, 4, share=False)
+
+
+def random_ids(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 64, length).tolist()
+
+
+def random_tree(num_nodes: int, seed: int) -> TokenTree:
+    rng = np.random.default_rng(seed)
+    taken: set[tuple[int, int]] = set()
+    tokens, parents = [], []
+    while len(tokens) < num_nodes:
+        token, parent = int(rng.integers(64)), int(rng.integers(len(tokens) + 1))
+        if (parent, token) not in taken:
+            taken.add((parent, token))
+            tokens.append(token)
+            parents.append(parent)
+    return TokenTree(np.array(tokens, np.int32), np.array(parents, np.int32))
+
+
+def open_segment(paged: PagedModel, sequence_id: int, ids: list[int], tree: TokenTree) -> Segment:
+    sequence = paged.sequences.open(delta_of(Context(ids), 0, sequence_id, ""), tree.num_nodes, int(tree.depths.max()))
+    return Segment(sequence, 0, len(ids), tree)
+
+
+def logits_alone(paged: PagedModel, ids: list[int]) -> torch.Tensor:
+    """The logits behind `ids`, computed one token a pass as plain decoding does; (V,)."""
+    sequence = paged.sequences.open(delta_of(Context(ids), 0, 99, ""), 0, 0)
+    for place in range(len(ids)):
+        logits = paged.forward([Segment(sequence, place, place + 1)])
+    paged.sequences.drop(99)
+    return logits[0]
+
+
+def path_to(tree: TokenTree, node: int) -> list[int]:
+    path: list[int] = []
+    while node:
+        path.insert(0, int(tree.tokens[node - 1]))
+        node = int(tree.parents[node - 1])
+    return path
+
+
+def test_a_tree_behind_a_long_context_equals_the_stock_model(folder: Path, paged: PagedModel) -> None:
+    ids, tree, stock = random_ids(3 * WINDOW), random_tree(9, 1), Stock(folder)
+    logits = paged.forward([open_segment(paged, 1, ids, tree)]).log_softmax(-1)
+    for node in range(tree.num_nodes + 1):
+        expected = torch.from_numpy(stock.logits([*ids, *path_to(tree, node)])).log_softmax(-1)
+        assert (logits[node] - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_every_row_has_the_bits_of_plain_decoding(paged: PagedModel, num_threads: int) -> None:
+    """Other sequences in the pass, scattered blocks, tiles of all sizes and several threads change no bit."""
+    lengths, sizes = (1, 7, 3 * WINDOW), (12, 0, 37)
+    contexts = [random_ids(length, seed) for seed, length in enumerate(lengths)]
+    trees = [random_tree(size, seed) for seed, size in enumerate(sizes)]
+    expected = [
+        [logits_alone(paged, [*ids, *path_to(tree, node)]) for node in range(tree.num_nodes + 1)]
+        for ids, tree in zip(contexts, trees, strict=True)
+    ]
+    paged.model.num_threads = num_threads  # type: ignore[attr-defined]
+    for order in itertools.permutations(range(3)):
+        segments = [open_segment(paged, 1 + index, contexts[index], trees[index]) for index in order]
+        logits = paged.forward(segments)
+        rows = [row for index in order for row in expected[index]]
+        assert torch.equal(logits, torch.stack(rows))
+        for index in order:
+            paged.sequences.drop(1 + index)
+
+
+def test_a_prompt_in_parts_leaves_the_bits_of_one_pass(paged: PagedModel) -> None:
+    ids = random_ids(40)
+    whole = paged.forward([open_segment(paged, 1, ids, TokenTree.bare())])
+    sequence = open_segment(paged, 2, ids, TokenTree.bare()).sequence
+    paged.forward([Segment(sequence, 0, 13)])
+    paged.forward([Segment(sequence, 13, 14)])
+    assert torch.equal(paged.forward([Segment(sequence, 14, 40)]), whole)
+
+
+def test_hidden_states_are_those_of_the_stock_model(folder: Path, paged: PagedModel) -> None:
+    ids, stock = random_ids(20), Stock(folder).model
+    with torch.inference_mode():
+        states = stock(torch.tensor([ids]), output_hidden_states=True).hidden_states
+    segment = open_segment(paged, 1, ids, TokenTree.bare())
+    paged.forward([segment])
+    kept = paged.cache.features[[segment.sequence.slot(i) for i in range(20)]]
+    expected = torch.cat([states[-1][0], *(states[layer][0] for layer in (2, 3, 4))], dim=-1)
+    assert (kept - expected).abs().max() < 1e-4
+
+
+def test_a_row_that_sees_its_ancestors_in_another_order_differs(paged: PagedModel) -> None:
+    """The comparison of bits can fail: the order of the keys is what makes it hold."""
+    ids, tree = random_ids(20), TokenTree.chain(random_ids(8, 5))
+    segment = open_segment(paged, 1, ids, tree)
+    sound = paged.forward([segment])
+    describe = native_model.visible_slots
+
+    def reversed_ancestors(*arguments: Any) -> dict[str, Any]:
+        rows = describe(*arguments)
+        starts = rows["extra_starts"]
+        for start, stop in itertools.pairwise(starts):
+            rows["extra_slots"][start:stop] = rows["extra_slots"][start:stop][::-1].copy()
+        return rows
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native_model, "visible_slots", reversed_ancestors)
+        scrambled = paged.forward([segment])
+    assert torch.allclose(sound, scrambled, atol=1e-4) and not torch.equal(sound, scrambled)
+
+
+BAD: list[tuple[str, Any, str]] = [
+    ("ids", [64], "ids: a token outside the vocabulary"),
+    ("ids", [-1], "ids: a token outside the vocabulary"),
+    ("slots", [10**6], "slots: a slot outside the cache"),
+    ("context_slots", [-1], "context_slots: a slot outside the cache"),
+    ("extra_slots", [10**6], "extra_slots: a slot outside the cache"),
+    ("context_starts", [99], "context_starts: beyond context_slots"),
+    ("context_lens", [-1], "context_starts: beyond context_slots"),
+    ("context_lens", [2**31 - 1], "context_starts: beyond context_slots"),
+    ("extra_starts", [1], "extra_starts: wrong ends"),
+    ("logit_rows", [99], "logit_rows: no such row"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "words"), BAD)
+def test_an_index_that_leaves_its_array_is_refused(
+    paged: PagedModel, monkeypatch: pytest.MonkeyPatch, name: str, value: list[int], words: str
+) -> None:
+    segment = open_segment(paged, 1, random_ids(5), TokenTree.chain([1, 2]))
+    describe = native_model.visible_slots
+
+    def bad(*arguments: Any) -> dict[str, Any]:
+        rows = describe(*arguments)
+        rows[name][: len(value)] = value
+        return rows
+
+    if name == "ids":
+        segment.sequence.ids[0] = value[0]
+    else:
+        monkeypatch.setattr(native_model, "visible_slots", bad)
+    with pytest.raises(EngineError, match=words):
+        paged.forward([segment])
+
+
+def test_the_layout_of_a_pass_is_the_library_s() -> None:
+    """7 numbers of 4 bytes, padding, 13 pointers: a field that is added on one side alone would shift the others."""
+    assert ctypes.sizeof(PassArrays) == 32 + 13 * 8
+
+
+def test_a_library_that_cannot_be_built_leaves_the_model_to_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(library, "FLAGS", ("--no-such-flag",))
+    library.load.cache_clear()
+    try:
+        loaded = load_model(str(write_checkpoint(tmp_path, "llama", **SIZES)), "cpu", "float32", native=True)
+    finally:
+        library.load.cache_clear()
+    assert isinstance(loaded, CausalModel)
+    assert "torch computes this model" in caplog.text and "failed" in caplog.text
+
+
+def test_a_model_that_native_code_lacks_is_left_to_torch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = write_checkpoint(tmp_path, "gemma2", **FAMILIES["gemma2"])
+    assert isinstance(load_model(str(folder), "cpu", "float32", native=True), CausalModel)
+    assert "the family 'gemma2' (it has llama, mistral, qwen2, qwen3)" in caplog.text
