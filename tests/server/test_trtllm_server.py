@@ -158,6 +158,7 @@ def test_cancelled_stream_asks_the_executor_nothing_more(external: Hosted) -> No
         journal.leave()
         assert stream.receive().values
         until(lambda: external.num_sequences == 1, "a sequence in the metrics")
+        until(lambda: len(journal.ids("enqueued")) > 1, "the second step, which the executor holds")
         stream.cancel()
         until(lambda: not journal.leave() and external.num_sequences == 0, "the end of the cancelled request")
     until(lambda: not journal.under_way, "the executor's end of it")
