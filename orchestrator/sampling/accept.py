@@ -92,14 +92,18 @@ def accept_rejection(
     while True:
         residual, node_q = p[node], None if q is None else q[node]
         for number, (token, child) in enumerate(tree.children[node].items()):
-            chance = residual[token] if node_q is None else min(1.0, residual[token] / node_q[token])
-            if noise.accept(float(chance), position, number):
+            if noise.accept(_chance(residual, node_q, token), position, number):
                 path.append(child)
                 node, position = child, position + 1
                 break
             residual, node_q = _rejected(residual, node_q, token)
         else:
             return AcceptedPath(tuple(path), noise.recover(residual, position))
+
+
+def _chance(p: FloatArray, q: FloatArray | None, token: int) -> float:
+    """Return the probability with which a draft token is accepted; q: as in `accept_rejection`, of one node."""
+    return float(p[token] if q is None else min(1.0, p[token] / q[token]))
 
 
 def accept_block(tree: TokenTree, p: FloatArray, q: FloatArray, prefix_len: int, noise: NoiseSource) -> AcceptedPath:

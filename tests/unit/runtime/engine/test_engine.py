@@ -253,7 +253,7 @@ def test_unknown_sequence_is_said_so(engine: EngineThread[StepRequest]) -> None:
 def test_context_beyond_the_model_and_beyond_the_pool_are_refused(folder: Path) -> None:
     engine = start_target(make_paged(folder, memory_mb=1, block_tokens=64))
     try:
-        for length, reason in ((513, "model allows 512"), (512, None)):
+        for length, reason in ((513, "513 tokens of context and draft exceed the model's 512 positions"), (512, None)):
             step = StepRequest(
                 delta_of(Context(random_ids(length)), 0, length, ""),
                 TokenTree.bare(), Sampling(), StepOptions(), 1000,
@@ -267,7 +267,7 @@ def test_context_beyond_the_model_and_beyond_the_pool_are_refused(folder: Path) 
             delta_of(Context(random_ids(510)), 0, 3, ""),
             TokenTree.chain([1, 2, 3]), Sampling(), StepOptions(), 1000,
         )  # fmt: skip
-        with pytest.raises(RequestError, match="model allows"):
+        with pytest.raises(RequestError, match="513 tokens of context and draft exceed the model's 512 positions"):
             ask(engine, too_long)
     finally:
         engine.close()
