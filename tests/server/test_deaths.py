@@ -161,7 +161,7 @@ def test_target_whose_engine_breaks_ends_its_process_and_every_text_goes_on(
 ) -> None:
     assert harmed(served, "target", (script / "break").touch) == truth
     assert ask(served.grpc_url, **inputs_of(2)).ids == truth[2]
-    assert served.failure() is None and "the engine's state is inconsistent after an internal error" in served.log()
+    assert served.failure() is None and "its state is inconsistent after an internal error" in served.log()
 
 
 def test_target_killed_while_idle_is_healed_and_the_next_request_served(served: Server, truth: list[list[int]]) -> None:
