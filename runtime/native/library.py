@@ -49,7 +49,7 @@ class PassArrays(Structure):
         )),
         *((name, c_void_p) for name in (
             "ids", "slots", "context_starts", "context_lens", "context_slots", "extra_starts", "extra_slots",
-            "logit_rows", "cosines", "sines", "cache", "features", "logits",
+            "logit_rows", "cosines", "sines", "cache", "features", "logits", "inputs", "attention_inputs",
         )),
     ]  # fmt: skip
 

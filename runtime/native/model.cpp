@@ -93,7 +93,8 @@ const char* Model::refusal(const Pass& p) const {
     if (p.extra_starts[row] > p.extra_starts[row + 1]) return "extra_starts: not ascending";
     if (length + p.extra_starts[row + 1] - p.extra_starts[row] < 1) return "a row must see its own slot";
   }
-  const int needed = std::accumulate(layers.begin(), layers.end(), final_feature_column, [](int most, const Layer& layer) {
+  const int last = std::max(final_feature_column, output_feature_column);
+  const int needed = std::accumulate(layers.begin(), layers.end(), last, [](int most, const Layer& layer) {
     return std::max(most, layer.feature_column);
   });
   if (needed >= 0 && (!p.features || p.feature_width < needed + shape.hidden_size)) return "features: too narrow";
@@ -105,7 +106,7 @@ void Model::forward(const Pass& pass) {
   tiles_ = Tiles(pass.num_rows);
   logit_tiles_ = Tiles(pass.num_logits);
   grow(hidden_, rows * shape.hidden_size);
-  grow(normed_, rows * shape.hidden_size);
+  grow(normed_, rows * std::max(shape.hidden_size, layers[0].qkv.num_inputs));
   grow(qkv_, rows * (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim);
   grow(attended_, rows * shape.num_heads * shape.head_dim);
   grow(activated_, rows * shape.mlp_size);
@@ -116,7 +117,8 @@ void Model::forward(const Pass& pass) {
 void Model::run(const Pass& pass, int thread, int num_threads) {
   const Range rows = share(pass.num_rows, thread, num_threads);
   for (int row = rows.first; row < rows.last; ++row) {
-    const float* vector = embedding.data() + size_t(pass.ids[row]) * shape.hidden_size;
+    const float* vector = pass.inputs ? pass.inputs + size_t(row) * shape.hidden_size
+                                      : embedding.data() + size_t(pass.ids[row]) * shape.hidden_size;
     std::copy(vector, vector + shape.hidden_size, hidden_.data() + size_t(row) * shape.hidden_size);
   }
   grow(scratch_[thread].row, shape.hidden_size);
@@ -134,7 +136,7 @@ void Model::run_layer(const Pass& pass, int index, int thread, int num_threads) 
   const auto normalise = [&](const std::vector<float>& weight) {
     for (int row = rows.first; row < rows.last; ++row) {
       const float* source = hidden_.data() + size_t(row) * shape.hidden_size;
-      rms_norm(source, weight.data(), shape.hidden_size, shape.norm_eps, scratch.row.data());
+      normalise_row(source, weight, scratch.row.data());
       scatter(scratch.row.data(), 0, shape.hidden_size,
               packed_row(normed_.data(), tiles_, row, shape.hidden_size));
     }
@@ -142,7 +144,13 @@ void Model::run_layer(const Pass& pass, int index, int thread, int num_threads) 
 
   for (int row = rows.first; row < rows.last; ++row)
     keep_feature(pass, row, layer.feature_column, hidden_.data() + size_t(row) * shape.hidden_size);
-  normalise(layer.input_norm);
+  if (index == 0 && pass.attention_inputs) {
+    const int size = layer.qkv.num_inputs;
+    for (int row = rows.first; row < rows.last; ++row)
+      scatter(pass.attention_inputs + size_t(row) * size, 0, size, packed_row(normed_.data(), tiles_, row, size));
+  } else {
+    normalise(layer.input_norm);
+  }
   pool_.barrier();
   multiply(layer.qkv, share(layer.qkv.num_blocks, thread, num_threads), tiles_, normed_.data(),
            [&](int row, int first, int count, const float* sums) {
@@ -169,12 +177,14 @@ void Model::run_layer(const Pass& pass, int index, int thread, int num_threads) 
 void Model::run_head(const Pass& pass, int thread, int num_threads) {
   float* normed = scratch_[thread].row.data();
   const auto normalise = [&](int row) {
-    rms_norm(hidden_.data() + size_t(row) * shape.hidden_size, final_norm.data(), shape.hidden_size, shape.norm_eps, normed);
+    normalise_row(hidden_.data() + size_t(row) * shape.hidden_size, final_norm, normed);
   };
-  const Range rows = final_feature_column < 0 ? Range{0, 0} : share(pass.num_rows, thread, num_threads);
+  const bool keeps_features = final_feature_column >= 0 || output_feature_column >= 0;
+  const Range rows = keeps_features ? share(pass.num_rows, thread, num_threads) : Range{0, 0};
   for (int row = rows.first; row < rows.last; ++row) {
     normalise(row);
     keep_feature(pass, row, final_feature_column, normed);
+    keep_feature(pass, row, output_feature_column, hidden_.data() + size_t(row) * shape.hidden_size);
   }
   if (!pass.num_logits) return;
   const Range asked = share(pass.num_logits, thread, num_threads);
@@ -187,6 +197,12 @@ void Model::run_head(const Pass& pass, int thread, int num_threads) {
            [&](int row, int first, int count, const float* sums) {
              std::copy(sums, sums + count, pass.logits + size_t(row) * shape.vocab_size + first);
            });
+}
+
+// A head's layer may lack a norm: the row stays as it is.
+void Model::normalise_row(const float* source, const std::vector<float>& norm, float* target) const {
+  if (norm.empty()) std::copy(source, source + shape.hidden_size, target);
+  else rms_norm(source, norm.data(), shape.hidden_size, shape.norm_eps, target);
 }
 
 void Model::keep_feature(const Pass& pass, int row, int column, const float* values) {

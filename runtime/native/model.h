@@ -28,11 +28,14 @@ struct Pass {
   float* cache;                  // (layers, 2, kv_heads, num_slots, head_dim)
   float* features;               // (num_slots, feature_width)
   float* logits;                 // (num_logits, vocab_size), of the rows logit_rows
+  // For a drafting head, else null: what the rows begin with in place of their embeddings, (num_rows, hidden_size), and
+  // what the first layer's attention reads in place of the normed rows, (num_rows, inputs of its qkv).
+  const float *inputs, *attention_inputs;
 };
 
 struct Layer {
   Linear qkv, output, gate_up, down;
-  std::vector<float> input_norm, mlp_norm, qkv_bias, query_norm, key_norm;  // empty: the model has none
+  std::vector<float> input_norm, mlp_norm, qkv_bias, query_norm, key_norm;  // empty: the model does not have it
   int window = 0;           // positions that a row sees, its own included; 0: all
   int feature_column = -1;  // where its input stands among the features; -1: it is not kept
 };
@@ -51,7 +54,8 @@ class Model {
   std::vector<Layer> layers;
   std::vector<float> embedding, final_norm;
   Linear lm_head;
-  int final_feature_column = -1;
+  int final_feature_column = -1;   // of the state after the final norm; -1: it is not kept
+  int output_feature_column = -1;  // of the last layer's output
 
  private:
   // What one thread needs for itself.
@@ -66,6 +70,7 @@ class Model {
   void rotate_and_store(const Pass& pass, int index, int row);
   void attend(const Pass& pass, int index, int row, int kv_head, Scratch& scratch);
   int find_visible(const Pass& pass, int row, int window, std::vector<size_t>& offsets) const;
+  void normalise_row(const float* source, const std::vector<float>& norm, float* target) const;
   void keep_feature(const Pass& pass, int row, int column, const float* values);
   void multiply_mlp(const Layer& layer, Range pairs, Scratch& scratch);
   void add_product(const Linear& w, Range blocks, const std::vector<float>& packed);

@@ -91,7 +91,7 @@ native::Pass random_pass(const native::Shape& s, int feature_width, Arrays& a) {
   return {rows, int(a.logit_rows.size()), int(a.context_slots.size()), int(a.extra_slots.size()), slots, feature_width, 1,
           a.ids.data(), a.slots.data(), a.context_starts.data(), a.context_lens.data(), a.context_slots.data(),
           a.extra_starts.data(), a.extra_slots.data(), a.logit_rows.data(), a.cosines.data(), a.sines.data(),
-          a.cache.data(), a.features.data(), a.logits.data()};
+          a.cache.data(), a.features.data(), a.logits.data(), nullptr, nullptr};
 }
 
 // Put a random number somewhere into one of the arrays of indices.
@@ -133,7 +133,7 @@ int main(int argc, char** argv) {
           pass.num_slots, feature_width, 1, damaged.ids.data(), damaged.slots.data(), damaged.context_starts.data(),
           damaged.context_lens.data(), damaged.context_slots.data(), damaged.extra_starts.data(),
           damaged.extra_slots.data(), damaged.logit_rows.data(), damaged.cosines.data(), damaged.sines.data(),
-          damaged.cache.data(), damaged.features.data(), damaged.logits.data()};
+          damaged.cache.data(), damaged.features.data(), damaged.logits.data(), nullptr, nullptr};
       num_refused += native_forward(model, &bad) != nullptr;
     }
     native_delete(model);
