@@ -12,10 +12,17 @@ _PB_UTILS = "triton_python_backend_utils"
 _PRODUCTS = ("auditor", "benchmarks", "build", "clients", "gateway", "launcher", "tools", "tests")
 
 #: The rooms of the orchestrator from bottom to top; a module may import its own row and those below it.
-ROOMS = (("core",), ("sampling", "wire", "deployment"), ("proposers",), ("generation", "requests"), ("triton",))
+ROOMS = (
+    ("core",),
+    ("native",),
+    ("sampling", "wire", "deployment"),
+    ("proposers",),
+    ("generation", "requests"),
+    ("triton",),
+)
 #: The rooms that another folder may import; a folder that is not here may import all of them, or is in FORBIDDEN.
 ALLOWED_ROOMS = {
-    "runtime": tuple(room for row in ROOMS[:2] for room in row),
+    "runtime": tuple(room for row in ROOMS[:3] for room in row),
     "launcher": ("core", "deployment"),
 }
 

@@ -11,9 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from orchestrator.core.errors import ConfigError, first_line
 from orchestrator.core.types import HiddenStates
+from orchestrator.native.build import Unbuilt
 from runtime.model.causal_lm import CausalModel, adapt
 from runtime.model.check import check_against_stock, stock_log_probs
-from runtime.native.library import Unbuilt
 from runtime.native.model import NativeModel, unsupported
 
 log = logging.getLogger(__name__)

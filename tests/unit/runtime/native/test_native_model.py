@@ -16,6 +16,8 @@ from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import HiddenStates
+from orchestrator.native import build
+from orchestrator.native.build import Unbuilt
 from orchestrator.wire.context import delta_of
 from runtime.engine.paged import PagedModel
 from runtime.kv.batch import Segment
@@ -45,7 +47,7 @@ BOTH = HiddenStates.LAST | HiddenStates.LAYERS
 def built() -> None:
     try:
         library.load()
-    except library.Unbuilt as error:
+    except Unbuilt as error:
         pytest.skip(str(error))
 
 
@@ -218,7 +220,7 @@ def test_the_layout_of_a_pass_is_the_library_s() -> None:
 def test_a_library_that_cannot_be_built_leaves_the_model_to_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(library, "FLAGS", ("--no-such-flag",))
+    monkeypatch.setattr(build, "FLAGS", ("--no-such-flag",))
     library.load.cache_clear()
     try:
         loaded = load_model(str(write_checkpoint(tmp_path, "llama", **SIZES)), "cpu", "float32", native=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.native.library import FOLDER, SOURCES
+from runtime.native.library import LIBRARY
 
 DRIVER = Path(__file__).with_name("fuzz.cpp")
 FLAGS = ["-std=c++17", "-O1", "-g", "-march=native", "-ffp-contract=off", "-pthread", "-fno-sanitize-recover=all"]
@@ -20,12 +20,12 @@ COMPILER = shutil.which("g++") or shutil.which("clang++")
 @pytest.mark.timeout(300)
 def test_no_pass_reads_or_writes_outside_its_arrays(tmp_path: Path, sanitizers: str, rounds: int) -> None:
     program = tmp_path / "fuzz"
-    sources = [str(FOLDER / name) for name in SOURCES]
+    sources = [str(LIBRARY.folder / name) for name in LIBRARY.sources]
     command = [
         str(COMPILER),
         *FLAGS,
         f"-fsanitize={sanitizers}",
-        f"-I{FOLDER}",
+        f"-I{LIBRARY.folder}",
         str(DRIVER),
         *sources,
         "-o",
