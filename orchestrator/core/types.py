@@ -208,7 +208,7 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """An engine's figures at one moment; passes and calls are counted since its start."""
+    """An engine's figures at one moment; passes, their calls and their time are counted since its start."""
 
     blocks_held: int
     blocks_cached: int
@@ -217,3 +217,4 @@ class EngineStatus:
     num_sequences: int
     num_passes: int
     num_calls: int
+    pass_s: float = 0.0

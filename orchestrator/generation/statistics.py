@@ -63,6 +63,7 @@ class Statistics:
     draft_s, target_s, timed_levels: time to propose, time to verify and levels of all steps but the first, whose pass
     holds the prompt.
     num_in_pass: requests that shared the target's passes, summed over the passes.
+    chunks: when the tokens of each observation came, by time.monotonic(), and how many the client gets of them.
     """
 
     num_steps: int = 0
@@ -82,13 +83,16 @@ class Statistics:
     forward_us: int = 0
     began_s: float = field(default_factory=time.monotonic)
     first_token_s: float = 0.0
+    chunks: list[tuple[float, int]] = field(default_factory=list)
 
     def observe(
         self, proposal: Proposal, acceptance: Acceptance, num_emitted: int, draft_s: float, target_s: float
     ) -> None:
         """Count one step, of whose tokens the client gets the first `num_emitted`."""
+        now_s = time.monotonic()
+        self.chunks.append((now_s, num_emitted))
         if not self.num_steps:
-            self.first_token_s = time.monotonic() - self.began_s
+            self.first_token_s = now_s - self.began_s
             self.num_cached_tokens = acceptance.num_cached_tokens
         else:
             self.draft_s += draft_s

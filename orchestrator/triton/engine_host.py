@@ -15,7 +15,7 @@ from orchestrator.core.types import EngineStatus
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.deployment.config import ServingConfig, load_config
 from orchestrator.triton import pb
-from orchestrator.triton.metrics import ENGINE_FAMILIES, Figures, engine_figures
+from orchestrator.triton.metrics import ENGINE_FAMILIES, Port, engine_values, info_values
 from orchestrator.wire.context import released_sequence
 from orchestrator.wire.drafter import DraftRequest, pack_draft_response, unpack_draft_request
 from orchestrator.wire.tensors import Tensors, error_text, scalar
@@ -74,8 +74,8 @@ class EngineHost(Generic[Request]):
         self._unpack = unpack
         self._pack = pack
         self._preparations: WorkerPool[None] = WorkerPool("preparation", NUM_PREPARING)
-        figures = Figures(ENGINE_FAMILIES, model=model)
-        engine.watch(lambda status: figures.show(engine_figures(status)))
+        self.port = Port(ENGINE_FAMILIES, model=model)
+        engine.watch(lambda status: self.port.show(engine_values(status)))
         engine.on_broken(_end_process)
 
     def execute(self, requests: list[Any]) -> list[None]:
@@ -147,7 +147,9 @@ class EngineModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the model that the deployment names."""
-        self._host = self.load(args, load_config(os.environ["SERVING_CONFIG"]))
+        config = load_config(os.environ["SERVING_CONFIG"])
+        self._host = self.load(args, config)
+        self._host.port.show(info_values(config))
 
     def execute(self, requests: list[Any]) -> list[None]:
         """Hand the requests to the engine."""

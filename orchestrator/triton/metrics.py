@@ -1,49 +1,119 @@
-"""Figures of a Triton model on the server's metrics port."""
+"""The metrics of this project's Triton models: their families, and how their values reach the server's metrics port.
+
+docs/metrics.md explains each family; a test holds the page and this table together.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from orchestrator.core.types import EngineStatus
+from orchestrator.deployment.config import ServingConfig
 from orchestrator.triton import pb
 from orchestrator.triton.breaker import DraftCounts
-
-#: Name of a figure → kind and description.
-Families = Mapping[str, tuple[str, str]]
-
-ENGINE_FAMILIES: Families = {
-    "spec_kv_blocks": ("gauge", "KV blocks: held by sequences, cached (found by content), free, total"),
-    "spec_sequences": ("gauge", "Sequences that hold KV blocks"),
-    "spec_passes_total": ("counter", "Forward passes"),
-    "spec_pass_requests_total": ("counter", "Requests in these passes; divided by the passes: occupancy"),
-}
-DRAFT_FAMILIES: Families = {
-    "spec_draft_calls_total": ("counter", "Calls of a drafter"),
-    "spec_draft_late_total": ("counter", "Calls of a drafter that took longer than draft_timeout_ms"),
-    "spec_draft_failed_total": ("counter", "Calls of a drafter that failed"),
-    "spec_draft_skipped_total": ("counter", "Calls of a drafter that were not made, because it was late or had failed"),
-}
 
 log = logging.getLogger(__name__)
 
 
-class Figures:
-    """The series of one owner; labels: tell them from the same series of other owners."""
+@dataclass(frozen=True)
+class Family:
+    """One family of series.
 
-    def __init__(self, families: Families, **labels: str) -> None:
-        self._kinds = {name: kind for name, (kind, _) in families.items()}
-        self._families = {name: pb.metric_family(name, *rest) for name, rest in families.items()}
+    kind: gauge, counter or histogram. buckets: ascending upper bounds of a histogram, without +Inf.
+    """
+
+    name: str
+    kind: str
+    description: str
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def parts(self) -> tuple[tuple[str, str], ...]:
+        """Name and kind of the families on the port: a histogram is three counters (docs/metrics.md, Histograms)."""
+        if self.kind != "histogram":
+            return ((self.name, self.kind),)
+        return tuple((f"{self.name}_{part}", "counter") for part in ("bucket", "sum", "count"))
+
+
+class Key(NamedTuple):
+    """A series: the name of its family on the port, and its labels beside the owner's."""
+
+    name: str
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+Values = Mapping[Key, float]
+
+FIRST_TOKEN_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+TOKEN_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5)
+REQUEST_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0)
+TOKENS = (1.0, 8.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 32768.0, 131072.0)
+
+REQUEST_FAMILIES = (
+    Family("spec_num_requests_waiting", "gauge", "Requests that wait for a place"),
+    Family("spec_num_requests_running", "gauge", "Sequences that run; a request for n sequences counts n times"),
+    Family("spec_max_requests_waiting", "gauge", "max_waiting of serving.toml"),
+    Family("spec_max_requests_running", "gauge", "max_running of serving.toml"),
+    Family("spec_request_success_total", "counter", "Sequences that were answered, by finished_reason"),
+    Family("spec_request_refused_total", "counter", "Requests that were answered with an error, by reason"),
+    Family("spec_prompt_tokens_total", "counter", "Prompt tokens of the answered sequences"),
+    Family("spec_prefix_cache_hits_total", "counter", "Prompt tokens that the target found in its KV blocks"),
+    Family("spec_generation_tokens_total", "counter", "Tokens sent to clients"),
+    Family("spec_request_queue_time_seconds", "histogram", "From the arrival to the start", FIRST_TOKEN_S),
+    Family("spec_time_to_first_token_seconds", "histogram", "From the arrival to the first tokens", FIRST_TOKEN_S),
+    Family("spec_inter_token_latency_seconds", "histogram", "Time per token after the first step", TOKEN_S),
+    Family("spec_inter_chunk_latency_seconds", "histogram", "Time between two steps that gave tokens", TOKEN_S),
+    Family("spec_e2e_request_latency_seconds", "histogram", "From the arrival to the last token", REQUEST_S),
+    Family("spec_request_prompt_tokens", "histogram", "Prompt tokens of a sequence", TOKENS),
+    Family("spec_request_generation_tokens", "histogram", "Generated tokens of a sequence", TOKENS),
+    Family("spec_steps_total", "counter", "Steps: passes of the target, of one sequence each"),
+    Family("spec_draft_tokens_total", "counter", "Draft tokens verified, by the source that proposed them"),
+    Family("spec_accepted_tokens_total", "counter", "Draft tokens accepted, by the source that proposed them"),
+    Family("spec_tested_per_position_total", "counter", "Steps that tested a draft token at this depth"),
+    Family("spec_accepted_per_position_total", "counter", "Steps that accepted a draft token at this depth"),
+    Family("spec_draft_seconds_total", "counter", "Time to propose, of all steps but each sequence's first"),
+    Family("spec_verify_seconds_total", "counter", "Time of the calls of the target, of the same steps"),
+    Family("spec_overhead_seconds_total", "counter", "The rest of the time between first and last token"),
+)
+DRAFT_FAMILIES = (
+    Family("spec_draft_calls_total", "counter", "Calls of a drafter"),
+    Family("spec_draft_late_total", "counter", "Calls of a drafter that took longer than draft_timeout_ms"),
+    Family("spec_draft_failed_total", "counter", "Calls of a drafter that failed"),
+    Family(
+        "spec_draft_skipped_total", "counter", "Calls that were not made, because the drafter was late or had failed"
+    ),
+    Family("spec_draft_breaker_open", "gauge", "1 while no call is made of a drafter"),
+)
+ENGINE_FAMILIES = (
+    Family("spec_engine_info", "gauge", "1; its labels say which engine, kernels, dtype and device serve the model"),
+    Family("spec_kv_blocks", "gauge", "KV blocks: held by sequences, cached (found by content), free, total"),
+    Family("spec_kv_cache_usage_ratio", "gauge", "KV blocks held by sequences, as a share of all"),
+    Family("spec_sequences", "gauge", "Sequences that hold KV blocks"),
+    Family("spec_passes_total", "counter", "Forward passes"),
+    Family("spec_pass_requests_total", "counter", "Requests in these passes; divided by the passes: occupancy"),
+    Family("spec_pass_seconds_total", "counter", "Time of these passes"),
+)
+
+
+class Port:
+    """The series of one owner on the metrics port; labels: tell them from the same series of other owners."""
+
+    def __init__(self, families: tuple[Family, ...], **labels: str) -> None:
+        parts = [(name, kind, family.description) for family in families for name, kind in family.parts]
+        self._kinds = {name: kind for name, kind, _ in parts}
+        self._families = {name: pb.metric_family(name, kind, description) for name, kind, description in parts}
         self._labels = labels
-        self._series: dict[tuple[str, str], Any] = {}
-        self._shown: dict[tuple[str, str], int] = {}
+        self._series: dict[Key, Any] = {}
+        self._shown: dict[Key, float] = {}
         self._is_broken = False
         self._lock = threading.Lock()
 
-    def show(self, values: Mapping[tuple[str, str], int]) -> None:
-        """Show values by (name, state), the state being one more label unless it is empty.
+    def show(self, values: Values) -> None:
+        """Show the values that have changed since the last call.
 
         A metrics port that fails is left alone, since no request may suffer from it.
         """
@@ -57,38 +127,47 @@ class Figures:
                 self._is_broken = True
                 log.exception("no more metrics of %s", self._labels)
 
-    def _set(self, key: tuple[str, str], value: int) -> None:
-        name, state = key
+    def _set(self, key: Key, value: float) -> None:
         if key not in self._series:
-            labels = self._labels | ({"state": state} if state else {})
-            self._series[key] = self._families[name].Metric(labels=labels)
+            self._series[key] = self._families[key.name].Metric(labels=self._labels | dict(key.labels))
         elif value == self._shown[key]:
             return
-        if self._kinds[name] == "counter":
-            self._series[key].increment(value - self._shown.get(key, 0))
+        if self._kinds[key.name] == "counter":
+            self._series[key].increment(value - self._shown.get(key, 0.0))
         else:
             self._series[key].set(value)
         self._shown[key] = value
 
 
-def engine_figures(status: EngineStatus) -> dict[tuple[str, str], int]:
+def engine_values(status: EngineStatus) -> Values:
     """Return what an engine shows."""
-    return {
-        ("spec_kv_blocks", "held"): status.blocks_held,
-        ("spec_kv_blocks", "cached"): status.blocks_cached,
-        ("spec_kv_blocks", "free"): status.blocks_free,
-        ("spec_kv_blocks", "total"): status.blocks_total,
-        ("spec_sequences", ""): status.num_sequences,
-        ("spec_passes_total", ""): status.num_passes,
-        ("spec_pass_requests_total", ""): status.num_calls,
+    blocks = {
+        "held": status.blocks_held,
+        "cached": status.blocks_cached,
+        "free": status.blocks_free,
+        "total": status.blocks_total,
+    }
+    return {Key("spec_kv_blocks", (("state", state),)): count for state, count in blocks.items()} | {
+        Key("spec_kv_cache_usage_ratio"): status.blocks_held / max(status.blocks_total, 1),
+        Key("spec_sequences"): status.num_sequences,
+        Key("spec_passes_total"): status.num_passes,
+        Key("spec_pass_requests_total"): status.num_calls,
+        Key("spec_pass_seconds_total"): status.pass_s,
     }
 
 
-def draft_figures(counts: DraftCounts) -> dict[tuple[str, str], int]:
+def info_values(config: ServingConfig) -> Values:
+    """Return what says how an engine computes."""
+    named = {name: str(getattr(config, name)) for name in ("engine", "kernels", "dtype", "device")}
+    return {Key("spec_engine_info", tuple(named.items())): 1.0}
+
+
+def draft_values(counts: DraftCounts, is_open: bool) -> Values:
     """Return what a public model shows of its calls of one drafter."""
     return {
-        ("spec_draft_calls_total", ""): counts.num_calls,
-        ("spec_draft_late_total", ""): counts.num_late,
-        ("spec_draft_failed_total", ""): counts.num_failed,
-        ("spec_draft_skipped_total", ""): counts.num_skipped,
+        Key("spec_draft_calls_total"): counts.num_calls,
+        Key("spec_draft_late_total"): counts.num_late,
+        Key("spec_draft_failed_total"): counts.num_failed,
+        Key("spec_draft_skipped_total"): counts.num_skipped,
+        Key("spec_draft_breaker_open"): float(is_open),
     }

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ from orchestrator.triton import pb
 from orchestrator.triton.admission import Admission
 from orchestrator.triton.breaker import Breaker
 from orchestrator.triton.clients import BlsDrafterClient, BlsTargetClient, DraftAnswer
-from orchestrator.triton.metrics import DRAFT_FAMILIES, Figures, draft_figures
+from orchestrator.triton.metrics import DRAFT_FAMILIES, Port, draft_values
+from orchestrator.triton.request_metrics import RequestMetrics, RequestTimes, reason_of
 
 SHUTDOWN_LIMIT_S = 20.0
 # A sequence ends by the deadline, plus two calls of a target that does not answer them (clients.GRACE_S each).
@@ -62,9 +63,10 @@ class PublicHost:
         self._breakers: dict[str, Breaker[DraftAnswer]] = {
             name: Breaker(name, config.max_running, config.draft_timeout_ms / 1000) for name in drafters
         }
-        self._figures = {
-            name: Figures(DRAFT_FAMILIES, model=args["model_name"], drafter=name) for name in self._breakers
+        self._drafter_ports = {
+            name: Port(DRAFT_FAMILIES, model=args["model_name"], drafter=name) for name in self._breakers
         }
+        self._metrics = RequestMetrics(args["model_name"], self._gauges)
         self._tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
         self._memory = Memory(config.remember_tokens) if config.remember_tokens else None
         request = self._builder.build(RequestInputs(input_ids=(0,)))
@@ -80,6 +82,7 @@ class PublicHost:
             try:
                 self._accept(request, sender)
             except Exception as error:
+                self._metrics.refused("full" if isinstance(error, Unavailable) else reason_of(error))
                 _send_error(sender, error)
 
     def finalize(self) -> None:
@@ -87,12 +90,13 @@ class PublicHost:
         self._admission.close(SHUTDOWN_LIMIT_S)
         for breaker in self._breakers.values():
             breaker.close()
+        self._metrics.close()
 
     def _accept(self, request: Any, sender: Any) -> None:
         inputs = read(pb.tensors_of(request), pb.parameters_of(request))
         deadline_s = time.monotonic() + self._builder.timeout_ms(inputs) / 1000
         handler = GenerationHandler(
-            inputs, sender, deadline_s, self._builder, self._dependencies, self._memory, self._show_figures
+            inputs, sender, deadline_s, self._builder, self._dependencies, self._memory, self._metrics
         )
         if not self._admission.admit(handler):
             raise Unavailable(
@@ -100,9 +104,16 @@ class PublicHost:
                 "try again later (max_running, max_waiting in serving.toml)"
             )
 
-    def _show_figures(self) -> None:
+    def _gauges(self) -> dict[str, float]:
+        """Show the state of the drafters, and return that of the queue."""
         for name, breaker in self._breakers.items():
-            self._figures[name].show(draft_figures(breaker.counts))
+            self._drafter_ports[name].show(draft_values(breaker.counts, breaker.is_open))
+        return {
+            "spec_num_requests_waiting": self._admission.num_waiting,
+            "spec_num_requests_running": self._admission.num_running,
+            "spec_max_requests_waiting": self._config.max_waiting,
+            "spec_max_requests_running": self._config.max_running,
+        }
 
     def _dependencies(self, request: GenerationRequest) -> ProposerDependencies:
         options, vocab_size = request.sampling.logits_options, self._checkpoint.vocab_size
@@ -122,7 +133,6 @@ class PublicHost:
 class GenerationHandler:
     """One client request; implements `orchestrator.triton.admission.RequestHandler`.
 
-    on_end: called once the request has been served and answered.
     Invariant: whatever happens, the client gets its responses or one error, then the FINAL flag, once.
     """
 
@@ -132,7 +142,8 @@ class GenerationHandler:
     builder: RequestBuilder
     dependencies: Callable[[GenerationRequest], ProposerDependencies]
     memory: Memory | None
-    on_end: Callable[[], None] = lambda: None
+    metrics: RequestMetrics
+    times: RequestTimes = field(default_factory=RequestTimes)
     _failed: bool = False
 
     def __post_init__(self) -> None:
@@ -144,15 +155,18 @@ class GenerationHandler:
 
     def give_up(self, reason: str) -> None:
         """Answer a request that never ran."""
+        self.metrics.refused(reason)
         messages = {"deadline": "the request waited until its deadline", "shutdown": "the server stops"}
         _send_error(self.sender, Unavailable(messages.get(reason, f"the request was {reason}")))
 
     def run(self) -> None:
         """Serve the request to its end."""
+        self.times.started_s = time.monotonic()
         try:
             request = self.builder.build(self.inputs)
             outputs = self._serve(request)
         except Exception as error:
+            self.metrics.refused(reason_of(error))
             _send_error(self.sender, error)
         else:
             if self.builder.streams:
@@ -160,7 +174,6 @@ class GenerationHandler:
             if self.memory:
                 for output in outputs:
                     self.memory.learn(request.cache_salt, output)
-        self.on_end()
 
     def _serve(self, request: GenerationRequest) -> list[list[int]]:
         """Generate the request's sequences side by side; return those that came to their own end.
@@ -202,6 +215,7 @@ class GenerationHandler:
         finally:
             proposer.close()
             target.release()
+        self.metrics.ended(self.times, sequence, request.plan.method)
         ended = sequence.output.finish in (FinishReason.STOP, FinishReason.LENGTH)
         return sequence.context.output[: sequence.output.num_tokens] if ended else []
 

@@ -32,6 +32,7 @@ class EngineThread(Generic[Request]):
         self.batching = BatchingPolicy()
         self.num_passes = 0
         self.num_calls = 0
+        self.pass_s = 0.0
         self._engine: Engine[Request] = engine
         self._prepare = prepare
         # Calls, ids of sequences that have ended, and None at the end.
@@ -94,6 +95,7 @@ class EngineThread(Generic[Request]):
             num_sequences=len(sequences),
             num_passes=self.num_passes,
             num_calls=self.num_calls,
+            pass_s=self.pass_s,
         )
 
     def _run(self) -> None:
@@ -182,6 +184,7 @@ class EngineThread(Generic[Request]):
         self.num_calls += len(calls)
         self._calls = self._advance(calls)
         now_s = time.monotonic()
+        self.pass_s += now_s - began_s
         waiting = {call.sequence_id for call in self._calls}
         answered = [call.sequence_id for call in calls if call.sequence_id not in waiting]
         self.batching.answered(answered, now_s, now_s - began_s)

@@ -13,6 +13,16 @@ PB_UTILS = "triton_python_backend_utils"
 FOLDER = "orchestrator.triton."
 
 
+class NoMetrics:
+    """Stands for the metrics of a public model in tests of something else."""
+
+    def ended(self, *given: object) -> None:
+        """Count nothing."""
+
+    def refused(self, reason: str) -> None:
+        """Count nothing."""
+
+
 @contextmanager
 def imported(name: str) -> Iterator[ModuleType]:
     """Yield the module of this name, its `pb` without anything to send with."""

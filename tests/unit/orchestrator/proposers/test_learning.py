@@ -23,7 +23,7 @@ from orchestrator.sampling import reference
 from orchestrator.sampling.grammar import Grammars
 from tests.support.table_target import TableTarget
 from tests.support.tiny_models import VOCAB_SIZE, write_byte_tokenizer
-from tests.support.without_triton import imported
+from tests.support.without_triton import NoMetrics, imported
 
 PROMPT = [1, 2, 3]
 
@@ -80,7 +80,7 @@ def run(
 
     given = read({}, json.dumps({"input_ids": PROMPT, "cache_salt": "s", "max_tokens": 9, **inputs}))
     sender = SimpleNamespace(is_cancelled=is_cancelled)
-    ticket.GenerationHandler(given, sender, deadline_s, builder, materials, memory).run()
+    ticket.GenerationHandler(given, sender, deadline_s, builder, materials, memory, NoMetrics()).run()
     return events
 
 
@@ -157,6 +157,6 @@ def test_ngram_without_statistics_is_one_error_to_the_client(
     given = read({}, json.dumps({"input_ids": PROMPT, "speculation": "ngram"}))
     sender = SimpleNamespace(is_cancelled=lambda: False)
     ticket.GenerationHandler(
-        given, sender, 1e12, builder, lambda job: ProposerDependencies(pytest.fail, VOCAB_SIZE), None
+        given, sender, 1e12, builder, lambda job: ProposerDependencies(pytest.fail, VOCAB_SIZE), None, NoMetrics()
     ).run()
     assert len(said) == 1 and "ngram_tables and remember_tokens" in said[0]

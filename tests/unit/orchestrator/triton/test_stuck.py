@@ -22,7 +22,7 @@ from orchestrator.sampling.grammar import Grammars
 from tests.support.hanging import WAIT_S, Hang, until
 from tests.support.table_target import TableTarget
 from tests.support.tiny_models import VOCAB_SIZE, write_byte_tokenizer
-from tests.support.without_triton import imported
+from tests.support.without_triton import NoMetrics, imported
 
 Answers = list[tuple[Any, str]]
 
@@ -64,7 +64,7 @@ class Line:
 def host(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> Iterator[ModuleType]:
     with imported("engine_host") as module:
         listen(module, monkeypatch, answers)
-        monkeypatch.setattr(module, "Figures", lambda *families, **labels: SimpleNamespace(show=None))
+        monkeypatch.setattr(module, "Port", lambda *families, **labels: SimpleNamespace(show=None))
         monkeypatch.setattr(module.pb, "tensors_of", lambda request: {"request": request})
         monkeypatch.setattr(module, "released_sequence", lambda tensors: 0)
         monkeypatch.setattr(module, "scalar", lambda tensors, name, default: default)
@@ -180,7 +180,7 @@ def serve(module: ModuleType, checkpoint: Checkpoint, targets: list[TableTarget]
     deadline_s = time.monotonic() + 2.0  # enough for those that are not stuck
     materials = ProposerDependencies(pytest.fail, VOCAB_SIZE)
     given = read({}, json.dumps(asked | inputs))
-    module.GenerationHandler(given, sender, deadline_s, builder, lambda job: materials, None).run()
+    module.GenerationHandler(given, sender, deadline_s, builder, lambda job: materials, None, NoMetrics()).run()
 
 
 @pytest.mark.parametrize("stream", [True, False])
