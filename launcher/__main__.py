@@ -15,11 +15,13 @@ from orchestrator.core.errors import ServingError
 _EPILOG = """\
 environment:
   SERVING_<KEY>                      a key of the deployment file; wins over it
-  HTTP_PORT GRPC_PORT METRICS_PORT   8000, 8001, 8002; 0 = any free port
+  HTTP_PORT GRPC_PORT METRICS_PORT   Triton's ports: 8000, 8001, 8002; 0 = any free port
+  HEALTH_PORT                        the launcher's own: 8003, with /live, /ready and /drain
   HOST                               the address to listen on (127.0.0.1)
   LOG_LEVEL                          error, warning, info or verbose (warning)
   READY_LIMIT_S                      seconds until all models must be ready (180); large engines take minutes
-  STOP_LIMIT_S                       seconds that running requests get when the server is stopped (10)
+  STOP_LIMIT_S                       seconds that running requests get when the server is stopped (10);
+                                     a second signal does not wait for them
   TRITON_ROOT                        a Triton installation (/opt/tritonserver, else the wheel)
 
 exit status: 0 stopped on request, 1 the server failed while running, 2 it could not be started
@@ -60,6 +62,8 @@ def _run(server: Server) -> int:
     try:
         print(server.ready_line(), flush=True)
         failure = server.wait()
+        if not failure:
+            server.finish_requests()
     finally:
         server.stop()
     return _fail(failure, 1) if failure else 0

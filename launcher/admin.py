@@ -19,15 +19,16 @@ class Admin:
     def __init__(self, host: str, port: int, key: str) -> None:
         self._host, self._port, self._key = host, port, key
 
+    def is_live(self) -> bool:
+        """Return whether Triton answers over HTTP."""
+        return self._is_ok("/v2/health/live")
+
     def is_ready(self, model: str = "") -> bool:
         """Return whether a model takes requests, or the server where none is named.
 
         Triton calls a model ready for ever, even when its process has died (triton#7230).
         """
-        try:
-            return self._request("GET", f"/v2/models/{model}/ready" if model else "/v2/health/ready", 5.0)[0] == 200
-        except (OSError, http.client.HTTPException):
-            return False
+        return self._is_ok(f"/v2/models/{model}/ready" if model else "/v2/health/ready")
 
     def reload(self, model: str, limit_s: float) -> None:
         """Unload and load `model`; `load` alone changes nothing on a model that counts as loaded.
@@ -46,6 +47,12 @@ class Admin:
                 raise AdminError(f"{path}: {error or type(error).__name__}") from None
             if status != 200:
                 raise AdminError(f"{path}: {answer.get('error', status)}")
+
+    def _is_ok(self, path: str) -> bool:
+        try:
+            return self._request("GET", path, 5.0)[0] == 200
+        except (OSError, http.client.HTTPException):
+            return False
 
     def _request(self, method: str, path: str, limit_s: float) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=limit_s)  # no proxy, unlike urllib

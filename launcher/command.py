@@ -48,7 +48,7 @@ class Launch:
     ports: Ports
     key: str = field(repr=False)
     region_prefix: str
-    stop_limit_s: int
+    exit_limit_s: int
     log_level: str
     uses_gpu: bool
 
@@ -68,7 +68,7 @@ class Launch:
             "--exit-on-error=true",
             "--strict-readiness=true",
             "--disable-auto-complete-config",
-            f"--exit-timeout-secs={self.stop_limit_s}",
+            f"--exit-timeout-secs={self.exit_limit_s}",
             f"--backend-config=python,shm-region-prefix-name={self.region_prefix}",
             *(f"--{endpoint}-address={self.host}" for endpoint in _ENDPOINTS),
             *(f"--{endpoint}-port={getattr(self.ports, endpoint)}" for endpoint in _ENDPOINTS),

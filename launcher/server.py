@@ -15,16 +15,21 @@ from launcher import log, process
 from launcher.admin import Admin
 from launcher.command import LOG_LEVELS, Launch, stub_environment
 from launcher.deployment import models_to_load
+from launcher.health import HealthServer
 from launcher.settings import Ports, Settings, free_ports
 from launcher.triton import find_triton
 from launcher.watch import Watch
 from launcher.workfolder import WorkFolder
 from orchestrator.core.errors import ConfigError, ServingError, unknown_name
 from orchestrator.deployment.config import load_config
+from orchestrator.deployment.drain import Drain, wait_until_idle
 from orchestrator.deployment.stubs import living_stubs
 
 REPOSITORY = Path(__file__).resolve().parent.parent / "model_repository"
 DEFAULTS = Settings()
+_PLACES = "places"  # within the work folder
+# How long Triton may take to end. It waits as long as a client keeps a connection open, even where nothing runs on it.
+_EXIT_LIMIT_S = 5
 _KILL_AFTER_S = 3.0  # what Triton gets beyond its own exit timeout
 
 
@@ -48,7 +53,7 @@ class Server:
         host: the address to listen on.
         env: joins, and overrides, the process environment (`SERVING_<KEY>` included).
         ready_limit_s: how long loading may take.
-        stop_limit_s: how long Triton may take to finish its requests when it is stopped.
+        stop_limit_s: how long `finish_requests` waits; Triton gets no more to end, and at most 5 s.
         log_level: error, warning, info or verbose.
         say: takes the launcher's own lines.
     """
@@ -72,13 +77,14 @@ class Server:
         self.host = host
         self.models: list[str] = []
         self.started_in_s = 0.0
-        self.stop_requested = False
+        self.stop_requested = self._stop_at_once = False
         self._environ = {**os.environ, **(env or {})}
         self._ready_limit_s, self._stop_limit_s = ready_limit_s, stop_limit_s
         self._log_level, self._say = log_level, say
         self._work: WorkFolder | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._watch: Watch | None = None
+        self._health: HealthServer | None = None
         address = "127.0.0.1" if host == "0.0.0.0" else host
         self._key = secrets.token_hex(16)
         self._admin = Admin(address, self.ports.http, self._key)
@@ -87,6 +93,7 @@ class Server:
         #: for tritonclient.grpc
         self.grpc_url = f"{address}:{self.ports.grpc}"
         self.metrics_url = f"http://{address}:{self.ports.metrics}/metrics"
+        self.health_url = f"http://{address}:{self.ports.health}"
 
     def __enter__(self) -> Server:
         self.start()
@@ -113,6 +120,7 @@ class Server:
         self._work = WorkFolder()
         try:
             self._process = self._spawn(self._work, config.device)
+            self._health = HealthServer(self.host, self.ports.health, self, self.drain)
             self._wait_until_ready(self._process)
         except BaseException:
             self._abandon()
@@ -144,8 +152,45 @@ class Server:
             return f"the server ended {ended}: {log.cause(self.log())}"
         return self._watch.failure if self._watch else None
 
+    def why_not_live(self) -> str | None:
+        """Return in one line why the server must be restarted; while its models are loaded, only if it has ended."""
+        if failure := self.failure():
+            return failure
+        return None if self._watch is None or self._admin.is_live() else "Triton does not answer over HTTP"
+
+    def why_not_ready(self) -> str | None:
+        """Return in one line why the server takes no requests now, None when it takes them."""
+        if self._watch is None:
+            return "the server's models are being loaded"
+        if dead := self._watch.dead_models():
+            return f"no process runs the model {', '.join(sorted(dead))}"
+        if self.drain.is_requested:
+            return "the server is draining"
+        return None if self._admin.is_ready() else "Triton does not say that it is ready"
+
+    @property
+    def drain(self) -> Drain:
+        """The drain of the running server; it is over when the server has been stopped."""
+        if self._work is None:
+            raise ServingError("the server has not been started")
+        return Drain(self._work.path / _PLACES)
+
+    def finish_requests(self) -> bool:
+        """Refuse new requests and wait for the running ones; False when some still ran at the limit.
+
+        Triton would cut the gRPC streams that still run when it is told to stop.
+        """
+        self.drain.begin()
+        if num_running := self.drain.num_running():
+            self._say(f"draining: {num_running} sequences run, stopping in {self._stop_limit_s:g} s at the latest")
+        is_idle = wait_until_idle(self.drain.num_running, self._stop_limit_s, lambda: self._stop_at_once)
+        if not is_idle:
+            self._say("stopping: requests still run")
+        return is_idle
+
     def request_stop(self) -> None:
-        """Make `start` and `wait` return soon; may be called from a signal handler."""
+        """Make `start` and `wait` return soon, and at the second call `finish_requests`; for signal handlers."""
+        self._stop_at_once = self.stop_requested
         self.stop_requested = True
 
     def stop(self) -> None:
@@ -179,8 +224,8 @@ class Server:
     def ready_line(self) -> str:
         """Return the one line that says where the server is."""
         return (
-            f"ready in {self.started_in_s:.1f} s: {self.http_url}, gRPC {self.grpc_url}, metrics {self.metrics_url}; "
-            f"models {', '.join(self.models)}"
+            f"ready in {self.started_in_s:.1f} s: {self.http_url}, gRPC {self.grpc_url}, metrics {self.metrics_url}, "
+            f"health {self.health_url}; models {', '.join(self.models)}"
         )
 
     def _spawn(self, work: WorkFolder, device: str) -> subprocess.Popen[bytes]:
@@ -196,11 +241,11 @@ class Server:
             ports=self.ports,
             key=self._key,
             region_prefix=work.region_prefix,
-            stop_limit_s=self._stop_limit_s,
+            exit_limit_s=min(self._stop_limit_s, _EXIT_LIMIT_S),
             log_level=self._log_level,
             uses_gpu=device != "cpu",
         )
-        environ = triton.environment(stub_environment(self._environ, self.config_path, work.path / "places"))
+        environ = triton.environment(stub_environment(self._environ, self.config_path, work.path / _PLACES))
         return process.spawn(launch.command(triton), environ, self.log_path)
 
     def _wait_until_ready(self, server: subprocess.Popen[bytes]) -> None:
@@ -228,12 +273,15 @@ class Server:
         self._work = None
 
     def _end(self) -> bool:
-        """End watch and processes; return whether there were any."""
+        """End watch, health port and processes; return whether there were any."""
+        if self._health:
+            self._health.close()
+            self._health = None
         if self._watch:
             self._watch.end()
             self._watch = None
         if self._process is None:
             return False
-        process.stop(self._process, self._stop_limit_s + _KILL_AFTER_S)
+        process.stop(self._process, min(self._stop_limit_s, _EXIT_LIMIT_S) + _KILL_AFTER_S)
         self._process = None
         return True

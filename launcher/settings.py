@@ -16,11 +16,12 @@ from orchestrator.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Ports:
-    """The three TCP ports of a server."""
+    """The TCP ports of a server: three of Triton's, and the launcher's own."""
 
     http: int = 8000
     grpc: int = 8001
     metrics: int = 8002
+    health: int = 8003
 
     def check_free(self, host: str) -> None:
         """Raise ConfigError when something listens on one of the ports already."""
@@ -34,9 +35,9 @@ class Ports:
 
 
 def free_ports() -> Ports:
-    """Return three ports that are free on this machine now."""
+    """Return four ports that are free on this machine now."""
     with contextlib.ExitStack() as stack:  # all three held at once, so that they differ
-        listeners = [stack.enter_context(_listen("127.0.0.1", 0)) for _ in range(3)]
+        listeners = [stack.enter_context(_listen("127.0.0.1", 0)) for _ in range(4)]
         return Ports(*(listener.getsockname()[1] for listener in listeners))
 
 
@@ -68,6 +69,7 @@ class Settings(Declaration):
     http_port: int = _port(Ports.http)
     grpc_port: int = _port(Ports.grpc)
     metrics_port: int = _port(Ports.metrics)
+    health_port: int = _port(Ports.health)
     #: the address to listen on
     host: str = "127.0.0.1"
     log_level: str = "warning"
@@ -86,7 +88,8 @@ class Settings(Declaration):
     def ports(self) -> Ports:
         """Return the ports to listen on; raises ConfigError when two are the same."""
         free = free_ports()
-        ports = Ports(self.http_port or free.http, self.grpc_port or free.grpc, self.metrics_port or free.metrics)
-        if len({*asdict(ports).values()}) < 3:
-            raise ConfigError(f"ports must differ, got {asdict(ports)} (HTTP_PORT, GRPC_PORT, METRICS_PORT)")
+        ports = Ports(**{name: getattr(self, f"{name}_port") or port for name, port in asdict(free).items()})
+        if len({*asdict(ports).values()}) < len(asdict(ports)):
+            variables = ", ".join(f"{name.upper()}_PORT" for name in asdict(ports))
+            raise ConfigError(f"ports must differ, got {asdict(ports)} ({variables})")
         return ports

@@ -52,13 +52,13 @@ class Watch(threading.Thread):
         """Poll until `end` or a failure."""
         while self.failure is None and not self._ended.wait(_POLL_S):
             try:
-                for model in sorted(self._dead_models()):
+                for model in sorted(self.dead_models()):
                     self._heal(model)
             except Exception as error:
                 self.num_errors += 1
                 self._say(f"the watch over the models' processes failed {self.num_errors} times, goes on: {error!r}")
 
-    def _dead_models(self) -> set[str]:
+    def dead_models(self) -> set[str]:
         """Return the models without a living process, those included that died before they were seen."""
         return self._python_models - {model for process, model in self._stubs.items() if is_alive(process)}
 

@@ -7,6 +7,8 @@ import os
 import time
 from pathlib import Path
 
+from orchestrator.deployment.drain import MUTEX, PLACE_PREFIX
+
 #: How often a process that waits looks whether another process has freed a place.
 POLL_S = 0.05
 
@@ -42,9 +44,9 @@ class SharedPlaces(Places):
 
     def __init__(self, folder: Path, count: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._free = [_open(folder / f"place-{i}") for i in range(count)]
+        self._free = [_open(folder / f"{PLACE_PREFIX}{i}") for i in range(count)]
         self._taken: list[int] = []
-        self._mutex, self._turn = _open(folder / "mutex"), _open(folder / "turn")
+        self._mutex, self._turn = _open(folder / MUTEX), _open(folder / "turn")
         self._has_turn = False
         self._may_wait_s = 0.0
 

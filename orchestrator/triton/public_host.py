@@ -18,6 +18,7 @@ from orchestrator.core.errors import ConfigError, EngineLost, RequestError, Serv
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.deployment.capabilities import capabilities_of
 from orchestrator.deployment.config import CHECKPOINTS, PLACES_FOLDER, load_config
+from orchestrator.deployment.drain import Drain
 from orchestrator.deployment.engine_manifest import served_checkpoint
 from orchestrator.generation.loop import generate
 from orchestrator.generation.responses import ResponseMerger, Responses, Send
@@ -58,8 +59,9 @@ class PublicHost:
         self._builder = RequestBuilder(
             config, checkpoint, frozenset(drafters), self._grammars, streams, capabilities_of(config)
         )
-        folder = os.environ.get(PLACES_FOLDER)
-        self._admission = Admission(config.max_running, config.max_waiting, Path(folder) if folder else None)
+        folder = Path(os.environ[PLACES_FOLDER]) if os.environ.get(PLACES_FOLDER) else None
+        self._admission = Admission(config.max_running, config.max_waiting, folder)
+        self._drain = Drain(folder) if folder else None
         self._breakers: dict[str, Breaker[DraftAnswer]] = {
             name: Breaker(name, config.max_running, config.draft_timeout_ms / 1000) for name in drafters
         }
@@ -85,6 +87,10 @@ class PublicHost:
                 self._metrics.refused("full" if isinstance(error, Unavailable) else reason_of(error))
                 _send_error(sender, error)
 
+    def is_ready(self) -> bool:
+        """Say to Triton, which asks from 26.03 on, whether new requests are accepted."""
+        return not (self._drain and self._drain.is_requested)
+
     def finalize(self) -> None:
         """Let the running requests end, within a limit."""
         self._admission.close(SHUTDOWN_LIMIT_S)
@@ -93,6 +99,8 @@ class PublicHost:
         self._metrics.close()
 
     def _accept(self, request: Any, sender: Any) -> None:
+        if not self.is_ready():
+            raise Unavailable("the server is draining: send the request to another replica, or again in a second")
         inputs = read(pb.tensors_of(request), pb.parameters_of(request))
         deadline_s = time.monotonic() + self._builder.timeout_ms(inputs) / 1000
         handler = GenerationHandler(

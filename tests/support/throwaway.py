@@ -10,6 +10,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -70,23 +71,26 @@ class Deployment:
         return launcher.Server(self.config, repository=self.repository, **options)
 
     def command(self, **environ):
-        """Start `python -m launcher` on free ports."""
-        ports = launcher.free_ports()
-        environ = {"HTTP_PORT": ports.http, "GRPC_PORT": ports.grpc, "METRICS_PORT": ports.metrics, **environ}
-        return subprocess.Popen(
-            [sys.executable, "-m", "launcher", str(self.config), "--model-repository", str(self.repository)],
-            cwd=ROOT,
-            env={**os.environ, **{name: str(value) for name, value in environ.items()}},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return launcher_command(self.config, self.repository, **environ)
 
     def fails(self, **environ):
         """Run the launcher to its end; return its status and the lines that it wrote to stderr."""
         running = self.command(**environ)
         _, errors = running.communicate(timeout=60)
         return running.returncode, errors.splitlines()
+
+
+def launcher_command(config, repository, **environ):
+    """Start `python -m launcher` on free ports."""
+    ports = {f"{name.upper()}_PORT": port for name, port in asdict(launcher.free_ports()).items()}
+    return subprocess.Popen(
+        [sys.executable, "-m", "launcher", str(config), "--model-repository", str(repository)],
+        cwd=ROOT,
+        env={**os.environ, **{name: str(value) for name, value in {**ports, **environ}.items()}},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def make_deployment(folder, monkeypatch):

@@ -18,13 +18,13 @@ from orchestrator.deployment.config import ServingConfig
 
 def test_free_ports_differ_and_are_free():
     ports = free_ports()
-    assert len({ports.http, ports.grpc, ports.metrics}) == 3
+    assert len({ports.http, ports.grpc, ports.metrics, ports.health}) == 4
     ports.check_free("127.0.0.1")
 
 
 def test_ports_environment_is_read_and_zero_is_any():
     ports = Settings.from_environment({"HTTP_PORT": "9000", "METRICS_PORT": "0"}).ports()
-    assert (ports.http, ports.grpc) == (9000, 8001)
+    assert (ports.http, ports.grpc, ports.health) == (9000, 8001, 8003)
     assert ports.metrics > 0
 
 
@@ -122,7 +122,7 @@ def launch(tmp_path, **changes):
         "ports": Ports(),
         "key": "secret",
         "region_prefix": "p-",
-        "stop_limit_s": 10,
+        "exit_limit_s": 5,
         "log_level": "warning",
         "uses_gpu": False,
     }

@@ -1,0 +1,76 @@
+"""`python -m launcher.drain`: take a running server out of service without losing a request.
+
+From now on the server refuses new requests (UNAVAILABLE) and is not ready; those that it has accepted run to their end.
+The command returns when the last one has ended. The server goes on running: stop it then, or `--cancel` the drain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from launcher.settings import Settings
+from orchestrator.core.errors import ServingError
+from orchestrator.deployment.drain import wait_until_idle
+
+_EPILOG = """\
+environment:
+  HEALTH_PORT, HOST   where the launcher answers (8003, 127.0.0.1), as it was given them
+
+exit status: 0 no request runs any more, 1 some still ran at the limit, 2 no launcher answered
+"""
+
+
+class LauncherClient:
+    """Asks a launcher on this machine, on its health port."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = "127.0.0.1" if host == "0.0.0.0" else host, port
+
+    def drain(self, method: str) -> int:
+        """Begin (PUT), end (DELETE) or look at (GET) the drain; return how many sequences run."""
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=5.0)
+        where = f"{self._host}:{self._port} (HOST, HEALTH_PORT)"
+        try:
+            connection.request(method, "/drain")
+            response = connection.getresponse()
+            body = response.read().decode(errors="replace")
+            if response.status != 200:
+                raise ServingError(f"the launcher at {where} refused: {body.strip()}")
+            return int(json.loads(body)["running"])
+        except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
+            raise ServingError(f"no launcher answers at {where}: {error or type(error).__name__}") from None
+        finally:
+            connection.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Drain, or cancel a drain; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="launcher.drain", description=__doc__, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--limit-s", type=float, default=60.0, metavar="S", help="how long to wait (default: 60)")
+    parser.add_argument("--cancel", action="store_true", help="accept requests again, and return")
+    options = parser.parse_args(arguments)
+    try:
+        settings = Settings.from_environment(os.environ)
+        client = LauncherClient(settings.host, settings.health_port)
+        if options.cancel:
+            client.drain("DELETE")
+            print("the server accepts requests again")
+            return 0
+        print(f"draining: {client.drain('PUT')} sequences run", flush=True)
+        is_idle = wait_until_idle(lambda: client.drain("GET"), options.limit_s, lambda: False)
+        print("no request runs" if is_idle else f"requests still run after {options.limit_s:g} s", flush=True)
+    except ServingError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 2
+    return 0 if is_idle else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

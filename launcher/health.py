@@ -1,0 +1,103 @@
+"""The launcher's own HTTP port: is the server alive, is it ready, and its drain; what probes and preStop hooks ask.
+
+GET /live     200, or 503 and why the server must be restarted
+GET /ready    200, or 503 and why it takes no requests
+GET /drain    {"draining": false, "running": 3}
+PUT /drain    begin the drain; DELETE /drain ends it; from this machine alone
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Protocol
+
+from orchestrator.deployment.drain import Drain
+
+
+class Watched(Protocol):
+    """The server that is asked for."""
+
+    def why_not_live(self) -> str | None:
+        """Return why the server must be restarted, None when it need not be."""
+
+    def why_not_ready(self) -> str | None:
+        """Return why the server takes no requests now, None when it takes them."""
+
+
+class HealthServer:
+    """Answers on a thread until `close`."""
+
+    def __init__(self, host: str, port: int, server: Watched, its_drain: Drain) -> None:
+        class Handler(_Handler):
+            watched, drain = server, its_drain
+
+        self._http = _Listener((host, port), Handler)
+        threading.Thread(target=self._http.serve_forever, args=(0.1,), name="health", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._http.shutdown()
+        self._http.server_close()
+
+
+class _Listener(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, handler)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Write nothing: a probe that has gone away before its answer concerns nobody."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    watched: Watched
+    drain: Drain
+    timeout = 5.0
+
+    def do_GET(self) -> None:
+        if self.path == "/live":
+            self._answer_health(self.watched.why_not_live())
+        elif self.path == "/ready":
+            self._answer_health(self.watched.why_not_ready())
+        elif self.path == "/drain":
+            self._answer_drain()
+        else:
+            self._answer(404, "not found (there are /live, /ready and /drain)")
+
+    def do_PUT(self) -> None:
+        self._change_drain(Drain.begin)
+
+    def do_DELETE(self) -> None:
+        self._change_drain(Drain.cancel)
+
+    def _change_drain(self, change: Callable[[Drain], None]) -> None:
+        # A probe may come from anywhere; who may take the server out of service is on this machine already.
+        if self.client_address[0] != self.connection.getsockname()[0]:
+            self._answer(403, "the drain may only be changed from the server's own machine or container")
+        elif self.path != "/drain":
+            self._answer(404, "not found (only /drain can be changed)")
+        else:
+            change(self.drain)
+            self._answer_drain()
+
+    def _answer_health(self, trouble: str | None) -> None:
+        self._answer(503 if trouble else 200, trouble or "ok")
+
+    def _answer_drain(self) -> None:
+        self._answer(200, json.dumps({"draining": self.drain.is_requested, "running": self.drain.num_running()}))
+
+    def _answer(self, status: int, text: str) -> None:
+        body = f"{text}\n".encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Write nothing: probes come every few seconds."""

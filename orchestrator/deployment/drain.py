@@ -1,0 +1,82 @@
+"""The drain of a deployment: running requests end, new ones are refused; decided by the launcher, heeded by the models.
+
+It lies in the folder of the places (`orchestrator/triton/places.py`), which all processes of a deployment share: a file
+asks for the drain, and the locked files of places say how many sequences still run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+#: A running sequence holds an exclusive lock on one of these files.
+PLACE_PREFIX = "place-"
+#: Locked while places are being taken or counted.
+MUTEX = "mutex"
+_REQUEST = "drain"
+_POLL_S = 0.1
+# A place may be empty for a moment: between two requests of one process, and for up to 50 ms between two processes.
+_NUM_IDLE_POLLS = 3
+
+
+class Drain:
+    """The drain of the deployment whose places lie in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def is_requested(self) -> bool:
+        """True from `begin` until `cancel`."""
+        return (self._folder / _REQUEST).exists()
+
+    def begin(self) -> None:
+        """Let the public models refuse new requests; those that they have accepted run to their end."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / _REQUEST).touch()
+
+    def cancel(self) -> None:
+        """Let the public models accept requests again."""
+        (self._folder / _REQUEST).unlink(missing_ok=True)
+
+    def num_running(self) -> int:
+        """Return how many sequences hold a place now."""
+        if not (self._folder / MUTEX).exists():  # no public model has been loaded
+            return 0
+        with _opened(self._folder / MUTEX) as mutex:
+            fcntl.flock(mutex, fcntl.LOCK_EX)
+            return sum(_is_locked(place) for place in self._folder.glob(f"{PLACE_PREFIX}*"))
+
+
+def wait_until_idle(num_running: Callable[[], int], limit_s: float, is_cut_short: Callable[[], bool]) -> bool:
+    """Wait until no sequence runs; False when `limit_s` passes, or the wait is cut short, before that."""
+    end_s = time.monotonic() + limit_s
+    idle_polls = 0
+    while idle_polls < _NUM_IDLE_POLLS:
+        idle_polls = 0 if num_running() else idle_polls + 1
+        if is_cut_short() or time.monotonic() > end_s:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _is_locked(path: Path) -> bool:
+    with _opened(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        yield file  # closing it gives the lock back
+    finally:
+        os.close(file)
