@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from orchestrator.core.errors import ConfigError, unknown_name
 from orchestrator.core.methods import METHODS
 from orchestrator.deployment.engine_manifest import EXTERNAL
+from orchestrator.proposers.registry import load
 
 #: The most draft nodes that the server sends; inferred as the limit where TensorRT-LLM states none.
 MOST_NODES = 128
@@ -28,14 +29,15 @@ class Mode:
     dtype: str = "bfloat16"
 
 
+def _proposed_len(method: str) -> int:
+    """Return how many tokens the server's proposer of a method drafts unless a request says otherwise."""
+    length: int = load(METHODS[method].config).model_fields["draft_len"].default
+    return length
+
+
 MODES = {
     "none": Mode(),
-    "draft_model": Mode(draft_len=5),
-    # The lengths are our proposers' defaults.
-    "prompt_lookup": Mode(draft_len=10),
-    "ngram": Mode(draft_len=2),
-    "suffix": Mode(draft_len=32),
-    "predicted": Mode(draft_len=16),
+    **{name: Mode(_proposed_len(name)) for name in ("draft_model", "prompt_lookup", "ngram", "suffix", "predicted")},
     # int4_awq is inferred: the documentation says fp16, fp8 and weights only.
     "medusa": Mode(63, llama_only=True, quantisations=("none", "fp16", "fp8", "int4_awq"), dtype="float16"),
     # Inferred: the conversion scripts of EAGLE and ReDrafter have no flag for another format.

@@ -191,13 +191,6 @@ def backend_capabilities(manifest: Manifest) -> Capabilities:
     return replace(served, logprobs=False, lacks={**served.lacks, **_BACKEND_LACKS})
 
 
-def tree_capabilities(manifest: Manifest) -> Capabilities:
-    """Return what the step host on the library's Session can serve: everything that needs no hidden states."""
-    return Capabilities(
-        features=False, reason="a compiled engine has no output for its hidden states", max_nodes=manifest.max_draft_len
-    )
-
-
 def llm_capabilities(manifest: LlmManifest) -> Capabilities:
     """Return what the LLM API can serve: it drafts by itself, with one method, or not at all (method "none")."""
     return replace(
@@ -219,5 +212,4 @@ def capabilities_of(config: ServingConfig) -> Capabilities:
 _CAPABILITIES = {
     "tensorrt_llm": executor_capabilities,
     "tensorrtllm_backend": backend_capabilities,
-    "tensorrt_llm_trees_experimental": tree_capabilities,
 }

@@ -24,7 +24,7 @@ PLACES_FOLDER = "SPECSERVE_PLACES"
 #: The keys that name a model: a folder, a hub id (`owner/name`), or empty = not loaded.
 CHECKPOINTS = ("target", *DRAFTERS)
 #: What runs the models from engine folders of TensorRT-LLM, as the builder leaves them.
-Compiled = Literal["tensorrt_llm", "tensorrtllm_backend", "tensorrt_llm_trees_experimental"]
+Compiled = Literal["tensorrt_llm", "tensorrtllm_backend"]
 Engine = Literal["torch", Compiled, "llm_api"]
 COMPILED: tuple[str, ...] = get_args(Compiled)
 ENGINES: tuple[str, ...] = get_args(Engine)

@@ -16,7 +16,6 @@ BUILDERS = {
     "tensorrt_llm": "runtime.trtllm.executor.build",
     "tensorrtllm_backend": "runtime.trtllm.backend.build",
     "llm_api": "runtime.trtllm.llm_api.build",
-    "tensorrt_llm_trees_experimental": "runtime.trtllm.trees.build",
 }
 
 

@@ -1,1 +1,1 @@
-"""TensorRT-LLM engines: one client over three transports (executor, backend, llm_api), and trees below the executor."""
+"""TensorRT-LLM engines: one client over three transports (executor, backend, llm_api)."""

@@ -65,29 +65,3 @@ def _tree(mode: str, max_draft_len: int) -> dict:
     """The tree of an engine that has one, where it is not the library's own."""
     needs = mode in ("medusa", "eagle") and max_draft_len != 63
     return {"choices": json.dumps(tree_of(max_draft_len))} if needs else {}
-
-
-def make_tree_engine(folder: Path, checkpoint: Path, *, sizes: dict | None = None, **more) -> Path:
-    """Write an engine for trees: its rank file holds what the stand-in's Session computes with."""
-    limits = {"max_draft_len": 40, "max_batch_size": 8, "max_seq_len": 256, **more}
-    make_engine(folder, checkpoint, mode="lookahead_decoding", method="lookahead", **limits)
-    model = json.loads((checkpoint / "config.json").read_text())
-    heads = model["num_attention_heads"]
-    found = {
-        "num_layers": model["num_hidden_layers"], "num_kv_heads": model["num_key_value_heads"],
-        "head_dim": model.get("head_dim") or model["hidden_size"] // heads, "vocab_size": model["vocab_size"],
-        "tokens_per_block": 4, "max_num_tokens": 256, "max_batch_size": limits["max_batch_size"],
-        "max_seq_len": limits["max_seq_len"] + limits["max_draft_len"], "max_draft_len": limits["max_draft_len"],
-        **(sizes or {}),
-    }  # fmt: skip
-    config = json.loads((folder / "config.json").read_text())
-    config["pretrained_config"] = {
-        "num_hidden_layers": found["num_layers"], "num_key_value_heads": found["num_kv_heads"],
-        "head_size": found["head_dim"], "dtype": "float64", "quantization": {"kv_cache_quant_algo": None},
-    }  # fmt: skip
-    plugins = {"remove_input_padding": True, "gpt_attention_plugin": "auto", "paged_kv_cache": True}
-    plugins["tokens_per_block"] = found["tokens_per_block"]
-    config["build_config"] |= {"max_num_tokens": found["max_num_tokens"], "plugin_config": plugins}
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "rank0.engine").write_text(json.dumps({"checkpoint": str(checkpoint), "sizes": found}))
-    return folder

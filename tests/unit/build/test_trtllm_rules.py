@@ -174,8 +174,8 @@ def test_plan_is_refused(values, expected):
 def test_plan_that_does_not_fit_is_refused_with_its_sum():
     words = refusal(planned, {**DRAFT, "gpu": "l4", "max_batch_size": 16, "max_seq_len": 8192})
     assert words.startswith(
-        "does not fit: GPU 0 has 22.00 GiB; target weights 14.96 + activations 0.87 + reserve 1.50 + draft weights "
-        "2.79 + activations 0.44 + reserve 1.50 leave -0.06 GiB; the KV caches get 0.9 of it, room for 0 of 8224 tokens "
+        "does not fit: GPU 0 has 22.00 GiB; target weights 14.96 + activations 0.84 + reserve 1.50 + draft weights "
+        "2.79 + activations 0.44 + reserve 1.50 leave -0.03 GiB; the KV caches get 0.9 of it, room for 0 of 8224 tokens "
         "of the target, 131072 bytes each and 0 of 8192 tokens of the draft, 32768 bytes each, "
     )
     assert "max_seq_len" in words.partition("(take")[2]

@@ -1,11 +1,10 @@
-"""The LLM API and the experimental tree host behind a real Triton server, over stand-ins of the library (tests/standin).
+"""The LLM API behind a real Triton server, over a stand-in of the library (tests/standin).
 
 The texts are compared with those of our own engine in float64. Nothing here runs the library.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,6 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.generation.loop import Limits
 from orchestrator.proposers.none import NoProposer
 from tests.server.conftest import repository, serving
-from tests.standin.engine_folder import make_tree_engine
 from tests.support.clients import Stream, ask, ask_unary, metric, until
 from tests.support.decode import decode
 from tests.support.engines import EngineTarget, make_paged, start_target
@@ -116,37 +114,3 @@ def test_cancelled_request_leaves_the_llm_api(llm: tuple[Server, str, Path]) -> 
         until(aborted, "the abort of the generation")
     assert journal.ids("cancelled") == journal.ids("enqueued") and len(journal.events("pass")) < 20
     until(lambda: metric(server.metrics_url, "spec_sequences", model="target") == 0, "an end of the sequence")
-
-
-# Trees on a compiled engine
-
-
-@pytest.fixture(scope="module")
-def trees(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("trees")
-    make_tree_engine(folder / "target", checkpoints / "target")
-    with hosting(folder, 'engine = "tensorrt_llm_trees_experimental"', 'default_speculation = "lookahead"') as server:
-        yield server
-
-
-TREES = {"none": {}, "prompt_lookup": {"branches": 3}, "suffix": {"tree": True}, "lookahead": {}, "jacobi": {}}
-
-
-@pytest.mark.parametrize("method", TREES)
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.75, seed=4)], ids=["greedy", "drawn"])
-def test_tree_host_gives_the_torch_engine_s_text(
-    trees: Server, checkpoints: Path, method: str, sampling: Sampling
-) -> None:
-    drawn = {} if sampling.greedy else {"temperature": sampling.temperature, "seed": sampling.seed}
-    config = json.dumps(TREES[method])
-    answer = ask(trees.grpc_url, speculation=method, speculation_config=config, stream=True, **drawn, **ASKED)
-    assert not answer.error and answer.ids == own_text(checkpoints, PROMPT, sampling)
-
-
-def test_tree_host_serves_eight_at_once(trees: Server, checkpoints: Path) -> None:
-    found, expected = eight_texts(trees, checkpoints, speculation="lookahead")
-    assert found == expected
-
-
-def test_tree_host_refuses_heads_by_name(trees: Server) -> None:
-    assert "the method 'medusa'" in ask(trees.grpc_url, speculation="medusa", **ASKED).error

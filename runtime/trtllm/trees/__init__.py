@@ -1,1 +1,0 @@
-"""Token trees over the engine session; experimental."""
