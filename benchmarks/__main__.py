@@ -11,8 +11,10 @@ import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,17 +24,18 @@ from tritonclient.utils import InferenceServerException
 import launcher
 from benchmarks import picture, report
 from benchmarks.deployment import CONFIG, ROOT, TASKS, settled_metrics
-from benchmarks.figures import compare_rates, rows
+from benchmarks.figures import compare_with_peers, rows
 from benchmarks.samples import BenchError, Runner, Sample, check_prefix_hits, measure
 from benchmarks.server import ConcurrentRun, Count, Method, Passes, measure_concurrent
-from benchmarks.traffic import read_prompts
+from benchmarks.traffic import prompts_of_length, read_prompts
+from clients.demo import Prompt
 from launcher.command import STUB_ENVIRONMENT
 from orchestrator.core.errors import ServingError
 from orchestrator.core.methods import PROPOSED
 from orchestrator.deployment.config import ServingConfig, load_config
 
 BASE = "none"
-PEER = "transformers"
+PEERS = ("transformers", "llama.cpp")
 SLEEPING_THREADS = {name: STUB_ENVIRONMENT[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
 
 
@@ -53,13 +56,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=3, help="runs per method and prompt (%(default)s)")
     parser.add_argument("--temperature", type=float, help="sample, with --seed; else greedy")
     parser.add_argument("--seed", type=int, default=0, help="of sampled runs (%(default)s)")
-    parser.add_argument("--peers", action="store_true", help="transformers' generate beside it, in this process")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, help="beside it, in this process (all of them)")
     parser.add_argument("--spin", action="store_true", help="let the peers' OpenMP threads spin while they wait")
-    parser.add_argument("--concurrency", type=int, default=0, help="also so many requests at once")
+    parser.add_argument("--contexts", nargs="*", type=int, default=[], help="also prompts of so many tokens")
+    parser.add_argument("--concurrency", nargs="*", type=int, default=[], help="also so many requests at once")
     parser.add_argument(
         "--json", type=Path, default=ROOT / "docs/figures/bench.json", help="where the figures are saved"
     )
     args = parser.parse_args(arguments)
+    args.peers = list(PEERS) if args.peers == [] else args.peers or []
     if args.peers and args.temperature:
         parser.error("--peers are greedy: leave out --temperature")
     return args
@@ -94,8 +99,9 @@ def bench(args: argparse.Namespace, config: ServingConfig, endpoint: Endpoint) -
         triton = client.get_server_metadata(client_timeout=10).version
         about = report.conditions(config, triton) | {"settings": settings(args)}
         methods = [Method.parse(text, client, options) for text in args.methods]
-        runners: list[Runner] = [*methods, *peers(args, config)]
-        samples = measure_tasks(runners, args)
+        with tempfile.TemporaryDirectory() as folder:
+            runners: list[Runner] = [*methods, *peers(args, config, Path(folder))]
+            samples = measure_tasks(runners, prompts_of(args, config), args)
     concurrent = measure_concurrency(methods, endpoint, args)
     about["prefix_hits_equal"] = check_prefix_hits(samples) or "not reported by the server"
     about["load_average_after"] = os.getloadavg()[0]
@@ -108,26 +114,44 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(args).items() if name not in where}
 
 
-def peers(args: argparse.Namespace, config: ServingConfig) -> list[Runner]:
-    """Load the peers if --peers is set."""
+def peers(args: argparse.Namespace, config: ServingConfig, folder: Path) -> list[Runner]:
+    """Load the peers that --peers names; converted weights go to `folder`. Raises BenchError if one is missing."""
     if not args.peers:
         return []
     # The launcher does the same for the engines. libgomp reads it when torch is loaded. Threads that spin make a peer
     # up to fifty times slower as soon as another process runs on the machine.
     os.environ.update({} if args.spin else SLEEPING_THREADS)
-    from benchmarks.peers import load_peers
+    from benchmarks.peers import llama_cpp_peer, transformers_peer
 
-    return [*load_peers(config.target, config.draft, config.dtype)]
+    loaders: dict[str, Callable[[], Sequence[Runner]]] = {
+        "transformers": partial(transformers_peer.load_peers, config.target, config.draft, config.dtype),
+        "llama.cpp": partial(llama_cpp_peer.load_peers, config.target, config.draft, folder, os.cpu_count() or 1),
+    }
+    try:
+        return [runner for name in args.peers for runner in loaders[name]()]
+    except ImportError as error:
+        raise BenchError(f"--peers: {error.name} is not installed: pip install '.[peers]' compiles it") from None
 
 
-def measure_tasks(runners: Sequence[Runner], args: argparse.Namespace) -> list[Sample]:
+def prompts_of(args: argparse.Namespace, config: ServingConfig) -> dict[str, list[Prompt]]:
+    """Return the prompts of --tasks and of --contexts, by task."""
+    held_out = read_prompts()
+    prompts = {task: held_out[task][: args.num_prompts] for task in args.tasks}
+    for num_tokens in args.contexts:
+        task = f"context {num_tokens}"
+        prompts[task] = prompts_of_length(config.target, held_out, task, num_tokens, args.num_prompts)
+    return prompts
+
+
+def measure_tasks(
+    runners: Sequence[Runner], prompts: Mapping[str, Sequence[Prompt]], args: argparse.Namespace
+) -> list[Sample]:
     """Measure every task and print the progress."""
     samples: list[Sample] = []
-    for task in args.tasks:
-        prompts = read_prompts()[task][: args.num_prompts]
-        fitting = sum(all(map(runner.fits, prompts)) for runner in runners)
-        expected = len(samples) + len(prompts) * fitting * args.turns
-        for sample in measure(runners, prompts, args.turns, args.max_tokens):
+    for task, some in prompts.items():
+        fitting = sum(all(map(runner.fits, some)) for runner in runners)
+        expected = len(samples) + len(some) * fitting * args.turns
+        for sample in measure(runners, some, args.turns, args.max_tokens):
             samples.append(sample)
             if sys.stderr.isatty():
                 print(f"\r{task}: {len(samples)}/{expected} runs", end="", file=sys.stderr, flush=True)
@@ -136,14 +160,15 @@ def measure_tasks(runners: Sequence[Runner], args: argparse.Namespace) -> list[S
 
 
 def measure_concurrency(methods: Sequence[Method], endpoint: Endpoint, args: argparse.Namespace) -> list[ConcurrentRun]:
-    """Measure --concurrency requests at once, over prompts of all tasks."""
-    if not args.concurrency:
-        return []
+    """Measure each number of --concurrency requests at once, over prompts of all tasks."""
     by_task = read_prompts()
     mixed = [prompt for group in zip(*(by_task[task] for task in args.tasks), strict=False) for prompt in group]
-    prompts = list(itertools.islice(itertools.cycle(mixed), args.concurrency))
-    fitting = [method for method in methods if all(map(method.fits, prompts))]
-    return measure_concurrent(fitting, endpoint.url, prompts, args.turns, args.max_tokens, endpoint.count_passes)
+    runs: list[ConcurrentRun] = []
+    for number in args.concurrency:
+        prompts = list(itertools.islice(itertools.cycle(mixed), number))
+        fitting = [method for method in methods if all(map(method.fits, prompts))]
+        runs += measure_concurrent(fitting, endpoint.url, prompts, args.turns, args.max_tokens, endpoint.count_passes)
+    return runs
 
 
 def publish(
@@ -155,9 +180,9 @@ def publish(
     print(report.table(found))
     figures: dict[str, Any] = {"base": base, "rows": [asdict(row) for row in found]}
     if args.peers:
-        ratios = {task: compare_rates(samples, task, base, PEER) for task in args.tasks}
-        print("\n".join(f"\n{base} ÷ {PEER}, {task}: {report.ratio_text(found)}" for task, found in ratios.items()))
-        figures["base_over_peer"] = {task: asdict(found) for task, found in ratios.items()}
+        comparisons = compare_with_peers(samples, base, args.methods, args.peers)
+        print(f"\n{report.comparison_table(comparisons)}")
+        figures["peers"] = [asdict(comparison) for comparison in comparisons]
     if concurrent:
         print(f"\n{report.concurrency_table(concurrent, base)}")
     if about["prefix_hits_equal"] is not True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,6 +41,7 @@ class Ratio:
 class Row:
     """One runner's figures on one task, None for a figure that the runner does not report.
 
+    step_s: seconds of decoding per step; the first step, whose pass holds the prompt, counts for neither.
     speed_up: ratio of decoding rates to the base. acceptance_interval: of the length with the bonus token, by
     bootstrap over prompts; the length without it is one less, except for texts that end within a step.
     """
@@ -49,12 +51,23 @@ class Row:
     num_runs: int
     num_same_text: int
     tokens_per_s: Spread
+    step_s: float
     first_token_s: Spread
     acceptance_length: float
     acceptance_interval: tuple[float, float]
     acceptance_length_without_bonus: float
     draft_acceptance_rate: float | None
     speed_up: Ratio
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A runner's decoding rate over another's on one task."""
+
+    task: str
+    runner: str
+    peer: str
+    ratio: Ratio
 
 
 def rows(samples: Sequence[Sample], base: str) -> list[Row]:
@@ -82,6 +95,7 @@ def _row(samples: Sequence[Sample], task: str, runner: str, base: str) -> Row:
         num_runs=len(runs),
         num_same_text=sum(s.run.ids == texts.get(s.prompt) for s in mine),
         tokens_per_s=_rates(mine),
+        step_s=ratio(sum(run.decode_s for run in runs), steps - len(runs)),
         first_token_s=_first_tokens(mine),
         acceptance_length=ratio(tokens, steps),
         acceptance_interval=acceptance_interval(mine),
@@ -115,6 +129,32 @@ def compare_rates(samples: Sequence[Sample], task: str, runner: str, base: str) 
     low, high = interval(a, b)
     overall = _rate_ratio(a.sum(axis=0), b.sum(axis=0))
     return Ratio(float(overall), low, high, _quartiles(_rate_ratio(a.T, b.T)))
+
+
+def compare_with_peers(
+    samples: Sequence[Sample], base: str, methods: Sequence[str], peers: Sequence[str]
+) -> list[Comparison]:
+    """Compare plain decoding with each peer's plain decoding, and the fastest method with each peer's fastest.
+
+    base: the method that decodes plainly. peers: names of peers; a peer's runners begin with its name, and those that
+    draft have two words or more behind it (a dtype is one).
+    """
+    tasks = dict.fromkeys(sample.task for sample in samples)
+    runners = dict.fromkeys(sample.runner for sample in samples)
+    found = []
+    for task, peer in itertools.product(tasks, peers):
+        theirs = [name for name in runners if name.startswith(peer)]
+        plain = [name for name in theirs if len(name.removeprefix(peer).split()) <= 1]
+        for ours, others in (([base], plain), (methods, theirs)):
+            mine, best = (_fastest(samples, task, names) for names in (ours, others))
+            found.append(Comparison(task, mine, best, compare_rates(samples, task, mine, best)))
+    return found
+
+
+def _fastest(samples: Sequence[Sample], task: str, runners: Sequence[str]) -> str:
+    """Return the runner with the highest decoding rate over all prompts of a task."""
+    measured = [name for name in runners if _of(samples, task, name)]
+    return max(measured, key=lambda name: _rates(_of(samples, task, name)).overall)
 
 
 def totals(samples: Sequence[Sample]) -> dict[str, tuple[int, float]]:

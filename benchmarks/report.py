@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import Ratio, Row
+from benchmarks.figures import Comparison, Ratio, Row
 from benchmarks.samples import Sample
 from benchmarks.server import ConcurrentRun
 from clients.generate import ratio
@@ -65,9 +65,9 @@ def weights_hash(checkpoint: str) -> str:
 def table(rows: Sequence[Row]) -> str:
     """Return one Markdown table of all tasks."""
     lines = [
-        "| task | runner | tokens/s | speed-up (95 %) | acceptance length (95 %) | without bonus | drafts accepted "
-        "| first token | same text |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| task | runner | tokens/s | ms a step | speed-up (95 %) | acceptance length (95 %) | without bonus "
+        "| drafts accepted | first token | same text |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     return "\n".join(lines + [f"| {' | '.join(_cells(row))} |" for row in rows])
 
@@ -78,6 +78,7 @@ def _cells(row: Row) -> list[str]:
         row.task,
         row.runner,
         f"{row.tokens_per_s.overall:.0f}",
+        f"{1000 * row.step_s:.2f}",
         ratio_text(row.speed_up),
         f"{row.acceptance_length:.2f} ({row.acceptance_interval[0]:.2f}–{row.acceptance_interval[1]:.2f})",
         f"{row.acceptance_length_without_bonus:.2f}",
@@ -92,17 +93,26 @@ def ratio_text(found: Ratio) -> str:
     return f"{found.overall:.2f} × ({found.low:.2f}–{found.high:.2f})"
 
 
+def comparison_table(comparisons: Sequence[Comparison]) -> str:
+    """Return a Markdown table of our runners' decoding rates over the peers'."""
+    lines = ["| task | runner | peer | ratio (95 %) |", "|---|---|---|---:|"]
+    return "\n".join(lines + [f"| {c.task} | {c.runner} | {c.peer} | {ratio_text(c.ratio)} |" for c in comparisons])
+
+
 def concurrency_table(concurrent: Sequence[ConcurrentRun], base: str) -> str:
-    """Return a Markdown table of each method's median over turns, with many requests at once."""
-    lines = ["| requests at once | method | tokens/s in all | turns | speed-up | requests per pass |"]
-    lines.append("|---:|---|---:|---:|---:|---:|")
-    names = dict.fromkeys(run.method for run in concurrent)
-    rates = {name: sorted(run.tokens_per_s for run in concurrent if run.method == name) for name in names}
-    for name, some in rates.items():
-        mine = [run for run in concurrent if run.method == name]
-        faster = f"{ratio(statistics.median(some), statistics.median(rates[base])):.2f} ×"
-        cells = [len(mine[0].runs), name, f"{statistics.median(some):.0f}", f"{some[0]:.0f}–{some[-1]:.0f}", faster]
-        lines.append(f"| {' | '.join(map(str, cells))} | {_occupancy(mine)} |")
+    """Return a Markdown table of each method's median over turns, for each number of requests at once."""
+    lines = ["| requests at once | method | tokens/s in all | turns | over {} | over fewest | requests per pass |"]
+    lines = [lines[0].format(base), "|---:|---|---:|---:|---:|---:|---:|"]
+    groups: dict[tuple[int, str], list[ConcurrentRun]] = {}
+    for run in concurrent:
+        groups.setdefault((len(run.runs), run.method), []).append(run)
+    rates = {key: statistics.median(run.tokens_per_s for run in runs) for key, runs in groups.items()}
+    fewest = min(number for number, _ in groups)
+    for (number, name), runs in groups.items():
+        mine = sorted(run.tokens_per_s for run in runs)
+        over = [ratio(rates[number, name], rates[key]) for key in ((number, base), (fewest, name))]
+        cells = [number, name, f"{rates[number, name]:.0f}", f"{mine[0]:.0f}–{mine[-1]:.0f}"]
+        lines.append(f"| {' | '.join(map(str, [*cells, *(f'{each:.2f} ×' for each in over)]))} | {_occupancy(runs)} |")
     return "\n".join(lines)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import tritonclient.grpc as grpcclient
+from tokenizers import Tokenizer
 
 from benchmarks.deployment import ROOT
 from clients.demo import Prompt
@@ -40,6 +42,16 @@ def read_prompts() -> dict[str, list[Prompt]]:
     for entry in map(json.loads, lines):
         tasks.setdefault(entry["task"], []).append(Prompt(entry["id"], entry["task"], entry["text"]))
     return tasks
+
+
+def prompts_of_length(
+    target: str, held_out: Mapping[str, Sequence[Prompt]], task: str, num_tokens: int, count: int
+) -> list[Prompt]:
+    """Return up to `count` prompts of `num_tokens` tokens each, cut from the held-out prompts one behind the other."""
+    tokenizer = Tokenizer.from_file(str(Path(target) / "tokenizer.json"))
+    ids = tokenizer.encode("\n".join(prompt.text for some in held_out.values() for prompt in some)).ids
+    starts = range(0, len(ids) - num_tokens, num_tokens)[:count]
+    return [Prompt(f"{task}-{i}", task, tokenizer.decode(ids[at : at + num_tokens])) for i, at in enumerate(starts)]
 
 
 def mixed_prompts(count: int) -> list[Prompt]:

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from benchmarks import __main__, figures, picture, report, samples
 from benchmarks.samples import BenchError, Run, Sample
 from benchmarks.server import ConcurrentRun, Method, to_run
 from benchmarks.stock_model import StockModel
-from benchmarks.traffic import Prompt, read_prompts
+from benchmarks.traffic import Prompt, prompts_of_length, read_prompts
 from clients import demo
 from clients.generate import Chunk, Generation
 from tests.support.tiny_models import make_tiny_target
@@ -157,7 +158,44 @@ def crowds(rates: Sequence[float], **changes: Any) -> list[ConcurrentRun]:
 
 def test_crowd_table_prefers_the_engines_own_count() -> None:
     table = report.concurrency_table(crowds([10.0, 20.0], requests_per_pass=1.75), "m0")
-    assert table.splitlines()[-1] == "| 2 | m1 | 20 | 20–20 | 2.00 × | 1.8 |"
+    assert table.splitlines()[-1] == "| 2 | m1 | 20 | 20–20 | 2.00 × | 1.00 × | 1.8 |"
+
+
+def test_crowd_table_compares_with_the_fewest_requests_at_once() -> None:
+    many = [replace(run, runs=(RUN,) * 4) for run in crowds([10.0])]
+    table = report.concurrency_table([*crowds([10.0]), *many], "m0")
+    assert table.splitlines()[-1] == "| 4 | m0 | 20 | 20–20 | 1.00 × | 2.00 × | 0.0 |"
+
+
+def test_a_step_s_time_leaves_the_first_step_out() -> None:
+    (row,) = figures.rows([taken("none", "p", 3.0, num_steps=4), taken("none", "q", 2.0, num_steps=3)], "none")
+    assert row.step_s == 1.0
+    assert "| 1000.00 |" in report.table([row])
+
+
+def test_our_fastest_is_compared_with_each_peers_fastest_and_plain_with_plain() -> None:
+    peers = {"llama.cpp float32": 0.8, "llama.cpp float16": 0.25, "llama.cpp float16 draft model": 0.2, "other": 0.1}
+    measured = [*SAMPLES, *(taken(name, prompt, s) for name, s in peers.items() for prompt in "pq")]
+
+    found = figures.compare_with_peers(measured, "none", ["none", "fast"], ["llama.cpp"])
+
+    assert [(each.runner, each.peer) for each in found] == [
+        ("none", "llama.cpp float16"),
+        ("fast", "llama.cpp float16 draft model"),
+    ]
+    assert [each.ratio.overall for each in found] == pytest.approx([0.5 / 3.0, 0.4 / 1.5])
+    assert report.comparison_table(found).splitlines()[-1].startswith("| edit | fast | llama.cpp float16 draft model |")
+
+
+def test_prompts_of_a_length_have_that_many_tokens(tmp_path: Path) -> None:
+    folder = make_tiny_target(tmp_path)
+    held_out = {"edit": [Prompt("e-0", "edit", "abc abd " * 50)]}
+
+    found = prompts_of_length(str(folder), held_out, "context 20", 20, 3)
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert [len(tokenizer.encode(prompt.text).ids) for prompt in found] == [20, 20, 20]
+    assert len({prompt.id for prompt in found}) == 3
 
 
 def test_report_is_kept_without_the_texts(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""transformers' `generate` in this process as a runner: plain, with prompt lookup, and with an assistant model."""
+"""transformers' `generate` as a runner: plain, with prompt lookup, and with an assistant model."""
 
 from __future__ import annotations
 
