@@ -85,5 +85,5 @@ def _rotated_in_pairs(name: str, weight: Tensor, config: Any) -> Tensor:
     """
     for projection, num_heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
         if projection in name:
-            return weight.unflatten(0, (num_heads, 2, -1)).transpose(1, 2).flatten(0, 2).contiguous()
+            return weight.view(num_heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
     return weight

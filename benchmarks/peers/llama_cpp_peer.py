@@ -91,23 +91,22 @@ def _models(target: str, draft: str, folder: Path, dtype: str, num_threads: int)
 
 
 def _load(checkpoint: str, folder: Path, dtype: str, num_threads: int, draft_model: Any = None) -> Any:
-    """Return a llama.cpp model that counts its passes."""
-    import llama_cpp
-
-    class CountingLlama(llama_cpp.Llama):  # type: ignore[misc]
-        num_passes = 0
-
-        def eval(self, tokens: Any) -> None:
-            self.num_passes += 1
-            super().eval(tokens)
+    """Return a llama.cpp model that counts its passes in `num_passes`."""
+    from llama_cpp import Llama
 
     file = folder / f"{Path(checkpoint).name}-{dtype}.gguf"
     if not file.exists():
         write_gguf(checkpoint, file, dtype)
-    return CountingLlama(
-        str(file), n_ctx=CONTEXT, n_threads=num_threads, n_threads_batch=num_threads, draft_model=draft_model,
-        verbose=False,
-    )  # fmt: skip
+    threads = {"n_threads": num_threads, "n_threads_batch": num_threads}
+    model: Any = Llama(str(file), n_ctx=CONTEXT, draft_model=draft_model, verbose=False, **threads)
+    evaluate = model.eval
+
+    def counted(tokens: Any) -> None:
+        model.num_passes += 1
+        evaluate(tokens)
+
+    model.eval, model.num_passes = counted, 0
+    return model
 
 
 def _drafting(model: Any) -> Callable[..., Ids]:

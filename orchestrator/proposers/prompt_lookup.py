@@ -29,7 +29,8 @@ class PromptLookupConfig(MethodConfig):
     match: which of several places comes first; frequent = those with the most frequent next token.
     branches: most continuations; they differ in their first token.
     length: fixed = draft_len tokens; grown = twice as many tokens as agree before the place.
-    clip: end a continuation where the text ends, instead of continuing with its own copy.
+    clip: where the text ends before the continuation does, end it there (true), go on with its own copy (false), or
+    skip the place, as prompt lookup was first posted (skip).
     """
 
     max_ngram: int = Field(3, ge=1, le=MAX_NGRAM)
@@ -37,7 +38,7 @@ class PromptLookupConfig(MethodConfig):
     match: Literal["recent", "frequent", "leftmost"] = "recent"
     branches: int = Field(1, ge=1, le=16)
     length: Literal["fixed", "grown"] = "fixed"
-    clip: bool = False
+    clip: bool | Literal["skip"] = False
 
     @property
     def is_chain(self) -> bool:
@@ -99,7 +100,7 @@ class PromptLookup(Proposer):
         seen: set[int] = set()
         for places in self._index.matches(ids):
             for start in self._ordered(places, ids):
-                if ids[start] not in seen:
+                if ids[start] not in seen and not self._is_skipped(start, len(ids)):
                     seen.add(ids[start])
                     yield start
 
@@ -111,10 +112,13 @@ class PromptLookup(Proposer):
         counts = Counter(ids[start] for start in ordered)
         return sorted(ordered, key=lambda start: -counts[ids[start]])
 
+    def _is_skipped(self, start: int, num_tokens: int) -> bool:
+        return self._config.clip == "skip" and start + self._config.draft_len > num_tokens
+
     def _length(self, ids: list[int], start: int, longest: int) -> int:
         if self._config.length == "grown":
             longest = min(longest, 2 * agreement(ids, start, longest))
-        return min(longest, len(ids) - start) if self._config.clip else longest
+        return min(longest, len(ids) - start) if self._config.clip is True else longest
 
 
 def agreement(ids: list[int], start: int, most: int) -> int:

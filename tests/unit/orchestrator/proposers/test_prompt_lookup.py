@@ -154,6 +154,33 @@ def test_lookup_proposes_what_transformers_does_at_its_settings(ids: list[int], 
     assert proposed(ours, ids) == candidates[0, len(ids) :].tolist()
 
 
+def as_first_posted(ids: list[int], max_ngram: int, draft_len: int) -> list[int]:
+    """Return the leftmost continuation of the longest n-gram that has draft_len tokens, all of them in the text."""
+    for size in range(min(max_ngram, len(ids) - 1), 0, -1):
+        for start in places(ids, size):
+            if start + draft_len <= len(ids):
+                return ids[start : start + draft_len]
+    return []
+
+
+@given(
+    st.integers(2, 6).flatmap(lambda vocab: st.lists(st.integers(0, vocab), min_size=2, max_size=60)),
+    st.integers(1, 5),
+    st.integers(1, 12),
+)
+def test_lookup_that_skips_short_continuations_is_the_method_as_first_posted(
+    ids: list[int], max_ngram: int, draft_len: int
+) -> None:
+    ours = lookup(max_ngram=max_ngram, draft_len=draft_len, match="leftmost", clip="skip")
+    assert proposed(ours, ids) == as_first_posted(ids, max_ngram, draft_len)
+
+
+def test_a_skipped_place_gives_way_to_the_next_one() -> None:
+    text = [5, 1, 2, 3, 5, 4, 5]
+    assert proposed(lookup(max_ngram=1, draft_len=3, clip="skip"), text) == [1, 2, 3]
+    assert proposed(lookup(max_ngram=1, draft_len=3, clip=True), text) == [4, 5]
+
+
 class CountingDict(dict):  # type: ignore[type-arg]
     """Counts what is written and what is looked up."""
 
