@@ -23,21 +23,20 @@ from orchestrator.deployment.engine_trees import TREES, read_tree
 from runtime.trtllm.executor.library import WORKER
 
 
-def write_repository(plan: Plan, engines: Path, out: Path, *, decoupled: bool = False) -> list[Path]:
+def write_repository(plan: Plan, engines: Path, out: Path) -> list[Path]:
     """Write a model folder for each engine of the plan; return the config.pbtxt files.
 
-    engines: the output folder of the plan's build, as the server sees it. decoupled: several responses a request, which
-    streaming needs.
+    engines: the output folder of the plan's build, as the server sees it.
     Raises ConfigError: a release whose tensors are not known.
     """
-    texts = {BACKEND_MODELS[engine.role]: _config_text(plan, engine, engines, decoupled) for engine in plan.engines}
+    texts = {BACKEND_MODELS[engine.role]: _config_text(plan, engine, engines) for engine in plan.engines}
     for name, text in texts.items():
         (out / name / "1").mkdir(parents=True, exist_ok=True)  # Triton wants a version; the engine lies elsewhere
         (out / name / "config.pbtxt").write_text(text, encoding="utf-8")
     return [out / name / "config.pbtxt" for name in texts]
 
 
-def _config_text(plan: Plan, engine: Engine, engines: Path, decoupled: bool) -> str:
+def _config_text(plan: Plan, engine: Engine, engines: Path) -> str:
     """Return the config.pbtxt of one engine of the plan."""
     version = plan.spec.trtllm_version
     lines = (
@@ -45,7 +44,8 @@ def _config_text(plan: Plan, engine: Engine, engines: Path, decoupled: bool) -> 
         f"name: {_quoted(BACKEND_MODELS[engine.role])}",
         'backend: "tensorrtllm"',
         f"max_batch_size: {engine.limits.max_batch_size}",
-        f"model_transaction_policy {{ decoupled: {str(decoupled).lower()} }}",
+        # Our calls are nested, and nested decoupled calls can hang Triton (orchestrator/triton/clients.py).
+        "model_transaction_policy { decoupled: false }",
         "dynamic_batching { max_queue_delay_microseconds: 0 }",  # the executor forms the batches
         "",
         *_list("input", [_input(tensor) for tensor in inputs(version)]),
@@ -113,11 +113,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--engines", type=Path, required=True, metavar="DIR", help="the build's --out, as the server sees it"
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the model repository")
-    parser.add_argument("--decoupled", action="store_true", help="several responses a request, which streaming needs")
     options = parser.parse_args(arguments)
     try:
         plan = make_plan(load_spec(options.file, {}))
-        files = write_repository(plan, options.engines, options.out, decoupled=options.decoupled)
+        files = write_repository(plan, options.engines, options.out)
     except (ConfigError, OSError) as error:
         print(f"trtllm: {error}", file=sys.stderr)
         return 2

@@ -207,16 +207,18 @@ class BlsDrafterClient:
         return NO_ANSWER
 
 
-#: (tensors, outputs, request_id, limit_s) → the tensors of each response
-ModelCall = Callable[[Incoming, Sequence[str], str, float], list[Tensors]]
+#: (tensors, outputs, request_id, limit_s) → the tensors of the response
+ModelCall = Callable[[Incoming, Sequence[str], str, float], Tensors]
 _DECOUPLED = re.compile(r"^[^#]*\bdecoupled\s*:\s*true\b", re.IGNORECASE | re.MULTILINE)
 
 
 def caller_beside(folder: str) -> Callable[[str], ModelCall]:
-    """Return a function from the name of a model of NVIDIA's backend to its call, `pb.responses` of that model.
+    """Return a function from the name of a model of NVIDIA's backend to its call, `pb.call_foreign` of that model.
 
-    folder: that of one of our own models, in the same repository. A decoupled model is called in another way, and only
-    its configuration says whether it is decoupled.
+    folder: that of one of our own models, in the same repository. The function raises ConfigError for a decoupled
+    model: a response to a nested decoupled call can wait for ever in SendBLSDecoupledResponse (python_be.cc; triton
+    server#5988, seen with 2.51 after 10 to 20 batches of eight), on a thread that the called model answers everybody
+    with.
     """
 
     def caller(model: str) -> ModelCall:
@@ -225,6 +227,11 @@ def caller_beside(folder: str) -> Callable[[str], ModelCall]:
             text = file.read_text(encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"cannot read {file}: {error.strerror} (python -m build.trtllm.repository)") from None
-        return partial(pb.responses, model, bool(_DECOUPLED.search(text)))
+        if _DECOUPLED.search(text):
+            raise ConfigError(
+                f"{file}: the model must not be decoupled, because nested decoupled calls can hang Triton "
+                "(server#5988; model_transaction_policy { decoupled: false })"
+            )
+        return partial(pb.call_foreign, model)
 
     return caller

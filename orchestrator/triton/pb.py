@@ -85,7 +85,7 @@ def execute(model: str, tensors: Incoming, outputs: Sequence[str]) -> Tensors:
     It may never return, so it belongs on a thread that can be left behind. Raises EngineLost if the model cannot be
     called. Blocking on purpose: async calls have a use-after-free before mid-2026 (python_backend#439).
     """
-    (response,) = _execute(model, tensors, outputs)
+    response = _execute(model, tensors, outputs)
     if response.has_error():
         raise error_from(response.error().message())
     return _arrays(response.output_tensors())
@@ -100,18 +100,12 @@ def call(model: str, tensors: Incoming, outputs: Sequence[str], limit_s: float) 
     return answer
 
 
-def responses(
-    model: str, is_decoupled: bool, tensors: Incoming, outputs: Sequence[str], request_id: str, limit_s: float
-) -> list[Tensors]:
-    """Call a Triton model that is not ours, and return all its responses; raises EngineError, or as `call` does.
-
-    Triton refuses a call that takes a model for decoupled that is not, or the other way round.
-    """
-    found = _run(model, partial(_execute, model, tensors, outputs, request_id, is_decoupled), limit_s)
-    for response in found:
-        if response.has_error():
-            raise EngineError(f"Triton model {model!r} failed: {first_line(response.error().message() or 'no reason')}")
-    return [_arrays(response.output_tensors()) for response in found]
+def call_foreign(model: str, tensors: Incoming, outputs: Sequence[str], request_id: str, limit_s: float) -> Tensors:
+    """Call a Triton model that is not ours and return its one response; raises EngineError, or as `call` does."""
+    response = _run(model, partial(_execute, model, tensors, outputs, request_id), limit_s)
+    if response.has_error():
+        raise EngineError(f"Triton model {model!r} failed: {first_line(response.error().message() or 'no reason')}")
+    return _arrays(response.output_tensors())
 
 
 def _run(model: str, function: Callable[[], Any], limit_s: float) -> Any:
@@ -121,14 +115,12 @@ def _run(model: str, function: Callable[[], Any], limit_s: float) -> Any:
         raise EngineLost(f"the process of Triton model {model!r} has died, or does not answer") from None
 
 
-def _execute(
-    model: str, tensors: Incoming, outputs: Sequence[str], request_id: str = "", is_decoupled: bool = False
-) -> list[Any]:
+def _execute(model: str, tensors: Incoming, outputs: Sequence[str], request_id: str = "") -> Any:
     request = pb_utils.InferenceRequest(
         model_name=model, requested_output_names=list(outputs), inputs=_pb_tensors(tensors), request_id=request_id
     )
     try:
-        return list(request.exec(decoupled=True)) if is_decoupled else [request.exec()]
+        return request.exec()
     except pb_utils.TritonModelException as error:
         raise EngineLost(f"Triton model {model!r} cannot be called: {error}") from None
 

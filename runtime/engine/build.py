@@ -20,12 +20,10 @@ BUILDERS = {
 
 
 class ModelCall(Protocol):
-    """Calls one Triton model and waits for all its responses."""
+    """Calls one Triton model and waits for its response."""
 
-    def __call__(
-        self, tensors: Incoming, outputs: Sequence[str], request_id: str, limit_s: float
-    ) -> Sequence[Incoming]:
-        """Return the tensors of each response; raises ServingError, within `limit_s` or soon after it."""
+    def __call__(self, tensors: Incoming, outputs: Sequence[str], request_id: str, limit_s: float) -> Incoming:
+        """Return the tensors of the response; raises ServingError, within `limit_s` or soon after it."""
 
 
 class ModelCaller(Protocol):

@@ -99,15 +99,15 @@ class EngineSideAdapter(BackendAdapter[StepRequest]):
 
     def from_result(self, call: EngineCall[StepRequest], request: EngineRequest, results: list[Any]) -> Acceptance:
         """Return the tokens; there were as many passes as tokens that the engine has not counted as accepted drafts."""
-        (responses,) = results
-        tokens = read_tokens(responses, _array(request.ids), self._backend)
+        (answer,) = results
+        tokens = read_tokens(answer, _array(request.ids), self._backend)
         if not tokens:
             raise EngineError("the backend answered no new token")
         if call.request.options.engine_speculation is None:
             return Acceptance((), tokens[0])
-        num_passes = len(tokens) - min(_count(responses, ACCEPTED), len(tokens) - 1)
+        num_passes = len(tokens) - min(_count(answer, ACCEPTED), len(tokens) - 1)
         lengths = (len(tokens) - num_passes + 1, *[1] * (num_passes - 1))
-        result = EngineSpeculationResult(self._method, tuple(tokens[:-1]), lengths, _count(responses, DRAFTED))
+        result = EngineSpeculationResult(self._method, tuple(tokens[:-1]), lengths, _count(answer, DRAFTED))
         return Acceptance((), tokens[-1], engine_speculation=result)
 
 
@@ -131,6 +131,6 @@ def _array(ids: Sequence[int]) -> IdArray:
     return np.array(ids, np.int32)
 
 
-def _count(responses: Sequence[Incoming], name: str) -> int:
+def _count(answer: Incoming, name: str) -> int:
     """Return a counter of the engine, 0 without one: it is not established which kinds of engines count."""
-    return next((max(scalar(tensors, name), 0) for tensors in responses if name in tensors), 0)
+    return max(scalar(answer, name), 0) if name in answer else 0

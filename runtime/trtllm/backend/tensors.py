@@ -88,26 +88,23 @@ def stop_tensors() -> Tensors:
     }
 
 
-def read_acceptance(
-    responses: Sequence[Incoming], drafts: Sequence[int], context_ids: IdArray, backend: Backend
-) -> Acceptance:
+def read_acceptance(answer: Incoming, drafts: Sequence[int], context_ids: IdArray, backend: Backend) -> Acceptance:
     """Return the outcome of a step: its new tokens are the accepted drafts and one token of the target's.
 
-    responses: the tensors of each response. A decoupled backend adds empty ones, which are skipped.
-    drafts, context_ids: as sent. The answer does not contain the accepted length; the growth of the sequence tells it.
+    answer: the tensors of the response. drafts, context_ids: as sent. The answer does not contain the accepted length; the growth of the sequence tells it.
     Invariant: the answer's ids are context_ids and the acceptance's tokens.
-    Raises EngineError: not exactly one answer, one to another context, or one that the drafts do not allow.
+    Raises EngineError: no tokens, those of another context, or such as the drafts do not allow.
     """
-    tokens = read_tokens(responses, context_ids, backend)
+    tokens = read_tokens(answer, context_ids, backend)
     num_accepted = len(tokens) - 1
     if not tokens or tokens[:-1] != list(drafts[:num_accepted]) or tokens == list(drafts[: len(tokens)]):
         raise EngineError(f"the backend answered {len(tokens)} new tokens that {len(drafts)} drafts do not allow")
     return Acceptance(tuple(range(1, num_accepted + 1)), tokens[-1])
 
 
-def read_tokens(responses: Sequence[Incoming], context_ids: IdArray, backend: Backend) -> list[int]:
+def read_tokens(answer: Incoming, context_ids: IdArray, backend: Backend) -> list[int]:
     """Return the tokens behind the context; arguments and errors as of `read_acceptance`."""
-    ids, n = _answered_ids(responses), len(context_ids)
+    ids, n = _answered_ids(answer), len(context_ids)
     if not np.array_equal(ids[:n], context_ids):
         raise EngineError(
             "the backend's output_ids do not begin with the input (exclude_input_in_output must be false)"
@@ -118,12 +115,11 @@ def read_tokens(responses: Sequence[Incoming], context_ids: IdArray, backend: Ba
     return tokens
 
 
-def _answered_ids(responses: Sequence[Incoming]) -> npt.NDArray[np.int32]:
-    """Return the (length,) int32 ids of the one response that has any, cut at its sequence_length."""
-    answers = [tensors for tensors in responses if tensors.get("output_ids", _EMPTY).size]
-    if len(answers) != 1:
-        raise EngineError(f"the backend gave {len(answers)} answers to a step, expected one (cancelled, or streaming?)")
-    ids, lengths = answers[0]["output_ids"], answers[0].get("sequence_length", _EMPTY)
+def _answered_ids(answer: Incoming) -> npt.NDArray[np.int32]:
+    """Return the (length,) int32 ids of a response, cut at its sequence_length."""
+    ids, lengths = answer.get("output_ids", _EMPTY), answer.get("sequence_length", _EMPTY)
+    if not ids.size:
+        raise EngineError("the backend's response has no output_ids (was the request cancelled?)")
     if ids.dtype != np.int32 or lengths.dtype != np.int32:
         raise EngineError(f"the backend answered output_ids {ids.dtype} and sequence_length {lengths.dtype}, not int32")
     if ids.shape[:-1] != (1, 1) or lengths.size != 1:

@@ -36,7 +36,7 @@ class ModelInput:
 
 
 class BackendTransport:
-    """Implements `runtime.trtllm.transport.Transport`; a result is the sequence of the call's responses."""
+    """Implements `runtime.trtllm.transport.Transport`; a result is the response's tensors."""
 
     # Triton manages the process that holds the engine.
     owns_engine = False

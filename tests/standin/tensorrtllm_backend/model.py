@@ -44,7 +44,7 @@ class TritonPythonModel:
         assert set(parameters) <= PARAMETERS, set(parameters) - PARAMETERS
         assert parameters["gpt_model_type"] == "inflight_fused_batching"
         self._name = config["name"]
-        self._decoupled = config["model_transaction_policy"]["decoupled"]
+        assert not config["model_transaction_policy"]["decoupled"], "our target refuses to call a decoupled model"
         self._excludes_input = parameters.get("exclude_input_in_output") == "true"
         reuse = trtllm.KvCacheConfig(enable_block_reuse=parameters.get("enable_kv_cache_reuse", "true") == "true")
         executor_config = trtllm.ExecutorConfig(1, kv_cache_config=reuse, decoding_config=decoding(parameters))
@@ -62,7 +62,7 @@ class TritonPythonModel:
             except Exception as error:
                 words = pb_utils.TritonError(f"{type(error).__name__}: {error}\n  at somewhere in C++")
                 sender.send(pb_utils.InferenceResponse([], error=words), flags=FINAL)
-        return None if self._decoupled else [None] * len(requests)
+        return [None] * len(requests)
 
     def finalize(self) -> None:
         self._executor.shutdown()
@@ -76,23 +76,25 @@ class TritonPythonModel:
             return
         ids = tensors["input_ids"][0].tolist()
         with self._lock:
+            self._hold(len(self._running) + 1)
             number = self._executor.enqueue_request(asked(tensors, ids))
             self._running[number] = (request.request_id(), sender, ids)
-            self._hold()
 
     def _note(self, request_id: str, tensors: dict[str, Any]) -> None:
         shapes = {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()}
         with (FOLDER / "calls").open("a") as file:
             file.write(json.dumps({"model": self._name, "id": request_id, "tensors": shapes}) + "\n")
 
-    def _hold(self) -> None:
+    def _hold(self, num_running: int) -> None:
+        """Hold the engine until as many requests run as `hold` says; without the file, let it go on."""
         file = FOLDER / "hold"
-        if self._name == "tensorrt_llm" and file.exists():
-            if len(self._running) >= int(file.read_text()):
-                file.unlink()
-                self._executor.gate.set()
-            else:
-                self._executor.gate.clear()
+        if self._name != "tensorrt_llm":
+            return
+        if file.exists() and num_running < int(file.read_text()):
+            self._executor.gate.clear()
+        else:
+            file.unlink(missing_ok=True)
+            self._executor.gate.set()
 
     def _stop(self, request_id: str, sender: Any) -> None:
         assert request_id, "a stop has the id of the request that it ends"
@@ -125,11 +127,7 @@ class TritonPythonModel:
             sender.send(pb_utils.InferenceResponse([], error=words), flags=FINAL)
             return
         tensors = told(output, len(ids), lie) + counted(response.result.request_perf_metrics)
-        if self._decoupled:
-            sender.send(pb_utils.InferenceResponse(tensors))
-            sender.send(flags=FINAL)
-        else:
-            sender.send(pb_utils.InferenceResponse(tensors), flags=FINAL)
+        sender.send(pb_utils.InferenceResponse(tensors), flags=FINAL)
 
 
 def decoding(parameters: dict[str, str]) -> Any:

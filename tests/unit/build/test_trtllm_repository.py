@@ -135,10 +135,9 @@ def test_lookahead_has_all_three_sizes(tmp_path):
     assert (found["decoding_mode"], sizes) == ("lookahead", ["4", "3", "4"])
 
 
-@pytest.mark.parametrize("decoupled", [False, True])
-def test_policy_is_the_one_asked_for_and_nothing_waits(tmp_path, decoupled):
-    config = configs(tmp_path, LLAMA_8B, decoupled=decoupled)["tensorrt_llm"]
-    assert config.model_transaction_policy.decoupled is decoupled
+def test_model_is_not_decoupled_and_nothing_waits(tmp_path):
+    config = configs(tmp_path, LLAMA_8B)["tensorrt_llm"]
+    assert not config.model_transaction_policy.decoupled
     assert config.HasField("dynamic_batching") and not config.dynamic_batching.max_queue_delay_microseconds
     (group,) = config.instance_group
     assert (str(group.count), model_config_pb2.ModelInstanceGroup.Kind.Name(group.kind)) == tuple(

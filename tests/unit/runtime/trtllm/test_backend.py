@@ -51,13 +51,13 @@ class FakeModel:
         self.began = threading.Semaphore(0)
         self.fails: Exception | None = None
 
-    def __call__(self, tensors: Any, outputs: Any, request_id: str, limit_s: float) -> list[Any]:
+    def __call__(self, tensors: Any, outputs: Any, request_id: str, limit_s: float) -> dict[str, Any]:
         assert tuple(outputs) == OUTPUTS and limit_s > 0
         self.calls.append({name: tensor.tolist() for name, tensor in tensors.items()})
         self.ids.append(request_id)
         self.began.release()
         if "stop" in tensors:
-            return [{}]
+            return {}
         if not self.go.wait(min(limit_s, LIMIT_S)):
             raise EngineLost("the process that was called has gone, or does not answer")
         if self.fails:
@@ -68,7 +68,7 @@ class FakeModel:
             ids.append(said(len(ids)))
             if drafts and ids[-1] != draft:
                 break
-        return [{"output_ids": np.array([[ids]], np.int32), "sequence_length": np.array([[len(ids)]], np.int32)}, {}]
+        return {"output_ids": np.array([[ids]], np.int32), "sequence_length": np.array([[len(ids)]], np.int32)}
 
 
 def said(position: int) -> int:
@@ -324,16 +324,16 @@ class CountingModel(FakeModel):
 
     counts: tuple[int, int] | None = (3, 8)
 
-    def __call__(self, tensors: Any, outputs: Any, request_id: str, limit_s: float) -> list[Any]:
+    def __call__(self, tensors: Any, outputs: Any, request_id: str, limit_s: float) -> dict[str, Any]:
         if "stop" in tensors:
             return super().__call__(tensors, outputs, request_id, limit_s)
         assert outputs == (*OUTPUTS, ACCEPTED, DRAFTED) and tensors["return_perf_metrics"].tolist() == [[True]]
-        answer, final = super().__call__(tensors, OUTPUTS, request_id, limit_s)
+        answer = super().__call__(tensors, OUTPUTS, request_id, limit_s)
         if self.counts:
             answer |= {
                 name: np.array([[n]], np.int32) for name, n in zip((ACCEPTED, DRAFTED), self.counts, strict=True)
             }
-        return [answer, final]
+        return answer
 
 
 def inside_step(ids: list[int], inside: EngineSpeculation | None) -> StepRequest:

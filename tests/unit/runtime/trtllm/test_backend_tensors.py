@@ -41,7 +41,7 @@ def answer(ids, **more):
 
 def read(new, drafts):
     """Return the acceptance of an answer that adds `new` to the context."""
-    return read_acceptance([answer([*CONTEXT, *new])], drafts, CONTEXT, BACKEND)
+    return read_acceptance(answer([*CONTEXT, *new]), drafts, CONTEXT, BACKEND)
 
 
 def test_request_of_a_step_with_drafts():
@@ -149,35 +149,33 @@ def test_answer_is_accepted_drafts_and_one_token_of_the_targets(new, path, next_
 
 
 @pytest.mark.parametrize(
-    ("responses", "expected"),
+    ("given", "expected"),
     [
-        ([], "gave 0 answers"),
-        ([{}], "gave 0 answers"),
-        ([answer([*CONTEXT, 30])] * 2, "gave 2 answers"),
-        ([answer([30])], "do not begin with the input"),
-        ([answer([11, 12, 13, 15, 30])], "do not begin with the input"),
-        ([answer(CONTEXT)], "0 new tokens that 2 drafts do not allow"),
-        ([answer([*CONTEXT, 21])], "1 new tokens that 2 drafts do not allow"),
-        ([answer([*CONTEXT, 22, 30])], "2 new tokens that 2 drafts do not allow"),
-        ([answer([*CONTEXT, 21, 22, 30, 31])], "4 new tokens that 2 drafts do not allow"),
-        ([answer([*CONTEXT, 100])], "a token outside 0..99"),
-        ([answer([*CONTEXT, -1])], "a token outside 0..99"),
-        ([answer([*CONTEXT, 30], sequence_length=np.array([[6]], np.int32))], "sequence_length 6 is beyond"),
-        ([answer([*CONTEXT, 30], sequence_length=np.array([[5, 5]], np.int32))], "not one beam"),
-        ([{**answer([*CONTEXT, 30]), "output_ids": np.zeros((1, 2, 5), np.int32)}], "not one beam"),
-        ([{"output_ids": np.array([[[1]]], np.int32)}], "not one beam"),
+        ({}, "has no output_ids"),
+        ({"output_ids": np.empty((1, 1, 0), np.int32)}, "has no output_ids"),
+        (answer([30]), "do not begin with the input"),
+        (answer([11, 12, 13, 15, 30]), "do not begin with the input"),
+        (answer(CONTEXT), "0 new tokens that 2 drafts do not allow"),
+        (answer([*CONTEXT, 21]), "1 new tokens that 2 drafts do not allow"),
+        (answer([*CONTEXT, 22, 30]), "2 new tokens that 2 drafts do not allow"),
+        (answer([*CONTEXT, 21, 22, 30, 31]), "4 new tokens that 2 drafts do not allow"),
+        (answer([*CONTEXT, 100]), "a token outside 0..99"),
+        (answer([*CONTEXT, -1]), "a token outside 0..99"),
+        (answer([*CONTEXT, 30], sequence_length=np.array([[6]], np.int32)), "sequence_length 6 is beyond"),
+        (answer([*CONTEXT, 30], sequence_length=np.array([[5, 5]], np.int32)), "not one beam"),
+        ({**answer([*CONTEXT, 30]), "output_ids": np.zeros((1, 2, 5), np.int32)}, "not one beam"),
+        ({"output_ids": np.array([[[1]]], np.int32)}, "not one beam"),
     ],
 )
-def test_answer_that_is_none_is_refused(responses, expected):
+def test_answer_that_is_none_is_refused(given, expected):
     with pytest.raises(EngineError, match=expected):
-        read_acceptance(responses, [21, 22], CONTEXT, BACKEND)
+        read_acceptance(given, [21, 22], CONTEXT, BACKEND)
 
 
-def test_answer_is_cut_at_its_length_and_empty_final_responses_are_left_out():
+def test_answer_is_cut_at_its_length():
     padded = answer([*CONTEXT, 21, 30, 0, 0], sequence_length=np.array([[6]], np.int32))
-    for responses in ([padded], [padded, {}], [{}, padded, {"output_ids": np.empty((1, 1, 0), np.int32)}]):
-        acceptance = read_acceptance(responses, [21, 22], CONTEXT, BACKEND)
-        assert (acceptance.path, acceptance.next_token) == ((1,), 30)
+    acceptance = read_acceptance(padded, [21, 22], CONTEXT, BACKEND)
+    assert (acceptance.path, acceptance.next_token) == ((1,), 30)
 
 
 def decoded(tensors, pick):
@@ -204,7 +202,7 @@ def test_text_by_steps_is_the_stand_ins_own_text(prompt, drafts):
     while len(text) < len(own):
         context, tree = np.array(text, np.int32), TokenTree.chain(drafts)
         tensors = step_tensors(step(drafts, context=context), context, backend)
-        acceptance = read_acceptance([decoded(tensors, pick)], drafts, context, backend)
+        acceptance = read_acceptance(decoded(tensors, pick), drafts, context, backend)
         assert acceptance.path == tuple(range(1, len(acceptance.path) + 1))
         text += acceptance.tokens(tree)
     assert text[: len(own)] == own
