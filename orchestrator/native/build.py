@@ -18,8 +18,18 @@ from pathlib import Path
 from orchestrator.core.errors import first_line
 
 #: Without contraction a product and a sum are fused only where the code says so: all builds round alike.
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
+FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
 COMPILE_LIMIT_S = 300
+
+#: The variable that names what libraries are built for, best first, where they run on another machine than the one that
+#: compiles (an image); unset: this machine.
+LEVELS_VARIABLE = "NATIVE_LEVELS"
+_AVX2 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
+#: The levels of the x86-64 psABI, and the flags of /proc/cpuinfo that a processor of the level has.
+LEVELS = {
+    "x86-64-v4": _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "x86-64-v3": _AVX2,
+}
 
 
 class Unbuilt(Exception):
@@ -41,7 +51,7 @@ class NativeLibrary:
     @property
     def file(self) -> Path:
         """Where the library belongs; other sources, flags or processors have another name."""
-        digest = hashlib.sha256(" ".join((*FLAGS, _processor())).encode())
+        digest = hashlib.sha256(" ".join((*FLAGS, _level() or _processor())).encode())
         for name in (*self.headers, *self.sources):
             digest.update((self.folder / name).read_bytes())
         return self.folder / "built" / f"lib{self.name}-{digest.hexdigest()[:16]}.so"
@@ -61,7 +71,8 @@ class NativeLibrary:
 
     def _compile(self, file: Path) -> None:
         partial = file.with_suffix(f".{os.getpid()}.part")
-        command = [*compiler(), *FLAGS, *(str(self.folder / name) for name in self.sources), "-o", str(partial)]
+        target = f"-march={_level() or 'native'}"
+        command = [*compiler(), *FLAGS, target, *(str(self.folder / name) for name in self.sources), "-o", str(partial)]
         try:
             subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_LIMIT_S, check=True)
             partial.replace(file)
@@ -74,6 +85,8 @@ class NativeLibrary:
 
     def load(self) -> ctypes.CDLL:
         """Return the library; raises Unbuilt when it cannot be built or loaded."""
+        if (level := _level()) and not _runs(level):
+            raise Unbuilt(f"this processor lacks {', '.join(sorted(LEVELS[level] - _instruction_sets()))} ({level})")
         try:
             return ctypes.CDLL(str(self.build()))
         except OSError as error:
@@ -99,10 +112,26 @@ def _locked(file: Path) -> Iterator[None]:
         yield
 
 
+def _level() -> str | None:
+    """Return the first of the named levels that this processor has, else the last; None when none is named."""
+    named = os.environ.get(LEVELS_VARIABLE, "").replace(",", " ").split()
+    if unknown := [level for level in named if level not in LEVELS]:
+        raise Unbuilt(f"{LEVELS_VARIABLE} must name some of {', '.join(LEVELS)}, got {unknown[0]!r}")
+    return next((level for level in named if _runs(level)), named[-1] if named else None)
+
+
+def _runs(level: str) -> bool:
+    return LEVELS[level] <= _instruction_sets()
+
+
+def _instruction_sets() -> frozenset[str]:
+    return frozenset(_processor().split())
+
+
 def _processor() -> str:
     """Return the processor and its instruction sets, for which -march=native compiles."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    return platform.machine() + next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"{platform.machine()} {next((line for line in lines if line.startswith(('flags', 'Features'))), '')}"

@@ -96,3 +96,38 @@ def test_no_compiler_is_a_reason(library: NativeLibrary, monkeypatch: pytest.Mon
     monkeypatch.setattr(build.sys, "executable", "/bin/false")
     with pytest.raises(Unbuilt, match="no C\\+\\+ compiler"):
         library.build()
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, *instruction_sets: str) -> None:
+    monkeypatch.setattr(build, "_processor", lambda: f"x86_64 flags : {' '.join(instruction_sets)}")
+
+
+def test_an_image_has_a_library_for_each_level_and_a_processor_takes_the_best_that_it_runs(
+    library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = {}
+    for level in build.LEVELS:
+        monkeypatch.setenv(build.LEVELS_VARIABLE, level)
+        built[level] = library.file
+        built[level].parent.mkdir(exist_ok=True)
+        built[level].touch()
+    monkeypatch.setenv(build.LEVELS_VARIABLE, "x86-64-v4,x86-64-v3")
+    for level, instruction_sets in build.LEVELS.items():
+        pretend(monkeypatch, *instruction_sets, "sse2")
+        assert library.build() == built[level]
+    assert len(set(built.values())) == len(build.LEVELS)
+
+
+def test_a_processor_below_every_level_is_a_reason_not_a_crash(
+    library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(build.LEVELS_VARIABLE, "x86-64-v4,x86-64-v3")
+    pretend(monkeypatch, *(build.LEVELS["x86-64-v3"] - {"fma"}))
+    with pytest.raises(Unbuilt, match=r"this processor lacks fma \(x86-64-v3\)"):
+        library.load()
+
+
+def test_an_unknown_level_is_refused(library: NativeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(build.LEVELS_VARIABLE, "x86-64-v5")
+    with pytest.raises(Unbuilt, match="NATIVE_LEVELS must name some of x86-64-v4, x86-64-v3, got 'x86-64-v5'"):
+        library.build()
