@@ -17,8 +17,8 @@ PIP := $(PY) -m pip --disable-pip-version-check --quiet install $(if $(CONSTRAIN
 TORCH_FITS := from importlib.metadata import version as v; exit(not (2, 11) <= tuple(map(int, v("torch").split(".")[:2])) < (2, 14))
 
 .DEFAULT_GOAL := help
-# build, tests, docker and clients are folders: no target may be mistaken for one.
-.PHONY: help setup demo serve test exact audit audit-full bench lint models size clean build tests docker clients
+# build, tests, docker, gateway and clients are folders: no target may be mistaken for one.
+.PHONY: help setup demo serve gateway test exact audit audit-full bench lint models size clean build tests docker clients
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ demo: $(VENV)/.serve ## the same text, sooner: three prompts with and without sp
 
 serve: $(VENV)/.serve ## run a deployment: make serve CONFIG=serving.toml
 	@$(PY) -m launcher $(CONFIG)
+
+gateway: $(VENV)/.gateway ## a server, OpenAI's API before it, the playground: make gateway ARGS=--help
+	@$(PY) -m gateway --serve $(CONFIG) $(ARGS)
 
 test: $(VENV)/.dev ## unit tests, then tests against a real server
 	@$(PY) -m pytest -n $(WORKERS) --dist worksteal tests/unit
@@ -74,7 +77,12 @@ $(VENV)/.serve: pyproject.toml $(CONSTRAINTS) | $(VENV)/.torch
 	@$(PIP) --editable '.[serve,clients]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.serve
+$(VENV)/.gateway: $(VENV)/.serve
+	@echo "setup: installing what the gateway needs"
+	@$(PIP) --editable '.[gateway]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.gateway
 	@echo "setup: installing the tools for tests and lint"
 	@$(PIP) --editable '.[dev]'
 	@touch $@

@@ -32,6 +32,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "runtime": (_PB_UTILS, *_PRODUCTS),
     "launcher": (*_HEAVY, _PB_UTILS, "numpy", "tritonclient", "runtime", *(p for p in _PRODUCTS if p != "launcher")),
     "clients": ("orchestrator", "runtime", "model_repository", *(p for p in _PRODUCTS if p != "clients")),
+    "gateway": (*_HEAVY, "orchestrator", "runtime", "model_repository", *(p for p in _PRODUCTS if p != "gateway")),
     "build": (_PB_UTILS, "launcher", "clients", "auditor", "benchmarks", "tests"),
     "auditor": (_PB_UTILS, "tests"),
     "benchmarks": (_PB_UTILS, "auditor", "tests"),

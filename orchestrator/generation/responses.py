@@ -43,7 +43,7 @@ class Responses:
         self._send = send
         self._sum_logprobs = 0.0
         self._held = Chunk(request.prompt_text if request.repeat_prompt else "", [], [])
-        self._num_steps_sent = 0
+        self._num_steps_sent = self._num_traced_sent = 0
 
     def emit(self, chunk: Chunk) -> None:
         """Take the chunk of one step; send it now if the client streams, else when the output has ended."""
@@ -63,14 +63,21 @@ class Responses:
         self.emit(Chunk(self._sequence.output.close(FinishReason.DEADLINE), [], []))
 
     def _delta(self) -> Tensors:
-        held, lengths = self._held, self._sequence.statistics.step_lengths[self._num_steps_sent :]
-        self._held, self._num_steps_sent = Chunk("", [], []), self._num_steps_sent + len(lengths)
+        held, statistics, first = self._held, self._sequence.statistics, self._num_steps_sent
+        self._held, self._num_steps_sent = Chunk("", [], []), len(statistics.step_lengths)
         tensors: Tensors = {
             "text_output": _text(held.text),
             "output_ids": _int32(*held.ids),
             "num_output_tokens": _int32(len(held.ids)),
-            "step_lengths": _int32(*lengths),
+            "step_lengths": _int32(*statistics.step_lengths[first:]),
         }
+        if self._request.return_stats:
+            tensors["step_draft_tokens"] = _int32(*statistics.step_drafts[first:])
+            tensors["step_accepted_tokens"] = _int32(*statistics.step_accepted[first:])
+        if self._request.stream_steps and self._sequence.trace:
+            new_steps = self._sequence.trace.steps[self._num_traced_sent :]
+            self._num_traced_sent += len(new_steps)
+            tensors["steps"] = _text(json.dumps({"steps": new_steps}))
         if self._request.options.logprobs:
             tensors["output_log_probs"] = np.array([[held.logprobs]], np.float32)
             tensors["cum_log_probs"] = np.array([[self._sum_logprobs]], np.float32)
@@ -96,7 +103,7 @@ class Responses:
         if self._request.return_stats:
             stats = {"method": self._request.plan.method, "rule": rule, **statistics.to_dict()}
             tensors["stats"] = _text(json.dumps(stats))
-        if self._sequence.trace:
+        if self._request.return_steps and self._sequence.trace:
             tensors["steps"] = _text(json.dumps(self._sequence.trace.to_dict()))
         return tensors
 

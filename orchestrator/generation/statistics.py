@@ -56,7 +56,8 @@ class Statistics:
     """Running totals of the steps of one sequence.
 
     num_accepted_tokens: accepted draft tokens that the client gets; tokens behind a stop do not count.
-    step_lengths: tokens that each step added to the output.
+    step_lengths: tokens that each step added to the output. step_drafts, step_accepted: draft tokens of each step, and
+    those of them that the client gets; an engine that drafts by itself reports the former for all its passes at once.
     drafted, tested, accepted: per depth d ≥ 1 (index d − 1), the draft tokens proposed there; the steps whose accepted
     path reached depth d − 1 and found a draft below it; and the steps that accepted a token of depth d.
     num_levels: sum of the depths of all trees.
@@ -74,6 +75,8 @@ class Statistics:
     target_s: float = 0.0
     timed_levels: int = 0
     step_lengths: list[int] = field(default_factory=list)
+    step_drafts: list[int] = field(default_factory=list)
+    step_accepted: list[int] = field(default_factory=list)
     sources: dict[str, SourceCount] = field(default_factory=dict)
     drafted: list[int] = field(default_factory=list)
     tested: list[int] = field(default_factory=list)
@@ -117,12 +120,16 @@ class Statistics:
         for length in result.lengths:
             if (left := num_emitted - sum(lengths)) > 0:
                 lengths.append(min(length, left))
-        num_accepted = sum(min(got, of - 1) for got, of in zip(lengths, result.lengths, strict=False))
-        self._count(result.method, result.num_drafted, num_accepted)
+        accepted = [min(got, of - 1) for got, of in zip(lengths, result.lengths, strict=False)]
+        self._count(result.method, result.num_drafted, sum(accepted))
+        self.step_drafts += [result.num_drafted, *[0] * len(lengths)][: len(lengths)]
+        self.step_accepted += accepted
         return lengths
 
     def _observe_proposal(self, proposal: Proposal, path: Sequence[int], num_emitted: int) -> None:
         self.num_levels += int(proposal.tree.depths.max())
+        self.step_drafts.append(proposal.tree.num_nodes)
+        self.step_accepted.append(min(len(path), num_emitted))
         emitted = Counter(proposal.sources[node - 1] for node in path[:num_emitted])
         for source, num_drafted in Counter(proposal.sources).items():
             self._count(source, num_drafted, emitted[source])

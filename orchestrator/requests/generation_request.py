@@ -33,7 +33,10 @@ PREDICTED = "predicted"
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One request, checked: only building its proposer may still be refused, where the method lacks its data."""
+    """One request, checked: only building its proposer may still be refused, where the method lacks its data.
+
+    generated: the output so far of a sequence that another server began. first_sequence: index of the first sequence.
+    """
 
     prompt: list[int]
     prompt_text: str
@@ -49,16 +52,29 @@ class GenerationRequest:
     repeat_prompt: bool
     return_stats: bool
     return_steps: bool
+    stream_steps: bool = False
+    generated: tuple[int, ...] = ()
+    first_sequence: int = 0
 
     def sampling_of(self, index: int) -> Sampling:
         """Return the sampling of the sequence `index`: the request's own, with a seed of its own."""
-        return replace(self.sampling, seed=child_seed(self.sampling.seed, index)) if index else self.sampling
+        return replace(self.sampling, seed=child_seed(self.sampling.seed, self.first_sequence + index))
 
     def sequence(self, index: int, tokenizer: Tokenizer) -> SequenceState:
-        """Return the state with which the sequence `index` enters the loop."""
+        """Return the state with which the sequence `index` enters the loop.
+
+        Raises RequestError if what was generated before has ended the output already.
+        """
         context, sampling = Context(self.prompt), self.sampling_of(index)
         output = Output(tokenizer, self.prompt, self.stop)
-        trace = Trace(context, sampling) if self.return_steps else None
+        context.commit(self.generated)
+        output.push(self.generated)  # its text has been sent: only what it holds back is still to come
+        if output.finish:
+            raise RequestError(
+                f"generated_ids already end the output: {output.finish.value} at token {output.num_tokens} of "
+                f"{len(self.generated)} (input generated_ids)"
+            )
+        trace = Trace(context, sampling) if self.return_steps or self.stream_steps else None
         return SequenceState(context, sampling, self.limits, output, self.options, trace=trace)
 
 
@@ -89,6 +105,7 @@ class RequestBuilder:
         prediction = self._prediction(inputs)
         method = self._select_method(inputs, bool(prediction))
         limits = self._limits(inputs, len(prompt), method.config.max_nodes)
+        self._check_generated(inputs)
         stop = self._stop(inputs, limits.max_tokens)
         self._check_switches(inputs, limits.max_tokens)
         sampling = sampling_of(
@@ -103,6 +120,7 @@ class RequestBuilder:
         return GenerationRequest(
             prompt=prompt,
             prompt_text=text,
+            generated=inputs.generated_ids,
             sampling=sampling,
             stop=stop,
             plan=method,
@@ -110,11 +128,13 @@ class RequestBuilder:
             limits=limits,
             options=options,
             num_sequences=self.num_sequences(inputs),
+            first_sequence=inputs.sequence_index,
             cache_salt=inputs.cache_salt,
             stream=inputs.stream,
             repeat_prompt=not inputs.exclude_input_in_output,
             return_stats=inputs.return_stats,
             return_steps=inputs.return_steps,
+            stream_steps=inputs.stream_steps,
         )
 
     def num_sequences(self, inputs: RequestInputs) -> int:
@@ -139,6 +159,15 @@ class RequestBuilder:
             raise RequestError("the prompt is empty; text_input or input_ids must hold at least one token")
         check_ids("text_input", ids, self.checkpoint.vocab_size)  # a tokenizer may know more than the model
         return text, ids
+
+    def _check_generated(self, inputs: RequestInputs) -> None:
+        """Raise RequestError for earlier output that cannot be continued."""
+        check_ids("generated_ids", inputs.generated_ids, self.checkpoint.vocab_size)
+        if inputs.generated_ids and (self.num_sequences(inputs) > 1 or not inputs.exclude_input_in_output):
+            raise RequestError(
+                "generated_ids continue one sequence whose prompt is not repeated: num_return_sequences must be 1 and "
+                "exclude_input_in_output true (input generated_ids)"
+            )
 
     def _prediction(self, inputs: RequestInputs) -> tuple[int, ...]:
         """Return the ids that the client expects as output, empty where it expects nothing."""
@@ -233,7 +262,10 @@ class RequestBuilder:
             raise RequestError(
                 "stream must be false here: this model sends one response; use the model 'speculative' (input stream)"
             )
-        if inputs.return_steps and max_tokens > MAX_TRACED:
-            raise RequestError(
-                f"return_steps serves at most {MAX_TRACED} tokens, got max_tokens {max_tokens} (input return_steps)"
-            )
+        for name in ("return_steps", "stream_steps"):
+            if getattr(inputs, name) and max_tokens > MAX_TRACED:
+                raise RequestError(
+                    f"{name} serves at most {MAX_TRACED} tokens, got max_tokens {max_tokens} (input {name})"
+                )
+        if inputs.stream_steps and not inputs.stream:
+            raise RequestError("stream_steps needs stream; without it use return_steps (input stream_steps)")

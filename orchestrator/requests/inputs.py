@@ -35,6 +35,7 @@ MAX_WORD_BYTES = 1024
 MAX_TIMEOUT_MS = 86_400_000
 MAX_TOP = 20
 MAX_SEQUENCES = 16
+MAX_SEQUENCE_INDEX = 1023
 MAX_PENALTY = 100
 # As float32 has it, since every number of a request is one.
 MIN_PENALTY = float(np.float32(0.01))
@@ -117,6 +118,7 @@ class RequestInputs(Declaration):
     # what is generated from
     text_input: Text = ""
     input_ids: Ids = ()
+    generated_ids: Ids = ()
     cache_salt: Annotated[str, text(MAX_SALT_BYTES)] = ""
     # when it ends
     max_tokens: int | None = None
@@ -158,10 +160,12 @@ class RequestInputs(Declaration):
     stream: bool = False
     exclude_input_in_output: bool = True
     num_return_sequences: int = 1
+    sequence_index: int = Field(0, ge=0, le=MAX_SEQUENCE_INDEX)
     return_log_probs: bool = False
     num_top_log_probs: int = Field(0, ge=0, le=MAX_TOP)
     return_stats: bool = False
     return_steps: bool = False
+    stream_steps: bool = False
     # accepted, and without effect
     return_num_input_tokens: bool = False
     return_num_output_tokens: bool = False

@@ -223,7 +223,7 @@ def _outputs(message: Any) -> dict[str, Any]:
     return values
 
 
-LISTS = frozenset({"output_ids", "step_lengths", "output_log_probs"})
+LISTS = frozenset({"output_ids", "step_lengths", "step_draft_tokens", "step_accepted_tokens", "output_log_probs"})
 
 
 def _items(datatype: str, raw: bytes) -> list[Any]:

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible gateway in front of one or several Triton servers; it knows their public model only."""

@@ -1,0 +1,95 @@
+"""Errors as OpenAI's API shows them: a status, and a body with message, type, param and code."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+MAX_SHOWN = 100
+
+
+class ApiError(Exception):
+    """An error that the client is told; the class attributes are OpenAI's words for it.
+
+    param: the field of the request that is wrong. retry_after_s: when a second try may succeed.
+    """
+
+    status = 500
+    type = "server_error"
+    code: str | None = "internal_error"
+
+    def __init__(self, message: str, param: str | None = None, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> dict[str, Any]:
+        """Return the body of the response."""
+        return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of the response."""
+        return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+
+
+class BadRequest(ApiError):
+    """The request is wrong."""
+
+    status, type, code = 400, "invalid_request_error", "invalid_value"
+
+
+class UnknownField(BadRequest):
+    """The request has a field that the gateway does not know."""
+
+    code = "unknown_parameter"
+
+
+class Unauthorized(ApiError):
+    """The API key is missing or wrong."""
+
+    status, type, code = 401, "invalid_request_error", "invalid_api_key"
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of the response."""
+        return {"WWW-Authenticate": "Bearer"}
+
+
+class ModelNotFound(ApiError):
+    """The request names a model that is not served here."""
+
+    status, type, code = 404, "invalid_request_error", "model_not_found"
+
+
+class TooLarge(ApiError):
+    """The body is longer than allowed."""
+
+    status, type, code = 413, "invalid_request_error", "request_too_large"
+
+
+class Busy(ApiError):
+    """Every replica is full."""
+
+    status, type, code = 429, "rate_limit_error", "server_busy"
+
+
+class Unavailable(ApiError):
+    """No replica can be reached."""
+
+    status, type, code = 503, "server_error", "unavailable"
+
+
+class Failed(ApiError):
+    """A replica failed on the request, and no other one could serve it."""
+
+
+def shown(value: object) -> str:
+    """Return a value as an error message shows it: shortened, since it may be a whole prompt."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a hint at the known name most similar to `name`, or "" if nothing is similar."""
+    matches = difflib.get_close_matches(name[:MAX_SHOWN], list(known), n=1, cutoff=0.5)
+    return f"; did you mean {matches[0]!r}?" if matches else ""

@@ -1,0 +1,318 @@
+"""The fields of OpenAI's requests, and ours beside them: what each may be, and which input of the server it becomes."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gateway.errors import BadRequest, UnknownField, did_you_mean, shown
+
+MAX_TOP = 20
+
+#: Fields that carry over to an input of the same name.
+PASSED = (
+    "temperature top_p top_k min_p typical_p repetition_penalty presence_penalty frequency_penalty min_tokens ignore_eos "
+    "bad_words allowed_token_ids cache_salt speculation num_draft_tokens rule typical_epsilon typical_delta"
+).split()
+#: The field that a server's error about one of its inputs is about, where their names differ.
+FIELD_OF_INPUT = {
+    "text_input": "prompt",
+    "input_ids": "prompt",
+    "stop_words": "stop",
+    "stop_ids": "stop_token_ids",
+    "logit_bias_ids": "logit_bias",
+    "logit_bias_weights": "logit_bias",
+    "guided_decoding_guide_type": "response_format",
+    "guided_decoding_guide": "response_format",
+    "draft_text": "prediction",
+    "num_top_log_probs": "logprobs",
+    "generated_ids": None,
+    "timeout_ms": "timeout_ms",
+}
+
+Tokens = list[int]
+
+
+class Fields(BaseModel):
+    """A JSON object; every value has its declared type, and null means that the field is absent."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class StreamOptions(Fields):
+    """include_usage: a last chunk with the usage. include_obfuscation: accepted, nothing is obfuscated."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class TextPart(Fields):
+    """A part of a text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(Fields):
+    """The output that the client expects (predicted outputs)."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+
+class JsonSchema(Fields):
+    """A schema by its name; strict and description change nothing: the output always matches."""
+
+    name: str
+    schema_: dict[str, Any] | bool = Field(default_factory=dict, alias="schema")
+    strict: bool | None = None
+    description: str | None = None
+
+
+class ResponseFormat(Fields):
+    """text, json_object, json_schema, and of our own: regex."""
+
+    type: Literal["text", "json_object", "json_schema", "regex"]
+    json_schema: JsonSchema | None = None
+    regex: str | None = None
+
+
+class GenerationFields(Fields):
+    """The fields that completions and chats share."""
+
+    model: str = ""
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    n: int = Field(1, ge=1)
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: str | list[str] = Field([], description="a string or a list of strings")
+    seed: int | None = None
+    logit_bias: dict[str, float] = {}
+    response_format: ResponseFormat = ResponseFormat(type="text")
+    prediction: Prediction | None = None
+    # beyond OpenAI's, under the names of vLLM where it has them
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Tokens | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: Tokens | None = None
+    cache_salt: str | None = None
+    timeout_ms: int | None = Field(None, ge=1)
+    return_token_ids: bool = False
+    # ours
+    speculation: str | None = None
+    speculation_config: dict[str, Any] | str | None = None
+    num_draft_tokens: int | None = None
+    rule: str | None = None
+    typical_epsilon: float | None = None
+    typical_delta: float | None = None
+    return_steps: bool = False
+    # sent by habit, and without effect on the text
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+
+    @property
+    def num_top(self) -> int | None:
+        """Most probable tokens to report for each position; None: no log-probabilities."""
+        raise NotImplementedError
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Return the limit of output tokens, None if there is none."""
+        return self.max_tokens
+
+    def inputs(self) -> dict[str, Any]:
+        """Return the inputs of the server that are the same for every prompt and choice; raises BadRequest."""
+        inputs: dict[str, Any] = {name: value for name in PASSED if (value := getattr(self, name)) not in (None, [])}
+        inputs |= {"stream": True, "return_stats": True, "seed": self._seed()}
+        if self.most_tokens is not None:
+            inputs["max_tokens"] = self.most_tokens
+        if self.stop:
+            inputs["stop_words"] = [self.stop] if isinstance(self.stop, str) else list(self.stop)
+        if self.stop_token_ids:
+            inputs["stop_ids"] = self.stop_token_ids
+        if self.speculation_config:
+            config = self.speculation_config
+            inputs["speculation_config"] = config if isinstance(config, str) else json.dumps(config)
+        if self.num_top is not None:
+            inputs |= {"return_log_probs": True, "num_top_log_probs": self.num_top}
+        if self.return_steps:
+            inputs["stream_steps"] = True
+        return inputs | self._logit_bias() | self._guide() | self._prediction()
+
+    def _seed(self) -> int:
+        # The gateway fixes it, so that another replica can go on with the text.
+        return secrets.randbits(63) if self.seed is None else self.seed % (1 << 64)
+
+    def _logit_bias(self) -> dict[str, Any]:
+        if not self.logit_bias:
+            return {}
+        try:
+            ids = [int(token) for token in self.logit_bias]
+        except ValueError:
+            raise BadRequest(
+                f"logit_bias must have token ids as keys, got {shown(self.logit_bias)}", "logit_bias"
+            ) from None
+        return {"logit_bias_ids": ids, "logit_bias_weights": list(self.logit_bias.values())}
+
+    def _guide(self) -> dict[str, Any]:
+        kind, schema, regex = self.response_format.type, self.response_format.json_schema, self.response_format.regex
+        if (kind == "json_schema") != (schema is not None) or (kind == "regex") != (regex is not None):
+            raise BadRequest(
+                f"response_format of type {kind!r} must have the field of that name, and no other", "response_format"
+            )
+        if kind == "json_object":
+            return {"guided_decoding_guide_type": "json"}
+        guide = regex if schema is None else json.dumps(schema.schema_)
+        return {} if guide is None else {"guided_decoding_guide_type": kind, "guided_decoding_guide": guide}
+
+    def _prediction(self) -> dict[str, Any]:
+        if self.prediction is None:
+            return {}
+        text = joined_text(self.prediction.content)
+        return {"draft_text": text} if text else {}
+
+
+def joined_text(content: str | list[TextPart]) -> str:
+    """Return a text that may come in parts."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class CompletionFields(GenerationFields):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | Tokens | list[Tokens] = Field(
+        description="a string, a list of token ids, or a list of such prompts of one kind"
+    )
+    echo: bool = False
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
+    best_of: int | None = None
+    suffix: str | None = None
+
+    @property
+    def num_top(self) -> int | None:
+        """Most probable tokens to report for each position; None: no log-probabilities."""
+        return self.logprobs
+
+    def prompts(self) -> list[str | Tokens]:
+        """Return the prompts, each a text or a list of ids; raises BadRequest."""
+        if self.suffix:
+            raise BadRequest("suffix is not supported", "suffix")
+        if self.best_of not in (None, self.n):
+            raise BadRequest(f"best_of must be n ({self.n}) or absent, got {self.best_of}", "best_of")
+        if self.echo and self.logprobs is not None:
+            raise BadRequest("echo and logprobs exclude each other: a prompt has no log-probabilities", "echo")
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if not self.prompt:
+            raise BadRequest("prompt must not be empty", "prompt")
+        return [self.prompt] if isinstance(self.prompt[0], int) else list(self.prompt)  # type: ignore[list-item, arg-type]
+
+
+class Message(Fields):
+    """A message of a chat; fields beyond role and content reach the chat template as they are."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    role: str
+    content: str | list[TextPart] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the message as chat templates expect it."""
+        return {**self.model_dump(exclude_none=True), "content": joined_text(self.content or "")}
+
+
+class ChatFields(GenerationFields):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
+    tools: Annotated[list[Any], Field(max_length=0)] = []
+    tool_choice: Literal["none", "auto"] = "none"
+    parallel_tool_calls: Any = None
+    modalities: list[Literal["text"]] = ["text"]
+    chat_template_kwargs: dict[str, Any] = {}
+    add_generation_prompt: bool = True
+
+    @property
+    def num_top(self) -> int | None:
+        """Most probable tokens to report for each position; None: no log-probabilities."""
+        if self.top_logprobs and not self.logprobs:
+            raise BadRequest("top_logprobs needs logprobs to be true", "top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Return the limit of output tokens, None if there is none."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class TokenizeFields(Fields):
+    """POST /tokenize: a text, or a chat."""
+
+    model: str = ""
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeFields(Fields):
+    """POST /detokenize."""
+
+    model: str = ""
+    tokens: Tokens
+
+
+Parsed = TypeVar("Parsed", bound=Fields)
+
+
+def parse(model: type[Parsed], body: Mapping[str, Any]) -> Parsed:
+    """Return the fields of a body; raises BadRequest naming the first that is unknown, missing or not allowed."""
+    known = {field.alias or name for name, field in model.model_fields.items()}
+    for name in body:
+        if name not in known:
+            raise UnknownField(f"unknown field {shown(name)}{did_you_mean(name, known)}", name)
+    try:
+        return model.model_validate({name: value for name, value in body.items() if value is not None})
+    except ValidationError as refused:
+        errors = refused.errors(include_url=False, include_context=False)
+    # Of a field that may be several things, the last complaint is about the one that fits best.
+    first = str(errors[0]["loc"][0])
+    error = [error for error in errors if error["loc"][0] == first][-1]
+    path = ".".join(str(part) for part in error["loc"] if not _is_type(part))
+    if error["type"] == "extra_forbidden":
+        raise UnknownField(f"unknown field {path!r}", path)
+    if error["type"] != "missing" and (allowed := _description(model, first)):
+        raise BadRequest(f"{first} must be {allowed}, got {shown(body[first])}", first)
+    got = "" if error["type"] == "missing" else f", got {shown(error['input'])}"
+    raise BadRequest(f"{path}: {error['msg']}{got}", path)
+
+
+def _description(model: type[Fields], name: str) -> str | None:
+    return model.model_fields[name].description if name in model.model_fields else None
+
+
+def _is_type(part: str | int) -> bool:
+    """True for the parts of an error's place that name one of several types."""
+    return isinstance(part, str) and (part in ("str", "int", "float", "bool") or "[" in part or part[:1].isupper())

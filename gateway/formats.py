@@ -1,0 +1,189 @@
+"""The shapes of OpenAI's responses: completions and chats, whole or streamed, and the figures of speculation beside."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.generation import Delta
+from gateway.tokenizer import Checkpoint
+
+#: Why a text ended, in OpenAI's words; a text that its deadline ended is incomplete, as one that reached its limit.
+FINISH_REASONS = {"stop": "stop", "length": "length", "deadline": "length"}
+
+
+@dataclass
+class Format:
+    """Builds the responses to one completion request. num_top: None = without log-probabilities.
+
+    token_ids, steps: whether choices carry the ids of their tokens, and the steps with their draft trees.
+    """
+
+    checkpoint: Checkpoint
+    seed: int
+    num_top: int | None = None
+    token_ids: bool = False
+    steps: bool = False
+    prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
+    id: str = field(init=False)
+    created: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
+        self.created = int(time.time())
+        self._num_characters: Counter[int] = Counter()  # of each choice, for text_offset
+
+    def chunk(self, choices: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
+        """Return a chunk of a stream."""
+        return self._envelope(self.chunk_object) | {"choices": list(choices)} | more
+
+    def response(self, sequences: Sequence[Delta], n: int) -> dict[str, Any]:
+        """Return the whole response. n: choices of each prompt."""
+        choices = [self.choice(index, sequence) for index, sequence in enumerate(sequences)]
+        return self._envelope(self.object) | {"choices": choices} | self.totals(sequences, n)
+
+    def choice(self, index: int, sequence: Delta) -> dict[str, Any]:
+        """Return a whole choice."""
+        return self.delta_choice(index, sequence)
+
+    def delta_choice(self, index: int, delta: Delta) -> dict[str, Any]:
+        """Return what a chunk adds to a choice."""
+        return {"index": index, "text": delta.text, **self._rest(index, delta)}
+
+    def totals(self, sequences: Sequence[Delta], n: int) -> dict[str, Any]:
+        """Return usage, and the figures of speculation in the shape that vLLM and AIPerf share."""
+        return {"usage": usage(sequences, n), "metrics": {"speculative_decoding": speculation_metrics(sequences)}}
+
+    def _envelope(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.checkpoint.name,
+            "system_fingerprint": None,
+            "seed": self.seed,
+        }
+
+    def _rest(self, index: int, delta: Delta) -> dict[str, Any]:
+        rest: dict[str, Any] = {"logprobs": None, "finish_reason": None}
+        if self.num_top is not None and delta.ids:
+            rest["logprobs"] = self.logprobs(index, delta)
+        if delta.finish_reason:
+            rest["finish_reason"] = FINISH_REASONS[delta.finish_reason]
+            if delta.finish_reason == "deadline":
+                rest["stop_reason"] = "deadline"
+        if self.token_ids:
+            rest["token_ids"] = delta.ids
+        if self.steps:
+            rest["steps"] = [self._step(step) for step in delta.steps]
+        return rest
+
+    def _step(self, step: Mapping[str, Any]) -> dict[str, Any]:
+        """Return one step for a picture: the draft tree with the text of its nodes, and what was accepted."""
+        parents, sources = step["node_parents"], step["sources"]
+        nodes = [
+            {"id": token, "text": self.token_text(token), "parent": parent, "source": source}
+            for token, parent, source in zip(step["node_ids"], parents, sources, strict=True)
+        ]
+        ids = [*(step["node_ids"][node - 1] for node in step["path"]), *step["extra"], step["next_token"]]
+        tokens = [{"id": token, "text": self.token_text(token)} for token in ids]
+        return {"position": step["prefix_len"], "nodes": nodes, "path": step["path"], "tokens": tokens}
+
+    def token_text(self, token: int) -> str:
+        """Return a token as a text; a token that is a part of a character shows its bytes, as in OpenAI's API."""
+        raw = self.checkpoint.token_bytes(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def logprobs(self, index: int, delta: Delta) -> dict[str, Any]:
+        """Return the log-probabilities of a delta."""
+        tokens = [self.token_text(token) for token in delta.ids]
+        offsets = []
+        for token in delta.ids:
+            offsets.append(self._num_characters[index])
+            self._num_characters[index] += len(self.checkpoint.token_bytes(token).decode(errors="ignore"))
+        return {
+            "tokens": tokens,
+            "token_logprobs": delta.logprobs,
+            "top_logprobs": [
+                {self.token_text(token): value for token, value in zip(ids, values, strict=True)}
+                for ids, values in zip(delta.top_ids, delta.top_logprobs, strict=True)
+            ]
+            or None,
+            "text_offset": offsets,
+        }
+
+
+class ChatFormat(Format):
+    """Builds the responses to one chat request."""
+
+    prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def choice(self, index: int, sequence: Delta) -> dict[str, Any]:
+        """Return a whole choice."""
+        message = {"role": "assistant", "content": sequence.text, "refusal": None}
+        return {"index": index, "message": message, **self._rest(index, sequence)}
+
+    def first_choice(self, index: int) -> dict[str, Any]:
+        """Return the first chunk of a choice, which names the role."""
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def delta_choice(self, index: int, delta: Delta) -> dict[str, Any]:
+        """Return what a chunk adds to a choice."""
+        return {"index": index, "delta": {"content": delta.text} if delta.text else {}, **self._rest(index, delta)}
+
+    def logprobs(self, index: int, delta: Delta) -> dict[str, Any]:
+        """Return the log-probabilities of a delta."""
+        content = []
+        for row, (token, logprob) in enumerate(zip(delta.ids, delta.logprobs, strict=True)):
+            ids, values = (delta.top_ids[row], delta.top_logprobs[row]) if delta.top_ids else ([], [])
+            top = [self._logprob(other, value) for other, value in zip(ids, values, strict=True)]
+            content.append(self._logprob(token, logprob) | {"top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _logprob(self, token: int, logprob: float) -> dict[str, Any]:
+        raw = list(self.checkpoint.token_bytes(token))
+        return {"token": self.token_text(token), "logprob": logprob, "bytes": raw}
+
+
+def usage(sequences: Sequence[Delta], n: int) -> dict[str, Any]:
+    """Return the token counts of a request; the choices of one prompt share it, so that it counts once."""
+    prompt = sum(sequence.num_input_tokens for sequence in sequences[::n])
+    completion = sum(len(sequence.ids) for sequence in sequences)
+    accepted = sum(sum(sequence.accepted) for sequence in sequences)
+    drafted = sum(sum(sequence.drafted) for sequence in sequences)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(s.num_cached_tokens for s in sequences[::n])},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        },
+    }
+
+
+def speculation_metrics(sequences: Sequence[Delta]) -> dict[str, Any]:
+    """Return what the drafts of a request brought.
+
+    mean_acceptance_length = 1 + accepted draft tokens ÷ steps; acceptance_histogram[k]: steps that accepted k of them.
+    """
+    accepted = [number for sequence in sequences for number in sequence.accepted]
+    num_drafted = sum(sum(sequence.drafted) for sequence in sequences)
+    counts = Counter(accepted)
+    return {
+        "mean_acceptance_length": 1 + sum(accepted) / max(len(accepted), 1),
+        "draft_acceptance_rate": sum(accepted) / max(num_drafted, 1),
+        "acceptance_histogram": [counts[number] for number in range(max(accepted, default=0) + 1)],
+        "num_spec_steps": len(accepted),
+        "num_accepted_draft_tokens": sum(accepted),
+        "num_draft_tokens": num_drafted,
+    }

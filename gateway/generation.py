@@ -1,0 +1,162 @@
+"""One sequence, from whichever replicas: where one fails, another goes on with the same text, token for token.
+
+That works because a replica's noise depends on seed and position alone (docs/losslessness.md): given the seed and the
+ids that were received, any replica continues as the first one would have.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.errors import ApiError, Busy, Failed, Unavailable
+from gateway.metrics import Metrics
+from gateway.replicas import Replica, Replicas
+from gateway.routing import affinity_key
+from gateway.settings import Settings
+from gateway.triton import Full, Lost, Refused, ReplicaError
+
+#: A replica that stops gives its requests this reason; the client has not cancelled, so another replica goes on.
+CANCELLED = "cancelled"
+#: So often a request may fail without a new token; a request that breaks its replica must not break all of them.
+MAX_TRIES = 5
+
+
+@dataclass
+class Delta:
+    """What one response adds to a sequence. num_input_tokens, finish_reason, stats: of the last response alone.
+
+    top_ids, top_logprobs: the most probable tokens of each position. drafted, accepted: draft tokens of each step.
+    """
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_ids: list[list[int]] = field(default_factory=list)
+    top_logprobs: list[list[float]] = field(default_factory=list)
+    step_lengths: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    finish_reason: str | None = None
+    num_input_tokens: int = 0
+    num_cached_tokens: int = 0
+
+    def add(self, other: Delta) -> None:
+        """Append another delta."""
+        self.text += other.text
+        for name in ("ids", "logprobs", "top_ids", "top_logprobs", "step_lengths", "drafted", "accepted", "steps"):
+            getattr(self, name).extend(getattr(other, name))
+        if other.finish_reason:
+            self.finish_reason = other.finish_reason
+            self.num_input_tokens = other.num_input_tokens
+            self.num_cached_tokens = other.num_cached_tokens
+
+
+class Refusal(ApiError):
+    """A replica found the request wrong; the message is the replica's, in words of its inputs."""
+
+    status, type, code = 400, "invalid_request_error", "invalid_value"
+
+
+@dataclass
+class Generation:
+    """One sequence on its way through the replicas. inputs: of the public model, seed included.
+
+    Invariant: joined, the deltas are those of a single replica that did not fail.
+    """
+
+    inputs: Mapping[str, Any]
+    replicas: Replicas
+    settings: Settings
+    metrics: Metrics
+    deadline_s: float
+    ids: list[int] = field(default_factory=list)
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """Yield what is new with each response, up to the one with a finish reason; raises ApiError."""
+        key = affinity_key(self.inputs)
+        tried: list[Replica] = []
+        last_error: ReplicaError | None = None
+        progress_s = time.monotonic()
+        while True:
+            replica = await self._next_replica(key, tried, last_error, progress_s)
+            num_before = len(self.ids)
+            try:
+                with replica.running():
+                    async for delta in self._from(replica):
+                        yield delta
+                        if delta.finish_reason:
+                            self.replicas.report(replica, None)
+                            return
+                raise Lost("the stream ended before the text")
+            except Refused as error:
+                raise Refusal(str(error)) from None
+            except ReplicaError as error:
+                last_error = error
+                self.replicas.report(replica, error)
+                self.metrics.failovers.labels(reason=error.reason).inc()
+            if len(self.ids) > num_before:
+                tried, progress_s = [], time.monotonic()
+            tried.append(replica)
+
+    async def _from(self, replica: Replica) -> AsyncIterator[Delta]:
+        limits = (self.settings.first_limit_s, self.settings.silence_limit_s)
+        async for outputs in replica.client.stream(self._inputs(), *limits):
+            if outputs.get("finish_reason") == CANCELLED:
+                raise Lost("the replica stopped the request")
+            delta = to_delta(outputs)
+            self.ids += delta.ids
+            yield delta
+
+    def _inputs(self) -> dict[str, Any]:
+        left_ms = max(int((self.deadline_s - time.monotonic()) * 1000), 1)
+        continued = {"generated_ids": self.ids} if self.ids else {}
+        return {**self.inputs, **continued, "timeout_ms": left_ms}
+
+    async def _next_replica(
+        self, key: bytes, tried: list[Replica], error: ReplicaError | None, progress_s: float
+    ) -> Replica:
+        """Return the replica to try next; raises ApiError when the request should not be tried again.
+
+        A new request is refused when all replicas are full. A text that has begun waits, since a reader has seen it.
+        """
+        num_ready = sum(replica.is_ready for replica in self.replicas.all.values())
+        if isinstance(error, Full) and not self.ids and len(set(tried)) >= num_ready:
+            raise Busy(f"all replicas are full: {error}", retry_after_s=1)
+        if error and not isinstance(error, Full) and len(tried) >= MAX_TRIES:
+            raise Failed(f"the request failed {len(tried)} times in a row, the last time: {error}")
+        end_s = min(progress_s + self.settings.recovery_limit_s, self.deadline_s)
+        if (left_s := end_s - time.monotonic()) > 0 and (found := await self.replicas.choose(key, tried, left_s)):
+            return found
+        raise Unavailable(f"no replica can be reached: {error or 'none is ready'}", retry_after_s=5)
+
+
+def to_delta(outputs: Mapping[str, Any]) -> Delta:
+    """Return one response's outputs as a delta."""
+    ids, num_rows = outputs["output_ids"], len(outputs["output_ids"])
+    delta = Delta(
+        outputs["text_output"],
+        ids,
+        outputs.get("output_log_probs", []),
+        _rows(outputs.get("top_ids", []), num_rows),
+        _rows(outputs.get("top_log_probs", []), num_rows),
+        outputs["step_lengths"],
+        outputs.get("step_draft_tokens", []),
+        outputs.get("step_accepted_tokens", []),
+    )
+    if "steps" in outputs:
+        delta.steps = json.loads(outputs["steps"])["steps"]
+    if "finish_reason" in outputs:
+        delta.finish_reason = outputs["finish_reason"]
+        delta.num_input_tokens = outputs["num_input_tokens"]
+        delta.num_cached_tokens = json.loads(outputs["stats"])["num_cached_tokens"] if "stats" in outputs else 0
+    return delta
+
+
+def _rows(values: list[Any], num_rows: int) -> list[list[Any]]:
+    width = len(values) // max(num_rows, 1)
+    return [values[row * width : (row + 1) * width] for row in range(num_rows)] if width else []

@@ -1,0 +1,138 @@
+"""One request of a client: its sequences, side by side, as a whole response or as a stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.errors import ApiError, BadRequest
+from gateway.fields import FIELD_OF_INPUT
+from gateway.formats import ChatFormat, Format
+from gateway.generation import Delta, Generation, Refusal
+from gateway.metrics import Metrics
+
+_INPUT = re.compile(r"\binput (\w+)[,)]")
+DONE = "data: [DONE]\n\n"
+
+
+@dataclass(eq=False)
+class Job:
+    """sequences: one for each prompt and choice, the choices of a prompt together. n: choices of a prompt.
+
+    echo: the prompts, where the response repeats them. include_usage: streamed with a last chunk of figures.
+    """
+
+    sequences: Sequence[Generation]
+    format: Format
+    metrics: Metrics
+    n: int = 1
+    echo: Sequence[str] = ()
+    include_usage: bool = False
+
+    def __post_init__(self) -> None:
+        self._received = [Delta() for _ in self.sequences]
+        self._began_s = time.monotonic()
+
+    async def response(self) -> dict[str, Any]:
+        """Run to the end; return the whole response. Raises ApiError."""
+        async for _ in self._deltas():
+            pass
+        return self.format.response(self._received, self.n)
+
+    async def events(self) -> AsyncIterator[str]:
+        """Yield the events of a stream; raises ApiError only before the first one, later errors are events."""
+        is_open = False
+        try:
+            async for index, delta, is_first in self._deltas():
+                is_open = True
+                for choice in self._choices(index, delta, is_first):
+                    is_last = not self.include_usage and all(d.finish_reason for d in self._received)
+                    more = self.format.totals(self._received, self.n) if is_last else {}
+                    yield _event(self.format.chunk([choice], **{k: v for k, v in more.items() if k == "metrics"}))
+        except ApiError as error:
+            if not is_open:
+                raise
+            yield _event(error.body())
+        else:
+            if self.include_usage:
+                yield _event(self.format.chunk([], **self.format.totals(self._received, self.n)))
+        yield DONE
+
+    def _choices(self, index: int, delta: Delta, is_first: bool) -> list[dict[str, Any]]:
+        head = [self.format.first_choice(index)] if is_first and isinstance(self.format, ChatFormat) else []
+        return [*head, self.format.delta_choice(index, delta)]
+
+    async def _deltas(self) -> AsyncIterator[tuple[int, Delta, bool]]:
+        """Yield index and delta of every response, and whether it is the sequence's first."""
+        seen: set[int] = set()
+        async for index, delta in _merged(self.sequences):
+            if not seen:
+                self.metrics.first_token_seconds.observe(time.monotonic() - self._began_s)
+            if index not in seen and self.echo:
+                delta.text = self.echo[index] + delta.text
+            self._count(delta)
+            self._received[index].add(delta)
+            yield index, delta, index not in seen
+            seen.add(index)
+
+    def _count(self, delta: Delta) -> None:
+        self.metrics.generation_tokens.inc(len(delta.ids))
+        self.metrics.prompt_tokens.inc(delta.num_input_tokens)
+        self.metrics.steps.inc(len(delta.accepted))
+        self.metrics.drafted.inc(sum(delta.drafted))
+        self.metrics.accepted.inc(sum(delta.accepted))
+
+
+async def _merged(sequences: Sequence[Generation]) -> AsyncIterator[tuple[int, Delta]]:
+    """Yield the deltas of all sequences as they come; the first error ends them all."""
+    if len(sequences) == 1:
+        async for delta in _translated(sequences[0]):
+            yield 0, delta
+        return
+    queue: asyncio.Queue[tuple[int, Delta | BaseException | None]] = asyncio.Queue(maxsize=len(sequences))
+    tasks = [asyncio.create_task(_forward(index, sequence, queue)) for index, sequence in enumerate(sequences)]
+    try:
+        num_running = len(tasks)
+        while num_running:
+            index, item = await queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                num_running -= 1
+            else:
+                yield index, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _forward(
+    index: int, sequence: Generation, queue: asyncio.Queue[tuple[int, Delta | BaseException | None]]
+) -> None:
+    try:
+        async for delta in _translated(sequence):
+            await queue.put((index, delta))
+    except Exception as error:
+        await queue.put((index, error))
+    else:
+        await queue.put((index, None))
+
+
+async def _translated(sequence: Generation) -> AsyncIterator[Delta]:
+    """Yield a sequence's deltas; a replica's refusal becomes an error about a field of the request."""
+    try:
+        async for delta in sequence.deltas():
+            yield delta
+    except Refusal as refusal:
+        match = _INPUT.search(str(refusal))
+        raise BadRequest(str(refusal), FIELD_OF_INPUT.get(match[1], match[1]) if match else None) from None
+
+
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"

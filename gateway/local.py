@@ -1,0 +1,100 @@
+"""Replicas on this machine: launchers that the gateway's command starts, watches, restarts and stops."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from gateway.settings import SettingsError
+
+_GRPC = re.compile(r"gRPC (\S+?),")
+RESTART_PAUSE_S = 1.0
+STOP_LIMIT_S = 30
+
+
+class LocalReplica:
+    """One launcher, started again when it ends; its ports stay the same."""
+
+    def __init__(self, config: Path, environ: Mapping[str, str]) -> None:
+        self._command = [sys.executable, "-m", "launcher", str(config)]
+        self._environ = dict(environ)
+        self._stopping = threading.Event()
+        self.address = ""
+        self.process = self._start()
+
+    def wait_until_ready(self) -> str:
+        """Return the launcher's ready line; raises SettingsError when it ends before, having said why."""
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        if not (found := _GRPC.search(line)):
+            raise SettingsError(f"the server did not start (exit status {self.process.wait()})")
+        self.address = found[1]
+        self._environ |= _ports(line)
+        threading.Thread(target=self._watch, daemon=True).start()
+        return line.strip()
+
+    def stop(self) -> None:
+        """Stop the launcher and wait for its end, within a limit."""
+        self._stopping.set()
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+    def _start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(self._command, env=self._environ, stdout=subprocess.PIPE, text=True)
+
+    def _watch(self) -> None:
+        while True:
+            self.process.wait()
+            if self._stopping.wait(RESTART_PAUSE_S):
+                return
+            print(f"the server at {self.address} ended; starting it again", file=sys.stderr, flush=True)
+            self.process = self._start()
+            if self._stopping.is_set():  # asked to stop meanwhile
+                self.process.terminate()
+                return
+
+
+def _ports(ready_line: str) -> dict[str, str]:
+    """Return the variables with which a launcher listens on the ports that it has named."""
+    return dict(zip(("HTTP_PORT", "GRPC_PORT", "METRICS_PORT"), re.findall(r":(\d+)", ready_line), strict=False))
+
+
+@contextlib.contextmanager
+def serving(config: str, num_replicas: int) -> Iterator[list[str]]:
+    """Start replicas of a deployment one after the other; yield their gRPC addresses; stop them at the end."""
+    path = Path(config).absolute()
+    free = {"HTTP_PORT": "0", "GRPC_PORT": "0", "METRICS_PORT": "0"}
+    environ = dict(os.environ) if num_replicas == 1 else {**os.environ, **free}
+    replicas: list[LocalReplica] = []
+    try:
+        for _ in range(num_replicas):
+            replicas.append(LocalReplica(path, environ))
+            print(replicas[-1].wait_until_ready(), flush=True)
+        yield [replica.address for replica in replicas]
+    finally:
+        for replica in replicas:
+            replica.stop()
+
+
+def target_of(config: str) -> str:
+    """Return the checkpoint that a deployment serves, as its file or the environment names it."""
+    path = Path(config)
+    try:
+        declared = tomllib.loads(path.read_text(encoding="utf-8")).get("target", "")
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"cannot read the deployment {path}: {error} (--serve)") from None
+    target = os.environ.get("SERVING_TARGET") or declared
+    local = path.absolute().parent / str(target)
+    return str(local) if local.is_dir() else str(target)

@@ -1,0 +1,169 @@
+"""The replicas: where they are, whether they are well, how much each has to do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+
+from gateway.routing import choose
+from gateway.settings import Settings, SettingsError
+from gateway.triton import Full, ReplicaError, TritonClient
+
+DNS = "dns://"
+MAX_BACK_OFF_S = 30.0
+#: A replica that is full is left alone this long.
+FULL_PAUSE_S = 0.5
+POLL_S = 0.05
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Replica:
+    """One Triton server. num_running: requests that the gateway has on it. is_ready: as of the last health check.
+
+    num_failures: failures in a row; each doubles the time for which the replica is ejected.
+    """
+
+    address: str
+    client: TritonClient
+    num_running: int = 0
+    is_ready: bool = False
+    num_failures: int = 0
+    resting_until_s: float = 0.0
+
+    @property
+    def is_usable(self) -> bool:
+        """True if requests may be sent to it now."""
+        return self.is_ready and time.monotonic() >= self.resting_until_s
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Count one request while it runs."""
+        self.num_running += 1
+        try:
+            yield
+        finally:
+            self.num_running -= 1
+
+    def eject(self) -> None:
+        """Leave it alone for 0.5 s, twice as long after each further failure, until a health check says it is ready."""
+        pause_s = min(0.5 * 2**self.num_failures, MAX_BACK_OFF_S)
+        self.num_failures += 1
+        self.is_ready = False
+        self.resting_until_s = time.monotonic() + pause_s
+
+    def rest(self) -> None:
+        """Leave a replica alone that is well but full."""
+        self.resting_until_s = max(self.resting_until_s, time.monotonic() + FULL_PAUSE_S)
+
+    async def check(self) -> None:
+        """Ask whether it is ready; a replica that rests after a failure is asked when its time is over."""
+        if time.monotonic() < self.resting_until_s and self.num_failures:
+            return
+        was_ready, self.is_ready = self.is_ready, await self.client.is_ready()
+        if was_ready != self.is_ready:
+            log.info("replica %s is %s", self.address, "ready" if self.is_ready else "not ready")
+
+
+@dataclass(eq=False)
+class Replicas:
+    """All replicas; `watch` keeps the list and its state true while requests choose from it."""
+
+    settings: Settings
+    connect: Callable[[str], TritonClient] = TritonClient
+    all: dict[str, Replica] = field(default_factory=dict)
+    is_found: bool = False
+
+    def __post_init__(self) -> None:
+        name = self.settings.replicas.removeprefix(DNS)
+        for address in name.split(","):
+            host, _, port = address.strip().rpartition(":")
+            if not host or not port.isdigit() or (self._is_dns and "," in name):
+                allowed = "host:port,host:port… or dns://name:port"
+                raise SettingsError(
+                    f"replicas must be {allowed}, got {self.settings.replicas!r} (--replicas or GATEWAY_REPLICAS)"
+                )
+
+    @property
+    def _is_dns(self) -> bool:
+        return self.settings.replicas.startswith(DNS)
+
+    @property
+    def is_ready(self) -> bool:
+        """True if any replica can take a request."""
+        return any(replica.is_ready for replica in self.all.values())
+
+    async def watch(self) -> None:
+        """Look up and check the replicas for ever."""
+        resolved_s = -self.settings.resolve_interval_s
+        while True:
+            if not self.all or (self._is_dns and time.monotonic() - resolved_s >= self.settings.resolve_interval_s):
+                await self._update(await self._resolve())
+                resolved_s = time.monotonic()
+            await asyncio.gather(*(replica.check() for replica in list(self.all.values())))
+            pause_s = self.settings.health_interval_s
+            if not all(replica.is_ready for replica in self.all.values()) or not self.all:
+                pause_s = min(pause_s, 0.25)
+            await asyncio.sleep(pause_s)
+
+    async def close(self) -> None:
+        """Close all channels."""
+        await self._update([])
+
+    async def choose(self, key: bytes, tried: Collection[Replica], limit_s: float) -> Replica | None:
+        """Return a usable replica, of those that were not tried if there are any; None if none is usable in time.
+
+        Where all usable replicas were tried, it waits until one that rests becomes usable again.
+        """
+        end_s = time.monotonic() + limit_s
+        while True:
+            usable = [replica for replica in self.all.values() if replica.is_usable]
+            fresh = [replica for replica in usable if replica not in tried]
+            if chosen := choose(fresh or usable, key, self.settings.affinity_slack):
+                return chosen
+            if time.monotonic() >= end_s:
+                return None
+            await asyncio.sleep(POLL_S)
+
+    def report(self, replica: Replica, error: ReplicaError | None) -> None:
+        """Note how a request ended on a replica."""
+        if error is None:
+            replica.num_failures = 0
+        elif isinstance(error, Full):
+            replica.rest()
+        else:
+            log.warning("replica %s: %s", replica.address, error)
+            replica.eject()
+
+    async def _update(self, addresses: Collection[str]) -> None:
+        for address in set(self.all) - set(addresses):
+            # Streams that still run go on; the channel closes with the last of them.
+            replica = self.all.pop(address)
+            log.info("replica %s has left", address)
+            if not replica.num_running:
+                await replica.client.close()
+        for address in addresses:
+            if address not in self.all:
+                self.all[address] = Replica(address, self.connect(address))
+
+    async def _resolve(self) -> list[str]:
+        """Return the addresses of the setting; those of a name that cannot be resolved now stay as they were."""
+        if not self._is_dns:
+            return [address.strip() for address in self.settings.replicas.split(",")]
+        host, _, port = self.settings.replicas.removeprefix(DNS).rpartition(":")
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+        except OSError as error:
+            log.warning("cannot resolve %s: %s", host, error)
+            return list(self.all)
+        return sorted({_numeric(info[4][0], port) for info in found})
+
+
+def _numeric(host: str | int, port: str) -> str:
+    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"

@@ -1,0 +1,81 @@
+"""The gateway's settings: flags of its command before variables GATEWAY_<NAME> of the environment before defaults."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gateway.errors import did_you_mean
+
+PREFIX = "GATEWAY_"
+
+
+class SettingsError(Exception):
+    """A setting is wrong; the message names it, its value and where it is set."""
+
+
+class Settings(BaseModel):
+    """Each field is a flag (`--max-body-bytes`) and a variable (`GATEWAY_MAX_BODY_BYTES`), its description the help."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(9000, ge=0, le=65535, description="port to listen on; 0 = any free port")
+    replicas: str = Field(
+        "localhost:8001",
+        min_length=1,
+        description="gRPC addresses: host:port,host:port…, or dns://name:port for every address of a name",
+    )
+    tokenizer: str = Field("", description="folder or hub id of the target: its tokenizer.json and chat template")
+    chat_template: str = Field("", description="file of a chat template that replaces the checkpoint's")
+    model_name: str = Field("", description="name of the model in requests (default: the last part of --tokenizer)")
+    api_keys: str = Field("", repr=False, description="accepted API keys, separated by commas; empty = no key needed")
+    api_keys_file: str = Field("", description="file of accepted API keys, one a line")
+    max_body_bytes: int = Field(8 << 20, ge=1024, description="longest request body")
+    max_sequences: int = Field(32, ge=1, le=1024, description="most sequences of one request: prompts × n")
+    request_timeout_s: float = Field(600, gt=0, le=86_400, description="deadline of a request")
+    first_limit_s: float = Field(
+        60, gt=0, description="longest wait for a replica's first response, its queue included"
+    )
+    silence_limit_s: float = Field(
+        15, gt=0, description="longest pause between two responses before another replica goes on"
+    )
+    recovery_limit_s: float = Field(30, gt=0, description="how long a request waits for a replica that can serve it")
+    health_interval_s: float = Field(2, gt=0, description="pause between two health checks of a replica")
+    resolve_interval_s: float = Field(5, gt=0, description="pause between two look-ups of dns://")
+    affinity_slack: int = Field(
+        4, ge=0, description="requests that a prompt's own replica may have more than the idlest one"
+    )
+    stop_limit_s: int = Field(30, ge=0, description="how long running requests get when the gateway is stopped")
+    log_level: str = Field("info", pattern="^(error|warning|info|debug)$", description="error, warning, info or debug")
+
+
+def read_settings(arguments: Mapping[str, str], environ: Mapping[str, str]) -> Settings:
+    """Return the settings; raises SettingsError for the first variable that is unknown or value that is not allowed.
+
+    arguments: the flags that are set, by field.
+    """
+    variables = {name: text for name, text in environ.items() if name.startswith(PREFIX) and text}
+    values = {name.removeprefix(PREFIX).lower(): text for name, text in variables.items()}
+    try:
+        return Settings(**{**values, **arguments})  # type: ignore[arg-type]  # pydantic converts the texts
+    except ValidationError as refused:
+        first = refused.errors(include_url=False, include_context=False)[0]
+    name = str(first["loc"][0])
+    variable = PREFIX + name.upper()
+    if first["type"] == "extra_forbidden":
+        raise SettingsError(f"unknown environment variable {variable}{did_you_mean(name, Settings.model_fields)}")
+    raise SettingsError(f"{name}: {first['msg']}, got {first['input']!r} (--{name.replace('_', '-')} or {variable})")
+
+
+def parse_flags(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None
+) -> tuple[argparse.Namespace, dict[str, str]]:
+    """Add a flag for each setting, parse; return all options, and the settings among them that are set."""
+    for name, field in Settings.model_fields.items():
+        default = "" if field.default == "" else f" ({field.default})"
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar="…", help=f"{field.description}{default}")
+    options = parser.parse_args(arguments)
+    return options, {name: value for name in Settings.model_fields if (value := getattr(options, name)) is not None}

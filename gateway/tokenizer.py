@@ -1,0 +1,153 @@
+"""The checkpoint's tokenizer and chat template, for token lists, log-probabilities and chats."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.sandbox
+from tokenizers import Tokenizer
+
+from gateway.errors import BadRequest
+from gateway.settings import SettingsError
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """name: of the checkpoint. template: source of its chat template, "" = it has none."""
+
+    name: str
+    tokenizer: Tokenizer
+    template: str
+    special_tokens: Mapping[str, str]
+
+    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
+        """Return the ids of a text."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids."""
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that a token stands for, which may be a part of a character."""
+        piece = self.tokenizer.id_to_token(token) or ""
+        if match := _BYTE_TOKEN.fullmatch(piece):
+            return bytes([int(match[1], 16)])
+        if self._is_byte_level and all(character in _BYTES for character in piece):
+            return bytes(_BYTES[character] for character in piece)
+        return piece.replace("▁", " ").encode()
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        return '"ByteLevel"' in json.dumps(json.loads(self.tokenizer.to_str()).get("decoder"))
+
+    @cached_property
+    def _compiled(self) -> jinja2.Template:
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        return environment.from_string(self.template)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, added tokens included."""
+        return int(self.tokenizer.get_vocab_size())
+
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> list[int]:
+        """Return the ids of a chat; its template writes the special tokens itself."""
+        return self.encode(self.render_chat(messages, arguments), special_tokens=False)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> str:
+        """Return the prompt of a chat; raises BadRequest if there is no template, or it refuses the messages."""
+        if not self.template:
+            raise BadRequest(
+                f"{self.name!r} has no chat template: use /v1/completions, or give the gateway one (--chat-template)",
+                "messages",
+            )
+        values = {"messages": messages, "add_generation_prompt": True, **self.special_tokens, **arguments}
+        try:
+            return self._compiled.render(values)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            raise BadRequest(f"the chat template refuses these messages: {error}", "messages") from None
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def read_checkpoint(source: str, template_file: str, name: str) -> Checkpoint:
+    """Read tokenizer.json and the chat template of a folder or hub id; raises SettingsError if it cannot be read."""
+    if not source:
+        raise SettingsError(
+            "tokenizer is missing: the folder or hub id of the target (--tokenizer or GATEWAY_TOKENIZER)"
+        )
+    file = find_file(source, "tokenizer.json")
+    if file is None:
+        raise SettingsError(f"{source} has no tokenizer.json (--tokenizer or GATEWAY_TOKENIZER)")
+    config_file = find_file(source, "tokenizer_config.json")
+    try:
+        config = json.loads(config_file.read_text(encoding="utf-8")) if config_file else {}
+        template = _template(source, template_file, config)
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise SettingsError(f"{source}: {error} (--tokenizer, --chat-template)") from None
+    special = {
+        key: _content(config[key]) for key in ("bos_token", "eos_token", "unk_token", "pad_token") if config.get(key)
+    }
+    return Checkpoint(name or source.rstrip("/").rpartition("/")[2], tokenizer, template, special)
+
+
+def find_file(source: str, name: str) -> Path | None:
+    """Return a checkpoint's file, from the hub if the checkpoint is no folder; None if there is none."""
+    if Path(source).is_dir():
+        file = Path(source) / name
+        return file if file.is_file() else None
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(source, name))
+    except LocalEntryNotFoundError as error:
+        raise SettingsError(f"{source}: not in the local cache, and the hub cannot be reached: {error}") from None
+    except EntryNotFoundError:
+        return None
+    except Exception as error:  # the hub client raises many types; each means that the file cannot be fetched
+        raise SettingsError(f"{source}: neither a folder nor a hub id that can be fetched: {error}") from None
+
+
+def _template(source: str, template_file: str, config: Mapping[str, Any]) -> str:
+    if template_file:
+        return Path(template_file).read_text(encoding="utf-8")
+    if file := find_file(source, "chat_template.jinja"):
+        return file.read_text(encoding="utf-8")
+    found = config.get("chat_template") or ""
+    if isinstance(found, list):  # several templates, each with a name
+        found = next((entry["template"] for entry in found if entry["name"] == "default"), "")
+    return str(found)
+
+
+def _content(token: Any) -> str:
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
+def _byte_characters() -> dict[str, int]:
+    """Return the character by which byte-level BPE shows each byte (GPT-2's table)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _byte_characters()

@@ -1,0 +1,175 @@
+"""One replica's public model over a gRPC stream: tensors in, the outputs of each response out."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+MODEL = "speculative"
+
+_TYPES_BY_KIND = {
+    "BYTES": "text_input stop_words bad_words speculation speculation_config rule cache_salt draft_text "
+    "guided_decoding_guide_type guided_decoding_guide",
+    "INT32": "input_ids generated_ids sequence_index max_tokens min_tokens timeout_ms top_k num_top_log_probs stop_ids "
+    "num_draft_tokens allowed_token_ids logit_bias_ids",
+    "FP32": "temperature top_p min_p typical_p repetition_penalty presence_penalty frequency_penalty "
+    "logit_bias_weights typical_epsilon typical_delta",
+    "BOOL": "stream ignore_eos return_log_probs return_stats stream_steps",
+    "UINT64": "seed",
+}
+#: Datatype of each input that the gateway sends (docs/protocol.md, Public model).
+DATATYPES = {name: kind for kind, names in _TYPES_BY_KIND.items() for name in names.split()}
+_FIELDS = {
+    "BYTES": "bytes_contents",
+    "INT32": "int_contents",
+    "FP32": "fp32_contents",
+    "BOOL": "bool_contents",
+    "UINT64": "uint64_contents",
+}
+_CODES = {"INT32": "i", "FP32": "f"}
+#: Outputs that are lists, or tables of so many columns as there are top tokens; the others are scalars.
+LISTS = frozenset(
+    {"output_ids", "step_lengths", "step_draft_tokens", "step_accepted_tokens", "output_log_probs", "top_ids",
+     "top_log_probs"}
+)  # fmt: skip
+_OPTIONS = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # A machine that vanished closes no connection: without pings its streams would be silent until their limit.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A replica that was restarted is tried again soon, not after the library's back-off of up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+#: With this header Triton ends a stream with the status of its error; without it, an error is a text alone.
+_METADATA = (("triton_grpc_error", "true"),)
+
+
+class ReplicaError(Exception):
+    """A replica refused a request, failed on it, or cannot be reached. reason: a word for the metrics."""
+
+    reason = "failed"
+
+
+class Refused(ReplicaError):
+    """The request is wrong; no replica would serve it."""
+
+    reason = "invalid"
+
+
+class Full(ReplicaError):
+    """The replica takes no request now: it is full, starts or drains."""
+
+    reason = "unavailable"
+
+
+class Lost(ReplicaError):
+    """The replica, or the process of its public model, cannot be reached."""
+
+    reason = "lost"
+
+
+class Silent(ReplicaError):
+    """The replica did not answer in time; Triton never closes the streams of a killed process."""
+
+    reason = "silent"
+
+
+class TritonClient:
+    """One replica, through a channel of its own."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    async def close(self) -> None:
+        """Close the channel; streams that still run are cancelled."""
+        await self._channel.close()
+
+    async def is_ready(self, model: str = MODEL, limit_s: float = 2.0) -> bool:
+        """Return whether the replica answers and has loaded a model."""
+        try:
+            answer = await self._stub.ModelReady(service_pb2.ModelReadyRequest(name=model), timeout=limit_s)
+        except grpc.aio.AioRpcError:
+            return False
+        return bool(answer.ready)
+
+    async def stream(
+        self, inputs: Mapping[str, Any], first_limit_s: float, silence_limit_s: float
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Send one request; yield the outputs of each response. Leaving the iterator cancels the request.
+
+        Raises ReplicaError; Silent where the first response, or a later one, takes longer than its limit.
+        """
+        call = self._stub.ModelStreamInfer(metadata=_METADATA)
+        limit_s = first_limit_s
+        try:
+            await call.write(to_request(inputs))
+            await call.done_writing()
+            while (message := await asyncio.wait_for(call.read(), limit_s)) is not grpc.aio.EOF:
+                if message.error_message:
+                    raise _error(grpc.StatusCode.UNKNOWN, message.error_message)
+                if message.infer_response.outputs:
+                    limit_s = silence_limit_s
+                    yield to_outputs(message.infer_response)
+        except TimeoutError:
+            raise Silent(f"no response for {limit_s:g} s") from None
+        except grpc.aio.AioRpcError as error:
+            raise _error(error.code(), error.details() or "") from None
+        except asyncio.InvalidStateError:  # written to a call that has failed: reading it tells the reason
+            raise Lost("the connection broke") from None
+        finally:
+            call.cancel()
+
+
+def _error(code: grpc.StatusCode, message: str) -> ReplicaError:
+    # Of a dead process Triton says so under the code of an invalid request (seen with 2.51).
+    if "Stub process" in message:
+        return Lost(message)
+    if code is grpc.StatusCode.INVALID_ARGUMENT:
+        return Refused(message)
+    if code is grpc.StatusCode.UNAVAILABLE and "max_running" in message:
+        return Full(message)
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.NOT_FOUND):
+        return Lost(message or code.name)
+    return ReplicaError(message or code.name)
+
+
+def to_request(inputs: Mapping[str, Any]) -> service_pb2.ModelInferRequest:
+    """Return the message of a request; a list becomes a tensor of shape (1, n), a scalar one of (1, 1)."""
+    request = service_pb2.ModelInferRequest(model_name=MODEL)
+    for name, value in inputs.items():
+        datatype, values = DATATYPES[name], value if isinstance(value, list) else [value]
+        tensor = request.inputs.add(name=name, datatype=datatype, shape=(1, len(values)))
+        raw = [item.encode() for item in values] if datatype == "BYTES" else values
+        getattr(tensor.contents, _FIELDS[datatype]).extend(raw)
+    return request
+
+
+def to_outputs(response: service_pb2.ModelInferResponse) -> dict[str, Any]:
+    """Return a response's outputs by name, as Python values."""
+    outputs = {}
+    for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        values = _strings(raw) if output.datatype == "BYTES" else _numbers(output.datatype, raw)
+        outputs[output.name] = values if output.name in LISTS else values[0]
+    return outputs
+
+
+def _numbers(datatype: str, raw: bytes) -> list[Any]:
+    return list(struct.unpack(f"<{len(raw) // 4}{_CODES[datatype]}", raw))
+
+
+def _strings(raw: bytes) -> list[str]:
+    found = []
+    while raw:
+        (size,) = struct.unpack_from("<I", raw)
+        found.append(raw[4 : 4 + size].decode(errors="replace"))
+        raw = raw[4 + size :]
+    return found
