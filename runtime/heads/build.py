@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.static_trees import tree_of_choices
 from orchestrator.core.types import HeadInput
 from orchestrator.deployment.config import ServingConfig
+from orchestrator.native.build import Unbuilt
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import submit_and_wait
@@ -26,24 +28,27 @@ from runtime.heads.engines.medusa import MedusaEngine
 from runtime.heads.engines.redrafter import RedrafterEngine
 from runtime.model.fused import compile_kernels, pack_linears
 from runtime.model.load import DTYPES
+from runtime.native.heads import NativeHead, unsupported_head
+
+log = logging.getLogger(__name__)
 
 #: Kernels are compiled for up to this many rows, a level of several requests' trees; more are rare.
 MAX_PREPARED_ROWS = 64
 
 
-def _eagle(head: Any, config: ServingConfig) -> HeadEngine:
+def _eagle(head: Any, config: ServingConfig, native: NativeHead | None) -> HeadEngine:
     # The head has one layer beside the target's many: a share of the memory holds about as many tokens.
     depth = AutoConfig.from_pretrained(config.target).get_text_config().num_hidden_layers
     memory_mb = max(config.kv_memory_mb // depth, 1)
-    return EagleEngine(head, memory_mb, config.block_tokens, config.prefix_sharing)
+    return EagleEngine(head, memory_mb, config.block_tokens, config.prefix_sharing, native)
 
 
 #: Key of serving.toml and name of the Triton model → its engine.
-ENGINES: Mapping[str, Callable[[Any, ServingConfig], HeadEngine]] = {
-    "medusa": lambda head, config: MedusaEngine(head),
+ENGINES: Mapping[str, Callable[[Any, ServingConfig, NativeHead | None], HeadEngine]] = {
+    "medusa": lambda head, config, native: MedusaEngine(head, native),
     "eagle": _eagle,
     "eagle3": _eagle,
-    "redrafter": lambda head, config: RedrafterEngine(head),
+    "redrafter": lambda head, config, native: RedrafterEngine(head, native),
 }
 
 
@@ -56,16 +61,36 @@ def build_head(kind: str, config: ServingConfig) -> EngineThread[DraftRequest]:
         )
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device = {config.device!r}, but torch sees no CUDA device (serving.toml)")
-    device, dtype = torch.device(config.device), DTYPES[config.dtype]
     # A head has so few layers that one thread is faster than several that sleep in between.
     torch.set_num_threads(1)
-    head = load_head(kind, getattr(config, kind), config.target, dtype, device)
-    engine = ENGINES[kind](head, config)
-    pack_linears(head, device, dtype)
-    thread = EngineThread(engine, f"{kind}-engine", lambda: compile_kernels(head, MAX_PREPARED_ROWS))
+    head, engine = load_engine(kind, config)
+    kernels = (lambda: None) if engine.native else (lambda: compile_kernels(head, MAX_PREPARED_ROWS))
+    thread = EngineThread(engine, f"{kind}-engine", kernels)
     thread.start()
     _warm_up(thread, engine.feature_width)
     return thread
+
+
+def load_engine(kind: str, config: ServingConfig) -> tuple[Any, HeadEngine]:
+    """Return the head of this kind and its engine, which drafts in native code where the configuration wants it."""
+    device, dtype = torch.device(config.device), DTYPES[config.dtype]
+    head = load_head(kind, getattr(config, kind), config.target, dtype, device)
+    native = _native(head, kind) if config.kernels == "native" else None
+    engine = ENGINES[kind](head, config, native)
+    if native is None:
+        pack_linears(head, device, dtype)
+    return head, engine
+
+
+def _native(head: Any, kind: str) -> NativeHead | None:
+    """Return the head in native code; None, with a warning, when there is none."""
+    try:
+        if reason := unsupported_head(head):
+            raise Unbuilt(f"it does not support {reason}")
+        return NativeHead(head)
+    except Unbuilt as error:
+        log.warning("%s: torch computes this head, not native code: %s", kind, error)
+        return None
 
 
 def _warm_up(thread: EngineThread[DraftRequest], feature_width: int) -> None:

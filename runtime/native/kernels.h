@@ -102,4 +102,15 @@ inline f32x16 exp16(f32x16 x) {
 
 inline f32x16 silu16(f32x16 x) { return x / (1.0f + exp16(-x)); }
 
+// target = weight · source ÷ rms(source); the sum of squares uses 16 fixed lanes. size is a multiple of 16.
+inline void rms_norm(const float* source, const float* weight, int size, float eps, float* target) {
+  f32x16 squares = {};
+  for (int i = 0; i < size; i += kLanes) {
+    const f32x16 value = load16(source + i);
+    squares = fma16(value, value, squares);
+  }
+  const f32x16 scale = splat(1.0f / std::sqrt(sum_lanes(squares) / float(size) + eps));
+  for (int i = 0; i < size; i += kLanes) store16(target + i, load16(source + i) * scale * load16(weight + i));
+}
+
 }  // namespace native

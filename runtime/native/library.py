@@ -12,8 +12,27 @@ from orchestrator.native.build import NativeLibrary
 LIBRARY = NativeLibrary(
     "native",
     Path(__file__).resolve().parent,
-    sources=("model.cpp", "library.cpp"),
-    headers=("kernels.h", "pool.h", "product.h", "model.h"),
+    sources=(
+        "model.cpp",
+        "library.cpp",
+        "trees.cpp",
+        "ranking.cpp",
+        "heads.cpp",
+        "small_heads.cpp",
+        "eagle.cpp",
+        "heads_library.cpp",
+    ),
+    headers=(
+        "kernels.h",
+        "pool.h",
+        "product.h",
+        "model.h",
+        "trees.h",
+        "ranking.h",
+        "heads.h",
+        "small_heads.h",
+        "eagle.h",
+    ),
 )
 
 

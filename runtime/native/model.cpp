@@ -9,17 +9,6 @@ namespace {
 
 constexpr int kMaxHeadDim = 512;
 
-// target = weight · source ÷ rms(source); the sum of squares uses 16 fixed lanes. size is a multiple of 16.
-void rms_norm(const float* source, const float* weight, int size, float eps, float* target) {
-  f32x16 squares = {};
-  for (int i = 0; i < size; i += kLanes) {
-    const f32x16 value = load16(source + i);
-    squares = fma16(value, value, squares);
-  }
-  const f32x16 scale = splat(1.0f / std::sqrt(sum_lanes(squares) / float(size) + eps));
-  for (int i = 0; i < size; i += kLanes) store16(target + i, load16(source + i) * scale * load16(weight + i));
-}
-
 void scatter(const float* source, int first, int count, PackedRow target) {
   for (int i = 0; i < count; ++i) target.base[size_t(first + i) * target.stride] = source[i];
 }

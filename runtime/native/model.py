@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from orchestrator.core.errors import EngineError
 from orchestrator.core.types import HiddenStates
@@ -23,17 +22,14 @@ from runtime.kv.batch import Pass, Segment
 from runtime.kv.cache import CacheShape, KVCache
 from runtime.model.features import FeatureColumns
 from runtime.native.library import PassArrays, Shape, load
+from runtime.native.rotations import Rotations
+from runtime.native.weights import Weights
 
 Ints = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float32]
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPES = ("default", "linear", "llama3")
 MAX_HEAD_DIM = 512
-#: The outputs of a block of packed weights (product.h); gate and up alternate by blocks.
-BLOCK = 32
-#: The number of positions whose rotations are computed at once.
-ROTATION_CHUNK = 512
 #: Threads that a pass can use, on a machine with fewer cores too.
 MIN_POOL_THREADS = 4
 
@@ -92,12 +88,9 @@ class NativeModel:
             model.get_decoder().layers[0].self_attn.scaling,
         )  # fmt: skip
         self._handle = ctypes.c_void_p(self._library.native_new(ctypes.byref(shape), self.max_threads))
+        self._weights = Weights(self._library, self._handle)
         self._copy_weights(model, columns)
-        rotary = model.get_decoder().rotary_emb
-        self._inverse_frequencies: Floats = rotary.inv_freq.float().numpy()
-        self._rotation_scale = float(rotary.attention_scaling)
-        self._cosines: Floats = np.empty((0, len(self._inverse_frequencies)), np.float32)
-        self._sines: Floats = self._cosines
+        self._rotations = Rotations(model.get_decoder().rotary_emb)
 
     def __del__(self) -> None:
         if handle := getattr(self, "_handle", None):
@@ -117,7 +110,9 @@ class NativeModel:
         """
         arrays = visible_slots(batch.segments, cache.block_tokens)
         arrays["ids"] = batch.ids[0].numpy().astype(np.int32)
-        cosines, sines = self._rotations(batch.positions[0].numpy())
+        positions = batch.positions[0].numpy()
+        self._rotations.reach(int(positions.max()))
+        cosines, sines = self._rotations.cosines[positions], self._rotations.sines[positions]
         logits = torch.empty((len(arrays["logit_rows"]), self.vocab_size))
         request = PassArrays(
             num_rows=len(arrays["ids"]),
@@ -138,17 +133,6 @@ class NativeModel:
             raise EngineError(f"the native forward pass refused its arguments: {wrong.decode()}")
         return logits
 
-    def _rotations(self, positions: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
-        """Return each row's cosines and sines, (n, head_dim / 2) float32; they depend on the position alone."""
-        while len(self._cosines) <= positions.max():
-            chunk = np.arange(len(self._cosines), len(self._cosines) + ROTATION_CHUNK, dtype=np.float32)
-            # The angle is float32's, as in transformers; its cosine is rounded once.
-            angles = (chunk[:, None] * self._inverse_frequencies).astype(np.float64)
-            cosines, sines = (function(angles) * self._rotation_scale for function in (np.cos, np.sin))
-            self._cosines = np.concatenate([self._cosines, cosines.astype(np.float32)])
-            self._sines = np.concatenate([self._sines, sines.astype(np.float32)])
-        return self._cosines[positions], self._sines[positions]
-
     def _copy_weights(self, model: Any, columns: FeatureColumns) -> None:
         config, decoder = model.config.get_text_config(), model.get_decoder()
         # A configuration without kinds of layers (Mistral's) means that all of them slide if there is a window.
@@ -157,43 +141,17 @@ class NativeModel:
             self._copy_layer(index, layer)
             window = getattr(config, "sliding_window", None) if kinds[index] == "sliding_attention" else None
             self._library.native_set_layer(self._handle, index, window or 0, columns.column_of_layer(index))
-        self._set_vector(-1, "embedding", model.get_input_embeddings().weight)
-        self._set_vector(-1, "final_norm", decoder.norm.weight)
-        self._set_linear(-1, "lm_head", model.get_output_embeddings().weight)
+        self._weights.set_vector(-1, "embedding", model.get_input_embeddings().weight)
+        self._weights.set_vector(-1, "final_norm", decoder.norm.weight)
+        self._weights.set_linear(-1, "lm_head", model.get_output_embeddings().weight)
         self._library.native_set_layer(self._handle, -1, 0, 0 if columns.num_last else -1)
 
     def _copy_layer(self, index: int, layer: Any) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        self._set_linear(index, "qkv", torch.cat([projection.weight for projection in projections]))
-        self._set_linear(index, "output", attention.o_proj.weight)
-        self._set_linear(index, "gate_up", alternate(mlp.gate_proj.weight, mlp.up_proj.weight))
-        self._set_linear(index, "down", mlp.down_proj.weight)
-        vectors = {"input_norm": layer.input_layernorm, "mlp_norm": layer.post_attention_layernorm}
-        if hasattr(attention, "q_norm"):
-            vectors |= {"query_norm": attention.q_norm, "key_norm": attention.k_norm}
-        for name, norm in vectors.items():
-            self._set_vector(index, name, norm.weight)
-        if attention.q_proj.bias is not None:
-            self._set_vector(index, "qkv_bias", torch.cat([projection.bias for projection in projections]))
-
-    def _set_linear(self, layer: int, name: str, weight: Tensor) -> None:
-        """Copy a matrix (out, in); layer −1 stands for the model's own."""
-        values = weight.detach().contiguous()
-        if self._library.native_set_linear(self._handle, layer, name.encode(), values.data_ptr(), *values.shape):
-            raise EngineError(f"the native library has no matrix {name!r}")
-
-    def _set_vector(self, layer: int, name: str, vector: Tensor) -> None:
-        values = vector.detach().contiguous()
-        if self._library.native_set_vector(self._handle, layer, name.encode(), values.data_ptr(), values.numel()):
-            raise EngineError(f"the native library has no vector {name!r}")
-
-
-def alternate(gate: Tensor, up: Tensor) -> Tensor:
-    """Return gate and up, (F, d) each, in alternating blocks of BLOCK rows; the last blocks are filled with zeros."""
-    padding = (0, 0, 0, -len(gate) % BLOCK)
-    blocks = [functional.pad(weight, padding).unflatten(0, (-1, BLOCK)) for weight in (gate, up)]
-    return torch.stack(blocks, dim=1).flatten(0, 2)
+        self._weights.set_decoder_layer(index, layer)
+        self._weights.set_vector(index, "input_norm", layer.input_layernorm.weight)
+        if hasattr(layer.self_attn, "q_norm"):
+            self._weights.set_vector(index, "query_norm", layer.self_attn.q_norm.weight)
+            self._weights.set_vector(index, "key_norm", layer.self_attn.k_norm.weight)
 
 
 def visible_slots(segments: Sequence[Segment], block_tokens: int) -> dict[str, Ints]:

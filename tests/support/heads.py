@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -13,10 +14,12 @@ from orchestrator.core.context import Context
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import DraftResponse, HeadInput
+from orchestrator.native.build import Unbuilt
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import EngineCall
 from runtime.heads.checkpoint.load import load_head
+from runtime.native.heads import NativeHead, unsupported_head
 from tests.support import published_heads
 from tests.support.tiny_models import TINY, VOCAB_SIZE, make_tiny_target
 
@@ -31,20 +34,30 @@ def make_target(folder: Path, **changes: Any) -> Path:
     return make_tiny_target(folder, num_hidden_layers=NUM_LAYERS, **changes)
 
 
-def make_head(kind: str, folder: Path, **options: Any) -> Path:
-    """Write a random head of this kind that fits `make_target`'s model."""
+def make_head(kind: str, folder: Path, wide: bool = False, **options: Any) -> Path:
+    """Write a random head of this kind that fits `make_target`'s model; wide: with heads of 16 numbers, not of 8."""
+    sizes = SIZES | ({"num_attention_heads": 2, "num_key_value_heads": 1} if wide else {})
     if kind == "medusa":
         return published_heads.write_medusa(folder, HIDDEN_SIZE, VOCAB_SIZE, **{"num_heads": 4, **options})
     if kind == "redrafter":
         return published_heads.write_redrafter(folder, HIDDEN_SIZE, VOCAB_SIZE, **options)
     if kind == "eagle":
-        return published_heads.write_eagle(folder, SIZES, **options)
-    return published_heads.write_eagle3(folder, SIZES, **{"draft_vocab_size": DRAFT_VOCAB_SIZE, **options})
+        return published_heads.write_eagle(folder, sizes, **options)
+    return published_heads.write_eagle3(folder, sizes, **{"draft_vocab_size": DRAFT_VOCAB_SIZE, **options})
 
 
 def load(kind: str, folder: Path, target: Path, dtype: torch.dtype = torch.float64) -> Any:
     """Load a head as a deployment does."""
     return load_head(kind, str(folder), str(target), dtype, torch.device("cpu"))
+
+
+def native_or_skip(head: Any) -> NativeHead:
+    """Return a float32 head in native code; skip the test where there is no compiler."""
+    assert not unsupported_head(head)
+    try:
+        return NativeHead(head)
+    except Unbuilt as error:
+        pytest.skip(str(error))
 
 
 def tables(target: Path) -> tuple[np.ndarray, np.ndarray]:

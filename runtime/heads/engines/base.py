@@ -21,6 +21,7 @@ from runtime.heads.engines.ranking import rank
 from runtime.heads.engines.trees import DynamicTree, GrowingTree, StaticTree
 from runtime.kv.blocks import BlockPool
 from runtime.kv.sequences import SequenceTable
+from runtime.native.heads import NativeDraft, NativeHead
 
 #: Share of a call's time that is left for its answer's way back.
 REPLY_MARGIN = 0.1
@@ -53,9 +54,12 @@ class TimeBudget:
 
     def allows(self, call: HeadCall) -> bool:
         """Return whether another level of the call's tree would be ready in time."""
+        return self._level_began_s + self._longest_s <= self._began_s + self.limit_s(call)
+
+    def limit_s(self, call: HeadCall) -> float:
+        """Return how many seconds after the creation of this object the call's tree must be ready."""
         limit_s = call.deadline_s - call.arrived_s
-        end_s = min(call.deadline_s - REPLY_MARGIN * limit_s, self._began_s + PASS_SHARE * limit_s)
-        return self._level_began_s + self._longest_s <= end_s
+        return min(call.deadline_s - REPLY_MARGIN * limit_s - self._began_s, PASS_SHARE * limit_s)
 
 
 @dataclass(eq=False)
@@ -86,8 +90,12 @@ class HeadEngine(ABC):
     draft_ids: Tensor | None = None
     beam_search = False
 
-    def __init__(self, feature_width: int, vocab_size: int, weight: Tensor) -> None:
-        """feature_width: numbers in a row of features. vocab_size: the target's. weight: any tensor of the head."""
+    def __init__(self, feature_width: int, vocab_size: int, weight: Tensor, native: NativeHead | None = None) -> None:
+        """feature_width: numbers in a row of features. vocab_size: the target's. weight: any tensor of the head.
+
+        native: the head in native code, which then drafts instead of the torch module.
+        """
+        self.native = native
         self.feature_width = feature_width
         self._vocab_size = vocab_size
         self._device, self._dtype = weight.device, weight.dtype
@@ -141,6 +149,8 @@ class HeadEngine(ABC):
 
     def _draft(self, calls: list[HeadCall]) -> list[TokenTree]:
         budget = TimeBudget()
+        if self.native is not None:
+            return self.draft_natively(self.native, calls, budget)
         drafts = self.begin(calls)
         budget.begin_levels()
         live = drafts
@@ -153,6 +163,31 @@ class HeadEngine(ABC):
                 for draft in live:
                     draft.states |= {node: next(rows) for node in draft.tree.frontier}
         return [draft.tree.token_tree() for draft in drafts]
+
+    def draft_natively(self, native: NativeHead, calls: list[HeadCall], budget: TimeBudget) -> list[TokenTree]:
+        """Return the tree of each call; a head without a cache reads the newest state and the root."""
+        return native.draft(
+            [
+                self.native_draft(call, budget, [int(call.delta.context_ids[-1])], call.delta.prefix_len - 2)
+                for call in calls
+            ]
+        )
+
+    def native_draft(self, call: HeadCall, budget: TimeBudget, tokens: list[int], first: int) -> NativeDraft:
+        """Return what native code needs for a call; tokens: of the rows to read, whose features begin at `first`."""
+        request, max_depth = call.request, self.max_depth(call)
+        assert request.head.features is not None
+        return NativeDraft(
+            sampling=request.sampling,
+            position=call.delta.prefix_len,
+            max_nodes=request.max_nodes,
+            max_depth=max_depth,
+            width=max(request.head.width, 1),
+            choices=self.choices_of(call),
+            tokens=tokens,
+            features=request.head.features[first - request.head.features_start :],
+            max_s=budget.limit_s(call),
+        )
 
     def _add_level(self, drafts: list[DraftInProgress]) -> None:
         """Add the children of all frontiers; a child of a candidate at depth t stands at position prefix_len + t."""
@@ -192,14 +227,23 @@ class HeadEngine(ABC):
         """Return the first position whose features are to be sent; a head without a cache needs the newest alone."""
         return call.delta.prefix_len - 1
 
-    def new_tree(self, call: HeadCall, max_depth: int) -> GrowingTree:
-        """Return an empty tree: of the request's shape, dynamic if it names a width, else of the head's own shape."""
+    def max_depth(self, call: HeadCall) -> int:
+        """Return the most levels that the call's tree can have."""
+        return call.request.max_depth
+
+    def choices_of(self, call: HeadCall) -> TokenTree:
+        """Return the static tree of a call, cut to its limits: the request's or the head's own; bare: a dynamic one."""
         request, choices = call.request, call.request.head.choices
         if not choices.num_nodes and not request.head.width and self.default_choices:
             choices = self.default_choices
-        if not choices.num_nodes:
-            return DynamicTree(max(request.head.width, 1), request.max_nodes, max_depth, self.beam_search)
-        return StaticTree(choices.only(choices.within(request.max_nodes, max_depth)))
+        return choices.only(choices.within(request.max_nodes, self.max_depth(call))) if choices.num_nodes else choices
+
+    def new_tree(self, call: HeadCall) -> GrowingTree:
+        """Return an empty tree of the call's shape."""
+        choices, request = self.choices_of(call), call.request
+        if choices.num_nodes:
+            return StaticTree(choices)
+        return DynamicTree(max(request.head.width, 1), request.max_nodes, self.max_depth(call), self.beam_search)
 
     def features_of(self, call: HeadCall, first: int) -> Tensor:
         """Return the target's features of the positions from `first` to the newest, (r, width)."""

@@ -9,18 +9,20 @@ target's own features.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from orchestrator.core.errors import RequestError
+from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import MAX_FEATURE_ROWS
 from runtime.heads.engines.base import (
     DraftInProgress,
     HeadCall,
     HeadEngine,
+    TimeBudget,
     frontier_states,
     has_newest_features,
     parent_states,
@@ -32,6 +34,7 @@ from runtime.kv.blocks import BlockPool
 from runtime.kv.cache import CacheShape, KVCache
 from runtime.kv.sequences import CachedSequence, SequenceTable
 from runtime.model.attention import paged_tree_attention
+from runtime.native.heads import NativeHead
 
 
 @dataclass(eq=False)
@@ -79,18 +82,25 @@ class EagleEngine(HeadEngine):
     """
 
     def __init__(
-        self, head: EagleHead | Eagle3Head, memory_mb: int, block_tokens: int, share_prefixes: bool = True
+        self,
+        head: EagleHead | Eagle3Head,
+        memory_mb: int,
+        block_tokens: int,
+        share_prefixes: bool = True,
+        native: NativeHead | None = None,
     ) -> None:
         config, weight = head.config, head.get_buffer("embedding")
-        super().__init__(head.feature_width, len(weight), weight)
-        shape = CacheShape(1, config.num_key_value_heads or config.num_attention_heads, head_dim(config))
+        super().__init__(head.feature_width, len(weight), weight, native)
+        # Native code keeps the outputs of its rows beside their keys and values.
+        width = config.hidden_size if native else 0
+        shape = CacheShape(1, config.num_key_value_heads or config.num_attention_heads, head_dim(config), width)
         self._head = head
         self.draft_ids = head.ids
         self.default_choices = head.default_choices
-        self._cache = KVCache(shape, memory_mb, block_tokens, weight.dtype, weight.device)
+        self.cache = KVCache(shape, memory_mb, block_tokens, weight.dtype, weight.device)
         # Slots without a row are never written, and attention cannot take NaN, even where it is masked.
-        self._cache.kv.zero_()
-        pool = BlockPool(self._cache.num_blocks, block_tokens)
+        self.cache.kv.zero_()
+        pool = BlockPool(self.cache.num_blocks, block_tokens)
         self._sequences = SequenceTable(pool, config.max_position_embeddings, share_prefixes)
 
     def cached_len(self, call: HeadCall) -> int:
@@ -100,7 +110,7 @@ class EagleEngine(HeadEngine):
     def open(self, call: HeadCall) -> str:
         """Sync the sequence with the call's context; the rows whose features nobody has become a gap."""
         head = call.request.head
-        depth = self._max_depth(call)
+        depth = self.max_depth(call)
         if depth < 1:
             raise RequestError(f"the context has reached the head's limit, {self._sequences.max_positions} positions")
         # The most nodes that are expanded: `width` a level of a dynamic tree, or all nodes of a static tree.
@@ -115,7 +125,8 @@ class EagleEngine(HeadEngine):
         _skip_rows(call.sequence, head.features_start)
         return ""
 
-    def _max_depth(self, call: HeadCall) -> int:
+    def max_depth(self, call: HeadCall) -> int:
+        """Return at most as many levels as the head has positions for."""
         return min(call.request.max_depth, self._sequences.max_positions - call.delta.prefix_len)
 
     def begin(self, calls: list[HeadCall]) -> list[DraftInProgress]:
@@ -127,9 +138,23 @@ class EagleEngine(HeadEngine):
         for call, end in zip(calls, np.cumsum([part.num_tokens for part in parts]).tolist(), strict=True):
             prefix_len = call.opened.num_computed = call.delta.prefix_len
             call.opened.publish(prefix_len)
-            tree = self.new_tree(call, self._max_depth(call))
+            tree = self.new_tree(call)
             drafts.append(DraftInProgress(call, tree, {0: states[end - 1]}, {0: prefix_len - 1}))
         return drafts
+
+    def draft_natively(self, native: NativeHead, calls: list[HeadCall], budget: TimeBudget) -> list[TokenTree]:
+        """Return the tree of each call; the rows of what was committed since the last call are computed first."""
+        drafts = []
+        for call in calls:
+            sequence, first = call.opened, max(call.opened.num_computed, 1)
+            tokens = sequence.ids[first : call.delta.prefix_len]
+            draft = self.native_draft(call, budget, tokens, first - 1)
+            drafts.append(replace(draft, blocks=sequence.blocks, first_slot=first, gap=sequence.missing_rows))
+        trees = native.draft(drafts, self.cache)
+        for call in calls:
+            call.opened.num_computed = call.delta.prefix_len
+            call.opened.publish(call.delta.prefix_len)
+        return trees
 
     def logits(self, drafts: list[DraftInProgress]) -> Tensor:
         """Return the logits of the children of all frontiers, (n, V or V_d)."""
@@ -145,7 +170,7 @@ class EagleEngine(HeadEngine):
 
         def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             scaling = query.shape[-1] ** -0.5
-            options = {"scaling": scaling, "batch": batch, "cache": self._cache}
+            options = {"scaling": scaling, "batch": batch, "cache": self.cache}
             return paged_tree_attention(module, query, key, value, None, **options)[0]
 
         return self._head.forward(state[None], batch.ids, batch.positions, attend)[0]

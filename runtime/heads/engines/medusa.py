@@ -7,6 +7,7 @@ from torch import Tensor
 
 from runtime.heads.engines.base import DraftInProgress, HeadCall, HeadEngine
 from runtime.heads.modules.medusa import MedusaHeads
+from runtime.native.heads import NativeHead
 
 
 class MedusaEngine(HeadEngine):
@@ -15,17 +16,21 @@ class MedusaEngine(HeadEngine):
     Invariant: the tokens at depth k are head k's guesses, whatever their ancestors are.
     """
 
-    def __init__(self, heads: MedusaHeads) -> None:
+    def __init__(self, heads: MedusaHeads, native: NativeHead | None = None) -> None:
         weight = next(iter(heads.parameters()))
-        super().__init__(weight.shape[1], heads.vocab_size, weight)
+        super().__init__(weight.shape[1], heads.vocab_size, weight, native)
         self._heads = heads
         self.default_choices = heads.default_choices
 
     def begin(self, calls: list[HeadCall]) -> list[DraftInProgress]:
-        """Return trees no deeper than there are heads; the root's state is the target's newest."""
-        trees = [self.new_tree(call, min(call.request.max_depth, len(self._heads))) for call in calls]
+        """Return empty trees; the root's state is the target's newest."""
+        trees = [self.new_tree(call) for call in calls]
         states = self.newest_features(calls)
         return [DraftInProgress(call, tree, {0: s}) for call, tree, s in zip(calls, trees, states, strict=True)]
+
+    def max_depth(self, call: HeadCall) -> int:
+        """Return at most as many levels as there are heads."""
+        return min(call.request.max_depth, len(self._heads))
 
     def num_logit_rows(self, draft: DraftInProgress) -> int:
         """Return 1: all nodes of a level have the same children."""

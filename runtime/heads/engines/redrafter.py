@@ -7,6 +7,7 @@ from torch import Tensor
 
 from runtime.heads.engines.base import DraftInProgress, HeadCall, HeadEngine, frontier_states, parent_states
 from runtime.heads.modules.redrafter import RedrafterHead
+from runtime.native.heads import NativeHead
 
 
 class RedrafterEngine(HeadEngine):
@@ -18,9 +19,9 @@ class RedrafterEngine(HeadEngine):
 
     beam_search = True
 
-    def __init__(self, head: RedrafterHead) -> None:
+    def __init__(self, head: RedrafterHead, native: NativeHead | None = None) -> None:
         embedding = head.get_buffer("embedding")
-        super().__init__(embedding.shape[1], len(embedding), embedding)
+        super().__init__(embedding.shape[1], len(embedding), embedding, native)
         self._head = head
 
     def begin(self, calls: list[HeadCall]) -> list[DraftInProgress]:
@@ -28,7 +29,7 @@ class RedrafterEngine(HeadEngine):
         newest = self.newest_features(calls)
         roots = torch.tensor([int(call.delta.context_ids[-1]) for call in calls], device=newest.device)
         pairs = torch.stack([newest, self._head.advance(torch.zeros_like(newest), roots)], dim=1)
-        trees = [self.new_tree(call, call.request.max_depth) for call in calls]
+        trees = [self.new_tree(call) for call in calls]
         return [DraftInProgress(call, tree, {0: pair}) for call, tree, pair in zip(calls, trees, pairs, strict=True)]
 
     def logits(self, drafts: list[DraftInProgress]) -> Tensor:

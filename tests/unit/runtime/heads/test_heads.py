@@ -30,6 +30,7 @@ from tests.support.heads import (
     load,
     make_head,
     make_target,
+    native_or_skip,
     paths_of,
     request,
     tables,
@@ -46,19 +47,23 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Eagle:
-    """An engine over a random EAGLE head, and the oracle of what it says after a path."""
+    """An engine over a random EAGLE head, and the oracle of what it says after a path.
 
-    def __init__(self, kind: str, folder: Path, target: Path, **options: Any) -> None:
+    native: the engine runs native code in float32, not torch in float64.
+    """
+
+    def __init__(self, kind: str, folder: Path, target: Path, native: bool = False, **options: Any) -> None:
         self.kind = kind
-        make_head(kind, folder, **options)
-        self.head = load(kind, folder, target)
+        make_head(kind, folder, wide=native, **options)
+        self.head = load(kind, folder, target, torch.float32 if native else torch.float64)
+        self.native = native_or_skip(self.head) if native else None
         self.engine = self.new_engine()
         self.tensors, self.config = oracle.read_tensors(folder), oracle.read_config(folder)
         self.embedding, self.lm_head = tables(target)
         self.width = HIDDEN_SIZE * (3 if kind == "eagle3" else 1)
 
     def new_engine(self, block_tokens: int = 4) -> EagleEngine:
-        return EagleEngine(self.head, memory_mb=1, block_tokens=block_tokens)
+        return EagleEngine(self.head, memory_mb=1, block_tokens=block_tokens, native=self.native)
 
     def log_q(
         self, ids: list[int], features: np.ndarray, path: Path_, positions: list[int] | None = None
@@ -76,9 +81,15 @@ class Eagle:
         return oracle.log_softmax(logits[-1])
 
 
-@pytest.fixture(scope="module", params=["eagle", "eagle3"])
+@pytest.fixture(scope="module", params=["eagle", "eagle3", "eagle:native", "eagle3:native"])
 def eagle(request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.TempPathFactory) -> Eagle:
-    return Eagle(request.param, tmp_path_factory.mktemp(request.param), target)
+    kind, _, native = request.param.partition(":")
+    return Eagle(kind, tmp_path_factory.mktemp(kind), target, bool(native))
+
+
+@pytest.fixture(params=["eagle", "eagle3"])
+def torch_eagle(request: pytest.FixtureRequest, target: Path, tmp_path: Path) -> Eagle:
+    return Eagle(request.param, tmp_path, target)
 
 
 def random_context(length: int, width: int, seed: int = 0) -> tuple[list[int], np.ndarray]:
@@ -213,7 +224,7 @@ def test_features_of_another_width_are_refused(eagle: Eagle) -> None:
 
 def test_at_the_head_s_limit_nothing_is_drafted(eagle: Eagle) -> None:
     limit = eagle.head.config.max_position_embeddings
-    engine = EagleEngine(eagle.head, memory_mb=4, block_tokens=16)
+    engine = EagleEngine(eagle.head, memory_mb=4, block_tokens=16, native=eagle.native)
     for length in (limit, limit + 1, limit + 40):
         ids, features = random_context(length, eagle.width)
         (answer,) = draft(engine, request(ids, features, width=2))
@@ -499,7 +510,7 @@ def test_long_contexts_take_turns(eagle: Eagle, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_pool_that_is_full_is_said_to_be(eagle: Eagle) -> None:
-    engine = EagleEngine(eagle.head, memory_mb=1, block_tokens=512)
+    engine = EagleEngine(eagle.head, memory_mb=1, block_tokens=512, native=eagle.native)
     ids, features = random_context(9, eagle.width)
     answers = [draft(engine, request(ids, features, sequence_id=n, width=2, salt=str(n)))[0] for n in range(1, 12)]
     assert not isinstance(answers[0], Unavailable)
@@ -554,23 +565,27 @@ class SlowClock:
 
 
 def test_a_draft_stops_growing_before_it_is_late_or_takes_the_time_of_the_calls_behind_it(
-    eagle: Eagle, monkeypatch: pytest.MonkeyPatch
+    torch_eagle: Eagle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, (ids, features) = SlowClock(monkeypatch, eagle.head), random_context(11, eagle.width)
-    assert clock.depths(eagle.new_engine(), 0.0, 0.65, 0.95, ids=ids, features=features, width=2) == [5, 2, 1]
-    assert clock.depths(eagle.new_engine(), 0.0, ids=ids, features=features, choices=TokenTree.chain([0] * 9)) == [5]
+    clock, (ids, features) = SlowClock(monkeypatch, torch_eagle.head), random_context(11, torch_eagle.width)
+    assert clock.depths(torch_eagle.new_engine(), 0.0, 0.65, 0.95, ids=ids, features=features, width=2) == [5, 2, 1]
+    assert clock.depths(
+        torch_eagle.new_engine(), 0.0, ids=ids, features=features, choices=TokenTree.chain([0] * 9)
+    ) == [5]
 
 
-def test_a_long_context_to_read_is_not_taken_for_a_long_level(eagle: Eagle, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, (ids, features) = SlowClock(monkeypatch, eagle.head), random_context(11, eagle.width)
-    fuse = eagle.head.fuse
+def test_a_long_context_to_read_is_not_taken_for_a_long_level(
+    torch_eagle: Eagle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, (ids, features) = SlowClock(monkeypatch, torch_eagle.head), random_context(11, torch_eagle.width)
+    fuse = torch_eagle.head.fuse
 
     def slow(features: Any) -> Any:
         clock.now_s += 0.25
         return fuse(features)
 
-    monkeypatch.setattr(eagle.head, "fuse", slow)
-    assert clock.depths(eagle.new_engine(), 0.0, ids=ids, features=features, width=2) == [2]
+    monkeypatch.setattr(torch_eagle.head, "fuse", slow)
+    assert clock.depths(torch_eagle.new_engine(), 0.0, ids=ids, features=features, width=2) == [2]
 
 
 def test_beams_stop_growing_before_they_are_late(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

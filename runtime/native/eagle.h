@@ -1,0 +1,54 @@
+// EAGLE-1/2 (arXiv:2401.15077, 2406.16858) and EAGLE-3 (arXiv:2503.01840): trees of predicted features.
+#pragma once
+
+#include "heads.h"
+#include "model.h"
+
+namespace native {
+
+// Row i reads the target's feature of position i and the embedding of token i + 1, and stands at position i. Its output
+// stands for the feature of position i + 1; a drafted row reads it in place of the target's. The outputs are kept in
+// Drafting::states, in the slots of their rows.
+//
+// linears: fc. EAGLE-1: fc(cat(embedding, feature)) enters the layer. EAGLE-3 (`fuses`): fc(features of three layers)
+// does, and its attention reads cat(norm(embedding), norm(state)).
+class Eagle : public Head {
+ public:
+  // shape: of the layer, num_layers 1; its vocab_size is that of the drafts.
+  Eagle(const Shape& shape, int feature_width, int vocab_size, bool fuses, bool reads_token, int max_threads);
+
+  const char* refusal(const Drafting& drafting) const override;
+
+  Model layer;
+  std::vector<float> input_norm, hidden_norm;  // EAGLE-3's, of its attention's input
+  std::vector<int32_t> ids;                    // the target's ids of a draft vocabulary; empty: they are the same
+
+ protected:
+  void begin(const Drafting& drafting, const Drafts& drafts) override;
+  const float* logits(const Drafts&) override { return logits_.data(); }  // begin and advance compute them
+  void advance(const Drafting& drafting, const Drafts& drafts) override;
+  int num_logits() const override { return layer.shape.vocab_size; }
+  const int32_t* draft_ids() const override { return ids.empty() ? nullptr : ids.data(); }
+
+ private:
+  // The rows of a pass through the layer, as native::Pass has them. states: what each row reads beside its token: the
+  // target's features, or the output of the row before it.
+  struct Rows {
+    std::vector<int32_t> tokens, positions, slots, context_starts, context_lens, extra_starts{0}, extra_slots, logit_rows;
+    std::vector<const float*> states;
+
+    void add(int32_t token, int64_t position, int slot, int context_start, int context_len, const float* state);
+    int count() const { return int(tokens.size()); }
+  };
+
+  const char* refusal_of(const Drafting& drafting, const DraftCall& call) const;
+  void forward(const Drafting& drafting, const Rows& rows);
+  void compute_inputs(const Rows& rows);
+  void copy_rotations(const Drafting& drafting, const Rows& rows);
+
+  const bool fuses_, reads_token_;
+  std::vector<int32_t> context_slots_, context_starts_, context_lens_;  // of each call: where its rows are
+  std::vector<float> fused_, both_, inputs_, cosines_, sines_, logits_;
+};
+
+}  // namespace native

@@ -1,0 +1,65 @@
+// The C interface of drafting heads: a head is made empty, given its weights, and then drafts. Called from heads.py.
+
+#include <new>
+#include <string>
+
+#include "eagle.h"
+#include "small_heads.h"
+
+using native::Drafting;
+using native::Eagle;
+using native::Head;
+using native::Linear;
+using native::Model;
+using native::Shape;
+
+extern "C" {
+
+Head* native_medusa_new(int hidden_size, int vocab_size, int num_heads, int num_blocks, int max_threads) {
+  return new (std::nothrow) native::Medusa(hidden_size, vocab_size, num_heads, num_blocks, max_threads);
+}
+
+Head* native_redrafter_new(int hidden_size, int vocab_size, int exit_dim, int is_recurrent, int max_threads) {
+  return new (std::nothrow) native::Redrafter(hidden_size, vocab_size, exit_dim, is_recurrent, max_threads);
+}
+
+Head* native_eagle_new(const Shape* shape, int feature_width, int vocab_size, int fuses, int reads_token,
+                       int max_threads) {
+  return new (std::nothrow) Eagle(*shape, feature_width, vocab_size, fuses, reads_token, max_threads);
+}
+
+void native_head_delete(Head* head) { delete head; }
+
+// The decoder layer of an EAGLE head, which owns it; its weights are set as a model's.
+Model* native_eagle_layer(Head* head) { return &static_cast<Eagle*>(head)->layer; }
+
+// Append a linear layer, W (num_outputs, num_inputs) and a bias or null, in the order that the head's class names.
+void native_head_add_linear(Head* head, const float* weight, const float* bias, int num_outputs, int num_inputs) {
+  head->linears.push_back({Linear(weight, num_outputs, num_inputs), {}});
+  if (bias) head->linears.back().bias.assign(bias, bias + num_outputs);
+}
+
+// Set a vector or table of a head; the norms are EAGLE-3's. Returns 0, or 1 for an unknown name.
+int native_head_set_vector(Head* head, const char* name, const float* values, int count) {
+  const std::string key = name;
+  if (key == "embedding") return head->embedding.assign(values, values + count), 0;
+  Eagle* eagle = dynamic_cast<Eagle*>(head);
+  if (!eagle) return 1;
+  if (key == "input_norm") return eagle->input_norm.assign(values, values + count), 0;
+  if (key == "hidden_norm") return eagle->hidden_norm.assign(values, values + count), 0;
+  return 1;
+}
+
+// Set the target's ids of an EAGLE head's draft vocabulary.
+void native_eagle_set_ids(Head* head, const int32_t* ids, int count) {
+  static_cast<Eagle*>(head)->ids.assign(ids, ids + count);
+}
+
+// Draft. Returns null, or what is wrong with the arguments; then nothing was drafted.
+const char* native_head_draft(Head* head, const Drafting* drafting) {
+  if (const char* wrong = head->refusal(*drafting)) return wrong;
+  head->draft(*drafting);
+  return nullptr;
+}
+
+}  // extern "C"

@@ -1,0 +1,65 @@
+// How a draft tree grows level by level from ranked guesses; runtime/heads/engines/trees.py is the reference.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace native {
+
+// A guess for the token after a candidate, with its log-confidence.
+struct Guess {
+  int32_t token;
+  double score;
+};
+
+// The guesses after each candidate of a frontier, the best first: row i holds counts[i] of them at guesses[i * stride].
+struct GuessRows {
+  const Guess* guesses;
+  const int32_t* counts;
+  int stride;
+};
+
+// A dynamic tree expands `width` candidates a level. A static tree has num_choices nodes: node i + 1 is the guess of
+// rank choice_ranks[i] below node choice_parents[i]; parents come before their children.
+struct TreeShape {
+  int32_t max_nodes, max_depth, width, beam_search, num_choices;
+  const int32_t *choice_parents, *choice_ranks;
+};
+
+// Candidates for a draft, numbered in the order in which they are added; candidate 0 is the root. A score is the
+// log-confidence of the whole path, so that no candidate scores above its ancestors.
+class GrowingTree {
+ public:
+  struct Candidate {
+    int32_t token, parent, depth;
+    double score;
+  };
+
+  explicit GrowingTree(const TreeShape& shape);
+
+  // Add the guesses after the candidates of the frontier and choose the next frontier. shares_row: all of them have
+  // the guesses of the first row.
+  void add_children(const GuessRows& rows, bool shares_row);
+
+  // The candidates of the draft in its order, parents before their children.
+  std::vector<int> drafted() const;
+
+  std::vector<Candidate> candidates;
+  std::vector<int> frontier;  // the candidates to expand next, all at one depth; empty: the tree is complete
+  int fan_out;                // children that each of them may get
+
+ private:
+  int add(int parent, const Guess& guess);
+  void grow_dynamic(const GuessRows& rows, bool shares_row);
+  void grow_static(const GuessRows& rows, bool shares_row);
+  std::vector<int> best(std::vector<int> nodes, int count) const;
+
+  const TreeShape shape_;
+  int levels_left_;
+  std::vector<int> last_level_;
+  std::vector<std::vector<int>> choice_children_;  // of each node of the choices
+  std::vector<int> candidate_of_choice_;           // 0: it has none (the root's is 0, too)
+  std::vector<int> choices_to_expand_;             // the choices of the frontier's candidates
+};
+
+}  // namespace native

@@ -1,0 +1,53 @@
+"""Copies weights to the native library's decoder layers, in the arrangement that its products read."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from orchestrator.core.errors import EngineError
+
+#: The outputs of a block of packed weights (product.h); gate and up alternate by blocks.
+BLOCK = 32
+
+
+class Weights:
+    """The weights of one native model. handle: of the model. Layer −1 stands for the model itself."""
+
+    def __init__(self, library: ctypes.CDLL, handle: ctypes.c_void_p) -> None:
+        self._library, self._handle = library, handle
+
+    def set_linear(self, layer: int, name: str, weight: Tensor) -> None:
+        """Copy a matrix (out, in)."""
+        values = weight.detach().contiguous()
+        if self._library.native_set_linear(self._handle, layer, name.encode(), values.data_ptr(), *values.shape):
+            raise EngineError(f"the native library has no matrix {name!r}")
+
+    def set_vector(self, layer: int, name: str, vector: Tensor) -> None:
+        """Copy a vector, or a table row by row."""
+        values = vector.detach().contiguous()
+        if self._library.native_set_vector(self._handle, layer, name.encode(), values.data_ptr(), values.numel()):
+            raise EngineError(f"the native library has no vector {name!r}")
+
+    def set_decoder_layer(self, index: int, layer: Any) -> None:
+        """Copy the products of a decoder layer (self_attn, mlp) and the norm before its MLP."""
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self.set_linear(index, "qkv", torch.cat([projection.weight for projection in projections]))
+        self.set_linear(index, "output", attention.o_proj.weight)
+        self.set_linear(index, "gate_up", alternate(mlp.gate_proj.weight, mlp.up_proj.weight))
+        self.set_linear(index, "down", mlp.down_proj.weight)
+        self.set_vector(index, "mlp_norm", layer.post_attention_layernorm.weight)
+        if attention.q_proj.bias is not None:
+            self.set_vector(index, "qkv_bias", torch.cat([projection.bias for projection in projections]))
+
+
+def alternate(gate: Tensor, up: Tensor) -> Tensor:
+    """Return gate and up, (F, d) each, in alternating blocks of BLOCK rows; the last blocks are filled with zeros."""
+    padding = (0, 0, 0, -len(gate) % BLOCK)
+    blocks = [functional.pad(weight, padding).unflatten(0, (-1, BLOCK)) for weight in (gate, up)]
+    return torch.stack(blocks, dim=1).flatten(0, 2)
