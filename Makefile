@@ -9,6 +9,9 @@ ARGS ?=
 # Processes of `make test`; each may run a server of some 4 GB beside its tests.
 WORKERS ?= 2
 DOCKER ?= docker
+IMAGES ?= cpu gateway torch trtllm
+BUILD = $(DOCKER) build
+WITH_TORCH = --build-arg TORCH=$(TORCH) $(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX))
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -18,7 +21,7 @@ TORCH_FITS := from importlib.metadata import version as v; exit(not (2, 11) <= t
 
 .DEFAULT_GOAL := help
 # build, tests, docker, gateway and clients are folders: no target may be mistaken for one.
-.PHONY: help setup demo serve gateway test exact audit audit-full bench lint models size clean build tests docker clients
+.PHONY: help setup demo serve gateway test exact audit audit-full bench lint models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,9 +63,15 @@ lint: $(VENV)/.dev ## style, types, import layers, size of the shipped models
 models: $(VENV)/.serve ## train the demo models anew (hours): make models ARGS=--any-corpus
 	@$(PY) -m build.models $(ARGS)
 
-docker: ## build the two images (docs/docker.md); DOCKER="echo docker" prints the commands: make docker ARGS=--no-cache
-	$(DOCKER) build --file docker/Dockerfile --build-arg TORCH=$(TORCH) $(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX)) --tag specserve:$(VERSION) $(ARGS) .
-	$(DOCKER) build --file docker/Dockerfile.trtllm --tag specserve-trtllm:$(VERSION) $(ARGS) .
+docker: $(IMAGES:%=docker-%) ## build the images (docs/docker.md): make docker IMAGES="cpu gateway"; DOCKER="echo docker" prints the commands
+
+docker-cpu: ; $(BUILD) --file docker/Dockerfile.cpu $(WITH_TORCH) --tag specserve-cpu:$(VERSION) $(ARGS) .
+docker-gateway: ; $(BUILD) --file docker/Dockerfile.gateway --tag specserve-gateway:$(VERSION) $(ARGS) .
+docker-torch: ; $(BUILD) --file docker/Dockerfile $(WITH_TORCH) --tag specserve:$(VERSION) $(ARGS) .
+docker-trtllm: ; $(BUILD) --file docker/Dockerfile.trtllm --tag specserve-trtllm:$(VERSION) $(ARGS) .
+
+docker-check: $(VENV)/.serve ## build the images on an engine of its own and run them (root; minutes): make docker-check ARGS=--help
+	@$(PY) -m tools.docker_check $(ARGS)
 
 size: ## files, functions and lines of the production code: make size ARGS=<another checkout>
 	@$(PYTHON) -m tools.size $(ARGS)

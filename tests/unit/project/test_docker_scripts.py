@@ -23,7 +23,7 @@ environment, healthcheck = (
 )
 
 
-@pytest.mark.parametrize("name", ["environment.py", "healthcheck.py"])
+@pytest.mark.parametrize("name", ["environment.py", "healthcheck.py"])  # native.py runs behind the packages
 def test_script_imports_what_every_container_has(name):
     tree = ast.parse((DOCKER / name).read_text())
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
@@ -31,15 +31,25 @@ def test_script_imports_what_every_container_has(name):
     assert {module.partition(".")[0] for module in imported} <= sys.stdlib_module_names | {"pip"}
 
 
-@pytest.mark.parametrize("extras", [[], ["serve"]])
+@pytest.mark.parametrize("extras", [[], ["serve"], ["gateway"]])
 def test_packages_are_the_projects_less_what_the_image_has_and_all_are_pinned(extras):
     pinned = {
         environment.name_of(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line[0] != "#"
     }
     names = {environment.name_of(word) for word in environment.requirements(PROJECT, extras)}
-    assert {"numpy", "tokenizers", "llguidance"} <= names <= pinned
-    assert ("transformers" in names) is bool(extras)
-    assert not names & {"torch", "nvidia-pytriton"}
+    assert {"numpy", "tokenizers", "llguidance"} <= names <= pinned | {"torch"}
+    assert ("transformers" in names) is ("serve" in extras)
+    assert ("fastapi" in names) is ("gateway" in extras)
+
+
+def test_triton_torch_and_others_are_left_out_as_asked(capsys):
+    def printed(*arguments):
+        environment.main(["requirements", "serve", *arguments])
+        return {environment.name_of(word) for word in capsys.readouterr().out.split()}
+
+    assert not printed() & {"torch", "nvidia-pytriton"}
+    assert printed("--all") == printed() | {"torch", "nvidia-pytriton"}
+    assert printed("--only", "pydantic") == {"pydantic"}
 
 
 @pytest.mark.parametrize(
@@ -78,21 +88,23 @@ class Health(http.server.BaseHTTPRequestHandler):
     status = 200
 
     def do_GET(self):
-        self.send_response(self.status if self.path == "/v2/health/ready" else 404)
+        self.send_response(self.status if self.path == "/ready" else 404)
         self.end_headers()
 
     def log_message(self, *_):
         pass
 
 
+@pytest.mark.parametrize("what", ["server", "gateway"])
 @pytest.mark.parametrize(("status", "ready"), [(200, True), (400, False), (503, False)])
-def test_healthcheck_is_what_triton_says(monkeypatch, status, ready):
+def test_healthcheck_is_what_the_launcher_or_the_gateway_says(monkeypatch, what, status, ready):
+    host, port = {"server": ("HOST", "HEALTH_PORT"), "gateway": ("GATEWAY_HOST", "GATEWAY_PORT")}[what]
     monkeypatch.setattr(Health, "status", status)
     with http.server.HTTPServer(("127.0.0.1", 0), Health) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        for host in ("0.0.0.0", "127.0.0.1", ""):
-            assert healthcheck.is_ready({"HOST": host, "HTTP_PORT": str(server.server_port)}) is ready
+        for address in ("0.0.0.0", "127.0.0.1", ""):
+            assert healthcheck.is_ready(what, {host: address, port: str(server.server_port)}) is ready
         server.shutdown()
         thread.join()
-    assert healthcheck.is_ready({"HTTP_PORT": str(server.server_port)}) is False
+    assert healthcheck.is_ready(what, {port: str(server.server_port)}) is False

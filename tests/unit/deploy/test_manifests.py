@@ -1,0 +1,316 @@
+"""The Kubernetes manifests: each is valid, and says of the programs in it what their code says (docs/kubernetes.md)."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from build.trtllm.spec import EngineSpec
+from gateway.settings import Settings as GatewaySettings
+from launcher.drain import main as drain
+from launcher.server import _EXIT_LIMIT_S, _KILL_AFTER_S
+from launcher.settings import Ports, Settings
+from orchestrator.deployment.config import ServingConfig, load_config
+from tests.support.without_triton import imported
+from tests.unit.deploy.manifests import (
+    CUSTOM,
+    FOLDERS,
+    K8S,
+    OVERLAYS,
+    ROOT,
+    Manifest,
+    at,
+    containers,
+    environment,
+    of_kind,
+    pods,
+    rendered,
+    servers,
+)
+
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+KUBERNETES = "1.32"
+ALL = pytest.mark.parametrize("name", FOLDERS)
+EACH_OVERLAY = pytest.mark.parametrize("name", OVERLAYS)
+
+
+# Schemas
+
+
+def check_schema(manifest: Manifest) -> None:
+    """Raise ValidationError for what Kubernetes' schema, or the one in tests/data/k8s, does not allow."""
+    if manifest["kind"] not in CUSTOM:
+        kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+        return
+    schema = CUSTOM[manifest["kind"]]
+    assert manifest["apiVersion"] == schema["apiVersion"]
+    jsonschema.validate(manifest["spec"], schema["spec"])
+
+
+@ALL
+def test_every_manifest_is_valid(name: str) -> None:
+    for manifest in rendered(name):
+        check_schema(manifest)
+    for _, pod in pods(name):
+        metadata = {"name": "pod", **pod["metadata"]}
+        check_schema({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod["spec"]})
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "path", "value"),
+    [
+        ("cpu-demo", "Deployment", "spec.template.spec.terminationGracePeriod", 5),
+        ("cpu-demo", "Service", "spec.clusterIp", "None"),
+        ("gpu-torch", "HorizontalPodAutoscaler", "spec.metrics.0.pods.target.averageValue", [1]),
+        ("gpu-torch", "PodMonitor", "spec.endpoints", []),
+        ("multi-node", "LeaderWorkerSet", "spec.leaderWorkerTemplate.restartPolicy", "Always"),
+        ("kserve", "ServingRuntime", "spec.terminationGracePeriodSeconds", 5),
+    ],
+)
+def test_a_wrong_manifest_is_found(name: str, kind: str, path: str, value: Any) -> None:
+    manifest = copy.deepcopy(next(iter(of_kind(name, kind).values())))
+    *parents, last = path.split(".")
+    place: Any = manifest
+    for key in parents:
+        place = place[int(key)] if key.isdecimal() else place[key]
+    place[last] = value
+    with pytest.raises(jsonschema.ValidationError):
+        check_schema(manifest)
+
+
+@EACH_OVERLAY
+def test_every_reference_is_to_something_that_is_there(name: str) -> None:
+    made = {
+        "configMap": set(of_kind(name, "ConfigMap")),
+        "persistentVolumeClaim": set(of_kind(name, "PersistentVolumeClaim")),
+    }
+    for where, pod in pods(name):
+        volumes = {volume["name"] for volume in pod["spec"].get("volumes", [])}
+        for volume in pod["spec"].get("volumes", []):
+            for kind, names in made.items():
+                if kind in volume:
+                    key = "name" if kind == "configMap" else "claimName"
+                    assert volume[kind][key] in names, f"{where}: {volume}"
+        for container in containers(pod):
+            mounted = {mount["name"] for mount in container.get("volumeMounts", [])}
+            assert mounted <= volumes, f"{where}: {mounted - volumes}"
+
+
+@EACH_OVERLAY
+def test_services_budgets_and_monitors_select_pods_and_ports_that_are_there(name: str) -> None:
+    found = [
+        (pod["metadata"]["labels"], {port["name"] for c in containers(pod) for port in c.get("ports", [])})
+        for _, pod in pods(name)
+    ]
+    wanted = [(each["spec"]["selector"], [p["targetPort"] for p in each["spec"]["ports"]]) for each in services(name)]
+    wanted += [(at(each, "spec.selector.matchLabels"), []) for each in of_kind(name, "PodDisruptionBudget").values()]
+    for monitor in of_kind(name, "PodMonitor").values():
+        ports = [endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]]
+        wanted.append((at(monitor, "spec.selector.matchLabels"), ports))
+    assert wanted
+    for labels, ports in wanted:
+        selected = [names for pod_labels, names in found if labels.items() <= pod_labels.items()]
+        assert selected and all(set(ports) <= names for names in selected), (labels, ports)
+
+
+def services(name: str) -> list[Manifest]:
+    return list(of_kind(name, "Service").values())
+
+
+# Security
+
+
+@ALL
+def test_every_container_runs_without_privileges(name: str) -> None:
+    for where, pod in pods(name):
+        of_pod = pod["spec"].get("securityContext", {})
+        for container in containers(pod):
+            context = {**of_pod, **container["securityContext"]}
+            assert context["runAsNonRoot"] and context["runAsUser"] == 1000, where
+            assert context["readOnlyRootFilesystem"] and context["allowPrivilegeEscalation"] is False, where
+            assert context["capabilities"] == {"drop": ["ALL"]}, where
+            assert context["seccompProfile"] == {"type": "RuntimeDefault"}, where
+            assert not pod["spec"].get("hostNetwork") and not pod["spec"].get("automountServiceAccountToken"), where
+
+
+@EACH_OVERLAY
+def test_no_pod_gets_variables_of_services_and_no_token(name: str) -> None:
+    for where, pod in pods(name):
+        assert pod["spec"]["enableServiceLinks"] is False, where  # SERVING_ and GATEWAY_ variables are settings
+        assert pod["spec"]["automountServiceAccountToken"] is False, where
+
+
+@EACH_OVERLAY
+def test_only_the_gateway_is_public(name: str) -> None:
+    policies = of_kind(name, "NetworkPolicy")
+    assert policies["default-deny"]["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    public = [
+        policy for policy, manifest in policies.items()
+        if any("from" not in rule for rule in manifest["spec"].get("ingress", []))
+    ]  # fmt: skip
+    assert public == ["gateway"]
+    to_server = policies["server"]["spec"]["ingress"]
+    assert {port["port"] for rule in to_server for port in rule["ports"]} == {"http", "grpc", "metrics"}
+    callers = {str(rule["from"]) for rule in to_server for port in rule["ports"] if port["port"] == "grpc"}
+    assert len(callers) == 2 and all("podSelector" in caller for caller in callers)
+    assert all(service["spec"].get("type", "ClusterIP") == "ClusterIP" for service in services(name))
+
+
+# What the programs say
+
+
+@ALL
+def test_ports_of_servers_are_those_of_the_launcher(name: str) -> None:
+    found = list(servers(name))
+    assert found
+    for where, _, container in found:
+        variables = environment(container)
+        settings = Settings.from_environment({**variables, "HOST": "0.0.0.0"})
+        ports = settings.ports()
+        named = {port["name"]: port["containerPort"] for port in container["ports"]}
+        named = {"grpc" if name == "h2c" else name: port for name, port in named.items()}
+        assert named.items() <= vars(ports).items(), where
+        assert name == "kserve" or ports == Ports()
+
+
+@ALL
+def test_variables_are_settings_that_the_programs_know(name: str) -> None:
+    others = {"TMPDIR", "HOME", "PLAN", "GPUS"}
+    for where, pod in pods(name):
+        for container in containers(pod):
+            for variable in (each["name"] for each in container.get("env", [])):
+                known = (
+                    variable.removeprefix("SERVING_").lower() in ServingConfig.model_fields
+                    if variable.startswith("SERVING_")
+                    else variable.removeprefix("GATEWAY_").lower() in GatewaySettings.model_fields
+                    if variable.startswith("GATEWAY_")
+                    else variable.lower() in Settings.model_fields or variable in others
+                )
+                assert known, f"{where}: {variable}"
+
+
+@ALL
+def test_probes_ask_the_launcher_as_long_as_loading_may_take(name: str) -> None:
+    handler = (ROOT / "launcher/health.py").read_text()
+    for where, _, container in servers(name):
+        variables = Settings.from_environment(environment(container))
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]} | {8003: Ports().health}
+        for probe, path in (("startupProbe", "/ready"), ("readinessProbe", "/ready"), ("livenessProbe", "/live")):
+            asked = container[probe]["httpGet"]
+            assert (asked["path"], ports[asked["port"]]) == (path, Ports().health), where
+            assert f'"{path}"' in handler
+            assert container[probe]["timeoutSeconds"] > 5, where  # Triton gets five seconds to answer the launcher
+        startup = container["startupProbe"]
+        assert startup["periodSeconds"] * startup["failureThreshold"] >= variables.ready_limit_s + 60, where
+
+
+@ALL
+def test_a_drain_fits_into_the_grace_period(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for where, pod, container in servers(name):
+        if name == "kserve":
+            (service,) = of_kind(name, "InferenceService").values()
+            grace_s = at(service, "spec.predictor.terminationGracePeriodSeconds")
+        else:
+            grace_s = pod["spec"]["terminationGracePeriodSeconds"]
+        shell, flag, hook = container["lifecycle"]["preStop"]["exec"]["command"]
+        pattern = r"sleep (\d+) && exec /opt/venv/bin/python -m launcher\.drain --limit-s (\d+)"
+        words = re.fullmatch(pattern, hook)
+        assert (shell, flag) == ("/bin/sh", "-c") and words, where
+        stop_limit_s = Settings.from_environment(environment(container)).stop_limit_s
+        needed_s = int(words[1]) + int(words[2]) + stop_limit_s + _EXIT_LIMIT_S + _KILL_AFTER_S
+        assert needed_s < grace_s, where
+    monkeypatch.setenv("HEALTH_PORT", "1")
+    assert drain(["--limit-s", "90"]) == 2  # the command knows the flag; no launcher answers
+
+
+@EACH_OVERLAY
+def test_gateways_ask_every_replica_and_stop_in_time(name: str) -> None:
+    gateway = at(of_kind(name, "Deployment")["gateway"], "spec.template.spec")
+    (container,) = gateway["containers"]
+    variables = environment(container)
+    service = re.fullmatch(r"dns://([\w-]+):(\d+)", variables["GATEWAY_REPLICAS"])
+    assert service
+    headless = of_kind(name, "Service")[service[1]]["spec"]
+    assert headless["clusterIP"] == "None"
+    assert [port["port"] for port in headless["ports"]] == [int(service[2])] == [Ports().grpc]
+    (port,) = container["ports"]
+    assert port["containerPort"] == GatewaySettings.model_fields["port"].default
+    app = (ROOT / "gateway/app.py").read_text()
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert f'@app.get("{container[probe]["httpGet"]["path"]}")' in app
+    sleep_s = int(container["lifecycle"]["preStop"]["exec"]["command"][-1].split()[-1])
+    assert sleep_s + int(variables["GATEWAY_STOP_LIMIT_S"]) < gateway["terminationGracePeriodSeconds"]
+
+
+@EACH_OVERLAY
+def test_deployment_files_load_and_lie_on_mounted_volumes(name: str, tmp_path: Path) -> None:
+    (configs,) = [each for key, each in of_kind(name, "ConfigMap").items() if key.startswith("serving-")]
+    (tmp_path / "serving.toml").write_text(configs["data"]["serving.toml"])
+    for where, _, container in servers(name):
+        config = load_config(tmp_path / "serving.toml", environment(container))
+        mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+        assert "/config" in mounts and "/dev/shm" in mounts and "/tmp" in mounts
+        for path in (config.target, config.draft, config.eagle, config.ngram_tables):
+            assert not path or any(path.startswith(f"{mount}/") for mount in mounts), f"{where}: {path}"
+        gpus = at(container, "resources.limits").get("nvidia.com/gpu", 0)
+        assert (config.device == "cuda") is (gpus > 0)
+
+
+@ALL
+def test_images_are_those_that_the_makefile_builds(name: str) -> None:
+    built = set(re.findall(r"--tag (specserve[\w-]*):", (ROOT / "Makefile").read_text()))
+    for where, pod in pods(name):
+        for container in containers(pod):
+            image, _, tag = container["image"].partition(":")
+            assert image in built and tag == VERSION, f"{where}: {container['image']}"
+
+
+# Scaling
+
+
+@pytest.mark.parametrize("name", [name for name in OVERLAYS if name != "cpu-demo"])
+def test_autoscaler_reads_gauges_that_the_server_shows_and_the_adapter_passes_on(name: str) -> None:
+    with imported("metrics") as metrics_of_triton:
+        gauges = {family.name for family in metrics_of_triton.REQUEST_FAMILIES if family.kind == "gauge"}
+    (rule,) = yaml.safe_load((K8S / "components/monitoring/adapter-rules.yaml").read_text())["rules"]["custom"]
+    pattern = re.search(r'__name__=~"([^"]+)"', rule["seriesQuery"])
+    assert pattern
+    scaler = of_kind(name, "HorizontalPodAutoscaler")["server"]["spec"]
+    metrics = [at(metric, "pods.metric.name") for metric in scaler["metrics"]]
+    assert metrics and set(metrics) <= gauges
+    assert all(re.fullmatch(pattern[1], metric) for metric in metrics)
+    target = scaler["scaleTargetRef"]
+    assert of_kind(name, target["kind"])[target["name"]]["apiVersion"] == target["apiVersion"]
+    running = next(m for m in scaler["metrics"] if at(m, "pods.metric.name") == "spec_num_requests_running")
+    assert int(at(running, "pods.target.averageValue")) < ServingConfig.model_fields["max_running"].default
+
+
+# Engines
+
+
+@pytest.mark.parametrize("name", [name for name in OVERLAYS if (FOLDERS[name] / "engines.toml").exists()])
+def test_engines_are_keyed_by_the_hash_of_their_plan(name: str) -> None:
+    text = (FOLDERS[name] / "engines.toml").read_bytes()
+    plan = hashlib.sha256(text).hexdigest()[:10]
+    assert of_kind(name, "ConfigMap")["plan"]["data"]["hash"] == plan, "engines.toml has changed: set plan.yaml anew"
+    (job,) = of_kind(name, "Job").values()
+    assert job["metadata"]["name"] == f"engines-{plan}"
+    (builder,) = at(job, "spec.template.spec.containers")
+    for where, pod, container in servers(name):
+        assert environment(container)["SERVING_TARGET"] == f"/engines/{plan}/engines/target", where
+        (waiting,) = pod["spec"]["initContainers"]
+        assert environment(waiting)["PLAN"] == environment(builder)["PLAN"] == plan
+    assert "build.trtllm build /config/engines.toml" in builder["command"][-1]
+    spec = EngineSpec.model_validate(tomllib.loads(text.decode()))
+    gpus = [at(container, "resources.limits")["nvidia.com/gpu"] for _, _, container in servers(name)]
+    nodes = [at(each, "spec.leaderWorkerTemplate.size") for each in of_kind(name, "LeaderWorkerSet").values()] or [1]
+    assert [gpus[0] * nodes[0]] == [spec.num_gpus]

@@ -1,0 +1,136 @@
+"""A container engine of our own for `make docker-check`: the daemon, its bases, its command."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import http.server
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+DEBIAN, SUITE = "debian:12.12-slim", "bookworm"
+_NVIDIA_BASE = """\
+FROM {debian}
+RUN apt-get update && apt-get install --yes --no-install-recommends python3 python3-pip python3-venv libpython3.11 \\
+ && python3 -m pip install --no-cache-dir --no-deps --target /wheel nvidia-pytriton==0.7.0 \\
+ && mkdir -p /opt/tritonserver/backends && cd /wheel/pytriton/tritonserver \\
+ && cp -r bin /opt/tritonserver/ && cp -r backends/python /opt/tritonserver/backends/ \\
+ && cp python_backend_stubs/3.11/triton_python_backend_stub /opt/tritonserver/backends/python/ \\
+ && cp -r /wheel/nvidia_pytriton.libs /opt/tritonserver/lib && rm -rf /wheel
+"""
+
+
+class CheckFailed(Exception):
+    """An image does not do what it should."""
+
+
+class Engine:
+    """Docker, through its command line."""
+
+    def __init__(self, environ: dict[str, str]) -> None:
+        self._environ = environ
+
+    def __call__(self, *words: str, limit_s: float = 1800.0, **options: Any) -> str:
+        """Run a docker command and return what it printed; raises CheckFailed with its last lines."""
+        done = subprocess.run(
+            ["docker", *words],
+            env=self._environ,
+            cwd=ROOT,
+            capture_output=True,
+            timeout=limit_s,
+            check=False,
+            **options,
+        )
+        if done.returncode:
+            told = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()[-8:]
+            raise CheckFailed(f"docker {' '.join(words[:6])}: {' | '.join(told)}")
+        return str(done.stdout.decode(errors="replace")).strip()
+
+
+@contextlib.contextmanager
+def engine_of_our_own(folder: Path) -> Iterator[Engine]:
+    """Run a daemon without networks of its own; containers use the host's. It ends with everything that it holds."""
+    socket = f"unix://{folder}/socket"
+    state = [f"--data-root={folder}/data", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid", f"--host={socket}"]
+    environ = {**os.environ, "DOCKER_HOST": socket, "DOCKER_BUILDKIT": "0"}
+    with (folder / "dockerd.log").open("wb") as log:
+        daemon = subprocess.Popen(
+            ["dockerd", "--iptables=false", "--bridge=none", *state], stdout=log, stderr=log, start_new_session=True
+        )
+    engine = Engine(environ)
+    try:
+        wait_for(lambda: succeeds(lambda: engine("version", limit_s=10)), "the container engine", 30)
+        yield engine
+    finally:
+        with contextlib.suppress(CheckFailed):
+            if containers := engine("ps", "--all", "--quiet").split():
+                engine("rm", "--force", *containers)
+        daemon.terminate()
+        daemon.wait(60)
+
+
+def succeeds(call: Callable[[], object]) -> bool:
+    """Return whether a call raises none of the errors of an engine or a port that is not there yet."""
+    try:
+        call()
+    except (CheckFailed, OSError, http.client.HTTPException):
+        return False
+    return True
+
+
+def wait_for(condition: Callable[[], bool], what: str, limit_s: float) -> float:
+    """Return after how many seconds the condition was true; raises CheckFailed when it is not in time."""
+    began_s = time.monotonic()
+    while not condition():
+        if time.monotonic() - began_s > limit_s:
+            raise CheckFailed(f"waited {limit_s:g} s for {what}")
+        time.sleep(0.1)
+    return time.monotonic() - began_s
+
+
+def import_debian(engine: Engine, folder: Path) -> None:
+    """Import a minimal Debian under the base's name, with this machine's certificates and settings of pip."""
+    root = folder / "debian"
+    subprocess.run(
+        ["debootstrap", "--variant=minbase", "--include=ca-certificates", SUITE, root], stdout=sys.stderr, check=True
+    )
+    for file in ("/etc/ssl/certs/ca-certificates.crt", "/etc/pip.conf"):
+        if Path(file).exists():
+            shutil.copy(file, root / file[1:])
+    for path in (*root.glob("var/cache/apt/archives/*.deb"), *root.glob("var/lib/apt/lists/*_*")):
+        path.unlink()
+    archive = subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE)
+    engine("import", "--change", 'CMD ["bash"]', "-", DEBIAN, stdin=archive.stdout)
+    archive.wait()
+    shutil.rmtree(root)
+
+
+def import_nvidia(engine: Engine, name: str) -> None:
+    """Build the base of NVIDIA's name from our Debian: Python, pip, and Triton where its containers have it."""
+    engine("build", "--network=host", "--tag", name, "-", input=_NVIDIA_BASE.format(debian=DEBIAN).encode())
+
+
+@contextlib.contextmanager
+def index_of_torch(folder: Path, version: str) -> Iterator[str]:
+    """Serve the torch that pip finds on this machine as an index of packages; yield its address."""
+    wheels = folder / "index" / "torch"
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    subprocess.run([*command, "--python-version", "3.11", "--dest", wheels, f"torch=={version}"], check=True)
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=wheels.parent)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()

@@ -1,0 +1,194 @@
+"""`make docker-check`: builds the images on a container engine of its own, runs them, and prints what it saw.
+
+Where base images cannot be pulled, each is replaced under its own name: Debian's by a root file system of debootstrap,
+NVIDIA's by the same with Triton from its wheel. What runs on such a base is said in the table. Everything is removed at
+the end: containers, images, the engine and its folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tools.container_engine import (
+    DEBIAN,
+    ROOT,
+    CheckFailed,
+    Engine,
+    engine_of_our_own,
+    import_debian,
+    import_nvidia,
+    index_of_torch,
+    succeeds,
+    wait_for,
+)
+
+#: File of the image, its base, and the name that the Makefile gives it.
+IMAGES = {
+    "cpu": ("docker/Dockerfile.cpu", DEBIAN),
+    "gateway": ("docker/Dockerfile.gateway", DEBIAN),
+    "torch": ("docker/Dockerfile", "nvcr.io/nvidia/tritonserver:26.07-py3"),
+    "trtllm": ("docker/Dockerfile.trtllm", "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"),
+}
+#: The ports of the server that is run here, in the order of the launcher's variables; then the gateway's.
+PORTS = {"HTTP_PORT": 18000, "GRPC_PORT": 18001, "METRICS_PORT": 18002, "HEALTH_PORT": 18003}
+GATEWAY_PORT = 19000
+CONFINED = ("--read-only", "--tmpfs=/tmp", "--shm-size=1g", "--cap-drop=ALL", "--security-opt=no-new-privileges")
+READY_LIMIT_S, STOP_LIMIT_S = 180.0, 60.0
+
+
+def build(engine: Engine, name: str, *arguments: str) -> str:
+    """Build an image from its file; return its tag."""
+    tag = f"specserve-check-{name}"
+    began_s = time.monotonic()
+    engine("build", "--network=host", "--file", IMAGES[name][0], "--tag", tag, *arguments, ".")
+    mib = int(engine("image", "inspect", "--format", "{{.Size}}", tag)) / 2**20
+    base = int(engine("image", "inspect", "--format", "{{.Size}}", IMAGES[name][1])) / 2**20
+    print(
+        f"{name}: built in {time.monotonic() - began_s:.0f} s, {mib:.0f} MiB, of which the base {base:.0f}", flush=True
+    )
+    return tag
+
+
+def get(port: int, path: str, body: object = None) -> tuple[int, str]:
+    """Ask a program on this machine; return status and body."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        text = None if body is None else json.dumps(body)
+        connection.request("POST" if text else "GET", path, text, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        return response.status, response.read().decode(errors="replace")
+    finally:
+        connection.close()
+
+
+@contextlib.contextmanager
+def running(engine: Engine, tag: str, ready: tuple[int, str], *arguments: str) -> Iterator[str]:
+    """Run an image, confined, until it is ready; yield the container. At the end SIGTERM must stop it with status 0."""
+    volume = f"--volume={ROOT}/models:/models:ro"
+    container = engine("run", "--detach", "--network=host", *CONFINED, volume, *arguments, tag)
+    try:
+        after_s = wait_for(lambda: _is_ready(engine, container, *ready), f"{tag} to be ready", READY_LIMIT_S)
+        print(f"{tag}: ready after {after_s:.1f} s", flush=True)
+        _check_confined(engine, container)
+        yield container
+        began_s = time.monotonic()
+        engine("stop", f"--time={STOP_LIMIT_S:.0f}", container)
+        status = engine("inspect", "--format", "{{.State.ExitCode}}", container)
+        print(f"{tag}: stopped in {time.monotonic() - began_s:.1f} s with status {status}", flush=True)
+        if status != "0":
+            raise CheckFailed(f"{tag} ended with status {status}")
+    except BaseException:
+        print(engine("logs", "--tail=30", container), flush=True)
+        raise
+    finally:
+        engine("rm", "--force", container)
+
+
+def _is_ready(engine: Engine, container: str, port: int, path: str) -> bool:
+    if engine("inspect", "--format", "{{.State.Running}}", container) != "true":
+        raise CheckFailed(f"the container ended: {engine('logs', '--tail=5', container)}")
+    return succeeds(lambda: get(port, path)) and get(port, path)[0] == 200
+
+
+def _check_confined(engine: Engine, container: str) -> None:
+    """Check that nobody is root in it, that its root cannot be written, and that its health check passes."""
+    if engine("exec", container, "id", "-u") != "1000":
+        raise CheckFailed("the container does not run as user 1000")
+    if succeeds(lambda: engine("exec", container, "touch", "/app/written")):
+        raise CheckFailed("the container's root can be written")
+    health = "{{.State.Health.Status}}"
+    wait_for(lambda: engine("inspect", "--format", health, container) == "healthy", "the health check", 60)
+
+
+def check_server(engine: Engine, tag: str, *variables: str) -> None:
+    """Run a server, ask it, drain it while a request runs, and stop it."""
+    environ = [f"--env={name}={value}" for name, value in PORTS.items()]
+    with running(engine, tag, (PORTS["HEALTH_PORT"], "/ready"), *environ, *(f"--env={v}" for v in variables)) as server:
+        _ask(PORTS["HTTP_PORT"], "/v2/models/speculative/generate", {"text_input": "def f(", "max_tokens": 8})
+        print(f"{tag}: {engine('exec', server, 'python', '-m', 'launcher.drain', '--limit-s=30')!r}", flush=True)
+        if get(PORTS["HEALTH_PORT"], "/ready")[0] != 503:
+            raise CheckFailed("a server that drains says that it is ready")
+        engine("exec", server, "python", "-m", "launcher.drain", "--cancel")
+
+
+def check_gateway(engine: Engine, server: str, gateway: str) -> None:
+    """Run a server and the gateway before it; ask the gateway."""
+    environ = [f"--env={name}={value}" for name, value in PORTS.items()]
+    replicas = f"--env=GATEWAY_REPLICAS=127.0.0.1:{PORTS['GRPC_PORT']}"
+    with (
+        running(engine, server, (PORTS["HEALTH_PORT"], "/ready"), *environ),
+        running(engine, gateway, (GATEWAY_PORT, "/ready"), replicas, f"--env=GATEWAY_PORT={GATEWAY_PORT}"),
+    ):
+        model = json.loads(get(GATEWAY_PORT, "/v1/models")[1])["data"][0]["id"]
+        _ask(GATEWAY_PORT, "/v1/completions", {"model": model, "prompt": "def f(", "max_tokens": 8})
+
+
+def _ask(port: int, path: str, body: object) -> None:
+    status, text = get(port, path, body)
+    if status != 200:
+        raise CheckFailed(f"{path}: {status} {text}")
+    print(f"{path}: {text[:160]}", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Build and run the images that are named; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="docker_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("images", nargs="*", default=list(IMAGES), metavar="IMAGE", help=f"of {', '.join(IMAGES)}")
+    parser.add_argument("--torch", default="2.13.0", help="version of torch (%(default)s)")
+    parser.add_argument("--folder", type=Path, help="where the engine keeps its images meanwhile (a temporary folder)")
+    options = parser.parse_args(arguments)
+    if missing := [name for name in ("docker", "dockerd", "debootstrap") if shutil.which(name) is None]:
+        parser.error(f"needs {', '.join(missing)} (Debian's packages docker.io and debootstrap)")
+    if os.geteuid() != 0:
+        parser.error("needs root: it starts a container engine of its own")
+    folder = Path(tempfile.mkdtemp(prefix="docker-check-", dir=options.folder))
+    try:
+        with engine_of_our_own(folder) as engine:
+            check(engine, folder, options.images, options.torch)
+    except (CheckFailed, subprocess.CalledProcessError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def check(engine: Engine, folder: Path, names: Sequence[str], torch: str) -> None:
+    """Build the bases and the images, and run what can be run."""
+    import_debian(engine, folder)
+    with index_of_torch(folder, torch) as index:
+        with_torch = (f"--build-arg=TORCH={torch}", f"--build-arg=TORCH_INDEX={index}")
+        for name in names:
+            if IMAGES[name][1] != DEBIAN:
+                import_nvidia(engine, IMAGES[name][1])
+            build(engine, name, *(with_torch if name in ("cpu", "torch") else ()))
+    tag = "specserve-check-{}".format
+    if "cpu" in names:
+        check_server(engine, tag("cpu"), "SERVING_DRAFT=/models/draft")
+    if {"cpu", "gateway"} <= set(names):
+        check_gateway(engine, tag("cpu"), tag("gateway"))
+    if "torch" in names:
+        check_server(engine, tag("torch"), "SERVING_DEVICE=cpu", "SERVING_DTYPE=float32", "SERVING_KV_MEMORY_MB=256")
+    if "trtllm" in names:
+        plan = ("-m", "build.trtllm", "plan", "/specs/specs/draft-model-2xh100.toml")
+        volume = f"--volume={ROOT}/tests/data/trtllm:/specs:ro"
+        entry = "--entrypoint=/opt/venv/bin/python"
+        told = engine("run", "--rm", *CONFINED, "--network=none", volume, entry, tag("trtllm"), *plan)
+        print(f"trtllm: {told.splitlines()[0]}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
