@@ -14,12 +14,14 @@ from typing import Any, TypeVar
 import prometheus_client
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from fastapi.staticfiles import StaticFiles
 
 from gateway.errors import ApiError, BadRequest, ModelNotFound, TooLarge, shown
 from gateway.fields import ChatFields, CompletionFields, DetokenizeFields, GenerationFields, TokenizeFields, parse
 from gateway.formats import ChatFormat, Format
 from gateway.generation import Generation
 from gateway.jobs import Job
+from gateway.methods import served_methods
 from gateway.metrics import Metrics
 from gateway.middleware import Guard, to_response
 from gateway.replicas import Replicas
@@ -195,6 +197,12 @@ def _add_playground(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/")
     async def page() -> Response:
         return FileResponse(PAGE / "index.html", headers={"Content-Security-Policy": "default-src 'self'"})
+
+    @app.get("/playground/methods")
+    async def methods() -> dict[str, Any]:
+        return {"model": gateway.checkpoint.name, "methods": await served_methods(gateway.replicas)}
+
+    app.mount("/playground", StaticFiles(directory=PAGE))
 
 
 async def _body(request: Request, gateway: Gateway) -> dict[str, Any]:

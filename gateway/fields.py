@@ -15,9 +15,10 @@ MAX_TOP = 20
 
 #: Fields that carry over to an input of the same name.
 PASSED = (
-    "temperature top_p top_k min_p typical_p repetition_penalty presence_penalty frequency_penalty min_tokens ignore_eos "
-    "bad_words allowed_token_ids cache_salt speculation num_draft_tokens rule typical_epsilon typical_delta"
-).split()
+    "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "min_tokens", "ignore_eos", "bad_words", "allowed_token_ids", "cache_salt", "speculation",
+    "num_draft_tokens", "rule", "typical_epsilon", "typical_delta",
+)  # fmt: skip
 #: The field that a server's error about one of its inputs is about, where their names differ.
 FIELD_OF_INPUT = {
     "text_input": "prompt",

@@ -1,0 +1,66 @@
+"""A gateway as the tests run it: the real application under uvicorn on a free port, on a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from gateway.app import create_app
+from gateway.settings import Settings
+from tests.support.clients import until
+
+
+class RunningGateway:
+    """url: where it listens. state: what its routes share."""
+
+    def __init__(self, settings: Settings) -> None:
+        app = create_app(settings)
+        self.state = app.state.gateway
+        config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=5)
+        self._server = uvicorn.Server(config)
+        socket = config.bind_socket()
+        self.url = f"http://127.0.0.1:{socket.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [socket]}, daemon=True)
+
+    def start(self, waits: bool) -> None:
+        """Start; with `waits`, until a replica is ready."""
+        self._thread.start()
+        until(lambda: self._server.started, "the gateway")
+        if waits:
+            until(lambda: self.get("/ready").status_code == 200, "a ready replica")
+
+    def stop(self) -> None:
+        """Stop and wait for the end."""
+        self._server.should_exit = True
+        self._thread.join(30)
+        assert not self._thread.is_alive(), "the gateway did not stop"
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        """GET a path."""
+        return httpx.get(self.url + path, timeout=30, **options)
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        """POST JSON to a path."""
+        return httpx.post(self.url + path, json=body, timeout=60, **options)
+
+    def metric(self, name: str) -> float:
+        """Return the sum of a series over its labels."""
+        lines = (line.rpartition(" ") for line in self.get("/metrics").text.splitlines() if line.startswith(name))
+        return sum(float(value) for _, _, value in lines)
+
+
+@contextlib.contextmanager
+def running_gateway(replicas: str, tokenizer: Path, waits: bool = True, **settings: Any) -> Iterator[RunningGateway]:
+    """Run a gateway before these replicas."""
+    gateway = RunningGateway(Settings(replicas=replicas, tokenizer=str(tokenizer), **settings))
+    gateway.start(waits)
+    try:
+        yield gateway
+    finally:
+        gateway.stop()

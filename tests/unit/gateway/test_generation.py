@@ -1,0 +1,200 @@
+"""A sequence and the replicas that fail under it: stand-ins that fail as Triton does (tests/support/standin_replica.py)."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine
+
+import grpc
+import pytest
+
+from gateway.errors import ApiError, Busy, Failed, Unavailable
+from gateway.generation import Generation, Refusal
+from gateway.metrics import Metrics
+from gateway.replicas import Replicas
+from gateway.settings import Settings
+from tests.support.standin_replica import Fault, StandInReplica, text_of
+
+pytestmark = pytest.mark.unit
+
+SEED, LENGTH = 3, 12
+FULL = Fault(0, grpc.StatusCode.UNAVAILABLE, "32 requests run and 64 wait; try again later (max_running, max_waiting)")
+
+
+def run(test: Callable[..., Coroutine], num_replicas: int = 2, **settings) -> None:
+    """Run a coroutine over stand-ins and the gateway's view of them."""
+
+    async def over_replicas() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            made = [await stack.enter_async_context(StandInReplica()) for _ in range(num_replicas)]
+            given = {
+                "silence_limit_s": 0.3,
+                "first_limit_s": 0.5,
+                "recovery_limit_s": 3,
+                "health_interval_s": 0.05,
+            } | settings
+            replicas = Replicas(Settings(replicas=",".join(replica.address for replica in made), **given))
+            watch = asyncio.create_task(replicas.watch())
+            while not (replicas.all and all(replica.is_ready for replica in replicas.all.values())):
+                await asyncio.sleep(0.01)
+            try:
+                await asyncio.wait_for(test(made, replicas), 30)
+            finally:
+                watch.cancel()
+                await asyncio.gather(watch, return_exceptions=True)
+                await replicas.close()
+
+    asyncio.run(over_replicas())
+
+
+def generation(replicas: Replicas, metrics: Metrics | None = None, limit_s: float = 20, **inputs) -> Generation:
+    given = {"text_input": "abc", "seed": SEED, "max_tokens": LENGTH} | inputs
+    return Generation(given, replicas, replicas.settings, metrics or Metrics(), time.monotonic() + limit_s)
+
+
+async def text(sequence: Generation) -> str:
+    return "".join([delta.text async for delta in sequence.deltas()])
+
+
+def break_both(made: list[StandInReplica], *faults: Fault | None) -> None:
+    for replica in made:
+        replica.faults = list(faults)
+
+
+GONE = {
+    "status": Fault(4),
+    "internal": Fault(4, grpc.StatusCode.INTERNAL, "engine: it failed"),
+    "end": Fault(4, None),
+    "silence": Fault(4, is_silent=True),
+    "stub": Fault(4, grpc.StatusCode.INVALID_ARGUMENT, "Stub process 'speculative' is not healthy"),
+    "shutdown": Fault(4, grpc.StatusCode.UNAVAILABLE, "the server stops"),
+}
+
+
+@pytest.mark.parametrize("kind", GONE)
+def test_text_goes_on_where_a_replica_stopped(kind: str) -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        break_both(made, GONE[kind])
+        metrics = Metrics()
+        assert await text(generation(replicas, metrics)) == text_of(SEED, LENGTH)
+        begun = [len(request.get("generated_ids", [])) for replica in made for request in replica.requests]
+        assert sorted(begun) == [0, 4, 8]  # both failed once behind four tokens; then one had no fault left
+
+    run(test)
+
+
+def test_a_request_that_is_wrong_is_not_tried_again() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        break_both(made, Fault(0, grpc.StatusCode.INVALID_ARGUMENT, "top_p must be in 0..1 (input top_p)"))
+        with pytest.raises(Refusal, match="top_p"):
+            await text(generation(replicas))
+        assert sum(len(replica.requests) for replica in made) == 1
+        assert all(replica.is_usable for replica in replicas.all.values())
+
+    run(test)
+
+
+def test_a_new_request_is_refused_when_all_are_full_and_served_when_one_is_not() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        break_both(made, FULL)
+        with pytest.raises(Busy) as refused:
+            await text(generation(replicas))
+        assert refused.value.retry_after_s == 1 and [len(replica.requests) for replica in made] == [1, 1]
+
+        made[0].faults = [FULL]
+        assert await text(generation(replicas)) == text_of(SEED, LENGTH)
+
+    run(test)
+
+
+def test_a_text_that_has_begun_waits_for_a_full_replica() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        made[0].faults = [Fault(5), FULL, FULL]
+        assert await text(generation(replicas)) == text_of(SEED, LENGTH)
+
+    run(test, num_replicas=1)
+
+
+def test_one_replica_that_comes_back_continues_its_own_text() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        made[0].faults = [Fault(5), Fault(3)]
+        assert await text(generation(replicas)) == text_of(SEED, LENGTH)
+        assert [len(request.get("generated_ids", [])) for request in made[0].requests] == [0, 5, 8]
+
+    run(test, num_replicas=1)
+
+
+def test_a_request_that_breaks_every_replica_is_given_up() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        break_both(made, *[Fault(0, grpc.StatusCode.INTERNAL, "boom")] * 9)
+        with pytest.raises((Failed, Unavailable)) as given_up:
+            await text(generation(replicas))
+        assert "boom" in str(given_up.value)
+        assert 2 <= sum(len(replica.requests) for replica in made) <= 5
+
+    run(test, recovery_limit_s=20)
+
+
+def test_nobody_there_is_said_within_the_limit() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        for replica in made:
+            replica.is_up = False
+        while any(replica.is_ready for replica in replicas.all.values()):
+            await asyncio.sleep(0.01)
+        with pytest.raises(Unavailable, match="none is ready"):
+            await text(generation(replicas))
+
+    run(test, recovery_limit_s=0.3)
+
+
+def test_the_deadline_travels_and_shrinks() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        break_both(made, GONE["silence"])
+        await text(generation(replicas, limit_s=10))
+        limits = [request["timeout_ms"][0] for replica in made for request in replica.requests]
+        assert max(limits) <= 10_000 and max(limits) - min(limits) >= 500  # two silences of 0.3 s lie between
+
+    run(test)
+
+
+def test_leaving_a_stream_cancels_it() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        made[0].faults = [GONE["silence"]]
+        task = asyncio.create_task(text(generation(replicas)))
+        while not made[0].requests:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        while not made[0].num_cancelled:
+            await asyncio.sleep(0.01)
+        assert all(replica.num_running == 0 for replica in replicas.all.values())
+
+    run(test, num_replicas=1, silence_limit_s=20)
+
+
+def test_a_bad_replica_is_left_alone_longer_each_time() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        (replica,) = replicas.all.values()
+        pauses = []
+        for _ in range(3):
+            replica.eject()
+            pauses.append(replica.resting_until_s - time.monotonic())
+        assert pauses == pytest.approx([0.5, 1, 2], abs=0.1) and not replica.is_usable
+        replicas.report(replica, None)
+        assert replica.num_failures == 0
+
+    run(test, num_replicas=1)
+
+
+def test_an_address_that_leaves_is_no_longer_used() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        await replicas._update([made[1].address])
+        assert list(replicas.all) == [made[1].address]
+        assert await text(generation(replicas)) == text_of(SEED, LENGTH)
+        assert not made[0].requests
+
+    run(test)
+
+
+def test_errors_are_of_the_api() -> None:
+    assert all(issubclass(kind, ApiError) for kind in (Busy, Failed, Refusal, Unavailable))
