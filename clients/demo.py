@@ -230,6 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(dim(f"\nThe demo took {time.monotonic() - began_s:.0f} s."))
+    print(f"Next: {bold('make gateway')}, then open http://127.0.0.1:9000/ for the playground (OpenAI's API: /v1).")
     return status
 
 

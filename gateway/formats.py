@@ -107,7 +107,8 @@ class Format:
         offsets = []
         for token in delta.ids:
             offsets.append(self._num_characters[index])
-            self._num_characters[index] += len(self.checkpoint.token_bytes(token).decode(errors="ignore"))
+            if token not in self.checkpoint.special_ids:
+                self._num_characters[index] += len(self.checkpoint.token_bytes(token).decode(errors="ignore"))
         return {
             "tokens": tokens,
             "token_logprobs": delta.logprobs,

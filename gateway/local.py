@@ -16,6 +16,8 @@ from pathlib import Path
 from gateway.settings import SettingsError
 
 _GRPC = re.compile(r"gRPC (\S+?),")
+#: Variables of the launcher, in the order in which its ready line shows the ports.
+PORTS = ("HTTP_PORT", "GRPC_PORT", "METRICS_PORT", "HEALTH_PORT")
 RESTART_PAUSE_S = 1.0
 STOP_LIMIT_S = 30
 
@@ -68,15 +70,14 @@ class LocalReplica:
 
 def _ports(ready_line: str) -> dict[str, str]:
     """Return the variables with which a launcher listens on the ports that it has named."""
-    return dict(zip(("HTTP_PORT", "GRPC_PORT", "METRICS_PORT"), re.findall(r":(\d+)", ready_line), strict=False))
+    return dict(zip(PORTS, re.findall(r":(\d+)", ready_line), strict=False))
 
 
 @contextlib.contextmanager
 def serving(config: str, num_replicas: int) -> Iterator[list[str]]:
     """Start replicas of a deployment one after the other; yield their gRPC addresses; stop them at the end."""
     path = Path(config).absolute()
-    free = {"HTTP_PORT": "0", "GRPC_PORT": "0", "METRICS_PORT": "0"}
-    environ = dict(os.environ) if num_replicas == 1 else {**os.environ, **free}
+    environ = dict(os.environ) if num_replicas == 1 else {**os.environ, **dict.fromkeys(PORTS, "0")}
     replicas: list[LocalReplica] = []
     try:
         for _ in range(num_replicas):

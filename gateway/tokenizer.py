@@ -50,6 +50,12 @@ class Checkpoint:
         return piece.replace("▁", " ").encode()
 
     @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The ids that have no text in a response."""
+        added = self.tokenizer.get_added_tokens_decoder()
+        return frozenset(token for token, entry in added.items() if entry.special)
+
+    @cached_property
     def _is_byte_level(self) -> bool:
         return '"ByteLevel"' in json.dumps(json.loads(self.tokenizer.to_str()).get("decoder"))
 
