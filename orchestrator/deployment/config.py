@@ -52,8 +52,8 @@ class ServingConfig(Declaration):
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$", description="cpu, cuda or cuda:N")
     #: float64 is the exact test mode
     dtype: Literal["float64", "float32", "bfloat16"] = "float32"
-    #: what computes the forward pass on a CPU in float32: torch, or native code (docs/numerics.md, Native forward pass)
-    kernels: Literal["torch", "native"] = "torch"
+    #: what computes the forward pass on a CPU: auto and native = native code where it can, torch (docs/numerics.md)
+    kernels: Literal["auto", "native", "torch"] = "auto"
     #: memory of the target's KV blocks, in MiB
     kv_memory_mb: int = Field(512, ge=1, le=1 << 20)
     #: tokens of a KV block

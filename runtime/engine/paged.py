@@ -22,8 +22,9 @@ from runtime.sampling.logits_processors import LogitsProcessors, processors_for
 
 
 class Model(Protocol):
-    """The forward pass of a model, as an engine uses it."""
+    """The forward pass of a model, as an engine uses it. kernels: what computes it, torch or native."""
 
+    kernels: str
     vocab_size: int
     max_positions: int
     dtype: torch.dtype

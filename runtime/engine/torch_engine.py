@@ -78,9 +78,14 @@ def _warm_up_delta(paged: PagedModel) -> Delta:
 def _load(checkpoint: str, config: ServingConfig, features: HiddenStates) -> PagedModel:
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device = {config.device!r}, but torch sees no CUDA device (serving.toml)")
-    model = load_model(checkpoint, config.device, config.dtype, features, config.kernels == "native")
+    model = load_model(checkpoint, config.device, config.dtype, features, config.kernels)
     paged = PagedModel(model, config.kv_memory_mb, config.block_tokens, share=config.prefix_sharing)
-    log.info("%s: %d threads", checkpoint, choose_threads(paged))
+    if isinstance(model, NativeModel):
+        torch.set_num_threads(1)  # what torch still does, around the pass, is small
+        model.num_threads = _fixed_threads(model.max_threads)
+        log.info("%s: native forward pass, %s threads", checkpoint, model.num_threads or "as many as are fastest")
+    else:
+        log.info("%s: torch forward pass, %d threads", checkpoint, choose_threads(paged))
     return paged
 
 
@@ -105,20 +110,19 @@ def choose_threads(paged: PagedModel) -> int:
         if pass_s < GAIN * best_s:
             best, best_s = threads, pass_s
         threads *= 2
-    _use_threads(paged, best)
+    torch.set_num_threads(best)
     return best
 
 
-def _use_threads(paged: PagedModel, threads: int) -> None:
-    if isinstance(paged.model, NativeModel):
-        paged.model.num_threads = min(threads, paged.model.max_threads)
-        threads = 1  # what torch still does, around the pass, is small
-    torch.set_num_threads(threads)
+def _fixed_threads(most: int) -> int | None:
+    """Return the number of threads that OMP_NUM_THREADS sets, None = it sets none."""
+    text = os.environ.get("OMP_NUM_THREADS", "")
+    return min(max(int(text), 1), most) if text.isdigit() else None
 
 
 def _pass_s(paged: PagedModel, threads: int) -> float:
     """Return the fastest of several passes over a chain, in seconds."""
-    _use_threads(paged, threads)
+    torch.set_num_threads(threads)
     tree = TokenTree.chain([1] * NUM_DRAFTS)
     sequence = paged.sequences.open(delta_of(Context([1] * NUM_CONTEXT), 0, 1, "threads"), NUM_DRAFTS, NUM_DRAFTS)
     paged.forward([Segment(sequence, 0, NUM_CONTEXT, tree)])

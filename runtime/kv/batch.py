@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -99,21 +100,34 @@ AnySegment = TypeVar("AnySegment", bound=PassSegment)
 
 
 class Pass(Generic[AnySegment]):
-    """A batch of segments as tensors.
-
-    ids, positions: (1, N) int64, of the row's tokens. slots: (N,) int64, where their keys and values are written.
-    """
+    """A batch of segments as tensors."""
 
     def __init__(self, segments: Sequence[AnySegment], device: torch.device, dtype: torch.dtype) -> None:
         self.segments = segments
         self.dtype = dtype
         self.device = device
-        self.ids = self._row([s.token_ids() for s in segments])
-        self.positions = self._row([s.positions() for s in segments])
-        self.slots = self._row([[s.sequence.slot(s.first + i) for i in range(s.num_tokens)] for s in segments])[0]
-        self._is_run = [s.sequence.is_run() for s in segments]
         self._blocks: dict[int, Tensor] = {}
         self._biases: dict[tuple[int, int | None, int], Tensor | None] = {}
+
+    # Made when they are first read: the native forward pass reads the segments alone.
+    @cached_property
+    def ids(self) -> Tensor:
+        """Ids of the row's tokens, (1, N) int64."""
+        return self._row([s.token_ids() for s in self.segments])
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """Positions of the row's tokens, (1, N) int64."""
+        return self._row([s.positions() for s in self.segments])
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """Slots that the tokens' keys and values are written to, (N,) int64."""
+        return self._row([[s.sequence.slot(s.first + i) for i in range(s.num_tokens)] for s in self.segments])[0]
+
+    @cached_property
+    def _is_run(self) -> list[bool]:
+        return [s.sequence.is_run() for s in self.segments]
 
     def _row(self, parts: list[list[int]]) -> Tensor:
         return torch.tensor([[x for part in parts for x in part]], device=self.device)

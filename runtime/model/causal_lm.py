@@ -27,6 +27,8 @@ class CausalModel:
     vocab_size: rows of the output embedding. max_positions: the longest context.
     """
 
+    kernels = "torch"
+
     def __init__(self, model: Any, device: torch.device, features: HiddenStates = HiddenStates.NONE) -> None:
         text_config = model.config.get_text_config()
         self.model = model

@@ -13,11 +13,13 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.wire.context import delta_of
 from runtime.kv.batch import Pass, Segment
 from runtime.kv.blocks import BlockPool
-from runtime.kv.sequences import SequenceTable
+from runtime.kv.sequences import CachedSequence, SequenceTable
 from runtime.model.causal_lm import CausalModel
 from runtime.native.model import NativeModel
 
 NUM_CHECKED = 64
+#: Rows that are computed alone, too: enough to see a row's bits change, few enough for large models.
+NUM_ALONE = 8
 
 
 class Tolerance(NamedTuple):
@@ -56,23 +58,60 @@ def check_against_stock(model: CausalModel | NativeModel, expected: Tensor, name
     The first quarter of the ids is context in a pass of its own, the second is context in one pass with the drafts, and
     the rest are drafts, each behind a wrong sibling. So rows that read the cache, context and tree are all compared.
     """
-    ids = probe_ids(model.vocab_size)
+    probe = _Probe(model)
     quarter, half = NUM_CHECKED // 4, NUM_CHECKED // 2
-    drafts = ids[half:]
-    paths = [[*drafts[:level], token + wrong] for level, token in enumerate(drafts) for wrong in (1, 0)]
-    tree = TokenTree.from_paths([[token % model.vocab_size for token in path] for path in paths])
-    num_slots = half + tree.num_nodes
-    memory_mb = 1 + (num_slots * model.cache_shape.token_bytes(model.dtype) >> 20)
-    cache = model.new_cache(memory_mb, 16)
-    table = SequenceTable(BlockPool(cache.num_blocks, 16), model.max_positions)
-    sequence = table.open(delta_of(Context(ids[:half]), 0, 1, ""), tree.num_nodes, half)
-    first = Pass([Segment(sequence, 0, quarter)], model.device, model.dtype)
-    second = Pass([Segment(sequence, quarter, half, tree)], model.device, model.dtype)
-    model.forward(first, cache)
-    logits = model.forward(second, cache)[::2]
+    sequence = probe.open(1, half)
+    probe.forward(Segment(sequence, 0, quarter))
+    second = probe.pass_of(Segment(sequence, quarter, half, probe.tree))
+    logits = model.forward(second, probe.cache)[::2]
     _check_log_probs(logits.double().log_softmax(dim=-1), expected[half - 1 :], TOLERANCE[model.dtype], name)
     if isinstance(model, CausalModel):  # the native pass takes the windows from the configuration
         _check_window(model, second.windows, name)
+
+
+def check_bits(model: NativeModel, name: str) -> None:
+    """Raise ConfigError when rows of a tree have other bits than the same rows computed alone, by one thread."""
+    probe, half = _Probe(model), NUM_CHECKED // 2
+    model.num_threads = min(2, model.max_threads)
+    together = probe.forward(Segment(probe.open(1, half), 0, half, probe.tree))[::2]
+    model.num_threads = 1
+    alone = probe.open(2, half + NUM_ALONE)
+    probe.forward(Segment(alone, 0, half - 1))
+    for level in range(NUM_ALONE):
+        row = probe.forward(Segment(alone, half - 1 + level, half + level))[0]
+        if not torch.equal(row, together[level]):
+            raise ConfigError(f"{name}: the native forward pass gives a row other bits in a tree than alone")
+    model.num_threads = None
+
+
+class _Probe:
+    """Passes over the fixed ids with a cache of their own: a tree behind the first half holds the rest of the ids.
+
+    In it each of them stands behind a wrong sibling.
+    """
+
+    def __init__(self, model: CausalModel | NativeModel) -> None:
+        self._model = model
+        self._ids = probe_ids(model.vocab_size)
+        drafts = self._ids[NUM_CHECKED // 2 :]
+        paths = [[*drafts[:level], token + wrong] for level, token in enumerate(drafts) for wrong in (1, 0)]
+        self.tree = TokenTree.from_paths([[token % model.vocab_size for token in path] for path in paths])
+        num_slots = 2 * (NUM_CHECKED + self.tree.num_nodes)
+        self.cache = model.new_cache(1 + (num_slots * model.cache_shape.token_bytes(model.dtype) >> 20), 16)
+        self._table = SequenceTable(BlockPool(self.cache.num_blocks, 16), model.max_positions, share=False)
+
+    def open(self, sequence_id: int, length: int) -> CachedSequence:
+        """Return a sequence of the first `length` ids, with slots for the tree."""
+        delta = delta_of(Context(self._ids[:length]), 0, sequence_id, "")
+        return self._table.open(delta, self.tree.num_nodes, NUM_CHECKED // 2)
+
+    def pass_of(self, segment: Segment) -> Pass[Segment]:
+        """Return the pass over one segment."""
+        return Pass([segment], self._model.device, self._model.dtype)
+
+    def forward(self, segment: Segment) -> Tensor:
+        """Return the logits of the segment's root and nodes, (rows, V)."""
+        return self._model.forward(self.pass_of(segment), self.cache)
 
 
 def _check_log_probs(found: Tensor, expected: Tensor, allowed: Tolerance, name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
@@ -13,12 +13,20 @@ from orchestrator.core.errors import ConfigError, first_line
 from orchestrator.core.types import HiddenStates
 from orchestrator.native.build import Unbuilt
 from runtime.model.causal_lm import CausalModel, adapt
-from runtime.model.check import check_against_stock, stock_log_probs
-from runtime.native.model import NativeModel, unsupported
+from runtime.model.check import check_against_stock, check_bits, stock_log_probs
+from runtime.native.families import unsupported
+from runtime.native.model import NativeModel
 
 log = logging.getLogger(__name__)
 
+
+class Unsupported(Exception):
+    """The native forward pass lacks something that a model needs; the message says what."""
+
+
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+#: Which forward pass computes a model on a CPU.
+Kernels = Literal["auto", "native", "torch"]
 REFUSED_ROPES = ("dynamic", "longrope")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -28,11 +36,11 @@ def load_model(
     device_name: str,
     dtype_name: str,
     features: HiddenStates = HiddenStates.NONE,
-    native: bool = False,
+    kernels: Kernels = "torch",
 ) -> CausalModel | NativeModel:
     """Load a Hugging Face checkpoint for our forward pass; raises ConfigError, with the reason, if that fails.
 
-    native: use the native forward pass if there is one for this model, else, with a warning, torch.
+    kernels: auto and native = the native forward pass if there is one for this model here and it is right, else torch.
     """
     device, dtype = torch.device(device_name), DTYPES[dtype_name]
     source = resolve(folder)
@@ -44,9 +52,7 @@ def load_model(
             f"{folder}: {type(model).__name__} does not let its attention be replaced (_supports_attention_backend)"
         )
     try:
-        expected = stock_log_probs(model.to(device).eval())
-        adapted = (_native(model, features, folder) if native else None) or adapt(model, features)
-        check_against_stock(adapted, expected, folder)
+        return _native(model, features, folder, kernels) or _adapted(model.to(device, dtype).eval(), features, folder)
     except ConfigError:
         raise
     except Exception as error:
@@ -54,18 +60,32 @@ def load_model(
             f"{folder}: {type(model).__name__} does not run with its attention replaced, so it is not "
             f"supported ({type(error).__name__}: {first_line(error)})"
         ) from error
+
+
+def _adapted(model: Any, features: HiddenStates, folder: str) -> CausalModel:
+    """Return the torch forward pass of a stock model, which it changes."""
+    expected = stock_log_probs(model)
+    adapted = adapt(model, features)
+    check_against_stock(adapted, expected, folder)
     return adapted
 
 
-def _native(model: Any, features: HiddenStates, folder: str) -> NativeModel | None:
-    """Return the native forward pass of a stock model; None, with a warning, when there is none."""
+def _native(model: Any, features: HiddenStates, folder: str, kernels: Kernels) -> NativeModel | None:
+    """Return the native forward pass of a stock model on the CPU; None, with the reason in the log, for torch's."""
+    if kernels == "torch":
+        return None
     try:
         if reason := unsupported(model):
-            raise Unbuilt(f"it does not support {reason}")
-        return NativeModel(model, features)
-    except Unbuilt as error:
-        log.warning("%s: torch computes this model, not the native forward pass: %s", folder, error)
+            raise Unsupported(f"it does not support {reason}")
+        stock = model.float().eval()  # bfloat16 weights, float32 arithmetic
+        native = NativeModel(stock, features)
+        check_against_stock(native, stock_log_probs(stock), folder)
+        check_bits(native, folder)
+    except (Unsupported, Unbuilt, ConfigError) as error:
+        level = logging.INFO if kernels == "auto" and isinstance(error, Unsupported) else logging.WARNING
+        log.log(level, "%s: torch computes this model, not the native forward pass: %s", folder, error)
         return None
+    return native
 
 
 def _load_stock(source: str, dtype: torch.dtype) -> Any:

@@ -100,7 +100,17 @@ inline f32x16 exp16(f32x16 x) {
   return (f32x16)((i32x16)p + (exponent << 23));
 }
 
+inline f32x16 sigmoid16(f32x16 x) { return 1.0f / (1.0f + exp16(-x)); }
+
 inline f32x16 silu16(f32x16 x) { return x / (1.0f + exp16(-x)); }
+
+inline f32x16 tanh16(f32x16 x) { return 2.0f * sigmoid16(2.0f * x) - 1.0f; }
+
+// GELU by its tanh approximation: x · (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2.
+inline f32x16 gelu16(f32x16 x) {
+  const f32x16 inner = x * fma16(x * x, splat(0.044715f), splat(1.0f));
+  return x * sigmoid16(1.5957691216057308f * inner);
+}
 
 // target = weight · source ÷ rms(source); the sum of squares uses 16 fixed lanes. size is a multiple of 16.
 inline void rms_norm(const float* source, const float* weight, int size, float eps, float* target) {

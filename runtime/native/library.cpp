@@ -6,11 +6,13 @@
 #include <string>
 
 #include "model.h"
+#include "segments.h"
 
 using native::Layer;
 using native::Linear;
 using native::Model;
 using native::Pass;
+using native::SegmentPass;
 using native::Shape;
 
 namespace {
@@ -51,6 +53,8 @@ int native_set_vector(Model* model, int layer, const char* name, const float* va
   if (key == "qkv_bias") return own.qkv_bias = copy_of(values, count), 0;
   if (key == "query_norm") return own.query_norm = copy_of(values, count), 0;
   if (key == "key_norm") return own.key_norm = copy_of(values, count), 0;
+  if (key == "post_attention_norm") return own.post_attention_norm = copy_of(values, count), 0;
+  if (key == "post_mlp_norm") return own.post_mlp_norm = copy_of(values, count), 0;
   return 1;
 }
 
@@ -64,11 +68,56 @@ void native_set_layer(Model* model, int layer, int window, int feature_column) {
   model->layers[layer].feature_column = feature_column;
 }
 
+// Add a rotation by (count) frequencies; returns its number.
+int native_add_rotation(Model* model, const float* frequencies, int count, float scale) {
+  model->segment_rows.rotations.emplace_back(frequencies, count, scale);
+  return int(model->segment_rows.rotations.size()) - 1;
+}
+
+// Let a layer apply one of the rotations.
+void native_set_rotation(Model* model, int layer, int rotation) { model->layers[layer].rotation = rotation; }
+
+// Copy `count` slots of a cache (layers, 2, kv_heads, num_slots · head_dim) to others; all are read before any is
+// written. num_planes: layers · kv_heads.
+void native_move(float* cache, int num_planes, int kv_heads, int num_slots, int head_dim, const int32_t* sources,
+                 const int32_t* destinations, int count) {
+  std::vector<float> held(size_t(count) * head_dim);
+  const size_t plane_size = size_t(num_slots) * head_dim;
+  for (int plane = 0; plane < 2 * num_planes; ++plane) {
+    float* base = cache + plane * plane_size;
+    const bool is_keys = plane / kv_heads % 2 == 0;
+    const size_t step = is_keys ? native::kKeyTile : 1;
+    const auto at = [&](int slot) {
+      return base + (is_keys ? size_t(slot / native::kKeyTile) * native::kKeyTile * head_dim + slot % native::kKeyTile
+                             : size_t(slot) * head_dim);
+    };
+    for (int i = 0; i < count; ++i)
+      for (int k = 0; k < head_dim; ++k) held[size_t(i) * head_dim + k] = at(sources[i])[k * step];
+    for (int i = 0; i < count; ++i)
+      for (int k = 0; k < head_dim; ++k) at(destinations[i])[k * step] = held[size_t(i) * head_dim + k];
+  }
+}
+
+// Return 1 when all weights are kept as bfloat16.
+int native_is_bfloat16(const Model* model) {
+  bool all = model->lm_head.is_bfloat16;
+  for (const Layer& layer : model->layers)
+    for (const Linear* own : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) all = all && own->is_bfloat16;
+  return all;
+}
+
 // Run a pass. Returns null, or what is wrong with it; then nothing was computed.
 const char* native_forward(Model* model, const Pass* pass) {
   if (const char* wrong = model->refusal(*pass)) return wrong;
   model->forward(*pass);
   return nullptr;
+}
+
+// The same for a pass over segments.
+const char* native_forward_segments(Model* model, const SegmentPass* segments) {
+  if (const char* wrong = native::SegmentRows::refusal(*segments)) return wrong;
+  const Pass pass = model->segment_rows.fill(*segments);
+  return native_forward(model, &pass);
 }
 
 }  // extern "C"

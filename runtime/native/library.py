@@ -13,7 +13,10 @@ LIBRARY = NativeLibrary(
     "native",
     Path(__file__).resolve().parent,
     sources=(
+        "attention.cpp",
         "model.cpp",
+        "pass.cpp",
+        "segments.cpp",
         "library.cpp",
         "trees.cpp",
         "ranking.cpp",
@@ -26,6 +29,9 @@ LIBRARY = NativeLibrary(
         "kernels.h",
         "pool.h",
         "product.h",
+        "pass.h",
+        "attention.h",
+        "segments.h",
         "model.h",
         "trees.h",
         "ranking.h",
@@ -43,23 +49,26 @@ class Shape(Structure):
         *((name, c_int32) for name in (
             "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "mlp_size", "vocab_size",
         )),
-        ("norm_eps", c_float),
-        ("score_scale", c_float),
+        *((name, c_float) for name in (
+            "norm_eps", "score_scale", "score_softcap", "logit_softcap", "embedding_scale",
+        )),
+        ("is_gelu", c_int32),
+        ("rotary_size", c_int32),
     ]  # fmt: skip
 
 
 class PassArrays(Structure):
-    """One pass, as `native::Pass`; the arrays must outlive the call."""
+    """A pass over segments, as `native::SegmentPass`; the arrays must outlive the call.
+
+    segments: (num_segments, 4) int32: first, last, number of nodes, number of blocks.
+    """
 
     _fields_ = [
         *((name, c_int32) for name in (
-            "num_rows", "num_logits", "num_context_slots", "num_extra_slots", "num_slots", "feature_width",
-            "num_threads",
+            "num_segments", "num_rows", "num_logits", "num_blocks", "num_nodes", "block_tokens", "num_slots",
+            "feature_width", "num_threads",
         )),
-        *((name, c_void_p) for name in (
-            "ids", "slots", "context_starts", "context_lens", "context_slots", "extra_starts", "extra_slots",
-            "logit_rows", "cosines", "sines", "cache", "features", "logits", "inputs", "attention_inputs",
-        )),
+        *((name, c_void_p) for name in ("segments", "ids", "blocks", "parents", "cache", "features", "logits")),
     ]  # fmt: skip
 
 
@@ -73,6 +82,10 @@ def load() -> ctypes.CDLL:
     library.native_set_linear.argtypes = [c_void_p, c_int, c_char_p, c_void_p, c_int, c_int]
     library.native_set_vector.argtypes = [c_void_p, c_int, c_char_p, c_void_p, c_int]
     library.native_set_layer.argtypes = [c_void_p, c_int, c_int, c_int]
-    library.native_forward.argtypes = [c_void_p, POINTER(PassArrays)]
-    library.native_forward.restype = c_char_p
+    library.native_move.argtypes = [c_void_p, *(4 * [c_int]), c_void_p, c_void_p, c_int]
+    library.native_add_rotation.argtypes = [c_void_p, c_void_p, c_int, c_float]
+    library.native_set_rotation.argtypes = [c_void_p, c_int, c_int]
+    library.native_is_bfloat16.argtypes = [c_void_p]
+    library.native_forward_segments.argtypes = [c_void_p, POINTER(PassArrays)]
+    library.native_forward_segments.restype = c_char_p
     return library

@@ -7,7 +7,11 @@ namespace native {
 
 namespace {
 
-constexpr int kMaxHeadDim = 512;
+// Rows so few that one thread is done with them before another has heard of them.
+constexpr int kFewRows = 6;
+constexpr int kRowsOfPiece = 4;
+// Pieces of a product for each thread: enough that none waits long for the last one.
+constexpr int kPiecesOfThread = 4;
 
 void scatter(const float* source, int first, int count, PackedRow target) {
   for (int i = 0; i < count; ++i) target.base[size_t(first + i) * target.stride] = source[i];
@@ -22,45 +26,19 @@ void rotate(float* head, const float* cosines, const float* sines, int half) {
   }
 }
 
-// Turn scores into weights exp(score − largest), in place and zero beyond count; return their sum over 16 fixed lanes.
-float softmax_weights(float* scores, int count, int padded) {
-  std::fill(scores + count, scores + padded, scores[0]);
-  f32x16 largest = load16(scores), total = {};
-  for (int i = kLanes; i < padded; i += kLanes) largest = max16(largest, load16(scores + i));
-  const f32x16 shift = splat(max_lanes(largest));
-  for (int i = 0; i < padded; i += kLanes) store16(scores + i, exp16(load16(scores + i) - shift));
-  std::fill(scores + count, scores + padded, 0.0f);
-  for (int i = 0; i < padded; i += kLanes) total += load16(scores + i);
-  return sum_lanes(total);
-}
-
-// target = Σ weight · value ÷ total over up to 64 elements of a head, in the order of the offsets.
-template <int Vectors>
-void add_values(const float* values, const size_t* offsets, const float* weights, int count, float total, float* target) {
-  f32x16 sum[Vectors] = {};
-  for (int place = 0; place < count; ++place) {
-    const f32x16 weight = splat(weights[place]);
-    const float* value = values + offsets[place];
-    for (int i = 0; i < Vectors; ++i) sum[i] = fma16(weight, load16(value + i * kLanes), sum[i]);
+void softcap(float* values, int count, float bound) {
+  for (int first = 0; first < count; first += kLanes) {
+    const int part = std::min(kLanes, count - first);
+    float lane[kLanes] = {};
+    std::copy(values + first, values + first + part, lane);
+    store16(lane, bound * tanh16(load16(lane) / bound));
+    std::copy(lane, lane + part, values + first);
   }
-  for (int i = 0; i < Vectors; ++i) store16(target + i * kLanes, sum[i] / total);
-}
-
-void add_values(const float* values, const size_t* offsets, const float* weights, int count, int vectors, float total,
-                float* target) {
-  static constexpr decltype(&add_values<1>) table[] = {add_values<1>, add_values<2>, add_values<3>, add_values<4>};
-  table[vectors - 1](values, offsets, weights, count, total, target);
-}
-
-bool all_below(const int32_t* values, int count, int limit) {
-  return std::all_of(values, values + count, [limit](int32_t value) { return 0 <= value && value < limit; });
 }
 
 void grow(std::vector<float>& buffer, size_t size) {
   if (buffer.size() < size) buffer.resize(size);
 }
-
-int round_up(int value, int step) { return (value + step - 1) / step * step; }
 
 }  // namespace
 
@@ -68,20 +46,8 @@ Model::Model(const Shape& shape, int max_threads)
     : shape(shape), layers(shape.num_layers), pool_(max_threads), scratch_(max_threads) {}
 
 const char* Model::refusal(const Pass& p) const {
-  if (p.num_rows < 1 || p.num_logits < 0 || p.num_slots < 1) return "a pass needs rows and slots";
   if (p.num_threads < 1 || p.num_threads > pool_.size()) return "num_threads is above the pool's";
-  if (!all_below(p.ids, p.num_rows, shape.vocab_size)) return "ids: a token outside the vocabulary";
-  if (!all_below(p.slots, p.num_rows, p.num_slots)) return "slots: a slot outside the cache";
-  if (!all_below(p.logit_rows, p.num_logits, p.num_rows)) return "logit_rows: no such row";
-  if (!all_below(p.context_slots, p.num_context_slots, p.num_slots)) return "context_slots: a slot outside the cache";
-  if (!all_below(p.extra_slots, p.num_extra_slots, p.num_slots)) return "extra_slots: a slot outside the cache";
-  if (p.extra_starts[0] != 0 || p.extra_starts[p.num_rows] != p.num_extra_slots) return "extra_starts: wrong ends";
-  for (int row = 0; row < p.num_rows; ++row) {
-    const int64_t start = p.context_starts[row], length = p.context_lens[row];
-    if (start < 0 || length < 0 || start + length > p.num_context_slots) return "context_starts: beyond context_slots";
-    if (p.extra_starts[row] > p.extra_starts[row + 1]) return "extra_starts: not ascending";
-    if (length + p.extra_starts[row + 1] - p.extra_starts[row] < 1) return "a row must see its own slot";
-  }
+  if (const char* wrong = Layout::refusal(p, shape.vocab_size)) return wrong;
   const int last = std::max(final_feature_column, output_feature_column);
   const int needed = std::accumulate(layers.begin(), layers.end(), last, [](int most, const Layer& layer) {
     return std::max(most, layer.feature_column);
@@ -91,194 +57,212 @@ const char* Model::refusal(const Pass& p) const {
 }
 
 void Model::forward(const Pass& pass) {
-  const size_t rows = pass.num_rows;
+  const size_t rows = pass.num_rows, width = shape.hidden_size;
+  pass_ = pass;
+  layout_.fill(pass, max_tile_rows(shape.num_heads / shape.num_kv_heads));
   tiles_ = Tiles(pass.num_rows);
   logit_tiles_ = Tiles(pass.num_logits);
-  grow(hidden_, rows * shape.hidden_size);
+  grow(hidden_, rows * width);
+  grow(delta_, rows * width);
   grow(normed_, rows * std::max(shape.hidden_size, layers[0].qkv.num_inputs));
   grow(qkv_, rows * (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim);
   grow(attended_, rows * shape.num_heads * shape.head_dim);
   grow(activated_, rows * shape.mlp_size);
-  grow(logit_input_, size_t(pass.num_logits) * shape.hidden_size);
-  pool_.run(pass.num_threads, [&](int thread, int num_threads) { run(pass, thread, num_threads); });
+  grow(logit_input_, size_t(pass.num_logits) * width);
+  for (Scratch& scratch : scratch_) grow(scratch.row, width), grow(scratch.gates, rows * kBlock);
+  layer_ = 0;
+  step_ = Step::none;
+  pool_.run(pass.num_threads, static_cast<Job&>(*this));
 }
 
-void Model::run(const Pass& pass, int thread, int num_threads) {
-  const Range rows = share(pass.num_rows, thread, num_threads);
-  for (int row = rows.first; row < rows.last; ++row) {
-    const float* vector = pass.inputs ? pass.inputs + size_t(row) * shape.hidden_size
-                                      : embedding.data() + size_t(pass.ids[row]) * shape.hidden_size;
-    std::copy(vector, vector + shape.hidden_size, hidden_.data() + size_t(row) * shape.hidden_size);
+int Model::begin() {
+  for (;;) {
+    if (step_ == Step::down && ++layer_ < shape.num_layers) step_ = Step::enter;
+    else step_ = Step(int(step_) + 1);
+    if (step_ == Step::end || (step_ == Step::lm_head && !pass_.num_logits)) return 0;
+    if (!is_by_row() || pass_.num_rows > kFewRows) return count_pieces();
+    for (int row = 0; row < pass_.num_rows; ++row) work_row(row, scratch_[0]);
   }
-  grow(scratch_[thread].row, shape.hidden_size);
-  grow(scratch_[thread].gates, size_t(pass.num_rows) * kBlock);
-  for (int index = 0; index < shape.num_layers; ++index) run_layer(pass, index, thread, num_threads);
-  run_head(pass, thread, num_threads);
 }
 
-// A barrier stands before every phase that reads what other threads have written.
-void Model::run_layer(const Pass& pass, int index, int thread, int num_threads) {
-  const Layer& layer = layers[index];
-  const Range rows = share(pass.num_rows, thread, num_threads);
-  const int width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim;
+bool Model::is_by_row() const {
+  return step_ == Step::enter || step_ == Step::rotate || step_ == Step::enter_mlp || step_ == Step::leave;
+}
+
+int Model::count_pieces() {
+  unit_ = 1;
+  int count = int(layout_.tiles.size()) * shape.num_kv_heads;
+  if (is_by_row()) {
+    unit_ = kRowsOfPiece, count = pass_.num_rows;
+  } else if (step_ != Step::attend) {
+    const int pair = step_ == Step::gate_up ? 2 : 1;  // a gate and its up
+    const int most = std::max(pair, blocks_at_once((step_ == Step::lm_head ? logit_tiles_ : tiles_).rows(0)));
+    count = linear().num_blocks;
+    const int fair = count / (kPiecesOfThread * pass_.num_threads) / most * most;
+    unit_ = fair ? fair : std::max(pair, std::min(most, count / pass_.num_threads / pair * pair));
+  }
+  return (count + unit_ - 1) / unit_;
+}
+
+const Linear& Model::linear() const {
+  if (step_ == Step::lm_head) return lm_head;
+  const Layer& layer = layers[layer_];
+  return step_ == Step::qkv ? layer.qkv : step_ == Step::output ? layer.output : step_ == Step::gate_up ? layer.gate_up : layer.down;
+}
+
+void Model::work(int piece, int thread) {
   Scratch& scratch = scratch_[thread];
-  const auto normalise = [&](const std::vector<float>& weight) {
-    for (int row = rows.first; row < rows.last; ++row) {
-      const float* source = hidden_.data() + size_t(row) * shape.hidden_size;
-      normalise_row(source, weight, scratch.row.data());
-      scatter(scratch.row.data(), 0, shape.hidden_size,
-              packed_row(normed_.data(), tiles_, row, shape.hidden_size));
-    }
-  };
-
-  for (int row = rows.first; row < rows.last; ++row)
-    keep_feature(pass, row, layer.feature_column, hidden_.data() + size_t(row) * shape.hidden_size);
-  if (index == 0 && pass.attention_inputs) {
-    const int size = layer.qkv.num_inputs;
-    for (int row = rows.first; row < rows.last; ++row)
-      scatter(pass.attention_inputs + size_t(row) * size, 0, size, packed_row(normed_.data(), tiles_, row, size));
+  const int first = piece * unit_;
+  if (step_ == Step::attend) {
+    attend(piece, scratch.attention);
+  } else if (is_by_row()) {
+    for (int row = first; row < std::min(first + unit_, pass_.num_rows); ++row) work_row(row, scratch);
   } else {
-    normalise(layer.input_norm);
+    multiply_blocks({first, std::min(first + unit_, linear().num_blocks)}, scratch);
   }
-  pool_.barrier();
-  multiply(layer.qkv, share(layer.qkv.num_blocks, thread, num_threads), tiles_, normed_.data(),
-           [&](int row, int first, int count, const float* sums) {
-             float* target = qkv_.data() + size_t(row) * width + first;
-             for (int i = 0; i < count; ++i) target[i] = layer.qkv_bias.empty() ? sums[i] : sums[i] + layer.qkv_bias[first + i];
-           });
-  pool_.barrier();
-  for (int row = rows.first; row < rows.last; ++row) rotate_and_store(pass, index, row);
-  pool_.barrier();
-  const Range tasks = share(pass.num_rows * shape.num_kv_heads, thread, num_threads);
-  for (int task = tasks.first; task < tasks.last; ++task)
-    attend(pass, index, task / shape.num_kv_heads, task % shape.num_kv_heads, scratch);
-  pool_.barrier();
-  add_product(layer.output, share(layer.output.num_blocks, thread, num_threads), attended_);
-  pool_.barrier();
-  normalise(layer.mlp_norm);
-  pool_.barrier();
-  multiply_mlp(layer, share(layer.gate_up.num_blocks / 2, thread, num_threads), scratch);
-  pool_.barrier();
-  add_product(layer.down, share(layer.down.num_blocks, thread, num_threads), activated_);
-  pool_.barrier();
 }
 
-void Model::run_head(const Pass& pass, int thread, int num_threads) {
-  float* normed = scratch_[thread].row.data();
-  const auto normalise = [&](int row) {
-    normalise_row(hidden_.data() + size_t(row) * shape.hidden_size, final_norm, normed);
-  };
-  const bool keeps_features = final_feature_column >= 0 || output_feature_column >= 0;
-  const Range rows = keeps_features ? share(pass.num_rows, thread, num_threads) : Range{0, 0};
-  for (int row = rows.first; row < rows.last; ++row) {
-    normalise(row);
-    keep_feature(pass, row, final_feature_column, normed);
-    keep_feature(pass, row, output_feature_column, hidden_.data() + size_t(row) * shape.hidden_size);
+void Model::work_row(int row, Scratch& scratch) {
+  if (step_ == Step::rotate) rotate_and_store(row);
+  else if (step_ == Step::leave) leave(row, scratch.row.data());
+  else enter(row, scratch.row.data());
+}
+
+// Bring the residual stream up to date and pack what the next product reads.
+void Model::enter(int row, float* normed) {
+  const Layer& layer = layers[layer_];
+  float* hidden = hidden_.data() + size_t(row) * shape.hidden_size;
+  if (step_ == Step::enter && layer_ == 0) {
+    const float* source = pass_.inputs ? pass_.inputs + size_t(row) * shape.hidden_size
+                                       : embedding.data() + size_t(pass_.ids[row]) * shape.hidden_size;
+    const float scale = shape.embedding_scale != 0.0f ? shape.embedding_scale : 1.0f;
+    for (int i = 0; i < shape.hidden_size; ++i) hidden[i] = source[i] * scale;
+  } else {
+    add_delta(row, step_ == Step::enter ? layers[layer_ - 1].post_mlp_norm : layer.post_attention_norm, normed);
   }
-  if (!pass.num_logits) return;
-  const Range asked = share(pass.num_logits, thread, num_threads);
-  for (int i = asked.first; i < asked.last; ++i) {
-    normalise(pass.logit_rows[i]);
-    scatter(normed, 0, shape.hidden_size, packed_row(logit_input_.data(), logit_tiles_, i, shape.hidden_size));
+  if (step_ == Step::enter) keep_feature(row, layer.feature_column, hidden);
+  if (step_ == Step::enter && layer_ == 0 && pass_.attention_inputs) {
+    const int size = layer.qkv.num_inputs;
+    scatter(pass_.attention_inputs + size_t(row) * size, 0, size, packed_row(normed_.data(), tiles_, row, size));
+    return;
   }
-  pool_.barrier();
-  multiply(lm_head, share(lm_head.num_blocks, thread, num_threads), logit_tiles_, logit_input_.data(),
-           [&](int row, int first, int count, const float* sums) {
-             std::copy(sums, sums + count, pass.logits + size_t(row) * shape.vocab_size + first);
-           });
+  normalise(hidden, step_ == Step::enter ? layer.input_norm : layer.mlp_norm, normed);
+  scatter(normed, 0, shape.hidden_size, packed_row(normed_.data(), tiles_, row, shape.hidden_size));
+}
+
+void Model::leave(int row, float* normed) {
+  const float* hidden = add_delta(row, layers.back().post_mlp_norm, normed);
+  keep_feature(row, output_feature_column, hidden);
+  const int logits = layout_.logit_of_row[row];
+  if (logits < 0 && final_feature_column < 0) return;
+  normalise(hidden, final_norm, normed);
+  keep_feature(row, final_feature_column, normed);
+  if (logits >= 0)
+    scatter(normed, 0, shape.hidden_size, packed_row(logit_input_.data(), logit_tiles_, logits, shape.hidden_size));
+}
+
+const float* Model::add_delta(int row, const std::vector<float>& norm, float* normed) {
+  float* hidden = hidden_.data() + size_t(row) * shape.hidden_size;
+  const float* delta = delta_.data() + size_t(row) * shape.hidden_size;
+  if (!norm.empty()) normalise(delta, norm, normed), delta = normed;
+  for (int i = 0; i < shape.hidden_size; i += kLanes) store16(hidden + i, load16(hidden + i) + load16(delta + i));
+  return hidden;
 }
 
 // A head's layer may lack a norm: the row stays as it is.
-void Model::normalise_row(const float* source, const std::vector<float>& norm, float* target) const {
+void Model::normalise(const float* source, const std::vector<float>& norm, float* target) const {
   if (norm.empty()) std::copy(source, source + shape.hidden_size, target);
   else rms_norm(source, norm.data(), shape.hidden_size, shape.norm_eps, target);
 }
 
-void Model::keep_feature(const Pass& pass, int row, int column, const float* values) {
+void Model::keep_feature(int row, int column, const float* values) {
   if (column >= 0)
-    std::copy(values, values + shape.hidden_size, pass.features + size_t(pass.slots[row]) * pass.feature_width + column);
+    std::copy(values, values + shape.hidden_size, pass_.features + size_t(pass_.slots[row]) * pass_.feature_width + column);
 }
 
-void Model::rotate_and_store(const Pass& pass, int index, int row) {
-  const Layer& layer = layers[index];
-  const int size = shape.head_dim, half = size / 2, num_rotated = shape.num_heads + shape.num_kv_heads;
+void Model::rotate_and_store(int row) {
+  const Layer& layer = layers[layer_];
+  const int size = shape.head_dim, half = (shape.rotary_size ? shape.rotary_size : size) / 2, num_rotated = shape.num_heads + shape.num_kv_heads;
+  const size_t angles = (size_t(layer.rotation) * pass_.num_rows + row) * half;
   float* heads = qkv_.data() + size_t(row) * (num_rotated + shape.num_kv_heads) * size;
   for (int head = 0; head < num_rotated; ++head) {
     const std::vector<float>& norm = head < shape.num_heads ? layer.query_norm : layer.key_norm;
     if (!norm.empty()) rms_norm(heads + head * size, norm.data(), size, shape.norm_eps, heads + head * size);
-    rotate(heads + head * size, pass.cosines + size_t(row) * half, pass.sines + size_t(row) * half, half);
+    rotate(heads + head * size, pass_.cosines + angles, pass_.sines + angles, half);
   }
-  for (int kind = 0; kind < 2; ++kind)
-    for (int head = 0; head < shape.num_kv_heads; ++head) {
-      const float* source = heads + (shape.num_heads + kind * shape.num_kv_heads + head) * size;
-      const size_t plane = (size_t(index) * 2 + kind) * shape.num_kv_heads + head;
-      std::copy(source, source + size, pass.cache + (plane * pass.num_slots + pass.slots[row]) * size);
+  const int slot = pass_.slots[row];
+  for (int head = 0; head < shape.num_kv_heads; ++head) {
+    const float *key = heads + (shape.num_heads + head) * size, *value = key + shape.num_kv_heads * size;
+    float* tile = keys(head) + size_t(slot / kKeyTile) * kKeyTile * size + slot % kKeyTile;
+    for (int i = 0; i < size; ++i) tile[size_t(i) * kKeyTile] = key[i];
+    std::copy(value, value + size, values(head) + size_t(slot) * size);
+  }
+}
+
+float* Model::keys(int kv_head) const {
+  return pass_.cache + (size_t(layer_) * 2 * shape.num_kv_heads + kv_head) * pass_.num_slots * shape.head_dim;
+}
+
+float* Model::values(int kv_head) const {
+  return keys(kv_head) + size_t(shape.num_kv_heads) * pass_.num_slots * shape.head_dim;
+}
+
+// Head after head, so that a thread stays with the keys that it has read.
+void Model::attend(int piece, Attention& attention) {
+  const int num_tiles = int(layout_.tiles.size()), kv_head = piece / num_tiles;
+  const RowTile tile = layout_.tiles[piece % num_tiles];
+  const AttentionShape form = {shape.head_dim, shape.num_heads / shape.num_kv_heads, layers[layer_].window,
+                               shape.score_scale, shape.score_softcap};
+  const size_t row_stride = size_t(shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim;
+  const int size = form.group * shape.head_dim;
+  const float* queries = qkv_.data() + tile.first * row_stride + size_t(kv_head) * size;
+  const float* outputs = attention.attend(form, pass_, layout_, tile, queries, row_stride, keys(kv_head), values(kv_head));
+  for (int i = 0; i < tile.count; ++i)
+    scatter(outputs + size_t(i) * size, kv_head * size, size,
+            packed_row(attended_.data(), tiles_, tile.first + i, shape.num_heads * shape.head_dim));
+}
+
+void Model::multiply_blocks(Range blocks, Scratch& scratch) {
+  const Linear& w = linear();
+  const size_t width = w.num_outputs;
+  if (step_ == Step::qkv) {
+    const std::vector<float>& bias = layers[layer_].qkv_bias;
+    multiply(w, blocks, tiles_, normed_.data(), [&](int row, int first, int count, const float* sums) {
+      float* target = qkv_.data() + row * width + first;
+      if (bias.empty()) std::copy(sums, sums + count, target);
+      else for (int i = 0; i < count; ++i) target[i] = sums[i] + bias[first + i];
+    });
+  } else if (step_ == Step::gate_up) {
+    multiply_mlp(blocks, scratch);
+  } else if (step_ == Step::lm_head) {
+    multiply(w, blocks, logit_tiles_, logit_input_.data(), [&](int row, int first, int count, const float* sums) {
+      float* target = pass_.logits + row * width + first;
+      std::copy(sums, sums + count, target);
+      if (shape.logit_softcap > 0.0f) softcap(target, count, shape.logit_softcap);
+    });
+  } else {
+    const std::vector<float>& input = step_ == Step::output ? attended_ : activated_;
+    multiply(w, blocks, tiles_, input.data(), [&](int row, int first, int count, const float* sums) {
+      std::copy(sums, sums + count, delta_.data() + row * width + first);
+    });
+  }
+}
+
+// down's input: activation(gate) · up. The blocks of gate and up alternate in gate_up.
+void Model::multiply_mlp(Range blocks, Scratch& scratch) {
+  multiply(layers[layer_].gate_up, blocks, tiles_, normed_.data(), [&](int row, int first, int, const float* sums) {
+    float* gates = scratch.gates.data() + size_t(row) * kBlock;
+    if (first / kBlock % 2 == 0) {
+      std::copy(sums, sums + kBlock, gates);
+      return;
     }
-}
-
-// All query heads of one key head, for one row: keys are scored and values added in order of position.
-void Model::attend(const Pass& pass, int index, int row, int kv_head, Scratch& scratch) {
-  const int size = shape.head_dim, group = shape.num_heads / shape.num_kv_heads;
-  const size_t plane = size_t(pass.num_slots) * size;
-  const float* keys = pass.cache + (size_t(index) * 2 * shape.num_kv_heads + kv_head) * plane;
-  const float* values = keys + size_t(shape.num_kv_heads) * plane;
-  const float* queries =
-      qkv_.data() + (size_t(row) * (shape.num_heads + 2 * shape.num_kv_heads) + size_t(kv_head) * group) * size;
-  const int count = find_visible(pass, row, layers[index].window, scratch.offsets), padded = round_up(count, kLanes);
-  grow(scratch.scores, size_t(group) * padded);
-  const PackedRow target = packed_row(attended_.data(), tiles_, row, shape.num_heads * size);
-
-  for (int place = 0; place < count; ++place) {
-    const float* key = keys + scratch.offsets[place];
-    for (int query = 0; query < group; ++query) {
-      f32x16 sum = {};
-      for (int i = 0; i < size; i += kLanes) sum = fma16(load16(queries + query * size + i), load16(key + i), sum);
-      scratch.scores[size_t(query) * padded + place] = sum_lanes(sum) * shape.score_scale;
+    for (int i = 0; i < kBlock; i += kLanes) {
+      const f32x16 gate = load16(gates + i);
+      store16(gates + i, (shape.is_gelu ? gelu16(gate) : silu16(gate)) * load16(sums + i));
     }
-  }
-  for (int query = 0; query < group; ++query) {
-    float* scores = scratch.scores.data() + size_t(query) * padded;
-    const float total = softmax_weights(scores, count, padded);
-    alignas(64) float sums[kMaxHeadDim];
-    for (int i = 0; i < size; i += 4 * kLanes)
-      add_values(values + i, scratch.offsets.data(), scores, count, std::min(4, (size - i) / kLanes), total, sums + i);
-    scatter(sums, (kv_head * group + query) * size, size, target);
-  }
-}
-
-// Fill offsets with head_dim × slot of all that a row sees, in order of position; return their number.
-int Model::find_visible(const Pass& pass, int row, int window, std::vector<size_t>& offsets) const {
-  const int context = pass.context_lens[row], extra = pass.extra_starts[row + 1] - pass.extra_starts[row];
-  const int first = window ? std::max(0, context + extra - window) : 0;
-  const int32_t* near = pass.context_slots + pass.context_starts[row];
-  const int32_t* far = pass.extra_slots + pass.extra_starts[row];
-  offsets.clear();
-  for (int place = first; place < context; ++place) offsets.push_back(size_t(near[place]) * shape.head_dim);
-  for (int place = std::max(0, first - context); place < extra; ++place)
-    offsets.push_back(size_t(far[place]) * shape.head_dim);
-  return int(offsets.size());
-}
-
-// down's input: silu(gate) · up. The blocks of gate and up alternate in gate_up.
-void Model::multiply_mlp(const Layer& layer, Range pairs, Scratch& scratch) {
-  multiply(layer.gate_up, {2 * pairs.first, 2 * pairs.last}, tiles_, normed_.data(),
-           [&](int row, int first, int, const float* sums) {
-             float* gates = scratch.gates.data() + size_t(row) * kBlock;
-             if (first / kBlock % 2 == 0) {
-               std::copy(sums, sums + kBlock, gates);
-               return;
-             }
-             for (int i = 0; i < kBlock; i += kLanes) store16(gates + i, silu16(load16(gates + i)) * load16(sums + i));
-             const int output = first / kBlock / 2 * kBlock;
-             scatter(gates, output, std::min(kBlock, shape.mlp_size - output),
-                     packed_row(activated_.data(), tiles_, row, shape.mlp_size));
-           });
-}
-
-void Model::add_product(const Linear& w, Range blocks, const std::vector<float>& packed) {
-  multiply(w, blocks, tiles_, packed.data(), [&](int row, int first, int count, const float* sums) {
-    float* target = hidden_.data() + size_t(row) * shape.hidden_size + first;
-    for (int i = 0; i < count; ++i) target[i] += sums[i];
+    const int output = first / kBlock / 2 * kBlock;
+    scatter(gates, output, std::min(kBlock, shape.mlp_size - output),
+            packed_row(activated_.data(), tiles_, row, shape.mlp_size));
   });
 }
 

@@ -5,42 +5,33 @@
 #include <cstdint>
 #include <vector>
 
+#include "attention.h"
+#include "pass.h"
 #include "pool.h"
 #include "product.h"
+#include "segments.h"
 
 namespace native {
 
-// The sizes and constants of a decoder.
+// The sizes and constants of a decoder; 0 for those behind score_scale: the model does not have it.
 struct Shape {
   int32_t num_layers, hidden_size, num_heads, num_kv_heads, head_dim, mlp_size, vocab_size;
   float norm_eps, score_scale;
-};
-
-// One pass; every array belongs to the caller.
-//
-// Row i holds the token ids[i]; its key and value go to slots[i] of the cache. In order of position it sees
-// context_lens[i] entries of context_slots from context_starts[i] on, then those of extra_slots from extra_starts[i] to
-// extra_starts[i + 1]. Its own slot is the last one that it sees.
-struct Pass {
-  int32_t num_rows, num_logits, num_context_slots, num_extra_slots, num_slots, feature_width, num_threads;
-  const int32_t *ids, *slots, *context_starts, *context_lens, *context_slots, *extra_starts, *extra_slots, *logit_rows;
-  const float *cosines, *sines;  // (num_rows, head_dim / 2), the rotation of each row
-  float* cache;                  // (layers, 2, kv_heads, num_slots, head_dim)
-  float* features;               // (num_slots, feature_width)
-  float* logits;                 // (num_logits, vocab_size), of the rows logit_rows
-  // For a drafting head, else null: what the rows begin with in place of their embeddings, (num_rows, hidden_size), and
-  // what the first layer's attention reads in place of the normed rows, (num_rows, inputs of its qkv).
-  const float *inputs, *attention_inputs;
+  float score_softcap, logit_softcap, embedding_scale;
+  int32_t is_gelu;        // the MLP's activation is GELU by its tanh approximation, not SiLU
+  int32_t rotary_size;    // elements of a head that are rotated, its first ones; 0: all
 };
 
 struct Layer {
   Linear qkv, output, gate_up, down;
-  std::vector<float> input_norm, mlp_norm, qkv_bias, query_norm, key_norm;  // empty: the model does not have it
+  // Empty: the model does not have it. The post norms are applied to what attention or the MLP adds to the rows.
+  std::vector<float> input_norm, mlp_norm, qkv_bias, query_norm, key_norm, post_attention_norm, post_mlp_norm;
   int window = 0;           // positions that a row sees, its own included; 0: all
+  int rotation = 0;         // which of the pass's rotations it applies
   int feature_column = -1;  // where its input stands among the features; -1: it is not kept
 };
 
-class Model {
+class Model : private Job {
  public:
   Model(const Shape& shape, int max_threads);
 
@@ -56,28 +47,46 @@ class Model {
   Linear lm_head;
   int final_feature_column = -1;   // of the state after the final norm; -1: it is not kept
   int output_feature_column = -1;  // of the last layer's output
+  SegmentRows segment_rows;        // for passes that come as segments
 
  private:
+  // The phases of a pass; those from enter to down are done for every layer.
+  enum class Step { none, enter, qkv, rotate, attend, output, enter_mlp, gate_up, down, leave, lm_head, end };
+
   // What one thread needs for itself.
-  struct Scratch {
-    std::vector<float> row, scores, gates;
-    std::vector<size_t> offsets;
+  struct alignas(64) Scratch {
+    Attention attention;
+    std::vector<float> row, gates;
   };
 
-  void run(const Pass& pass, int thread, int num_threads);
-  void run_layer(const Pass& pass, int index, int thread, int num_threads);
-  void run_head(const Pass& pass, int thread, int num_threads);
-  void rotate_and_store(const Pass& pass, int index, int row);
-  void attend(const Pass& pass, int index, int row, int kv_head, Scratch& scratch);
-  int find_visible(const Pass& pass, int row, int window, std::vector<size_t>& offsets) const;
-  void normalise_row(const float* source, const std::vector<float>& norm, float* target) const;
-  void keep_feature(const Pass& pass, int row, int column, const float* values);
-  void multiply_mlp(const Layer& layer, Range pairs, Scratch& scratch);
-  void add_product(const Linear& w, Range blocks, const std::vector<float>& packed);
+  int begin() override;
+  void work(int piece, int thread) override;
+  bool is_by_row() const;
+  int count_pieces();
+  const Linear& linear() const;  // of the step
+
+  void work_row(int row, Scratch& scratch);
+  void enter(int row, float* normed);
+  void leave(int row, float* normed);
+  const float* add_delta(int row, const std::vector<float>& norm, float* normed);
+  void normalise(const float* source, const std::vector<float>& norm, float* target) const;
+  void keep_feature(int row, int column, const float* values);
+  void rotate_and_store(int row);
+  float* keys(int kv_head) const;
+  float* values(int kv_head) const;
+  void attend(int piece, Attention& attention);
+  void multiply_blocks(Range blocks, Scratch& scratch);
+  void multiply_mlp(Range blocks, Scratch& scratch);
 
   Pool pool_;
+  // The pass under work.
+  Pass pass_ = {};
+  Layout layout_;
   Tiles tiles_, logit_tiles_;
+  Step step_ = Step::none;
+  int layer_ = 0, unit_ = 1;  // unit_: blocks of a product, or rows, of a piece
   std::vector<float> hidden_;                       // (rows, hidden_size), the residual stream
+  std::vector<float> delta_;                        // (rows, hidden_size), what attention or the MLP adds to it
   std::vector<float> qkv_;                          // (rows, heads and key and value heads, head_dim)
   std::vector<float> normed_, attended_, activated_, logit_input_;  // packed in tiles
   std::vector<Scratch> scratch_;

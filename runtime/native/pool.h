@@ -1,12 +1,13 @@
-// Threads that work on one pass together: they sleep between passes and meet at barriers inside one.
+// Threads that share the work of one pass, piece by piece.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -21,89 +22,148 @@ inline void pause_cpu() {
 #endif
 }
 
-// Workers sleep between passes and spin at the barriers inside a pass; a barrier yields when it waits for long,
-// because the thread that it waits for may not have a core.
+// Work in phases: a phase begins when all pieces of the one before it are done.
+class Job {
+ public:
+  virtual ~Job() = default;
+
+  // Begin the next phase and return the number of its pieces, below kMaxPieces; 0 ends the job. One thread calls it,
+  // and sees all that the phases before have written.
+  virtual int begin() = 0;
+
+  // Do one piece of the current phase. Pieces of a phase are done in any order, by any of the threads.
+  virtual void work(int piece, int thread) = 0;
+};
+
+constexpr int kMaxPieces = 1 << 16;
+
+// Workers sleep between jobs. Within one, every thread claims pieces; nobody waits for a thread, only for a piece that
+// another thread has begun. So a worker that wakes late, or has lost its core, costs no more than its help.
 class Pool {
  public:
-  explicit Pool(int size) : size_(size) {
-    for (int index = 1; index < size; ++index) workers_.emplace_back([this, index] { work(index); });
+  explicit Pool(int size) {
+    for (int index = 1; index < size; ++index) workers_.push_back(std::make_unique<Worker>());
+    for (int index = 1; index < size; ++index)
+      workers_[index - 1]->thread = std::thread([this, index] { serve(*workers_[index - 1], index); });
   }
 
   ~Pool() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      is_closing_ = true;
-    }
-    wake_.notify_all();
-    for (auto& worker : workers_) worker.join();
+    is_closing_.store(true);
+    for (auto& worker : workers_) worker->call();
+    for (auto& worker : workers_) worker->thread.join();
   }
 
-  int size() const { return size_; }
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
 
-  // Run body(thread, num_threads) on the calling thread and num_threads - 1 workers.
-  void run(int num_threads, const std::function<void(int, int)>& body) {
-    num_threads_ = num_threads;
-    if (num_threads == 1) return body(0, 1);
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      body_ = &body;
-      num_running_.store(size_ - 1, std::memory_order_relaxed);
-      ++pass_;
+  int size() const { return int(workers_.size()) + 1; }
+
+  // Do a job with the calling thread and num_threads - 1 workers.
+  void run(int num_threads, Job& job) {
+    if (num_threads <= 1) {
+      for (int pieces; (pieces = job.begin());)
+        for (int piece = 0; piece < pieces; ++piece) job.work(piece, 0);
+      return;
     }
-    wake_.notify_all();
-    body(0, num_threads);
-    wait_until([this] { return num_running_.load(std::memory_order_acquire) == 0; });
+    const int pieces = job.begin();
+    if (!pieces) return;
+    job_ = &job;
+    num_done_.store(0, std::memory_order_relaxed);
+    ++generation_;
+    state_.store(packed(generation_, 0, pieces, 0), std::memory_order_release);
+    for (int index = 1; index < num_threads; ++index) workers_[index - 1]->call();
+    help(0);
   }
 
-  // Wait until every thread of the pass has come here.
-  void barrier() {
-    if (num_threads_ == 1) return;
-    const int phase = phase_.load(std::memory_order_relaxed);
-    if (num_waiting_.fetch_add(1, std::memory_order_acq_rel) == num_threads_ - 1) {
-      num_waiting_.store(0, std::memory_order_relaxed);
-      phase_.store(phase + 1, std::memory_order_release);
-    } else {
-      wait_until([&] { return phase_.load(std::memory_order_acquire) != phase; });
-    }
+  // Call body(part, num_threads) once for every part below num_threads.
+  template <class Body>
+  void run(int num_threads, const Body& body) {
+    struct Parts : Job {
+      Parts(int count, const Body& body) : count(count), body(body) {}
+      int begin() override { return std::exchange(left, 0); }
+      void work(int piece, int) override { body(piece, count); }
+      const int count;
+      int left = count;
+      const Body& body;
+    } parts(num_threads, body);
+    run(num_threads, static_cast<Job&>(parts));
   }
 
  private:
-  template <class Condition>
-  static void wait_until(Condition condition) {
-    for (int spin = 0; !condition(); ++spin) spin < 2000 ? pause_cpu() : std::this_thread::yield();
+  struct Worker {
+    std::mutex mutex;
+    std::condition_variable wake;
+    bool is_called = false;
+    std::thread thread;
+
+    void call() {
+      {
+        std::lock_guard<std::mutex> lock(mutex);
+        is_called = true;
+      }
+      wake.notify_one();
+    }
+  };
+
+  // The state of a job in one word, so that a piece is claimed by one exchange: a thread that slept through the job's
+  // end finds another generation and claims nothing.
+  static uint64_t packed(uint16_t generation, uint16_t phase, int pieces, int next) {
+    return uint64_t(generation) << 48 | uint64_t(phase) << 32 | uint64_t(pieces) << 16 | uint64_t(next);
   }
 
-  void work(int index) {
-    for (uint64_t seen = 0;;) {
-      std::unique_lock<std::mutex> lock(mutex_);
-      wake_.wait(lock, [&] { return is_closing_ || pass_ != seen; });
-      if (is_closing_) return;
-      seen = pass_;
-      const auto* body = body_;
-      lock.unlock();
-      if (index < num_threads_) (*body)(index, num_threads_);
-      num_running_.fetch_sub(1, std::memory_order_release);
+  void serve(Worker& worker, int index) {
+    for (;;) {
+      {
+        std::unique_lock<std::mutex> lock(worker.mutex);
+        worker.wake.wait(lock, [&] { return worker.is_called; });
+        worker.is_called = false;
+      }
+      if (is_closing_.load()) return;
+      help(index);
     }
   }
 
-  const int size_;
-  int num_threads_ = 1;
-  bool is_closing_ = false;
-  uint64_t pass_ = 0;
-  const std::function<void(int, int)>* body_ = nullptr;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::atomic<int> num_running_{0}, num_waiting_{0}, phase_{0};
-  std::vector<std::thread> workers_;
+  // Claim and do pieces until the job is over.
+  void help(int thread) {
+    uint64_t state = state_.load(std::memory_order_acquire);
+    for (int spin = 0;;) {
+      const int pieces = int(state >> 16 & 0xffff), next = int(state & 0xffff);
+      if (!pieces) return;
+      if (next == pieces) {
+        ++spin < kSpins ? pause_cpu() : std::this_thread::yield();
+        state = state_.load(std::memory_order_acquire);
+      } else if (state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
+        job_->work(next, thread);
+        if (num_done_.fetch_add(1, std::memory_order_acq_rel) + 1 == pieces) begin_next(state);
+        state = state_.load(std::memory_order_acquire);
+        spin = 0;
+      }
+    }
+  }
+
+  void begin_next(uint64_t state) {
+    num_done_.store(0, std::memory_order_relaxed);
+    const int pieces = job_->begin();
+    state_.store(packed(uint16_t(state >> 48), uint16_t((state >> 32) + 1), pieces, 0), std::memory_order_release);
+  }
+
+  static constexpr int kSpins = 4000;  // about 50 µs; then the core may be what the thread with the piece lacks
+
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::atomic<bool> is_closing_{false};
+  uint16_t generation_ = 0;
+  Job* job_ = nullptr;
+  alignas(64) std::atomic<uint64_t> state_{0};
+  alignas(64) std::atomic<int> num_done_{0};
 };
 
 struct Range {
   int first, last;
 };
 
-// The share of `count` items that one thread works on.
-inline Range share(int count, int thread, int num_threads) {
-  return {int(int64_t(count) * thread / num_threads), int(int64_t(count) * (thread + 1) / num_threads)};
+// The part of `count` items that is one of `num_parts` nearly equal ones.
+inline Range share(int count, int part, int num_parts) {
+  return {int(int64_t(count) * part / num_parts), int(int64_t(count) * (part + 1) / num_parts)};
 }
 
 }  // namespace native

@@ -12,8 +12,15 @@
 
 namespace native {
 
-constexpr int kBlock = 32;    // outputs of a packed block of weights
-constexpr int kMaxRows = 12;  // rows of a tile: 24 accumulators and 2 vectors of weights fit 32 registers
+constexpr int kBlock = 32;  // outputs of a packed block of weights
+
+// Sums of 16 lanes that fit the registers beside what they are summed from.
+#if defined(__AVX512F__)
+constexpr int kMaxSums = 24;
+#else
+constexpr int kMaxSums = 6;
+#endif
+constexpr int kMaxRows = kMaxSums / 2;  // rows of a tile
 
 // y = x Wᵀ for W (num_outputs, num_inputs), packed as [block][k][32]: as pairs of bfloat16 (outputs j and j + 16 of a
 // block in one word) where that loses nothing, else as float32.
@@ -91,7 +98,7 @@ void block_product(const Linear& w, int block, const float* x, float* sums) {
 using BlockProduct = void (*)(const Linear&, int, const float*, float*);
 
 // Few rows take several blocks at once, so that enough independent sums hide the latency of an addition.
-constexpr int blocks_at_once(int rows) { return rows <= 2 ? 4 : rows <= 4 ? 2 : 1; }
+constexpr int blocks_at_once(int rows) { return 4 * rows <= kMaxRows ? 4 : 2 * rows <= kMaxRows ? 2 : 1; }
 
 template <bool Bfloat16, bool Several, int... Row>
 BlockProduct choose_product(int rows, std::integer_sequence<int, Row...>) {
@@ -105,22 +112,25 @@ inline BlockProduct product_for(const Linear& w, int rows, bool several) {
   return several ? choose_product<false, true>(rows, all) : choose_product<false, false>(rows, all);
 }
 
-// The rows of a pass in tiles of at most kMaxRows, as equal as can be. An activation of width k lies packed as
-// [tile][k][row of the tile].
+// The rows of a pass in tiles of at most kMaxRows, as equal as can be, larger ones first. An activation of width k lies
+// packed as [tile][k][row of the tile].
 class Tiles {
  public:
-  explicit Tiles(int num_rows = 0) : num_rows(num_rows), count((num_rows + kMaxRows - 1) / kMaxRows) {}
+  explicit Tiles(int num_rows = 0) : num_rows(num_rows), count((num_rows + kMaxRows - 1) / kMaxRows) {
+    if (count) least_ = num_rows / count, num_larger_ = num_rows % count;
+  }
 
-  int first(int tile) const { return int(int64_t(num_rows) * tile / count); }
-  int rows(int tile) const { return first(tile + 1) - first(tile); }
+  int first(int tile) const { return tile * least_ + std::min(tile, num_larger_); }
+  int rows(int tile) const { return least_ + (tile < num_larger_); }
   int tile_of(int row) const {
-    int tile = int(int64_t(row) * count / num_rows);
-    while (first(tile) > row) --tile;
-    while (first(tile + 1) <= row) ++tile;
-    return tile;
+    const int in_larger = num_larger_ * (least_ + 1);
+    return row < in_larger ? row / (least_ + 1) : num_larger_ + (row - in_larger) / least_;
   }
 
   int num_rows, count;
+
+ private:
+  int least_ = 0, num_larger_ = 0;
 };
 
 // Where one row of a packed activation lies: element k is at base[k * stride].
@@ -137,9 +147,8 @@ inline PackedRow packed_row(float* packed, const Tiles& tiles, int row, int widt
 // Call write(row, output, count, sums) for every row and every block of outputs in the range.
 template <class Write>
 void multiply(const Linear& w, Range blocks, const Tiles& tiles, const float* packed, Write write) {
-  alignas(64) float sums[4 * kBlock * 4 + kMaxRows * kBlock];
-  // Only a single tile can be so small that several blocks are worth taking at once.
-  const int most = tiles.count == 1 ? blocks_at_once(tiles.num_rows) : 1;
+  alignas(64) float sums[kMaxRows * kBlock];
+  const int most = blocks_at_once(tiles.rows(0));  // 1 if there are several tiles, since none of them is small
   for (int block = blocks.first; block < blocks.last;) {
     const int step = blocks.last - block >= most ? most : 1;
     for (int tile = 0; tile < tiles.count; ++tile) {

@@ -23,27 +23,45 @@ class Weights:
 
     def set_linear(self, layer: int, name: str, weight: Tensor) -> None:
         """Copy a matrix (out, in)."""
-        values = weight.detach().contiguous()
+        values = weight.detach().float().contiguous()
         if self._library.native_set_linear(self._handle, layer, name.encode(), values.data_ptr(), *values.shape):
             raise EngineError(f"the native library has no matrix {name!r}")
 
     def set_vector(self, layer: int, name: str, vector: Tensor) -> None:
         """Copy a vector, or a table row by row."""
-        values = vector.detach().contiguous()
+        values = vector.detach().float().contiguous()
         if self._library.native_set_vector(self._handle, layer, name.encode(), values.data_ptr(), values.numel()):
             raise EngineError(f"the native library has no vector {name!r}")
 
     def set_decoder_layer(self, index: int, layer: Any) -> None:
         """Copy the products of a decoder layer (self_attn, mlp) and the norm before its MLP."""
-        attention, mlp = layer.self_attn, layer.mlp
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        self.set_linear(index, "qkv", torch.cat([projection.weight for projection in projections]))
-        self.set_linear(index, "output", attention.o_proj.weight)
-        self.set_linear(index, "gate_up", alternate(mlp.gate_proj.weight, mlp.up_proj.weight))
-        self.set_linear(index, "down", mlp.down_proj.weight)
+        for name, matrix in _linears_of(layer).items():
+            self.set_linear(index, name, matrix)
         self.set_vector(index, "mlp_norm", layer.post_attention_layernorm.weight)
-        if attention.q_proj.bias is not None:
-            self.set_vector(index, "qkv_bias", torch.cat([projection.bias for projection in projections]))
+        attention = layer.self_attn
+        if not hasattr(attention, "qkv_proj") and attention.q_proj.bias is not None:
+            self.set_vector(index, "qkv_bias", torch.cat([projection.bias for projection in _projections(attention)]))
+
+
+def _linears_of(layer: Any) -> dict[str, Tensor]:
+    """Return the matrices (out, in) of a decoder layer by their names in the native library."""
+    attention, mlp = layer.self_attn, layer.mlp
+    if hasattr(attention, "qkv_proj"):  # Phi-3
+        qkv = attention.qkv_proj.weight
+        gate, up = mlp.gate_up_proj.weight.chunk(2)
+    else:
+        qkv = torch.cat([projection.weight for projection in _projections(attention)])
+        gate, up = mlp.gate_proj.weight, mlp.up_proj.weight
+    return {
+        "qkv": qkv,
+        "output": attention.o_proj.weight,
+        "gate_up": alternate(gate, up),
+        "down": mlp.down_proj.weight,
+    }
+
+
+def _projections(attention: Any) -> tuple[Any, Any, Any]:
+    return attention.q_proj, attention.k_proj, attention.v_proj
 
 
 def alternate(gate: Tensor, up: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ from runtime.kv.blocks import BlockPool
 from runtime.kv.cache import CacheShape, KVCache
 from runtime.kv.sequences import CachedSequence, SequenceTable
 from runtime.model.attention import paged_tree_attention
+from runtime.native.cache import NativeCache
 from runtime.native.heads import NativeHead
 
 
@@ -97,7 +98,10 @@ class EagleEngine(HeadEngine):
         self._head = head
         self.draft_ids = head.ids
         self.default_choices = head.default_choices
-        self.cache = KVCache(shape, memory_mb, block_tokens, weight.dtype, weight.device)
+        if native:
+            self.cache: KVCache = NativeCache(shape, memory_mb, block_tokens)
+        else:
+            self.cache = KVCache(shape, memory_mb, block_tokens, weight.dtype, weight.device)
         # Slots without a row are never written, and attention cannot take NaN, even where it is masked.
         self.cache.kv.zero_()
         pool = BlockPool(self.cache.num_blocks, block_tokens)

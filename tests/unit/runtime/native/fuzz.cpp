@@ -1,6 +1,7 @@
 // Random models and passes, sound and damaged, through the C interface; built with sanitizers by test_sanitizers.py.
 // Exits with 1 when a sound pass is refused, when nothing damaged was refused, or when threads change a bit.
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,7 +16,9 @@ void native_delete(native::Model*);
 int native_set_linear(native::Model*, int, const char*, const float*, int, int);
 int native_set_vector(native::Model*, int, const char*, const float*, int);
 void native_set_layer(native::Model*, int, int, int);
+int native_add_rotation(native::Model*, const float*, int, float);
 const char* native_forward(native::Model*, const native::Pass*);
+const char* native_forward_segments(native::Model*, const native::SegmentPass*);
 }
 
 namespace {
@@ -33,7 +36,8 @@ std::vector<float> random_floats(size_t count) {
 
 native::Shape random_shape() {
   const int kv_heads = 1 + below(2), group = 1 + below(3);
-  return {1 + below(2), 16 * (1 + below(3)), kv_heads * group, kv_heads, 16 * (1 + below(6)), 1 + below(70), 5 + below(60), 1e-6f, 0.25f};
+  return {1 + below(2), 16 * (1 + below(3)), kv_heads * group, kv_heads, 16 * (1 + below(6)), 1 + below(70), 5 + below(60), 1e-6f, 0.25f,
+          below(2) * 2.0f, below(2) * 3.0f, below(2) * 4.0f, below(2), 0};
 }
 
 native::Model* random_model(const native::Shape& s, int feature_column) {
@@ -53,6 +57,7 @@ native::Model* random_model(const native::Shape& s, int feature_column) {
     vector(layer, "input_norm", s.hidden_size);
     vector(layer, "mlp_norm", s.hidden_size);
     if (below(2)) vector(layer, "qkv_bias", heads * s.head_dim);
+    if (below(2)) vector(layer, "post_attention_norm", s.hidden_size), vector(layer, "post_mlp_norm", s.hidden_size);
     if (below(2)) vector(layer, "query_norm", s.head_dim), vector(layer, "key_norm", s.head_dim);
     native_set_layer(model, layer, below(2) ? 1 + below(9) : 0, -1);
   }
@@ -60,6 +65,7 @@ native::Model* random_model(const native::Shape& s, int feature_column) {
   vector(-1, "final_norm", s.hidden_size);
   linear(-1, "lm_head", s.vocab_size, s.hidden_size);
   native_set_layer(model, -1, 0, feature_column);
+  native_add_rotation(model, random_floats(s.head_dim / 2).data(), s.head_dim / 2, 1.0f);
   return model;
 }
 
@@ -70,7 +76,7 @@ struct Arrays {
 };
 
 native::Pass random_pass(const native::Shape& s, int feature_width, Arrays& a) {
-  const int rows = 1 + below(40), slots = rows + 1 + below(50);
+  const int rows = 1 + below(40), slots = 16 * (3 + below(4));
   for (int row = 0; row < rows; ++row) {
     a.ids.push_back(below(s.vocab_size));
     a.slots.push_back(row);
@@ -101,6 +107,48 @@ void damage(Arrays& a) {
   std::vector<int32_t>& array = *arrays[below(8)];
   const int32_t values[] = {-1, 1 << 20, INT32_MAX, INT32_MIN, int32_t(rng())};
   if (!array.empty()) array[below(int(array.size()))] = values[below(5)];
+}
+
+// A pass over one to three sequences with trees, whose blocks lie anywhere.
+struct Segments {
+  std::vector<native::Segment> segments;
+  std::vector<int32_t> ids, blocks, parents;
+  std::vector<float> logits;
+
+  native::SegmentPass pass(const Arrays& arrays, const native::Pass& rows, int block_tokens) {
+    return {int(segments.size()), int(ids.size()), int(logits.size()), int(blocks.size()), int(parents.size()), block_tokens,
+            rows.num_slots, rows.feature_width, 2, segments.data(), ids.data(), blocks.data(), parents.data(),
+            const_cast<float*>(arrays.cache.data()), const_cast<float*>(arrays.features.data()), logits.data()};
+  }
+};
+
+Segments random_segments(const native::Shape& s, int num_slots, int block_tokens) {
+  Segments all;
+  std::vector<int32_t> free_blocks(num_slots / block_tokens);
+  for (size_t i = 0; i < free_blocks.size(); ++i) free_blocks[i] = int32_t(i);
+  std::shuffle(free_blocks.begin(), free_blocks.end(), rng);
+  for (int i = 1 + below(3); i > 0 && !free_blocks.empty(); --i) {
+    const int num_blocks = 1 + below(int(free_blocks.size())), slots = num_blocks * block_tokens;
+    const int last = 1 + below(slots), first = below(last), nodes = below(slots - last + 1);
+    all.segments.push_back({first, last, nodes, num_blocks});
+    for (int block = 0; block < num_blocks; ++block) all.blocks.push_back(free_blocks.back()), free_blocks.pop_back();
+    for (int node = 0; node < nodes; ++node) all.parents.push_back(below(node + 1));
+    for (int row = 0; row < last - first + nodes; ++row) all.ids.push_back(below(s.vocab_size));
+  }
+  all.logits.resize(all.segments.size() + all.parents.size());
+  return all;
+}
+
+void damage(Segments& all) {
+  int32_t* numbers = reinterpret_cast<int32_t*>(all.segments.data());
+  const int32_t values[] = {-1, 1 << 20, INT32_MAX, INT32_MIN, int32_t(rng()), below(9)};
+  const int32_t value = values[below(6)];
+  switch (below(4)) {
+    case 0: numbers[below(int(all.segments.size()) * 4)] = value; break;
+    case 1: all.ids[below(int(all.ids.size()))] = value; break;
+    case 2: all.blocks[below(int(all.blocks.size()))] = value; break;
+    default: if (!all.parents.empty()) all.parents[below(int(all.parents.size()))] = value;
+  }
 }
 
 int fail(const char* what) {
@@ -136,8 +184,22 @@ int main(int argc, char** argv) {
           damaged.cache.data(), damaged.features.data(), damaged.logits.data(), nullptr, nullptr};
       num_refused += native_forward(model, &bad) != nullptr;
     }
+    const int block_tokens = 1 + below(16);
+    Segments sound = random_segments(shape, pass.num_slots, block_tokens);
+    std::vector<float> logits(sound.logits.size() * shape.vocab_size);
+    native::SegmentPass whole = sound.pass(arrays, pass, block_tokens);
+    whole.logits = logits.data();
+    if (const char* wrong = native_forward_segments(model, &whole)) return fail(wrong);
+    for (int i = 0; i < 10; ++i) {
+      Segments damaged = sound;
+      damage(damaged);
+      native::SegmentPass bad = damaged.pass(arrays, pass, block_tokens);
+      bad.logits = logits.data();
+      bad.num_threads = 1;  // two sequences may now write one slot
+      num_refused += native_forward_segments(model, &bad) != nullptr;
+    }
     native_delete(model);
   }
-  std::printf("%d of %d damaged passes refused\n", num_refused, 10 * num_rounds);
+  std::printf("%d of %d damaged passes refused\n", num_refused, 20 * num_rounds);
   return num_refused ? 0 : 1;
 }

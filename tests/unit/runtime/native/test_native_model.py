@@ -27,10 +27,12 @@ from runtime.native import library
 from runtime.native import model as native_model
 from runtime.native.library import PassArrays
 from runtime.native.model import NativeModel
-from tests.unit.runtime.model.test_families import FAMILIES, LLAMA3_ROPE, WINDOW, Stock, write_checkpoint
+from tests.unit.runtime.model.test_families import FAMILIES, LLAMA3_ROPE, SLIDING_FULL, WINDOW, Stock, write_checkpoint
 
 SIZES = {"hidden_size": 64, "intermediate_size": 80, "head_dim": 16, "num_hidden_layers": 7, "initializer_range": 0.2}
-NATIVE = {
+PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+ALTERNATING = (4 * SLIDING_FULL[:2])[:7]
+NATIVE: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama:llama3": {"rope_parameters": LLAMA3_ROPE},
     "llama:one-key-head": {"num_key_value_heads": 1},
@@ -39,6 +41,12 @@ NATIVE = {
     "qwen2:sliding": FAMILIES["qwen2:sliding"] | {"head_dim": None},
     "qwen3": {},
     "mistral": {"sliding_window": WINDOW},
+    "phi3": {"sliding_window": WINDOW, "head_dim": None, "hidden_size": 64},
+    "phi3:partial": {"head_dim": None, "hidden_size": 64, "rope_parameters": PARTIAL_ROPE},
+    "gemma": {"head_dim": 32, "hidden_activation": "gelu_pytorch_tanh"},
+    "gemma2": FAMILIES["gemma2"] | {"head_dim": 32, "layer_types": ALTERNATING},
+    "gemma2:256": FAMILIES["gemma2"] | {"head_dim": 256, "layer_types": ALTERNATING},
+    "gemma3_text": FAMILIES["gemma3_text"] | {"head_dim": 64, "layer_types": ALTERNATING},
 }
 BOTH = HiddenStates.LAST | HiddenStates.LAYERS
 
@@ -60,7 +68,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> NativeModel:
-    loaded = load_model(str(folder), "cpu", "float32", BOTH, native=True)
+    loaded = load_model(str(folder), "cpu", "float32", BOTH, kernels="native")
     assert isinstance(loaded, NativeModel)
     return loaded
 
@@ -158,63 +166,69 @@ def test_hidden_states_are_those_of_the_stock_model(folder: Path, paged: PagedMo
     assert (kept - expected).abs().max() < 1e-4
 
 
-def test_a_row_that_sees_its_ancestors_in_another_order_differs(paged: PagedModel) -> None:
+def test_keys_in_another_order_give_other_bits(paged: PagedModel) -> None:
     """The comparison of bits can fail: the order of the keys is what makes it hold."""
-    ids, tree = random_ids(20), TokenTree.chain(random_ids(8, 5))
-    segment = open_segment(paged, 1, ids, tree)
+    segment = open_segment(paged, 1, random_ids(10), TokenTree.chain(random_ids(8, 5)))  # shorter than the window
     sound = paged.forward([segment])
-    describe = native_model.visible_slots
-
-    def reversed_ancestors(*arguments: Any) -> dict[str, Any]:
-        rows = describe(*arguments)
-        starts = rows["extra_starts"]
-        for start, stop in itertools.pairwise(starts):
-            rows["extra_slots"][start:stop] = rows["extra_slots"][start:stop][::-1].copy()
-        return rows
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native_model, "visible_slots", reversed_ancestors)
-        scrambled = paged.forward([segment])
-    assert torch.allclose(sound, scrambled, atol=1e-4) and not torch.equal(sound, scrambled)
+    blocks = segment.sequence.blocks
+    blocks[0], blocks[1] = blocks[1], blocks[0]  # the same rotated keys and their values, but as other positions
+    segment.first = 9
+    scrambled = paged.forward([segment])
+    assert not torch.equal(sound, scrambled)
 
 
-BAD: list[tuple[str, Any, str]] = [
-    ("ids", [64], "ids: a token outside the vocabulary"),
-    ("ids", [-1], "ids: a token outside the vocabulary"),
-    ("slots", [10**6], "slots: a slot outside the cache"),
-    ("context_slots", [-1], "context_slots: a slot outside the cache"),
-    ("extra_slots", [10**6], "extra_slots: a slot outside the cache"),
-    ("context_starts", [99], "context_starts: beyond context_slots"),
-    ("context_lens", [-1], "context_starts: beyond context_slots"),
-    ("context_lens", [2**31 - 1], "context_starts: beyond context_slots"),
-    ("extra_starts", [1], "extra_starts: wrong ends"),
-    ("logit_rows", [99], "logit_rows: no such row"),
+BAD: list[tuple[str, int, int, str]] = [
+    ("ids", 0, 64, "ids: a token outside the vocabulary"),
+    ("ids", 0, -1, "ids: a token outside the vocabulary"),
+    ("segments", 0, -1, "segments: no tokens"),
+    ("segments", 0, 5, "segments: no tokens"),
+    ("segments", 0, 1, "segments: another number of rows than ids"),
+    ("segments", 1, 2**31 - 1, "segments: no tokens"),
+    ("segments", 1, 99, "segments: more tokens than slots"),
+    ("segments", 2, -1, "segments: more nodes than parents"),
+    ("segments", 2, 3, "segments: more nodes than parents"),
+    ("segments", 3, 0, "segments: more tokens than slots"),
+    ("segments", 3, 99, "segments: another number of nodes or blocks"),
+    ("blocks", 0, -1, "blocks: a block outside the cache"),
+    ("blocks", 0, 10**6, "blocks: a block outside the cache"),
+    ("parents", 0, 1, "parents: a parent that does not come before its child"),
+    ("parents", 1, -1, "parents: a parent that does not come before its child"),
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "words"), BAD)
-def test_an_index_that_leaves_its_array_is_refused(
-    paged: PagedModel, monkeypatch: pytest.MonkeyPatch, name: str, value: list[int], words: str
+@pytest.mark.parametrize(("name", "place", "value", "words"), BAD)
+def test_a_number_that_leads_outside_an_array_is_refused(
+    paged: PagedModel, monkeypatch: pytest.MonkeyPatch, name: str, place: int, value: int, words: str
 ) -> None:
     segment = open_segment(paged, 1, random_ids(5), TokenTree.chain([1, 2]))
-    describe = native_model.visible_slots
+    describe = native_model.PassIntegers
 
-    def bad(*arguments: Any) -> dict[str, Any]:
-        rows = describe(*arguments)
-        rows[name][: len(value)] = value
-        return rows
+    def bad(*arguments: Any) -> native_model.PassIntegers:
+        integers = describe(*arguments)
+        getattr(integers, name)[place] = value
+        return integers
 
-    if name == "ids":
-        segment.sequence.ids[0] = value[0]
-    else:
-        monkeypatch.setattr(native_model, "visible_slots", bad)
+    monkeypatch.setattr(native_model, "PassIntegers", bad)
     with pytest.raises(EngineError, match=words):
         paged.forward([segment])
 
 
 def test_the_layout_of_a_pass_is_the_library_s() -> None:
-    """7 numbers of 4 bytes, padding, 15 pointers: a field that is added on one side alone would shift the others."""
-    assert ctypes.sizeof(PassArrays) == 32 + 15 * 8
+    """9 numbers of 4 bytes, padding, 7 pointers: a field that is added on one side alone would shift the others."""
+    assert ctypes.sizeof(PassArrays) == 40 + 7 * 8
+
+
+def test_rows_that_move_to_other_slots_are_the_rows_that_were_there(paged: PagedModel) -> None:
+    ids, tree = random_ids(20), TokenTree(np.array([1, 2, 3], np.int32), np.array([0, 0, 2], np.int32))
+    segment = open_segment(paged, 1, ids, tree)
+    paged.forward([segment])
+    sequence = segment.sequence
+    features = paged.cache.features[[sequence.slot(21), sequence.slot(22)]].clone()
+    paged.cache.move([sequence.slot(21), sequence.slot(22)], [sequence.slot(20), sequence.slot(21)])
+    assert torch.equal(paged.cache.features[[sequence.slot(20), sequence.slot(21)]], features)
+    sequence.context.commit([2, 3, 4])
+    sequence.reserve(23)
+    assert torch.equal(paged.forward([Segment(sequence, 22, 23)])[0], logits_alone(paged, [*ids, 2, 3, 4]))
 
 
 def test_a_library_that_cannot_be_built_leaves_the_model_to_torch(
@@ -223,7 +237,7 @@ def test_a_library_that_cannot_be_built_leaves_the_model_to_torch(
     monkeypatch.setattr(build, "FLAGS", ("--no-such-flag",))
     library.load.cache_clear()
     try:
-        loaded = load_model(str(write_checkpoint(tmp_path, "llama", **SIZES)), "cpu", "float32", native=True)
+        loaded = load_model(str(write_checkpoint(tmp_path, "llama", **SIZES)), "cpu", "float32", kernels="native")
     finally:
         library.load.cache_clear()
     assert isinstance(loaded, CausalModel)
@@ -231,6 +245,6 @@ def test_a_library_that_cannot_be_built_leaves_the_model_to_torch(
 
 
 def test_a_model_that_native_code_lacks_is_left_to_torch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = write_checkpoint(tmp_path, "gemma2", **FAMILIES["gemma2"])
-    assert isinstance(load_model(str(folder), "cpu", "float32", native=True), CausalModel)
-    assert "the family 'gemma2' (it has llama, mistral, qwen2, qwen3)" in caplog.text
+    folder = write_checkpoint(tmp_path, "olmo2", **FAMILIES["olmo2"])
+    assert isinstance(load_model(str(folder), "cpu", "float32", kernels="native"), CausalModel)
+    assert "the family 'olmo2' (it has llama, mistral, qwen2, qwen3, phi3, gemma" in caplog.text

@@ -1,0 +1,190 @@
+"""`python -m benchmarks.forward`: the cost surface of the native forward pass, t(rows, KV tokens), in process.
+
+Beside each pass stand the passes' matrix products alone, and its share of the arithmetic peak. What is compared is
+measured in turn, so that a machine that is busy with other work slows all of it alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.deployment import CONFIG
+from orchestrator.core.context import Context
+from orchestrator.core.tree import TokenTree
+from orchestrator.deployment.config import load_config
+from orchestrator.native.build import NativeLibrary
+from orchestrator.wire.context import delta_of
+from runtime.engine.paged import PagedModel
+from runtime.kv.batch import Segment
+from runtime.model.load import load_model
+from runtime.native.library import LIBRARY
+from runtime.native.model import NativeModel
+
+SHAPES = ((1, 1), (1, 8), (1, 11), (1, 24), (1, 64), (16, 1), (16, 11))
+CONTEXTS = (128, 300, 512, 1024, 1792)
+PREFILL_TOKENS = 256
+PRODUCTS = NativeLibrary(
+    "products",
+    Path(__file__).resolve().parent / "native",
+    sources=("products.cpp",),
+    headers=tuple(f"../../runtime/native/{name}" for name in LIBRARY.headers),
+)
+
+
+class Case(NamedTuple):
+    """A pass: sequences, rows of each (the root and its drafts), tokens in the cache before each, threads."""
+
+    num_sequences: int
+    num_rows: int
+    num_cached: int
+    num_threads: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the pass."""
+        return self.num_sequences * self.num_rows
+
+
+class Cost(NamedTuple):
+    """Milliseconds of a pass and of its products alone, and the arithmetic peak of a thread, each of every round."""
+
+    pass_ms: list[float]
+    products_ms: list[float]
+    peak_flops: list[float]
+
+
+class Products:
+    """The matrix products of one model's passes alone."""
+
+    def __init__(self, config: Any, is_bfloat16: bool, max_threads: int) -> None:
+        """config: the transformers configuration of the model."""
+        self._library = PRODUCTS.load()
+        self._library.products_new.restype = ctypes.c_void_p
+        self._library.products_run.restype = self._library.products_peak.restype = ctypes.c_double
+        self._handle = ctypes.c_void_p(self._library.products_new(max_threads))
+        heads, size = config.num_attention_heads, config.head_dim
+        qkv = (heads + 2 * config.num_key_value_heads) * size
+        layer = [
+            (qkv, config.hidden_size),
+            (config.hidden_size, heads * size),
+            (2 * config.intermediate_size, config.hidden_size),
+            (config.hidden_size, config.intermediate_size),
+        ]
+        self._matrices = layer * config.num_hidden_layers
+        self._head = config.vocab_size, config.hidden_size
+        for outputs, inputs in (*self._matrices, self._head):
+            self._library.products_add(self._handle, outputs, inputs, int(is_bfloat16))
+
+    @property
+    def flops_of_row(self) -> int:
+        """Multiplications and additions for each row."""
+        return 2 * sum(outputs * inputs for outputs, inputs in (*self._matrices, self._head))
+
+    def run_s(self, rows: int, num_threads: int) -> float:
+        """Return the seconds of all products."""
+        return float(self._library.products_run(self._handle, rows, num_threads))
+
+    def peak_flops(self) -> float:
+        """Return what one thread can do in a second."""
+        return float(self._library.products_peak())
+
+
+class Passes:
+    """Passes of one loaded model."""
+
+    def __init__(self, model: NativeModel) -> None:
+        self._model = model
+        self._paged = PagedModel(model, 1024, 16, share=False)
+
+    def open(self, case: Case) -> Callable[[], float]:
+        """Return a function that runs the pass and returns its seconds."""
+        segments = [self._segment(case, number) for number in range(case.num_sequences)]
+
+        def run_s() -> float:
+            self._model.num_threads = case.num_threads
+            began_s = time.perf_counter()
+            self._paged.forward(segments)
+            return time.perf_counter() - began_s
+
+        return run_s
+
+    def close(self, case: Case) -> None:
+        """Forget the sequences of a case."""
+        for number in range(case.num_sequences):
+            self._paged.sequences.drop(1 + number)
+
+    def _segment(self, case: Case, number: int) -> Segment:
+        """Return a chain of drafts behind a context whose rows are in the cache."""
+        ids = [(7 * place + number) % self._model.vocab_size for place in range(case.num_cached + 1)]
+        tree = TokenTree.chain([1 + node for node in range(case.num_rows - 1)])
+        sequence = self._paged.sequences.open(delta_of(Context(ids), 0, 1 + number, ""), tree.num_nodes, tree.num_nodes)
+        for first in range(0, case.num_cached, PREFILL_TOKENS):
+            self._paged.forward([Segment(sequence, first, min(first + PREFILL_TOKENS, case.num_cached))])
+        return Segment(sequence, case.num_cached, case.num_cached + 1, tree)
+
+
+def measure(passes: Passes, products: Products, case: Case, rounds: int) -> Cost:
+    """Return the cost of a case, after one round that does not count."""
+    run_s = passes.open(case)
+    cost = Cost([], [], [])
+    for _ in range(1 + rounds):
+        cost.pass_ms.append(1e3 * run_s())
+        cost.products_ms.append(1e3 * products.run_s(case.rows, case.num_threads))
+        cost.peak_flops.append(products.peak_flops())
+    passes.close(case)
+    return Cost(*(values[1:] for values in cost))
+
+
+def row_of(case: Case, cost: Cost, flops_of_row: int) -> str:
+    """Return a row of the table."""
+    pass_ms, products_ms = statistics.median(cost.pass_ms), statistics.median(cost.products_ms)
+    ratio = statistics.median(a / b for a, b in zip(cost.pass_ms, cost.products_ms, strict=True))
+    peak = max(cost.peak_flops) * case.num_threads
+    share = flops_of_row * case.rows / (1e-3 * pass_ms) / peak
+    shape = str(case.num_rows) if case.num_sequences == 1 else f"{case.num_sequences} × {case.num_rows}"
+    return (
+        f"| {shape} | {case.num_cached} | {case.num_threads} | {pass_ms:.2f} ({min(cost.pass_ms):.2f}) "
+        f"| {products_ms:.2f} ({min(cost.products_ms):.2f}) | {ratio:.2f} | {100 * share:.0f} % |"
+    )
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.forward", description=__doc__)
+    parser.add_argument("--target", default="", help="a checkpoint folder; without it the demo's target")
+    parser.add_argument("--rounds", type=int, default=20, help="measured passes of each case")
+    parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS, help="tokens in the cache")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="threads of a pass")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure and print the table."""
+    options = parse(arguments)
+    torch.set_num_threads(1)
+    model = load_model(options.target or load_config(CONFIG).target, "cpu", "float32", kernels="native")
+    if not isinstance(model, NativeModel):
+        print("there is no native forward pass of this model here", file=sys.stderr)
+        return 1
+    passes, products = Passes(model), Products(model.config, model.is_bfloat16, max(options.threads))
+    print("| rows | KV tokens | threads | pass, ms: median (least) | products alone, ms | ratio | share of the peak |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for num_threads in options.threads:
+        for num_cached in options.contexts:
+            for num_sequences, num_rows in SHAPES:
+                case = Case(num_sequences, num_rows, num_cached, num_threads)
+                print(row_of(case, measure(passes, products, case, options.rounds), products.flops_of_row), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
