@@ -74,6 +74,8 @@ class EngineHost(Generic[Request]):
         self._unpack = unpack
         self._pack = pack
         self._preparations: WorkerPool[None] = WorkerPool("preparation", NUM_PREPARING)
+        #: What computes the passes; an engine of another library has kernels of its own.
+        self.kernels: str = getattr(engine, "kernels", "its own")
         self.port = Port(ENGINE_FAMILIES, model=model)
         engine.watch(lambda status: self.port.show(engine_values(status)))
         engine.on_broken(_end_process)
@@ -149,7 +151,7 @@ class EngineModel:
         """Load the model that the deployment names."""
         config = load_config(os.environ["SERVING_CONFIG"])
         self._host = self.load(args, config)
-        self._host.port.show(info_values(config))
+        self._host.port.show(info_values(config, self._host.kernels))
 
     def execute(self, requests: list[Any]) -> list[None]:
         """Hand the requests to the engine."""

@@ -156,9 +156,9 @@ def engine_values(status: EngineStatus) -> Values:
     }
 
 
-def info_values(config: ServingConfig) -> Values:
-    """Return what says how an engine computes."""
-    named = {name: str(getattr(config, name)) for name in ("engine", "kernels", "dtype", "device")}
+def info_values(config: ServingConfig, kernels: str) -> Values:
+    """Return what says how an engine computes; kernels: what computes its passes."""
+    named = {name: str(getattr(config, name)) for name in ("engine", "dtype", "device")} | {"kernels": kernels}
     return {Key("spec_engine_info", tuple(named.items())): 1.0}
 
 

@@ -69,6 +69,10 @@ class Engine(Protocol[Request]):
     """The engine that an engine thread runs: one forward pass at a time over all waiting calls."""
 
     @property
+    def kernels(self) -> str:
+        """What computes the passes: torch or native."""
+
+    @property
     def sequences(self) -> SequenceTable:
         """The live sequences; the thread drops those that have ended or are idle."""
 

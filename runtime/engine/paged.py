@@ -112,6 +112,11 @@ class PagedEngine(Generic[Request]):
         self.sequences = paged.sequences
         self._grammars = grammars
 
+    @property
+    def kernels(self) -> str:
+        """What computes the passes: torch or native."""
+        return self.paged.model.kernels
+
     def preparation(self, request: Request) -> Callable[[], None] | None:
         """Return the compilation of a new sequence's grammar, too slow for the engine's thread; None = not needed."""
         grammars, grammar = self._grammars, request.sampling.logits_options.grammar

@@ -44,6 +44,11 @@ class EngineThread(Generic[Request]):
         self._on_broken: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
+    @property
+    def kernels(self) -> str:
+        """What computes the engine's passes: torch or native."""
+        return self._engine.kernels
+
     def start(self) -> None:
         """Start answering calls."""
         self._thread.start()

@@ -75,17 +75,21 @@ def load_engine(kind: str, config: ServingConfig) -> tuple[Any, HeadEngine]:
     """Return the head of this kind and its engine, which drafts in native code where the configuration wants it."""
     device, dtype = torch.device(config.device), DTYPES[config.dtype]
     head = load_head(kind, getattr(config, kind), config.target, dtype, device)
-    native = _native(head, kind) if config.kernels == "native" else None
+    native = _native(head, kind, config) if config.kernels != "torch" else None
     engine = ENGINES[kind](head, config, native)
     if native is None:
         pack_linears(head, device, dtype)
     return head, engine
 
 
-def _native(head: Any, kind: str) -> NativeHead | None:
-    """Return the head in native code; None, with a warning, when there is none."""
+def _native(head: Any, kind: str, config: ServingConfig) -> NativeHead | None:
+    """Return the head in native code; None, with the reason in the log, when there is none."""
     try:
-        if reason := unsupported_head(head):
+        reason = unsupported_head(head)
+        if reason and config.kernels == "auto":
+            log.info("%s: torch computes this head, native code does not support %s", kind, reason)
+            return None
+        if reason:
             raise Unbuilt(f"it does not support {reason}")
         return NativeHead(head)
     except Unbuilt as error:

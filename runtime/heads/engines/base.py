@@ -103,6 +103,11 @@ class HeadEngine(ABC):
         self._sequences = SequenceTable(BlockPool(0, 1), 0)
 
     @property
+    def kernels(self) -> str:
+        """What computes the drafts: torch or native."""
+        return "native" if self.native else "torch"
+
+    @property
     def sequences(self) -> SequenceTable:
         """The sequences that the engine holds."""
         return self._sequences

@@ -48,7 +48,7 @@ def test_draft_counts_are_shown(metrics: ModuleType, port: MetricsPort) -> None:
 
 def test_engine_shows_its_status_and_what_computes(metrics: ModuleType, port: MetricsPort) -> None:
     shown = metrics.Port(metrics.ENGINE_FAMILIES, model="target")
-    shown.show(metrics.info_values(ServingConfig(target="t", kernels="native")))
+    shown.show(metrics.info_values(ServingConfig(target="t"), "native"))
     shown.show(metrics.engine_values(EngineStatus(1, 2, 3, 6, 4, 5, 9, 0.25)))
     assert port.values == {
         'spec_engine_info{device="cpu",dtype="float32",engine="torch",kernels="native",model="target"}': 1,

@@ -56,6 +56,8 @@ class ScriptedEngine:
     seen: list[list[int]] = field(default_factory=list)
     sequences: ScriptedSequences = field(default_factory=ScriptedSequences)
 
+    kernels = "torch"
+
     def __post_init__(self) -> None:
         self.gate.set()
 
