@@ -21,7 +21,7 @@ TORCH_FITS := from importlib.metadata import version as v; exit(not (2, 11) <= t
 
 .DEFAULT_GOAL := help
 # build, tests, docker, gateway and clients are folders: no target may be mistaken for one.
-.PHONY: help setup demo serve gateway test exact audit audit-full bench lint models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
+.PHONY: help setup demo serve gateway test exact audit audit-full bench load load-ui lint models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,12 @@ audit-full: $(VENV)/.dev ## one text per seed: every method, four temperatures, 
 
 bench: $(VENV)/.bench ## acceptance length and speed of every method: make bench ARGS=--help
 	@$(PY) -m benchmarks $(ARGS)
+
+load: $(VENV)/.load ## many users at once, each method in turn, with a report: make load ARGS=--help
+	@$(PY) -m clients.load $(ARGS)
+
+load-ui: $(VENV)/.load ## the same by hand, on locust's page: make load-ui ARGS="--grpc localhost:8001"
+	@$(PY) -m locust -f clients/locustfile.py --class-picker --web-host 127.0.0.1 $(ARGS)
 
 lint: $(VENV)/.dev ## style, types, import layers, size of the shipped models
 	@$(VENV)/bin/ruff check --output-format concise .
@@ -99,6 +105,11 @@ $(VENV)/.dev: $(VENV)/.gateway
 $(VENV)/.bench: $(VENV)/.serve
 	@echo "setup: installing what the benchmark needs"
 	@$(PIP) --editable '.[bench]'
+	@touch $@
+
+$(VENV)/.load: $(VENV)/.serve
+	@echo "setup: installing what the load tests need"
+	@$(PIP) --editable '.[load]'
 	@touch $@
 
 # torch first and by its version: a bare `torch` brings gigabytes of CUDA along.

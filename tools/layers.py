@@ -39,8 +39,8 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "model_repository": ("torch", "transformers", *_PRODUCTS),
     "tools": ("orchestrator", "runtime", *(p for p in _PRODUCTS if p != "tools")),
 }
-#: The one client that nobody copies: it starts the server that it then asks.
-_EXCEPTIONS = {("clients/demo.py", "launcher")}
+#: The clients that nobody copies: they start the server that they then ask.
+_EXCEPTIONS = {("clients/demo.py", "launcher"), ("clients/load.py", "launcher")}
 
 
 def violations(root: Path) -> list[str]:

@@ -1,0 +1,98 @@
+"""Board and alert rules: made from their sources, valid for Prometheus, and about series that there are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.metrics_port import MetricsPort
+from tests.support.series import (
+    BOARD,
+    MONITORING,
+    alert_expressions,
+    board_expressions,
+    manifest_names,
+    names_in,
+    read_names,
+)
+from tests.support.without_triton import imported
+from tools import board
+
+PROMTOOL = shutil.which("promtool")
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is missing (Debian: apt-get install prometheus)")
+
+
+def promtool(*arguments: str | Path) -> None:
+    done = subprocess.run(
+        [str(PROMTOOL), *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False, cwd=MONITORING
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def declared() -> Iterator[set[str]]:
+    """The names on the port of every family, and of the gateway's."""
+    prometheus_client = pytest.importorskip("prometheus_client")
+    from gateway.metrics import Metrics
+
+    with imported("metrics") as metrics:
+        families = (*metrics.REQUEST_FAMILIES, *metrics.DRAFT_FAMILIES, *metrics.ENGINE_FAMILIES)
+        names = {name for family in families for name, _ in family.parts}
+    lines = prometheus_client.generate_latest(Metrics().registry).decode().splitlines()
+    kinds = dict(line.split()[2:4] for line in lines if line.startswith("# TYPE"))
+    parts = {"histogram": ("_bucket", "_sum", "_count")}
+    yield names | {name + part for name, kind in kinds.items() for part in parts.get(kind, ("",))}
+
+
+def test_board_is_the_one_that_its_source_makes() -> None:
+    assert BOARD.read_text(encoding="utf-8") == board.text(), "run python -m tools.board"
+
+
+def test_every_series_that_board_alerts_and_manifests_read_is_declared(declared: set[str]) -> None:
+    assert len(alert_expressions()) == (MONITORING / "alerts.yml").read_text().count("expr:") > 10
+    assert not read_names() - declared
+
+
+def test_a_series_that_nobody_declares_would_be_found(declared: set[str]) -> None:
+    assert names_in("rate(spec_drafts_total[5m]) / spec_passes_total") - declared == {"spec_drafts_total"}
+
+
+def test_the_autoscaler_reads_waiting_and_running() -> None:
+    if not (MONITORING.parent / "k8s").exists():
+        pytest.skip("there are no manifests")
+    assert manifest_names() & {"spec_num_requests_waiting", "spec_num_requests_running"}
+
+
+def test_panels_neither_overlap_nor_share_an_id() -> None:
+    panels = json.loads(BOARD.read_text(encoding="utf-8"))["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for place in (panel["gridPos"] for panel in panels):
+        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert not cells & taken and place["x"] + place["w"] <= 24
+        taken |= cells
+
+
+@needs_promtool
+def test_prometheus_takes_the_configuration_and_the_rules() -> None:
+    promtool("check", "config", "prometheus.yml")
+
+
+@needs_promtool
+def test_each_alert_fires_on_what_it_is_for_and_on_nothing_else() -> None:
+    tested = (MONITORING / "alerts_test.yml").read_text(encoding="utf-8")
+    alerts = [line.split()[-1] for line in (MONITORING / "alerts.yml").read_text().splitlines() if "- alert:" in line]
+    assert not [name for name in alerts if f"alertname: {name}" not in tested]
+    promtool("test", "rules", "alerts_test.yml")
+
+
+@needs_promtool
+def test_prometheus_reads_every_expression_of_the_board(tmp_path: Path) -> None:
+    rules = [{"record": f"panel:{at}", "expr": text} for at, text in enumerate(board_expressions())]
+    (tmp_path / "board.yml").write_text(json.dumps({"groups": [{"name": "board", "rules": rules}]}))
+    promtool("check", "rules", tmp_path / "board.yml")
