@@ -198,7 +198,7 @@ def to_html(cells: Sequence[Cell]) -> str:
 
 
 def _picture(salt: str, draw: Callable[[Axes], None]) -> str:
-    """Return a drawing as SVG that stands inside the page; salt: keeps its ids apart from those of other drawings."""
+    """Return a drawing as SVG that stands inside the page; salt: keeps its ids apart from those of the others."""
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.size": 9}):
         figure, out = Figure(figsize=(9, 4), layout="constrained"), io.StringIO()
         axes = figure.subplots()
@@ -207,7 +207,10 @@ def _picture(salt: str, draw: Callable[[Axes], None]) -> str:
         if axes.get_legend_handles_labels()[1]:
             figure.legend(loc="outside right upper", frameon=False)
         figure.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()[out.getvalue().index("<svg") :]
+    drawing = out.getvalue()[out.getvalue().index("<svg") :]
+    for before in (' id="', "url(#", 'href="#'):
+        drawing = drawing.replace(before, f"{before}{salt}-")
+    return drawing
 
 
 def _draw_gains(axes: Axes, gains: Mapping[str, Mapping[int, float]]) -> None:

@@ -175,7 +175,8 @@ class Arrivals(LoadTestShape):
     def tick(self) -> tuple[int, float] | None:
         """Return users and spawn rate; None at the end of the run."""
         assert self.runner
-        options, now_s = self.runner.environment.parsed_options, self.get_run_time()
+        options: Any = self.runner.environment.parsed_options
+        now_s = self.get_run_time()
         if options.arrivals == "step":
             steps = [int(users) for users in options.steps.split(",")]
             index = int(now_s // options.step_seconds)
@@ -186,22 +187,23 @@ class Arrivals(LoadTestShape):
 
 
 @events.init.add_listener
-def prepare(environment: Environment, **_: Any) -> None:
+def prepare(environment: Any, **_: Any) -> None:
     """Read the prompts, and set up who keeps the records: a worker sends them to its master."""
     grpc_gevent.init_gevent()  # before the first channel
     options: Any = environment.parsed_options
     key = f"max_tokens={options.max_tokens} temperature={options.temperature} seed={options.seed}"
     is_worker = isinstance(environment.runner, WorkerRunner)
     ledger = Ledger("", "", key) if is_worker else Ledger(options.records, options.texts, key)
-    environment.ledger = ledger  # type: ignore[attr-defined]
-    environment.prompts = read_prompts(Path(options.prompts))  # type: ignore[attr-defined]
-    environment.numbers = itertools.count()  # type: ignore[attr-defined]
+    environment.ledger = ledger
+    environment.prompts = read_prompts(Path(options.prompts))
+    environment.numbers = itertools.count()
     if is_worker:
         environment.events.report_to_master.add_listener(lambda client_id, data: _send(ledger, data))
     elif isinstance(environment.runner, MasterRunner):
         environment.events.worker_report.add_listener(lambda client_id, data: _receive(environment, ledger, data))
-    environment.events.test_stop.add_listener(lambda **_: is_worker or ledger.write())
-    environment.events.quitting.add_listener(lambda **_: is_worker or ledger.write())
+    if not is_worker:
+        environment.events.test_stop.add_listener(lambda **_: ledger.write())
+        environment.events.quitting.add_listener(lambda **_: ledger.write())
 
 
 def _send(ledger: Ledger, data: dict[str, Any]) -> None:
@@ -248,10 +250,9 @@ class StreamingUser(User):
     abstract = True
     protocol = ""
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Any) -> None:
         super().__init__(environment)
-        self.shared: Any = environment
-        self.options: Any = environment.parsed_options
+        self.shared, self.options = environment, environment.parsed_options
         self._random = random.Random(next(self.shared.numbers))
         self._streams = gevent.pool.Group()
 

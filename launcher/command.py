@@ -42,7 +42,7 @@ _WITHOUT_GPU = ("--allow-gpu-metrics=false", "--pinned-memory-pool-byte-size=0")
 class Launch:
     """The settings of one server."""
 
-    repository: Path
+    repositories: tuple[Path, ...]
     models: tuple[str, ...]
     host: str
     ports: Ports
@@ -61,7 +61,7 @@ class Launch:
     def _flags(self, backends: Path) -> list[str]:
         restriction = f"{','.join(RESTRICTED)}:{KEY_HEADER}={self.key}"
         return [
-            f"--model-repository={self.repository}",
+            *(f"--model-repository={folder}" for folder in self.repositories),
             f"--backend-directory={backends}",
             "--model-control-mode=explicit",
             *(f"--load-model={name}" for name in self.models),

@@ -13,6 +13,7 @@ from types import TracebackType
 
 from launcher import log, process
 from launcher.admin import Admin
+from launcher.aliases import names_of, write_repository
 from launcher.command import LOG_LEVELS, Launch, stub_environment
 from launcher.deployment import models_to_load
 from launcher.health import HealthServer
@@ -27,6 +28,7 @@ from orchestrator.deployment.stubs import living_stubs
 
 REPOSITORY = Path(__file__).resolve().parent.parent / "model_repository"
 DEFAULTS = Settings()
+_ALIASES = "aliases"
 _PLACES = "places"  # within the work folder
 # How long Triton may take to end. It waits as long as a client keeps a connection open, even where nothing runs on it.
 _EXIT_LIMIT_S = 5
@@ -116,9 +118,11 @@ class Server:
             raise ConfigError(unknown_name("log level", self._log_level, LOG_LEVELS, "LOG_LEVEL"))
         config = load_config(self.config_path, self._environ)
         self.models = models_to_load(config, self.repository)
+        self.models += (aliases := names_of(config.aliases, self.models))
         self.ports.check_free(self.host)
         self._work = WorkFolder()
         try:
+            write_repository(self._work.path / _ALIASES, self.repository, aliases)
             self._process = self._spawn(self._work, config.device)
             self._health = HealthServer(self.host, self.ports.health, self, self.drain)
             self._wait_until_ready(self._process)
@@ -126,7 +130,7 @@ class Server:
             self._abandon()
             raise
         self.started_in_s = time.monotonic() - began
-        python_models = [name for name in self.models if any((self.repository / name).glob("*/model.py"))]
+        python_models = [name for name in self.models if self._is_python(name)]
         self._watch = Watch(
             self._process.pid, python_models, self._admin, say=self._say, load_limit_s=self._ready_limit_s
         )
@@ -228,6 +232,15 @@ class Server:
             f"health {self.health_url}; models {', '.join(self.models)}"
         )
 
+    def _repositories(self, work: WorkFolder) -> tuple[Path, ...]:
+        aliases = work.path / _ALIASES
+        return (self.repository, aliases) if aliases.exists() else (self.repository,)
+
+    def _is_python(self, model: str) -> bool:
+        """Return whether a Triton model has a process of its own, which may die."""
+        assert self._work
+        return any(any((folder / model).glob("*/model.py")) for folder in self._repositories(self._work))
+
     def _spawn(self, work: WorkFolder, device: str) -> subprocess.Popen[bytes]:
         triton = find_triton(self._environ, work.path)
         if triton.from_wheel and self.host not in ("127.0.0.1", "localhost"):
@@ -235,7 +248,7 @@ class Server:
                 f"warning: listening on {self.host}; the wheel's Triton 2.51 is not safe on networks you do not trust"
             )
         launch = Launch(
-            repository=self.repository,
+            repositories=self._repositories(work),
             models=tuple(self.models),
             host=self.host,
             ports=self.ports,

@@ -80,6 +80,8 @@ class ServingConfig(Declaration):
     remember_tokens: int = Field(0, ge=0, le=4_000_000)
     #: requests may ask for output that matches a JSON schema or an expression (docs/operations.md, Structured output)
     structured_output: bool = True
+    #: more names of the model `speculative`, joined by commas, for clients that ask for another (docs/clients.md)
+    aliases: str = ""
     #: requests that begin alike share KV blocks
     prefix_sharing: bool = True
 

@@ -66,7 +66,8 @@ class Responses:
         held, statistics, first = self._held, self._sequence.statistics, self._num_steps_sent
         self._held, self._num_steps_sent = Chunk("", [], []), len(statistics.step_lengths)
         tensors: Tensors = {
-            "text_output": _text(held.text),
+            # One dimension, as TensorRT-LLM's postprocessing has it: its clients read the text as output[0].
+            "text_output": _text(held.text)[0],
             "output_ids": _int32(*held.ids),
             "num_output_tokens": _int32(len(held.ids)),
             "step_lengths": _int32(*statistics.step_lengths[first:]),
@@ -157,6 +158,8 @@ def joined(responses: Sequence[Tensors]) -> Tensors:
 def _joined(name: str, values: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     if name in _SHARED:
         return values[0]
+    if name == "text_output":
+        return np.concatenate([value.reshape(1, -1) for value in values], axis=1)
     if name == "output_log_probs":
         longest = max(value.shape[2] for value in values)
         values = [np.pad(value, ((0, 0), (0, 0), (0, longest - value.shape[2]))) for value in values]

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
+import shutil
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher import free_ports
 from launcher.server import Server
 from tests.support.clients import ask, generate, metric, until
+from tests.support.series import MONITORING, board_expressions, read_names
+from tests.support.without_triton import imported
 
 pytestmark = pytest.mark.server
 
@@ -60,3 +72,81 @@ def _known(server: Server, name: str, **labels: str) -> bool:
     except AssertionError:
         return False
     return True
+
+
+def names_on(server: Server) -> set[str]:
+    """Return the names of the series on the metrics port."""
+    with urllib.request.urlopen(server.metrics_url, timeout=10) as response:
+        return set(re.findall(r"^(spec_\w+)", response.read().decode(), re.MULTILINE))
+
+
+@pytest.fixture
+def used(server: Server) -> Server:
+    """The server, after requests that make every series appear: with and without a drafter."""
+    for method in ("none", "suffix", "draft_model"):
+        ask(server.grpc_url, speculation=method, **INPUTS)
+        until(lambda method=method: _known(server, "spec_steps_total", method=method), f"the figures of {method}")
+    until(lambda: metric(server.metrics_url, "spec_passes_total", model="target") > 0, "the figures of the engine")
+    return server
+
+
+def test_every_series_that_board_alerts_and_manifests_read_is_on_a_live_server(used: Server) -> None:
+    wanted = {name for name in read_names() if not name.startswith("spec_gateway_")}
+    assert len(wanted) > 30
+    assert not wanted - names_on(used)
+
+
+def test_a_family_that_is_declared_is_on_a_live_server(used: Server) -> None:
+    with imported("metrics") as metrics:
+        families = (*metrics.REQUEST_FAMILIES, *metrics.DRAFT_FAMILIES, *metrics.ENGINE_FAMILIES)
+    assert not {name for family in families for name, _ in family.parts} - names_on(used)
+
+
+@contextlib.contextmanager
+def prometheus(server: Server, folder: Path) -> Iterator[Callable[[str], list[dict[str, Any]]]]:
+    """Run Prometheus with our rules over the server; yield a function that asks it."""
+    port = free_ports().http
+    config = (MONITORING / "prometheus.yml").read_text().replace("15s", "1s")
+    metrics_address = urllib.parse.urlsplit(server.metrics_url).netloc
+    (folder / "prometheus.yml").write_text(config.replace("server:8002", metrics_address))
+    (folder / "alerts.yml").write_text((MONITORING / "alerts.yml").read_text())
+    command = [
+        *("prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"),
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+
+    def ask_prometheus(expression: str) -> list[dict[str, Any]]:
+        query = urllib.parse.urlencode({"query": expression})
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?{query}", timeout=10) as response:
+            found: list[dict[str, Any]] = json.load(response)["data"]["result"]
+        return found
+
+    with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            until(lambda: _answers(ask_prometheus), "Prometheus")
+            yield ask_prometheus
+        finally:
+            process.terminate()
+
+
+def _answers(ask_prometheus: Callable[[str], list[dict[str, Any]]]) -> bool:
+    try:
+        return bool(ask_prometheus('up{job="specserve"} == 1'))
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="Prometheus is missing (apt-get install prometheus)")
+def test_prometheus_scrapes_the_server_and_every_panel_of_the_board_has_data(used: Server, tmp_path: Path) -> None:
+    with prometheus(used, tmp_path) as ask_prometheus:
+        names = {"spec_steps_total", "spec_time_to_first_token_seconds_bucket", "spec_engine_info"}
+        for name in names:
+            until(lambda name=name: ask_prometheus(name), name)
+        before = ask_prometheus("sum(spec_generation_tokens_total)")[0]["value"][1]
+        ask(used.grpc_url, speculation="draft_model", **INPUTS)
+        until(lambda: ask_prometheus("sum(spec_generation_tokens_total)")[0]["value"][1] != before, "the request")
+        quantile = "histogram_quantile(0.5, sum by (le) (spec_time_to_first_token_seconds_bucket))"
+        assert 0 < float(ask_prometheus(quantile)[0]["value"][1]) <= 30
+        empty = [text for text in board_expressions() if "spec_gateway" not in text and not ask_prometheus(text)]
+        assert not empty
+        assert not ask_prometheus('ALERTS{alertstate="firing",severity="critical",alertname!="SpecReplicaDown"}')

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "docker/monitoring"
 BOARD = MONITORING / "grafana/specserve.json"
 _NAME = re.compile(r"\bspec_\w+")
-_EXPRESSION = re.compile(r'^\s*expr: (?:\||>-?)?(.*(?:\n {10}.*)*)', re.MULTILINE)
+_EXPRESSION = re.compile(r"^\s*expr: (?:\||>-?)?(.*(?:\n {10}.*)*)", re.MULTILINE)
 
 
 def names_in(text: str) -> set[str]:

@@ -52,7 +52,7 @@ class Said:
         counts = part["num_output_tokens"][0].tolist()
         own = slice(sum(counts[:index]), sum(counts[: index + 1]))
         self.num_parts += 1
-        self.text += part["text_output"][0, index].decode()
+        self.text += part["text_output"].reshape(-1)[index].decode()
         self.ids += part["output_ids"][0, own].tolist()
         if "output_log_probs" in part:
             self.logprobs += part["output_log_probs"][0, index, : counts[index]].tolist()

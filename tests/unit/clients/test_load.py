@@ -72,13 +72,8 @@ def test_page_is_one_file_without_outside_resources() -> None:
     loaded = re.findall(r'(?:src|href)="([^"#][^"]*)"|url\(([^#][^)]*)\)|@import', page)
     assert not loaded, loaded
     ids = re.findall(r' id="([^"]+)"', page)
-    assert len(ids) == len(set(ids)) or _only_named_groups(ids)
-
-
-def _only_named_groups(ids: list[str]) -> bool:
-    """Matplotlib numbers its groups from 1 in each drawing; nothing refers to these."""
-    twice = {name for name in ids if ids.count(name) > 1}
-    return all(re.fullmatch(r"[a-z]+(_?[a-z0-9]+)*_\d+", name) for name in twice)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:url\(|href=")#([^")]+)', page)) <= set(ids)
 
 
 def test_none_is_measured_first_since_its_texts_are_the_measure() -> None:

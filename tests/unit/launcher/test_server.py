@@ -8,6 +8,7 @@ import pytest
 
 from launcher import triton
 from launcher.__main__ import main
+from launcher.aliases import names_of, write_repository
 from launcher.command import Launch
 from launcher.deployment import models_to_load
 from launcher.settings import Ports, Settings, free_ports
@@ -116,7 +117,7 @@ def test_models_to_load_missing_or_empty_checkpoint_is_refused(tmp_path):
 
 def launch(tmp_path, **changes):
     given = {
-        "repository": tmp_path,
+        "repositories": (tmp_path,),
         "models": ("target",),
         "host": "127.0.0.1",
         "ports": Ports(),
@@ -200,3 +201,21 @@ def test_flags_binary_that_does_not_run_says_why(tmp_path):
     binary.chmod(0o755)
     with pytest.raises(ConfigError, match=r"does not run: error while loading shared libraries: libx\.so"):
         Triton(binary, tmp_path, (), from_wheel=False).flags()
+
+
+def test_aliases_are_names_that_nobody_has():
+    assert names_of("", ["target"]) == []
+    assert names_of("ensemble, tensorrt_llm_bls", ["target"]) == ["ensemble", "tensorrt_llm_bls"]
+    for wrong, said in (("a/b", "got 'a/b'"), ("target", "'target', which is taken"), ("x,x", "'x', which is taken")):
+        with pytest.raises(ConfigError, match=rf"aliases must be .*{said}.* \(key aliases\)"):
+            names_of(wrong, ["target"])
+
+
+def test_alias_is_the_public_model_under_another_name(tmp_path):
+    repository = Path(__file__).resolve().parents[3] / "model_repository"
+    write_repository(tmp_path / "aliases", repository, ["ensemble"])
+    config = (tmp_path / "aliases/ensemble/config.pbtxt").read_text()
+    assert config.replace('"ensemble"', '"speculative"') == (repository / "speculative/config.pbtxt").read_text()
+    assert (tmp_path / "aliases/ensemble/1/model.py").resolve() == (repository / "speculative/1/model.py").resolve()
+    write_repository(tmp_path / "none", tmp_path, [])  # a repository without the public model
+    assert not (tmp_path / "none").exists()

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.metrics_port import MetricsPort
 from tests.support.series import (
     BOARD,
     MONITORING,

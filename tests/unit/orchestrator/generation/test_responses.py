@@ -66,9 +66,9 @@ def responses_of(
 
 
 def value_of(tensor: np.ndarray) -> Any:
-    """A tensor as Triton's batch-of-one models have it: (1, n)."""
+    """A tensor as Triton's batch-of-one models have it: (1, n); a text is (1,)."""
     assert tensor.shape[0] == 1
-    values = tensor[0].tolist()
+    values = tensor.reshape(tensor.shape[0], -1)[0].tolist() if tensor.ndim == 1 else tensor[0].tolist()
     return values[0].decode() if tensor.dtype == np.object_ else values
 
 
