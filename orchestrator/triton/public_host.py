@@ -35,6 +35,7 @@ from orchestrator.triton.breaker import Breaker
 from orchestrator.triton.clients import BlsDrafterClient, BlsTargetClient, DraftAnswer
 from orchestrator.triton.metrics import DRAFT_FAMILIES, Port, draft_values
 from orchestrator.triton.request_metrics import RequestMetrics, RequestTimes, reason_of
+from orchestrator.triton.tracing import Traces
 
 SHUTDOWN_LIMIT_S = 20.0
 # A sequence ends by the deadline, plus two calls of a target that does not answer them (clients.GRACE_S each).
@@ -69,6 +70,7 @@ class PublicHost:
             name: Port(DRAFT_FAMILIES, model=args["model_name"], drafter=name) for name in self._breakers
         }
         self._metrics = RequestMetrics(args["model_name"], self._gauges)
+        self._traces = Traces.from_environment(args["model_name"])
         self._tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
         self._memory = Memory(config.remember_tokens) if config.remember_tokens else None
         request = self._builder.build(RequestInputs(input_ids=(0,)))
@@ -97,6 +99,8 @@ class PublicHost:
         for breaker in self._breakers.values():
             breaker.close()
         self._metrics.close()
+        if self._traces:
+            self._traces.close()
 
     def _accept(self, request: Any, sender: Any) -> None:
         if not self.is_ready():
@@ -104,7 +108,7 @@ class PublicHost:
         inputs = read(pb.tensors_of(request), pb.parameters_of(request))
         deadline_s = time.monotonic() + self._builder.timeout_ms(inputs) / 1000
         handler = GenerationHandler(
-            inputs, sender, deadline_s, self._builder, self._dependencies, self._memory, self._metrics
+            inputs, sender, deadline_s, self._builder, self._dependencies, self._memory, self._metrics, self._traces
         )
         if not self._admission.admit(handler):
             raise Unavailable(
@@ -151,6 +155,7 @@ class GenerationHandler:
     dependencies: Callable[[GenerationRequest], ProposerDependencies]
     memory: Memory | None
     metrics: RequestMetrics
+    traces: Traces | None = None
     times: RequestTimes = field(default_factory=RequestTimes)
     _failed: bool = False
 
@@ -224,6 +229,8 @@ class GenerationHandler:
             proposer.close()
             target.release()
         self.metrics.ended(self.times, sequence, request.plan.method)
+        if self.traces:
+            self.traces.ended(self.times, sequence, request.plan.method)
         ended = sequence.output.finish in (FinishReason.STOP, FinishReason.LENGTH)
         return sequence.context.output[: sequence.output.num_tokens] if ended else []
 

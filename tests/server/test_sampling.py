@@ -303,9 +303,8 @@ def test_returned_sequences_are_those_of_requests_with_child_seeds_over_every_do
             assert (got.text, got.ids, got.logprobs) == (right.text, right.ids, right.logprobs)
             assert (got.top_ids, got.totals["finish_reason"]) == (right.top_ids, right.totals["finish_reason"])
     for part in (whole[0], unary):
-        assert (
-            part["text_output"].shape == part["num_output_tokens"].shape == part["cum_log_probs"].shape == (1, number)
-        )
+        assert part["num_output_tokens"].shape == part["cum_log_probs"].shape == (1, number)
+        assert part["text_output"].shape == ((1, number) if number > 1 else (1,))
     body = door.http(**asked("jacobi", **inputs)).body
     assert listed(body["text_output"]) == [said.text for said in expected]
     assert body["output_ids"] == [token for said in expected for token in said.ids]

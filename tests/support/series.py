@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "docker/monitoring"
 BOARD = MONITORING / "grafana/specserve.json"
-_NAME = re.compile(r"\bspec_\w+")
+_NAME = re.compile(r"\bspec_\w*[a-z0-9]\b")
 _EXPRESSION = re.compile(r"^\s*expr: (?:\||>-?)?(.*(?:\n {10}.*)*)", re.MULTILINE)
 
 

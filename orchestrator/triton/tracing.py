@@ -1,0 +1,93 @@
+"""A span for each answered sequence, made when it has ended and sent over OTLP/HTTP; off unless its endpoint is set.
+
+OpenTelemetry's own environment variables configure it: OTEL_EXPORTER_OTLP_ENDPOINT turns it on, OTEL_TRACES_SAMPLER and
+OTEL_TRACES_SAMPLER_ARG choose how many spans are kept (docs/metrics.md, Traces).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.core.errors import ConfigError
+from orchestrator.generation.loop import SequenceState
+from orchestrator.triton.request_metrics import RequestTimes
+
+log = logging.getLogger(__name__)
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+#: Most steps of a span that are shown; of a longer text every second one, every third one, and so on.
+MAX_STEPS = 64
+
+
+class Traces:
+    """Makes spans; raises ConfigError if OpenTelemetry is asked for, and not installed. model: the Triton model."""
+
+    def __init__(self, model: str) -> None:
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        except ImportError as error:
+            raise ConfigError(f"traces need the extra otel: pip install 'specserve[otel]' ({error})") from None
+        # What OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME say goes before the name here.
+        resource = Resource.create({} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "specserve"})
+        self._model = model
+        self._provider = TracerProvider(resource=resource)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        self._tracer = self._provider.get_tracer("specserve")
+
+    @classmethod
+    def from_environment(cls, model: str, environ: Mapping[str, str] = os.environ) -> Traces | None:
+        """Return the traces of a model, or None where no endpoint is set."""
+        return cls(model) if any(environ.get(name) for name in ENDPOINTS) else None
+
+    def ended(self, times: RequestTimes, sequence: SequenceState, method: str) -> None:
+        """Make the span of a sequence; does not raise, since its client has been answered."""
+        try:
+            self._make(times, sequence, method)
+        except Exception:
+            log.exception("a sequence has no span")
+
+    def close(self) -> None:
+        """Send what has not been sent yet."""
+        self._provider.shutdown()
+
+    def _make(self, times: RequestTimes, sequence: SequenceState, method: str) -> None:
+        # The loop's clock has no date.
+        offset_s = time.time() - time.monotonic()
+        span = self._tracer.start_span("generate", start_time=_ns(times.arrived_s + offset_s))
+        if span.is_recording():
+            span.set_attributes(self._attributes(sequence, method))
+            span.add_event("start", timestamp=_ns(times.started_s + offset_s))
+            chunks = sequence.statistics.chunks
+            stride = -(-len(chunks) // MAX_STEPS) or 1
+            for index in range(0, len(chunks), stride):
+                at_s, count = chunks[index]
+                span.add_event("step", {"index": index, "tokens": count}, timestamp=_ns(at_s + offset_s))
+        span.end(end_time=_ns(time.time()))
+
+    def _attributes(self, sequence: SequenceState, method: str) -> dict[str, Any]:
+        """Return what OpenTelemetry's conventions for generative models name, and the figures of speculation."""
+        statistics, finish = sequence.statistics, sequence.output.finish
+        return {
+            "gen_ai.operation.name": "text_completion",
+            "gen_ai.request.model": self._model,
+            "gen_ai.usage.input_tokens": sequence.context.prompt_len,
+            "gen_ai.usage.output_tokens": sequence.output.num_tokens,
+            "gen_ai.response.finish_reasons": [finish.value] if finish else [],
+            "spec.method": method,
+            "spec.steps": statistics.num_steps,
+            "spec.draft_tokens": statistics.num_draft_tokens,
+            "spec.accepted_tokens": statistics.num_accepted_tokens,
+            "spec.acceptance_length": statistics.acceptance_length,
+            "spec.cached_tokens": statistics.num_cached_tokens,
+        }
+
+
+def _ns(at_s: float) -> int:
+    return int(at_s * 1e9)
