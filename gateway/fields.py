@@ -224,7 +224,7 @@ class CompletionFields(GenerationFields):
             return [self.prompt]
         if not self.prompt:
             raise BadRequest("prompt must not be empty", "prompt")
-        return [self.prompt] if isinstance(self.prompt[0], int) else list(self.prompt)  # type: ignore[list-item, arg-type]
+        return [self.prompt] if isinstance(self.prompt[0], int) else list(self.prompt)
 
 
 class Message(Fields):

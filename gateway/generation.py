@@ -6,9 +6,10 @@ ids that were received, any replica continues as the first one would have.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,7 +77,7 @@ class Generation:
     deadline_s: float
     ids: list[int] = field(default_factory=list)
 
-    async def deltas(self) -> AsyncIterator[Delta]:
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Yield what is new with each response, up to the one with a finish reason; raises ApiError."""
         key = affinity_key(self.inputs)
         tried: list[Replica] = []
@@ -87,11 +88,12 @@ class Generation:
             num_before = len(self.ids)
             try:
                 with replica.running():
-                    async for delta in self._from(replica):
-                        yield delta
-                        if delta.finish_reason:
-                            self.replicas.report(replica, None)
-                            return
+                    async with contextlib.aclosing(self._from(replica)) as deltas:
+                        async for delta in deltas:
+                            yield delta
+                            if delta.finish_reason:
+                                self.replicas.report(replica, None)
+                                return
                 raise Lost("the stream ended before the text")
             except Refused as error:
                 raise Refusal(str(error)) from None
@@ -103,14 +105,15 @@ class Generation:
                 tried, progress_s = [], time.monotonic()
             tried.append(replica)
 
-    async def _from(self, replica: Replica) -> AsyncIterator[Delta]:
+    async def _from(self, replica: Replica) -> AsyncGenerator[Delta, None]:
         limits = (self.settings.first_limit_s, self.settings.silence_limit_s)
-        async for outputs in replica.client.stream(self._inputs(), *limits):
-            if outputs.get("finish_reason") == CANCELLED:
-                raise Lost("the replica stopped the request")
-            delta = to_delta(outputs)
-            self.ids += delta.ids
-            yield delta
+        async with contextlib.aclosing(replica.client.stream(self._inputs(), *limits)) as responses:
+            async for outputs in responses:
+                if outputs.get("finish_reason") == CANCELLED:
+                    raise Lost("the replica stopped the request")
+                delta = to_delta(outputs)
+                self.ids += delta.ids
+                yield delta
 
     def _inputs(self) -> dict[str, Any]:
         left_ms = max(int((self.deadline_s - time.monotonic()) * 1000), 1)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,11 +41,12 @@ class Job:
 
     async def response(self) -> dict[str, Any]:
         """Run to the end; return the whole response. Raises ApiError."""
-        async for _ in self._deltas():
-            pass
+        async with contextlib.aclosing(self._deltas()) as deltas:
+            async for _ in deltas:
+                pass
         return self.format.response(self._received, self.n)
 
-    async def events(self) -> AsyncIterator[str]:
+    async def events(self) -> AsyncGenerator[str, None]:
         """Yield the events of a stream; raises ApiError only before the first one, later errors are events."""
         is_open = False
         try:
@@ -67,7 +69,7 @@ class Job:
         head = [self.format.first_choice(index)] if is_first and isinstance(self.format, ChatFormat) else []
         return [*head, self.format.delta_choice(index, delta)]
 
-    async def _deltas(self) -> AsyncIterator[tuple[int, Delta, bool]]:
+    async def _deltas(self) -> AsyncGenerator[tuple[int, Delta, bool], None]:
         """Yield index and delta of every response, and whether it is the sequence's first."""
         seen: set[int] = set()
         async for index, delta in _merged(self.sequences):
@@ -88,7 +90,7 @@ class Job:
         self.metrics.accepted.inc(sum(delta.accepted))
 
 
-async def _merged(sequences: Sequence[Generation]) -> AsyncIterator[tuple[int, Delta]]:
+async def _merged(sequences: Sequence[Generation]) -> AsyncGenerator[tuple[int, Delta], None]:
     """Yield the deltas of all sequences as they come; the first error ends them all."""
     if len(sequences) == 1:
         async for delta in _translated(sequences[0]):
@@ -124,7 +126,7 @@ async def _forward(
         await queue.put((index, None))
 
 
-async def _translated(sequence: Generation) -> AsyncIterator[Delta]:
+async def _translated(sequence: Generation) -> AsyncGenerator[Delta, None]:
     """Yield a sequence's deltas; a replica's refusal becomes an error about a field of the request."""
     try:
         async for delta in sequence.deltas():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
-disable_created_metrics()  # a time of creation beside every counter tells nobody anything
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a time of creation beside every counter tells nobody anything
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 

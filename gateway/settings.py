@@ -60,7 +60,7 @@ def read_settings(arguments: Mapping[str, str], environ: Mapping[str, str]) -> S
     variables = {name: text for name, text in environ.items() if name.startswith(PREFIX) and text}
     values = {name.removeprefix(PREFIX).lower(): text for name, text in variables.items()}
     try:
-        return Settings(**{**values, **arguments})  # type: ignore[arg-type]  # pydantic converts the texts
+        return Settings(**{**values, **arguments})  # pydantic converts the texts
     except ValidationError as refused:
         first = refused.errors(include_url=False, include_context=False)[0]
     name = str(first["loc"][0])

@@ -30,6 +30,12 @@ class Checkpoint:
     template: str
     special_tokens: Mapping[str, str]
 
+    def __post_init__(self) -> None:
+        try:
+            self._compiled  # noqa: B018  # a broken template is an error of the start, not of each request
+        except jinja2.TemplateError as error:
+            raise SettingsError(f"the chat template of {self.name}: {error} (--chat-template)") from None
+
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         """Return the ids of a text."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special_tokens).ids
@@ -61,7 +67,9 @@ class Checkpoint:
 
     @cached_property
     def _compiled(self) -> jinja2.Template:
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
         environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)

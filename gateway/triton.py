@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import grpc
@@ -50,6 +50,10 @@ _OPTIONS = [
 ]
 #: With this header Triton ends a stream with the status of its error; without it, an error is a text alone.
 _METADATA = (("triton_grpc_error", "true"),)
+
+
+#: What a server says that is well but cannot take the request now; any other UNAVAILABLE means that it stops.
+FULL = ("max_running", "pool full", "too long to compile", "until its deadline")
 
 
 class ReplicaError(Exception):
@@ -103,7 +107,7 @@ class TritonClient:
 
     async def stream(
         self, inputs: Mapping[str, Any], first_limit_s: float, silence_limit_s: float
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """Send one request; yield the outputs of each response. Leaving the iterator cancels the request.
 
         Raises ReplicaError; Silent where the first response, or a later one, takes longer than its limit.
@@ -135,7 +139,7 @@ def _error(code: grpc.StatusCode, message: str) -> ReplicaError:
         return Lost(message)
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return Refused(message)
-    if code is grpc.StatusCode.UNAVAILABLE and "max_running" in message:
+    if code is grpc.StatusCode.UNAVAILABLE and any(words in message for words in FULL):
         return Full(message)
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.NOT_FOUND):
         return Lost(message or code.name)

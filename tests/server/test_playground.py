@@ -78,15 +78,17 @@ def test_two_methods_race_and_the_text_is_the_same(gateway: RunningGateway) -> N
     on_page(gateway, races, fields={"run": 1, "method": "suffix", "rival": "none"})
 
 
-def test_hovering_a_draft_tells_source_depth_and_log_probability(gateway: RunningGateway) -> None:
+def test_hovering_a_draft_tells_source_depth_and_log_probability(gateway: RunningGateway, server: Server) -> None:
+    expected = ask(server.grpc_url, text_input=PROMPT, max_tokens=60, seed=0).text
+
     async def hovers(page: Page) -> None:
         await page.until(DONE)
         await page.hover(".drafted")
         await page.until("!document.getElementById('tip').hidden")
         tip = await page.value("document.getElementById('tip').textContent")
-        assert "drafted by prompt_lookup, depth 1" in tip and "log-probability -" in tip and "most probable:" in tip
+        assert "drafted by predicted, depth 1" in tip and "log-probability -" in tip and "most probable:" in tip
 
-    on_page(gateway, hovers, fields={"run": 1, "method": "prompt_lookup"}, dark=True)
+    on_page(gateway, hovers, fields={"run": 1, "method": "predicted", "prediction": expected}, dark=True)
 
 
 def test_keyboard_alone_generates_and_walks_the_steps(gateway: RunningGateway) -> None:
