@@ -16,6 +16,7 @@ from launcher.admin import Admin
 from launcher.aliases import names_of, write_repository
 from launcher.command import LOG_LEVELS, Launch, stub_environment
 from launcher.deployment import models_to_load
+from launcher.engines import read_kernels
 from launcher.health import HealthServer
 from launcher.settings import Ports, Settings, free_ports
 from launcher.triton import find_triton
@@ -226,10 +227,12 @@ class Server:
         return self._work.regions() if self._work else {}
 
     def ready_line(self) -> str:
-        """Return the one line that says where the server is."""
+        """Return the one line that says where the server is and what computes its models."""
+        kernels = read_kernels(self.metrics_url)
+        models = [f"{model} ({kernels[model]})" if model in kernels else model for model in self.models]
         return (
             f"ready in {self.started_in_s:.1f} s: {self.http_url}, gRPC {self.grpc_url}, metrics {self.metrics_url}, "
-            f"health {self.health_url}; models {', '.join(self.models)}"
+            f"health {self.health_url}; models {', '.join(models)}"
         )
 
     def _repositories(self, work: WorkFolder) -> tuple[Path, ...]:

@@ -1,0 +1,26 @@
+"""What computes each model of a running server, read from its metrics port."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+
+LIMIT_S = 5.0
+_INFO = re.compile(r"^spec_engine_info\{(.*)\} ", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def kernels_of(metrics: str) -> dict[str, str]:
+    """Return {model: what computes its passes} from the text of a metrics port."""
+    labels = [dict(_LABEL.findall(series)) for series in _INFO.findall(metrics)]
+    return {one["model"]: one["kernels"] for one in labels if "model" in one and "kernels" in one}
+
+
+def read_kernels(metrics_url: str) -> dict[str, str]:
+    """Return the same of a running server; empty when its port does not answer."""
+    try:
+        with _NO_PROXY.open(metrics_url, timeout=LIMIT_S) as answer:
+            return kernels_of(answer.read().decode())
+    except OSError:
+        return {}
