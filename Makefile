@@ -90,10 +90,10 @@ clean: ## remove .venv, caches and whatever was generated
 $(VENV)/.serve: pyproject.toml $(CONSTRAINTS) | $(VENV)/.torch
 	@echo "setup: installing the server's packages"
 	@$(PIP) --editable '.[serve,clients]'
-	@$(PY) -m tools.native --find-compiler || { \
+	@$(PY) -m runtime.native --find-compiler || { \
 		echo "setup: no C++ compiler, installing one as a package (ziglang)"; \
 		$(PIP) --editable '.[compiler]' || true; }
-	@$(PY) -m tools.native
+	@$(PY) -m runtime.native
 	@touch $@
 
 $(VENV)/.gateway: $(VENV)/.serve

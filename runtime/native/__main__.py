@@ -1,4 +1,4 @@
-"""`python -m tools.native`: compile the native libraries, so that the first start of a server does not wait for it.
+"""`python -m runtime.native`: compile the native libraries, so that the first start of a server does not wait for it.
 
 Without a compiler torch and numpy compute what the libraries would: slower, and with the same results up to rounding.
 """
@@ -18,7 +18,7 @@ LIBRARIES: tuple[NativeLibrary, ...] = (LIBRARY,)
 
 def main(arguments: Sequence[str]) -> int:
     """Compile, or only look for a compiler; a library that cannot be built is reported, and is no failure."""
-    parser = argparse.ArgumentParser(prog="python -m tools.native", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m runtime.native", description=__doc__)
     parser.add_argument("--find-compiler", action="store_true", help="exit with 1 if there is no compiler")
     try:
         if parser.parse_args(arguments).find_compiler:
