@@ -21,7 +21,7 @@ TORCH_FITS := from importlib.metadata import version as v; exit(not (2, 11) <= t
 
 .DEFAULT_GOAL := help
 # build, tests, docker, gateway and clients are folders: no target may be mistaken for one.
-.PHONY: help setup demo serve gateway test exact audit audit-full bench load load-ui lint models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
+.PHONY: help setup demo serve gateway test failover exact audit audit-full bench load load-ui lint models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ test: $(VENV)/.dev ## unit tests, then tests against a real server
 
 exact: $(VENV)/.dev ## every method against transformers, 40 prompts x 128 tokens (long)
 	@$(PY) -m tests.exact $(ARGS)
+
+failover: $(VENV)/.dev ## 100 streams through the gateway while servers are killed: make failover ARGS=--help
+	@$(PY) -m tests.failover $(ARGS)
 
 audit: $(VENV)/.dev ## prove on a running server that its text is the target's own: make audit ARGS=--help
 	@$(PY) -m auditor $(ARGS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -30,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--num-replicas", type=int, default=1, help="servers that --serve starts (%(default)s)")
     options, flags = parse_flags(parser, arguments)
+    # As Ctrl-C does, SIGTERM leaves every block on its way out, so that the servers started here are stopped, too.
+    # uvicorn handles both signals while it serves, and raises them again when it has ended.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with contextlib.ExitStack() as stack:
             if options.serve:
@@ -39,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
+    except KeyboardInterrupt:
+        return 0
     return 0
 
 

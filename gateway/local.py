@@ -54,7 +54,10 @@ class LocalReplica:
             self.process.kill()
 
     def _start(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(self._command, env=self._environ, stdout=subprocess.PIPE, text=True)
+        # A session of its own: Ctrl-C in the terminal is the gateway's, whose requests end before their server does.
+        return subprocess.Popen(
+            self._command, env=self._environ, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
 
     def _watch(self) -> None:
         while True:

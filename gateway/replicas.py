@@ -78,7 +78,6 @@ class Replicas:
     settings: Settings
     connect: Callable[[str], TritonClient] = TritonClient
     all: dict[str, Replica] = field(default_factory=dict)
-    is_found: bool = False
 
     def __post_init__(self) -> None:
         name = self.settings.replicas.removeprefix(DNS)

@@ -196,5 +196,30 @@ def test_an_address_that_leaves_is_no_longer_used() -> None:
     run(test)
 
 
+def test_a_name_is_resolved_again_and_its_addresses_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(made: list[StandInReplica], _: Replicas) -> None:
+        host, port = made[0].address.split(":")
+        found = [(None, None, None, "", (host, int(port)))]
+
+        async def getaddrinfo(name: str, number: int, **options):
+            if not found:
+                raise OSError("no such name")
+            assert (name, number) == ("replicas.example", int(port))
+            return found
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+        replicas = Replicas(Settings(replicas=f"dns://replicas.example:{port}"))
+        await replicas._update(await replicas._resolve())
+        assert list(replicas.all) == [made[0].address]
+        found[:] = [(None, None, None, "", ("10.0.0.9", int(port))), (None, None, None, "", ("::1", int(port), 0, 0))]
+        await replicas._update(await replicas._resolve())
+        assert sorted(replicas.all) == [f"10.0.0.9:{port}", f"[::1]:{port}"]
+        found.clear()  # a name server that fails changes nothing
+        assert sorted(await replicas._resolve()) == sorted(replicas.all)
+        await replicas.close()
+
+    run(test, num_replicas=1)
+
+
 def test_errors_are_of_the_api() -> None:
     assert all(issubclass(kind, ApiError) for kind in (Busy, Failed, Refusal, Unavailable))

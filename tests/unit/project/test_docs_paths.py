@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-FOLDERS = "auditor|benchmarks|build|clients|docker|launcher|model_repository|orchestrator|runtime|tests|tools"
+FOLDERS = "auditor|benchmarks|build|clients|docker|gateway|launcher|model_repository|orchestrator|runtime|tests|tools"
 NAMED = re.compile(rf"`((?:{FOLDERS})/[\w./-]*)`")
 PAGES = [ROOT / "README.md", ROOT / "build" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
