@@ -1,4 +1,4 @@
-"""Check `noise`: the published vector, equality of numpy and torch bit for bit, and 0 < u < 1."""
+"""Check `noise`: the published vector, equality of numpy, torch and C++ bit for bit, and 0 < u < 1."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from auditor.results import Result
 from orchestrator.core import noise as numpy_noise
 from orchestrator.core.noise import MASK32, Stream
 from orchestrator.core.types import FloatArray
+from orchestrator.native.sampling import sampler
 from runtime.sampling import noise as torch_noise
 
 IntArray = npt.NDArray[np.int64]
@@ -65,6 +66,21 @@ def _check_equality(result: Result, num_keys: int) -> None:
             num_other = int((_numpy_units(seed, places, stream) != _torch_units(seed, places, stream)).sum())
             result.expect("numpy and torch agree", f"seed {seed}, stream {stream.name}", 0, num_other)
             result.counts["draws"] += len(places[0])
+        _check_gumbel(result, seed, places)
+
+
+def _check_gumbel(result: Result, seed: int, places: Sequence[IntArray]) -> None:
+    """Compare the target's g of numpy with that of torch, and of C++ where it is built."""
+    position, tokens, _ = places
+    expected = numpy_noise.gumbel(seed, position[0], tokens)
+    at, of = torch.tensor(position[:1]), torch.from_numpy(tokens)
+    key = torch.tensor([seed & MASK32]), torch.tensor([seed >> 32])
+    found = {"torch": torch_noise.gumbel(key, at, of).numpy()}
+    if (compiled := sampler()) is not None:
+        found["C++"] = compiled.noise([seed], position[:1].tolist(), tokens[None])[0]
+    for name, values in found.items():
+        num_other = int((values != expected).sum())
+        result.expect(f"numpy and {name} agree", f"seed {seed}, g", 0, num_other)
 
 
 def _numpy_units(seed: int, places: Sequence[IntArray], stream: Stream) -> FloatArray:

@@ -11,6 +11,7 @@ from auditor.reported_steps import ReportedSequence, ReportedStep, read_steps
 from auditor.requests import Answer, AuditRequest, Options
 from auditor.results import Result
 from orchestrator.core.context import Context
+from orchestrator.core.elementary import log
 from orchestrator.core.noise import Stream, gumbel
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.generation.responses import RULE_NAMES
@@ -87,7 +88,7 @@ def sampled_order(step: ReportedStep, node: int, parent: int, sampling: Sampling
     """Return the tokens of the q of `node`, a child of `parent`, in the order in which the noise samples them."""
     q, position = step.q[node - 1], step.prefix_len + int(step.tree.depths[parent])
     noise = gumbel(sampling.seed, position, q.ids, Stream.DRAFT, step.prefix_len)
-    order: list[int] = q.ids[np.argsort(-(np.log(q.probs) + noise), kind="stable")].tolist()
+    order: list[int] = q.ids[np.argsort(-(log(q.probs) + noise), kind="stable")].tolist()
     return order
 
 

@@ -10,6 +10,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.core.elementary import log
+
 Words = npt.NDArray[np.uint64]
 FloatArray = npt.NDArray[np.float64]
 
@@ -80,7 +82,7 @@ def gumbel(
     epoch: int = 0,
 ) -> FloatArray:
     """Return g = −log(−log u) for the u of `uniform`; argmax(log p + g) is then a sample of p."""
-    result: FloatArray = -np.log(-np.log(uniform(seed, positions, tokens, stream, epoch)))
+    result: FloatArray = -log(-log(uniform(seed, positions, tokens, stream, epoch)))
     return result
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestrator.core.context import Context
+from orchestrator.core.elementary import total
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 
@@ -46,7 +47,7 @@ class Distribution(NamedTuple):
     def probs(self) -> FloatArray:
         """Return the probabilities of `ids`, (k,) float64, with sum 1."""
         weights = self.weights.astype(np.float64)
-        probs: FloatArray = weights / weights.sum()
+        probs: FloatArray = weights / total(weights)
         return probs
 
 

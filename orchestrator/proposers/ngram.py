@@ -16,8 +16,7 @@ from orchestrator.core.types import Distribution
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.parameters import MethodConfig
 from orchestrator.proposers.tables import MAX_ORDER, Followers
-from orchestrator.sampling.distribution import log_p
-from orchestrator.sampling.sampled_drafts import draft_distribution, sample_draft
+from orchestrator.sampling.sampled_drafts import draft_distribution, sample_draft, truncated
 
 
 class NgramConfig(MethodConfig):
@@ -88,5 +87,4 @@ class Ngram(Proposer):
 
 def q_of(followers: Followers, sampling: Sampling) -> Distribution:
     """Return q: the best followers, renormalised, then under the request's temperature and truncation rules."""
-    best = draft_distribution(followers.ids.astype(np.int32), followers.weights)
-    return draft_distribution(best.ids, np.exp(log_p(np.log(best.probs)[None], sampling)[0]))
+    return truncated(draft_distribution(followers.ids.astype(np.int32), followers.weights), sampling)

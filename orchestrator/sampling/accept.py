@@ -7,12 +7,13 @@ every outcome of the same code. numpy, float64, one request at a time: the refer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from orchestrator.core.elementary import exp, log, total
 from orchestrator.core.noise import Stream, gumbel, uniform
 from orchestrator.core.sampling_params import DELTA, EPSILON
 from orchestrator.core.tree import TokenTree
@@ -54,8 +55,7 @@ class KeyedNoise:
     def recover(self, probs: FloatArray, position: int) -> int:
         """Return argmax(log probs + noise of stream RECOVER); ties go to the lowest id."""
         noise = gumbel(self.seed, position, np.arange(len(probs)), Stream.RECOVER, self.prefix_len)
-        with np.errstate(divide="ignore"):
-            return int((np.log(probs) + noise).argmax())
+        return int((log(probs) + noise).argmax())
 
 
 def accept_coupled(tree: TokenTree, target_tokens: Sequence[int]) -> AcceptedPath:
@@ -81,29 +81,50 @@ def accept_rejection(
     p: (m + 1, V), the target's distribution at every node.
     q: (m + 1, V), the distribution from which the children of every node were sampled without replacement; None:
     deterministic drafts.
-    Invariant: the emitted tokens have the target's distribution. A deterministic child y is accepted with probability
-    p(y); on rejection p(y) becomes 0 and p is renormalised. A sampled child is accepted with min(1, p(y) / q(y)); on
-    rejection p becomes norm(max(p − q, 0)), q(y) becomes 0, and q is renormalised.
+    Invariant: the emitted tokens have the target's distribution. A deterministic child y is accepted with p(y) divided
+    by the mass that its earlier siblings leave; the residual is p without the children. A sampled child is accepted
+    with p(y) / q(y); on rejection p becomes norm(max(p − q, 0)), q(y) becomes 0, and q is renormalised.
     Source: Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1; siblings: Li et al. 2024, arXiv:2401.15077, and
     Miao et al. 2023, arXiv:2305.09781 (multi-round).
     """
     path: list[int] = []
     node, position = 0, prefix_len
     while True:
-        residual, node_q = p[node], None if q is None else q[node]
-        for number, (token, child) in enumerate(tree.children[node].items()):
-            if noise.accept(_chance(residual, node_q, token), position, number):
-                path.append(child)
-                node, position = child, position + 1
+        tokens = list(tree.children[node])
+        trials = _deterministic(p[node], tokens) if q is None else _sampled(p[node], q[node], tokens)
+        for number, token in enumerate(tokens):
+            if noise.accept(next(trials)[0], position, number):
+                node = tree.children[node][token]
+                path.append(node)
+                position += 1
                 break
-            residual, node_q = _rejected(residual, node_q, token)
         else:
-            return AcceptedPath(tuple(path), noise.recover(residual, position))
+            return AcceptedPath(tuple(path), noise.recover(next(trials)[1], position))
 
 
-def _chance(p: FloatArray, q: FloatArray | None, token: int) -> float:
-    """Return the probability with which a draft token is accepted; q: as in `accept_rejection`, of one node."""
-    return float(p[token] if q is None else min(1.0, p[token] / q[token]))
+def _deterministic(p: FloatArray, tokens: Sequence[int]) -> Iterator[tuple[float, FloatArray]]:
+    """Yield the probability of each child given that its earlier siblings were rejected; at last 0 and the residual.
+
+    The mass that is left is added up from the last child back, not computed as 1 − theirs, so that the only token left
+    is accepted with probability 1.
+    """
+    residual = p.copy()
+    residual[tokens] = 0.0
+    masses = [float(total(residual)[0])]
+    for token in reversed(tokens):
+        masses.append(masses[-1] + float(p[token]))
+    for token, mass in zip(tokens, reversed(masses), strict=False):
+        yield float(p[token]) / mass if mass > 0.0 else 0.0, residual
+    yield 0.0, residual
+
+
+def _sampled(p: FloatArray, q: FloatArray, tokens: Sequence[int]) -> Iterator[tuple[float, FloatArray]]:
+    """Yield as `_deterministic` does, for children that were sampled from q without replacement."""
+    for token in tokens:
+        yield min(1.0, float(p[token] / q[token])), p
+        p = _normalised(np.maximum(p - q, 0.0))
+        q = _normalised(np.where(np.arange(len(q)) == token, 0.0, q))
+    yield 0.0, p
 
 
 def accept_block(tree: TokenTree, p: FloatArray, q: FloatArray, prefix_len: int, noise: NoiseSource) -> AcceptedPath:
@@ -137,9 +158,9 @@ def accept_typical(
     The emitted tokens do not have the target's distribution.
     Source: Cai et al. 2024, arXiv:2401.10774, section 2.3.1.
     """
-    limits = np.array([min(epsilon, delta * np.exp(-_entropy(row))) for row in p])
+    limits = np.minimum(epsilon, delta * exp(-_entropy(p)))
     probs = p[tree.parents, tree.tokens]
-    log_probs = np.log(probs, where=probs > limits[tree.parents], out=np.full(tree.num_nodes, -np.inf))
+    log_probs = np.where(probs > limits[tree.parents], log(probs), -np.inf)
     path = longest_path(tree, log_probs.tolist())
     return AcceptedPath(path, noise.recover(p[path[-1] if path else 0], prefix_len + len(path)))
 
@@ -157,26 +178,18 @@ def longest_path(tree: TokenTree, log_probs: Sequence[float]) -> tuple[int, ...]
     return max(paths.values(), key=lambda found: (len(found[0]), found[1]))[0]
 
 
-def _rejected(residual: FloatArray, q: FloatArray | None, token: int) -> tuple[FloatArray, FloatArray | None]:
-    """Return the residual and q for the trials after a rejection of `token`, both renormalised."""
-    others = np.arange(len(residual)) != token
-    if q is None:
-        return _normalised(np.where(others, residual, 0.0)), None
-    return _normalised(np.maximum(residual - q, 0.0)), _normalised(np.where(others, q, 0.0))
-
-
 def _normalised(weights: FloatArray) -> FloatArray:
     """Return the weights scaled to sum 1. All zeros stay: the token was accepted for certain, or is never needed."""
-    total = weights.sum()
-    return weights / total if total > 0 else weights
+    mass = total(weights)
+    return weights / mass if mass[0] > 0 else weights
 
 
 def _block_chance(joint: float, p: FloatArray, q: FloatArray) -> float:
-    gain = float(np.maximum(joint * p - q, 0.0).sum())
-    total = gain + (1.0 - joint)  # in this order a small gain is not lost beside 1
-    return gain / total if total > 0 else 1.0
+    gain = float(total(np.maximum(joint * p - q, 0.0))[0])
+    mass = gain + (1.0 - joint)  # in this order a small gain is not lost beside 1
+    return gain / mass if mass > 0 else 1.0
 
 
-def _entropy(probs: FloatArray) -> float:
-    positive = probs[probs > 0]
-    return float(-(positive * np.log(positive)).sum())
+def _entropy(p: FloatArray) -> FloatArray:
+    """Return the entropy of every row, in nats; p: (n, V)."""
+    return -total(p * np.where(p > 0, log(p), 0.0))[:, 0]

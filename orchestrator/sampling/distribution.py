@@ -1,5 +1,6 @@
 """From logits to the distribution p (numpy, float64): the reference for `runtime/sampling/distribution.py`.
 
+log, exp and every sum are those of `orchestrator.core.elementary`, so that another processor gives the same bits.
 Order: temperature, top-k, top-p, min-p, typical-p (docs/sampling.md); each renormalises the tokens that it keeps.
 Before them come the logits processors (`orchestrator/sampling/logits_processors.py`).
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.core.elementary import exp, log, running_total, total
 from orchestrator.core.noise import gumbel
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import BoolArray
@@ -18,7 +20,7 @@ from orchestrator.core.types import FloatArray
 def log_softmax(logits: FloatArray) -> FloatArray:
     """Return log probabilities over the last axis; −inf stays −inf."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
-    result: FloatArray = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    result: FloatArray = shifted - log(total(exp(shifted)))
     return result
 
 
@@ -77,7 +79,7 @@ def _min_p(log_probs: FloatArray, sampling: Sampling) -> FloatArray:
     """Keep the tokens at least min_p times as probable as the most probable one."""
     if sampling.min_p <= 0.0:
         return log_probs
-    return _keep(log_probs, log_probs >= log_probs.max(axis=-1, keepdims=True) + np.log(sampling.min_p))
+    return _keep(log_probs, log_probs >= log_probs.max(axis=-1, keepdims=True) + log(sampling.min_p))
 
 
 def _typical_p(log_probs: FloatArray, sampling: Sampling) -> FloatArray:
@@ -87,8 +89,8 @@ def _typical_p(log_probs: FloatArray, sampling: Sampling) -> FloatArray:
     """
     if sampling.typical_p >= 1.0:
         return log_probs
-    probs = np.exp(log_probs)
-    negative_entropy = (probs * np.where(probs > 0, log_probs, 0.0)).sum(axis=-1, keepdims=True)
+    probs = exp(log_probs)
+    negative_entropy = total(probs * np.where(probs > 0, log_probs, 0.0))
     return _nucleus(log_probs, np.abs(log_probs - negative_entropy), sampling.typical_p)
 
 
@@ -98,8 +100,10 @@ def _nucleus(log_probs: FloatArray, ranks: FloatArray, mass: float) -> FloatArra
     log_probs, ranks: (n, V) float64. Returns (n, V) float64, renormalised.
     """
     order = np.argsort(ranks, axis=-1, kind="stable")
-    probs = np.exp(np.take_along_axis(log_probs, order, axis=-1))
-    kept_sorted = probs.cumsum(axis=-1) - probs < mass
+    mass_up_to = running_total(exp(np.take_along_axis(log_probs, order, axis=-1)))
+    # The first one is always kept; another if all before it fall short of the mass.
+    falls_short = np.logical_and.accumulate(mass_up_to[:, :-1] < mass, axis=-1)
+    kept_sorted = np.concatenate([np.ones((len(order), 1), np.bool_), falls_short], axis=-1)
     kept = np.zeros_like(kept_sorted)
     np.put_along_axis(kept, order, kept_sorted, axis=-1)
     return _keep(log_probs, kept)

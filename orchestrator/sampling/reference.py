@@ -6,6 +6,7 @@ from collections.abc import Callable, Container, Sequence
 
 import numpy as np
 
+from orchestrator.core.elementary import exp
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import BoolArray, TokenTree
 from orchestrator.core.types import Distribution, FloatArray
@@ -79,7 +80,7 @@ def decide(
     """
     if sampling.rule is Rule.COUPLED:
         return accept_coupled(tree, sample(logits, prefix_len + tree.depths, sampling).tolist())
-    p, noise = np.exp(log_p(logits, sampling)), KeyedNoise(sampling.seed, prefix_len)
+    p, noise = exp(log_p(logits, sampling)), KeyedNoise(sampling.seed, prefix_len)
     if sampling.rule is Rule.TYPICAL:
         return accept_typical(tree, p, prefix_len, noise, sampling.epsilon, sampling.delta)
     if sampling.rule is Rule.BLOCK:

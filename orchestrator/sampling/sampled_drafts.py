@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from orchestrator.core.elementary import exp, log
 from orchestrator.core.errors import EngineError
 from orchestrator.core.noise import Stream, gumbel
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution, FloatArray, IdArray
+from orchestrator.native.sampling import Rows, sampler
+from orchestrator.sampling.distribution import log_p
 
 #: A drafter samples from its most probable tokens only; q is their distribution.
 MAX_CANDIDATES = 64
@@ -38,8 +41,18 @@ def sample_draft(q: Distribution, position: int, sampling: Sampling, prefix_len:
     if len(q.ids) == 1:
         return int(q.ids[0])
     stream, epoch = (Stream.TARGET, 0) if sampling.rule is Rule.COUPLED else (Stream.DRAFT, prefix_len)
+    if (compiled := sampler()) is not None:
+        return compiled.draw(q, sampling.seed, position, stream, epoch)
     noise = gumbel(sampling.seed, position, q.ids, stream, epoch)
-    return int(q.ids[(np.log(q.probs) + noise).argmax()])
+    return int(q.ids[(log(q.probs) + noise).argmax()])
+
+
+def truncated(q: Distribution, sampling: Sampling) -> Distribution:
+    """Return q under a request's temperature and truncation."""
+    if (compiled := sampler()) is not None:
+        rows = Rows.of(compiled.log(q.probs))
+        return draft_distribution(q.ids, compiled.exp(compiled.log_p(rows, len(q.ids), [sampling])[0]))
+    return draft_distribution(q.ids, exp(log_p(log(q.probs)[None], sampling)[0]))
 
 
 def check_q(tree: TokenTree, q: tuple[Distribution, ...], vocab_size: int) -> None:

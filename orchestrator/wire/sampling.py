@@ -5,6 +5,8 @@ Default values are omitted, except in the vector and the seed (docs/protocol.md,
 
 from __future__ import annotations
 
+from math import isfinite
+
 import numpy as np
 
 from orchestrator.core.errors import EngineError
@@ -34,6 +36,8 @@ def unpack_sampling(tensors: Incoming) -> Sampling:
     if vector is None or vector.size != len(FIELDS):
         raise EngineError(f"tensor 'sampling' must hold {', '.join(FIELDS)}")
     values = dict(zip(FIELDS, map(float, vector.reshape(-1)), strict=True))
+    if wrong := next((name for name, value in values.items() if not isfinite(value)), None):
+        raise EngineError(f"tensor 'sampling' must hold finite numbers, but {wrong} is {values[wrong]}")
     integers = {name: int(values.pop(name)) for name in INTEGER_FIELDS}
     rule = text(tensors, "rule") or Rule.COUPLED
     if rule not in list(Rule):

@@ -15,7 +15,8 @@ from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import EngineCall
 from runtime.engine.paged import PagedEngine
 from runtime.kv.batch import Segment
-from runtime.sampling import distribution
+from runtime.sampling import served
+from runtime.sampling.elementary import exp
 
 DraftCall = EngineCall[DraftRequest]
 
@@ -82,12 +83,12 @@ def _next_tokens(calls: list[DraftCall], logits: Tensor) -> list[int]:
     tokens: dict[int, int] = {}
     coupled = [row for row, sampling in enumerate(samplings) if sampling.rule is Rule.COUPLED]
     if coupled:
-        found = distribution.target_tokens(
+        found = served.target_tokens(
             logits[coupled], [positions[row] for row in coupled], [samplings[row] for row in coupled]
         )
         tokens |= zip(coupled, found, strict=True)
     if others := [row for row in range(len(calls)) if row not in tokens]:
-        sampled_from = _candidates(logits[others].double(), [samplings[row] for row in others])
+        sampled_from = _candidates(logits[others], [samplings[row] for row in others])
         for row, q in zip(others, sampled_from, strict=True):
             calls[row].q.append(q)
             tokens[row] = sample_draft(q, positions[row], samplings[row], calls[row].delta.prefix_len)
@@ -95,9 +96,9 @@ def _next_tokens(calls: list[DraftCall], logits: Tensor) -> list[int]:
 
 
 def _candidates(logits: Tensor, samplings: Sequence[Sampling]) -> list[Distribution]:
-    """Return q of every row, its MAX_CANDIDATES most probable tokens; logits: (n, V) float64."""
-    log_q = distribution.log_p(logits, samplings)
+    """Return q of every row, its MAX_CANDIDATES most probable tokens; logits: (n, V)."""
+    log_q = served.log_p(logits, samplings)
     top = log_q.topk(min(MAX_CANDIDATES, log_q.shape[-1]), dim=-1)
     ids, order = top.indices.sort(dim=-1)
-    probs = top.values.gather(-1, order).exp()
+    probs = exp(top.values.gather(-1, order))
     return [draft_distribution(*row) for row in zip(ids.int().cpu().numpy(), probs.cpu().numpy(), strict=True)]

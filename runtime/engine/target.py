@@ -19,7 +19,7 @@ from runtime.engine.paged import PagedEngine
 from runtime.engine.verify import VerifyInput, VerifyResult, verify
 from runtime.kv.batch import Segment
 from runtime.kv.sequences import CachedSequence
-from runtime.sampling import distribution
+from runtime.sampling import served
 
 StepCall = EngineCall[StepRequest]
 
@@ -82,10 +82,10 @@ class TargetEngine(PagedEngine[StepRequest]):
         )
         rows = logits[[0, *accepted.path]]
         if options.logprobs:
-            logprobs = distribution.log_probs_of(rows, acceptance.tokens(call.request.tree))
+            logprobs = served.log_probs_of(rows, acceptance.tokens(call.request.tree))
             acceptance = replace(acceptance, logprobs=np.array(logprobs))
         if options.num_top:
-            top_ids, top_logprobs = distribution.top_log_probs(rows, options.num_top)
+            top_ids, top_logprobs = served.top_log_probs(rows, options.num_top)
             acceptance = replace(acceptance, top_ids=top_ids, top_logprobs=top_logprobs)
         return acceptance
 

@@ -24,6 +24,7 @@ from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution
 from orchestrator.sampling.accept import AcceptedPath, longest_path
+from runtime.sampling.elementary import exp, log, total
 from runtime.sampling.noise import draw, seed_words, uniform
 
 Ints = npt.NDArray[np.int64]
@@ -43,6 +44,22 @@ class AcceptInput:
     prefix_len: int
     sampling: Sampling
 
+    @property
+    def positions(self) -> list[int]:
+        """For each row of logits, root and nodes, the absolute position of the token that it predicts."""
+        positions: list[int] = (self.tree.depths + self.prefix_len).tolist()
+        return positions
+
+    @property
+    def samplings(self) -> list[Sampling]:
+        """The request's sampling, once for each row."""
+        return [self.sampling] * (self.tree.num_nodes + 1)
+
+    @property
+    def is_coupled(self) -> bool:
+        """True when the target tokens alone decide; this engine's own rule, `Rule.ENGINE`, is `coupled`."""
+        return self.sampling.rule in (Rule.COUPLED, Rule.ENGINE)
+
 
 def accepted_paths(inputs: Sequence[AcceptInput], log_p: Tensor) -> list[AcceptedPath]:
     """Return the accepted path of every input under its own rule, which is not `coupled`.
@@ -52,14 +69,15 @@ def accepted_paths(inputs: Sequence[AcceptInput], log_p: Tensor) -> list[Accepte
     """
     if not inputs:
         return []
-    nodes, p = _Nodes.of(inputs), log_p.exp()
+    nodes, p = _Nodes.of(inputs), exp(log_p)
     key = seed_words([each.sampling.seed for each in inputs], p.device)
     prefix_lens = torch.tensor([[each.prefix_len] for each in inputs], device=p.device)
+    log_probs = log(p[_tensor(nodes.parents, p), _tensor(nodes.tokens, p)])
     is_accepted = _uniforms(nodes, key, prefix_lens) < _probabilities(inputs, nodes, p)
-    values = log_p[_tensor(nodes.parents, p), _tensor(nodes.tokens, p)].where(is_accepted, -inf).tolist()
+    values = log_probs.where(is_accepted, -inf).tolist()
     paths, ends = _paths(inputs, values)
     positions = prefix_lens + torch.tensor([[len(path)] for path in paths], device=p.device)
-    next_tokens = draw(p[_tensor(ends, p)].log(), key, positions, Stream.RECOVER, prefix_lens).tolist()
+    next_tokens = draw(log(p[_tensor(ends, p)]), key, positions, Stream.RECOVER, prefix_lens).tolist()
     return [AcceptedPath(path, token) for path, token in zip(paths, next_tokens, strict=True)]
 
 
@@ -136,22 +154,25 @@ def _deterministic(p: Tensor, nodes: _Nodes, inputs: Sequence[AcceptInput]) -> T
     siblings = p.new_zeros(len(firsts), int(nodes.ranks.max()) + 1)
     places = _tensor(families, p), _tensor(nodes.ranks, p)
     siblings[places] = probs
-    rest = p[_tensor(nodes.parents[firsts], p)].sum(dim=-1, keepdim=True)
-    return probs / (rest + siblings.flip(-1).cumsum(dim=-1).flip(-1))[places]
+    masses = [total(p[_tensor(nodes.parents[firsts], p)])[:, 0]]
+    for column in siblings.unbind(-1)[::-1]:
+        masses.append(masses[-1] + column)
+    left = torch.stack(masses[:0:-1], dim=-1)[places]
+    return torch.where(left > 0.0, probs / left, 0.0)
 
 
 def _sampled(p: Tensor, nodes: _Nodes, inputs: Sequence[AcceptInput]) -> Tensor:
     """Return p(y) / q(y); then p ← norm(max(p − q, 0)) and q ← norm(q without y): one round per rank among siblings."""
     firsts, families = nodes.families()
-    ids, q = _padded_q(nodes.select(firsts), inputs, p)
+    q = _dense_q(nodes.select(firsts), inputs, p)
     probabilities = p.new_zeros(len(nodes.rows))
     for rank in range(int(nodes.ranks.max()) + 1):
         index = np.flatnonzero(nodes.ranks == rank)
         parents, tokens, family = (_tensor(column[index], p) for column in (nodes.parents, nodes.tokens, families))
-        is_token = ids[family] == tokens[:, None]
-        probabilities[_tensor(index, p)] = p[parents, tokens] / (q[family] * is_token).sum(dim=-1)
-        p[parents] = _norm(_residual(p[parents], ids[family], q[family]))
-        q[family] = _norm(q[family].masked_fill(is_token, 0.0))
+        probabilities[_tensor(index, p)] = p[parents, tokens] / q[family, tokens]
+        p[parents] = _norm(_residual(p[parents], q[family]))
+        q[family, tokens] = 0.0
+        q[family] = _norm(q[family])
     return probabilities
 
 
@@ -160,27 +181,29 @@ def _block(p: Tensor, nodes: _Nodes, inputs: Sequence[AcceptInput]) -> Tensor:
 
     The order of the sum in the denominator keeps a joint probability of 1 exactly 1 after rounding.
     """
-    ids, q = _padded_q(nodes, inputs, p)
+    q = _dense_q(nodes, inputs, p)
     rows, parents, tokens = (_tensor(column, p) for column in (nodes.rows, nodes.parents, nodes.tokens))
-    q_of_token = (q * (ids == tokens[:, None])).sum(dim=-1)
+    q_of_token = q[torch.arange(len(q), device=q.device), tokens]
     joint = p.new_ones(len(p))
     for depth in range(1, int(nodes.depths.max()) + 1):
         now = _tensor(np.flatnonzero(nodes.depths == depth), p)
         joint[rows[now]] = (joint[parents[now]] * p[parents[now], tokens[now]] / q_of_token[now]).clamp(max=1.0)
-    p[parents] = _residual(joint[parents, None] * p[parents], ids, q)
-    gains, joints = p[rows].sum(dim=-1), joint[rows]
-    inner = gains / (gains + (1.0 - joints))
-    return torch.where(_tensor(np.isin(nodes.rows, nodes.parents), p), inner.nan_to_num(1.0), joints)
+    p[parents] = _residual(joint[parents, None] * p[parents], q)
+    gains, joints = total(p[rows])[:, 0], joint[rows]
+    masses = gains + (1.0 - joints)
+    inner = torch.where(masses > 0.0, gains / masses, 1.0)
+    return torch.where(_tensor(np.isin(nodes.rows, nodes.parents), p), inner, joints)
 
 
 def _typical(p: Tensor, nodes: _Nodes, inputs: Sequence[AcceptInput]) -> Tensor:
     """Return 1 where p(y) > min(ε, δ·exp(−H(p))), else 0: the noise decides nothing."""
     firsts, families = nodes.families()
-    entropies = torch.special.entr(p[_tensor(nodes.parents[firsts], p)]).sum(dim=-1)[_tensor(families, p)]
+    rows = p[_tensor(nodes.parents[firsts], p)]
+    entropies = -total(rows * torch.where(rows > 0.0, log(rows), 0.0))[:, 0][_tensor(families, p)]
     limits = np.array([(each.sampling.epsilon, each.sampling.delta) for each in inputs])[nodes.inputs]
     epsilon, delta = _tensor(limits, p).unbind(dim=-1)
     probs = p[_tensor(nodes.parents, p), _tensor(nodes.tokens, p)]
-    return (probs > torch.minimum(epsilon, delta * torch.exp(-entropies))).double()
+    return (probs > torch.minimum(epsilon, delta * exp(-entropies))).double()
 
 
 _RULES: tuple[tuple[Callable[[AcceptInput], bool], Callable[[Tensor, _Nodes, Sequence[AcceptInput]], Tensor]], ...] = (
@@ -191,32 +214,28 @@ _RULES: tuple[tuple[Callable[[AcceptInput], bool], Callable[[Tensor, _Nodes, Seq
 )
 
 
-def _padded_q(nodes: _Nodes, inputs: Sequence[AcceptInput], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the q of these nodes: ids (n, k) int64 and probabilities (n, k) float64, padded with id 0 and 0.
-
-    The q of a deterministic draft is the point mass on its token.
-    """
+def _dense_q(nodes: _Nodes, inputs: Sequence[AcceptInput], p: Tensor) -> Tensor:
+    """Return the q of these nodes, (n, V) float64; that of a deterministic draft is the point mass on its token."""
     found = [
         inputs[i].q[index] if inputs[i].q else Distribution(np.array([token], np.int32), np.ones(1, np.float32))
         for i, index, token in zip(nodes.inputs, nodes.indices, nodes.tokens, strict=True)
     ]
-    counts = np.array([len(each.ids) for each in found])
-    is_real = np.arange(counts.max()) < counts[:, None]
-    ids, weights = np.zeros(is_real.shape, np.int64), np.zeros(is_real.shape)
-    ids[is_real] = np.concatenate([each.ids for each in found])
-    weights[is_real] = np.concatenate([each.weights for each in found])
-    return _tensor(ids, like), _norm(_tensor(weights, like))
+    q = p.new_zeros(len(found), p.shape[-1])
+    rows = np.repeat(np.arange(len(found)), [len(each.ids) for each in found])
+    ids = np.concatenate([each.ids for each in found]).astype(np.int64)
+    q[_tensor(rows, p), _tensor(ids, p)] = _tensor(np.concatenate([each.probs for each in found]), p)
+    return q
 
 
-def _residual(p: Tensor, ids: Tensor, q: Tensor) -> Tensor:
-    """Return max(p − q, 0) per row; p: (n, V); ids, q: (n, k) as `_padded_q` returns them."""
-    return p.scatter_add(-1, ids, -q).clamp_(min=0.0)
+def _residual(p: Tensor, q: Tensor) -> Tensor:
+    """Return max(p − q, 0); p, q: (n, V)."""
+    return (p - q).clamp_(min=0.0)
 
 
 def _norm(weights: Tensor) -> Tensor:
     """Return the rows scaled to sum 1; rows of zeros stay zero."""
-    total = weights.sum(dim=-1, keepdim=True)
-    return weights / total.where(total > 0, 1.0)
+    mass = total(weights)
+    return weights / mass.where(mass > 0, 1.0)
 
 
 def _tensor(array: npt.NDArray[np.generic], like: Tensor) -> Tensor:

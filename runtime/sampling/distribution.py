@@ -10,6 +10,7 @@ from torch import Tensor
 
 from orchestrator.core.noise import Stream
 from orchestrator.core.sampling_params import Sampling
+from runtime.sampling.elementary import exp, log, log_softmax, running_total, total
 from runtime.sampling.noise import draw, seed_words
 
 NUCLEUS_GUESS = 256
@@ -48,9 +49,9 @@ def log_p(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 def _log_p(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """Return log p of rows that are all sampled, not greedy."""
-    result = (logits / _column(logits, [sampling.temperature for sampling in samplings])).log_softmax(dim=-1)
+    result = log_softmax(logits / _column(logits, [sampling.temperature for sampling in samplings]))
     for applies, truncate in _TRUNCATIONS:
-        rows = [row for row, sampling in enumerate(samplings) if applies(sampling)]
+        rows = [row for row, sampling in enumerate(samplings) if applies(sampling, logits.shape[-1])]
         if rows:
             result[rows] = truncate(result[rows], [samplings[row] for row in rows])
     return result
@@ -61,11 +62,11 @@ def _column(like: Tensor, values: Sequence[float]) -> Tensor:
 
 
 def _keep(log_probs: Tensor, kept: Tensor) -> Tensor:
-    return log_probs.masked_fill(~kept, -torch.inf).log_softmax(dim=-1)
+    return log_softmax(log_probs.masked_fill(~kept, -torch.inf))
 
 
 def _top_k(log_probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    limits = [min(s.top_k, log_probs.shape[-1]) for s in samplings]
+    limits = [s.top_k for s in samplings]
     top = log_probs.topk(max(limits), dim=-1).values
     kth = top.gather(-1, torch.tensor([[k - 1] for k in limits], device=log_probs.device))
     return _keep(log_probs, log_probs >= kth)
@@ -89,33 +90,39 @@ def _nucleus(log_probs: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
     vocab_size = log_probs.shape[-1]
     for size in (min(NUCLEUS_GUESS, vocab_size), vocab_size):
         ordered = log_probs.topk(size, dim=-1).values
-        probs = ordered.exp()
-        num_kept = (probs.cumsum(dim=-1) - probs < limits).sum(dim=-1, keepdim=True)
+        num_kept = _num_kept(ordered, limits)
         if size == vocab_size or bool((num_kept < size).all()):
             break
     return ordered, num_kept
 
 
+def _num_kept(ordered: Tensor, limits: Tensor) -> Tensor:
+    """Return how many of the first tokens it takes to reach a mass, (n, 1); ordered: (n, k) log-probabilities."""
+    reached = running_total(exp(ordered))[:, :-1] >= limits
+    return 1 + (reached.cumsum(dim=-1) == 0).sum(dim=-1, keepdim=True)
+
+
 def _min_p(log_probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    floor = log_probs.amax(dim=-1, keepdim=True) + _column(log_probs, [s.min_p for s in samplings]).log()
+    floor = log_probs.amax(dim=-1, keepdim=True) + log(_column(log_probs, [s.min_p for s in samplings]))
     return _keep(log_probs, log_probs >= floor)
 
 
 def _typical_p(log_probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    probs = log_probs.exp()
-    negative_entropy = (probs * log_probs).nan_to_num(0.0).sum(dim=-1, keepdim=True)
+    probs = exp(log_probs)
+    negative_entropy = total(probs * torch.where(probs > 0.0, log_probs, 0.0))
     order = (log_probs - negative_entropy).abs().sort(dim=-1, stable=True).indices
-    ordered = probs.gather(-1, order)
-    kept = ordered.cumsum(dim=-1) - ordered < _column(log_probs, [s.typical_p for s in samplings])
+    num_kept = _num_kept(log_probs.gather(-1, order), _column(log_probs, [s.typical_p for s in samplings]))
+    kept = torch.arange(log_probs.shape[-1], device=log_probs.device) < num_kept
     return _keep(log_probs, torch.zeros_like(kept).scatter(-1, order, kept))
 
 
-#: In order of application: which samplings use the truncation, and the truncation of their rows of log p, (n, V).
-_TRUNCATIONS: tuple[tuple[Callable[[Sampling], bool], Callable[[Tensor, Sequence[Sampling]], Tensor]], ...] = (
-    (lambda s: s.top_k > 0, _top_k),
-    (lambda s: s.top_p < 1.0, _top_p),
-    (lambda s: s.min_p > 0.0, _min_p),
-    (lambda s: s.typical_p < 1.0, _typical_p),
+#: In order of application: which samplings use the truncation on a vocabulary of this size, and what it makes of their
+#: rows of log p, (n, V).
+_TRUNCATIONS: tuple[tuple[Callable[[Sampling, int], bool], Callable[[Tensor, Sequence[Sampling]], Tensor]], ...] = (
+    (lambda s, vocab_size: 0 < s.top_k < vocab_size, _top_k),
+    (lambda s, _: s.top_p < 1.0, _top_p),
+    (lambda s, _: s.min_p > 0.0, _min_p),
+    (lambda s, _: s.typical_p < 1.0, _typical_p),
 )
 
 
@@ -125,7 +132,7 @@ def log_probs_of(logits: Tensor, tokens: Sequence[int]) -> list[float]:
     logits: (n, V). tokens: (n,) ids.
     """
     column = torch.tensor(tokens, device=logits.device)[:, None]
-    return logits.double().log_softmax(dim=-1).gather(-1, column)[:, 0].tolist()
+    return log_softmax(logits.double()).gather(-1, column)[:, 0].tolist()
 
 
 def top_log_probs(logits: Tensor, num_top: int) -> tuple[np.ndarray, np.ndarray]:
@@ -133,6 +140,6 @@ def top_log_probs(logits: Tensor, num_top: int) -> tuple[np.ndarray, np.ndarray]
 
     logits: (n, V). Returns ids (n, k) int32 and log-probabilities (n, k) float64; k = num_top, at most V.
     """
-    log_probs = logits.double().log_softmax(dim=-1)
+    log_probs = log_softmax(logits.double())
     order = log_probs.sort(dim=-1, descending=True, stable=True).indices[:, :num_top]
     return order.int().cpu().numpy(), log_probs.gather(-1, order).cpu().numpy()

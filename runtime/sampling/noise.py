@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from orchestrator.core.noise import KEY_STEPS, MASK32, MULTIPLIERS, ROUNDS
+from runtime.sampling.elementary import log
 
 
 def seed_words(seeds: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -56,7 +57,7 @@ def gumbel(
     key: tuple[Tensor, Tensor], positions: Tensor, tokens: Tensor, stream: int | Tensor = 0, epoch: int | Tensor = 0
 ) -> Tensor:
     """Return g = −log(−log u), float64, u being `uniform` of the same arguments; argmax(log p + g) is a sample of p."""
-    return uniform(key, positions, tokens, stream, epoch).log_().neg_().log_().neg_()
+    return -log(-log(uniform(key, positions, tokens, stream, epoch)))
 
 
 def draw(log_weights: Tensor, key: tuple[Tensor, Tensor], positions: Tensor, stream: int, epochs: Tensor) -> Tensor:

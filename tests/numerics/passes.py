@@ -23,7 +23,7 @@ from runtime.engine.paged import PagedModel
 from runtime.engine.target import TargetEngine
 from runtime.kv.batch import Segment
 from runtime.model.load import load_model
-from runtime.sampling import distribution
+from runtime.sampling import served
 from tests.numerics.counts import CLOSE, EXACT, NUM_TOP, Tally
 from tests.support.exactness import border_distance
 
@@ -82,7 +82,7 @@ def follow(
         budget = limits.budget(context)
         tree = proposer.propose(context, rule, budget).cut(budget).tree
         logits = {name: side.rows(tree) for name, side in sides.items()}
-        target_tokens = distribution.target_tokens(
+        target_tokens = served.target_tokens(
             logits[EXACT], (tree.depths + len(context)).tolist(), [rule] * (tree.num_nodes + 1)
         )
         walk = accept_coupled(tree, target_tokens)
@@ -97,7 +97,7 @@ def follow(
 
 def _on_path(logits: Tensor, path: tuple[int, ...], prefix_len: int, rule: Sampling) -> Rows:
     own = logits[[0, *path]]
-    target_tokens = distribution.target_tokens(own, range(prefix_len, prefix_len + len(own)), [rule] * len(own))
+    target_tokens = served.target_tokens(own, range(prefix_len, prefix_len + len(own)), [rule] * len(own))
     return Rows(target_tokens, own.double().cpu())
 
 
@@ -114,7 +114,7 @@ def compare(step: Step, left: Rows, right: Rows, rule: Sampling) -> Tally:
     if not rule.greedy:
         each = [rule] * len(nodes)
         tally.chance = float(
-            chance_of_difference(distribution.log_p(left.logits, each), distribution.log_p(right.logits, each)).sum()
+            chance_of_difference(served.log_p(left.logits, each), served.log_p(right.logits, each)).sum()
         )
     for i in apart:
         position, logits = step.prefix_len + i, exact[i : i + 1].numpy()

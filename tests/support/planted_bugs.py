@@ -20,22 +20,30 @@ from orchestrator.core.types import Distribution, DraftResponse
 from orchestrator.generation.text import StopFilter
 from runtime.engine import draft, target, verify
 from runtime.kv.cache import KVCache
-from runtime.sampling import accept, distribution, noise
+from runtime.sampling import accept, distribution, noise, served
 from runtime.sampling.logits_processors import TokenCounts
 
 Patch = pytest.MonkeyPatch
 
 
+def only_torch(patch: Patch) -> None:
+    """Take the compiled functions away: the bug is planted into torch's, which give the same bits."""
+    patch.setattr(served, "sampler", lambda: None)
+
+
 def noise_reused_for_recovery(patch: Patch) -> None:
+    only_torch(patch)
     sound = noise.draw
     patch.setattr(accept, "draw", lambda rows, key, at, stream, epoch: sound(rows, key, at, Stream.DRAFT, epoch))
 
 
 def recovery_from_p(patch: Patch) -> None:
-    patch.setattr(accept, "_residual", lambda rows, ids, probs: rows)
+    only_torch(patch)
+    patch.setattr(accept, "_residual", lambda p, q: p)
 
 
 def replace_rule(patch: Patch, name: str, bug: Callable[..., Tensor]) -> None:
+    only_torch(patch)
     sound = getattr(accept, name)
     patch.setattr(accept, "_RULES", tuple((mine, bug if rule is sound else rule) for mine, rule in accept._RULES))
 
@@ -66,12 +74,14 @@ def token_chances_in_block(patch: Patch) -> None:
 
 
 def block_noise_by_position_alone(patch: Patch) -> None:
+    only_torch(patch)
     uniform, draw = noise.uniform, noise.draw
     patch.setattr(accept, "uniform", lambda key, at, number, stream, epoch: uniform(key, at, number, stream, 0))
     patch.setattr(accept, "draw", lambda rows, key, at, stream, epoch: draw(rows, key, at, stream, epoch * 0))
 
 
 def bonus_from_the_wrong_node(patch: Patch) -> None:
+    only_torch(patch)
     sound = accept._paths
 
     def bug(inputs: Any, values: Any) -> Any:
@@ -95,6 +105,7 @@ def nothing_held_back(patch: Patch) -> None:
 
 
 def position_off_by_one(patch: Patch) -> None:
+    only_torch(patch)
     sound = noise.draw
     patch.setattr(distribution, "draw", lambda rows, key, at, stream, epoch: sound(rows, key, at + 1, stream, epoch))
 
@@ -141,11 +152,12 @@ def rows_not_moved(patch: Patch) -> None:
 
 
 def logprobs_after_temperature(patch: Patch) -> None:
-    sound = distribution.log_probs_of
-    patch.setattr(distribution, "log_probs_of", lambda logits, tokens: sound(logits / 0.8, tokens))
+    sound = served.log_probs_of
+    patch.setattr(served, "log_probs_of", lambda logits, tokens: sound(logits / 0.8, tokens))
 
 
 def noise_by_row(patch: Patch) -> None:
+    only_torch(patch)
     sound = noise.seed_words
     patch.setattr(distribution, "seed_words", lambda seeds, device: sound([s + i for i, s in enumerate(seeds)], device))
 

@@ -7,7 +7,6 @@ samples), and the p-value of a chi-square test.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,10 +19,9 @@ from orchestrator.core.noise import Stream
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution, FloatArray
-from orchestrator.sampling.accept import AcceptedPath, accept_coupled
-from runtime.sampling.accept import AcceptInput, accepted_paths
-from runtime.sampling.distribution import target_tokens
+from runtime.sampling.accept import AcceptInput
 from runtime.sampling.noise import gumbel, seed_words
+from runtime.sampling.served import decide
 
 CHUNK = 25_000
 START = 7  # tokens before the first one sampled
@@ -135,16 +133,6 @@ class Setting:
         return self._known[language, tokens]
 
 
-def decide(inputs: Sequence[AcceptInput], log_p: Tensor) -> list[AcceptedPath]:
-    """Return the served decision: by the target's tokens, or by `accepted_paths`."""
-    if inputs[0].sampling.rule is not Rule.COUPLED:
-        return accepted_paths(inputs, log_p)
-    size, depths = inputs[0].tree.num_nodes + 1, inputs[0].tree.depths  # trees of one shape
-    places = (np.array([[each.prefix_len] for each in inputs]) + depths).ravel().tolist()
-    found = target_tokens(log_p, places, [each.sampling for each in inputs for _ in range(size)])
-    return [accept_coupled(each.tree, found[size * i : size * (i + 1)]) for i, each in enumerate(inputs)]
-
-
 def step(setting: Setting, language: Language, samplings: list[Sampling], texts: list[list[int]]) -> int:
     """Let every text grow by one step; return how many drafts were accepted at depth 1."""
     last = torch.tensor([text[-1] if text else language.vocab_size for text in texts])
@@ -156,7 +144,8 @@ def step(setting: Setting, language: Language, samplings: list[Sampling], texts:
         AcceptInput(*setting.proposal(language, draft), prefix_len, sampling)
         for draft, prefix_len, sampling in zip(drafts, prefix_lens, samplings, strict=True)
     ]
-    found = decide(inputs, torch.from_numpy(np.log(language.p))[tokens.flatten()])
+    log_p = torch.from_numpy(np.log(language.p))[tokens]
+    found = decide(inputs, list(log_p), [False] * len(inputs))
     for text, draft, accepted in zip(texts, drafts, found, strict=True):
         text += [*(draft[node] for node in accepted.path), accepted.next_token]
     return sum(1 for accepted in found if accepted.path)

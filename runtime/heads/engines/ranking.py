@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from orchestrator.core.noise import Stream
 from orchestrator.core.sampling_params import Rule, Sampling
-from runtime.sampling.distribution import log_p
-from runtime.sampling.noise import gumbel, seed_words
+from runtime.sampling.served import log_p, target_noise
 
 # Where the target takes an argmax, of its logits or of log p + noise, a head's best guess is right far more often than
 # its probability says, and trees built by these probabilities are too wide (docs/methods/eagle.md, Confidence).
@@ -66,6 +63,5 @@ def _log_q(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 def _noise(keys: Sequence[tuple[int, int]], tokens: Tensor) -> Tensor:
     """Return the target's noise for the tokens of each row, (n, C); keys: n, the row's (seed, position)."""
-    seeds = seed_words([seed for seed, _ in keys], tokens.device)
-    positions = torch.tensor([[position] for _, position in keys], device=tokens.device)
-    return gumbel(seeds, positions, tokens, Stream.TARGET)
+    seeds, positions = zip(*keys, strict=True)
+    return target_noise(seeds, positions, tokens)

@@ -19,7 +19,7 @@ from orchestrator.deployment.engine_manifest import LlmManifest, Manifest
 from orchestrator.wire.drafter import DraftRequest
 from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall
-from runtime.sampling import distribution
+from runtime.sampling import served
 from runtime.trtllm.adapter import Adapter, EngineRequest, generated_tokens
 from runtime.trtllm.executor.sampling import changes_logits, logits_arguments, sampling_config
 
@@ -95,9 +95,9 @@ class StepAdapter(TargetAdapter):
     def _with_logprobs(self, answer: Acceptance, emitted: list[int], result: Any, options: StepOptions) -> Acceptance:
         logits = self._logits(result, len(emitted))
         if options.logprobs:
-            answer = replace(answer, logprobs=np.array(distribution.log_probs_of(logits, emitted)))
+            answer = replace(answer, logprobs=np.array(served.log_probs_of(logits, emitted)))
         if options.num_top:
-            top_ids, top_logprobs = distribution.top_log_probs(logits, options.num_top)
+            top_ids, top_logprobs = served.top_log_probs(logits, options.num_top)
             answer = replace(answer, top_ids=top_ids, top_logprobs=top_logprobs)
         return answer
 

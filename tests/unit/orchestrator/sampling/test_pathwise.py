@@ -10,9 +10,8 @@ from torch import Tensor
 
 from orchestrator.core.tree import TokenTree
 from orchestrator.sampling.accept import AcceptedPath, accept_coupled
-from runtime.engine import verify
 from runtime.engine.verify import VerifyInput
-from runtime.sampling import distribution, noise
+from runtime.sampling import distribution, noise, served
 from tests.support.pathwise import compare
 
 NUM_TOKENS, NUM_PLANTED = 1_000_000, 30_000
@@ -66,7 +65,7 @@ def walks_stop_short_of_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
             path = path[:-1]
         return AcceptedPath(path, target_tokens[path[-1] if path else 0])
 
-    monkeypatch.setattr(verify, "accept_coupled", bug)
+    monkeypatch.setattr(served, "accept_coupled", bug)
 
 
 def first_children_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +76,7 @@ def first_children_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         walk = accept_coupled(tree, target_tokens)
         return walk if len(only) != 1 or walk.path else AcceptedPath((only[0],), target_tokens[only[0]])
 
-    monkeypatch.setattr(verify, "accept_coupled", bug)
+    monkeypatch.setattr(served, "accept_coupled", bug)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +94,7 @@ def first_children_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_planted_bug_is_seen(
     monkeypatch: pytest.MonkeyPatch, bug: Callable[[pytest.MonkeyPatch], None], changes_text: bool
 ) -> None:
+    monkeypatch.setattr(served, "sampler", lambda: None)  # the bugs are planted into torch's functions
     bug(monkeypatch)
     found = compare(NUM_PLANTED)
     assert found.wrong_paths and bool(found.wrong_tokens) == changes_text, found

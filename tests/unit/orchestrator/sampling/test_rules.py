@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -208,29 +208,42 @@ def test_a_point_mass_is_followed_and_nothing_else(rule: Any) -> None:
 # Planted bugs: each must show
 
 
-def recover_from_p(left: FloatArray, drafted: Any, token: int) -> Any:
-    return left, drafted
+Trials = Iterator[tuple[float, FloatArray]]
 
 
-def keep_the_sibling(left: FloatArray, drafted: Any, token: int) -> Any:
-    gone = np.maximum(left - drafted, 0.0)
-    return gone / gone.sum(), drafted
+def recover_from_p(trials: Trials, p: FloatArray, tokens: Sequence[int]) -> Trials:
+    return ((probability, p) for probability, _ in trials)
+
+
+def keep_the_sibling(trials: Trials, p: FloatArray, tokens: Sequence[int]) -> Trials:
+    """The mass of a rejected sibling stays: its residual is the one before it."""
+    residuals = [p, *(residual for _, residual in trials)]
+    return zip([*p[tokens].tolist(), 0.0], residuals, strict=False)
+
+
+def accept_with_p(trials: Trials, p: FloatArray, tokens: Sequence[int]) -> Trials:
+    return zip([*p[tokens].tolist(), 0.0], (residual for _, residual in trials), strict=True)
+
+
+def accept_all(trials: Trials, p: FloatArray, tokens: Sequence[int]) -> Trials:
+    return ((1.0, residual) for _, residual in trials)
 
 
 @pytest.mark.parametrize(
     ("name", "bug", "drafter"),
     [
-        ("_rejected", recover_from_p, Drafter((1,), True)),
-        ("_rejected", recover_from_p, Drafter((2,), False)),
-        ("_rejected", keep_the_sibling, Drafter((3,), True)),
-        ("_chance", lambda left, drafted, token: float(left[token]), Drafter((1,), True)),
-        ("_chance", lambda left, drafted, token: 1.0, Drafter((1,), False)),
+        ("_sampled", recover_from_p, Drafter((1,), True)),
+        ("_deterministic", recover_from_p, Drafter((2,), False)),
+        ("_sampled", keep_the_sibling, Drafter((3,), True)),
+        ("_sampled", accept_with_p, Drafter((1,), True)),
+        ("_deterministic", accept_all, Drafter((1,), False)),
     ],
 )
 def test_a_planted_bug_in_rejection_leaves_the_law(
     monkeypatch: pytest.MonkeyPatch, name: str, bug: Any, drafter: Drafter
 ) -> None:
-    monkeypatch.setattr(accept, name, bug)
+    sound = getattr(accept, name)
+    monkeypatch.setattr(accept, name, lambda p, *rest: bug(sound(p, *rest), p, rest[-1]))
     p, q = table(3, 1), table(3, 2)
     found = emitted_law(rejection(drafter), drafter, p, q, 2)
     assert distance(found, target_law(p, 3, 2)) > 1e-3

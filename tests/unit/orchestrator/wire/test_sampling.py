@@ -29,3 +29,12 @@ def test_sampling_vector_of_another_length_is_refused() -> None:
     tensors = full_step() | {"sampling": np.ones(3, np.float32)}
     with pytest.raises(EngineError, match="temperature, top_k, top_p, min_p"):
         unpack_step(tensors, VOCAB_SIZE, MAX_NODES)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_sampling_that_is_no_finite_number_is_refused(place: int, value: float) -> None:
+    vector = full_step()["sampling"].copy()
+    vector[place] = value
+    with pytest.raises(EngineError, match=f"finite numbers, but {('temperature', 'top_k')[place]} is {value}"):
+        unpack_step(full_step() | {"sampling": vector}, VOCAB_SIZE, MAX_NODES)

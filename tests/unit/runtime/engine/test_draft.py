@@ -226,7 +226,7 @@ def test_tokens_before_the_start_must_be_known(bench: Bench) -> None:
 
 def test_drafts_that_break_harm_nobody_else(bench: Bench, plain: StockModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure *after* the forward pass: the others must be drafted from the start again, at once."""
-    from runtime.sampling import distribution as runtime_sampling
+    from runtime.sampling import served as runtime_sampling
 
     target_tokens = runtime_sampling.target_tokens
 

@@ -17,7 +17,7 @@ from orchestrator.sampling import reference
 from orchestrator.sampling.distribution import sample
 from orchestrator.sampling.sampled_drafts import draft_distribution
 from runtime.engine.verify import VerifyInput, verify
-from runtime.sampling import distribution
+from runtime.sampling import distribution, served
 from runtime.sampling.logits_processors import LogitsProcessors
 
 V = 24
@@ -73,7 +73,7 @@ def test_results_of_a_mixed_batch_equal_the_reference_s(seed: int, dtype: torch.
         context = each.context
         rows = reference.process_tree_logits(own.double().numpy(), each.tree, prompt, context.output, each.sampling)
         assert result.accepted == reference.decide(rows, each.tree, each.q, len(context), each.sampling)
-        if each.wants_target_tokens or each.is_coupled:
+        if each.wants_target_tokens:
             assert result.target_tokens == sample(rows, len(context) + each.tree.depths, each.sampling).tolist()
         else:
             assert result.target_tokens is None
@@ -97,6 +97,7 @@ def test_rows_without_processors_are_not_copied_to_float64(monkeypatch: pytest.M
         dtypes.append((len(logits), logits.dtype))
         return sampled(logits, *args)
 
+    monkeypatch.setattr(served, "sampler", lambda: None)
     monkeypatch.setattr(distribution, "target_tokens", record)
     context, penalised = Context([1, 2, 3]), Sampling(repetition_penalty=1.5)
     plain = VerifyInput(TokenTree.chain([4, 5]), (), 3, Sampling(), context, None, False)

@@ -1,0 +1,132 @@
+// The C interface, called from orchestrator/native/sampling.py. Arrays are the caller's; nothing is kept between calls.
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "rules.h"
+
+using namespace sampling;
+
+namespace {
+
+// Call work(worker, i) once for every i below count; each thread makes a worker of its own.
+template <typename Worker, typename Work>
+void share(size_t count, size_t vocab_size, int num_threads, Work work) {
+  std::atomic<size_t> next{0};
+  const auto run = [&] {
+    Worker worker(vocab_size);
+    for (size_t i; (i = next.fetch_add(1)) < count;) work(worker, i);
+  };
+  std::vector<std::thread> others;
+  const size_t wanted = std::min(count, size_t(std::max(num_threads, 1)));
+  for (size_t i = 1; i < wanted; ++i) others.emplace_back(run);
+  run();
+  for (std::thread& other : others) other.join();
+}
+
+Truncation truncation_of(const Request& request) {
+  return {request.top_p, request.min_p, request.typical_p, request.top_k};
+}
+
+const char* first_error(const Request* requests, size_t count, size_t vocab_size) {
+  if (vocab_size == 0) return "the vocabulary is empty";
+  for (size_t i = 0; i < count; ++i)
+    if (const char* wrong = check(requests[i], vocab_size)) return wrong;
+  return nullptr;
+}
+
+}  // namespace
+
+extern "C" {
+
+// Decide every request; returns what is wrong with one of them, or null.
+const char* sampling_verify(Request* requests, size_t count, size_t vocab_size, int num_threads) {
+  if (const char* wrong = first_error(requests, count, vocab_size)) return wrong;
+  share<Verifier>(count, vocab_size, num_threads, [&](Verifier& verifier, size_t i) { verifier.verify(requests[i]); });
+  return nullptr;
+}
+
+// Write log p of every request's first row, (count, V).
+const char* sampling_log_p(const Request* requests, size_t count, size_t vocab_size, int num_threads, double* target) {
+  if (const char* wrong = first_error(requests, count, vocab_size)) return wrong;
+  share<Distribution>(count, vocab_size, num_threads, [&](Distribution& found, size_t i) {
+    const Request& request = requests[i];
+    double* const row = target + i * vocab_size;
+    if (request.temperature > 0.0) {
+      const bool exists = found.compute(request.logits, request.type, request.temperature, truncation_of(request));
+      if (exists) return found.write_log_probs(row);
+      return std::fill(row, row + vocab_size, std::numeric_limits<double>::quiet_NaN());
+    }
+    std::fill(row, row + vocab_size, -kInfinity);
+    row[argmax(request.logits, request.type, vocab_size)] = 0.0;
+  });
+  return nullptr;
+}
+
+// By each request's raw logits: the log-probability of its token, and its num_top most probable tokens, the best first;
+// of equals the lowest id first. tokens, log_probs: (count). top_ids, top_log_probs: (count, num_top).
+const char* sampling_log_probs(const Request* requests, size_t count, size_t vocab_size, const int32_t* tokens,
+                               double* log_probs, size_t num_top, int32_t* top_ids, double* top_log_probs) {
+  if (const char* wrong = first_error(requests, count, vocab_size)) return wrong;
+  if (num_top > vocab_size) return "more top tokens than the vocabulary has";
+  Distribution found(vocab_size);
+  std::vector<double> row(vocab_size);
+  std::vector<int32_t> order;
+  for (size_t i = 0; i < count; ++i) {
+    if (tokens[i] < 0 || size_t(tokens[i]) >= vocab_size) return "a token is outside the vocabulary";
+    if (found.compute(requests[i].logits, requests[i].type, 1.0, {1.0, 0.0, 1.0, 0}))
+      found.write_log_probs(row.data());
+    else
+      std::fill(row.begin(), row.end(), std::numeric_limits<double>::quiet_NaN());
+    log_probs[i] = row[size_t(tokens[i])];
+    if (num_top == 0) continue;
+    order.resize(vocab_size);
+    for (size_t id = 0; id < vocab_size; ++id) order[id] = int32_t(id);
+    std::partial_sort(order.begin(), order.begin() + long(num_top), order.end(), [&](int32_t a, int32_t b) {
+      return row[size_t(a)] > row[size_t(b)] || (row[size_t(a)] == row[size_t(b)] && a < b);
+    });
+    for (size_t k = 0; k < num_top; ++k) {
+      top_ids[i * num_top + k] = order[k];
+      top_log_probs[i * num_top + k] = row[size_t(order[k])];
+    }
+  }
+  return nullptr;
+}
+
+// The place of argmax(log q + noise), q being the weights divided by their sum. ids: ascending.
+size_t sampling_draw(const int32_t* ids, const float* weights, size_t count, uint64_t seed, uint64_t position,
+                     uint64_t stream, uint64_t epoch) {
+  std::vector<double> probs(weights, weights + count), scratch(count);
+  const double mass = total(probs.data(), count, scratch.data());
+  for (double& prob : probs) prob /= mass;
+  const Key key{seed, position, stream, epoch};
+  return race(key, probs.data(), ids, count, 1.0, [&](size_t i) { return log(probs[i]); });
+}
+
+// Write g of every token of every row, (num_rows, width); seeds, positions: (num_rows). Stream TARGET, epoch 0.
+void sampling_noise(const uint64_t* seeds, const uint64_t* positions, const uint64_t* tokens, size_t num_rows,
+                    size_t width, double* target) {
+  for (size_t row = 0; row < num_rows; ++row) {
+    const Key key{seeds[row], positions[row], kTarget, 0};
+    const uint64_t* own = tokens + row * width;
+    for (size_t start = 0; start < width; start += kLanes) {
+      const size_t length = std::min(width - start, size_t(kLanes));
+      u64x8 asked = splat(uint64_t{0});
+      for (size_t lane = 0; lane < length; ++lane) asked[lane] = own[start + lane];
+      const f64x8 found = gumbel(bits_of(key, asked));
+      for (size_t lane = 0; lane < length; ++lane) target[row * width + start + lane] = found[lane];
+    }
+  }
+}
+
+void sampling_log(const double* x, size_t count, double* target) {
+  for (size_t i = 0; i < count; ++i) target[i] = sampling::log(x[i]);
+}
+
+void sampling_exp(const double* x, size_t count, double* target) {
+  for (size_t i = 0; i < count; ++i) target[i] = sampling::exp(x[i]);
+}
+
+}  // extern "C"

@@ -1,0 +1,275 @@
+"""Sampling in C++ for all rows of a pass: the bits of `orchestrator/sampling`, which is reference and fallback."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from ctypes import c_char_p, c_int, c_size_t, c_uint64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.core.errors import EngineError
+from orchestrator.core.noise import Stream
+from orchestrator.core.sampling_params import Rule, Sampling
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import Distribution, FloatArray, IdArray
+from orchestrator.native.build import NativeLibrary, Unbuilt
+
+log = logging.getLogger(__name__)
+
+LIBRARY = NativeLibrary(
+    "sampling",
+    Path(__file__).resolve().parent,
+    sources=("distribution.cpp", "rules.cpp", "sampling.cpp"),
+    headers=("elementary.h", "noise.h", "distribution.h", "rules.h"),
+)
+#: How numbers are stored → `sampling::Type` and the bytes of one.
+TYPES = {"float32": (0, 4), "bfloat16": (1, 2), "float64": (2, 8)}
+RULES = {Rule.COUPLED: 0, Rule.ENGINE: 0, Rule.REJECTION: 1, Rule.BLOCK: 2, Rule.TYPICAL: 3}
+SEED_MASK = 2**64 - 1
+MAX_TOP_K = 2**31 - 1
+#: `sampling::Request`.
+REQUEST = np.dtype([
+    *((name, np.uint64) for name in (
+        "logits", "parents", "tokens", "q_starts", "q_ids", "q_weights", "target_tokens", "path", "seed",
+    )),
+    ("prefix_len", np.int64),
+    *((name, np.float64) for name in ("temperature", "top_p", "min_p", "typical_p", "epsilon", "delta")),
+    *((name, np.int32) for name in ("top_k", "type", "rule", "num_nodes", "path_len", "next_token")),
+])  # fmt: skip
+
+
+class Rows(NamedTuple):
+    """Rows of logits in memory, (n, V) without gaps.
+
+    dtype: a key of TYPES. owner: kept as long as these rows are.
+    """
+
+    address: int
+    dtype: str
+    owner: object = None
+
+    @classmethod
+    def of(cls, logits: FloatArray) -> Rows:
+        """Return the rows of a C-contiguous float64 array."""
+        if logits.dtype != np.float64 or not logits.flags.c_contiguous:
+            raise EngineError(f"logits must be contiguous float64, not {logits.dtype}")
+        return cls(logits.ctypes.data, "float64", logits)
+
+    def row(self, index: int, vocab_size: int) -> int:
+        """Return the address of a row."""
+        return self.address + index * vocab_size * TYPES[self.dtype][1]
+
+
+class Verified(NamedTuple):
+    """What a step accepts: the nodes of the path, the next token and, if wanted, the target's token at every node."""
+
+    path: tuple[int, ...]
+    next_token: int
+    target_tokens: list[int] | None
+
+
+class Step(NamedTuple):
+    """One request's step. rows: (m + 1, V), of the root and the nodes. q: of nodes 1…m; empty: deterministic drafts."""
+
+    rows: Rows
+    tree: TokenTree
+    q: tuple[Distribution, ...]
+    prefix_len: int
+    sampling: Sampling
+    wants_target_tokens: bool
+
+
+class Sampler:
+    """The compiled functions. num_threads: threads that share the requests of a call."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._verify = library.sampling_verify
+        self._verify.argtypes = [c_void_p, c_size_t, c_size_t, c_int]
+        self._log_p = library.sampling_log_p
+        self._log_p.argtypes = [c_void_p, c_size_t, c_size_t, c_int, c_void_p]
+        self._log_probs = library.sampling_log_probs
+        self._log_probs.argtypes = [c_void_p, c_size_t, c_size_t, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p]
+        for function in (self._verify, self._log_p, self._log_probs):
+            function.restype = c_char_p
+        self._draw = library.sampling_draw
+        self._draw.argtypes = [c_void_p, c_void_p, c_size_t, *[c_uint64] * 4]
+        self._draw.restype = c_size_t
+        self._elementary = {name: getattr(library, f"sampling_{name}") for name in ("log", "exp")}
+        for function in self._elementary.values():
+            function.argtypes, function.restype = [c_void_p, c_size_t, c_void_p], None
+        self._noise = library.sampling_noise
+        self._noise.argtypes = [c_void_p, c_void_p, c_void_p, c_size_t, c_size_t, c_void_p]
+        self._noise.restype = None
+
+    def verify(self, steps: Sequence[Step], vocab_size: int, num_threads: int = 1) -> list[Verified]:
+        """Decide every step by its own rule; `Rule.ENGINE` counts as `coupled`.
+
+        Invariant: a result is that of `orchestrator.sampling.reference.decide`, and depends on its own step alone.
+        """
+        if not steps:
+            return []
+        requests = _requests([step.sampling for step in steps])
+        requests["rule"] = [RULES[step.sampling.rule] for step in steps]
+        requests["logits"] = [step.rows.address for step in steps]
+        requests["type"] = [TYPES[step.rows.dtype][0] for step in steps]
+        requests["prefix_len"] = [step.prefix_len for step in steps]
+        sizes = np.array([step.tree.num_nodes for step in steps])
+        first_nodes = np.cumsum(sizes) - sizes
+        requests["num_nodes"] = sizes
+        trees = [np.concatenate([getattr(step.tree, name) for step in steps]) for name in ("parents", "tokens")]
+        path, target_tokens = np.empty(sizes.sum(), np.int32), np.empty(sizes.sum() + len(steps), np.int32)
+        for name, array in zip(("parents", "tokens", "path"), (*trees, path), strict=True):
+            requests[name] = _addresses(array, first_nodes)
+        wants = np.array([step.wants_target_tokens for step in steps])
+        first_rows = first_nodes + np.arange(len(steps))
+        requests["target_tokens"] = _addresses(target_tokens, first_rows) * wants
+        q = _fill_q(requests, steps)  # alive until the call is over
+        _check(self._verify(requests.ctypes.data, len(steps), vocab_size, num_threads))
+        del q
+        return [
+            Verified(
+                tuple(path[node : node + length].tolist()),
+                token,
+                target_tokens[row : row + size + 1].tolist() if is_wanted else None,
+            )
+            for node, length, token, row, size, is_wanted in zip(
+                first_nodes.tolist(),
+                requests["path_len"].tolist(),
+                requests["next_token"].tolist(),
+                first_rows.tolist(),
+                sizes.tolist(),
+                wants.tolist(),
+                strict=True,
+            )
+        ]
+
+    def target_tokens(
+        self,
+        rows: Rows,
+        vocab_size: int,
+        positions: Sequence[int],
+        samplings: Sequence[Sampling],
+        num_threads: int = 1,
+    ) -> list[int]:
+        """Return the target's token of every row: argmax(log p + noise), ties to the lowest id.
+
+        positions: (n,), the position that each row decides. samplings: (n,).
+        """
+        requests = _requests(samplings)
+        _fill_rows(requests, rows, vocab_size)
+        requests["prefix_len"] = positions
+        _check(self._verify(requests.ctypes.data, len(requests), vocab_size, num_threads))
+        tokens: list[int] = requests["next_token"].tolist()
+        return tokens
+
+    def log_p(self, rows: Rows, vocab_size: int, samplings: Sequence[Sampling], num_threads: int = 1) -> FloatArray:
+        """Return log p of every row, (n, V) float64, −inf outside its support; samplings: (n,)."""
+        requests = _requests(samplings)
+        _fill_rows(requests, rows, vocab_size)
+        result = np.empty((len(requests), vocab_size))
+        _check(self._log_p(requests.ctypes.data, len(requests), vocab_size, num_threads, result.ctypes.data))
+        return result
+
+    def log_probs(
+        self, rows: Rows, vocab_size: int, tokens: Sequence[int], num_top: int = 0
+    ) -> tuple[FloatArray, IdArray, FloatArray]:
+        """Return by the raw logits: the log-probability of each row's token, (n,), and its top tokens.
+
+        The top ids are (n, num_top) int32, the best first and the lowest id first among equals, with float64
+        log-probabilities of the same shape.
+        """
+        requests = _requests([Sampling()] * len(tokens))
+        _fill_rows(requests, rows, vocab_size)
+        ids = np.array(tokens, np.int32)
+        log_probs = np.empty(len(ids))
+        top_ids, top_log_probs = np.empty((len(ids), num_top), np.int32), np.empty((len(ids), num_top))
+        outputs = log_probs.ctypes.data, num_top, top_ids.ctypes.data, top_log_probs.ctypes.data
+        _check(self._log_probs(requests.ctypes.data, len(ids), vocab_size, ids.ctypes.data, *outputs))
+        return log_probs, top_ids, top_log_probs
+
+    def draw(self, q: Distribution, seed: int, position: int, stream: Stream, epoch: int) -> int:
+        """Return the token of argmax(log q + noise); ties go to the lowest id."""
+        ids, weights = np.ascontiguousarray(q.ids, np.int32), np.ascontiguousarray(q.weights, np.float32)
+        place = self._draw(ids.ctypes.data, weights.ctypes.data, len(ids), seed, position, int(stream), epoch)
+        return int(ids[place])
+
+    def log(self, x: FloatArray) -> FloatArray:
+        """Return `orchestrator.core.elementary.log` of an array."""
+        return self._applied("log", x)
+
+    def exp(self, x: FloatArray) -> FloatArray:
+        """Return `orchestrator.core.elementary.exp` of an array."""
+        return self._applied("exp", x)
+
+    def _applied(self, name: str, x: FloatArray) -> FloatArray:
+        x = np.ascontiguousarray(x, np.float64)
+        result = np.empty_like(x)
+        self._elementary[name](x.ctypes.data, x.size, result.ctypes.data)
+        return result
+
+    def noise(self, seeds: Sequence[int], positions: Sequence[int], tokens: npt.NDArray[np.int64]) -> FloatArray:
+        """Return the target's noise g for the tokens of each row, (n, k); seeds, positions: (n,). tokens: (n, k)."""
+        result = np.empty(tokens.shape)
+        keys = np.array(seeds, np.uint64), np.array(positions, np.uint64), np.ascontiguousarray(tokens, np.uint64)
+        self._noise(*(key.ctypes.data for key in keys), *tokens.shape, result.ctypes.data)
+        return result
+
+
+@cache
+def sampler() -> Sampler | None:
+    """Return the compiled functions; None, with a warning, where they cannot be built."""
+    try:
+        return Sampler(LIBRARY.load())
+    except Unbuilt as error:
+        log.warning("sampling is not compiled, and slower for it: %s", error)
+        return None
+
+
+def _requests(samplings: Sequence[Sampling]) -> npt.NDArray[np.void]:
+    """Return an array of REQUEST with what belongs to the samplings; all else is 0."""
+    requests = np.zeros(len(samplings), REQUEST)
+    for name in ("temperature", "top_p", "min_p", "typical_p", "epsilon", "delta"):
+        requests[name] = [getattr(sampling, name) for sampling in samplings]
+    requests["top_k"] = [min(sampling.top_k, MAX_TOP_K) for sampling in samplings]
+    # Without a type, a list of large seeds would pass through float64.
+    requests["seed"] = np.array([sampling.seed & SEED_MASK for sampling in samplings], np.uint64)
+    return requests
+
+
+def _fill_rows(requests: npt.NDArray[np.void], rows: Rows, vocab_size: int) -> None:
+    """Give each request, a bare root, one row."""
+    requests["logits"] = [rows.row(index, vocab_size) for index in range(len(requests))]
+    requests["type"] = TYPES[rows.dtype][0]
+
+
+def _fill_q(requests: npt.NDArray[np.void], steps: Sequence[Step]) -> Sequence[npt.NDArray[np.generic]]:
+    """Write where the q of each step begin; return the arrays that hold them."""
+    counts = np.array([len(step.q) for step in steps])
+    if any(step.q and len(step.q) != step.tree.num_nodes for step in steps):
+        raise EngineError("a step needs one q for each node, or none")
+    q = [each for step in steps for each in step.q]
+    if not q:
+        return ()
+    starts = np.cumsum([0, *(len(each.ids) for each in q)])
+    ids = np.concatenate([each.ids for each in q], dtype=np.int32)
+    weights = np.concatenate([each.weights for each in q], dtype=np.float32)
+    requests["q_starts"] = _addresses(starts, np.cumsum(counts) - counts) * (counts > 0)
+    requests["q_ids"], requests["q_weights"] = ids.ctypes.data, weights.ctypes.data
+    return starts, ids, weights
+
+
+def _addresses(array: npt.NDArray[np.generic], indices: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """Return the addresses of these elements."""
+    addresses: npt.NDArray[np.uint64] = np.uint64(array.ctypes.data) + (array.itemsize * indices).astype(np.uint64)
+    return addresses
+
+
+def _check(wrong: bytes | None) -> None:
+    if wrong:
+        raise EngineError(f"sampling refused its arguments: {wrong.decode()}")
