@@ -61,8 +61,7 @@ def build(plan: Plan, out: Path) -> None:
             else:
                 print(f"{label}: done before, skipped", flush=True)
         for engine in plan.engines:
-            source = out / f"sources/{engine.role}" if is_hub_id(engine.source) else Path(engine.source)
-            copy_small_files(source, out / engine.engine_folder / CHECKPOINT)
+            copy_small_files(_source(engine, out), out / engine.engine_folder / CHECKPOINT)
             write_manifest(out / engine.engine_folder, _manifest(engine, plan))
     print(f"engines ready: {', '.join(str(out / engine.engine_folder) for engine in plan.engines)}", flush=True)
 
@@ -115,7 +114,34 @@ def _run_stage(stage: Stage, plan: Plan, out: Path, label: str) -> None:
         raise StageFailed(f"{stage.name} failed with exit status {status}; the end of {log}:\n{tail}")
     if missing := _missing(stage, plan, out):
         raise StageFailed(f"{stage.name} ended without an error, but {out / stage.output} lacks {', '.join(missing)}")
+    _check_rope(stage, plan, out)
     print(f"{label}: done in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def _check_rope(stage: Stage, plan: Plan, out: Path) -> None:
+    """Raise StageFailed when a conversion has lost numbers of the source's rope_scaling.
+
+    The converters of Medusa and EAGLE keep the type alone (tensorrt_llm/models/medusa/config.py, eagle/config.py), and
+    an engine with other positions than the model's is wrong without an error.
+    """
+    engine = next((engine for engine in plan.engines if engine.checkpoint_folder == stage.output), None)
+    if engine is None:
+        return
+    config = json.loads((_source(engine, out) / "config.json").read_text(encoding="utf-8"))
+    converted = json.loads((out / stage.output / "config.json").read_text(encoding="utf-8"))
+    wanted = {k: v for k, v in (config.get("rope_scaling") or {}).items() if isinstance(v, int | float)}
+    found = converted.get("rotary_scaling") or {}
+    if lost := {key: value for key, value in wanted.items() if found.get(key) != value}:
+        raise StageFailed(
+            f"{stage.name} has lost rope_scaling of {_source(engine, out)}: "
+            f"{', '.join(f'{key} {value} became {found.get(key)}' for key, value in lost.items())} "
+            f"({out / stage.output}/config.json)"
+        )
+
+
+def _source(engine: Engine, out: Path) -> Path:
+    """Return the folder of the checkpoint that an engine is made from."""
+    return out / f"sources/{engine.role}" if is_hub_id(engine.source) else Path(engine.source)
 
 
 def _run(argv: tuple[str, ...], out: Path, log: Path, label: str) -> int:

@@ -17,6 +17,10 @@ _FETCH = (
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 Flags = dict[str, object]
+#: Suffix of the stage and folder of a base that is converted before its heads.
+BASE = "-base"
+#: Method → folder of the conversion script in TensorRT-LLM's examples.
+HEAD_FOLDERS = {"medusa": "medusa", "eagle": "eagle", "eagle2": "eagle"}
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,11 @@ def stages_of(engine: Engine, spec: EngineSpec) -> list[Stage]:
         for role, source in sources.items()
         if is_hub_id(source)
     ]
-    return [*fetches, _convert_stage(engine, spec, folders), _build_stage(engine, spec)]
+    if engine.heads.parameters and spec.method == "redrafter":
+        conversion = [_convert_stage(engine, spec, folders, BASE), _redrafter_stage(engine, spec, folders["heads"])]
+    else:
+        conversion = [_convert_stage(engine, spec, folders)]
+    return [*fetches, *conversion, _build_stage(engine, spec)]
 
 
 def is_hub_id(source: str) -> bool:
@@ -46,24 +54,50 @@ def is_hub_id(source: str) -> bool:
     return bool(_HUB_ID.fullmatch(source))
 
 
-def _convert_stage(engine: Engine, spec: EngineSpec, folders: dict[str, str]) -> Stage:
-    """Convert a 16-bit checkpoint by its model's script, and any other by quantize.py, which knows all models."""
+def _convert_stage(engine: Engine, spec: EngineSpec, folders: dict[str, str], part: str = "") -> Stage:
+    """Convert a 16-bit checkpoint by its model's script, and any other by quantize.py, which knows all models.
+
+    part: BASE to convert the model without its heads.
+    """
+    has_heads = bool(engine.heads.parameters) and part != BASE
+    if part == BASE:
+        folders = {engine.role: folders[engine.role]}
     is_quantised = engine.quantisation != "none" or engine.kv_cache_dtype != "auto"
-    if is_quantised or not (engine.heads.parameters or engine.shape.architecture == LLAMA):
+    if is_quantised or not (has_heads or engine.shape.architecture == LLAMA):
         script, flags = "quantization/quantize.py", _quantize_flags(engine, spec, folders)
     else:
-        folder = spec.method if engine.heads.parameters else find_release(spec.trtllm_version).llama_folder
-        script, flags = f"{folder}/convert_checkpoint.py", _convert_flags(engine, spec, folders)
-    flags = {"--model_dir": folders[engine.role], "--output_dir": engine.checkpoint_folder, **flags}
+        script = HEAD_FOLDERS[spec.method] if has_heads else find_release(spec.trtllm_version).llama_folder
+        script, flags = f"{script}/convert_checkpoint.py", _convert_flags(engine, spec, folders)
+    output = f"{engine.checkpoint_folder}{part}"
+    flags = {"--model_dir": folders[engine.role], "--output_dir": output, **flags}
     argv = ("python3", f"{spec.examples_dir}/{script}", *_words(flags))
-    return Stage(f"convert-{engine.role}", argv, engine.checkpoint_folder, tuple(folders.values()))
+    return Stage(f"convert-{engine.role}{part}", argv, output, tuple(folders.values()))
+
+
+def _redrafter_stage(engine: Engine, spec: EngineSpec, heads: str) -> Stage:
+    """Add the drafter to a base that is converted already; the script reads its config.json and rank files."""
+    base = f"{engine.checkpoint_folder}{BASE}"
+    flags: Flags = {
+        "--base_model_checkpoint_dir": base,
+        "--drafter_model_dir": heads,
+        "--output_dir": engine.checkpoint_folder,
+        "--dtype": engine.dtype,
+        "--tp_size": engine.tensor_parallel,
+        "--redrafter_num_beams": spec.redrafter_beams,
+        "--redrafter_draft_len_per_beam": spec.redrafter_beam_len,
+        "--workers": engine.num_ranks,
+    }
+    argv = ("python3", f"{spec.examples_dir}/redrafter/convert_checkpoint.py", *_words(flags))
+    return Stage(f"convert-{engine.role}", argv, engine.checkpoint_folder, (base, heads))
 
 
 def _convert_flags(engine: Engine, spec: EngineSpec, folders: dict[str, str]) -> Flags:
-    flags: Flags = {"--dtype": engine.dtype, "--tp_size": engine.tensor_parallel}
-    if spec.method != "redrafter":  # its script has no flag for pipelines
-        flags["--pp_size"] = engine.pipeline_parallel
-    if engine.heads.parameters:
+    flags: Flags = {
+        "--dtype": engine.dtype,
+        "--tp_size": engine.tensor_parallel,
+        "--pp_size": engine.pipeline_parallel,
+    }
+    if "heads" in folders:
         flags |= _head_flags(engine, spec, folders["heads"])
     return flags | {"--workers": engine.num_ranks}
 
@@ -81,7 +115,7 @@ def _quantize_flags(engine: Engine, spec: EngineSpec, folders: dict[str, str]) -
         flags["--kv_cache_dtype"] = engine.kv_cache_dtype
     if engine.quantisation == "int4_awq":
         flags["--awq_block_size"] = 128
-    if engine.heads.heads:
+    if "heads" in folders:
         flags |= _head_flags(engine, spec, folders["heads"])
         flags["--max_draft_len"] = flags.pop("--max_medusa_token_len")  # quantize.py has another name for it
     return flags
@@ -96,17 +130,11 @@ def _head_flags(engine: Engine, spec: EngineSpec, heads: str) -> Flags:
             "--num_medusa_layers": engine.heads.blocks,
             "--max_medusa_token_len": engine.limits.max_draft_len,
         }
-    if spec.method == "eagle":
-        return {
-            "--eagle_model_dir": heads,
-            "--max_draft_len": engine.limits.max_draft_len,
-            "--num_eagle_layers": spec.eagle_layers,
-            "--max_non_leaves_per_layer": spec.eagle_non_leaves,
-        }
     return {
-        "--drafter_model_dir": heads,
-        "--redrafter_num_beams": spec.redrafter_beams,
-        "--redrafter_draft_len_per_beam": spec.redrafter_beam_len,
+        "--eagle_model_dir": heads,
+        "--max_draft_len": engine.limits.max_draft_len,
+        "--num_eagle_layers": spec.eagle_layers,
+        "--max_non_leaves_per_layer": spec.eagle_non_leaves,
     }
 
 

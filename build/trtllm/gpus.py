@@ -10,6 +10,8 @@ GIB = 1 << 30
 #: The least compute capability for a number format (fp8: Ada, Hopper; nvfp4: Blackwell), and for any engine.
 LEAST_CAPABILITY = {"fp8": (8, 9), "nvfp4": (10, 0)}
 LEAST_OF_ANY = (8, 0)
+#: The builder raises for these formats on compute capability 10.0 to 11.9 (tensorrt_llm/builder.py).
+NOT_ON_BLACKWELL, BLACKWELL = ("int4_awq", "int8_sq"), ((10, 0), (12, 0))
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,9 @@ class Gpu:
     capability: tuple[int, int]
 
     def has_format(self, number_format: str) -> bool:
-        """Return whether the GPU computes in a format; 16-bit and integer formats run wherever engines do."""
+        """Return whether the GPU computes in a format; 16-bit formats run wherever engines do."""
+        if number_format in NOT_ON_BLACKWELL and BLACKWELL[0] <= self.capability < BLACKWELL[1]:
+            return False
         return self.capability >= LEAST_CAPABILITY.get(number_format, LEAST_OF_ANY)
 
 

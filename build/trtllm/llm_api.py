@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from build.trtllm.engines import LEAST_NUM_TOKENS
 from build.trtllm.modes import MODES, MOST_NODES
 from build.trtllm.record import copy_small_files
 from build.trtllm.spec import CHECKPOINTS, EngineSpec
@@ -110,7 +111,7 @@ _NOT_RUN = {
     "predicted": _NO_TYPE,
     "none": "LLM() without a speculative_config does it",
 }
-#: Releases by their names; the split between the generations of `speculative_model` is inferred.
+#: Releases by their names.
 _OLD, _NEW = ("1.0.0", "1.1.0"), ("1.2.0", "1.2.1")
 
 
@@ -124,7 +125,7 @@ def speculation(spec: LlmApiSpec) -> LlmSpeculation:
     return LlmSpeculation(
         kind.class_name,
         kind.old_type if is_old else kind.new_type,
-        _fields(spec, length, "speculative_model_dir" if is_old else "speculative_model"),
+        _fields(spec, length),
         {} if kind.overlaps else {"disable_overlap_scheduler": True},
     )
 
@@ -146,12 +147,13 @@ def _kind(spec: LlmApiSpec) -> _Kind:
     return kind
 
 
-def _fields(spec: LlmApiSpec, length: int, model_key: str) -> dict[str, Value]:
+def _fields(spec: LlmApiSpec, length: int) -> dict[str, Value]:
     """Return the arguments of the class."""
     if spec.method == "mtp":  # the heads are in the target's checkpoint; each layer drafts one token
         return {"num_nextn_predict_layers": length}
     if spec.method != "prompt_lookup":
-        return {"max_draft_len": length, model_key: spec.drafter}
+        # All releases know this name; `speculative_model` came later.
+        return {"max_draft_len": length, "speculative_model_dir": spec.drafter}
     return {
         "max_draft_len": length,
         "max_matching_ngram_size": spec.max_ngram,
@@ -197,6 +199,9 @@ def manifest_of(spec: LlmApiSpec) -> LlmManifest:
             "tensor_parallel_size": spec.tensor_parallel or spec.num_gpus,
             "max_batch_size": spec.max_batch_size,
             "max_seq_len": max_seq_len + draft_len,  # inferred: room for the drafts, as the builder makes it
+            # A prompt longer than max_num_tokens is refused unless it may be computed in parts.
+            "max_num_tokens": max(LEAST_NUM_TOKENS, spec.max_batch_size * (draft_len + 1)),
+            "enable_chunked_prefill": True,
             **(found.llm if found else {}),
         },
         trtllm_version=spec.trtllm_version,

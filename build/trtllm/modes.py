@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from orchestrator.core.errors import ConfigError, unknown_name
 from orchestrator.core.methods import METHODS
 from orchestrator.deployment.engine_manifest import EXTERNAL
+from orchestrator.deployment.engine_trees import LOOKAHEAD_REQUESTS
 from orchestrator.proposers.registry import load
 
 #: The most draft nodes that the server sends; inferred as the limit where TensorRT-LLM states none.
@@ -35,21 +36,23 @@ def _proposed_len(method: str) -> int:
     return length
 
 
+_EAGLE = Mode(63, 256, 512, llama_only=True, quantisations=SIXTEEN_BIT, dtype="float16")
 MODES = {
     "none": Mode(),
     **{name: Mode(_proposed_len(name)) for name in ("draft_model", "prompt_lookup", "ngram", "suffix", "predicted")},
     # int4_awq is inferred: the documentation says fp16, fp8 and weights only.
     "medusa": Mode(63, llama_only=True, quantisations=("none", "fp16", "fp8", "int4_awq"), dtype="float16"),
-    # Inferred: the conversion scripts of EAGLE and ReDrafter have no flag for another format.
-    "eagle": Mode(63, 256, 512, llama_only=True, quantisations=SIXTEEN_BIT, dtype="float16"),
-    "redrafter": Mode(quantisations=SIXTEEN_BIT, dtype="float16"),
-    "lookahead": Mode(),
+    # Inferred: EAGLE's conversion has no flag for another format.
+    "eagle": _EAGLE,
+    "eagle2": _EAGLE,
+    # Its conversion adds the heads to a base that is converted or quantised before.
+    "redrafter": Mode(dtype="float16"),
+    "lookahead": Mode(most_sequences=LOOKAHEAD_REQUESTS),
 }
 
 #: Methods of the server that no compiled engine can run.
 REFUSED = {
     "jacobi": "it drafts from the target tokens, which an engine does not return",
-    "eagle2": "its dynamic tree cannot be set through Triton, only EAGLE-1's static one (method eagle)",
     "eagle3": "only TensorRT-LLM's PyTorch backend runs it",
 }
 

@@ -18,14 +18,11 @@ from build.trtllm.shapes import (
     read_shape,
     redrafter_heads,
 )
-from build.trtllm.spec import EngineSpec
+from build.trtllm.spec import EAGLE, EngineSpec
 from build.trtllm.versions import find_release
 from orchestrator.core.methods import METHODS
 from orchestrator.deployment.engine_manifest import EXTERNAL
 from orchestrator.deployment.engine_trees import check_tree, read_tree
-
-#: A constant of the executor's DecodingConfig: most requests in its lookahead mode.
-LOOKAHEAD_REQUESTS = 8
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,7 @@ def _read_heads(spec: EngineSpec, target: ModelShape) -> HeadShape:
         heads = medusa_heads(spec.drafter, target, spec.medusa_heads)
         check_tree(spec.method, read_tree(spec.choices), spec.max_draft_len, {"medusa_heads": heads.heads})
         return heads
-    if spec.method == "eagle":
+    if spec.method in EAGLE:
         return eagle_heads(spec.drafter, target, spec.eagle_layers)
     if spec.method == "redrafter":
         return redrafter_heads(spec.drafter, target)
@@ -102,10 +99,12 @@ def _server(engine: Engine, spec: EngineSpec, tokens: int, fraction: float) -> d
         "max_tokens_in_paged_kv_cache": str(tokens),
         "kv_cache_free_gpu_mem_fraction": f"{fraction:.3f}",
         "enable_kv_cache_reuse": "true",
+        # Off by default, and then a prompt longer than max_num_tokens fails; every step sends the whole text as one.
+        "enable_chunked_context": "true",
         "gpu_device_ids": ",".join(map(str, range(engine.num_ranks))),
     }
     if engine.role == "target" and METHODS[spec.method].build_mode:  # the executor calls the modes as we the methods
-        parameters["decoding_mode"] = spec.method
+        parameters["decoding_mode"] = "eagle" if spec.method in EAGLE else spec.method
     if spec.method == "lookahead":
         parameters |= {
             "lookahead_window_size": str(spec.lookahead_window),
@@ -134,8 +133,6 @@ def _notes(spec: EngineSpec, engines: tuple[Engine, ...], largest_batch: int) ->
             "drafts them; a chain, no tree."
         )
     found += [_sharing(target, engine) for engine in draft]
-    if spec.method == "lookahead" and spec.max_batch_size > LOOKAHEAD_REQUESTS:
-        found.append(f"The executor has {LOOKAHEAD_REQUESTS} as a constant for most requests in its lookahead mode.")
     if spec.method == "lookahead":
         found.append(
             f"Lookahead needs the kernels called XQA for heads of {target.shape.head_dim}; which sizes have them is "

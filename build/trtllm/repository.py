@@ -27,8 +27,10 @@ def write_repository(plan: Plan, engines: Path, out: Path) -> list[Path]:
     """Write a model folder for each engine of the plan; return the config.pbtxt files.
 
     engines: the output folder of the plan's build, as the server sees it.
-    Raises ConfigError: a release whose tensors are not known.
+    Raises ConfigError: a release whose tensors are not known, a method that the backend has no parameter for.
     """
+    if plan.spec.method == "eagle2" or plan.spec.eagle_posterior:
+        raise ConfigError("NVIDIA's backend has no parameter for EAGLE's dynamic tree or sampling (key method)")
     texts = {BACKEND_MODELS[engine.role]: _config_text(plan, engine, engines) for engine in plan.engines}
     for name, text in texts.items():
         (out / name / "1").mkdir(parents=True, exist_ok=True)  # Triton wants a version; the engine lies elsewhere
@@ -65,7 +67,8 @@ def _config_text(plan: Plan, engine: Engine, engines: Path) -> str:
 def _parameters(plan: Plan, engine: Engine, engines: Path) -> dict[str, str]:
     """Return the parameters that differ from the backend's defaults, and those whose value our adapter relies on.
 
-    Inferred: a parameter that is left out counts as not specified, as an unfilled `${...}` of the template does.
+    A parameter that is left out is not specified, except the three of guided decoding, without which the backend makes
+    no instance (inflight_batcher_llm/src/model_instance_state.cc, getGuidedDecodingConfigFromParams).
     """
     parameters = {
         "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
@@ -75,6 +78,7 @@ def _parameters(plan: Plan, engine: Engine, engines: Path) -> dict[str, str]:
         "max_beam_width": str(engine.limits.max_beam_width),
         "batch_scheduler_policy": "guaranteed_no_evict",
         "exclude_input_in_output": "false",
+        **dict.fromkeys(("tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend"), ""),
         **plan.servers[engine.role],
     }
     paths = read_tree(plan.spec.choices)

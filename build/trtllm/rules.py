@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from build.trtllm.engines import Engine
-from build.trtllm.gpus import LEAST_CAPABILITY, LEAST_OF_ANY, Gpu
-from build.trtllm.modes import MODES, SIXTEEN_BIT
+from build.trtllm.gpus import LEAST_CAPABILITY, LEAST_OF_ANY, NOT_ON_BLACKWELL, Gpu
+from build.trtllm.modes import MODES
 from build.trtllm.shapes import LLAMA, ModelShape
-from build.trtllm.spec import EngineSpec
+from build.trtllm.spec import EAGLE, EngineSpec
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.methods import METHODS
 from orchestrator.deployment.engine_trees import check_tree, read_tree
+
+#: Formats of the weights with which an fp8 KV cache keeps paged context attention.
+FP8_KV = ("fp8", "nvfp4")
+BLOCK_SIZES = (8, 16, 32, 64, 128)
 
 
 def check_spec(spec: EngineSpec) -> None:
@@ -23,8 +27,6 @@ def check_spec(spec: EngineSpec) -> None:
     allowed = MODES[spec.method].quantisations
     if allowed and spec.quantisation not in allowed:
         _refuse("quantisation", f"one of {', '.join(allowed)} for method {spec.method}", spec.quantisation)
-    if allowed == SIXTEEN_BIT and spec.kv_cache_dtype != "auto":  # those scripts have no flag for the cache, either
-        _refuse("kv_cache_dtype", f"auto for method {spec.method}", spec.kv_cache_dtype)
     if spec.gather_context_logits and spec.method != "none":
         _refuse("gather_context_logits", "false for an engine that takes drafts", True)
 
@@ -60,11 +62,16 @@ def check_engine_fits(engine: Engine, gpu: Gpu) -> None:
         _refuse("pipeline_parallel", f"a number that divides {shape.layers} layers", engine.pipeline_parallel)
     if gpu.capability < LEAST_OF_ANY:
         raise ConfigError(f"{gpu.name} has compute capability {_dotted(gpu.capability)}; engines need 8.0 (key gpu)")
+    # The builder only warns otherwise and turns paged context attention off, and with it block reuse (builder.py).
+    if engine.kv_cache_dtype == "fp8" and engine.quantisation not in FP8_KV:
+        what = f"auto for the {engine.role}, whose weights are {engine.quantisation}; fp8 needs {' or '.join(FP8_KV)}"
+        _refuse("kv_cache_dtype", what, engine.kv_cache_dtype)
     lacking = next((name for name in (engine.quantisation, engine.kv_cache_dtype) if not gpu.has_format(name)), "")
     if lacking:
+        needed = "below 10.0 or above 11.9" if lacking in NOT_ON_BLACKWELL else _dotted(LEAST_CAPABILITY[lacking])
         raise ConfigError(
-            f"{lacking} needs compute capability {_dotted(LEAST_CAPABILITY[lacking])}, {gpu.name} has "
-            f"{_dotted(gpu.capability)} (keys gpu, quantisation, kv_cache_dtype)"
+            f"{lacking} needs compute capability {needed}, {gpu.name} has {_dotted(gpu.capability)} "
+            "(keys gpu, quantisation, kv_cache_dtype)"
         )
 
 
@@ -96,11 +103,16 @@ def _check_parallel(spec: EngineSpec) -> None:
         )
     if spec.drafter_tensor_parallel > spec.num_gpus:
         _refuse("drafter_tensor_parallel", f"in 1..{spec.num_gpus} (num_gpus)", spec.drafter_tensor_parallel)
-    if spec.method == "redrafter" and spec.pipeline_parallel > 1:  # its conversion has no --pp_size
-        _refuse("pipeline_parallel", "1 for method redrafter", spec.pipeline_parallel)
+    # ReDrafter's conversion has no --pp_size, EAGLE's asserts that it is 1.
+    if spec.method in ("redrafter", *EAGLE) and spec.pipeline_parallel > 1:
+        _refuse("pipeline_parallel", f"1 for method {spec.method}", spec.pipeline_parallel)
 
 
 def _check_sizes(spec: EngineSpec) -> None:
+    if spec.tokens_per_block not in BLOCK_SIZES:
+        _refuse("tokens_per_block", f"one of {', '.join(map(str, BLOCK_SIZES))}", spec.tokens_per_block)
+    if spec.eagle_posterior and spec.method not in EAGLE:
+        _refuse("eagle_posterior", f"0 for method {spec.method}", spec.eagle_posterior)
     most = MODES[spec.method].most_sequences
     if spec.max_batch_size > most:
         _refuse("max_batch_size", f"in 1..{most} for method {spec.method}", spec.max_batch_size)

@@ -18,6 +18,7 @@ from orchestrator.deployment.engine_trees import lookahead_nodes, read_tree
 Quantisation = Literal["none", "bf16", "fp16", "fp8", "int4_awq", "nvfp4", "int8_sq"]
 #: The keys that name a checkpoint.
 CHECKPOINTS = ("target", "drafter")
+EAGLE = ("eagle", "eagle2")
 
 
 class EngineSpec(Declaration):
@@ -44,8 +45,8 @@ class EngineSpec(Declaration):
     quantisation: Quantisation = "none"
     #: number format of the draft model's weights; same = as the target's
     drafter_quantisation: Literal["same", Quantisation] = "same"
-    #: number format of the KV caches; auto = 16 bit
-    kv_cache_dtype: Literal["auto", "fp8", "int8"] = "auto"
+    #: number format of the KV caches; auto = 16 bit; int8 turns paged context attention off, which all else here needs
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     #: sequences in one pass
     max_batch_size: int = Field(8, ge=1, le=65536)
     #: tokens of a prompt and its text; the builder adds the draft tokens
@@ -67,13 +68,18 @@ class EngineSpec(Declaration):
     #: EAGLE-1: drafter passes a step, and nodes of one layer that have children
     eagle_layers: int = Field(4, ge=1, le=16)
     eagle_non_leaves: int = Field(10, ge=1, le=256)
+    #: eagle2: children that each expanded node gets; its tree has draft_len nodes
+    eagle_top_k: int = Field(10, ge=1, le=256)
+    #: eagle, eagle2: epsilon of typical acceptance, for requests above temperature 0 only; 0 = greedy requests only
+    eagle_posterior: float = Field(0.0, ge=0.0, lt=1.0)
     redrafter_beams: int = Field(5, ge=1, le=32)
     redrafter_beam_len: int = Field(5, ge=1, le=32)
     #: share of the memory left beside weights, activations and reserve that the KV caches get
     kv_fraction: float = Field(0.9, ge=0.05, le=0.98)
     #: the draft model's share of that; 0 = both caches hold equally many tokens
     draft_kv_share: float = Field(0.0, ge=0.0, le=0.9)
-    tokens_per_block: int = Field(32, ge=8, le=256)
+    #: the sizes for which the kernels called XQA exist: 8, 16, 32, 64, 128
+    tokens_per_block: int = Field(32, ge=8, le=128)
     #: return logits of the prompt; never with drafts
     gather_context_logits: bool = False
     #: calibration of quantised weights: data set (folder or hub id) and samples
@@ -96,7 +102,7 @@ class EngineSpec(Declaration):
     @property
     def length_growth(self) -> int:
         """The tokens by which the builder lengthens max_seq_len: the drafts, and EAGLE's layers."""
-        return self.max_draft_len + (self.eagle_layers if self.method == "eagle" else 0)
+        return self.max_draft_len + (self.eagle_layers if self.method in EAGLE else 0)
 
 
 def load_spec(path: Path | None, flags: Mapping[str, str]) -> EngineSpec:

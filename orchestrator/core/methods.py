@@ -30,7 +30,7 @@ class Method:
     target_tokens: it learns from the target's tokens at all nodes of its own tree.
     hidden_states: the hidden states of the target that its drafter reads.
     reads_every_state: its drafter reads the states of all tokens, and reports how many it has; others read the newest.
-    build_mode: the name that compiled engines which draft by themselves give the method.
+    build_mode: how compiled engines are built that draft with the method by themselves.
     engine_config: the class of its parameters if the target's engine drafts by itself; empty = no engine can.
     """
 
@@ -91,7 +91,7 @@ _ALL = (
     Method("draft_model", "drafters:DraftModel", "drafters:DraftModelConfig", drafter="draft", engine_config=_AS_BUILT),
     replace(_HEAD, name="medusa", drafter="medusa", build_mode="medusa", engine_config=_AS_BUILT),
     replace(_EAGLE, name="eagle", build_mode="eagle", engine_config="engine_side:EngineSideEagleConfig"),
-    replace(_EAGLE, name="eagle2", config="drafters:DynamicConfig"),
+    replace(_EAGLE, name="eagle2", config="drafters:DynamicConfig", build_mode="eagle", engine_config=_AS_BUILT),
     replace(
         _EAGLE,
         name="eagle3",
@@ -116,8 +116,6 @@ METHODS: Mapping[str, Method] = {method.name: method for method in _ALL}
 PROPOSED: tuple[str, ...] = tuple(method.name for method in _ALL if method.proposer)
 #: The Triton models beside the target, each a key of serving.toml.
 DRAFTERS: tuple[str, ...] = tuple(dict.fromkeys(method.drafter for method in _ALL if method.drafter))
-#: Build mode of a compiled engine that drafts by itself → its method.
-BUILD_MODES: Mapping[str, str] = {method.build_mode: method.name for method in _ALL if method.build_mode}
 
 
 def names_in(speculation: str) -> list[str]:

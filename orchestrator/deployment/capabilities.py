@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from orchestrator.core.methods import BUILD_MODES, METHODS, PROPOSED, Method, names_in
+from orchestrator.core.methods import METHODS, PROPOSED, Method, names_in
 from orchestrator.core.sampling_params import OUR_RULES, Rule, Sampling
 from orchestrator.core.tree import MAX_NODES
 from orchestrator.core.types import StepOptions
@@ -20,6 +20,7 @@ from orchestrator.deployment.engine_manifest import EXTERNAL, LlmManifest, Manif
 PENALTY_AND_BIAS, LARGE_TOP_K, MAX_TOP_K = "repetition_penalty beside logit_bias_ids", "top_k above 1024", 1024
 LOGPROBS = "return_log_probs"
 _REFUSED = "the target's engine does not serve"
+GREEDY = "temperature 0"
 SEVERAL_ENDS, LONG_BAD_WORDS = "min_tokens with several end ids", "bad_words of several tokens"
 
 
@@ -48,8 +49,8 @@ class Capabilities:
 
     @property
     def default_rule(self) -> Rule:
-        """The rule of a request that does not name one."""
-        return Rule.COUPLED if Rule.COUPLED in self.rules else Rule.ENGINE
+        """The rule of a request that does not name one: `coupled` before `engine` before any other."""
+        return min(self.rules, key=[Rule.COUPLED, Rule.ENGINE, *OUR_RULES].index)
 
     def method_refusal(self, method: str) -> str:
         """Return why no request can have the method, and which engines have it; empty = it can."""
@@ -114,6 +115,7 @@ def options_of(sampling: Sampling) -> Iterator[str]:
     sampled = not sampling.greedy
     is_set = {
         "temperature": sampled,
+        GREEDY: not sampled,
         "min_p": sampled and sampling.min_p > 0.0,
         "typical_p": sampled and sampling.typical_p < 1.0,
         "repetition_penalty": sampling.repetition_penalty != 1.0,
@@ -172,10 +174,12 @@ _SAMPLING_ENGINE = Capabilities(
 
 def executor_capabilities(manifest: Manifest) -> Capabilities:
     """Return what TensorRT-LLM's executor can serve with a compiled engine."""
-    engine_method, drafts = BUILD_MODES.get(manifest.mode, ""), manifest.mode == EXTERNAL
+    engine_method, drafts = manifest.engine_method, manifest.mode == EXTERNAL
     takes = "verifies chains alone" if drafts else "takes no drafts"
-    return replace(
+    served = replace(
         _SAMPLING_ENGINE,
+        # `rejection`: the executor takes the drafts' probabilities, too.
+        rules=frozenset({Rule.ENGINE, Rule.REJECTION} if drafts else {Rule.ENGINE}),
         logprobs=not engine_method,
         reason=f"TensorRT-LLM's executor samples by itself and {takes}",
         lacks=_LACKS | _ENGINE_SIDE_LACKS if engine_method else _LACKS,
@@ -183,12 +187,26 @@ def executor_capabilities(manifest: Manifest) -> Capabilities:
         max_nodes=manifest.max_draft_len if drafts else 0,
         engine_method=engine_method,
     )
+    return _sampling_eagle(served) if samples_eagle(manifest) else served
+
+
+def samples_eagle(manifest: Manifest) -> bool:
+    """Return whether an EAGLE engine is deployed for sampling (key eagle_posterior of the engines' file)."""
+    return manifest.mode == "eagle" and bool(manifest.plan.get("spec", {}).get("eagle_posterior", 0.0))
+
+
+def _sampling_eagle(served: Capabilities) -> Capabilities:
+    """Return what EAGLE serves with typical acceptance, which is a setting of the whole engine."""
+    lacks = {name: why for name, why in served.lacks.items() if name != "temperature"}
+    lacks[GREEDY] = "this engine is deployed for sampling (key eagle_posterior of the engines' file)"
+    return replace(served, rules=frozenset({Rule.TYPICAL}), lacks=lacks)
 
 
 def backend_capabilities(manifest: Manifest) -> Capabilities:
     """Return what NVIDIA's backend can serve with a compiled engine: what the executor can, without what it counts."""
     served = executor_capabilities(manifest)
-    return replace(served, logprobs=False, lacks={**served.lacks, **_BACKEND_LACKS})
+    lacks = {**served.lacks, **_BACKEND_LACKS}
+    return replace(served, rules=frozenset({Rule.ENGINE}), logprobs=False, lacks=lacks)
 
 
 def llm_capabilities(manifest: LlmManifest) -> Capabilities:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.declarations import Declaration, read_json_file, validate
-from orchestrator.core.errors import ConfigError
+from orchestrator.core.errors import ConfigError, unknown_name
+from orchestrator.core.methods import METHODS
 from orchestrator.deployment.checkpoint import Checkpoint, read_checkpoint
 from orchestrator.deployment.config import COMPILED, ServingConfig
 
@@ -43,11 +44,24 @@ class Manifest(Declaration):
     inputs: dict[str, str]
     plan: dict[str, Any]
 
+    @property
+    def engine_method(self) -> str:
+        """The method with which the engine drafts by itself; empty = it does not."""
+        return self.method if self.mode and METHODS[self.method].build_mode == self.mode else ""
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Columns of the engine's logits: the vocabulary, rounded up to a multiple of its GPUs."""
+        return -(-self.vocab_size // self.num_ranks) * self.num_ranks
+
 
 def read_manifest(folder: Path) -> Manifest:
     """Read engine.json; raises ConfigError when it is missing or broken."""
     file = folder / NAME
-    return validate(Manifest, read_json_file(file, MADE), lambda key: f"{file}; build the engine again")
+    manifest = validate(Manifest, read_json_file(file, MADE), lambda key: f"{file}; build the engine again")
+    if manifest.method not in METHODS:
+        raise ConfigError(unknown_name("method", manifest.method, METHODS, f"{file}; build the engine again"))
+    return manifest
 
 
 def lookahead_sizes(manifest: Manifest) -> tuple[int, int, int]:

@@ -12,20 +12,29 @@ from typing import Any, NamedTuple
 from orchestrator.core.errors import ConfigError, shown
 
 Path = Sequence[int]
-#: Nodes of TensorRT-LLM's own tree (mc_sim_7b_63).
-DEFAULT_NODES = 63
+#: TensorRT-LLM's own tree, mc_sim_7b_63: nodes, levels, most nodes of one level that have children
+#: (cpp/tensorrt_llm/runtime/utils/speculativeChoicesUtils.h and eagleModule.cpp).
+DEFAULT_NODES, DEFAULT_DEPTH, DEFAULT_NON_LEAVES = 63, 4, 10
 #: Methods with a static tree, which may be another than the library's own.
 TREES = ("medusa", "eagle")
 LEAST_SIZES, OFF = (2, 2, 1), (1, 1, 0)
+#: With more requests in a pass Lookahead does not draft, until a pass has none that generates
+#: (DecodingConfig::getLookaheadDecodingMaxNumRequest).
+LOOKAHEAD_REQUESTS = 8
 WHERE = "key choices"
 
 
 class TreeLimits(NamedTuple):
-    """Most nodes, most levels (0 = any), and most nodes of one level that have children (0 = any)."""
+    """What an engine can draft with: most nodes, most levels, most nodes of one level that have children (0 = any).
+
+    is_exact: the tree must have `depth` levels, not fewer; EAGLE's network is unrolled that often, and the library
+    checks it in a pass, where the error ends every request in flight (createNewDecoderRequests.cpp, newRequestEagle).
+    """
 
     nodes: int
     depth: int = 0
     non_leaves: int = 0
+    is_exact: bool = False
 
     def refusal(self, paths: Sequence[Path]) -> str:
         """Return how a tree, given by all its nodes, exceeds the limits; empty if it fits. It begins with the count."""
@@ -38,6 +47,8 @@ class TreeLimits(NamedTuple):
             return f"{len(paths)} nodes, the engine was built for at most {self.nodes}"
         if self.depth and depth > self.depth:
             return f"{depth} levels, the engine was built for at most {self.depth}"
+        if self.is_exact and depth != self.depth:
+            return f"{depth} levels, the engine needs exactly {self.depth} (eagle_layers)"
         if self.non_leaves and widest > self.non_leaves:
             return f"{widest} nodes of one level with children, the engine was built for at most {self.non_leaves}"
         return ""
@@ -46,7 +57,8 @@ class TreeLimits(NamedTuple):
 def tree_limits(method: str, max_draft_len: int, spec: Mapping[str, Any]) -> TreeLimits:
     """Return the limits of an engine's trees; spec: the EngineSpec in its plan."""
     if method == "eagle":
-        return TreeLimits(max_draft_len, spec.get("eagle_layers", 0), spec.get("eagle_non_leaves", 0))
+        layers, non_leaves = spec.get("eagle_layers", 0), spec.get("eagle_non_leaves", 0)
+        return TreeLimits(max_draft_len, layers, non_leaves, is_exact=layers > 0)
     return TreeLimits(max_draft_len, spec.get("medusa_heads", 0))
 
 
@@ -85,10 +97,25 @@ def check_tree(method: str, paths: Sequence[Path], max_draft_len: int, spec: Map
             f"choices is missing: TensorRT-LLM's own tree has {DEFAULT_NODES} nodes, and draft_len is {max_draft_len} "
             f"(name the nodes of a tree in the {WHERE} of the engines' file, or use draft_len {DEFAULT_NODES})"
         )
-    if paths and len(paths) != max_draft_len:
+    if not paths:
+        _check_default_tree(tree_limits(method, max_draft_len, spec), method)
+        return
+    if len(paths) != max_draft_len:
         raise ConfigError(f"choices must have draft_len {max_draft_len} nodes, got {len(paths)} ({WHERE})")
     if refusal := tree_limits(method, max_draft_len, spec).refusal(paths):
         raise ConfigError(f"choices has {refusal} ({WHERE})")
+
+
+def _check_default_tree(limits: TreeLimits, method: str) -> None:
+    """Raise ConfigError when an engine cannot draft with the library's own tree."""
+    fits = limits.depth == DEFAULT_DEPTH if limits.is_exact else not limits.depth or limits.depth >= DEFAULT_DEPTH
+    if not fits or 0 < limits.non_leaves < DEFAULT_NON_LEAVES:
+        needed = f"eagle_layers {DEFAULT_DEPTH} and eagle_non_leaves {DEFAULT_NON_LEAVES}"
+        raise ConfigError(
+            f"choices is missing: TensorRT-LLM's own tree has {DEFAULT_DEPTH} levels with up to {DEFAULT_NON_LEAVES} "
+            f"nodes that have children, and needs {needed if method == 'eagle' else f'medusa_heads {DEFAULT_DEPTH}'} "
+            f"at least (name the nodes of another tree in the {WHERE} of the engines' file)"
+        )
 
 
 def lookahead_nodes(window: int, ngram: int, guesses: int) -> int:

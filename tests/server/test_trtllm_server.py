@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from launcher.server import Server, StartError
-from orchestrator.core.methods import BUILD_MODES
 from tests.server.conftest import repository, serving
-from tests.standin.engine_folder import make_engine
+from tests.standin.engine_folder import BUILD_MODES, make_engine
 from tests.support.clients import Answer, Stream, ask, generate, metric, until
 from tests.support.executor_journal import ExecutorJournal
 
@@ -207,8 +206,7 @@ def test_sampling_above_temperature_zero_says_that_a_seed_does_not_fix_the_text(
             {"rule": "coupled"},
             "the rule 'coupled': TensorRT-LLM's executor samples by itself and verifies chains alone",
         ),
-        ({"rule": "rejection"}, "its own: engine (input rule)"),
-        ({"use_draft_logits": True}, "the rule 'rejection': "),
+        ({"rule": "block"}, "its own: rejection, engine (input rule)"),
         ({"temperature": 1.0, "min_p": 0.1}, "min_p: no argument of the executor is known for it"),
         ({"presence_penalty": 0.5}, "presence_penalty: a step hands it the whole text as a prompt"),
         ({"guided_decoding_guide_type": "json"}, "guided_decoding_guide_type: "),
@@ -219,6 +217,14 @@ def test_sampling_above_temperature_zero_says_that_a_seed_does_not_fix_the_text(
 def test_what_the_engine_lacks_is_refused_with_the_reason(external: Hosted, inputs: dict[str, Any], words: str) -> None:
     answer = external.ask(**{**LONG, "end_id": 3, **inputs})
     assert answer.error.startswith("the target's engine does not serve ") and words in answer.error
+
+
+def test_draft_logits_are_handed_to_the_engine(external: Hosted) -> None:
+    """NVIDIA's clients ask for rejection with this flag; the draft engine's q then stand beside its tokens."""
+    asked = {**LONG, "speculation": "draft_model", "temperature": 1.0, "seed": 3, "use_draft_logits": True}
+    answer = external.ask(**asked)
+    assert not answer.error and len(answer.ids) == NUM_TOKENS
+    assert answer.last["total_draft_tokens"] > 0
 
 
 def test_executor_s_own_rule_may_be_named_there_and_nowhere_else(

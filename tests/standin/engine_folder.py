@@ -5,14 +5,17 @@ import shutil
 from pathlib import Path
 
 from build.trtllm.record import write_manifest
+from orchestrator.core.methods import METHODS
 from orchestrator.deployment.engine_manifest import CHECKPOINT, EXTERNAL, Manifest
 
 VERSION = "1.2.1"
 IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
 #: Lookahead's sizes, for which an engine needs 15 draft tokens.
 SPEC = {
-    "lookahead_window": 4, "lookahead_ngram": 3, "lookahead_guesses": 4, "eagle_layers": 4, "eagle_non_leaves": 4,
+    "lookahead_window": 4, "lookahead_ngram": 3, "lookahead_guesses": 4, "eagle_layers": 4, "eagle_non_leaves": 10, "eagle_top_k": 4,
 }  # fmt: skip
+#: Build mode of an engine that drafts by itself -> the method that it is built for here.
+BUILD_MODES = {method.build_mode: method.name for method in reversed(METHODS.values()) if method.build_mode}
 FILES = ("config.json", "generation_config.json", "tokenizer.json")
 
 
@@ -51,17 +54,19 @@ def make_engine(
     (folder / "config.json").write_text(json.dumps(engine))
     (folder / "rank0.engine").write_text(str(checkpoint))
     vocab_size = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
+    if method == "draft_model" and mode not in ("", EXTERNAL):  # the method that the mode is for
+        method = BUILD_MODES[mode]
     values = {
         "role": role, "method": method, "mode": mode, "gpu": "h100", "trtllm_version": VERSION, "image": IMAGE,
         "num_ranks": 1, "max_batch_size": max_batch_size, "max_input_len": max_seq_len, "max_seq_len": max_seq_len,
         "max_draft_len": max_draft_len, "vocab_size": vocab_size, "inputs": {},
-        "plan": plan or {"servers": {role: {"max_tokens_in_paged_kv_cache": "4096"}}, "spec": SPEC | _tree(mode, max_draft_len)},
+        "plan": plan or {"servers": {role: {"max_tokens_in_paged_kv_cache": "4096"}}, "spec": SPEC | _tree(mode, method, max_draft_len)},
     }  # fmt: skip
     write_manifest(folder, Manifest(**{**values, **changes}))
     return folder
 
 
-def _tree(mode: str, max_draft_len: int) -> dict:
+def _tree(mode: str, method: str, max_draft_len: int) -> dict:
     """The tree of an engine that has one, where it is not the library's own."""
-    needs = mode in ("medusa", "eagle") and max_draft_len != 63
+    needs = mode in ("medusa", "eagle") and method != "eagle2" and max_draft_len != 63
     return {"choices": json.dumps(tree_of(max_draft_len))} if needs else {}

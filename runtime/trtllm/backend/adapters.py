@@ -10,8 +10,8 @@ import numpy as np
 
 from orchestrator.core.errors import EngineError, RequestError
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Acceptance, DraftResponse, EngineSpeculationResult, IdArray
-from orchestrator.deployment.engine_trees import sizes_refusal
+from orchestrator.core.types import Acceptance, DraftResponse, EngineSpeculation, EngineSpeculationResult, IdArray
+from orchestrator.deployment.engine_trees import lookahead_nodes, sizes_refusal
 from orchestrator.wire.context import Delta
 from orchestrator.wire.drafter import DraftRequest
 from orchestrator.wire.target import StepRequest
@@ -79,10 +79,13 @@ class EngineSideAdapter(BackendAdapter[StepRequest]):
     Invariant: at temperature 0, the only one that it serves, the text is the target's.
     """
 
-    def __init__(self, backend: Backend, shares_blocks: bool, method: str, sizes: tuple[int, ...] = ()) -> None:
-        """sizes: of Lookahead, the engine's own; a request may have smaller ones."""
+    def __init__(
+        self, backend: Backend, shares_blocks: bool, method: str, num_nodes: int, sizes: tuple[int, ...] = ()
+    ) -> None:
+        """num_nodes: drafts of a pass. sizes: of Lookahead, the engine's own; a request may have smaller ones."""
         super().__init__(backend, shares_blocks)
         self._method = method
+        self._num_nodes = num_nodes
         self._sizes = sizes
 
     def to_request(self, call: EngineCall[StepRequest], ids: list[int]) -> EngineRequest:
@@ -105,10 +108,16 @@ class EngineSideAdapter(BackendAdapter[StepRequest]):
             raise EngineError("the backend answered no new token")
         if call.request.options.engine_speculation is None:
             return Acceptance((), tokens[0])
-        num_passes = len(tokens) - min(_count(answer, ACCEPTED), len(tokens) - 1)
+        # The first pass has no drafts, so its one token and the last pass's own are never accepted drafts.
+        num_passes = len(tokens) - min(_count(answer, ACCEPTED), max(len(tokens) - 2, 0))
         lengths = (len(tokens) - num_passes + 1, *[1] * (num_passes - 1))
-        result = EngineSpeculationResult(self._method, tuple(tokens[:-1]), lengths, _count(answer, DRAFTED))
+        # The library counts a drafted path, not the nodes of its tree (DRAFTED); 0 says that it has not drafted at all.
+        num_nodes = self._nodes_of(call.request.options.engine_speculation) if _count(answer, DRAFTED) else 0
+        result = EngineSpeculationResult(self._method, tuple(tokens[:-1]), lengths, (num_passes - 1) * num_nodes)
         return Acceptance((), tokens[-1], engine_speculation=result)
+
+    def _nodes_of(self, speculation: EngineSpeculation) -> int:
+        return lookahead_nodes(*speculation.sizes) if speculation.sizes else self._num_nodes
 
 
 class DraftAdapter(BackendAdapter[DraftRequest]):

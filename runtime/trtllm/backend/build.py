@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from orchestrator.core.methods import BUILD_MODES
+from orchestrator.core.errors import ConfigError
+from orchestrator.deployment.capabilities import samples_eagle
 from orchestrator.deployment.config import BACKEND_MODELS, ServingConfig
 from orchestrator.deployment.engine_manifest import (
     EXTERNAL,
@@ -31,11 +32,16 @@ log = logging.getLogger(__name__)
 def build_target(config: ServingConfig, caller: ModelCaller) -> tuple[TrtllmClient[StepRequest], Manifest]:
     """Start the client of the target's Triton model; raises ConfigError when the engine cannot be served."""
     manifest = _checked(Path(config.target), "target", Path(config.draft) if config.draft else None)
-    backend, shares, method = _backend(manifest), _shares_blocks(manifest), BUILD_MODES.get(manifest.mode)
+    backend, shares, method = _backend(manifest), _shares_blocks(manifest), manifest.engine_method
+    if method == "eagle2" or samples_eagle(manifest):
+        raise ConfigError(
+            "NVIDIA's backend has no parameter for EAGLE's dynamic tree, nor for sampling with EAGLE "
+            "(use engine = 'tensorrt_llm')"
+        )
     adapter: Adapter[StepRequest] = StepAdapter(backend, shares)
     if method:
         sizes = lookahead_sizes(manifest) if method == "lookahead" else ()
-        adapter = EngineSideAdapter(backend, shares, method, sizes)
+        adapter = EngineSideAdapter(backend, shares, method, manifest.max_draft_len, sizes)
     return _start("target", adapter, config, caller), manifest
 
 

@@ -91,7 +91,8 @@ def stop_tensors() -> Tensors:
 def read_acceptance(answer: Incoming, drafts: Sequence[int], context_ids: IdArray, backend: Backend) -> Acceptance:
     """Return the outcome of a step: its new tokens are the accepted drafts and one token of the target's.
 
-    answer: the tensors of the response. drafts, context_ids: as sent. The answer does not contain the accepted length; the growth of the sequence tells it.
+    answer: the tensors of the response; they do not contain the accepted length, which the growth of the sequence
+    tells. drafts, context_ids: as sent.
     Invariant: the answer's ids are context_ids and the acceptance's tokens.
     Raises EngineError: no tokens, those of another context, or such as the drafts do not allow.
     """

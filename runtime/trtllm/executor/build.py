@@ -69,7 +69,9 @@ def start_target(
     client.start()
     for num_drafts in sorted({0, min(capabilities.max_nodes, 2)}):
         options = StepOptions(engine_speculation=EngineSpeculation(8) if capabilities.engine_method else None)
-        tree, sampling = TokenTree.chain([5] * num_drafts), Sampling(rule=Rule.ENGINE)
+        rule = capabilities.default_rule
+        sampling = Sampling(1.0 if rule is Rule.TYPICAL else 0.0, rule=rule)
+        tree = TokenTree.chain([5] * num_drafts)
         _warm_up(client, StepRequest(_WARM_UP_DELTA, tree, sampling, options, 1000))
     return client
 

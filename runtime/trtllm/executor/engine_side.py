@@ -21,8 +21,7 @@ from runtime.trtllm.executor.sampling import sampling_config
 class EngineSideAdapter(TargetAdapter):
     """Answers target steps from a stream; a step without engine-side speculation is a request for one token.
 
-    Invariant: at temperature 0, the only one that it serves, the text is the target's; each pass brings its accepted
-    drafts and one token more.
+    Invariant: at temperature 0 the text is the target's; each pass brings its accepted drafts and one token more.
     """
 
     _manifest: Manifest
@@ -46,7 +45,7 @@ class EngineSideAdapter(TargetAdapter):
             streaming=speculation is not None,
             sampling_config=sampling_config(self._api, sampling, len(ids), num_output),
             **(self._draft_arguments(speculation) if speculation else {}),
-            **salt_arguments(call.delta.cache_salt),
+            **salt_arguments(self._api, call.delta.cache_salt),
         )
         stream = Stream((sampling, speculation.choices, speculation.sizes), length) if speculation else None
         return EngineRequest(payload, list(ids), length, stream=stream)

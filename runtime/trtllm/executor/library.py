@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestrator.core.errors import ConfigError, first_line
-from orchestrator.core.methods import BUILD_MODES
-from orchestrator.deployment.engine_manifest import Manifest, lookahead_sizes
-from orchestrator.deployment.engine_trees import TREES, check_tree, read_tree
+from orchestrator.deployment.engine_manifest import EXTERNAL, Manifest, lookahead_sizes
+from orchestrator.deployment.engine_trees import LOOKAHEAD_REQUESTS, TREES, check_tree, read_tree
 
 #: The releases with compiled engines and the names that are used here (`max_tokens`, `seed`, `min_tokens`).
 RELEASES = ("1.0", "1.1", "1.2")
@@ -48,6 +48,7 @@ def open_executor(library: Library, folder: Path, manifest: Manifest, share: boo
 
     share: requests that begin with the same tokens share KV blocks.
     """
+    _check_served(folder, manifest, share)
     api, parallel = library.api, _parallel(library, manifest)
     decoding = _decoding(api, manifest)
     # The tokens that the plan has found room for; without a plan, the library's own default.
@@ -56,14 +57,30 @@ def open_executor(library: Library, folder: Path, manifest: Manifest, share: boo
         config = api.ExecutorConfig(
             1,
             kv_cache_config=api.KvCacheConfig(enable_block_reuse=share, max_tokens=int(planned) if planned else None),
-            # For log-probabilities; they are copied only for requests that ask for them.
-            gather_generation_logits=manifest.role == "target" and manifest.mode not in BUILD_MODES,
+            # Without it a prompt is at most max_num_tokens long, and every step passes the whole text as a prompt.
+            enable_chunked_context=True,
+            # For log-probabilities, and for the probabilities of a draft; copied only for requests that ask for them.
+            gather_generation_logits=not manifest.engine_method,
             decoding_config=decoding,
             **parallel,
         )
         return api.Executor(str(folder), api.ModelType.DECODER_ONLY, config)
     except Exception as error:
         raise ConfigError(f"TensorRT-LLM cannot load the engine {folder}: {first_line(error)}") from error
+
+
+def _check_served(folder: Path, manifest: Manifest, share: bool) -> None:
+    """Raise ConfigError for what the library would refuse at load, or switch off without an error."""
+    if manifest.mode == EXTERNAL and not share:  # trtGptModelInflightBatching.cpp, constructor
+        raise ConfigError(
+            f"the engine {folder} verifies draft tokens, for which TensorRT-LLM demands that KV blocks are reused "
+            "(key prefix_sharing: must be true)"
+        )
+    if manifest.engine_method == "lookahead" and manifest.max_batch_size > LOOKAHEAD_REQUESTS:
+        raise ConfigError(
+            f"the engine {folder} was built for {manifest.max_batch_size} sequences; TensorRT-LLM stops drafting with "
+            f"Lookahead above {LOOKAHEAD_REQUESTS} (build it again with max_batch_size {LOOKAHEAD_REQUESTS})"
+        )
 
 
 def _parallel(library: Library, manifest: Manifest) -> dict[str, Any]:
@@ -87,18 +104,30 @@ def _parallel(library: Library, manifest: Manifest) -> dict[str, Any]:
 def _decoding(api: Any, manifest: Manifest) -> Any:
     """Return the decoding configuration with Lookahead's sizes or a tree; None when the engine needs neither.
 
-    Raises ConfigError: a tree that the engine was not built for.
+    The library demands the mode beside each of these (decodingConfig.cpp). Raises ConfigError: a tree that the engine
+    was not built for.
     """
-    method = BUILD_MODES.get(manifest.mode, "")
+    method, modes = manifest.engine_method, api.DecodingMode
+    spec = manifest.plan.get("spec", {})
     if method == "lookahead":
-        return api.DecodingConfig(lookahead_decoding_config=api.LookaheadDecodingConfig(*lookahead_sizes(manifest)))
+        sizes = api.LookaheadDecodingConfig(*lookahead_sizes(manifest))
+        return api.DecodingConfig(modes.Lookahead(), lookahead_decoding_config=sizes)
+    if method == "eagle2":
+        tree = _eagle(api, spec, use_dynamic_tree=True, dynamic_tree_max_topK=spec["eagle_top_k"])
+        return api.DecodingConfig(modes.Eagle(), eagle_config=tree)
     if method not in TREES:
         return None
-    spec = manifest.plan.get("spec", {})
     paths = read_tree(spec.get("choices", ""))
     check_tree(method, paths, manifest.max_draft_len, spec)
+    if method == "eagle" and (paths or spec.get("eagle_posterior")):
+        return api.DecodingConfig(modes.Eagle(), eagle_config=_eagle(api, spec, eagle_choices=paths or None))
     if not paths:  # the library has a tree of its own
         return None
-    if method == "eagle":
-        return api.DecodingConfig(eagle_config=api.EagleConfig(paths))
-    return api.DecodingConfig(medusa_choices=paths)
+    return api.DecodingConfig(modes.Medusa(), medusa_choices=paths)
+
+
+def _eagle(api: Any, spec: Mapping[str, Any], **tree: Any) -> Any:
+    """Return EAGLE's configuration: greedy, or typical acceptance with the deployment's threshold."""
+    if threshold := spec.get("eagle_posterior"):
+        tree |= {"greedy_sampling": False, "posterior_threshold": threshold}
+    return api.EagleConfig(**tree)

@@ -32,6 +32,8 @@ TAKEN = {
     "runtime_top_p", "temperature", "seed", "stop", "return_perf_metrics", "lookahead_window_size",
     "lookahead_ngram_size", "lookahead_verification_set_size",
 }  # fmt: skip
+# Read outside of any try: inflight_batcher_llm/src/model_instance_state.cc, getGuidedDecodingConfigFromParams.
+REQUIRED_PARAMETERS = ("tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend")
 COUNTED = {"total_accepted_draft_tokens", "total_draft_tokens"}
 FOLDER = Path(os.environ["SCRIPT_FOLDER"])
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -46,8 +48,15 @@ class TritonPythonModel:
         self._name = config["name"]
         assert not config["model_transaction_policy"]["decoupled"], "our target refuses to call a decoupled model"
         self._excludes_input = parameters.get("exclude_input_in_output") == "true"
+        for name in REQUIRED_PARAMETERS:
+            assert name in parameters, f"the parameter {name} is missing"
         reuse = trtllm.KvCacheConfig(enable_block_reuse=parameters.get("enable_kv_cache_reuse", "true") == "true")
-        executor_config = trtllm.ExecutorConfig(1, kv_cache_config=reuse, decoding_config=decoding(parameters))
+        executor_config = trtllm.ExecutorConfig(
+            1,
+            kv_cache_config=reuse,
+            enable_chunked_context=parameters.get("enable_chunked_context") == "true",
+            decoding_config=decoding(parameters),
+        )
         self._executor = trtllm.Executor(parameters["gpt_model_path"], trtllm.ModelType.DECODER_ONLY, executor_config)
         self._lock = threading.Lock()
         self._running: dict[int, tuple[str, Any, list[int]]] = {}
@@ -120,6 +129,10 @@ class TritonPythonModel:
 
     def _answer(self, sender: Any, ids: list[int], response: Any, lie: str) -> None:
         """Answer as the backend does, or as a test wants it."""
+        if response.has_error():
+            words = pb_utils.TritonError(f"{response.error_msg}\n  at somewhere in C++")
+            sender.send(pb_utils.InferenceResponse([], error=words), flags=FINAL)
+            return
         output = response.result.output_token_ids[0]
         output = output[len(ids) :] if self._excludes_input and output else output
         if lie == "fails":
@@ -135,7 +148,9 @@ def decoding(parameters: dict[str, str]) -> Any:
     if parameters.get("decoding_mode") != "lookahead":
         return None
     sizes = [int(parameters[f"lookahead_{name}"]) for name in ("window_size", "ngram_size", "verification_set_size")]
-    return trtllm.DecodingConfig(lookahead_decoding_config=trtllm.LookaheadDecodingConfig(*sizes))
+    return trtllm.DecodingConfig(
+        trtllm.DecodingMode.Lookahead(), lookahead_decoding_config=trtllm.LookaheadDecodingConfig(*sizes)
+    )
 
 
 def counted(metrics: Any) -> list[Any]:

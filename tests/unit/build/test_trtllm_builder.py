@@ -22,13 +22,13 @@ from tests.unit.build.test_trtllm_rules import refusal
 
 ROOT = Path(__file__).resolve().parents[3]
 # Stand-ins for the container's tools: they note the call, and leave files of the right names.
-PYTHON = """#!/bin/sh
+PYTHON = r"""#!/bin/sh
 case "$1" in -c) echo "${STANDIN_VERSION-1.2.1}"; exit ${STANDIN_NO_PACKAGE-0};; esac
 echo "convert $*" >> "$STANDIN_CALLS"
 echo "stand-in for $1"
 while [ $# -gt 0 ]; do [ "$1" = --output_dir ] && out="$2"; shift; done
 mkdir -p "$out"
-[ -n "$STANDIN_SILENT" ] || echo '{}' > "$out/config.json"
+[ -n "$STANDIN_SILENT" ] || echo "${STANDIN_CONFIG-{\}}" > "$out/config.json"
 """
 BUILD = """#!/bin/sh
 echo "build $*" >> "$STANDIN_CALLS"
@@ -76,6 +76,32 @@ def calls(tools):
     found = [line.split()[0] for line in file.read_text().splitlines()] if file.exists() else []
     file.unlink(missing_ok=True)
     return found
+
+
+ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192}
+
+
+@pytest.mark.parametrize(
+    ("converted", "lost"),
+    [
+        (ROPE, ""),
+        ({"type": "llama3"}, "factor 8.0 became None, low_freq_factor 1.0 became None"),
+        ({**ROPE, "factor": 1.0}, "factor 8.0 became 1.0"),
+        (None, "factor 8.0 became None"),
+    ],
+)
+def test_conversion_that_loses_rope_scaling_is_refused(tools, out, tmp_path, monkeypatch, converted, lost):
+    config = json.loads((CHECKPOINTS / "llama-3.1-8b/config.json").read_text()) | {"rope_scaling": ROPE}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    monkeypatch.setenv("STANDIN_CONFIG", json.dumps({"rotary_scaling": converted}))
+    plan = plan_with(tools, {**LLAMA_8B, "target": str(tmp_path / "model")})
+    if not lost:
+        build(plan, out)
+    else:
+        with pytest.raises(StageFailed, match=f"convert-target has lost rope_scaling .*: {lost}"):
+            build(plan, out)
+        assert calls(tools) == ["convert"]  # nothing was built from it
 
 
 def test_build_runs_every_stage_in_order_and_writes_the_manifests(tools, out, capsys):

@@ -9,7 +9,7 @@ from build.trtllm.commands import stages_of
 from build.trtllm.plan import make_plan
 from build.trtllm.spec import EngineSpec
 from build.trtllm.versions import RELEASES
-from tests.unit.build.test_trtllm_plan import DATA, DRAFT, LLAMA_8B, MEDUSA, all_plans, planned
+from tests.unit.build.test_trtllm_plan import DATA, DRAFT, EAGLE, LLAMA_8B, MEDUSA, REDRAFTER, all_plans, planned
 
 FACTS = json.loads((DATA / "flags.json").read_text())
 
@@ -62,7 +62,7 @@ def test_every_flag_is_known_and_its_value_of_its_type():
     for plan in all_plans():
         for stage in plan.stages:
             seen |= check_command(stage.argv)
-    assert len(seen) == 40  # a flag that no plan uses any more has lost its test
+    assert len(seen) == 41  # a flag that no plan uses any more has lost its test
 
 
 def test_every_size_is_given_and_never_what_drafts_forbid():
@@ -103,6 +103,30 @@ def test_lookahead_sizes_reach_the_server_by_their_names():
 def test_releases_name_the_newest_container_of_their_version():
     newest = {version: tag for tag, version in sorted(FACTS["containers"].items())}
     assert {r.version: r.container for r in RELEASES.values()}.items() <= newest.items()
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "script"),
+    [("none", "models/core/llama/convert_checkpoint.py"), ("fp8", "quantization/quantize.py")],
+)
+def test_redrafter_is_added_to_a_base_that_is_converted_or_quantised_before(quantisation, script):
+    base, heads, build = planned({**REDRAFTER, "quantisation": quantisation}).stages
+    assert [stage.name for stage in (base, heads, build)] == ["convert-target-base", "convert-target", "build-target"]
+    assert base.argv[1] == f"/app/examples/{script}" and "--drafter_model_dir" not in base.argv
+    assert heads.argv[1] == "/app/examples/redrafter/convert_checkpoint.py" and "--model_dir" not in heads.argv
+    assert pairs(heads.argv)["--base_model_checkpoint_dir"] == base.output == heads.inputs[0]
+    assert pairs(build.argv)["--checkpoint_dir"] == heads.output
+
+
+def test_prompts_of_any_length_are_computed_in_parts():
+    for plan in all_plans():
+        assert all(parameters["enable_chunked_context"] == "true" for parameters in plan.servers.values())
+
+
+def test_dynamic_tree_is_a_matter_of_the_executor_not_of_the_build():
+    static, dynamic = (planned({**EAGLE, "method": method}) for method in ("eagle", "eagle2"))
+    assert [stage.argv for stage in static.stages] == [stage.argv for stage in dynamic.stages]
+    assert dynamic.servers["target"]["decoding_mode"] == "eagle"
 
 
 def test_hub_id_is_fetched_first():

@@ -23,6 +23,8 @@ FILLED = {
     "${encoder_input_features_data_type}": "FP16",
     "${prompt_embedding_table_data_type}": "FP16",
 }
+#: Empty = no guided decoding.
+GUIDED = ("tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend")
 PLANS = {
     "none": LLAMA_8B,
     "draft_model": DRAFT,
@@ -109,8 +111,8 @@ def test_parameters_are_known_and_their_words_allowed(tmp_path, values):
     known = {parameter["key"]: parameter for parameter in MODEL["parameters"]}
     for config in configs(tmp_path, values).values():
         for key, word in parameters(config).items():
-            assert key in known and word
-            assert word in known[key].get("choices", [word])
+            assert key in known and (word or key in GUIDED)
+            assert word in known[key].get("choices", [word]) or key in GUIDED
 
 
 def test_parameters_are_the_plans_beside_the_fixed_ones(tmp_path):
@@ -135,6 +137,20 @@ def test_lookahead_has_all_three_sizes(tmp_path):
     assert (found["decoding_mode"], sizes) == ("lookahead", ["4", "3", "4"])
 
 
+@pytest.mark.parametrize("method", PLANS)
+def test_backend_is_given_what_it_makes_no_instance_without(tmp_path, method):
+    """model_instance_state.cc reads these three outside of any try."""
+    found = parameters(configs(tmp_path, PLANS[method])["tensorrt_llm"])
+    assert [found[name] for name in GUIDED] == ["", "", ""]
+    assert found["enable_chunked_context"] == "true"
+
+
+@pytest.mark.parametrize("more", [{"method": "eagle2"}, {"eagle_posterior": 0.1}])
+def test_dynamic_trees_and_sampling_of_eagle_are_refused(tmp_path, more):
+    with pytest.raises(ConfigError, match="no parameter for EAGLE's dynamic tree or sampling"):
+        configs(tmp_path, {**PLANS["eagle"], **more})
+
+
 def test_model_is_not_decoupled_and_nothing_waits(tmp_path):
     config = configs(tmp_path, LLAMA_8B)["tensorrt_llm"]
     assert not config.model_transaction_policy.decoupled
@@ -147,13 +163,13 @@ def test_model_is_not_decoupled_and_nothing_waits(tmp_path):
 
 # The tree of Medusa and EAGLE.
 
-TREE = [[0], [1], [0, 0], [0, 1], [0, 0, 0]]
+TREE = [[0], [1], [0, 0], [0, 0, 0], [0, 0, 0, 0]]
 
 
 @pytest.mark.parametrize("method", ["medusa", "eagle"])
 def test_tree_is_written_in_braces(tmp_path, method):
     config = configs(tmp_path, {**PLANS[method], "choices": json.dumps(TREE)})["tensorrt_llm"]
-    assert parameters(config)[f"{method}_choices"] == "{0},{1},{0,0},{0,1},{0,0,0}"
+    assert parameters(config)[f"{method}_choices"] == "{0},{1},{0,0},{0,0,0},{0,0,0,0}"
 
 
 def test_engine_of_63_nodes_takes_the_backends_own_tree(tmp_path):

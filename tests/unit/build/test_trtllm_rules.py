@@ -79,7 +79,7 @@ def test_spec_paths_start_at_their_file_and_hub_ids_stay(write, tmp_path):
             'quantisation = "fp9"',
             "quantisation must be one of none, bf16, fp16, fp8, int4_awq, nvfp4, int8_sq, got 'fp9'; did you mean 'fp8'?",
         ),
-        ('kv_cache_dtype = "fp4"', "kv_cache_dtype must be one of auto, fp8, int8, got 'fp4'; did you mean 'fp8'?"),
+        ('kv_cache_dtype = "fp4"', "kv_cache_dtype must be one of auto, fp8, got 'fp4'; did you mean 'fp8'?"),
         ('method = "medussa"', "unknown method 'medussa'; did you mean 'medusa'?"),
         ('method = "eagle3"', "method 'eagle3' has no compiled engine: only TensorRT-LLM's PyTorch backend runs it"),
         ("a = [", "is not TOML: "),
@@ -98,7 +98,7 @@ def test_spec_flag_is_refused_by_its_name():
 def test_tree_may_stand_in_the_file_as_lists_and_says_how_long_drafts_are(write):
     listed = load_spec(write("choices = [[0], [1], [0, 0]]"), {})
     assert listed == load_spec(None, {"choices": "[[0], [1], [0, 0]]"})
-    spec = EngineSpec(**{**EAGLE, "choices": listed.choices})
+    spec = EngineSpec(**{**EAGLE, "choices": listed.choices, "eagle_layers": 2})
     check_spec(spec)
     assert spec.max_draft_len == 3
 
@@ -134,7 +134,9 @@ REFUSED = [
     ({**LLAMA_8B, "draft_len": 3}, "draft_len must be 0 (worked out: 0) for method none, got 3"),
     ({**MEDUSA, "quantisation": "bf16"}, "quantisation must be one of none, fp16, fp8, int4_awq for method medusa, got bf16"),
     ({**EAGLE, "quantisation": "fp8"}, "quantisation must be one of none, bf16, fp16 for method eagle, got fp8"),
-    ({**EAGLE, "kv_cache_dtype": "fp8"}, "kv_cache_dtype must be auto for method eagle, got fp8"),
+    ({**EAGLE, "kv_cache_dtype": "fp8"}, "kv_cache_dtype must be auto for the target, whose weights are none; fp8 needs fp8 or nvfp4"),
+    ({**LLAMA_8B, "quantisation": "int4_awq", "kv_cache_dtype": "fp8"}, "kv_cache_dtype must be auto for the target, whose weights are int4_awq"),
+    ({**DRAFT, "quantisation": "fp8", "drafter_quantisation": "none", "kv_cache_dtype": "fp8"}, "kv_cache_dtype must be auto for the draft, whose weights are none"),
     ({**PROMPT_LOOKUP, "gather_context_logits": True}, "gather_context_logits must be false for an engine that takes drafts"),
     # the tree
     ({**MEDUSA, "draft_len": 16}, "choices is missing: TensorRT-LLM's own tree has 63 nodes, and draft_len is 16"),
@@ -146,10 +148,19 @@ REFUSED = [
     ({**EAGLE, "choices": "[[-1]]"}, "choices must be a list of paths"),
     ({**EAGLE, "choices": "["}, "choices is not JSON: "),
     ({**EAGLE, "choices": "[[0], [0, 0]]", "eagle_layers": 1}, "choices has 2 levels, the engine was built for at most 1 (key choices)"),
-    ({**EAGLE, "choices": "[[0], [1], [0, 0], [1, 0]]", "eagle_non_leaves": 1}, "choices has 2 nodes of one level with children, the engine was built for at most 1"),
+    ({**EAGLE, "choices": "[[0], [1], [0, 0], [1, 0]]", "eagle_layers": 2, "eagle_non_leaves": 1}, "choices has 2 nodes of one level with children, the engine was built for at most 1"),
     ({**MEDUSA, "choices": "[[0], [0, 0], [0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0, 0]]"}, "choices has 5 levels, the engine was built for at most 4"),
+    ({**EAGLE, "choices": "[[0], [0, 0], [1]]"}, "choices has 2 levels, the engine needs exactly 4 (eagle_layers) (key choices)"),
+    ({**EAGLE, "eagle_layers": 5}, "choices is missing: TensorRT-LLM's own tree has 4 levels with up to 10 nodes that have children"),
+    ({**EAGLE, "eagle_layers": 3}, "choices is missing: TensorRT-LLM's own tree has 4 levels"),
+    ({**EAGLE, "eagle_non_leaves": 9}, "and needs eagle_layers 4 and eagle_non_leaves 10 at least"),
+    ({**MEDUSA, "medusa_heads": 3}, "and needs medusa_heads 4 at least"),
+    ({**EAGLE, "method": "eagle2", "choices": "[[0]]"}, "choices must be empty for method eagle2"),
     ({**LOOKAHEAD, "choices": "[[0]]"}, "choices must be empty for method lookahead: medusa and eagle have one"),
     # sizes
+    ({**LLAMA_8B, "tokens_per_block": 48}, "tokens_per_block must be one of 8, 16, 32, 64, 128, got 48"),
+    ({**LOOKAHEAD, "max_batch_size": 9}, "max_batch_size must be in 1..8 for method lookahead, got 9"),
+    ({**MEDUSA, "eagle_posterior": 0.1}, "eagle_posterior must be 0 for method medusa, got 0.1"),
     ({**LLAMA_8B, "max_seq_len": 131073}, "max_seq_len must be in 2..131072, the target's longest context, got 131073"),
     ({**EAGLE, "max_num_tokens": 511}, "max_num_tokens must be 0 (worked out) or at least 512 = max_batch_size 8 x (max_draft_len 63 + 1), got 511"),
     # sharing
@@ -158,9 +169,11 @@ REFUSED = [
     ({**LLAMA_8B, "num_gpus": 4, "tensor_parallel": 3}, "tensor_parallel x pipeline_parallel must be num_gpus 4, got 3 x 1"),
     ({**DRAFT, "drafter_tensor_parallel": 2}, "drafter_tensor_parallel must be in 1..1 (num_gpus), got 2"),
     ({**REDRAFTER, "num_gpus": 2, "pipeline_parallel": 2}, "pipeline_parallel must be 1 for method redrafter, got 2"),
+    ({**EAGLE, "num_gpus": 2, "pipeline_parallel": 2}, "pipeline_parallel must be 1 for method eagle, got 2"),
     # number formats
+    ({**LLAMA_8B, "gpu": "b200", "quantisation": "int4_awq"}, "int4_awq needs compute capability below 10.0 or above 11.9, b200 has 10.0"),
+    ({**LLAMA_8B, "gpu": "b200", "quantisation": "int8_sq"}, "int8_sq needs compute capability below 10.0"),
     ({**LLAMA_8B, "gpu": "a100-80", "quantisation": "fp8"}, "fp8 needs compute capability 8.9, a100-80 has 8.0"),
-    ({**LLAMA_8B, "gpu": "a100-80", "kv_cache_dtype": "fp8"}, "fp8 needs compute capability 8.9, a100-80 has 8.0"),
     ({**LLAMA_8B, "quantisation": "nvfp4"}, "nvfp4 needs compute capability 10.0, h100 has 9.0"),
     ({**DRAFT, "gpu": "l40s", "drafter_quantisation": "nvfp4"}, "nvfp4 needs compute capability 10.0, l40s has 8.9"),
 ]  # fmt: skip
@@ -239,7 +252,6 @@ def test_experts_all_lie_in_memory():
 def test_notes_tell_what_numbers_do_not():
     assert any("orchestrator mode" in note for note in planned(DRAFT, num_gpus=2).notes)
     assert any("#3499" in note for note in planned(DRAFT, num_gpus=2, drafter_tensor_parallel=2).notes)
-    assert any("8 as a constant" in note for note in planned(LOOKAHEAD, max_batch_size=9).notes)
     assert any("not max_batch_size 64" in note for note in planned(LLAMA_8B, gpu="l4", max_batch_size=64).notes)
 
 

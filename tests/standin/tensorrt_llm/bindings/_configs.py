@@ -119,6 +119,8 @@ class OutputConfig:
 
 
 class ExternalDraftTokensConfig:
+    """Checks of executor/decodingConfig.cpp."""
+
     def __init__(self, tokens, logits=None, acceptance_threshold=None, fast_logits=None):
         self.tokens = ids("tokens", tokens)
         self.logits = typed("logits", logits, torch.Tensor)
@@ -130,7 +132,7 @@ class ExternalDraftTokensConfig:
 
 
 class LookaheadDecodingConfig:
-    """(1, 1, 0) = off; the smallest useful one is (2, 2, 1)."""
+    """(1, 1, 0) = off; the smallest useful one is (2, 2, 1). executor/decodingConfig.cpp."""
 
     def __init__(self, max_window_size=4, max_ngram_size=3, max_verification_set_size=4):
         names = ("max_window_size", "max_ngram_size", "max_verification_set_size")
@@ -152,6 +154,8 @@ class LookaheadDecodingConfig:
 
 
 class EagleConfig:
+    """Checks of executor/decodingConfig.cpp."""
+
     def __init__(
         self,
         eagle_choices=None,
@@ -165,9 +169,13 @@ class EagleConfig:
         self.posterior_threshold = typed("posterior_threshold", posterior_threshold, float)
         self.use_dynamic_tree = typed("use_dynamic_tree", use_dynamic_tree, bool)
         self.dynamic_tree_max_topK = typed("dynamic_tree_max_topK", dynamic_tree_max_topK, int)
+        check(posterior_threshold is None or 0 <= posterior_threshold < 1, "posterior threshold in [0, 1)")
+        check(not (use_dynamic_tree and eagle_choices), "eagle choices should not be set when dynamic tree is enabled")
 
 
 class DecodingConfig:
+    """Each configuration needs its mode beside it: executor/decodingConfig.cpp."""
+
     def __init__(self, decoding_mode=None, lookahead_decoding_config=None, medusa_choices=None, eagle_config=None):
         self.decoding_mode = typed("decoding_mode", decoding_mode, DecodingMode)
         self.lookahead_decoding_config = typed(
@@ -175,6 +183,14 @@ class DecodingConfig:
         )
         self.medusa_choices = id_lists("medusa_choices", medusa_choices)
         self.eagle_config = typed("eagle_config", eagle_config, EagleConfig)
+        for name, value in (
+            ("Lookahead", lookahead_decoding_config),
+            ("Medusa", medusa_choices),
+            ("Eagle", eagle_config),
+        ):
+            check(
+                value is None or decoding_mode == DecodingMode(name), f"{name} is configured, but not the DecodingMode"
+            )
 
 
 class KvCacheConfig:
@@ -219,12 +235,14 @@ class ParallelConfig:
 
 
 class ExecutorConfig:
+    """Defaults of the bindings (nanobind/executor/executorConfig.cpp): no chunked context."""
+
     def __init__(
         self,
         max_beam_width=1,
         *,
         kv_cache_config=None,
-        enable_chunked_context=True,
+        enable_chunked_context=False,
         iter_stats_max_iterations=1000,
         gather_generation_logits=False,
         decoding_config=None,
@@ -250,6 +268,10 @@ UNSUPPORTED = frozenset({
 
 
 class Request:
+    """cache_salt_id: a property, not in the first nanobind bindings of 1.0 (nanobind/executor/request.cpp)."""
+
+    cache_salt_id = None
+
     def __init__(
         self,
         input_token_ids,

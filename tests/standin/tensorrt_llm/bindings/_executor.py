@@ -19,7 +19,7 @@ from tensorrt_llm.bindings._results import (
     Result,
     SpeculativeDecodingMetrics,
 )
-from tensorrt_llm.bindings._sampling import pick
+from tensorrt_llm.bindings._sampling import pick, probabilities, softmax
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Executor:
         self._config = typed("executor_config", executor_config, ExecutorConfig)
         check(typed("model_type", model_type, ModelType) is ModelType.DECODER_ONLY, "decoder only, in this stand-in")
         self._check_ranks(Path(model_path))
-        self.engine = Engine(model_path, tensorrt_llm.__version__, executor_config.decoding_config)
+        self.engine = Engine(model_path, tensorrt_llm.__version__, executor_config)
         self.gate, self.poison, self.broken = threading.Event(), None, False
         self.gate.set()
         self.num_enqueued, self.cancelled, self.most_at_once, self.num_passes = 0, [], 0, 0
@@ -72,18 +72,29 @@ class Executor:
         if not isinstance(request, Request):
             raise TypeError("incompatible function arguments: request must be a Request")
         check(self.can_enqueue_requests(), "the executor is shut down")
-        self.engine.check(request)
-        check(
-            self._config.gather_generation_logits or not request.output_config.return_generation_logits,
-            "gather_generation_logits is off",
-        )
         with self._changed:
             self.num_enqueued += 1
             active = Active(next(self._ids), request, np.random.default_rng(request.sampling_config.seed or 0))
-            self._active.append(active)
             self._journal.note("enqueued", id=active.id, drafts=len(request.drafts), max_tokens=request.max_tokens)
+            self._fetch(active)
             self._changed.notify_all()
             return active.id
+
+    def _fetch(self, active):
+        """Take a request in; one that the engine cannot run is answered by an error, nothing is raised.
+
+        Source: Executor::Impl::fetchNewRequests (executor/executorImpl.cpp), which validates off the caller's thread.
+        """
+        try:
+            self.engine.validate(active.request)
+            wants_logits = active.request.output_config.return_generation_logits
+            check(self._config.gather_generation_logits or not wants_logits, "gather_generation_logits is off")
+        except Exception as error:
+            words = f"Encountered an error when fetching new request: {error}"
+            self._responses.append(Response(active.id, _error=words))
+            self._journal.note("refused", id=active.id, error=words)
+        else:
+            self._active.append(active)
 
     def enqueue_requests(self, requests):
         return [self.enqueue_request(request) for request in requests]
@@ -141,7 +152,7 @@ class Executor:
             self.num_passes += 1
             self.most_at_once = max(self.most_at_once, len(batch))
             self._journal.note("pass", number=self.num_passes, ids=[active.id for active in batch])
-            responses = [response for active in batch if (response := self._iterated(active))]
+            responses = self._forward(batch)
             with self._changed:
                 self._responses += responses
                 for ended in (a for a in self._active if a.finish is not FinishReason.NOT_FINISHED):
@@ -149,13 +160,23 @@ class Executor:
                 self._active = [a for a in self._active if a.finish is FinishReason.NOT_FINISHED]
                 self._changed.notify_all()
 
-    def _iterated(self, active):
-        """Iterate; what goes wrong is the request's own error, and no end of the thread."""
+    def _forward(self, batch):
+        """Run one pass; an error in it ends every active request.
+
+        Source: Executor::Impl::forwardAsync and terminateActiveRequests (executor/executorImpl.cpp).
+        """
         try:
-            return self._iterate(active)
+            self.engine.schedule(batch)
+            for active in batch:
+                self.engine.check_in_pass(active.request)
+            return [response for active in batch if (response := self._iterate(active))]
         except Exception as error:
-            active.finish = FinishReason.LENGTH
-            return Response(active.id, _error=f"{type(error).__name__}: {error}")
+            words = f"Encountered an error in forwardAsync function: {error}"
+            with self._changed:
+                ended = [active for active in self._active if active.finish is FinishReason.NOT_FINISHED]
+            for active in ended:
+                active.finish = FinishReason.LENGTH
+            return [Response(active.id, _error=words) for active in ended]
 
     def _iterate(self, active):
         """Run one iteration of a request; return its response, if there is one."""
@@ -171,6 +192,8 @@ class Executor:
         active.rows += list(rows[: len(new)])
         active.generated += new
         active.num_iterations += 1
+        # The library counts a path, not a tree's nodes: LlmRequest::updateNumTokensPerIteration, and the caller's
+        # min(numDraftTokens, maxDraftPathLen) in trtGptModelInflightBatching.cpp.
         active.num_drafted += len(drafts)
         active.num_accepted += len(new) - 1
         self._finish(active)
@@ -183,15 +206,34 @@ class Executor:
             return self.engine.guess(active.request, active.generated, active.rng)[:room]
         return active.request.drafts[:room] if not active.num_iterations else []
 
-    @staticmethod
-    def _verified(active, context, drafts, rows):
-        """Return the tokens up to the first that is not the draft in its place: token match."""
+    def _verified(self, active, context, drafts, rows):
+        """Return the tokens up to the first that is not the draft in its place: token match, or by probabilities."""
+        external = active.request.external_draft_tokens_config
+        if external is not None and external.logits is not None and not active.num_iterations:
+            return self._verified_by_logits(active, context, drafts, rows, external.logits)
         new = []
         for row, draft in itertools.zip_longest(rows, drafts):
             new.append(pick(row, active.request, context + new, len(active.generated) + len(new), active.rng))
             if new[-1] != draft or new[-1] == active.request.end_id:
                 break
         return new
+
+    @staticmethod
+    def _verified_by_logits(active, context, drafts, rows, draft_logits):
+        """Accept each draft with probability min(1, p/q), with p the sampler's and q the softmax of the draft logits.
+
+        Source: layers/externalDraftTokensLayer.cpp and the kernels that it calls, with a random threshold.
+        """
+        new = []
+        for row, draft, logits in zip(rows, drafts, draft_logits.double().numpy(), strict=False):
+            p, q = probabilities(row, active.request, context + new, len(active.generated) + len(new)), softmax(logits)
+            if active.rng.random() >= p[draft] / max(q[draft], 1e-300):
+                residual = np.maximum(p - q[: len(p)], 0.0)
+                residual = residual if residual.sum() > 0 else p
+                return [*new, int(active.rng.choice(len(p), p=residual / residual.sum()))]
+            new.append(draft)
+        last = pick(rows[len(drafts)], active.request, context + new, len(active.generated) + len(new), active.rng)
+        return [*new, last]
 
     @staticmethod
     def _finish(active):

@@ -5,12 +5,17 @@ import numpy as np
 
 def pick(logits, request, context, num_generated, rng):
     """Return the next token; logits: (V,) float64. context: all tokens before it."""
+    probs = probabilities(logits, request, context, num_generated)
+    return int(probs.argmax()) if request.sampling_config.greedy else int(rng.choice(len(probs), p=probs))
+
+
+def probabilities(logits, request, context, num_generated):
+    """Return the distribution that the sampler draws from, (V,) float64."""
     config = request.sampling_config
     logits = shaped(logits, request, context, num_generated)
     if config.greedy:
-        return int(logits.argmax())
-    probs = truncated(softmax(logits / (config.temperature or 1.0)), config)
-    return int(rng.choice(len(probs), p=probs))
+        return np.eye(len(logits))[logits.argmax()]
+    return truncated(softmax(logits / (config.temperature or 1.0)), config)
 
 
 def shaped(logits, request, context, num_generated):

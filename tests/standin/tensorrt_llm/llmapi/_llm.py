@@ -86,6 +86,8 @@ class LLM:
         tensor_parallel_size=1,
         max_batch_size=2048,
         max_seq_len=None,
+        max_num_tokens=8192,
+        enable_chunked_prefill=False,
         kv_cache_config=None,
         speculative_config=None,
         disable_overlap_scheduler=False,
@@ -99,6 +101,8 @@ class LLM:
         typed("kv_cache_config", kv_cache_config, KvCacheConfig)
         self.speculation = self._checked(speculative_config, disable_overlap_scheduler)
         self.checkpoint, self.max_seq_len, self.max_batch_size = str(model), max_seq_len, max_batch_size
+        # llmapi/llm.py, _check_arguments: the PyTorch backend refuses longer prompts unless it may cut them.
+        self.longest_prompt = max_seq_len if enable_chunked_prefill else max_num_tokens
         self.skips_tokenizer, self.reuses = skip_tokenizer_init, kv_cache_config.enable_block_reuse
         self.vocab_size = load(self.checkpoint).config.vocab_size
         self.gate, self.poison, self.aborted, self.requests, self.most_at_once = threading.Event(), None, [], [], 0
@@ -118,7 +122,7 @@ class LLM:
             raise ValueError(f"{config.decoding_type} is not supported by the PyTorch backend")
         if config.decoding_type in TABLE["disable_overlap_scheduler"] and not disable_overlap_scheduler:
             raise ValueError(f"{config.decoding_type} needs disable_overlap_scheduler")
-        drafter = config.fields.get("speculative_model")
+        drafter = config.fields.get("speculative_model_dir") or config.fields.get("speculative_model")
         if drafter and not (Path(drafter) / "config.json").is_file():
             raise ValueError(f"no checkpoint in {drafter}")
         return config
@@ -129,6 +133,8 @@ class LLM:
             raise TypeError(f"inputs must be token ids, got {inputs!r}")
         if params.end_id is None and self.skips_tokenizer:
             raise ValueError("tokenizer is required to reset end_id if it is None")
+        if len(inputs) > self.longest_prompt:
+            raise ValueError(f"{len(inputs)} tokens of prompt exceed max_num_tokens {self.longest_prompt}")
         if len(inputs) + params.max_tokens > self.max_seq_len:
             raise ValueError(f"{len(inputs)} + {params.max_tokens} tokens exceed max_seq_len {self.max_seq_len}")
         typed("cache_salt", cache_salt, str)

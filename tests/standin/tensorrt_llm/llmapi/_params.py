@@ -14,7 +14,11 @@ class DecodingConfig:
     table = ""
 
     def __init__(self, **fields):
-        known = {*TABLE["common_fields"], *TABLE["classes"][self.table or type(self).__name__]}
+        known = {
+            *TABLE["common_fields"],
+            *TABLE["older_fields"].values(),
+            *TABLE["classes"][self.table or type(self).__name__],
+        }
         if unknown := fields.keys() - known:
             raise ValueError(f"{type(self).__name__}: extra fields not permitted: {sorted(unknown)}")
         for name in ("max_draft_len", "max_matching_ngram_size", "num_nextn_predict_layers"):

@@ -27,7 +27,7 @@ def test_decoupled_model_is_refused_because_its_nested_calls_can_hang(
     with imported("clients") as clients:
         caller = clients.caller_beside(str(tmp_path / "target"))
         if is_refused:
-            with pytest.raises(ConfigError, match="must not be decoupled.*server#5988"):
+            with pytest.raises(ConfigError, match=r"must not be decoupled.*server#5988"):
                 caller("tensorrt_llm")
         else:
             assert callable(caller("tensorrt_llm"))

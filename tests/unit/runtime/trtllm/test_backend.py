@@ -16,7 +16,6 @@ import pytest
 from launcher.deployment import models_to_load
 from orchestrator.core.context import Context
 from orchestrator.core.errors import ConfigError, EngineError, EngineLost, RequestError, Unavailable, UnknownSequence
-from orchestrator.core.methods import BUILD_MODES
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import EngineSpeculation, EngineSpeculationResult, StepOptions
@@ -30,7 +29,7 @@ from runtime.trtllm.backend.adapters import DraftAdapter, EngineSideAdapter, Ste
 from runtime.trtllm.backend.tensors import ACCEPTED, DRAFTED, OUTPUTS, Backend, draft_tensors, stop_tensors
 from runtime.trtllm.backend.transport import BackendTransport
 from runtime.trtllm.client import TrtllmClient
-from tests.standin.engine_folder import make_engine
+from tests.standin.engine_folder import BUILD_MODES, make_engine
 from tests.support.engines import ask, submit
 from tests.support.tiny_models import make_tiny_target
 from tests.unit.runtime.trtllm.test_backend_tensors import DTYPES, INPUTS
@@ -342,14 +341,15 @@ def inside_step(ids: list[int], inside: EngineSpeculation | None) -> StepRequest
 
 @pytest.mark.parametrize(
     ("counts", "lengths", "drafted"),
-    [((3, 8), (4, 1, 1), 8), (None, (1,) * 6, 0), ((99, 99), (6,), 99), ((-1, -1), (1,) * 6, 0)],
+    # The library counts drafted paths, we count a tree's nodes, and neither where it has not drafted.
+    [((3, 8), (4, 1, 1), 2 * 63), (None, (1,) * 6, 0), ((99, 99), (5, 1), 63), ((-1, -1), (1,) * 6, 0)],
 )
 def test_burst_tells_the_passes_as_far_as_they_were_counted(
     counts: tuple[int, int] | None, lengths: tuple[int, ...], drafted: int
 ) -> None:
     model = CountingModel()
     model.counts = counts
-    with running(client_of(EngineSideAdapter(BACKEND, True, "medusa"), model, 4, "test")) as client:
+    with running(client_of(EngineSideAdapter(BACKEND, True, "medusa", 63), model, 4, "test")) as client:
         answer = ask(client, inside_step(PROMPT, EngineSpeculation(6)))
     assert answer.tokens(TokenTree.bare()) == [said(4 + i) for i in range(6)]
     assert answer.engine_speculation == EngineSpeculationResult(
@@ -363,7 +363,7 @@ def test_burst_tells_the_passes_as_far_as_they_were_counted(
 )
 def test_burst_is_as_long_as_there_is_room(inside: EngineSpeculation | None, context: int, length: int) -> None:
     model = CountingModel()
-    with running(client_of(EngineSideAdapter(BACKEND, True, "medusa"), model, 4, "test")) as client:
+    with running(client_of(EngineSideAdapter(BACKEND, True, "medusa", 63), model, 4, "test")) as client:
         answer = ask(client, inside_step([1] * context, inside))
     assert model.calls[0]["request_output_len"] == [[length]]
     assert (answer.engine_speculation is None) == (inside is None) and len(answer.tokens(TokenTree.bare())) == length
@@ -371,7 +371,7 @@ def test_burst_is_as_long_as_there_is_room(inside: EngineSpeculation | None, con
 
 def test_burst_has_sizes_and_no_choices() -> None:
     model = CountingModel()
-    with running(client_of(EngineSideAdapter(BACKEND, True, "lookahead", (4, 3, 4)), model, 4, "test")) as client:
+    with running(client_of(EngineSideAdapter(BACKEND, True, "lookahead", 15, (4, 3, 4)), model, 4, "test")) as client:
         ask(client, inside_step(PROMPT, EngineSpeculation(4, sizes=(4, 3, 2))))
         for sizes in ((5, 3, 2), (4, 4, 2), (4, 3, 5), (1, 2, 1)):
             with pytest.raises(RequestError, match=r"must be in \(2, 2, 1\) to \(4, 3, 4\), for which the engine was"):

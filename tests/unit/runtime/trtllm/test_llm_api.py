@@ -418,6 +418,8 @@ def test_command_writes_a_folder_from_the_file_of_compiled_engines(
         "tensor_parallel_size": 2,
         "max_batch_size": 8,
         "max_seq_len": 306,
+        "max_num_tokens": 8192,
+        "enable_chunked_prefill": True,
         "disable_overlap_scheduler": True,
     }
     assert found.config_class == "NGramDecodingConfig"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -22,8 +23,8 @@ WAIT = timedelta(seconds=30)
 MAX_SEQ_LEN, MAX_DRAFT_LEN = 64, 8
 TREE = tree_of(MAX_DRAFT_LEN)
 TREES = {
-    "medusa": lambda api: api.DecodingConfig(medusa_choices=TREE),
-    "eagle": lambda api: api.DecodingConfig(eagle_config=api.EagleConfig(TREE)),
+    "medusa": lambda api: api.DecodingConfig(api.DecodingMode.Medusa(), medusa_choices=TREE),
+    "eagle": lambda api: api.DecodingConfig(api.DecodingMode.Eagle(), eagle_config=api.EagleConfig(TREE)),
 }
 
 
@@ -59,7 +60,8 @@ def start(api: Any, checkpoint: Path, tmp_path: Path) -> Iterator[Any]:
             max_draft_len=MAX_DRAFT_LEN, max_seq_len=MAX_SEQ_LEN, max_batch_size=4,
         )  # fmt: skip
         decoding = decoding or TREES.get(mode, lambda api: None)(api)
-        settings = api.ExecutorConfig(decoding_config=decoding, gather_generation_logits=True, **config)
+        given = {"enable_chunked_context": True, "gather_generation_logits": True} | config
+        settings = api.ExecutorConfig(decoding_config=decoding, **given)
         started.append(api.Executor(str(folder), api.ModelType.DECODER_ONLY, settings))
         return started[-1]
 
@@ -180,12 +182,25 @@ def test_engine_that_drafts_inside_says_how_many_iterations_it_took(
 
 
 def test_block_reuse_may_be_on_or_off(api: Any, start: Any, greedy: list[int]) -> None:
-    for reuse in (True, False):
-        executor = start(kv_cache_config=api.KvCacheConfig(enable_block_reuse=reuse, max_tokens=1024))
+    for mode, reuse in (("draft_tokens_external", True), ("", False)):
+        executor = start(mode, kv_cache_config=api.KvCacheConfig(enable_block_reuse=reuse, max_tokens=1024))
         assert run(executor, drafted(api, [], 2, cache_salt_id=3))[0].output_token_ids == [PROMPT + greedy[:2]]
 
 
 # What it refuses
+
+
+def test_external_drafts_need_block_reuse(api: Any, start: Any) -> None:
+    with pytest.raises(RuntimeError, match="block reuse must be enabled"):
+        start(kv_cache_config=api.KvCacheConfig(enable_block_reuse=False))
+
+
+@pytest.mark.parametrize(
+    ("request_", "given"), [(([1] * 60, 13), 4), (([1] * 60, 4), 4)], ids=["too long", "as long as there is room"]
+)
+def test_output_is_shortened_without_a_word(api: Any, start: Any, request_: Any, given: int) -> None:
+    (result,) = run(start(), api.Request(*request_, sampling_config=api.SamplingConfig(top_k=1)))
+    assert len(result.output_token_ids[0]) == 60 + given
 
 
 @pytest.mark.parametrize(
@@ -239,9 +254,8 @@ def test_lookahead_sizes_have_their_defaults_and_their_length(api: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda api: drafted(api, [1] * (MAX_DRAFT_LEN + 1)), r"draft tokens \(9\) larger than maximum .* \(8\)"),
-        (lambda api: api.Request([1] * 60, 13), "73 tokens exceed max_seq_len 72"),
-        (lambda api: drafted(api, [1, 2], 2), "2 drafts need an output of one token more, max_tokens is 2"),
+        (lambda api: drafted(api, [1] * (MAX_DRAFT_LEN + 1)), r"Draft tokens length \(9\) exceeds maximum \(8\)"),
+        (lambda api: api.Request([1] * 72, 1), r"Prompt length \(72\) exceeds maximum input length \(71\)"),
         (lambda api: drafted(api, [1, VOCAB_SIZE]), "outside of the vocabulary"),
         (lambda api: api.Request([VOCAB_SIZE], 1), "outside of the vocabulary"),
         (lambda api: api.Request([-1], 1), "outside of the vocabulary"),
@@ -255,50 +269,60 @@ def test_lookahead_sizes_have_their_defaults_and_their_length(api: Any) -> None:
         (lambda api: api.Request(PROMPT, 1, lookahead_config=api.LookaheadDecodingConfig()), "another engine"),
     ],
 )
-def test_request_beyond_the_engine_is_refused_when_it_is_enqueued(api: Any, start: Any, make: Any, words: str) -> None:
-    with pytest.raises(RuntimeError, match=words):
-        start().enqueue_request(make(api))
+def test_request_beyond_the_engine_is_an_error_response(api: Any, start: Any, make: Any, words: str) -> None:
+    assert re.search(words, refused(start(), make(api)))
 
 
-def test_iteration_that_fails_is_an_error_of_its_request_and_no_end_of_the_thread(api: Any, start: Any) -> None:
+def refused(executor: Any, request: Any) -> str:
+    """Return the error with which one request is answered; nothing is raised when it is enqueued."""
+    request_id = executor.enqueue_request(request)
+    (response,) = executor.await_responses(timeout=WAIT)
+    assert response.request_id == request_id and response.has_error()
+    return response.error_msg
+
+
+def test_pass_that_fails_is_an_error_of_every_request_and_no_end_of_the_thread(api: Any, start: Any) -> None:
     executor = start()
     logits, executor.engine.logits = executor.engine.logits, None
-    executor.enqueue_request(drafted(api, []))
-    (response,) = executor.await_responses(timeout=WAIT)
-    assert response.has_error() and "TypeError" in response.error_msg
+    executor.gate.clear()
+    asked = set(executor.enqueue_requests([drafted(api, []), drafted(api, [])]))
+    executor.gate.set()
+    failed = executor.await_responses(timeout=WAIT)
+    assert {response.request_id for response in failed} == asked
+    assert all("error in forwardAsync" in response.error_msg for response in failed)
     executor.engine.logits = logits
     assert run(executor, drafted(api, []))
 
 
 def test_engine_without_external_drafts_takes_none(api: Any, start: Any) -> None:
     for mode in ("", "medusa"):
-        with pytest.raises(RuntimeError, match=r"draft tokens \(1\) larger than maximum .* \(0\)"):
-            start(mode).enqueue_request(drafted(api, [1]))
-
-
-def test_medusa_verifies_at_temperature_0_alone(api: Any, start: Any) -> None:
-    config = api.SamplingConfig(temperature=1.0, top_p=1.0, seed=1)
-    with pytest.raises(RuntimeError, match="temperature 0"):
-        start("medusa").enqueue_request(api.Request(PROMPT, 1, sampling_config=config))
+        assert "Draft tokens length (1) exceeds maximum" in refused(start(mode), drafted(api, [1]))
 
 
 def test_lookahead_engine_needs_sizes_that_fit_and_takes_smaller_ones(api: Any, start: Any, greedy: list[int]) -> None:
     with pytest.raises(RuntimeError, match="needs the executor's lookahead sizes"):
         start("lookahead_decoding")
     with pytest.raises(RuntimeError, match="more than max_draft_len"):
-        start("lookahead_decoding", api.DecodingConfig(lookahead_decoding_config=api.LookaheadDecodingConfig(7, 7, 7)))
+        start("lookahead_decoding", lookahead_of(api, 7, 7, 7))
     sizes = api.LookaheadDecodingConfig(3, 2, 3)
-    executor = start("lookahead_decoding", api.DecodingConfig(lookahead_decoding_config=sizes))
+    executor = start("lookahead_decoding", lookahead_of(api, *sizes.triple))
     smaller = drafted(api, [], 4, lookahead_config=api.LookaheadDecodingConfig(2, 2, 1))
     assert run(executor, smaller)[0].output_token_ids == [PROMPT + greedy[:4]]
-    with pytest.raises(RuntimeError, match=r"lookahead \(3, 2, 4\) beyond \(3, 2, 3\)"):
-        executor.enqueue_request(drafted(api, [], 4, lookahead_config=api.LookaheadDecodingConfig(3, 2, 4)))
+    larger = drafted(api, [], 4, lookahead_config=api.LookaheadDecodingConfig(3, 2, 4))
+    assert "lookahead sizes beyond the engine's" in refused(executor, larger)
+
+
+def lookahead_of(api: Any, *sizes: int) -> Any:
+    """Return the executor's configuration of Lookahead."""
+    return api.DecodingConfig(
+        api.DecodingMode.Lookahead(), lookahead_decoding_config=api.LookaheadDecodingConfig(*sizes)
+    )
 
 
 def test_wrong_decoding_mode_is_overwritten_with_a_warning(
     api: Any, start: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    start("medusa", api.DecodingConfig(decoding_mode=api.DecodingMode.Eagle(), medusa_choices=TREE))
+    start("explicit_draft_tokens", api.DecodingConfig(decoding_mode=api.DecodingMode.TopK()))
     assert "is overwritten by the engine's" in caplog.text
 
 

@@ -14,13 +14,12 @@ import pytest
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, RequestError, Unavailable
-from orchestrator.core.methods import BUILD_MODES
 from orchestrator.core.types import EngineSpeculation, EngineSpeculationResult, StepOptions
 from orchestrator.generation.loop import Limits
 from orchestrator.wire.target import StepRequest
 from runtime.trtllm import contexts
 from runtime.trtllm.client import TrtllmClient
-from tests.standin.engine_folder import make_engine
+from tests.standin.engine_folder import BUILD_MODES, make_engine
 from tests.support.clients import until
 from tests.support.decode import decode
 from tests.support.engines import EngineTarget, ask, submit
@@ -269,34 +268,30 @@ def test_lookahead_beyond_the_engine_is_refused_with_its_sizes(
 
 def test_eagle_takes_the_shape_of_its_tree_per_request(start: Callable[..., Client], greedy: list[int]) -> None:
     client = start("eagle")
-    proposer = proposer_of("eagle", {"choices": [[0, 0], [1]]}, inside="eagle")
+    proposer = proposer_of("eagle", {"choices": [[0, 0, 0, 0], [1]]}, inside="eagle")
     asked: list[Any] = []
     enqueue = standin(client).enqueue_request
     standin(client).enqueue_request = lambda request: (
         asked.append(request.eagle_config.eagle_choices) or enqueue(request)
     )
     text, statistics = decode(EngineTarget(client, 2), proposer, PROMPT, GREEDY, LIMITS)
-    assert text == greedy and asked == [[[0], [1], [0, 0]]]
-    assert 1 < max(statistics.step_lengths) <= 3
-    assert statistics.num_draft_tokens == 3 * (statistics.num_steps - 1)
+    assert text == greedy and asked == [[[0], [1], [0, 0], [0, 0, 0], [0, 0, 0, 0]]]
+    assert 1 < max(statistics.step_lengths) <= 5
+    assert statistics.num_draft_tokens == 5 * (statistics.num_steps - 1)
 
 
 def test_eagle_tree_beyond_the_engine_is_refused_with_its_size(start: Callable[..., Client]) -> None:
     client = start("eagle")
-    parents = [(rank,) for rank in range(5)]
+    parents, deep = [(rank,) for rank in range(4)], [(0,) * depth for depth in range(2, 5)]
     for choices, words in {
         tuple((rank,) for rank in range(17)): "17 nodes, the engine was built for at most 16",
         tuple((0,) * depth for depth in range(1, 6)): "5 levels, the engine was built for at most 4",
-        (*parents, *((rank, 0) for rank in range(5))): "5 nodes of one level with children, the engine was built for",
+        ((0,), (1,), (0, 0)): r"2 levels, the engine needs exactly 4 \(eagle_layers\)",
     }.items():
         asked = request(PROMPT, options=StepOptions(engine_speculation=EngineSpeculation(8, choices=choices)))
         with pytest.raises(RequestError, match=f"choices has {words}"):
             ask(client, asked)
-        api = client._adapter._api
-        config = api.EagleConfig([list(path) for path in choices])
-        with pytest.raises(RuntimeError, match="Assertion failed"):  # as the library does
-            standin(client).enqueue_request(api.Request(PROMPT, 8, eagle_config=config))
-    most = (*parents[:4], *((rank, 0) for rank in range(4)), (0, 0, 0), (0, 0, 0, 0))
+    most = (*parents, *deep, *((rank, 0) for rank in range(1, 4)))
     assert ask(
         client, request(PROMPT, options=StepOptions(engine_speculation=EngineSpeculation(8, choices=most)))
     ).engine_speculation

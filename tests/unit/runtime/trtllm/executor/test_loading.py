@@ -93,8 +93,9 @@ def test_library_asserts_a_tree_of_the_engine_s_size(checkpoint: Path, tmp_path:
     from tensorrt_llm.bindings import executor as api
 
     folder = str(make_engine(tmp_path / "engine", checkpoint, mode="medusa"))
-    for choices in (None, tree_of(5), [*tree_of(15), [0]], [*tree_of(15), [60, 0]]):
-        config = api.ExecutorConfig(1, decoding_config=api.DecodingConfig(medusa_choices=choices))
+    for choices in (tree_of(5), [*tree_of(15), [0, 0, 0, 0, 0]]):
+        decoding = api.DecodingConfig(api.DecodingMode.Medusa(), medusa_choices=choices)
+        config = api.ExecutorConfig(1, decoding_config=decoding)
         with pytest.raises(RuntimeError, match="Assertion failed"):
             api.Executor(folder, api.ModelType.DECODER_ONLY, config)
 
@@ -106,13 +107,17 @@ def test_more_requests_than_the_engine_s_batch_are_warned_of(folder: Path, caplo
         assert "max_running 9 is above the engine's max_batch_size 8" in caplog.text
 
 
-def test_logits_are_kept_by_the_target_s_engine_alone(folder: Path, draft_checkpoint: Path, tmp_path: Path) -> None:
+def test_logits_are_kept_by_engines_that_do_not_draft_inside(
+    folder: Path, draft_checkpoint: Path, tmp_path: Path
+) -> None:
     draft = make_engine(tmp_path / "draft", draft_checkpoint, role="draft", mode="", max_draft_len=0)
     engine, _ = build_draft(config_of(folder, draft=str(draft)))
-    assert standin(engine)._config.gather_generation_logits is False
+    assert standin(engine)._config.gather_generation_logits is True
     engine.close()
     with serving(folder) as client:
         assert standin(client)._config.gather_generation_logits is True
+    with serving(make_engine(tmp_path / "medusa", draft_checkpoint, mode="medusa")) as client:
+        assert standin(client)._config.gather_generation_logits is False
 
 
 def test_engine_that_the_library_cannot_load_is_refused_in_its_words(checkpoint: Path, tmp_path: Path) -> None:

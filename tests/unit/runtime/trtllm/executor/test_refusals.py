@@ -37,9 +37,8 @@ from tests.support.executor import (
             {"drafts": TokenTree.from_paths([[1], [2]])},
             "the step with siblings in its tree: TensorRT-LLM's executor sam",
         ),
-        ({"sampling": sampled(rule=Rule.REJECTION)}, "rule 'rejection': TensorRT-LLM's executor samples by itself"),
         ({"sampling": sampled(rule=Rule.COUPLED)}, "rule 'coupled': TensorRT-LLM's executor samples by itself"),
-        ({"sampling": sampled(rule=Rule.BLOCK)}, "; its own: engine (input rule)"),
+        ({"sampling": sampled(rule=Rule.BLOCK)}, "; its own: rejection, engine (input rule)"),
         ({"sampling": sampled(rule=Rule.TYPICAL)}, "rule 'typical'"),
         ({"options": StepOptions(target_tokens=True)}, "which learns from the target's tokens"),
         ({"options": StepOptions(features_from=0)}, "which drafts from hidden states"),
@@ -80,7 +79,7 @@ def test_context_beyond_the_engine_is_refused_with_its_length(client: TrtllmClie
 def test_capabilities_say_which_methods_an_engine_serves(folder: Path, tmp_path: Path) -> None:
     external = capabilities_of(config_of(folder))
     plain = executor_capabilities(read_manifest(folder).model_copy(update={"mode": ""}))
-    medusa = executor_capabilities(read_manifest(folder).model_copy(update={"mode": "medusa"}))
+    medusa = executor_capabilities(read_manifest(folder).model_copy(update={"mode": "medusa", "method": "medusa"}))
     asked = GREEDY, StepOptions()
     assert external.refusal(*asked, method="suffix") == ""
     tree = external.refusal(*asked, method="suffix", branches="tree true")
