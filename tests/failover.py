@@ -196,10 +196,18 @@ def stop_server(server: launcher.Server) -> None:
     server.start()
 
 
+def drain_server(server: launcher.Server) -> None:
+    """Restart a replica as a rolling update does: it finishes what it has accepted before it stops."""
+    assert server.finish_requests(), "streams still ran at the drain's limit"
+    server.stop()
+    server.start()
+
+
 WAYS: dict[str, Callable[[launcher.Server], None]] = {
     "server": kill_server,
     "model": kill_public_model,
     "stop": stop_server,
+    "drain": drain_server,
 }
 
 
@@ -229,13 +237,15 @@ def fail_over(
 
 
 @contextlib.contextmanager
-def replicas(folder: Path, num_replicas: int) -> Iterator[list[launcher.Server]]:
-    """Run replicas of one tiny random target in float64."""
+def replicas(folder: Path, num_replicas: int, **options: Any) -> Iterator[list[launcher.Server]]:
+    """Run replicas of one tiny random target in float64. options: of `launcher.Server`."""
     make_tiny_target(folder / "target", max_position_embeddings=1024)
     config = folder / "serving.toml"
     config.write_text('target = "target"\ndtype = "float64"\nkv_memory_mb = 64\nmax_waiting = 128\n')
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(launcher.Server(config, say=lambda line: None)) for _ in range(num_replicas)]
+        yield [
+            stack.enter_context(launcher.Server(config, say=lambda line: None, **options)) for _ in range(num_replicas)
+        ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

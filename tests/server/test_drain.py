@@ -18,12 +18,14 @@ import grpc
 import pytest
 
 from launcher.server import Server
+from tests.failover import Readers, fail_over, make_cases, replicas
 from tests.server.conftest import deployment, link, repository, serving
 from tests.server.test_steps import PROMPT, Script, text_at
 from tests.support.clients import Http, Stream, ask, ask_unary, connect, generate, until
+from tests.support.gateway import running_gateway
 from tests.support.throwaway import launcher_command
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
 
 NUM_TOKENS = 6
 
@@ -163,3 +165,23 @@ def test_stop_does_not_wait_for_ever(scripted: dict[str, Any], script: Script, h
         with pytest.raises(grpc.RpcError):
             while True:
                 stream.receive()
+
+
+def test_rolling_restart_of_two_replicas_under_load_loses_nothing(tmp_path: Path) -> None:
+    """Every text equals the undisturbed one, and no stream is cut: a replica that drains refuses, and ends the others."""
+    with (
+        replicas(tmp_path, 2, stop_limit_s=120) as servers,
+        running_gateway(
+            ",".join(server.grpc_url for server in servers), tmp_path / "target", health_interval_s=0.3
+        ) as gateway,
+    ):
+        cases = make_cases(servers[0].grpc_url, 12, 200)
+        result = fail_over(servers, gateway, Readers(gateway.url, cases, 6), ["drain", "drain"])
+        lines = gateway.get("/metrics").text.splitlines()
+    print(result.line())
+    assert not result.faults, result.faults[:3]
+    assert result.outcomes.keys() == {"equal"} and min(result.num_met) == 6
+    moved = {
+        line for line in lines if line.startswith("spec_gateway_failovers_total") and 'reason="unavailable"' not in line
+    }
+    assert all(line.endswith(" 0.0") for line in moved), moved
