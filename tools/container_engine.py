@@ -76,6 +76,14 @@ def engine_of_our_own(folder: Path) -> Iterator[Engine]:
                 engine("rm", "--force", *containers)
         daemon.terminate()
         daemon.wait(60)
+        unmount_below(folder)
+
+
+def unmount_below(folder: Path) -> None:
+    """Unmount what the engine leaves mounted: the namespace of the host's network."""
+    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
+    for mount in reversed([mount for mount in mounts if mount.startswith(f"{folder}/")]):
+        subprocess.run(["umount", mount], check=False)
 
 
 def succeeds(call: Callable[[], object]) -> bool:

@@ -168,7 +168,7 @@ def test_stop_does_not_wait_for_ever(scripted: dict[str, Any], script: Script, h
 
 
 def test_rolling_restart_of_two_replicas_under_load_loses_nothing(tmp_path: Path) -> None:
-    """Every text equals the undisturbed one, and no stream is cut: a replica that drains refuses, and ends the others."""
+    """Every text equals the undisturbed one: a replica that drains ends what runs, and refuses what the gateway moves."""
     with (
         replicas(tmp_path, 2, stop_limit_s=120) as servers,
         running_gateway(
@@ -177,11 +177,6 @@ def test_rolling_restart_of_two_replicas_under_load_loses_nothing(tmp_path: Path
     ):
         cases = make_cases(servers[0].grpc_url, 12, 200)
         result = fail_over(servers, gateway, Readers(gateway.url, cases, 6), ["drain", "drain"])
-        lines = gateway.get("/metrics").text.splitlines()
     print(result.line())
     assert not result.faults, result.faults[:3]
     assert result.outcomes.keys() == {"equal"} and min(result.num_met) == 6
-    moved = {
-        line for line in lines if line.startswith("spec_gateway_failovers_total") and 'reason="unavailable"' not in line
-    }
-    assert all(line.endswith(" 0.0") for line in moved), moved
