@@ -20,10 +20,6 @@ VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["versi
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
 
 
-needs_monitoring = pytest.mark.skipif(not (DOCKER / "monitoring").exists(), reason="docker/monitoring has not landed")
-
-
-@needs_monitoring
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_service_runs_confined_from_a_pinned_image_over_files_that_are_there(name: str) -> None:
     service = SERVICES[name]
@@ -68,7 +64,6 @@ def seconds(name: str) -> int:
     return int(SERVICES[name]["stop_grace_period"].removesuffix("s"))
 
 
-@needs_monitoring
 def test_prometheus_scrapes_the_services_by_their_names_and_ports() -> None:
     file = yaml.safe_load((DOCKER / "monitoring/prometheus.yml").read_text())
     targets = {target for job in file["scrape_configs"] for each in job["static_configs"] for target in each["targets"]}
