@@ -45,7 +45,7 @@ def test_packages_are_the_projects_less_what_the_image_has_and_all_are_pinned(ex
 def test_triton_torch_and_others_are_left_out_as_asked(capsys):
     def printed(*arguments):
         environment.main(["requirements", "serve", *arguments])
-        return {environment.name_of(word) for word in capsys.readouterr().out.split()}
+        return {environment.name_of(word) for word in capsys.readouterr().out.splitlines()}
 
     assert not printed() & {"torch", "nvidia-pytriton"}
     assert printed("--all") == printed() | {"torch", "nvidia-pytriton"}
