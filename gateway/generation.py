@@ -10,7 +10,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.errors import ApiError, Busy, Failed, Unavailable
@@ -63,6 +63,25 @@ class Refusal(ApiError):
     status, type, code = 400, "invalid_request_error", "invalid_value"
 
 
+@dataclass(frozen=True)
+class Attempts:
+    """The attempts since a request last got a token. num_failed: those whose replica was not just full.
+
+    since_s: when it began to wait for a replica; how long a replica was silent does not count.
+    """
+
+    tried: tuple[Replica, ...] = ()
+    num_failed: int = 0
+    error: ReplicaError | None = None
+    since_s: float = field(default_factory=time.monotonic)
+
+    def with_failure(self, replica: Replica, error: ReplicaError) -> Attempts:
+        """Return the attempts with one more."""
+        if isinstance(error, Full):
+            return replace(self, tried=(*self.tried, replica), error=error)
+        return Attempts((*self.tried, replica), self.num_failed + 1, error)
+
+
 @dataclass
 class Generation:
     """One sequence on its way through the replicas. inputs: of the public model, seed included.
@@ -79,12 +98,9 @@ class Generation:
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Yield what is new with each response, up to the one with a finish reason; raises ApiError."""
-        key = affinity_key(self.inputs)
-        tried: list[Replica] = []
-        last_error: ReplicaError | None = None
-        progress_s = time.monotonic()
+        attempts = Attempts()
         while True:
-            replica = await self._next_replica(key, tried, last_error, progress_s)
+            replica = await self._next_replica(attempts)
             num_before = len(self.ids)
             try:
                 with replica.running():
@@ -98,12 +114,9 @@ class Generation:
             except Refused as error:
                 raise Refusal(str(error)) from None
             except ReplicaError as error:
-                last_error = error
                 self.replicas.report(replica, error)
                 self.metrics.failovers.labels(reason=error.reason).inc()
-            if len(self.ids) > num_before:
-                tried, progress_s = [], time.monotonic()
-            tried.append(replica)
+                attempts = (attempts if len(self.ids) == num_before else Attempts()).with_failure(replica, error)
 
     async def _from(self, replica: Replica) -> AsyncGenerator[Delta, None]:
         limits = (self.settings.first_limit_s, self.settings.silence_limit_s)
@@ -120,20 +133,20 @@ class Generation:
         continued = {"generated_ids": self.ids} if self.ids else {}
         return {**self.inputs, **continued, "timeout_ms": left_ms}
 
-    async def _next_replica(
-        self, key: bytes, tried: list[Replica], error: ReplicaError | None, progress_s: float
-    ) -> Replica:
+    async def _next_replica(self, attempts: Attempts) -> Replica:
         """Return the replica to try next; raises ApiError when the request should not be tried again.
 
         A new request is refused when all replicas are full. A text that has begun waits, since a reader has seen it.
         """
-        num_ready = sum(replica.is_ready for replica in self.replicas.all.values())
-        if isinstance(error, Full) and not self.ids and len(set(tried)) >= num_ready:
+        error, key = attempts.error, affinity_key(self.inputs)
+        ready = [replica for replica in self.replicas.all.values() if replica.is_ready]
+        if isinstance(error, Full) and not self.ids and all(replica in attempts.tried for replica in ready):
             raise Busy(f"all replicas are full: {error}", retry_after_s=1)
-        if error and not isinstance(error, Full) and len(tried) >= MAX_TRIES:
-            raise Failed(f"the request failed {len(tried)} times in a row, the last time: {error}")
-        end_s = min(progress_s + self.settings.recovery_limit_s, self.deadline_s)
-        if (left_s := end_s - time.monotonic()) > 0 and (found := await self.replicas.choose(key, tried, left_s)):
+        if attempts.num_failed >= MAX_TRIES:
+            raise Failed(f"the request failed {attempts.num_failed} times in a row, the last time: {error}")
+        end_s = min(attempts.since_s + self.settings.recovery_limit_s, self.deadline_s)
+        left_s = end_s - time.monotonic()
+        if left_s > 0 and (found := await self.replicas.choose(key, attempts.tried, left_s)):
             return found
         raise Unavailable(f"no replica can be reached: {error or 'none is ready'}", retry_after_s=5)
 

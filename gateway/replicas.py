@@ -7,12 +7,12 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gateway.routing import choose
 from gateway.settings import Settings, SettingsError
-from gateway.triton import Full, ReplicaError, TritonClient
+from gateway.triton import Full, Lost, ReplicaError, Silent, TritonClient
 
 DNS = "dns://"
 MAX_BACK_OFF_S = 30.0
@@ -115,29 +115,31 @@ class Replicas:
         """Close all channels."""
         await self._update([])
 
-    async def choose(self, key: bytes, tried: Collection[Replica], limit_s: float) -> Replica | None:
-        """Return a usable replica, of those that were not tried if there are any; None if none is usable in time.
+    async def choose(self, key: bytes, tried: Sequence[Replica], limit_s: float) -> Replica | None:
+        """Return a usable replica: one that was not tried, else one that was not the last, else any.
 
-        Where all usable replicas were tried, it waits until one that rests becomes usable again.
+        It waits for one until the limit, and returns None then.
         """
         end_s = time.monotonic() + limit_s
         while True:
             usable = [replica for replica in self.all.values() if replica.is_usable]
             fresh = [replica for replica in usable if replica not in tried]
-            if chosen := choose(fresh or usable, key, self.settings.affinity_slack):
+            others = [replica for replica in usable if replica not in tried[-1:]]
+            if chosen := choose(fresh or others or usable, key, self.settings.affinity_slack):
                 return chosen
             if time.monotonic() >= end_s:
                 return None
             await asyncio.sleep(POLL_S)
 
     def report(self, replica: Replica, error: ReplicaError | None) -> None:
-        """Note how a request ended on a replica."""
+        """Note how a request ended on a replica; one that only failed on this request serves others meanwhile."""
         if error is None:
             replica.num_failures = 0
-        elif isinstance(error, Full):
+            return
+        log.warning("replica %s: %s", replica.address, error)
+        if isinstance(error, Full):
             replica.rest()
-        else:
-            log.warning("replica %s: %s", replica.address, error)
+        elif isinstance(error, Lost | Silent):
             replica.eject()
 
     async def _update(self, addresses: Collection[str]) -> None:

@@ -67,23 +67,26 @@ class Case:
 
 def make_cases(url: str, num_cases: int, max_tokens: int) -> list[Case]:
     """Ask a replica directly, without a gateway, for the text of each case."""
-    choose = random.Random(7)
-    cases = []
+    choose, requests, cases = random.Random(7), {}, []
+    for number in range(num_cases):
+        phrase = "".join(choose.choices(LETTERS, k=6))
+        requests[str(number)] = {
+            "text_input": phrase + "".join(choose.choices(LETTERS, k=4)) + phrase,
+            "speculation": METHODS[number % len(METHODS)],
+            "seed": number,
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            **SAMPLINGS[number % len(SAMPLINGS)],
+        }
     with Stream(url) as stream:
-        for number in range(num_cases):
-            phrase = "".join(choose.choices(LETTERS, k=6))
-            inputs = {
-                "text_input": phrase + "".join(choose.choices(LETTERS, k=4)) + phrase,
-                "speculation": METHODS[number % len(METHODS)],
-                "seed": number,
-                "max_tokens": max_tokens,
-                "ignore_eos": True,
-                **SAMPLINGS[number % len(SAMPLINGS)],
-            }
-            answer = stream.ask(stream=True, **inputs)
-            assert not answer.error, answer.error
-            logprobs = [value for part in answer.parts for value in part.get("output_log_probs", [])]
-            cases.append(Case(inputs, answer.text, answer.ids, logprobs))
+        for request_id, inputs in requests.items():
+            stream.send(request_id, stream=True, timeout_ms=600_000, **inputs)
+        answers = stream.answers(*requests)
+    for request_id, inputs in requests.items():
+        answer = answers[request_id]
+        assert not answer.error, answer.error
+        logprobs = [value for part in answer.parts for value in part.get("output_log_probs", [])]
+        cases.append(Case(inputs, answer.text, answer.ids, logprobs))
     return cases
 
 
@@ -262,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         running_gateway(
             ",".join(server.grpc_url for server in servers),
             Path(name) / "target",
-            silence_limit_s=5,
+            silence_limit_s=10,
             health_interval_s=0.5,
         ) as gateway,
     ):
