@@ -11,9 +11,10 @@ import time
 from collections.abc import Sequence
 
 from orchestrator.native.build import NativeLibrary, Unbuilt, compiler
-from runtime.native.library import LIBRARY
+from orchestrator.native.sampling import LIBRARY as SAMPLING
+from runtime.native.library import LIBRARY as FORWARD
 
-LIBRARIES: tuple[NativeLibrary, ...] = (LIBRARY,)
+LIBRARIES: tuple[NativeLibrary, ...] = (FORWARD, SAMPLING)
 
 
 def main(arguments: Sequence[str]) -> int:
