@@ -21,6 +21,7 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, DraftResponse, StepOptions
 from orchestrator.deployment.capabilities import Capabilities
 from orchestrator.deployment.engine_manifest import LlmManifest, Manifest
+from orchestrator.sampling.distribution import log_p
 from orchestrator.sampling.sampled_drafts import MAX_CANDIDATES, draft_distribution
 from orchestrator.wire.drafter import DraftRequest
 from orchestrator.wire.target import StepRequest
@@ -169,7 +170,7 @@ class DraftAdapter(Adapter[DraftRequest]):
         if sampling.greedy:
             return DraftResponse(TokenTree.chain(tokens))
         logits = generation_logits(results[0], len(tokens), self._manifest.vocab_size)
-        log_q = distribution.log_p(logits.double(), [sampling] * len(tokens)).cpu().numpy()
+        log_q = log_p(logits.double().cpu().numpy(), sampling)
         q = tuple(_distribution(row) for row in log_q)
         return DraftResponse(TokenTree.chain(tokens), q)
 
