@@ -81,7 +81,7 @@ class ReplayCheck:
         for parent, siblings in enumerate(step.tree.children):
             if siblings:
                 order = sampled_order(step, next(iter(siblings.values())), parent, sampling)
-                self.result.expect("drafts drawn from q", where, order[: len(siblings)], list(siblings))
+                self.result.expect("drafts sampled from q", where, order[: len(siblings)], list(siblings))
 
 
 def sampled_order(step: ReportedStep, node: int, parent: int, sampling: Sampling) -> list[int]:

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from orchestrator.core.errors import ConfigError, ServingError, did_you_mean, shown, unknown_name
 
 Model = TypeVar("Model", bound="Declaration")
-_NOUNS: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+_NOUNS: dict[Any, str] = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
 
 class Declaration(BaseModel):

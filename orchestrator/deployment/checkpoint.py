@@ -76,7 +76,7 @@ def estimated_parameters(config: dict[str, Any]) -> int:
 
 
 def _size(config: dict[str, Any], *names: str, default: int = 0) -> int:
-    """Return the first of these keys that holds a positive whole number."""
+    """Return the first of these keys that holds a positive integer."""
     values = [config[name] for name in names if name in config]
     return next((value for value in values if type(value) is int and value > 0), default)
 

@@ -132,7 +132,7 @@ def _unpacked(arrays: Mapping[str, IntArray]) -> Tables:
     if not sizes or sizes[-1] >= len(sizes):
         raise ValueError("contexts of some length are missing")
     if any(arrays[name].dtype.kind not in "ui" for name in arrays):
-        raise ValueError("its arrays are not whole numbers")
+        raise ValueError("its arrays are not integers")
     return Tables(VocabularyFingerprint(vocab_size, sha256), tuple(_level(arrays, size, vocab_size) for size in sizes))
 
 

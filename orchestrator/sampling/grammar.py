@@ -133,7 +133,7 @@ def _compile_matcher(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
         raise RequestError(wrap_error("cannot be read", str(error))) from None
     library.compute_bitmask()  # fails if nothing can match, and computes states that the copies share
     if library.is_error():
-        raise RequestError(wrap_error(f"is no {grammar.kind} that any output can match", library.get_error()))
+        raise RequestError(wrap_error(f"is not a {grammar.kind} that an output can match", library.get_error()))
     return library
 
 

@@ -264,7 +264,7 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     "config value": ({"speculation_config": '{"draft_len": 1000}'}, ["draft_len", "1..128", "got 1000"]),
     "config boolean": (
         {"speculation_config": '{"draft_len": true}'},
-        ["draft_len", "whole number in 1..128", "got True"],
+        ["draft_len", "integer in 1..128", "got True"],
     ),
     "temperature −1": ({"temperature": -1.0}, ["temperature must be a number in 0..100", "got -1"]),
     "temperature NaN": ({"temperature": float("nan")}, ["temperature must be a number in 0..100", "got nan"]),
@@ -274,7 +274,7 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     "prompt beyond the context": ({"text_input": "a" * 600}, ["600 tokens", "at most 511"]),
     "input_ids beyond the vocabulary": ({"text_input": None, "input_ids": [1, 64]}, ["input_ids", "0..63", "got 64"]),
     "input_ids beside text": ({"input_ids": [1]}, ["text_input and input_ids exclude each other"]),
-    "timeout_ms −1": ({"timeout_ms": -1}, ["timeout_ms must be a whole number in 0..86400000", "got -1"]),
+    "timeout_ms −1": ({"timeout_ms": -1}, ["timeout_ms must be an integer in 0..86400000", "got -1"]),
     "num_draft_tokens 999": ({"num_draft_tokens": 999}, ["num_draft_tokens must be in 0..128", "got 999"]),
     "unsupported option": ({"beam_width": 4}, ["beam_width is not supported yet", "got 4", "allowed: 0, 1"]),
     "unknown rule": ({"rule": "rejections"}, ["unknown rule 'rejections'", "did you mean 'rejection'?"]),
@@ -282,7 +282,7 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     "bias without weights": ({"logit_bias_ids": [1]}, ["logit_bias_ids has 1 entries, but logit_bias_weights has 0"]),
     "a broken expression": (
         {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "(a"},
-        ["the guide is no regex", "unclosed group", "guided_decoding_guide"],
+        ["the guide is not a regex", "unclosed group", "guided_decoding_guide"],
     ),
     "too many stop words": ({"stop_words": ["x"] * 65}, ["stop_words has 65 entries", "at most 64"]),
     "a long method": ({"speculation": "x" * 20_000}, ["unknown method 'xxx", "draft_model, eagle"]),

@@ -255,7 +255,7 @@ HOSTILE = {
     "nothing matches": ("json_schema", "false", "the guide "),
     "lost reference": ("json_schema", '{"properties": {"a": {"$ref": "#/x"}}}', "does not exist"),
     "bracket": ("regex", "([", "unclosed"),
-    "empty class": ("regex", r"[^\s\S]", "no regex that any output can match"),
+    "empty class": ("regex", r"[^\s\S]", "not a regex that an output can match"),
     "long": ("regex", "a" * 70_000, "70000 bytes, at most 65536"),
     "unknown type": ("jsn", "", "did you mean 'json'?"),
     "guide for json": ("json", "{}", "takes no guided_decoding_guide"),

@@ -194,9 +194,9 @@ PLANTED = [
         nothing_held_back, "invariance", ("none",), {("text, stopped", "text"), ("text, stopped", "stop string")}
     ),
     PlantedBug(position_off_by_one, "replays", DRAWN, {(COUPLED, "decision")}),
-    PlantedBug(q_of_another_step, "replays", DRAWN, {(REJECTION, "drafts drawn from q")}),
-    PlantedBug(q_renormalised_wrongly, "replays", DRAWN, {(REJECTION, "drafts drawn from q")}),
-    PlantedBug(drafts_with_the_target_s_noise, "replays", DRAWN, {(REJECTION, "drafts drawn from q")}),
+    PlantedBug(q_of_another_step, "replays", DRAWN, {(REJECTION, "drafts sampled from q")}),
+    PlantedBug(q_renormalised_wrongly, "replays", DRAWN, {(REJECTION, "drafts sampled from q")}),
+    PlantedBug(drafts_with_the_target_s_noise, "replays", DRAWN, {(REJECTION, "drafts sampled from q")}),
     PlantedBug(rows_not_moved, "replays", TREES, {(COUPLED, "decision")}),
     PlantedBug(logprobs_after_temperature, "replays", ("none",), {("log-probs", "log-prob")}),
     PlantedBug(noise_by_row, "invariance", ("none", "draft_model 4"), {("invariance", "invariance")}),

@@ -86,9 +86,9 @@ REFUSED = [
     ({"method": "eagle3", "drafter": ""}, "drafter must name a checkpoint for method eagle3, got ''"),
     ({"method": "mtp", "drafter": "/x"}, "drafter must be empty for method mtp, got '/x'"),
     ({"method": "mtp", "draft_len": 2, "trtllm_version": "1.1.0"}, "draft_len must be 1 for method mtp before 1.2, got 2"),
-    ({"method": "mtp", "draft_len": 129}, "draft_len must be a whole number in 0..128, got 129"),
-    ({"method": "mtp", "draft_len": -1}, "draft_len must be a whole number in 0..128, got -1"),
-    ({"method": "prompt_lookup", "max_ngram": 0}, "max_ngram must be a whole number of at least 1, got 0"),
+    ({"method": "mtp", "draft_len": 129}, "draft_len must be an integer in 0..128, got 129"),
+    ({"method": "mtp", "draft_len": -1}, "draft_len must be an integer in 0..128, got -1"),
+    ({"method": "prompt_lookup", "max_ngram": 0}, "max_ngram must be an integer of at least 1, got 0"),
     ({"method": "mtp", "trtllm_version": "0.21.0"}, "the LLM API's names in TensorRT-LLM 0.21.0 are not known here"),
     ({"method": "mtp", "trtllm_version": "1.3.0"}, "the LLM API's names in TensorRT-LLM 1.3.0 are not known here"),
 ]  # fmt: skip

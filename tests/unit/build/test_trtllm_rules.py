@@ -65,13 +65,13 @@ def test_spec_paths_start_at_their_file_and_hub_ids_stay(write, tmp_path):
         ("max_batch = 3", "unknown key 'max_batch'; did you mean 'max_batch_size'?"),
         (
             "max_batch_size = true",
-            "max_batch_size must be a whole number in 1..65536, got True (key max_batch_size in ",
+            "max_batch_size must be an integer in 1..65536, got True (key max_batch_size in ",
         ),
-        ('max_batch_size = "8"', "max_batch_size must be a whole number in 1..65536, got '8'"),
-        ("max_batch_size = 0", "max_batch_size must be a whole number in 1..65536, got 0"),
+        ('max_batch_size = "8"', "max_batch_size must be an integer in 1..65536, got '8'"),
+        ("max_batch_size = 0", "max_batch_size must be an integer in 1..65536, got 0"),
         ("kv_fraction = 1.5", "kv_fraction must be a number in 0.05..0.98, got 1.5"),
         ("kv_fraction = nan", "kv_fraction must be a number in 0.05..0.98, got nan"),
-        ("lookahead_window = 1", "lookahead_window must be a whole number in 2..64, got 1"),
+        ("lookahead_window = 1", "lookahead_window must be an integer in 2..64, got 1"),
         ("max_input_len = 40", "unknown key 'max_input_len'; did you mean 'max_seq_len'?"),
         ("gpu = 3", "gpu must be a string, got 3"),
         ('gather_context_logits = "no"', "gather_context_logits must be true or false, got 'no'"),
@@ -91,7 +91,7 @@ def test_spec_file_is_refused(write, text, expected):
 
 def test_spec_flag_is_refused_by_its_name():
     words = refusal(load_spec, None, {"max_batch_size": "many"})
-    assert words == "max_batch_size must be a whole number in 1..65536, got 'many' (flag --max-batch-size)"
+    assert words == "max_batch_size must be an integer in 1..65536, got 'many' (flag --max-batch-size)"
     assert load_spec(None, {"gather_context_logits": "true"}).gather_context_logits is True
 
 
@@ -225,8 +225,8 @@ def test_release_before_the_examples_moved_names_the_old_folder():
     ("change", "expected"),
     [
         ({"hidden_size": None}, "hidden_size is missing ("),
-        ({"vocab_size": "big"}, "vocab_size must be a whole number of at least 1, got 'big' ("),
-        ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number of at least 1, got 0 ("),
+        ({"vocab_size": "big"}, "vocab_size must be an integer of at least 1, got 'big' ("),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer of at least 1, got 0 ("),
         ({"architectures": []}, "architectures must be a list of names, got [] ("),
     ],
 )

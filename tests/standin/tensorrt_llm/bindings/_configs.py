@@ -49,14 +49,14 @@ def typed(name, value, *kinds):
 
 
 def ids(name, value):
-    """Return a list of whole numbers, or None."""
+    """Return a list of integers, or None."""
     if value is not None and not (isinstance(value, list) and all(type(item) is int for item in value)):
         raise TypeError(f"incompatible constructor arguments: {name} must be list[int], got {value!r}")
     return value
 
 
 def id_lists(name, value):
-    """Return a list of lists of whole numbers, or None."""
+    """Return a list of lists of integers, or None."""
     for row in typed(name, value, list) or []:
         if row is None:
             raise TypeError(f"incompatible constructor arguments: {name} = {value!r}")

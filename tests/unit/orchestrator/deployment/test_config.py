@@ -100,9 +100,9 @@ def test_config_variables_of_a_kubernetes_service_called_serving_are_not_keys(wr
     [
         ("max_nodes = 0", ("max_nodes", "1..128", "got 0")),
         ("max_nodes = 129", ("1..128", "129")),
-        ("max_nodes = 1.5", ("whole number", "1.5")),
-        ('max_nodes = "many"', ("whole number", "'many'")),
-        ("max_nodes = true", ("whole number", "True")),
+        ("max_nodes = 1.5", ("integer", "1.5")),
+        ('max_nodes = "many"', ("integer", "'many'")),
+        ("max_nodes = true", ("integer", "True")),
         ("max_running = -1", ("max_running", "1..256", "-1")),
         ("prefix_sharing = 1", ("true or false", "1")),
         ("draft = 3", ("draft", "a string", "3")),

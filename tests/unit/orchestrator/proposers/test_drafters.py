@@ -147,8 +147,8 @@ def test_which_states_are_wanted_crosses_the_wire(states: HiddenStates) -> None:
     [
         ("medusa", {"choices": [[0], [99]]}, r"choices must be a list of lists of ranks in 0\.\.63"),
         ("eagle", {"choices": 3}, "got 3"),
-        ("eagle2", {"top_k": 33}, r"top_k must be a whole number in 1\.\.32, got 33"),
-        ("eagle3", {"depth": 0}, r"depth must be a whole number in 1\.\.16, got 0"),
+        ("eagle2", {"top_k": 33}, r"top_k must be an integer in 1\.\.32, got 33"),
+        ("eagle3", {"depth": 0}, r"depth must be an integer in 1\.\.16, got 0"),
         ("redrafter", {"beam": 3}, "beams"),
         ("eagle2", {"choices": [[0]]}, "choices"),
     ],

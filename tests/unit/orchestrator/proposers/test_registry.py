@@ -97,7 +97,7 @@ def test_plan_whole_number_has_its_range(method: str, key: str) -> None:
     assert [accepted(method, key, value) for value in (low, high)] == [low, high]
     for bad in (low - 1, high + 1, 1.0, True, False, "3", None, [], 10**30):
         said = refusal(method, {key: bad})
-        assert said == f"{key} must be a whole number in {low}..{high}, got {bad!r} (input speculation_config)"
+        assert said == f"{key} must be an integer in {low}..{high}, got {bad!r} (input speculation_config)"
 
 
 @pytest.mark.parametrize(("method", "key"), keys_of(float))

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from orchestrator.core.errors import ConfigError
 from tests.support.heads import load, make_head, make_target
 
-WHOLE_NUMBERS = "must be a list in which each value is a whole number"
-COUNT, NUMBER, MAPPING = r"must be a whole number", r"must be a number", r"must be an object"
+WHOLE_NUMBERS = "must be a list in which each value is an integer"
+COUNT, NUMBER, MAPPING = r"must be an integer", r"must be a number", r"must be an object"
 #: key, value, what is said of it; for both kinds of EAGLE heads.
 EAGLE_VALUES = [
     ("target_fingerprint", 12, "must be a string"),
@@ -75,7 +75,7 @@ NESTED = [
     ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
     (
         {"rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 0}},
-        r"rope_scaling\.original_max_position_embeddings must be a whole number of at least 1, got 0 ",
+        r"rope_scaling\.original_max_position_embeddings must be an integer of at least 1, got 0 ",
     ),
 ]
 EAGLE3_VALUES = [
@@ -157,10 +157,10 @@ def test_nested_layers_are_named_where_they_stand(heads: dict[str, Path], target
     ("kind", "key", "value", "words"),
     [
         ("medusa", "target_fingerprint", 12, "must be a string, got 12"),
-        ("medusa", "vocab_size", [64], "must be a whole number"),
+        ("medusa", "vocab_size", [64], "must be an integer"),
         ("medusa", "accuracy", [[10**400]], "must be lists of shares"),
-        ("redrafter", "hidden_size", "32", "must be a whole number"),
-        ("redrafter", "hidden_size", 0, "must be a whole number"),
+        ("redrafter", "hidden_size", "32", "must be an integer"),
+        ("redrafter", "hidden_size", 0, "must be an integer"),
         ("eagle", "reads_token", "no", "must be true or false, got 'no'"),
     ],
 )

@@ -99,7 +99,7 @@ def test_an_eagle3_head_that_names_the_usual_layers_is_taken(tmp_path: Path, tar
     [
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
-        ({"num_attention_heads": "four"}, "num_attention_heads must be a whole number of at least 1, got 'four'"),
+        ({"num_attention_heads": "four"}, "num_attention_heads must be an integer of at least 1, got 'four'"),
         ({"rms_norm_eps": "small"}, r"config\.json"),
     ],
 )

@@ -436,8 +436,8 @@ def test_file_without_a_method_drafts_nothing(checkpoint: Path, tmp_path: Path) 
     [
         ('quantisation = "fp8"', "quantisation is for compiled engines"),
         ('metod = "mtp"', "unknown key 'metod'; did you mean 'method'"),
-        ('draft_len = "3"', "draft_len must be a whole number in 0..128, got '3'"),
-        ("max_seq_len = -1", "max_seq_len must be a whole number in 2..16777216, got -1"),
+        ('draft_len = "3"', "draft_len must be an integer in 0..128, got '3'"),
+        ("max_seq_len = -1", "max_seq_len must be an integer in 2..16777216, got -1"),
         ('method = "medusa"', "method 'medusa' is not for the LLM API"),
     ],
 )
