@@ -12,6 +12,7 @@ from torch import Tensor
 
 from orchestrator.core.errors import RequestError, ServingError
 from orchestrator.core.types import HiddenStates
+from orchestrator.native.sampling import sampler
 from orchestrator.sampling.grammar import Grammars
 from runtime.engine.calls import EngineCall, Request
 from runtime.kv.batch import Pass, Segment
@@ -111,6 +112,7 @@ class PagedEngine(Generic[Request]):
         self.paged = paged
         self.sequences = paged.sequences
         self._grammars = grammars
+        sampler()  # compiled now, if it is not yet, and not in the first pass
 
     @property
     def kernels(self) -> str:
