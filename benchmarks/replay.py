@@ -22,12 +22,12 @@ from benchmarks.stock_model import StockModel
 from benchmarks.traffic import read_prompts
 from clients.demo import Prompt
 from orchestrator.core.context import Context
+from orchestrator.core.drafting import Limits
 from orchestrator.core.proposal import Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import Acceptance
 from orchestrator.deployment.checkpoint import Checkpoint, read_checkpoint
 from orchestrator.deployment.config import load_config
-from orchestrator.generation.loop import Limits
 from orchestrator.generation.statistics import Statistics
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.registry import select_method

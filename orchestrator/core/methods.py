@@ -28,6 +28,7 @@ class Method:
     drafter: the Triton model that it calls, also a key of serving.toml; empty = it drafts in this process.
     branches: why its trees branch unless the parameters say `is_chain`; empty = it only proposes chains.
     target_tokens: it learns from the target's tokens at all nodes of its own tree.
+    reads_memory: it drafts from earlier responses too, if the server remembers them.
     hidden_states: the hidden states of the target that its drafter reads.
     reads_every_state: its drafter reads the states of all tokens, and reports how many it has; others read the newest.
     build_mode: how compiled engines are built that draft with the method by themselves.
@@ -40,6 +41,7 @@ class Method:
     drafter: str = ""
     branches: str = ""
     target_tokens: bool = False
+    reads_memory: bool = False
     hidden_states: HiddenStates = HiddenStates.NONE
     reads_every_state: bool = False
     build_mode: str = ""
@@ -75,8 +77,8 @@ _ALL = (
         branches="branches above 1",
         engine_config=_AS_BUILT,
     ),
-    Method("ngram", "ngram:Ngram", "ngram:NgramConfig"),
-    Method("suffix", "suffix:Suffix", "suffix:SuffixConfig", branches="tree true"),
+    Method("ngram", "ngram:Ngram", "ngram:NgramConfig", reads_memory=True),
+    Method("suffix", "suffix:Suffix", "suffix:SuffixConfig", branches="tree true", reads_memory=True),
     Method(
         "lookahead",
         "lookahead:Lookahead",

@@ -117,7 +117,8 @@ class Acceptance:
     logprobs: (a + 1,) float64, the log probability of each emitted token.
     top_ids, top_logprobs: (a + 1, n) int32 and float64, the n most probable tokens of each position, in order.
     features: (r, width) float32, the hidden states of the positions from features_start on.
-    forward_us: duration of the pass. num_in_pass: how many requests shared it.
+    queue_us, forward_us, verify_us: how long the call waited for the pass, the forward pass, and its verification.
+    num_in_pass: how many requests shared the pass.
     num_cached_tokens: tokens of the context that were in the cache when the engine first saw the sequence.
     engine_speculation: only from an engine that drafts by itself.
     """
@@ -134,6 +135,8 @@ class Acceptance:
     num_in_pass: int = 1
     num_cached_tokens: int = 0
     engine_speculation: EngineSpeculationResult | None = None
+    queue_us: int = 0
+    verify_us: int = 0
 
     def top_tokens(self, num_tokens: int) -> tuple[list[list[int]], list[list[float]]]:
         """Return the top ids of the first positions and their log probabilities; empty if not requested."""

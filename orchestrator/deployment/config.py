@@ -82,6 +82,8 @@ class ServingConfig(Declaration):
     structured_output: bool = True
     #: more names of the model `speculative`, joined by commas, for clients that ask for another (docs/clients.md)
     aliases: str = ""
+    #: methods without a drafter draft in the target's process, for several steps a call (docs/protocol.md, Runs)
+    runs: bool = True
     #: requests that begin alike share KV blocks
     prefix_sharing: bool = True
 

@@ -1,13 +1,16 @@
-"""The main loop: propose → step → observe → emit, until the text ends. It knows neither Triton nor models."""
+"""The main loop: step → text → emit, until the text ends. It knows neither Triton nor models."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from orchestrator.core.context import Context
-from orchestrator.core.proposal import Budget, Proposer
+from orchestrator.core.drafting import Drafting, Limits, Step
+from orchestrator.core.proposal import Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import StepOptions, Target
 from orchestrator.generation.statistics import Statistics
@@ -16,21 +19,6 @@ from orchestrator.generation.trace import Trace
 
 Guard = Callable[[], FinishReason | None]
 Emit = Callable[[Chunk], None]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """max_tokens: most tokens of output. max_positions: longest context. max_nodes: most draft nodes of a tree."""
-
-    max_tokens: int
-    max_positions: int
-    max_nodes: int
-
-    def budget(self, context: Context) -> Budget:
-        """Return what a tree may cost now: no level beyond the context limit or the last token."""
-        tokens_left = self.max_tokens - (len(context) - context.prompt_len)
-        depth = min(tokens_left - 1, self.max_positions - len(context))
-        return Budget(self.max_nodes, max(depth, 0))
 
 
 @dataclass
@@ -49,29 +37,77 @@ class SequenceState:
     trace: Trace | None = None
 
 
-def generate(sequence: SequenceState, target: Target, proposer: Proposer, guard: Guard, emit: Emit) -> None:
+class Steps(Protocol):
+    """Makes the steps of one sequence: here one after another, or in the target's process several in a run."""
+
+    def next(self) -> Step:
+        """Return the next step, whose tokens have been committed to the sequence's context."""
+
+    def close(self) -> None:
+        """Free what the sequence's proposer holds."""
+
+
+class StepByStep:
+    """Proposes in this process, and calls the target for each step."""
+
+    def __init__(self, sequence: SequenceState, target: Target, proposer: Proposer) -> None:
+        self._target = target
+        self._drafting = Drafting(sequence.context, sequence.sampling, sequence.limits, proposer, sequence.options)
+
+    def next(self) -> Step:
+        """Propose → step → observe."""
+        drafting = self._drafting
+        proposal, options = drafting.propose()
+        began_s = time.perf_counter()
+        acceptance = self._target.step(drafting.context, proposal.tree, drafting.sampling, options, proposal.q)
+        target_s = time.perf_counter() - began_s
+        drafting.commit(proposal, acceptance)
+        return Step(proposal, acceptance, drafting.draft_s, target_s)
+
+    def close(self) -> None:
+        """Free what the proposer holds."""
+        self._drafting.proposer.close()
+
+
+class StepsOfRun:
+    """Takes the steps that the target's engine makes in a run, several at a time (docs/protocol.md, Runs).
+
+    take: returns the next steps behind the sequence's context, at least one.
+    """
+
+    def __init__(self, sequence: SequenceState, take: Callable[[], Sequence[Step]]) -> None:
+        self._context, self._take = sequence.context, take
+        self._steps: deque[Step] = deque()
+
+    def next(self) -> Step:
+        """Return the next step, and commit its tokens."""
+        if not self._steps:
+            self._steps.extend(self._take())
+        step = self._steps.popleft()
+        self._context.commit(step.tokens)
+        return step
+
+    def close(self) -> None:
+        """Nothing is held here: the run ends with its sequence."""
+
+
+def generate(sequence: SequenceState, steps: Steps, guard: Guard, emit: Emit) -> None:
     """Generate until the output finishes or `guard` returns a reason to stop; emit one chunk per step.
 
     Invariant: the emitted tokens are those of `orchestrator.sampling.reference.generate`, whatever the proposer.
     Source: Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1; trees: SpecInfer, arXiv:2305.09781.
     """
-    context, sampling, output = sequence.context, sequence.sampling, sequence.output
+    output, statistics = sequence.output, sequence.statistics
     while output.finish is None:
         if reason := guard():
             emit(Chunk(output.close(reason), [], []))
             break
-        budget, began_s = sequence.limits.budget(context), time.perf_counter()
-        proposal = proposer.propose(context, sampling, budget).cut(budget)
-        drafted_s = time.perf_counter()
-        options = sequence.options.merged(proposer.options)
-        acceptance = target.step(context, proposal.tree, sampling, options, proposal.q)
-        stepped_s = time.perf_counter()
-        tokens = acceptance.tokens(proposal.tree)
-        context.commit(tokens)
-        proposer.observe(proposal.tree, acceptance)
-        chunk = output.push(tokens, [] if acceptance.logprobs is None else acceptance.logprobs.tolist())
+        step = steps.next()
+        began_s, acceptance = time.perf_counter(), step.acceptance
+        chunk = output.push(step.tokens, [] if acceptance.logprobs is None else acceptance.logprobs.tolist())
         chunk.top_ids, chunk.top_logprobs = acceptance.top_tokens(len(chunk.ids))
-        sequence.statistics.observe(proposal, acceptance, len(chunk.ids), drafted_s - began_s, stepped_s - drafted_s)
+        statistics.observe(step.proposal, acceptance, len(chunk.ids), step.draft_s, step.target_s)
         if sequence.trace:
-            sequence.trace.observe(proposal, acceptance)
+            sequence.trace.observe(step.proposal, acceptance)
         emit(chunk)
+        statistics.emit_s += time.perf_counter() - began_s

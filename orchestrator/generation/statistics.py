@@ -65,6 +65,8 @@ class Statistics:
     holds the prompt.
     num_in_pass: requests that shared the target's passes, summed over the passes.
     chunks: when the tokens of each observation came, by time.monotonic(), and how many the client gets of them.
+    queue_us, step_forward_us, verify_us: parts of target_s. emit_s: time to turn tokens into text and responses; in a
+    run of steps it overlaps with the next steps.
     """
 
     num_steps: int = 0
@@ -87,6 +89,10 @@ class Statistics:
     began_s: float = field(default_factory=time.monotonic)
     first_token_s: float = 0.0
     chunks: list[tuple[float, int]] = field(default_factory=list)
+    queue_us: int = 0
+    step_forward_us: int = 0
+    verify_us: int = 0
+    emit_s: float = 0.0
 
     def observe(
         self, proposal: Proposal, acceptance: Acceptance, num_emitted: int, draft_s: float, target_s: float
@@ -101,6 +107,9 @@ class Statistics:
             self.draft_s += draft_s
             self.target_s += target_s
             self.timed_levels += int(proposal.tree.depths.max())
+            self.queue_us += acceptance.queue_us
+            self.step_forward_us += acceptance.forward_us
+            self.verify_us += acceptance.verify_us
         if acceptance.engine_speculation:
             lengths = self._observe_engine_speculation(acceptance.engine_speculation, num_emitted)
         else:
@@ -191,6 +200,7 @@ class Statistics:
             "time_to_first_token_ms": 1e3 * self.first_token_s,
             "total_ms": 1e3 * (time.monotonic() - self.began_s),
             "forward_ms": self.forward_us / 1e3,
+            "step_ms": self._step_ms(),
             "num_cached_tokens": self.num_cached_tokens,
             "requests_per_pass": self.num_in_pass / steps,
             "num_steps": self.num_steps,
@@ -206,6 +216,21 @@ class Statistics:
             },
             "model": self._model(),
         }
+
+    def _step_ms(self) -> dict[str, float]:
+        """Return the mean time of a step and its parts, without the first step, whose pass holds the prompt."""
+        steps = max(self.num_steps - 1, 1)
+        target_ms, in_pass_ms = 1e3 * self.target_s, (self.queue_us + self.step_forward_us + self.verify_us) / 1e3
+        parts = {
+            "total": 1e3 * (time.monotonic() - self.began_s - self.first_token_s),
+            "draft": 1e3 * self.draft_s,
+            "call": target_ms - in_pass_ms,
+            "queue": self.queue_us / 1e3,
+            "forward": self.step_forward_us / 1e3,
+            "verify": self.verify_us / 1e3,
+            "emit": 1e3 * self.emit_s,
+        }
+        return {name: ms / steps for name, ms in parts.items()}
 
     def _model(self) -> dict[str, float]:
         """Return the measured α, γ, c and gain, and what the formulas predict from α, γ and c."""

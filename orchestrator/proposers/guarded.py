@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,10 +24,14 @@ class Guarded(Proposer):
 
     vocab_size: of the target; a tree with an id outside it is invalid.
     matcher: of the grammar that the output must match; nodes that it forbids are left out.
+    limit_s: longest time of a proposal; a proposer that takes longer fails, since others wait for it meanwhile.
     """
 
-    def __init__(self, proposer: Proposer, vocab_size: int, matcher: Matcher | None = None) -> None:
+    def __init__(
+        self, proposer: Proposer, vocab_size: int, matcher: Matcher | None = None, limit_s: float = math.inf
+    ) -> None:
         self.name = proposer.name
+        self._limit_s = limit_s
         self._proposer = proposer
         self._vocab_size = vocab_size
         self._matcher = matcher
@@ -43,7 +49,9 @@ class Guarded(Proposer):
         """Return the proposal within the budget, or a bare root when it breaks an invariant."""
         if not self._failed:
             with self._catching("propose"):
+                began_s = time.monotonic()
                 proposal = self._proposer.propose(context, sampling, budget)
+                self._check_time(time.monotonic() - began_s, is_first=len(context) == context.prompt_len)
                 if self._matcher:
                     proposal = self._pruned(self._matcher, proposal, context, sampling)
                 proposal = proposal.cut(budget)
@@ -62,6 +70,12 @@ class Guarded(Proposer):
         """Free what the proposer holds; a failure here is logged and harms neither the request nor the target."""
         with self._catching("close"):
             self._proposer.close()
+
+    def _check_time(self, took_s: float, is_first: bool) -> None:
+        """Give up a proposer that is too slow; the first proposal, which reads the prompt, is not made among others."""
+        if took_s > self._limit_s and not is_first:
+            log.error("%s took %.0f ms: the request goes on without drafts", self.name, 1e3 * took_s)
+            self._failed = True
 
     def _pruned(self, matcher: Matcher, proposal: Proposal, context: Context, sampling: Sampling) -> Proposal:
         """Return the nodes that the grammar allows.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
@@ -58,9 +60,33 @@ class SelectedMethod(NamedTuple):
         if refusal := capabilities.refusal(sampling, step, method=self.method, branches=self.branches):
             raise RequestError(refusal)
 
-    def proposer(self, dependencies: ProposerDependencies) -> Proposer:
-        """Build the request's proposer; raises RequestError when the deployment lacks what it drafts from."""
-        return Guarded(self._build(dependencies), dependencies.vocab_size, dependencies.matcher)
+    @property
+    def drafter(self) -> str:
+        """The first drafter that it calls; empty = it drafts in the process of its proposer."""
+        return next((method.drafter for method in self._declarations if method.drafter), "")
+
+    @property
+    def reads_memory(self) -> bool:
+        """True if it drafts from earlier responses, if the server remembers them."""
+        return any(method.reads_memory for method in self._declarations)
+
+    @property
+    def _declarations(self) -> list[Method]:
+        return [member.declaration for member in self.members] or [self.declaration]
+
+    @property
+    def config_json(self) -> str:
+        """The parameters that the request set, as `speculation_config` takes them."""
+        values = self.config.model_dump(mode="json", exclude_unset=True)
+        members = {each.method: each.config.model_dump(mode="json", exclude_unset=True) for each in self.members}
+        return json.dumps(values | members)
+
+    def proposer(self, dependencies: ProposerDependencies, limit_s: float = math.inf) -> Proposer:
+        """Build the request's proposer; raises RequestError when the deployment lacks what it drafts from.
+
+        limit_s: longest time of a proposal, if others wait for it.
+        """
+        return Guarded(self._build(dependencies), dependencies.vocab_size, dependencies.matcher, limit_s)
 
     def _build(self, dependencies: ProposerDependencies) -> Proposer:
         """Build the bare proposer; each member of a union is guarded, so that its failure leaves the others alone."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from tokenizers import Tokenizer
 
 from orchestrator.core.context import Context
+from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import ConfigError, RequestError
 from orchestrator.core.methods import names_in
 from orchestrator.core.noise import child_seed
@@ -18,7 +19,7 @@ from orchestrator.core.types import StepOptions
 from orchestrator.deployment.capabilities import Capabilities
 from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.deployment.config import ServingConfig
-from orchestrator.generation.loop import Limits, SequenceState
+from orchestrator.generation.loop import SequenceState
 from orchestrator.generation.text import Output, StopRule
 from orchestrator.generation.trace import Trace
 from orchestrator.proposers.parameters import WHERE
@@ -26,6 +27,7 @@ from orchestrator.proposers.registry import SelectedMethod, select_method
 from orchestrator.requests.inputs import MAX_SEQUENCES, RequestInputs, check_ids, check_range
 from orchestrator.requests.sampling_inputs import logits_options_of, sampling_of
 from orchestrator.sampling.grammar import Grammars
+from orchestrator.wire.run import RunOptions
 
 MAX_TRACED = 512
 PREDICTED = "predicted"
@@ -55,6 +57,14 @@ class GenerationRequest:
     stream_steps: bool = False
     generated: tuple[int, ...] = ()
     first_sequence: int = 0
+
+    @property
+    def run(self) -> RunOptions:
+        """What the target's engine needs to make the steps of this request in a run."""
+        stop, plan = self.stop, self.plan
+        return RunOptions(
+            plan.method, plan.config_json, self.limits, stop.min_tokens, tuple(sorted(stop.ids)), self.prediction
+        )
 
     def sampling_of(self, index: int) -> Sampling:
         """Return the sampling of the sequence `index`: the request's own, with a seed of its own."""

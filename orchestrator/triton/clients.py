@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from orchestrator.core.context import Context
+from orchestrator.core.drafting import Step
 from orchestrator.core.errors import ConfigError, EngineLost, RequestError, ServingError, Unavailable, UnknownSequence
 from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Sampling
@@ -22,10 +24,13 @@ from orchestrator.triton import pb
 from orchestrator.triton.breaker import Backoff, Breaker
 from orchestrator.wire.context import delta_of, pack_release
 from orchestrator.wire.drafter import DraftRequest, pack_draft_request, unpack_draft_response
+from orchestrator.wire.run import RunOptions, TakeSteps, pack_take, unpack_steps
 from orchestrator.wire.target import StepRequest, pack_step, unpack_acceptance
 from orchestrator.wire.tensors import Incoming, Tensors
 
 log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
 
 TARGET = "target"
 POOL_RETRY_S = 0.05
@@ -34,10 +39,6 @@ LOST_RETRY_S = 0.25
 LOST_LIMIT_S = 30.0
 # An engine answers by its deadline, or one pass later; an answer that is later than this will never come.
 GRACE_S = 10.0
-STEP_OUTPUTS = ("path", "next_token", "forward_us", "num_in_pass", "num_cached_tokens")
-ENGINE_SPECULATION_OUTPUTS = ("drafted_by", "extra_ids", "pass_lengths", "num_drafted")
-DRAFT_OUTPUTS = ("node_ids", "node_parents", "cached_len")
-Q_OUTPUTS = ("q_counts", "q_ids", "q_probs")
 #: How long a request does without a drafter that was late, in time-outs of the drafter.
 PAUSE_OF_TIMEOUT = 4.0
 LONGEST_PAUSE_S = 30.0
@@ -74,10 +75,34 @@ class BlsTargetClient:
         and a running one waits for blocks until its deadline. If its process died, the client waits for the new
         process and sends the whole context, so that the text goes on where it was.
         """
+        request = partial(self._request, context, tree, sampling, options, q if sampling.rule.uses_q else ())
+        return self._persist(context, lambda: unpack_acceptance(self._call(context, pack_step(request())), tree))
+
+    def take(self, context: Context, sampling: Sampling, options: StepOptions, run: RunOptions) -> list[Step]:
+        """Return the next steps of a run, which begins with the first call; raises as `step` does."""
+
+        def message() -> Tensors:
+            if self._num_sent:
+                return pack_take(TakeSteps(self._sequence_id, len(context)))
+            return pack_step(self._request(context, TokenTree.bare(), sampling, options, (), run))
+
+        return self._persist(context, lambda: unpack_steps(self._call(context, message())))
+
+    def release(self) -> None:
+        """Let the target forget the sequence; a hint that may fail."""
+        if not self._num_sent:
+            return
+        try:
+            pb.call(TARGET, pack_release(self._sequence_id), GRACE_S)
+        except ServingError as error:
+            log.debug("the target will find out by itself that sequence %d has ended: %s", self._sequence_id, error)
+
+    def _persist(self, context: Context, call: Callable[[], Answer]) -> Answer:
+        """Return the answer of a call, which is made anew as long as that may help."""
         lost_s = 0.0
         while True:
             try:
-                return self._call(context, tree, sampling, options, q if sampling.rule.uses_q else ())
+                return call()
             except UnknownSequence:
                 if not self._num_sent:
                     raise
@@ -94,40 +119,25 @@ class BlsTargetClient:
                 time.sleep(LOST_RETRY_S)
                 lost_s += LOST_RETRY_S
 
-    def release(self) -> None:
-        """Let the target forget the sequence; a hint that may fail."""
-        if not self._num_sent:
-            return
-        try:
-            pb.call(TARGET, pack_release(self._sequence_id), [], GRACE_S)
-        except ServingError as error:
-            log.debug("the target will find out by itself that sequence %d has ended: %s", self._sequence_id, error)
-
-    def _call(
-        self, context: Context, tree: TokenTree, sampling: Sampling, options: StepOptions, q: tuple[Distribution, ...]
-    ) -> Acceptance:
+    def _request(
+        self,
+        context: Context,
+        tree: TokenTree,
+        sampling: Sampling,
+        options: StepOptions,
+        q: tuple[Distribution, ...],
+        run: RunOptions | None = None,
+    ) -> StepRequest:
         delta = delta_of(context, self._num_sent, self._sequence_id, self._cache_salt)
-        left_ms = max(1, int((self._deadline_s - time.monotonic()) * 1000))
-        request = StepRequest(delta, tree, sampling, options, left_ms, q)
-        tensors = pb.call(TARGET, pack_step(request), _step_outputs(options), left_ms / 1000 + GRACE_S)
-        acceptance = unpack_acceptance(tensors, tree)
+        return StepRequest(delta, tree, sampling, options, self._left_ms(), q, run)
+
+    def _call(self, context: Context, tensors: Tensors) -> Tensors:
+        answer = pb.call(TARGET, tensors, self._left_ms() / 1000 + GRACE_S)
         self._num_sent = len(context)
-        return acceptance
+        return answer
 
-
-def _step_outputs(options: StepOptions) -> list[str]:
-    outputs = list(STEP_OUTPUTS)
-    if options.target_tokens:
-        outputs.append("picks")
-    if options.logprobs:
-        outputs.append("logprobs")
-    if options.num_top:
-        outputs += ["top_ids", "top_logprobs"]
-    if options.features_from is not None:
-        outputs += ["features", "features_start"]
-    if options.engine_speculation:
-        outputs += ENGINE_SPECULATION_OUTPUTS
-    return outputs
+    def _left_ms(self) -> int:
+        return max(1, int((self._deadline_s - time.monotonic()) * 1000))
 
 
 #: A drafter's answer, or the reason why it does not draft for this request, which is not the drafter's failure.
@@ -195,15 +205,14 @@ class BlsDrafterClient:
         return answer
 
     def _call(self, request: DraftRequest) -> DraftAnswer:
-        outputs = (*DRAFT_OUTPUTS, *Q_OUTPUTS) if request.sampling.rule.uses_q else DRAFT_OUTPUTS
         try:
-            tensors = pb.execute(self._model, pack_draft_request(request), outputs)
+            tensors = pb.execute(self._model, pack_draft_request(request))
         except (UnknownSequence, RequestError, Unavailable) as error:
             return error
         return unpack_draft_response(tensors, self._vocab_size, request.max_nodes)
 
     def _release(self) -> DraftAnswer:
-        pb.execute(self._model, pack_release(self._sequence_id), [])
+        pb.execute(self._model, pack_release(self._sequence_id))
         return NO_ANSWER
 
 

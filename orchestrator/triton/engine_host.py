@@ -83,7 +83,7 @@ class EngineHost(Generic[Request]):
     def execute(self, requests: list[Any]) -> list[None]:
         """Hand the requests to the engine thread, which answers through their senders."""
         for request in requests:
-            self._accept(pb.tensors_of(request), request.get_response_sender())
+            self._accept(request, request.get_response_sender())
         return [None] * len(requests)
 
     def finalize(self) -> None:
@@ -91,11 +91,12 @@ class EngineHost(Generic[Request]):
         self._preparations.close("the engine is shutting down", PREPARATION_LIMIT_S)
         self._engine.close()
 
-    def _accept(self, tensors: Tensors, sender: Any) -> None:
+    def _accept(self, call: Any, sender: Any) -> None:
         try:
+            tensors = pb.message_of(call)
             if sequence_id := released_sequence(tensors):
                 self._engine.release(sequence_id)
-                pb.send(sender, {}, final=True)
+                pb.answer(sender, {})
                 return
             request = self._unpack(tensors)
         except Exception as error:
@@ -122,7 +123,7 @@ class EngineHost(Generic[Request]):
         try:
             if isinstance(answer, ServingError):
                 raise answer
-            pb.send(sender, self._pack(answer), final=True)
+            pb.answer(sender, self._pack(answer))
         except Exception as error:
             self._send_error(sender, error)
 

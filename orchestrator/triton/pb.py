@@ -12,8 +12,11 @@ import triton_python_backend_utils as pb_utils
 from orchestrator.core.errors import EngineError, EngineLost, RequestError, Unavailable, first_line
 from orchestrator.core.worker_pool import Late, WorkerPool
 from orchestrator.deployment.stubs import Stubs, is_alive
+from orchestrator.wire.message import decode, encode
 from orchestrator.wire.tensors import Incoming, Tensors, error_from
 
+#: The one input and the one output of our engines.
+MESSAGE = "message"
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 _CALLS: WorkerPool[Any] = WorkerPool("model-call")
@@ -79,25 +82,35 @@ def lost_check(model: str) -> Callable[[], bool]:
     return lambda: process is not None and not is_alive(process)
 
 
-def execute(model: str, tensors: Incoming, outputs: Sequence[str]) -> Tensors:
-    """Call another Triton model and return its one response; raises the error that it answers.
+def message_of(request: Any) -> Tensors:
+    """Return the tensors of a call of one of our engines; raises EngineError if they are malformed."""
+    return decode(tensors_of(request)[MESSAGE])
+
+
+def answer(sender: Any, tensors: Incoming) -> None:
+    """Answer a call of one of our engines, with the FINAL flag."""
+    send(sender, {MESSAGE: encode(tensors)}, final=True)
+
+
+def execute(model: str, tensors: Incoming) -> Tensors:
+    """Call one of our engines and return its answer; raises the error that it answers.
 
     It may never return, so it belongs on a thread that can be left behind. Raises EngineLost if the model cannot be
     called. Blocking on purpose: async calls have a use-after-free before mid-2026 (python_backend#439).
     """
-    response = _execute(model, tensors, outputs)
+    response = _execute(model, {MESSAGE: encode(tensors)}, (MESSAGE,))
     if response.has_error():
         raise error_from(response.error().message())
-    return _arrays(response.output_tensors())
+    return decode(_arrays(response.output_tensors())[MESSAGE])
 
 
-def call(model: str, tensors: Incoming, outputs: Sequence[str], limit_s: float) -> Tensors:
-    """Call another Triton model as `execute` does, on a thread that can be left behind.
+def call(model: str, tensors: Incoming, limit_s: float) -> Tensors:
+    """Call one of our engines as `execute` does, on a thread that can be left behind.
 
     Raises EngineLost also if the model's process died, or did not answer within `limit_s`.
     """
-    answer: Tensors = _run(model, partial(execute, model, tensors, outputs), limit_s)
-    return answer
+    found: Tensors = _run(model, partial(execute, model, tensors), limit_s)
+    return found
 
 
 def call_foreign(model: str, tensors: Incoming, outputs: Sequence[str], request_id: str, limit_s: float) -> Tensors:

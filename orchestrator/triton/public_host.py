@@ -20,15 +20,14 @@ from orchestrator.deployment.capabilities import capabilities_of
 from orchestrator.deployment.config import CHECKPOINTS, PLACES_FOLDER, load_config
 from orchestrator.deployment.drain import Drain
 from orchestrator.deployment.engine_manifest import served_checkpoint
-from orchestrator.generation.loop import generate
+from orchestrator.generation.loop import SequenceState, StepByStep, Steps, StepsOfRun, generate
 from orchestrator.generation.responses import ResponseMerger, Responses, Send
 from orchestrator.generation.text import FinishReason
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.memory import Memory
-from orchestrator.proposers.tables import load_tables
+from orchestrator.proposers.sources import ProposerSources
 from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
 from orchestrator.requests.inputs import RequestInputs, read
-from orchestrator.sampling.grammar import Grammars
 from orchestrator.triton import pb
 from orchestrator.triton.admission import Admission
 from orchestrator.triton.breaker import Breaker
@@ -37,6 +36,8 @@ from orchestrator.triton.metrics import DRAFT_FAMILIES, Port, draft_values
 from orchestrator.triton.request_metrics import RequestMetrics, RequestTimes, reason_of
 from orchestrator.triton.tracing import Traces
 
+# How often Triton is asked whether the client has gone: the question takes 0.1 ms.
+CANCEL_POLL_S = 0.02
 SHUTDOWN_LIMIT_S = 20.0
 # A sequence ends by the deadline, plus two calls of a target that does not answer them (clients.GRACE_S each).
 GRACE_S = 30.0
@@ -56,9 +57,10 @@ class PublicHost:
         self._checkpoint = checkpoint = served_checkpoint(config)
         drafters = [name for name in CHECKPOINTS if name != "target" and getattr(config, name)]
         streams = bool(json.loads(args["model_config"]).get("model_transaction_policy", {}).get("decoupled"))
-        self._grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
+        self._memory = Memory(config.remember_tokens) if config.remember_tokens else None
+        self._sources = ProposerSources(config, checkpoint, self._memory)
         self._builder = RequestBuilder(
-            config, checkpoint, frozenset(drafters), self._grammars, streams, capabilities_of(config)
+            config, checkpoint, frozenset(drafters), self._sources.grammars, streams, capabilities_of(config)
         )
         folder = Path(os.environ[PLACES_FOLDER]) if os.environ.get(PLACES_FOLDER) else None
         self._admission = Admission(config.max_running, config.max_waiting, folder)
@@ -71,8 +73,6 @@ class PublicHost:
         }
         self._metrics = RequestMetrics(args["model_name"], self._gauges)
         self._traces = Traces.from_environment(args["model_name"])
-        self._tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
-        self._memory = Memory(config.remember_tokens) if config.remember_tokens else None
         request = self._builder.build(RequestInputs(input_ids=(0,)))
         try:
             request.plan.proposer(self._dependencies(request))
@@ -108,7 +108,7 @@ class PublicHost:
         inputs = read(pb.tensors_of(request), pb.parameters_of(request))
         deadline_s = time.monotonic() + self._builder.timeout_ms(inputs) / 1000
         handler = GenerationHandler(
-            inputs, sender, deadline_s, self._builder, self._dependencies, self._memory, self._metrics, self._traces
+            inputs, sender, deadline_s, self._builder, self._steps, self._memory, self._metrics, self._traces
         )
         if not self._admission.admit(handler):
             raise Unavailable(
@@ -127,17 +127,22 @@ class PublicHost:
             "spec_max_requests_running": self._config.max_running,
         }
 
+    def _steps(self, request: GenerationRequest, sequence: SequenceState, target: BlsTargetClient) -> Steps:
+        """Return where the steps of a sequence come from: a run of the target's engine, if its method can have one."""
+        remembers = self._memory is not None and request.plan.reads_memory
+        if self._config.runs and self._config.engine == "torch" and not (request.plan.drafter or remembers):
+            take = partial(target.take, sequence.context, sequence.sampling, sequence.options, request.run)
+            return StepsOfRun(sequence, take)
+        return StepByStep(sequence, target, request.plan.proposer(self._dependencies(request)))
+
     def _dependencies(self, request: GenerationRequest) -> ProposerDependencies:
-        options, vocab_size = request.sampling.logits_options, self._checkpoint.vocab_size
-        return ProposerDependencies(
-            drafter_client=lambda name: BlsDrafterClient(name, self._breakers[name], vocab_size, request.cache_salt),
-            vocab_size=vocab_size,
-            prediction=request.prediction,
-            max_nodes=request.limits.max_nodes,
-            num_parameters=self._checkpoint.num_parameters,
-            tables=self._tables,
-            memory=self._memory.of(request.cache_salt) if self._memory else None,
-            matcher=self._grammars.matcher(options.grammar, options.end_ids) if options.grammar else None,
+        vocab_size = self._checkpoint.vocab_size
+        return self._sources.dependencies(
+            request.sampling,
+            request.prediction,
+            request.limits.max_nodes,
+            request.cache_salt,
+            lambda name: BlsDrafterClient(name, self._breakers[name], vocab_size, request.cache_salt),
         )
 
 
@@ -152,12 +157,14 @@ class GenerationHandler:
     sender: Any
     deadline_s: float
     builder: RequestBuilder
-    dependencies: Callable[[GenerationRequest], ProposerDependencies]
+    steps: Callable[[GenerationRequest, SequenceState, BlsTargetClient], Steps]
     memory: Memory | None
     metrics: RequestMetrics
     traces: Traces | None = None
     times: RequestTimes = field(default_factory=RequestTimes)
     _failed: bool = False
+    _cancelled: bool = False
+    _asked_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.num_places = self.builder.num_sequences(self.inputs)
@@ -217,16 +224,16 @@ class GenerationHandler:
         """Run the loop to its end; return the output if it is worth remembering, else nothing."""
         sequence = request.sequence(index, self.builder.checkpoint.tokenizer)
         target = BlsTargetClient(request.cache_salt, self.deadline_s)
-        proposer = request.plan.proposer(self.dependencies(request))
+        steps = self.steps(request, sequence, target)
         responses = Responses(request, sequence, send)
         try:
-            generate(sequence, target, proposer, self._reason_to_stop, responses.emit)
+            generate(sequence, steps, self._reason_to_stop, responses.emit)
         except (Unavailable, EngineLost):
             if time.monotonic() < self.deadline_s - 0.1:
                 raise
             responses.finish_late()
         finally:
-            proposer.close()
+            steps.close()
             target.release()
         self.metrics.ended(self.times, sequence, request.plan.method)
         if self.traces:
@@ -235,9 +242,12 @@ class GenerationHandler:
         return sequence.context.output[: sequence.output.num_tokens] if ended else []
 
     def _reason_to_stop(self) -> FinishReason | None:
-        if self._failed or self.is_cancelled():
+        now_s = time.monotonic()
+        if not self._cancelled and now_s - self._asked_s >= CANCEL_POLL_S:
+            self._cancelled, self._asked_s = self.is_cancelled(), now_s
+        if self._failed or self._cancelled:
             return FinishReason.CANCELLED
-        return FinishReason.DEADLINE if time.monotonic() >= self.deadline_s else None
+        return FinishReason.DEADLINE if now_s >= self.deadline_s else None
 
     def _send(self, tensors: dict[str, Any]) -> None:
         # The one response of a model that does not stream takes the flag along: a flag behind it crashes Triton

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from orchestrator.core.drafting import Step
 from orchestrator.core.errors import EngineError
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
@@ -17,6 +18,14 @@ from orchestrator.wire.engine_speculation import (
     pack_engine_speculation_result,
     unpack_engine_speculation,
     unpack_engine_speculation_result,
+)
+from orchestrator.wire.run import (
+    RunOptions,
+    TakeSteps,
+    pack_run,
+    pack_steps,
+    unpack_run,
+    unpack_take,
 )
 from orchestrator.wire.sampling import pack_sampling, unpack_sampling
 from orchestrator.wire.tensors import Incoming, Tensors, ids, pack_ids, pack_nonzero, pack_scalars, scalar
@@ -32,6 +41,7 @@ class StepRequest:
 
     deadline_ms: how long the engine may take, counted from when it receives the call.
     q: what each node of the tree was sampled from; empty for deterministic drafts.
+    run: begins a run of steps, for which the engine drafts by itself; the tree is bare.
     """
 
     delta: Delta
@@ -40,6 +50,7 @@ class StepRequest:
     options: StepOptions
     deadline_ms: int
     q: tuple[Distribution, ...] = ()
+    run: RunOptions | None = None
 
 
 def pack_step(request: StepRequest) -> Tensors:
@@ -50,6 +61,7 @@ def pack_step(request: StepRequest) -> Tensors:
         | pack_sampling(request.sampling)
         | _pack_options(request.options)
         | pack_scalars(deadline_ms=request.deadline_ms)
+        | pack_run(request.run)
     )
 
 
@@ -64,7 +76,13 @@ def unpack_step(tensors: Incoming, vocab_size: int, max_nodes: int) -> StepReque
         _unpack_options(tensors),
         scalar(tensors, "deadline_ms"),
         q,
+        unpack_run(tensors),
     )
+
+
+def unpack_call(tensors: Incoming, vocab_size: int, max_nodes: int) -> StepRequest | TakeSteps:
+    """Unpack a step, the beginning of a run, or the call for its next steps; raise EngineError as `unpack_step`."""
+    return unpack_take(tensors) or unpack_step(tensors, vocab_size, max_nodes)
 
 
 def _pack_options(options: StepOptions) -> Tensors:
@@ -93,7 +111,9 @@ def pack_acceptance(acceptance: Acceptance) -> Tensors:
     """Pack the answer to a target step; fields that are empty or were not requested are omitted."""
     tensors = pack_ids("path", acceptance.path) | pack_scalars(
         next_token=acceptance.next_token,
+        queue_us=acceptance.queue_us,
         forward_us=acceptance.forward_us,
+        verify_us=acceptance.verify_us,
         num_in_pass=acceptance.num_in_pass,
         num_cached_tokens=acceptance.num_cached_tokens,
     )
@@ -106,6 +126,11 @@ def pack_acceptance(acceptance: Acceptance) -> Tensors:
     if acceptance.features is not None and len(acceptance.features):
         tensors |= {"features": acceptance.features} | pack_scalars(features_start=acceptance.features_start)
     return tensors | pack_engine_speculation_result(acceptance.engine_speculation)
+
+
+def pack_answer(answer: Acceptance | list[Step]) -> Tensors:
+    """Pack the answer to a step or to a run."""
+    return pack_steps(answer) if isinstance(answer, list) else pack_acceptance(answer)
 
 
 def unpack_acceptance(tensors: Incoming, tree: TokenTree) -> Acceptance:
@@ -127,4 +152,6 @@ def unpack_acceptance(tensors: Incoming, tree: TokenTree) -> Acceptance:
         scalar(tensors, "num_in_pass", 1),
         scalar(tensors, "num_cached_tokens", 0),
         unpack_engine_speculation_result(tensors),
+        scalar(tensors, "queue_us", 0),
+        scalar(tensors, "verify_us", 0),
     )

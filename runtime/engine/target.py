@@ -40,6 +40,7 @@ class TargetEngine(PagedEngine[StepRequest]):
             if segment.last == call.delta.prefix_len:  # otherwise a part of a long context, without its tree
                 segment.tree = call.request.tree
         logits = self.paged.forward([segment for _, segment in planned])
+        computed_s = time.monotonic()
         parts = logits.split([segment.tree.num_nodes + 1 for _, segment in planned])
         complete = [
             (call, part)
@@ -47,14 +48,20 @@ class TargetEngine(PagedEngine[StepRequest]):
             if segment.last == call.delta.prefix_len
         ]
         results = verify([self._verify_input(call) for call, _ in complete], [part for _, part in complete])
-        forward_us = int((time.monotonic() - began_s) * 1e6)
+        forward_us, verify_us = _us(computed_s - began_s), _us(time.monotonic() - computed_s)
         for (call, part), result in zip(complete, results, strict=True):
             if isinstance(result, ServingError):
                 self.sequences.drop(call.sequence_id)
                 call.reply(result)
             else:
-                answer = self._settle(call, part, result)
-                call.reply(replace(answer, forward_us=forward_us, num_in_pass=len(planned)))
+                answer = replace(
+                    self._settle(call, part, result),
+                    queue_us=_us(began_s - call.arrived_s),
+                    forward_us=forward_us,
+                    verify_us=verify_us,
+                    num_in_pass=len(planned),
+                )
+                call.reply(answer)
 
     def _verify_input(self, call: StepCall) -> VerifyInput:
         request = call.request
@@ -114,3 +121,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         start = max(options.features_from, sequence.num_computed - MAX_FEATURE_ROWS, 0)
         slots = [sequence.slot(index) for index in range(start, sequence.num_computed)]
         return store[torch.tensor(slots, dtype=torch.long, device=store.device)].float().cpu().numpy(), start
+
+
+def _us(seconds: float) -> int:
+    return int(seconds * 1e6)

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from orchestrator.core.context import Context
+from orchestrator.core.drafting import Limits
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import DraftResponse, StepOptions
 from orchestrator.deployment.checkpoint import read_checkpoint
-from orchestrator.generation.loop import Limits
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.registry import select_method
 from orchestrator.proposers.tables import load_tables

@@ -84,7 +84,11 @@ def let_all_go(script: Script) -> Iterator[None]:
 def scripted(checkpoints: Path, script: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = link(checkpoints, tmp_path_factory.mktemp("steps"))
     config = deployment(
-        folder, f"max_running = {MAX_RUNNING}", f"max_waiting = {MAX_WAITING}", 'default_speculation = "none"'
+        folder,
+        f"max_running = {MAX_RUNNING}",
+        f"max_waiting = {MAX_WAITING}",
+        'default_speculation = "none"',
+        "runs = false",
     )
     models = repository(folder, "speculative", "speculative_unary", target="target.py")
     with serving(config, repository=models, env={"SCRIPT_FOLDER": str(script.folder)}) as running:

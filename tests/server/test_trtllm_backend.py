@@ -13,9 +13,9 @@ import pytest
 
 from build.trtllm.repository import write_repository
 from launcher.server import Server
+from orchestrator.core.drafting import Limits
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.deployment.config import BACKEND_MODELS
-from orchestrator.generation.loop import Limits
 from orchestrator.proposers.none import NoProposer
 from tests.server.conftest import repository, serving
 from tests.standin import FOLDER

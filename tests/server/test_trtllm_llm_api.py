@@ -14,8 +14,8 @@ import pytest
 
 from build.trtllm.llm_api import LlmApiSpec, write_folder
 from launcher.server import Server
+from orchestrator.core.drafting import Limits
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.generation.loop import Limits
 from orchestrator.proposers.none import NoProposer
 from tests.server.conftest import repository, serving
 from tests.support.clients import Stream, ask, ask_unary, metric, until

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tokenizers import Tokenizer, models
 
 from orchestrator.core.context import Context
+from orchestrator.core.drafting import Limits
 from orchestrator.core.methods import METHODS
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions, Target
-from orchestrator.generation.loop import Limits, SequenceState, generate
+from orchestrator.generation.loop import SequenceState, StepByStep, generate
 from orchestrator.generation.statistics import Statistics
 from orchestrator.generation.text import Chunk, Output, StopRule
 from orchestrator.proposers.dependencies import DrafterClient, ProposerDependencies
+from orchestrator.requests.generation_request import GenerationRequest
 
 
 def dependencies(method: str = "none", **values: Any) -> ProposerDependencies:
@@ -29,6 +31,13 @@ def dependencies(method: str = "none", **values: Any) -> ProposerDependencies:
 
 def _no_drafter(name: str) -> DrafterClient:
     raise AssertionError(f"this method calls no drafter, but wanted {name}")
+
+
+def stepping(dependencies_of: Callable[[GenerationRequest], ProposerDependencies]) -> Any:
+    """Return what a GenerationHandler makes steps with: one call of the target for each."""
+    return lambda request, sequence, target: StepByStep(
+        sequence, target, request.plan.proposer(dependencies_of(request))
+    )
 
 
 @dataclass
@@ -75,5 +84,5 @@ def decode(
     chunks: list[Chunk] = []
     output = Output(tokenizer, prompt, StopRule(limits.max_tokens, stop_ids))
     sequence = SequenceState(Context(prompt), sampling, limits, output)
-    generate(sequence, target, Strict(proposer), lambda: None, chunks.append)
+    generate(sequence, StepByStep(sequence, target, Strict(proposer)), lambda: None, chunks.append)
     return [token for chunk in chunks for token in chunk.ids], sequence.statistics

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.context import Context
+from orchestrator.core.drafting import Limits
 from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import DraftResponse, StepOptions
 from orchestrator.deployment.config import ServingConfig
-from orchestrator.generation.loop import Limits
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.registry import select_method

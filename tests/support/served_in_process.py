@@ -109,7 +109,7 @@ class InProcessSystem:
         proposer = job.plan.proposer(self._dependencies(job, sequence_id))
         responses = Responses(job, sequence, lambda tensors: sent.append(to_values(tensors)))
         try:
-            loop.generate(sequence, target, proposer, lambda: None, responses.emit)
+            loop.generate(sequence, loop.StepByStep(sequence, target, proposer), lambda: None, responses.emit)
         finally:
             proposer.close()
             target.release()

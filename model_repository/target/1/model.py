@@ -3,14 +3,18 @@
 from functools import partial
 
 from orchestrator.deployment.config import ServingConfig
+from orchestrator.proposers.sources import RunProposers
 from orchestrator.triton.clients import caller_beside
 from orchestrator.triton.engine_host import EngineHost, EngineModel
-from orchestrator.wire.target import StepRequest, pack_acceptance, unpack_step
+from orchestrator.wire.target import StepRequest, TakeSteps, pack_answer, unpack_call
 from runtime.engine.build import build_target
+from runtime.engine.runs import Runs
 
 
 class TritonPythonModel(EngineModel):
-    def load(self, args: dict[str, str], config: ServingConfig) -> EngineHost[StepRequest]:
+    def load(self, args: dict[str, str], config: ServingConfig) -> EngineHost[StepRequest | TakeSteps]:
         engine, model = build_target(config, caller_beside(args["model_repository"]))
-        unpack = partial(unpack_step, vocab_size=model.vocab_size, max_nodes=config.max_nodes)
-        return EngineHost(args["model_name"], engine, unpack, pack_acceptance)
+        if config.runs:
+            engine = Runs(engine, RunProposers(config))
+        unpack = partial(unpack_call, vocab_size=model.vocab_size, max_nodes=config.max_nodes)
+        return EngineHost(args["model_name"], engine, unpack, pack_answer)

@@ -94,9 +94,9 @@ def _write(name: str, number: int) -> None:
 def _unpack(tensors: Tensors) -> StepRequest:
     """Refuse arrays that lie in Triton's memory, which would change once the request has been answered."""
     for name, array in tensors.items():
-        root = array
-        while isinstance(root.base, np.ndarray):
-            root = root.base
+        root: Any = array
+        while not isinstance(root, np.ndarray) or root.base is not None:
+            root = root.obj if isinstance(root, memoryview) else root.base
         if not root.flags.owndata:
             raise EngineError(f"the array of {name} does not own its memory")
     return unpack_step(tensors, vocab_size=64, max_nodes=128)

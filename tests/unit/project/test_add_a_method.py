@@ -17,7 +17,7 @@ import json
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.deployment.checkpoint import read_checkpoint
 from orchestrator.deployment.config import ServingConfig, load_config
-from orchestrator.generation.loop import generate
+from orchestrator.generation.loop import StepByStep, generate
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.requests.generation_request import RequestBuilder
 from orchestrator.requests.inputs import read
@@ -38,7 +38,7 @@ for inputs in ({}, {"speculation": "echo", "speculation_config": {"draft_len": 2
     request = builder.build(read({}, json.dumps(fixed | inputs)))
     sequence, chunks = request.sequence(0, checkpoint.tokenizer), []
     proposer = request.plan.proposer(ProposerDependencies(None, checkpoint.vocab_size))
-    generate(sequence, target, proposer, lambda: None, chunks.append)
+    generate(sequence, StepByStep(sequence, target, proposer), lambda: None, chunks.append)
     assert [token for chunk in chunks for token in chunk.ids] == expected
     assert any("echo" in source for source in sequence.statistics.sources), sequence.statistics.sources
 print("served by", builder.build(read({}, json.dumps({"input_ids": [5]}))).plan.method)

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from orchestrator.core.context import Context
+from orchestrator.core.drafting import Limits
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
-from orchestrator.generation.loop import Limits, SequenceState, generate
+from orchestrator.generation.loop import SequenceState, StepByStep, generate
 from orchestrator.generation.text import Chunk, FinishReason, Output, StopRule
 from orchestrator.proposers.none import NoProposer
 from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig
@@ -123,7 +124,7 @@ def run(
     limits = limits or Limits(rule.max_tokens, 10_000, 128)
     sequence = SequenceState(Context(PROMPT), sampling, limits, Output(tokenizer, PROMPT, rule), options)
     made = Run(sequence, [])
-    generate(sequence, target, proposer, guard, made.chunks.append)
+    generate(sequence, StepByStep(sequence, target, proposer), guard, made.chunks.append)
     assert sequence.output.finish
     return made
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from orchestrator.core.drafting import Limits
 from orchestrator.core.proposal import Proposal
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import Acceptance, StepOptions
-from orchestrator.generation.loop import Limits
 from orchestrator.generation.responses import Responses
 from orchestrator.generation.text import Chunk, FinishReason, StopRule
 from orchestrator.proposers.registry import select_method

@@ -21,6 +21,7 @@ from orchestrator.requests.generation_request import GenerationRequest, RequestB
 from orchestrator.requests.inputs import read
 from orchestrator.sampling import reference
 from orchestrator.sampling.grammar import Grammars
+from tests.support.decode import stepping
 from tests.support.table_target import TableTarget
 from tests.support.tiny_models import VOCAB_SIZE, write_byte_tokenizer
 from tests.support.without_triton import NoMetrics, imported
@@ -80,7 +81,7 @@ def run(
 
     given = read({}, json.dumps({"input_ids": PROMPT, "cache_salt": "s", "max_tokens": 9, **inputs}))
     sender = SimpleNamespace(is_cancelled=is_cancelled)
-    ticket.GenerationHandler(given, sender, deadline_s, builder, materials, memory, NoMetrics()).run()
+    ticket.GenerationHandler(given, sender, deadline_s, builder, stepping(materials), memory, NoMetrics()).run()
     return events
 
 
@@ -111,6 +112,7 @@ def test_tokens_behind_a_stop_are_not_learnt(
 def test_request_that_was_broken_off_or_failed_leaves_nothing(
     ticket: ModuleType, builder: RequestBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(ticket, "CANCEL_POLL_S", 0.0)
     polls = iter([False, False, False])
     cancelled = run(ticket, builder, monkeypatch, is_cancelled=lambda: next(polls, True), stream=True)
     assert cancelled.count("send") > 2 and not learnt(cancelled)
@@ -157,6 +159,12 @@ def test_ngram_without_statistics_is_one_error_to_the_client(
     given = read({}, json.dumps({"input_ids": PROMPT, "speculation": "ngram"}))
     sender = SimpleNamespace(is_cancelled=lambda: False)
     ticket.GenerationHandler(
-        given, sender, 1e12, builder, lambda job: ProposerDependencies(pytest.fail, VOCAB_SIZE), None, NoMetrics()
+        given,
+        sender,
+        1e12,
+        builder,
+        stepping(lambda job: ProposerDependencies(pytest.fail, VOCAB_SIZE)),
+        None,
+        NoMetrics(),
     ).run()
     assert len(said) == 1 and "ngram_tables and remember_tokens" in said[0]

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.context import Context
+from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import RequestError
 from orchestrator.core.proposal import Budget, Proposal
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance
-from orchestrator.generation.loop import Limits
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.lookahead import Lookahead, LookaheadConfig, NgramPool, Shape, shape_of
 from orchestrator.proposers.registry import select_method

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.context import Context
+from orchestrator.core.drafting import Limits
 from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import Acceptance
-from orchestrator.generation.loop import Limits
 from orchestrator.proposers.predicted import Predicted, PredictedConfig, nearest
 from orchestrator.sampling import reference
 from tests.support.decode import decode, dependencies

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.context import Context
+from orchestrator.core.drafting import Limits
 from orchestrator.core.proposal import Budget, Proposal
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.generation.loop import Limits
 from orchestrator.generation.statistics import Statistics
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.suffix import Suffix, SuffixConfig

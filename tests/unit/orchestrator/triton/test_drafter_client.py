@@ -37,7 +37,7 @@ class Drafter:
         self.answers = list(answers)
         self.sent: list[dict[str, Any]] = []
 
-    def __call__(self, model: str, tensors: dict[str, Any], outputs: Any) -> Any:
+    def __call__(self, model: str, tensors: dict[str, Any]) -> Any:
         self.sent.append(tensors)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):

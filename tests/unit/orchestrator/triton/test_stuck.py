@@ -19,6 +19,7 @@ from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.requests.generation_request import RequestBuilder
 from orchestrator.requests.inputs import read
 from orchestrator.sampling.grammar import Grammars
+from tests.support.decode import stepping
 from tests.support.hanging import WAIT_S, Hang, until
 from tests.support.table_target import TableTarget
 from tests.support.tiny_models import VOCAB_SIZE, write_byte_tokenizer
@@ -36,6 +37,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
 def listen(module: ModuleType, monkeypatch: pytest.MonkeyPatch, answers: Answers) -> None:
     """Let a module's answers be noted."""
     monkeypatch.setattr(module.pb, "send", lambda sender, tensors, final: answers.append((sender, f"sent {final}")))
+    monkeypatch.setattr(module.pb, "answer", lambda sender, tensors: answers.append((sender, "sent True")))
     monkeypatch.setattr(module.pb, "send_error", lambda sender, text, error: answers.append((sender, text)))
     monkeypatch.setattr(module.pb, "send_final", lambda sender: answers.append((sender, "final")))
 
@@ -65,7 +67,7 @@ def host(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> Iterator[ModuleTy
     with imported("engine_host") as module:
         listen(module, monkeypatch, answers)
         monkeypatch.setattr(module, "Port", lambda *families, **labels: SimpleNamespace(show=None))
-        monkeypatch.setattr(module.pb, "tensors_of", lambda request: {"request": request})
+        monkeypatch.setattr(module.pb, "message_of", lambda request: {"request": request})
         monkeypatch.setattr(module, "released_sequence", lambda tensors: 0)
         monkeypatch.setattr(module, "scalar", lambda tensors, name, default: default)
         yield module
@@ -180,7 +182,9 @@ def serve(module: ModuleType, checkpoint: Checkpoint, targets: list[TableTarget]
     deadline_s = time.monotonic() + 2.0  # enough for those that are not stuck
     materials = ProposerDependencies(pytest.fail, VOCAB_SIZE)
     given = read({}, json.dumps(asked | inputs))
-    module.GenerationHandler(given, sender, deadline_s, builder, lambda job: materials, None, NoMetrics()).run()
+    module.GenerationHandler(
+        given, sender, deadline_s, builder, stepping(lambda job: materials), None, NoMetrics()
+    ).run()
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -17,6 +17,7 @@ import pytest
 
 from build.trtllm.llm_api import LlmApiSpec, load_llm_spec, main, manifest_of, write_folder
 from orchestrator.core.context import Context
+from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import ConfigError, EngineError, EngineLost, RequestError, ServingError, Unavailable
 from orchestrator.core.sampling_params import LogitsOptions, Rule, Sampling
 from orchestrator.core.tree import TokenTree
@@ -24,7 +25,6 @@ from orchestrator.core.types import EngineSpeculation, StepOptions
 from orchestrator.deployment.capabilities import capabilities_of
 from orchestrator.deployment.config import ServingConfig, load_config
 from orchestrator.deployment.engine_manifest import LLM_NAME, read_llm_manifest, served_checkpoint
-from orchestrator.generation.loop import Limits
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.none import NoProposer
 from orchestrator.proposers.registry import select_method

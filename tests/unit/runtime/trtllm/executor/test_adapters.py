@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from benchmarks.stock_model import StockModel
+from orchestrator.core.drafting import Limits
 from orchestrator.core.sampling_params import LogitsOptions
 from orchestrator.core.types import StepOptions
-from orchestrator.generation.loop import Limits
 from orchestrator.sampling.distribution import log_softmax
 from orchestrator.wire.target import StepRequest
 from runtime.trtllm.client import TrtllmClient

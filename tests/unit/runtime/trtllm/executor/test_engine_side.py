@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from orchestrator.core.context import Context
+from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import EngineError, RequestError, Unavailable
 from orchestrator.core.types import EngineSpeculation, EngineSpeculationResult, StepOptions
-from orchestrator.generation.loop import Limits
 from orchestrator.wire.target import StepRequest
 from runtime.trtllm import contexts
 from runtime.trtllm.client import TrtllmClient

@@ -1,0 +1,68 @@
+"""One sequence's part in its steps: what it proposes, and what it learns. The loop runs it, or the target's engine."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from orchestrator.core.context import Context
+from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.types import Acceptance, StepOptions
+
+
+@dataclass(frozen=True)
+class Limits:
+    """max_tokens: most tokens of output. max_positions: longest context. max_nodes: most draft nodes of a tree."""
+
+    max_tokens: int
+    max_positions: int
+    max_nodes: int
+
+    def budget(self, context: Context) -> Budget:
+        """Return what a tree may cost now: no level beyond the context limit or the last token."""
+        tokens_left = self.max_tokens - (len(context) - context.prompt_len)
+        depth = min(tokens_left - 1, self.max_positions - len(context))
+        return Budget(self.max_nodes, max(depth, 0))
+
+
+class Step(NamedTuple):
+    """A step that was made. draft_s: time to propose. target_s: time from the call of the target to its answer."""
+
+    proposal: Proposal
+    acceptance: Acceptance
+    draft_s: float
+    target_s: float
+
+    @property
+    def tokens(self) -> list[int]:
+        """Return the tokens that the step commits."""
+        return self.acceptance.tokens(self.proposal.tree)
+
+
+@dataclass
+class Drafting:
+    """Proposes the tree of each step and takes its acceptance, in turn.
+
+    options: what the client needs from every step. draft_s: time of the last proposal.
+    """
+
+    context: Context
+    sampling: Sampling
+    limits: Limits
+    proposer: Proposer
+    options: StepOptions = field(default_factory=StepOptions)
+    draft_s: float = 0.0
+
+    def propose(self) -> tuple[Proposal, StepOptions]:
+        """Return the tree of the next step, within the budget, and what is needed from that step."""
+        began_s, budget = time.perf_counter(), self.limits.budget(self.context)
+        proposal = self.proposer.propose(self.context, self.sampling, budget).cut(budget)
+        self.draft_s = time.perf_counter() - began_s
+        return proposal, self.options.merged(self.proposer.options)
+
+    def commit(self, proposal: Proposal, acceptance: Acceptance) -> None:
+        """Commit the tokens of a step, and let the proposer learn."""
+        self.context.commit(acceptance.tokens(proposal.tree))
+        self.proposer.observe(proposal.tree, acceptance)

@@ -1,0 +1,71 @@
+"""What the proposers of one process draft from, and the proposers of the runs that an engine makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from orchestrator.core.proposal import Proposer
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.deployment.checkpoint import Checkpoint
+from orchestrator.deployment.config import ServingConfig
+from orchestrator.deployment.engine_manifest import served_checkpoint
+from orchestrator.proposers.dependencies import DrafterClient, ProposerDependencies
+from orchestrator.proposers.memory import Memory
+from orchestrator.proposers.registry import select_method
+from orchestrator.proposers.tables import load_tables
+from orchestrator.sampling.grammar import Grammars
+from orchestrator.wire.target import StepRequest
+
+
+class ProposerSources:
+    """The token statistics, the memory and the grammars of one process.
+
+    memory: earlier responses; None = the process remembers none.
+    """
+
+    def __init__(self, config: ServingConfig, checkpoint: Checkpoint, memory: Memory | None = None) -> None:
+        self.grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
+        self._checkpoint, self._memory = checkpoint, memory
+        self._tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
+
+    def dependencies(
+        self,
+        sampling: Sampling,
+        prediction: Sequence[int],
+        max_nodes: int,
+        cache_salt: str,
+        drafter_client: Callable[[str], DrafterClient],
+    ) -> ProposerDependencies:
+        """Return what the proposers of one request may draft from; drafter_client: makes its client of a drafter."""
+        options = sampling.logits_options
+        return ProposerDependencies(
+            drafter_client=drafter_client,
+            vocab_size=self._checkpoint.vocab_size,
+            prediction=tuple(prediction),
+            max_nodes=max_nodes,
+            num_parameters=self._checkpoint.num_parameters,
+            tables=self._tables,
+            memory=self._memory.of(cache_salt) if self._memory else None,
+            matcher=self.grammars.matcher(options.grammar, options.end_ids) if options.grammar else None,
+        )
+
+
+class RunProposers:
+    """Builds the proposers of runs, in the process of the target's engine; any thread may call."""
+
+    def __init__(self, config: ServingConfig) -> None:
+        self._sources = ProposerSources(config, served_checkpoint(config))
+        self._limit_s = config.draft_timeout_ms / 1000
+
+    def __call__(self, request: StepRequest) -> Proposer:
+        """Return the proposer of a run; raises RequestError when the deployment lacks what it drafts from."""
+        run = request.run
+        assert run is not None
+        dependencies = self._sources.dependencies(
+            request.sampling, run.prediction, run.limits.max_nodes, request.delta.cache_salt, _no_drafter
+        )
+        return select_method(run.method, run.config, frozenset(), {}).proposer(dependencies, self._limit_s)
+
+
+def _no_drafter(name: str) -> DrafterClient:
+    raise AssertionError(f"a run drafts from tokens alone, not with {name!r}")

@@ -1,0 +1,93 @@
+"""The tensors of an engine call or its answer as one message, which is the only tensor that crosses Triton.
+
+Triton and the Python backend handle each tensor by itself in four places (about 20 µs a tensor, 20 tensors a step).
+Layout: the length of the header, UINT32; the header, `name:dtype:shape;` for each tensor, filled up with spaces; the
+values of each tensor in C order. All values begin at multiples of 8. A text is its UTF-8 bytes with the dtype `text`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.core.errors import EngineError
+from orchestrator.wire.tensors import Incoming, Tensors
+
+Message = npt.NDArray[np.uint8]
+
+TEXT = "text"
+DTYPES = {name: np.dtype(name) for name in ("bool", "int32", "uint64", "float32", "float64")}
+_ALIGNMENT, _LENGTH_BYTES = 8, 4
+
+
+class Field(NamedTuple):
+    """Where a tensor is. offset: from the end of the header, in bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def num_values(self) -> int:
+        """Number of values."""
+        return prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the values."""
+        return self.num_values * (1 if self.dtype == TEXT else DTYPES[self.dtype].itemsize)
+
+
+def encode(tensors: Incoming) -> Message:
+    """Return the message of these tensors, (n,) uint8; their dtypes are those of DTYPES, or object for STRING[1]."""
+    header, values = [], []
+    for name, array in tensors.items():
+        if array.dtype == object:
+            data: bytes = array.reshape(-1)[0]
+            header.append(f"{name}:{TEXT}:{len(data)};")
+        else:
+            data = array.tobytes()
+            header.append(f"{name}:{array.dtype}:{','.join(map(str, array.shape))};")
+        values.append(data + bytes(-len(data) % _ALIGNMENT))
+    head = "".join(header).encode()
+    head += b" " * (-(_LENGTH_BYTES + len(head)) % _ALIGNMENT)
+    return np.frombuffer(b"".join([len(head).to_bytes(_LENGTH_BYTES, "little"), head, *values]), np.uint8)
+
+
+def decode(message: Message) -> Tensors:
+    """Return the tensors of a message, which share its memory; raise EngineError if it is cut short or malformed."""
+    data = message.data
+    end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+    fields, num_bytes = _fields(bytes(data[_LENGTH_BYTES:end]))
+    if len(data) != end + num_bytes:
+        raise EngineError(f"a message of {len(data)} bytes must have {end + num_bytes}")
+    return {field.name: _value(field, data, end) for field in fields}
+
+
+def _value(field: Field, data: memoryview, end: int) -> npt.NDArray[Any]:
+    start = end + field.offset
+    if field.dtype == TEXT:
+        return np.array([bytes(data[start : start + field.num_bytes])], np.object_)
+    return np.frombuffer(data, DTYPES[field.dtype], field.num_values, start).reshape(field.shape)
+
+
+@lru_cache(maxsize=1024)
+def _fields(header: bytes) -> tuple[list[Field], int]:
+    """Return the fields that a header names, and the bytes of their values; most calls repeat a header."""
+    fields: list[Field] = []
+    offset = 0
+    try:
+        for line in header.decode().split(";")[:-1]:
+            name, dtype, shape = line.split(":")
+            fields.append(Field(name, dtype, tuple(map(int, shape.split(","))) if shape else (), offset))
+            if min(fields[-1].shape, default=0) < 0:
+                raise ValueError(line)
+            offset += fields[-1].num_bytes + -fields[-1].num_bytes % _ALIGNMENT
+    except (KeyError, ValueError) as error:
+        raise EngineError(f"a message has a malformed header: {error}") from None
+    return fields, offset

@@ -1,0 +1,174 @@
+"""Runs of steps that the target's engine makes by itself, as flat tensors (docs/protocol.md, Runs)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.core.drafting import Limits, Step
+from orchestrator.core.errors import EngineError
+from orchestrator.core.proposal import Proposal
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import Acceptance, Distribution, IdArray
+from orchestrator.wire.tensors import Incoming, Tensors, ids, pack_ids, pack_text, scalar, split, text
+from orchestrator.wire.tree import pack_tree, unpack_q
+
+#: The numbers of one row of `steps`; times are in µs.
+COLUMNS = (
+    "num_nodes", "num_accepted", "next_token", "queue", "forward", "verify", "num_in_pass", "num_cached", "draft",
+    "target",
+)  # fmt: skip
+_LIMITS = 4
+_NAMES_END = "\n"
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What an engine needs to draft for a sequence by itself, besides its context and its sampling.
+
+    method, config: the drafting method and the JSON of its parameters. prediction: what the client expects as output.
+    stop_ids: the run ends behind one of these that comes after the first `min_tokens` of the output.
+    """
+
+    method: str
+    config: str
+    limits: Limits
+    min_tokens: int = 0
+    stop_ids: tuple[int, ...] = ()
+    prediction: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class TakeSteps:
+    """The call for the steps of a run that the caller does not have yet. prefix_len: committed tokens that it has."""
+
+    sequence_id: int
+    prefix_len: int
+
+
+def pack_run(options: RunOptions | None) -> Tensors:
+    """Pack the options of a run, if there are any."""
+    if options is None:
+        return {}
+    limits = options.limits
+    numbers = (limits.max_tokens, limits.max_positions, limits.max_nodes, options.min_tokens)
+    return (
+        pack_text("run_method", options.method)
+        | pack_text("run_config", options.config)
+        | pack_ids("run_limits", numbers)
+        | pack_ids("run_stop_ids", options.stop_ids)
+        | pack_ids("run_prediction", options.prediction)
+    )
+
+
+def unpack_run(tensors: Incoming) -> RunOptions | None:
+    """Unpack the options of a run, if there are any; raise EngineError if a tensor is invalid."""
+    if "run_method" not in tensors:
+        return None
+    numbers = ids(tensors, "run_limits").tolist()
+    if len(numbers) != _LIMITS:
+        raise EngineError(f"run_limits must have {_LIMITS} numbers, got {numbers}")
+    return RunOptions(
+        text(tensors, "run_method"),
+        text(tensors, "run_config"),
+        Limits(*numbers[:3]),
+        numbers[3],
+        tuple(ids(tensors, "run_stop_ids").tolist()),
+        tuple(ids(tensors, "run_prediction").tolist()),
+    )
+
+
+def pack_take(take: TakeSteps) -> Tensors:
+    """Pack the call for the next steps of a run."""
+    return {"sequence_id": np.array([take.sequence_id], np.uint64)} | pack_ids("taken", [take.prefix_len])
+
+
+def unpack_take(tensors: Incoming) -> TakeSteps | None:
+    """Unpack the call for the next steps of a run, or return None if the call is another one."""
+    return TakeSteps(scalar(tensors, "sequence_id"), scalar(tensors, "taken")) if "taken" in tensors else None
+
+
+def pack_steps(steps: Sequence[Step]) -> Tensors:
+    """Pack the steps of a run, at least one: a row of numbers each; trees, paths and the rest are concatenated."""
+    names = list(dict.fromkeys(source for step in steps for source in step.proposal.sources))
+    number_of = {name: number for number, name in enumerate(names)}
+    tensors: Tensors = {"steps": np.array([_row(step) for step in steps], np.int32)}
+    joined = TokenTree(
+        np.concatenate([step.proposal.tree.tokens for step in steps]),
+        np.concatenate([step.proposal.tree.parents for step in steps]),
+    )
+    tensors |= pack_tree(joined, tuple(q for step in steps for q in step.proposal.q))
+    tensors |= pack_ids("node_sources", [number_of[source] for step in steps for source in step.proposal.sources])
+    tensors |= pack_text("source_names", _NAMES_END.join(names))
+    tensors |= pack_ids("path", [node for step in steps for node in step.acceptance.path])
+    for name in ("logprobs", "top_ids", "top_logprobs"):
+        parts = [getattr(step.acceptance, name) for step in steps]
+        if parts[0] is not None:
+            tensors[name] = np.concatenate(parts)
+    return tensors
+
+
+def _row(step: Step) -> tuple[int, ...]:
+    tree, acceptance = step.proposal.tree, step.acceptance
+    return (
+        tree.num_nodes, len(acceptance.path), acceptance.next_token, acceptance.queue_us, acceptance.forward_us,
+        acceptance.verify_us, acceptance.num_in_pass, acceptance.num_cached_tokens, int(1e6 * step.draft_s),
+        int(1e6 * step.target_s),
+    )  # fmt: skip
+
+
+def unpack_steps(tensors: Incoming) -> list[Step]:
+    """Unpack the steps of a run; raise EngineError if the numbers of their nodes and tokens do not add up."""
+    rows = ids(tensors, "steps").reshape(-1, len(COLUMNS)).tolist()
+    nodes, accepted = [row[0] for row in rows], [row[1] for row in rows]
+    committed = [count + 1 for count in accepted]
+    names = text(tensors, "source_names").split(_NAMES_END)
+    sources = [names[number] for number in ids(tensors, "node_sources").tolist()]
+    q = unpack_q(tensors)
+    parts = zip(
+        rows,
+        split(ids(tensors, "node_ids"), nodes, "node_ids"),
+        split(ids(tensors, "node_parents"), nodes, "node_parents"),
+        split(sources, nodes, "node_sources"),
+        split(q, nodes if q else [0] * len(rows), "q_counts"),
+        split(ids(tensors, "path").tolist(), accepted, "path"),
+        *(_split_if_there(tensors, name, committed) for name in ("logprobs", "top_ids", "top_logprobs")),
+        strict=True,
+    )
+    return [_step(*each) for each in parts]
+
+
+def _step(
+    row: list[int],
+    tokens: IdArray,
+    parents: IdArray,
+    sources: list[str],
+    q: Sequence[Distribution],
+    path: list[int],
+    logprobs: Any,
+    top_ids: Any,
+    top_logprobs: Any,
+) -> Step:
+    _, _, next_token, queue_us, forward_us, verify_us, num_in_pass, num_cached, draft_us, target_us = row
+    acceptance = Acceptance(
+        tuple(path),
+        next_token,
+        logprobs=logprobs,
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
+        queue_us=queue_us,
+        forward_us=forward_us,
+        verify_us=verify_us,
+        num_in_pass=num_in_pass,
+        num_cached_tokens=num_cached,
+    )
+    proposal = Proposal(TokenTree(tokens, parents), tuple(sources), tuple(q))
+    return Step(proposal, acceptance, draft_us / 1e6, target_us / 1e6)
+
+
+def _split_if_there(tensors: Incoming, name: str, lengths: list[int]) -> list[npt.NDArray[Any] | None]:
+    return split(tensors[name], lengths, name) if name in tensors else [None] * len(lengths)

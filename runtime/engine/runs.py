@@ -1,0 +1,226 @@
+"""Runs: the engine makes the steps of a sequence one after another, and the caller takes them, several in one call.
+
+A call costs its caller about as much as a forward pass of a small model. In a run, the engine proposes the next tree on
+its own thread as soon as a step is answered, so that calls, text and responses overlap with the passes.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from orchestrator.core.context import Context
+from orchestrator.core.drafting import Drafting, Step
+from orchestrator.core.errors import EngineError, ServingError, Unavailable, UnknownSequence
+from orchestrator.core.proposal import Proposal, Proposer
+from orchestrator.core.types import Acceptance, EngineStatus
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.run import RunOptions, TakeSteps
+from orchestrator.wire.target import StepRequest
+from runtime.engine.thread import EngineThread
+
+log = logging.getLogger(__name__)
+
+#: Steps that a run may be ahead of its caller.
+MAX_AHEAD = 16
+#: For so long after an answer, steps are collected, for each run at the same time: a call takes processor time too.
+HOLD_S, MAX_HOLD_S = 0.004, 0.040
+
+StepCall = StepRequest | TakeSteps
+Answer = list[Step] | Acceptance | ServingError
+Reply = Callable[[Any], None]
+#: (answer's receiver, answer) → None; must not block.
+Deliver = Callable[[Reply, Answer], None]
+
+
+class Run:
+    """The run of one sequence; any thread may call.
+
+    hold_s: how long after an answer the caller gets no further one, unless the run has stopped.
+    Invariant: the caller gets every step once and in order; a take is answered by the run's deadline. An error comes
+    behind the steps before it, and ends the run.
+    """
+
+    def __init__(
+        self, request: StepRequest, options: RunOptions, proposer: Proposer, hold_s: Callable[[], float]
+    ) -> None:
+        self.deadline_s = 0.0
+        self._request, self._options, self._proposer, self._hold_s = request, options, proposer, hold_s
+        context = Context(request.delta.context_ids.tolist())
+        context.prompt_len = request.delta.prompt_len
+        self._drafting = Drafting(context, request.sampling, options.limits, proposer, request.options)
+        self._next = self._drafting.propose()  # it reads the prompt: too slow for the engine's thread
+        self._num_taken = len(context)
+        self._ready: list[Step] = []
+        self._caller: Reply | None = None
+        self._error: ServingError | None = None
+        self._is_busy = self._has_ended = self._is_closed = False
+        self._called_s = self._answered_s = 0.0
+        self._lock = threading.RLock()  # an engine that has stopped answers within `submit`
+
+    def begin(self, engine: EngineThread[StepRequest], deliver: Deliver, deadline_s: float, caller: Reply) -> None:
+        """Make the first step, whose answer `caller` gets."""
+        self._engine, self._deliver, self.deadline_s, self._caller = engine, deliver, deadline_s, caller
+        with self._lock:
+            self._call(0)
+
+    def take(self, prefix_len: int, caller: Reply) -> None:
+        """Answer `caller` with the next steps; prefix_len: tokens that the caller has."""
+        with self._lock:
+            if self._caller or self._is_closed:
+                self._deliver(caller, Unavailable(f"sequence {self._request.delta.sequence_id} has a call under way"))
+            elif prefix_len != self._num_taken or (self._has_ended and not self._ready):
+                self._deliver(caller, UnknownSequence(f"a run behind {prefix_len} tokens"))
+            else:
+                self._caller = caller
+                self._go_on()
+
+    def close(self) -> None:
+        """Make no further step."""
+        with self._lock:
+            self._is_closed = True
+            if self._caller:
+                self._deliver(self._caller, Unavailable("the sequence was released"))
+            self._proposer.close()
+
+    def _call(self, start: int) -> None:
+        """Submit the next step, with the tokens from `start` on; the caller holds the lock."""
+        proposal, options = self._next
+        first, context = self._request.delta, self._drafting.context
+        delta = delta_of(context, start, first.sequence_id, first.cache_salt)
+        q = proposal.q if self._request.sampling.rule.uses_q else ()
+        request = StepRequest(delta, proposal.tree, self._request.sampling, options, 0, q)
+        self._is_busy, self._called_s = True, time.monotonic()
+        self._engine.submit(request, self.deadline_s, partial(self._answered, proposal))
+
+    def _answered(self, proposal: Proposal, answer: Acceptance | ServingError) -> None:
+        """Take the answer to a step, on the engine's thread."""
+        with self._lock:
+            self._is_busy = False
+            if self._is_closed:
+                return
+            try:
+                self._note(proposal, answer)
+            except Exception as error:
+                log.exception("a run failed behind its step")
+                self._error = EngineError(f"the run failed: {type(error).__name__}")
+            self._go_on()
+
+    def _note(self, proposal: Proposal, answer: Acceptance | ServingError) -> None:
+        if isinstance(answer, ServingError):
+            self._error = answer
+            return
+        step = Step(proposal, answer, self._drafting.draft_s, time.monotonic() - self._called_s)
+        context = self._drafting.context
+        num_output = len(context) - context.prompt_len
+        self._drafting.commit(proposal, answer)
+        self._ready.append(step)
+        ends = (
+            number > self._options.min_tokens and token in self._options.stop_ids
+            for number, token in enumerate(step.tokens, start=num_output + 1)
+        )
+        self._has_ended = len(context) - context.prompt_len >= self._options.limits.max_tokens or any(ends)
+        if not self._has_ended:
+            self._next = self._drafting.propose()
+
+    def _go_on(self) -> None:
+        """Make the next step if there is room for it, and answer the caller if it is time; under the lock."""
+        has_stopped = self._has_ended or self._error is not None
+        if not (has_stopped or self._is_busy) and len(self._ready) < MAX_AHEAD:
+            self._call(len(self._drafting.context) - 1)
+        if not self._caller:
+            return
+        if self._ready and (not self._is_busy or time.monotonic() - self._answered_s >= self._hold_s()):
+            self._reply(self._ready)
+            self._num_taken += sum(step.acceptance.num_tokens for step in self._ready)
+            self._ready = []
+        elif self._error and not self._ready:
+            self._reply(self._error)
+
+    def _reply(self, answer: Answer) -> None:
+        assert self._caller is not None
+        self._deliver(self._caller, answer)
+        self._caller, self._answered_s = None, time.monotonic()
+
+
+class Runs:
+    """An engine thread that makes runs too; has the surface of `EngineThread`.
+
+    new_proposer: builds the proposer of a run; raises RequestError. It is called on a thread that may take its time.
+    """
+
+    def __init__(self, engine: EngineThread[StepRequest], new_proposer: Callable[[StepRequest], Proposer]) -> None:
+        self._engine, self._new_proposer = engine, new_proposer
+        self._prepared: dict[int, Run] = {}
+        self._runs: dict[int, Run] = {}
+        self._answers: queue.SimpleQueue[tuple[Reply, Answer] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._deliver, name="answers", daemon=True).start()
+
+    def preparation(self, request: StepCall) -> Callable[[], None] | None:
+        """Return work that must precede `submit`: the engine's own, and the first proposal of a run."""
+        if isinstance(request, TakeSteps):
+            return None
+        work = self._engine.preparation(request)
+        return partial(self._prepare, request, request.run, work) if request.run else work
+
+    def submit(self, request: StepCall, deadline_s: float, on_answer: Reply) -> None:
+        """Queue a step, begin a run or take the steps of one; `on_answer` is called once."""
+        if isinstance(request, TakeSteps):
+            if run := self._runs.get(request.sequence_id):
+                run.take(request.prefix_len, on_answer)
+            else:
+                on_answer(UnknownSequence(f"a run of sequence {request.sequence_id}"))
+        elif request.run:
+            self._begin(request, deadline_s, on_answer)
+        else:
+            self._engine.submit(request, deadline_s, on_answer)
+
+    def release(self, sequence_id: int) -> None:
+        """End a sequence."""
+        if run := self._runs.pop(sequence_id, None):
+            run.close()
+        self._engine.release(sequence_id)
+
+    def watch(self, report: Callable[[EngineStatus], None]) -> None:
+        """As of `EngineThread`."""
+        self._engine.watch(report)
+
+    def on_broken(self, end: Callable[[], None]) -> None:
+        """As of `EngineThread`."""
+        self._engine.on_broken(end)
+
+    def close(self) -> None:
+        """Stop the engine; calls under way are answered."""
+        self._engine.close()
+        self._answers.put(None)
+
+    def _prepare(self, request: StepRequest, options: RunOptions, work: Callable[[], None] | None) -> None:
+        if work:
+            work()
+        self._prepared[request.delta.sequence_id] = Run(request, options, self._new_proposer(request), self._hold_s)
+
+    def _begin(self, request: StepRequest, deadline_s: float, on_answer: Reply) -> None:
+        now_s, sequence_id = time.monotonic(), request.delta.sequence_id
+        late = [other for other, run in list(self._runs.items()) if run.deadline_s < now_s]
+        for other in (*late, sequence_id):  # callers that died, and a run that is begun anew
+            if run := self._runs.pop(other, None):
+                run.close()
+        run = self._runs[sequence_id] = self._prepared.pop(sequence_id)
+        run.begin(self._engine, lambda reply, answer: self._answers.put((reply, answer)), deadline_s, on_answer)
+
+    def _hold_s(self) -> float:
+        return min(HOLD_S * len(self._runs), MAX_HOLD_S)
+
+    def _deliver(self) -> None:
+        """Send answers, which takes longer than the engine's thread should wait."""
+        while item := self._answers.get():
+            reply, answer = item
+            try:
+                reply(answer)
+            except Exception:
+                log.exception("the steps of a run could not be delivered")
