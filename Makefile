@@ -21,7 +21,7 @@ TORCH_FITS := from importlib.metadata import version as v; exit(not (2, 11) <= t
 
 .DEFAULT_GOAL := help
 # build, tests, docker, gateway and clients are folders: no target may be mistaken for one.
-.PHONY: help setup demo serve gateway test failover exact audit audit-full bench load load-ui lint models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
+.PHONY: help setup demo serve gateway test failover exact audit audit-full bench profile load load-ui lint models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ load: $(VENV)/.load ## many users at once, each method in turn, with a report: m
 
 load-ui: $(VENV)/.load ## the same by hand, on locust's page: make load-ui ARGS="--grpc localhost:8001"
 	@$(PY) -m locust -f clients/locustfile.py --class-picker --web-host 127.0.0.1 $(ARGS)
+
+profile: $(VENV)/.profile ## flame graphs of the loop and of the engine while requests run: make profile ARGS=--help
+	@$(PY) -m benchmarks.profile $(ARGS)
 
 lint: $(VENV)/.dev ## style, types, import layers, size of the shipped models
 	@$(VENV)/bin/ruff check --output-format concise .
@@ -117,6 +120,11 @@ $(VENV)/.bench: $(VENV)/.serve
 $(VENV)/.load: $(VENV)/.serve
 	@echo "setup: installing what the load tests need"
 	@$(PIP) --editable '.[load]'
+	@touch $@
+
+$(VENV)/.profile: $(VENV)/.serve
+	@echo "setup: installing the profiler"
+	@$(PIP) --editable '.[profile]'
 	@touch $@
 
 # torch first and by its version: a bare `torch` brings gigabytes of CUDA along.

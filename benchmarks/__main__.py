@@ -178,6 +178,8 @@ def publish(
     base = args.methods[0] if BASE not in args.methods else BASE
     found = rows(samples, base)
     print(report.table(found))
+    if split := report.split_table(samples):
+        print(f"\n{split}")
     figures: dict[str, Any] = {"base": base, "rows": [asdict(row) for row in found]}
     if args.peers:
         comparisons = compare_with_peers(samples, base, args.methods, args.peers)

@@ -88,6 +88,22 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
+def split_table(samples: Sequence[Sample]) -> str:
+    """Return a Markdown table of the parts of a step, in ms, the median over the runs of each of our methods."""
+    found: dict[str, list[Mapping[str, float]]] = {}
+    for sample in samples:
+        if sample.run.step_ms:
+            found.setdefault(sample.runner, []).append(sample.run.step_ms)
+    if not found:
+        return ""
+    names = list(next(iter(found.values()))[0])
+    lines = [f"| ms a step | {' | '.join(names)} |", f"|---|{'---:|' * len(names)}"]
+    for runner, splits in found.items():
+        medians = (statistics.median(split[name] for split in splits) for name in names)
+        lines.append(f"| {runner} | {' | '.join(f'{median:.2f}' for median in medians)} |")
+    return "\n".join(lines)
+
+
 def ratio_text(found: Ratio) -> str:
     """Return a ratio with its interval."""
     return f"{found.overall:.2f} × ({found.low:.2f}–{found.high:.2f})"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from clients.demo import Prompt
@@ -21,6 +21,7 @@ class Run:
 
     num_accepted: draft tokens in the output. num_cached_tokens: prompt tokens that the target found in its cache.
     requests_per_pass: mean number of requests that shared a pass. None stands for a figure that is not known.
+    step_ms: mean time of a step and of its parts (docs/statistics.md); empty where it is not known.
     """
 
     ids: tuple[int, ...]
@@ -32,6 +33,7 @@ class Run:
     num_drafted: int | None = None
     num_cached_tokens: int | None = None
     requests_per_pass: float | None = None
+    step_ms: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ def to_run(done: Generation) -> Run:
         num_drafted=numbers["total_draft_tokens"],
         num_cached_tokens=stats.get("num_cached_tokens"),
         requests_per_pass=stats.get("requests_per_pass"),
+        step_ms=stats.get("step_ms", {}),
     )
 
 
