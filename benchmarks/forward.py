@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from transformers import AutoConfig
 
 from benchmarks.deployment import CONFIG
 from orchestrator.core.context import Context
@@ -26,6 +27,7 @@ from orchestrator.wire.context import delta_of
 from runtime.engine.paged import PagedModel
 from runtime.kv.batch import Segment
 from runtime.model.load import load_model
+from runtime.native.families import head_dim_of
 from runtime.native.library import LIBRARY
 from runtime.native.model import NativeModel
 
@@ -71,7 +73,7 @@ class Products:
         self._library.products_new.restype = ctypes.c_void_p
         self._library.products_run.restype = self._library.products_peak.restype = ctypes.c_double
         self._handle = ctypes.c_void_p(self._library.products_new(max_threads))
-        heads, size = config.num_attention_heads, config.head_dim
+        heads, size = config.num_attention_heads, head_dim_of(config)
         qkv = (heads + 2 * config.num_key_value_heads) * size
         layer = [
             (qkv, config.hidden_size),
@@ -79,15 +81,15 @@ class Products:
             (2 * config.intermediate_size, config.hidden_size),
             (config.hidden_size, config.intermediate_size),
         ]
-        self._matrices = layer * config.num_hidden_layers
-        self._head = config.vocab_size, config.hidden_size
-        for outputs, inputs in (*self._matrices, self._head):
+        head = config.vocab_size, config.hidden_size
+        self._matrices: list[tuple[int, int]] = [*layer * config.num_hidden_layers, head]
+        for outputs, inputs in self._matrices:
             self._library.products_add(self._handle, outputs, inputs, int(is_bfloat16))
 
     @property
     def flops_of_row(self) -> int:
         """Multiplications and additions for each row."""
-        return 2 * sum(outputs * inputs for outputs, inputs in (*self._matrices, self._head))
+        return sum(2 * outputs * inputs for outputs, inputs in self._matrices)
 
     def run_s(self, rows: int, num_threads: int) -> float:
         """Return the seconds of all products."""
@@ -171,11 +173,15 @@ def main(arguments: Sequence[str]) -> int:
     """Measure and print the table."""
     options = parse(arguments)
     torch.set_num_threads(1)
-    model = load_model(options.target or load_config(CONFIG).target, "cpu", "float32", kernels="native")
+    folder = options.target or load_config(CONFIG).target
+    model = load_model(folder, "cpu", "float32", kernels="native")
     if not isinstance(model, NativeModel):
         print("there is no native forward pass of this model here", file=sys.stderr)
         return 1
-    passes, products = Passes(model), Products(model.config, model.is_bfloat16, max(options.threads))
+    passes, products = (
+        Passes(model),
+        Products(AutoConfig.from_pretrained(folder), model.is_bfloat16, max(options.threads)),
+    )
     print("| rows | KV tokens | threads | pass, ms: median (least) | products alone, ms | ratio | share of the peak |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for num_threads in options.threads:

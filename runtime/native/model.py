@@ -17,7 +17,7 @@ from torch import Tensor
 from orchestrator.core.errors import EngineError
 from orchestrator.core.types import HiddenStates
 from runtime.kv.batch import Pass, Segment
-from runtime.kv.cache import CacheShape
+from runtime.kv.cache import CacheShape, KVCache
 from runtime.model.features import FeatureColumns
 from runtime.native.cache import NativeCache
 from runtime.native.families import norm_weight, norms_of, rotations, shape_of, windows
@@ -68,8 +68,8 @@ class NativeModel:
         """Return empty blocks of `block_tokens` tokens each."""
         return NativeCache(self.cache_shape, memory_mb, block_tokens)
 
-    def forward(self, batch: Pass[Segment], cache: NativeCache) -> Tensor:
-        """Compute a pass and write its keys, values and features to the cache.
+    def forward(self, batch: Pass[Segment], cache: KVCache) -> Tensor:
+        """Compute a pass and write its keys, values and features to the cache, one of `new_cache`.
 
         Returns logits (rows, V) float32 of every root and node.
         """

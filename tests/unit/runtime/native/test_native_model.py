@@ -86,7 +86,8 @@ def random_ids(length: int, seed: int = 0) -> list[int]:
 def random_tree(num_nodes: int, seed: int) -> TokenTree:
     rng = np.random.default_rng(seed)
     taken: set[tuple[int, int]] = set()
-    tokens, parents = [], []
+    tokens: list[int] = []
+    parents: list[int] = []
     while len(tokens) < num_nodes:
         token, parent = int(rng.integers(64)), int(rng.integers(len(tokens) + 1))
         if (parent, token) not in taken:
