@@ -151,6 +151,17 @@ void damage(Segments& all) {
   }
 }
 
+// FNV-1a over the bits of logits, which all builds must share.
+uint64_t checksum = 14695981039346656037u;
+
+void count(const std::vector<float>& logits) {
+  for (const float value : logits) {
+    uint32_t word;
+    std::memcpy(&word, &value, sizeof word);
+    checksum = (checksum ^ word) * 1099511628211u;
+  }
+}
+
 int fail(const char* what) {
   std::fprintf(stderr, "%s\n", what);
   return 1;
@@ -170,6 +181,7 @@ int main(int argc, char** argv) {
     native::Pass pass = random_pass(shape, feature_width, arrays);
     if (const char* wrong = native_forward(model, &pass)) return fail(wrong);
     const std::vector<float> alone = arrays.logits;
+    count(alone);
     pass.num_threads = 3;
     if (native_forward(model, &pass)) return fail("three threads were refused");
     if (!alone.empty() && std::memcmp(alone.data(), arrays.logits.data(), alone.size() * sizeof(float)))
@@ -190,6 +202,7 @@ int main(int argc, char** argv) {
     native::SegmentPass whole = sound.pass(arrays, pass, block_tokens);
     whole.logits = logits.data();
     if (const char* wrong = native_forward_segments(model, &whole)) return fail(wrong);
+    count(logits);
     for (int i = 0; i < 10; ++i) {
       Segments damaged = sound;
       damage(damaged);
@@ -201,5 +214,6 @@ int main(int argc, char** argv) {
     native_delete(model);
   }
   std::printf("%d of %d damaged passes refused\n", num_refused, 20 * num_rounds);
+  std::printf("checksum %016llx\n", static_cast<unsigned long long>(checksum));
   return num_refused ? 0 : 1;
 }

@@ -27,6 +27,7 @@ from runtime.native import library
 from runtime.native import model as native_model
 from runtime.native.library import PassArrays
 from runtime.native.model import NativeModel
+from tests.support.tiny_models import make_tiny_target
 from tests.unit.runtime.model.test_families import FAMILIES, LLAMA3_ROPE, SLIDING_FULL, WINDOW, Stock, write_checkpoint
 
 SIZES = {"hidden_size": 64, "intermediate_size": 80, "head_dim": 16, "num_hidden_layers": 7, "initializer_range": 0.2}
@@ -249,3 +250,37 @@ def test_a_model_that_native_code_lacks_is_left_to_torch(tmp_path: Path, caplog:
     folder = write_checkpoint(tmp_path, "olmo2", **FAMILIES["olmo2"])
     assert isinstance(load_model(str(folder), "cpu", "float32", kernels="native"), CausalModel)
     assert "the family 'olmo2' (it has llama, mistral, qwen2, qwen3, phi3, gemma" in caplog.text
+
+
+def test_a_native_pass_whose_bits_depend_on_the_threads_is_left_to_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_checkpoint(tmp_path, "llama", **SIZES)
+    forward = NativeModel.forward
+
+    def unsteady(model: NativeModel, *arguments: Any) -> torch.Tensor:
+        return forward(model, *arguments) * (1.0 + 1e-7 * (model.num_threads == 2))
+
+    monkeypatch.setattr(NativeModel, "forward", unsteady)
+    assert isinstance(load_model(str(folder), "cpu", "float32", kernels="auto"), CausalModel)
+    assert "gives a row other bits in a tree than alone" in caplog.text
+
+
+def test_a_native_pass_that_differs_from_the_stock_model_is_left_to_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_checkpoint(tmp_path, "llama", **SIZES)
+    monkeypatch.setattr(native_model, "norm_weight", lambda norm, family: 1.01 * norm.weight)
+    assert isinstance(load_model(str(folder), "cpu", "float32", kernels="auto"), CausalModel)
+    assert "differ from the stock model" in caplog.text
+
+
+def test_a_bfloat16_checkpoint_has_one_set_of_bits_in_both_dtypes(tmp_path: Path) -> None:
+    folder = make_tiny_target(tmp_path, dtype="bfloat16", **SIZES)
+    logits = []
+    for dtype in ("float32", "bfloat16"):
+        model = load_model(str(folder), "cpu", dtype, kernels="auto")
+        assert isinstance(model, NativeModel) and model.is_bfloat16
+        paged = PagedModel(model, 8, 16)
+        logits.append(paged.forward([open_segment(paged, 1, random_ids(20), random_tree(9, 1))]))
+    assert torch.equal(*logits)
