@@ -27,7 +27,8 @@ StepCall = EngineCall[StepRequest]
 class TargetEngine(PagedEngine[StepRequest]):
     """Answers target steps; contexts that are too long for one pass are computed in parts.
 
-    Invariant: an answer does not depend on the other requests in the pass (exactly so in float64).
+    Invariant: an answer does not depend on the other requests in the pass: exactly so in the native forward pass, with
+    torch up to rounding.
     """
 
     def _open(self, call: StepCall) -> None:

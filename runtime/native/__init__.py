@@ -1,1 +1,1 @@
-"""The forward pass of Llama-like models in C++ on a CPU (`kernels = "native"`), compiled on first use."""
+"""The forward pass of decoders and drafting heads in C++ on a CPU; `python -m runtime.native` compiles them."""
