@@ -12,6 +12,7 @@ import pytest
 
 from clients import load
 from launcher.server import Server
+from tests.support.gateway import running_gateway
 
 pytestmark = pytest.mark.server
 
@@ -68,6 +69,18 @@ def test_users_stream_texts_that_never_change(
     assert all(found["num_steps"] == found["num_tokens"] for found in records if found["method"] == "none")
     for name in ("first token, ms", "inter-chunk, us", "tokens/s", "acceptance length x100"):
         assert name in output and name in (tmp_path / "csv_stats.csv").read_text()
+
+
+def test_texts_through_a_gateway_are_those_of_the_server(
+    server: Server, checkpoints: Path, prompts: Path, tmp_path: Path
+) -> None:
+    methods = ("--methods", "none,prompt_lookup", "-u", "2")
+    assert locust(server, prompts, tmp_path, "GrpcStream", *methods)[0] == 0
+    with running_gateway(server.grpc_url, checkpoints / "target") as gateway:
+        status, records, output = locust(server, prompts, tmp_path, "OpenAIStream", "--openai", gateway.url, *methods)
+    assert status == 0, output
+    through = [found for found in records if found["protocol"] == "openai"]
+    assert through and all(found["num_tokens"] and found["num_steps"] for found in through)
 
 
 def test_another_text_is_a_failure(server: Server, prompts: Path, tmp_path: Path) -> None:

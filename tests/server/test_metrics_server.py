@@ -17,7 +17,9 @@ import pytest
 
 from launcher import free_ports
 from launcher.server import Server
+from tests.server.conftest import deployment, link, serving
 from tests.support.clients import ask, generate, metric, until
+from tests.support.otlp import collector, plain
 from tests.support.series import MONITORING, board_expressions, read_names
 from tests.support.without_triton import imported
 
@@ -150,3 +152,16 @@ def test_prometheus_scrapes_the_server_and_every_panel_of_the_board_has_data(use
         empty = [text for text in board_expressions() if "spec_gateway" not in text and not ask_prometheus(text)]
         assert not empty
         assert not ask_prometheus('ALERTS{alertstate="firing",severity="critical",alertname!="SpecReplicaDown"}')
+
+
+def test_a_server_with_a_collector_sends_a_span_for_each_text(checkpoints: Path, tmp_path: Path) -> None:
+    with collector() as (address, received):
+        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": address, "OTEL_BSP_SCHEDULE_DELAY": "100"}
+        with serving(deployment(link(checkpoints, tmp_path)), env=environ) as running:
+            answer = ask(running.grpc_url, speculation="suffix", **INPUTS)
+            until(lambda: received, "the span")
+    ((_, span),) = received
+    found = {entry.key: plain(entry.value) for entry in span.attributes}
+    assert found["spec.method"] == "suffix" and found["gen_ai.usage.output_tokens"] == 24
+    assert found["spec.steps"] == answer.last["num_steps"]
+    assert len([event for event in span.events if event.name == "step"]) == answer.last["num_steps"]
