@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
-from unittest.mock import patch
 
 PB_UTILS = "triton_python_backend_utils"
 FOLDER = "orchestrator.triton."
@@ -26,9 +25,12 @@ class NoMetrics:
 @contextmanager
 def imported(name: str) -> Iterator[ModuleType]:
     """Yield the module of this name, its `pb` without anything to send with."""
-    stub: dict[str, object] = {PB_UTILS: SimpleNamespace(TRITONSERVER_RESPONSE_COMPLETE_FINAL=1)}
     before = set(sys.modules)
-    with patch.dict(sys.modules, stub):  # type: ignore[arg-type]
+    sys.modules.setdefault(PB_UTILS, SimpleNamespace(TRITONSERVER_RESPONSE_COMPLETE_FINAL=1))  # type: ignore[arg-type]
+    try:
         yield importlib.import_module(FOLDER + name)
-    for other in {known for known in sys.modules if known.startswith(FOLDER)} - before:
-        del sys.modules[other]
+    finally:
+        # Other modules stay: one that is imported twice may not find itself.
+        for new in set(sys.modules) - before:
+            if new == PB_UTILS or new.startswith(FOLDER):
+                del sys.modules[new]
