@@ -7,7 +7,7 @@ The definition is docs/protocol.md, Arithmetic. Torch: `runtime/sampling/element
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -41,12 +41,13 @@ ROUNDING = 1.5 * 2.0**52
 #: Below it `exp` is 0, so that no subnormal number is ever made.
 EXP_LOWEST = -708.0
 
-Array = TypeVar("Array")
+#: A numpy array or a torch tensor: what follows needs nothing but its operators.
+Array: TypeAlias = Any
 
 
 def polynomial(x: Array, coefficients: Sequence[float]) -> Array:
     """Return Horner's rule, from the highest power down; coefficients: the lowest power first."""
-    result = x * coefficients[-1] + coefficients[-2]  # type: ignore[operator]
+    result = x * coefficients[-1] + coefficients[-2]
     for coefficient in coefficients[-3::-1]:
         result = result * x + coefficient
     return result
@@ -57,16 +58,16 @@ def log_of_parts(f: Array, k: Array) -> Array:
 
     With s = f/(2 + f), log(1 + f) = 2·artanh(s) = f − (f²/2 − s·(f²/2 + R)), R = s²·polynomial(s²).
     """
-    s = f / (f + 2.0)  # type: ignore[operator]
+    s = f / (f + 2.0)
     z = s * s
-    half_square = f * f * 0.5  # type: ignore[operator]
-    tail: Array = s * (half_square + z * polynomial(z, LOG_COEFFICIENTS))
-    return k * LN2_HIGH - ((half_square - (tail + k * LN2_LOW)) - f)  # type: ignore[operator]
+    half_square = f * f * 0.5
+    tail = s * (half_square + z * polynomial(z, LOG_COEFFICIENTS))
+    return k * LN2_HIGH - ((half_square - (tail + k * LN2_LOW)) - f)
 
 
 def exp_of_parts(x: Array, k: Array) -> Array:
     """Return exp(x − k·ln 2), k being the integer nearest to x/ln 2."""
-    r = (x - k * LN2_HIGH) - k * LN2_LOW  # type: ignore[operator]
+    r = (x - k * LN2_HIGH) - k * LN2_LOW
     return (r + r * r * polynomial(r, EXP_COEFFICIENTS)) + 1.0
 
 
