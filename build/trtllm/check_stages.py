@@ -138,11 +138,14 @@ def _is_ready(url: str) -> bool:
 def _ask(url: str, prompt: str, method: str) -> dict[str, Any]:
     """Return the answer of /generate to one greedy request; raises OSError when the server does not give one."""
     body = {"text_input": prompt, "max_tokens": NUM_TOKENS, "speculation": method, "temperature": 0.0}
-    body |= {"return_num_output_tokens": True, "return_perf_metrics": True, "return_stats": True}
+    body |= {"return_num_output_tokens": True, "return_stats": True}
     door = f"{url}/v2/models/speculative/generate"
     request = urllib.request.Request(door, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=150) as response:
-        answer: dict[str, Any] = json.load(response)
+    try:
+        with urllib.request.urlopen(request, timeout=150) as response:
+            answer: dict[str, Any] = json.load(response)
+    except urllib.error.HTTPError as error:  # its body has the reason
+        raise OSError(f"{error}: {error.read().decode(errors='replace')}") from None
     if "error" in answer:
         raise OSError(str(answer["error"]))
     return answer
