@@ -1,7 +1,8 @@
 """`python -m benchmarks.drafting`: the time of one draft of each head and of the draft model, in process.
 
 The context is held-out text with the target's own hidden states; between two drafts it grows by a few tokens, as after
-a step. Each drafter gets its method's default parameters. c is its time in plain passes of the target.
+a step. Each drafter gets its method's default parameters. c is its time in plain passes of the target. On a busy
+machine compare CPU time, with one thread.
 """
 
 from __future__ import annotations
@@ -70,9 +71,10 @@ class Stopwatch:
 
 
 class Cost(NamedTuple):
-    """Milliseconds of a draft, the median; milliseconds of its parts, the means; nodes of its tree, the mean."""
+    """Milliseconds of a draft: the median, and of CPU time the median; its parts, the means; its nodes, the mean."""
 
     median_ms: float
+    cpu_ms: float
     parts_ms: dict[str, float]
     num_nodes: float
 
@@ -97,7 +99,7 @@ def split(watch: Stopwatch, engine: Any) -> Iterator[None]:
 
 def time_drafts(engine: Any, requests: Sequence[DraftRequest], first_timed: int) -> Cost:
     """Return the cost of the drafts from number `first_timed` on."""
-    watch, times_ms, sizes = Stopwatch(), [], []
+    watch, times_ms, cpu_ms, sizes = Stopwatch(), [], [], []
     native: NativeHead | None = getattr(engine, "native", None)
     with split(watch, engine):
         for number, request in enumerate(requests):
@@ -105,21 +107,22 @@ def time_drafts(engine: Any, requests: Sequence[DraftRequest], first_timed: int)
                 watch.seconds.clear()
             answers: list[Any] = []
             calls = [EngineCall(request, time.monotonic() + 60.0, answers.append)]
-            began_s = time.perf_counter()
+            began_s, began_cpu_s = time.perf_counter(), time.process_time()
             while calls:
                 calls = engine.advance(calls)
-            spent_s = time.perf_counter() - began_s
+            spent_s, spent_cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
             if isinstance(answers[0], Exception):
                 raise answers[0]
             if number >= first_timed:
                 times_ms.append(1e3 * spent_s)
+                cpu_ms.append(1e3 * spent_cpu_s)
                 sizes.append(answers[0].tree.num_nodes)
                 if native:
                     watch.seconds["selection"] = watch.seconds.get("selection", 0.0) + native.selection_s
                     watch.seconds["forward"] = watch.seconds.get("forward", 0.0) + native.call_s - native.selection_s
     parts_ms = {part: 1e3 * seconds / len(times_ms) for part, seconds in watch.seconds.items()}
     parts_ms["Python"] = statistics.mean(times_ms) - sum(parts_ms.values())
-    return Cost(statistics.median(times_ms), parts_ms, statistics.mean(sizes))
+    return Cost(statistics.median(times_ms), statistics.median(cpu_ms), parts_ms, statistics.mean(sizes))
 
 
 def requests_of(
@@ -157,21 +160,21 @@ def target_states(paged: PagedModel, ids: Sequence[int]) -> Features:
     return states
 
 
-def pass_ms(paged: PagedModel, num_context: int, num_timed: int) -> float:
-    """Return the median of plain passes, one row behind `num_context` tokens of the text, in milliseconds."""
+def pass_ms(paged: PagedModel, num_context: int, num_timed: int) -> tuple[float, float]:
+    """Return the medians of plain passes, one row behind `num_context` tokens, in milliseconds and of CPU time."""
     (sequence,) = paged.sequences._live.values()
-    times_ms = []
+    times_ms, cpu_ms = [], []
     for _ in range(num_timed):
-        began_s = time.perf_counter()
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
         paged.forward([Segment(sequence, num_context - 1, num_context)])
         times_ms.append(1e3 * (time.perf_counter() - began_s))
-    return statistics.median(times_ms)
+        cpu_ms.append(1e3 * (time.process_time() - began_cpu_s))
+    return statistics.median(times_ms), statistics.median(cpu_ms)
 
 
-def use_threads(engine: Any, threads: int) -> None:
-    """Let the engine compute with so many threads."""
+def use_threads(model: Any, threads: int) -> None:
+    """Let a model or head compute with so many threads."""
     torch.set_num_threads(threads)
-    model = engine.paged.model if isinstance(engine, DraftEngine | PagedModel) else getattr(engine, "native", None)
     if isinstance(model, NativeModel | NativeHead):
         model.num_threads = threads
 
@@ -200,23 +203,25 @@ def measure(config: ServingConfig, threads: int, options: argparse.Namespace) ->
     ids = text_of(options.context + STEP * (options.drafts + num_warm), read_checkpoint(config.target).tokenizer)
     native, both = config.kernels == "native", HiddenStates.LAST | HiddenStates.LAYERS
     target = PagedModel(load_model(config.target, "cpu", "float32", both, native), 64, config.block_tokens)
-    use_threads(target, threads)
+    use_threads(target.model, threads)
     states = target_states(target, ids)
     num_last = target.model.feature_columns(HiddenStates.LAST).stop
-    plain_ms = pass_ms(target, options.context, 30)
-    print(f"\n{config.kernels}, {threads} threads: a plain pass of the target takes {plain_ms:.2f} ms\n")
-    print("| method | sampling | nodes | ms a draft | c | of it |\n|---|---|---:|---:|---:|---|")
+    plain_ms, plain_cpu_ms = pass_ms(target, options.context, 30)
+    print(f"\n{config.kernels}, {threads} threads: a plain pass of the target takes {plain_ms:.2f} ms, ", end="")
+    print(f"{plain_cpu_ms:.2f} ms of CPU time\n")
+    print("| method | sampling | nodes | ms a draft | c | CPU ms | c | of it |\n|---|---|---:|---:|---:|---:|---:|---|")
     for method in options.methods:
         engine = engine_of(method, config)
-        use_threads(engine, threads)
+        use_threads(engine.paged.model if method == "draft_model" else engine.native, threads)
         features = states[:, num_last:] if method == "eagle3" else states[:, :num_last]
         for name in options.sampling:
             requests = requests_of(method, ids, features, options.context, SAMPLINGS[name])
             cost = time_drafts(engine, requests, num_warm)
             engine.sequences.drop(1)
             parts = ", ".join(f"{part} {ms:.2f}" for part, ms in cost.parts_ms.items())
-            row = f"{cost.num_nodes:.1f} | {cost.median_ms:.2f} | {cost.median_ms / plain_ms:.2f} | {parts}"
-            print(f"| {method} | {name} | {row} |", flush=True)
+            row = f"{cost.num_nodes:.1f} | {cost.median_ms:.2f} | {cost.median_ms / plain_ms:.2f}"
+            cpu = f"{cost.cpu_ms:.2f} | {cost.cpu_ms / plain_cpu_ms:.2f}"
+            print(f"| {method} | {name} | {row} | {cpu} | {parts} |", flush=True)
 
 
 def engine_of(method: str, config: ServingConfig) -> Any:

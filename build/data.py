@@ -34,10 +34,17 @@ def cached_stream(
 ) -> Tokens:
     """Return the stream of `documents`, cached in `path` (.npy), since encoding takes longer than loading."""
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, encode_documents(tokenizer, documents, end_id))
+        save_array(path, encode_documents(tokenizer, documents, end_id))
     stream: Tokens = np.load(path)
     return stream
+
+
+def save_array(path: Path, array: Tokens) -> None:
+    """Write an array (.npy) beside `path`, then rename it: a process that is killed leaves no half of a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial.npy")
+    np.save(partial, array)
+    partial.replace(path)
 
 
 def batch(stream: Tokens, seed: int, index: int, rows: int, length: int) -> torch.Tensor:

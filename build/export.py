@@ -33,7 +33,19 @@ def is_published(recipe: Recipe, workspace: Workspace) -> bool:
     if not ((folder / "config.json").exists() and (folder / "provenance.json").exists()):
         return False
     provenance = json.loads((folder / "provenance.json").read_text())
-    return bool(provenance["complete"] and provenance["recipe_sha256"] == _recipe_sha256(recipe))
+    return bool(
+        provenance["complete"]
+        and provenance["recipe_sha256"] == recipe.sha256
+        and provenance.get("teacher_sha256", "") == teacher_sha256(recipe, workspace)
+    )
+
+
+def teacher_sha256(recipe: Recipe, workspace: Workspace) -> str:
+    """Return the SHA-256 of what is recorded of the model from which this one is distilled; "" without a teacher."""
+    if recipe.teacher is None:
+        return ""
+    file = workspace.models / recipe.teacher / "provenance.json"
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
 
 
 def export_model(recipe: Recipe, workspace: Workspace, text: TrainingText, max_windows: int) -> None:
@@ -49,7 +61,8 @@ def export_model(recipe: Recipe, workspace: Workspace, text: TrainingText, max_w
         shutil.copy(workspace.models / "target" / name, folder / name)
     provenance = {
         "script": f"python -m build.train {recipe.name}",
-        "recipe_sha256": _recipe_sha256(recipe),
+        "recipe_sha256": recipe.sha256,
+        "teacher_sha256": teacher_sha256(recipe, workspace),
         "recipe": asdict(recipe),
         **progress.provenance,
         "corpus": {
@@ -72,10 +85,6 @@ def publish_folder(new: Path, published: Path) -> None:
         published.rename(old)
     new.rename(published)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _recipe_sha256(recipe: Recipe) -> str:
-    return hashlib.sha256(json.dumps(asdict(recipe), sort_keys=True).encode()).hexdigest()
 
 
 def _write_weights(recipe: Recipe, state: dict[str, Any], folder: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 from transformers import LlamaConfig
 
@@ -54,7 +56,7 @@ class Phase:
 class Plan:
     """Token budget and rate schedule: functions of the step and of these recorded numbers.
 
-    cut_step: the step at which the last phase began early (--finish-now), or None.
+    cut_step: the step at which the last phase began early (--finish-now), or None. is_shortened: to a limit of time.
     """
 
     tokens: int
@@ -66,6 +68,7 @@ class Plan:
     warmup_share: float = 0.03
     floor: float = 0.05
     cut_step: int | None = None
+    is_shortened: bool = False
 
     @property
     def long_from(self) -> int:
@@ -79,6 +82,12 @@ class Plan:
         if self.cut_step is None:
             return self.tokens // self.step_tokens
         return min(self.tokens // self.step_tokens, math.ceil(self.long_from / (1 - self.long_share)))
+
+    def shortened(self, tokens: int | None) -> Plan:
+        """Return the plan with at most so many tokens, one step at least; None: unchanged."""
+        if tokens is None or tokens >= self.tokens:
+            return self
+        return replace(self, tokens=max(tokens, self.step_tokens), is_shortened=True)
 
     def phase(self, step: int) -> Phase:
         """The phase that `step` belongs to."""
@@ -120,17 +129,21 @@ class Recipe:
     weight_decay: float = 0.1
     max_grad_norm: float = 1.0
 
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of all fields."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
 
 TARGET = Recipe(
     name="target",
     shape=Shape(hidden=256, layers=14, heads=4, kv_heads=2, head_dim=64, mlp=704),
-    # Planned for 8 M tokens; the machine was shared and slow, so the run was finished early at this step.
-    plan=Plan(tokens=8_000_000, peak_rate=1.5e-3, cut_step=747),
+    plan=Plan(tokens=18_000_000, peak_rate=1.5e-3),
 )
 DRAFT = Recipe(
     name="draft",
     shape=Shape(hidden=128, layers=2, heads=4, kv_heads=2, head_dim=32, mlp=352),
-    plan=Plan(tokens=4_000_000, peak_rate=3e-3),
+    plan=Plan(tokens=8_000_000, peak_rate=3e-3),
     teacher="target",
     teacher_weight=0.9,
 )

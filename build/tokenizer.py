@@ -31,9 +31,8 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the two files that `tokenizers` and `transformers` load."""
+    """Write the two files that `tokenizers` and `transformers` load; the last one, tokenizer.json, all at once."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": END_OF_TEXT,
@@ -45,6 +44,9 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         "model_max_length": MAX_LENGTH,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    partial = folder / "tokenizer.json.partial"
+    tokenizer.save(str(partial), pretty=False)
+    partial.replace(folder / "tokenizer.json")
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,14 +11,14 @@ from transformers import LlamaForCausalLM
 
 from build.data import Tokens
 from build.errors import BuildError, run_command
+from build.export import teacher_sha256
+from build.limits import NO_LIMITS, Limits, add_limits, limits_of
 from build.losses import Loss, distillation_loss, held_out_loss, text_loss
 from build.recipe import Recipe, recipe_named
 from build.training import Progress, Run, can_compile, new_optimizer
 from build.workspace import ANY_CORPUS_HELP, Workspace, training_text
 
 QUICK_HELD_OUT_WINDOWS = 8
-# Tokens per second on two shared cores (AVX-512 bfloat16), for the estimate printed before a run.
-EXPECTED_RATE = {"target": 2_000, "draft": 5_000}
 
 
 @dataclass
@@ -36,7 +36,12 @@ class ModelRun(Run[LlamaForCausalLM]):
 
 
 def begin_run(
-    recipe: Recipe, stream: Tokens, corpus_sha256: str, teacher: LlamaForCausalLM | None, device: str
+    recipe: Recipe,
+    stream: Tokens,
+    corpus_sha256: str,
+    teacher: LlamaForCausalLM | None,
+    device: str,
+    teacher_sha256: str = "",
 ) -> ModelRun:
     """Return a run at step 0 with seeded parameters. stream: (n,), the training text."""
     torch.manual_seed(recipe.seed)
@@ -45,7 +50,7 @@ def begin_run(
     return ModelRun(
         model,
         new_optimizer({recipe.name: model}, recipe.weight_decay),
-        Progress(recipe.plan, corpus_sha256),
+        Progress(recipe.plan, corpus_sha256, settings_sha256=f"{recipe.sha256} {teacher_sha256}"),
         stream,
         recipe.seed,
         recipe.max_grad_norm,
@@ -53,22 +58,25 @@ def begin_run(
     )
 
 
-def train_model(name: str, workspace: Workspace, any_corpus: bool, finish_now: bool = False) -> bool:
+def train_model(
+    name: str, workspace: Workspace, any_corpus: bool, finish_now: bool = False, limits: Limits = NO_LIMITS
+) -> bool:
     """Train the model `name`, from its checkpoint if there is one; return whether its plan is complete."""
     recipe = recipe_named(name)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    recipe = replace(recipe, plan=limits.plan_of(recipe.plan))
+    device = limits.device
     text = training_text(workspace, name, any_corpus)
-    run = begin_run(recipe, text.train, text.corpus.sha256, _load_teacher(recipe, workspace, device), device)
+    teacher, teacher_sha = _load_teacher(recipe, workspace, device), teacher_sha256(recipe, workspace)
+    run = begin_run(recipe, text.train, text.corpus.sha256, teacher, device, teacher_sha)
     path = workspace.checkpoint(name)
-    if path.exists():
-        run.resume(path)
+    rate = run.fit(path, limits.seconds_of(name))
     if finish_now:
         run.progress.finish_now()
-    _announce(run, name)
+    _announce(run, name, rate)
     if can_compile(run.model.device):
         # Fuses the loss's many small operations; measured here: 1.3 times the tokens per second, for a minute's work.
         run.loss = torch.compile(run.loss, dynamic=False)
-    return run.train(path, after_save=lambda: _log_held_out_loss(run, text.held_out))
+    return run.train(path, lambda: _log_held_out_loss(run, text.held_out), limits.seconds_of(name))
 
 
 def _load_teacher(recipe: Recipe, workspace: Workspace, device: str) -> LlamaForCausalLM | None:
@@ -89,15 +97,14 @@ def _log_held_out_loss(run: ModelRun, held_out: Tokens) -> None:
     print(f"checkpoint at step {run.progress.step}, held-out loss {loss.mean:.3f} ({bands})", flush=True)
 
 
-def _announce(run: ModelRun, name: str) -> None:
-    """Print what the run will cost before it starts."""
+def _announce(run: ModelRun, name: str, rate: float) -> None:
+    """Print what the run will cost before it starts; rate: tokens per second of a short burst."""
     plan, step = run.progress.plan, run.progress.step
     tokens = (plan.steps - step) * plan.step_tokens
-    minutes = tokens / EXPECTED_RATE.get(name, 2_000) / 60
     millions = sum(parameter.numel() for parameter in run.model.parameters()) / 1e6
     print(
-        f"{name}: {millions:.2f} M parameters, {tokens / 1e6:.2f} M tokens from step {step}, "
-        f"about {minutes:.0f} minutes on two CPU cores, on {run.model.device.type}",
+        f"{name}: {millions:.2f} M parameters, {tokens / 1e6:.2f} M tokens from step {step} "
+        f"on {run.model.device.type}, about {tokens / rate / 60:.0f} minutes by a burst of {rate:.0f} tokens/s",
         flush=True,
     )
 
@@ -108,11 +115,9 @@ def main() -> None:
     parser.add_argument("model", help="target or draft")
     parser.add_argument("--finish-now", action="store_true", help="begin the last phase at the checkpoint's step")
     parser.add_argument("--any-corpus", action="store_true", help=ANY_CORPUS_HELP)
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads (default: all)")
+    add_limits(parser)
     options = parser.parse_args()
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    train_model(options.model, Workspace(), options.any_corpus, options.finish_now)
+    train_model(options.model, Workspace(), options.any_corpus, options.finish_now, limits_of(options))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,9 @@ from build.data import Tokens, batch
 from build.errors import BuildError
 from build.recipe import Plan
 
-CHECKPOINT_EVERY_S = 300.0
+CHECKPOINT_EVERY_S = 120.0
+#: The share of a time limit that a plan uses, for a short burst is faster than a long run.
+MARGIN = 0.85
 LOG_EVERY_STEPS = 20
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -55,6 +57,10 @@ class Progress:
             "tokens": self.step * self.plan.step_tokens,
             "wall_minutes": round(self.wall_s / 60, 1),
         }
+
+    def must_finish(self, limit_s: float) -> bool:
+        """Return whether the time that is left is just enough for the last phase; limit_s: of the run, 0: no limit."""
+        return bool(limit_s and self.step and self.wall_s > (1 - self.plan.long_share) * limit_s)
 
     def finish_now(self) -> None:
         """Begin the plan's last phase (long windows, final decay) at the present step."""
@@ -99,7 +105,11 @@ class Run(ABC, Generic[Model]):
         """Return the batch of the present step, (B, n + 1) int64: a function of the step alone."""
         plan, step = self.progress.plan, self.progress.step
         phase = plan.phase(step)
-        return batch(self.stream, self.seed, step - phase.first, plan.step_tokens // phase.length, phase.length)
+        return batch(self.text(), self.seed, step - phase.first, plan.step_tokens // phase.length, phase.length)
+
+    def text(self) -> Tokens:
+        """Return the stream that the present step reads."""
+        return self.stream
 
     def train_step(self) -> dict[str, float]:
         """Run one optimizer step; return its losses in nats per token, by name."""
@@ -129,17 +139,49 @@ class Run(ABC, Generic[Model]):
         state, progress = load_checkpoint(path)
         for key in ("corpus_sha256", "settings_sha256"):
             if getattr(progress, key) != getattr(self.progress, key):
-                raise BuildError(f"{path} is of another corpus, target or settings; delete it to start anew")
+                raise BuildError(f"{path} is of another corpus, teacher, target or settings; delete it to start anew")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.progress = progress
 
-    def train(self, path: Path, after_save: Callable[[], None] = lambda: None) -> bool:
-        """Train until the plan's end or a signal, with checkpoints at `path`; return whether the plan is complete."""
+    def measure_rate(self) -> float:
+        """Return the tokens per second of a short burst: gradients of one batch, after one to warm up."""
+        windows = self.windows()
+        self.backward(windows)
+        began_s = time.perf_counter()
+        self.backward(windows)  # reads its losses, so that it ends when the device has
+        rate = windows[:, 1:].numel() / (time.perf_counter() - began_s)
+        self.optimizer.zero_grad()
+        return rate
+
+    def fit(self, path: Path, limit_s: float) -> float:
+        """Resume from `path`, or begin: with as many tokens as `limit_s` allows; return the rate of a short burst.
+
+        The shortened plan is saved at once: a run that is killed goes on by it.
+        """
+        if path.exists():
+            self.resume(path)
+            return self.measure_rate()
+        rate = self.measure_rate()
+        self.progress.plan = self.progress.plan.shortened(int(MARGIN * rate * limit_s) if limit_s else None)
+        self.save(path)
+        return rate
+
+    def train(self, path: Path, after_save: Callable[[], None] = lambda: None, limit_s: float = 0.0) -> bool:
+        """Train until the plan's end or a signal, with checkpoints at `path`; return whether the plan is complete.
+
+        limit_s: seconds of training, those of earlier sessions included, after which the last phase begins; 0: none.
+        """
         logged_s = saved_s = time.monotonic()
         recent: list[dict[str, float]] = []
         with _received_signals() as signals:
             while not (self.progress.is_complete or signals):
+                if (
+                    limit_s
+                    and self.progress.step
+                    and self.progress.wall_s > (1 - self.progress.plan.long_share) * limit_s
+                ):
+                    self.progress.finish_now()
                 began_s = time.monotonic()
                 recent.append(self.train_step())
                 now_s = time.monotonic()

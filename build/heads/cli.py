@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from build.errors import BuildError
+from build.heads.continuations import continuations
 from build.heads.publish import check_free, is_published, publish
 from build.heads.settings import KINDS, Settings, Sizes, kinds_named
 from build.heads.target import FrozenTarget, computing_in, load_target
@@ -19,6 +20,8 @@ from build.workspace import MODELS, Workspace
 
 #: The published EAGLE-3 heads of targets with 128,256 tokens have this draft vocabulary.
 MAX_DRAFT_VOCAB = 32_000
+#: Tokens of prompts and the target's continuations; every second step of the plan reads them.
+OWN_TOKENS = 400_000
 #: Compilation pays off when so many short windows are left.
 COMPILE_FROM_STEPS = 300
 SIZES = {
@@ -47,6 +50,14 @@ def parser() -> argparse.ArgumentParser:
         flag = f"--{name.replace('_', '-')}"
         add(flag, type=int, default=getattr(Sizes(), name), help=f"{what} (default: %(default)s)")
     add("--step-tokens", type=int, default=Settings().plan.step_tokens, help="tokens a step (default: %(default)s)")
+    add(
+        "--own-tokens",
+        type=int,
+        default=OWN_TOKENS,
+        help="of the target's own text to learn from (default: %(default)s)",
+    )
+    add("--own-hours", type=float, default=0.0, help="limit of time for that text (default: none)")
+    add("--hours", type=float, default=0.0, help="shorten the plan to this time by a short burst (default: no limit)")
     add("--ablation", action="store_true", help="also train EAGLE without the sampled token, and compare")
     add("--figures", type=Path, help="folder of the ablation's numbers (default: beside the checkpoint)")
     add("--finish-now", action="store_true", help="begin the last phase at the checkpoint's step")
@@ -83,6 +94,7 @@ def settings_of(options: argparse.Namespace, target: FrozenTarget) -> Settings:
         parts=parts,
         seed=options.seed,
         dtype=options.dtype,
+        own_tokens=options.own_tokens,
     )
 
 
@@ -93,20 +105,21 @@ def main(arguments: list[str] | None = None) -> None:
         torch.set_num_threads(options.threads)
     scratch = options.out / ".train" / "heads"  # hidden, so that it is not taken for a model
     run, text = _new_run(options, scratch)
-    path = scratch / "checkpoint.pt"
-    if path.exists():
+    path, limit_s = scratch / "checkpoint.pt", 3600 * options.hours
+    if options.publish_only:
+        if not path.exists():
+            raise BuildError(f"there is no checkpoint {path} to publish; train first")
         run.resume(path)
-    elif options.publish_only:
-        raise BuildError(f"there is no checkpoint {path} to publish; train first")
-    if options.finish_now and not options.publish_only:
-        run.progress.finish_now()
-    if not options.publish_only:
-        _announce(run)
+    else:
+        rate = run.measure_rate() if options.dry_run and not path.exists() else run.fit(path, limit_s)
+        if options.finish_now:
+            run.progress.finish_now()
+        _announce(run, rate)
         if options.dry_run:
             return
         if run.progress.plan.long_from - run.progress.step >= COMPILE_FROM_STEPS and can_compile(run.target.device):
             run.compile()
-        if not run.train(path):
+        if not run.train(path, limit_s=limit_s):
             raise BuildError("stopped before its end; the same command resumes it")
     run.target.compile(False)
     with computing_in(run.settings.dtype, run.target.device):
@@ -128,19 +141,24 @@ def _new_run(options: argparse.Namespace, scratch: Path) -> tuple[HeadsRun, Head
     target = load_target(options.target, options.device, "eagle3" in kinds, options.dtype)
     settings = settings_of(options, target)
     check_free(options.out, settings.kinds, target)
-    text = heads_text(options.target, options.corpus, Workspace(), scratch)
-    return begin_run(settings, target, text.train, text.corpus.sha256), text
+    text = heads_text(options.target, options.corpus, Workspace(options.out), scratch)
+    own_text = None
+    if settings.own_tokens and not options.dry_run:
+        own_text = continuations(
+            target, text.train, settings.own_tokens, scratch, settings.seed, 3600 * options.own_hours
+        )
+    return begin_run(settings, target, text.train, text.corpus.sha256, own_text), text
 
 
-def _announce(run: HeadsRun) -> None:
-    """Print what the run will cost before it starts."""
+def _announce(run: HeadsRun, rate: float) -> None:
+    """Print what the run will cost before it starts; rate: tokens per second of a short burst."""
     plan, step = run.progress.plan, run.progress.step
-    minutes = (plan.steps - step) * run.measure_step_s() / 60
+    minutes = (plan.steps - step) * plan.step_tokens / rate / 60
     sizes = {name: sum(parameter.numel() for parameter in head.parameters()) for name, head in run.heads.items()}
     tokens = (plan.steps - step) * plan.step_tokens
     print(
         f"{', '.join(f'{name} {size / 1e6:.2f} M' for name, size in sizes.items())} parameters; "
         f"{tokens / 1e6:.2f} M tokens from step {step}: about {minutes:.0f} minutes on {run.target.device.type} "
-        "by a trial step",
+        f"by a burst of {rate:.0f} tokens/s",
         flush=True,
     )

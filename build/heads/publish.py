@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from build.heads.settings import ABLATED, Settings
 from build.heads.target import FrozenTarget
 from build.heads.text import HeadsText
 from build.heads.train import HeadsRun
+from build.recipe import Plan
 from runtime.heads.checkpoint.checks import ACCURACY, FINGERPRINT
 
 MEASURED_WINDOWS = 48
@@ -66,8 +67,11 @@ def is_published(out: Path, settings: Settings, target: FrozenTarget) -> bool:
 def _is_result(file: Path, kind: str, settings: Settings, target: FrozenTarget) -> bool:
     found = json.loads(file.read_text()) if file.exists() else {}
     same = (found.get("part"), found.get("target_fingerprint")) == (asdict(settings.part(kind)), target.identity)
-    plan = {**asdict(settings.plan), "cut_step": None}
-    return bool(same and found["complete"] and {**found["plan_followed"], "cut_step": None} == plan)
+    plan = Plan(**found["plan_followed"]) if found else settings.plan
+    wanted = replace(settings.plan, cut_step=plan.cut_step)
+    if plan.is_shortened:
+        wanted = replace(wanted, tokens=plan.tokens, is_shortened=True)
+    return bool(same and found["complete"] and plan == wanted)
 
 
 def _provenance(name: str, run: HeadsRun, text: HeadsText, recorded: Mapping[str, Recorded]) -> dict[str, Any]:

@@ -58,7 +58,8 @@ class Settings:
     """Everything that determines trained heads, given target and corpus; the plan's rate is a share of each peak rate.
 
     feature_weight, token_weight: EAGLE-1's losses (arXiv:2401.15077, section 3.2). noise: half the width of
-    the noise on its features, in windows of 512.
+    the noise on its features, in windows of 512. own_tokens: of the target's own continuations, which every second step
+    reads; 0: none.
     """
 
     kinds: tuple[str, ...] = KINDS
@@ -73,6 +74,7 @@ class Settings:
     max_grad_norm: float = 1.0
     seed: int = 20_261_121
     dtype: str = "bfloat16"
+    own_tokens: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -101,12 +101,19 @@ class FrozenTarget:
         return Batch(tokens, last.float(), features.float() / self.layer_scale, logits.float().softmax(-1))
 
     @torch.no_grad()
-    def continued(self, tokens: Tensor, count: int) -> Tensor:
-        """Append the greedy continuation of each row; tokens: (B, n) → (B, n + count)."""
+    def continued(self, tokens: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """Append the continuation of each row, greedy, or sampled at temperature 1 with a generator.
+
+        tokens: (B, n) → (B, n + count).
+        """
         cache, newest = None, tokens
         for _ in range(count):
             output = self.model(input_ids=newest, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            cache, newest = output.past_key_values, output.logits[:, -1:].argmax(-1)
+            cache, logits = output.past_key_values, output.logits[:, -1].float()
+            if generator is None:
+                newest = logits.argmax(-1, keepdim=True)
+            else:
+                newest = torch.multinomial(logits.softmax(-1).cpu(), 1, generator=generator).to(logits.device)
             tokens = torch.cat([tokens, newest], dim=1)
         self._states.clear()
         return tokens

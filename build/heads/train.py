@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,10 +25,14 @@ DEFAULTS = "build/heads/settings.py"
 
 @dataclass
 class HeadsRun(Run[nn.ModuleDict]):
-    """The training run of heads. compiled_loss: `loss_of`, as long as windows are short."""
+    """The training run of heads. compiled_loss: `loss_of`, as long as windows are short.
+
+    own_text: (m,), what the target itself says; every second step reads it. None: all steps read the training text.
+    """
 
     settings: Settings
     target: FrozenTarget
+    own_text: Tokens | None = None
     compiled_loss: Callable[..., Tensor] | None = None
 
     @property
@@ -45,13 +48,19 @@ class HeadsRun(Run[nn.ModuleDict]):
         """Return the heads: the gradient norm of each is clipped by itself."""
         return self.heads.values()
 
+    def text(self) -> Tokens:
+        """Return the stream that the present step reads."""
+        return self.stream if self.own_text is None or self.progress.step % 2 == 0 else self.own_text
+
     def resume(self, path: Path) -> None:
         """Restore the state saved at `path`; raises BuildError if it follows another plan, except for its cut.
 
-        Every rate so far was a share of that plan's end.
+        Every rate so far was a share of that plan's end. A limit of time may have shortened it when it began.
         """
         requested = self.progress.plan
         super().resume(path)
+        if self.progress.plan.is_shortened:
+            requested = replace(requested, tokens=self.progress.plan.tokens, is_shortened=True)
         for key, followed in asdict(replace(self.progress.plan, cut_step=requested.cut_step)).items():
             if followed != (wanted := getattr(requested, key)):
                 raise BuildError(
@@ -85,21 +94,16 @@ class HeadsRun(Run[nn.ModuleDict]):
         self.target.compile()
         self.compiled_loss = torch.compile(loss_of, dynamic=False)
 
-    def measure_step_s(self) -> float:
-        """Return the seconds that a step's gradients take here; they are computed once before to warm up."""
-        windows = self.windows()
-        self.backward(windows)
-        began_s = time.perf_counter()
-        self.backward(windows)
-        self.optimizer.zero_grad()
-        return time.perf_counter() - began_s
 
-
-def begin_run(settings: Settings, target: FrozenTarget, stream: Tokens, corpus_sha256: str) -> HeadsRun:
-    """Return a run at step 0 with seeded parameters. stream: (n,), the training text."""
+def begin_run(
+    settings: Settings, target: FrozenTarget, stream: Tokens, corpus_sha256: str, own_text: Tokens | None = None
+) -> HeadsRun:
+    """Return a run at step 0 with seeded parameters. stream: (n,), the training text; own_text: the target's own."""
     heads = make_heads(target, settings, stream)
     progress = Progress(settings.plan, corpus_sha256, settings_sha256=f"{settings.sha256} {target.identity}")
     optimizer = new_optimizer(dict(heads.items()), settings.weight_decay)
-    run = HeadsRun(heads, optimizer, progress, stream, settings.seed, settings.max_grad_norm, settings, target)
+    run = HeadsRun(
+        heads, optimizer, progress, stream, settings.seed, settings.max_grad_norm, settings, target, own_text
+    )
     target.fit_scale(run.windows())
     return run

@@ -13,6 +13,7 @@ import torch
 from build import export, recipe, train
 from build.corpus import Corpus, Document
 from build.errors import BuildError
+from build.limits import NO_LIMITS, SHARES, Limits
 from build.losses import agreement, held_out_loss
 from build.recipe import Plan, Recipe, Shape
 from build.train import ModelRun, begin_run
@@ -92,6 +93,41 @@ def test_cut_plan_keeps_the_past_and_decays_from_the_cut():
     assert cut.rate(500) == pytest.approx(plan.rate(500))
     assert cut.rate(cut.steps - 1) < plan.peak_rate * 0.06
     assert (cut.steps - 500) / cut.steps == pytest.approx(0.15, abs=0.01)
+
+
+def test_a_limit_of_time_shortens_the_plan_once_and_a_resumed_run_follows_it(tmp_path: Path):
+    path, run = tmp_path / "checkpoint.pt", tiny_run()
+    rate = run.fit(path, 1e-9)
+    assert rate > 0 and run.progress.plan == replace(PLAN, tokens=64, is_shortened=True)
+    resumed = tiny_run()
+    resumed.fit(path, 3600.0)
+    assert resumed.progress == run.progress
+    assert run.train(path) and run.progress.step == 1
+
+
+def test_a_run_that_is_out_of_time_begins_its_last_phase(tmp_path: Path):
+    run = tiny_run()
+    run.progress.wall_s = 80.0
+    assert run.train(tmp_path / "checkpoint.pt", limit_s=100.0)
+    assert run.progress.plan.cut_step == 1 and run.progress.step == 2
+
+
+def test_limits_keep_the_stages_proportions():
+    limits = Limits(tokens=recipe.TARGET.plan.tokens // 2, hours=2.0)
+    assert limits.plan_of(recipe.DRAFT.plan).tokens == recipe.DRAFT.plan.tokens // 2
+    assert limits.seconds_of("target") == pytest.approx(7200 * SHARES["target"])
+    assert NO_LIMITS.plan_of(recipe.DRAFT.plan) == recipe.DRAFT.plan and NO_LIMITS.seconds_of("draft") == 0
+    assert Limits("cuda").plan_of(recipe.TARGET.plan).step_tokens > recipe.TARGET.plan.step_tokens
+    assert sum(SHARES.values()) < 1
+
+
+def test_checkpoint_of_another_recipe_or_teacher_is_refused(tmp_path: Path):
+    path = save(tiny_run(), tmp_path / "checkpoint.pt")
+    other = begin_run(replace(TINY, seed=1), STREAM, "corpus", None, "cpu")
+    later = begin_run(TINY, STREAM, "corpus", None, "cpu", teacher_sha256="another")
+    for run in (other, later):
+        with pytest.raises(BuildError, match="another corpus, teacher"):
+            run.resume(path)
 
 
 def test_cut_in_the_last_phase_changes_nothing():
