@@ -90,7 +90,8 @@ def split(watch: Stopwatch, engine: Any) -> Iterator[None]:
           for name in ("add_children", "token_tree")),
     ]  # fmt: skip
     if isinstance(engine, DraftEngine):
-        timed.append((type(engine.paged.model), "forward", "forward"))
+        names = ("forward", "draft_chains") if isinstance(engine.paged.model, NativeModel) else ("forward",)
+        timed += [(type(engine.paged.model), name, "forward") for name in names]
     with contextlib.ExitStack() as stack:
         for owner, name, part in timed:
             stack.enter_context(mock.patch.object(owner, name, watch.wrap(part, getattr(owner, name))))
@@ -201,8 +202,8 @@ def measure(config: ServingConfig, threads: int, options: argparse.Namespace) ->
     """Print the rows of one kind of kernels and number of threads."""
     num_warm = 3
     ids = text_of(options.context + STEP * (options.drafts + num_warm), read_checkpoint(config.target).tokenizer)
-    native, both = config.kernels == "native", HiddenStates.LAST | HiddenStates.LAYERS
-    target = PagedModel(load_model(config.target, "cpu", "float32", both, native), 64, config.block_tokens)
+    both = HiddenStates.LAST | HiddenStates.LAYERS
+    target = PagedModel(load_model(config.target, "cpu", "float32", both, config.kernels), 64, config.block_tokens)
     use_threads(target.model, threads)
     states = target_states(target, ids)
     num_last = target.model.feature_columns(HiddenStates.LAST).stop
@@ -228,7 +229,7 @@ def engine_of(method: str, config: ServingConfig) -> Any:
     """Return the engine that drafts for a method."""
     if method != "draft_model":
         return load_engine(METHODS[method].drafter, config)[1]
-    model = load_model(config.draft, "cpu", "float32", native=config.kernels == "native")
+    model = load_model(config.draft, "cpu", "float32", kernels=config.kernels)
     return DraftEngine(PagedModel(model, 64, config.block_tokens))
 
 

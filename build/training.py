@@ -172,6 +172,8 @@ class Run(ABC, Generic[Model]):
 
         limit_s: seconds of training, those of earlier sessions included, after which the last phase begins; 0: none.
         """
+        if self.progress.is_complete:
+            return True
         logged_s = saved_s = time.monotonic()
         recent: list[dict[str, float]] = []
         with _received_signals() as signals:

@@ -15,6 +15,8 @@ from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import EngineCall
 from runtime.engine.paged import PagedEngine
 from runtime.kv.batch import Segment
+from runtime.native.chains import NativeChain
+from runtime.native.model import NativeModel
 from runtime.sampling import served
 from runtime.sampling.elementary import exp
 
@@ -23,6 +25,8 @@ DraftCall = EngineCall[DraftRequest]
 
 class DraftEngine(PagedEngine[DraftRequest]):
     """Answers draft calls: each pass drafts one more token for every call whose context is computed.
+
+    In native code one call computes a pass and all tokens of the chains behind it.
 
     A sequence's ids are the committed context followed by the tokens drafted so far, so the KV rows of the drafts that
     the target accepts are already there at the next call.
@@ -45,8 +49,12 @@ class DraftEngine(PagedEngine[DraftRequest]):
         return min(call.request.max_nodes, call.request.max_depth, room)
 
     def _run(self, planned: list[tuple[DraftCall, Segment]]) -> None:
-        logits = self.paged.forward([segment for _, segment in planned])
+        segments = [segment for _, segment in planned]
         ready = [row for row, (_, s) in enumerate(planned) if s.last == len(s.sequence.ids)]
+        if ready and all(self._is_native(planned[row][0]) for row in ready):
+            self._draft_chains(segments, {row: planned[row][0] for row in ready})
+            return
+        logits = self.paged.forward(segments)
         if not ready:
             return
         calls = [planned[row][0] for row in ready]
@@ -58,6 +66,23 @@ class DraftEngine(PagedEngine[DraftRequest]):
             call.opened.context.commit([token])
             if len(call.opened.ids) - call.delta.prefix_len == self._length(call):
                 call.reply(_drafted(call))
+
+    def _is_native(self, call: DraftCall) -> bool:
+        """Return whether native code can draft the call's whole chain: it needs neither q nor logits processors."""
+        is_coupled = call.request.sampling.rule is Rule.COUPLED
+        return isinstance(self.paged.model, NativeModel) and is_coupled and self._processors(call) is None
+
+    def _draft_chains(self, segments: list[Segment], ready: dict[int, DraftCall]) -> None:
+        """Run a pass and draft all that is left of the chains of these calls, by the number of their segment."""
+        chains = []
+        for row, call in ready.items():
+            num_drafted = len(call.opened.ids) - call.delta.prefix_len
+            chains.append(NativeChain(row, self._length(call) - num_drafted, call.request.sampling))
+        for call, tokens in zip(ready.values(), self.paged.draft_chains(segments, chains), strict=True):
+            call.opened.context.commit(tokens)
+            call.opened.num_computed = len(call.opened.ids) - 1
+            call.opened.publish(call.delta.prefix_len)
+            call.reply(_drafted(call))
 
     def _processed(self, call: DraftCall, logits: Tensor) -> Tensor:
         """Return (1, V) logits after the request's processors, which count drafted tokens as output."""

@@ -19,6 +19,9 @@ from runtime.kv.batch import Pass, Segment
 from runtime.kv.blocks import BlockPool
 from runtime.kv.cache import KVCache
 from runtime.kv.sequences import SequenceTable
+from runtime.native.cache import NativeCache
+from runtime.native.chains import NativeChain
+from runtime.native.model import NativeModel
 from runtime.sampling.logits_processors import LogitsProcessors, processors_for
 
 
@@ -95,11 +98,22 @@ class PagedModel:
         """Run one pass and note what is computed; returns logits (rows, V) of every segment's root and nodes."""
         batch = Pass(segments, self.model.device, self.model.dtype)
         logits = self.model.forward(batch, self.cache)
+        self._note_computed(segments)
+        return logits
+
+    def draft_chains(self, segments: list[Segment], chains: list[NativeChain]) -> list[list[int]]:
+        """Run one pass over contexts and draft the chains behind it, in native code; return the tokens of each."""
+        assert isinstance(self.model, NativeModel) and isinstance(self.cache, NativeCache)
+        batch = Pass(segments, self.model.device, self.model.dtype)
+        drafted = self.model.draft_chains(batch, self.cache, chains)
+        self._note_computed(segments)
+        return drafted
+
+    def _note_computed(self, segments: list[Segment]) -> None:
         now_s = time.monotonic()
         for segment in segments:
             segment.sequence.num_computed = segment.last
             segment.sequence.last_used_s = now_s
-        return logits
 
 
 class PagedEngine(Generic[Request]):

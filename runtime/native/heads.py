@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Iterable, Sequence
-from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.core.errors import EngineError
-from orchestrator.core.sampling_params import Rule, Sampling
+from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Features, IdArray
 from runtime.heads.modules.eagle import Eagle3Head, EagleHead
@@ -28,22 +28,12 @@ from runtime.heads.modules.medusa import MedusaHeads
 from runtime.heads.modules.redrafter import RedrafterHead
 from runtime.kv.cache import KVCache
 from runtime.native.library import Shape, load
+from runtime.native.ranking import RankingFields, ranking_of
 from runtime.native.rotations import Rotations
 from runtime.native.weights import Weights
 
 #: Threads that a draft can use.
 MAX_THREADS = 4
-
-
-class RankingFields(Structure):
-    """How the target samples, as `native::Ranking`."""
-
-    _fields_ = [
-        *((name, c_double) for name in ("temperature", "top_p", "min_p", "typical_p")),
-        ("seed", c_uint64),
-        ("top_k", c_int32),
-        ("takes_argmax", c_int32),
-    ]
 
 
 class DraftCallFields(Structure):
@@ -294,12 +284,7 @@ class NativeHead:
 
 def _fill(call: DraftCallFields, draft: NativeDraft) -> None:
     """Set the fields that do not depend on the other requests."""
-    sampling = draft.sampling
-    takes_argmax = sampling.greedy or sampling.rule is Rule.COUPLED
-    call.ranking = RankingFields(
-        sampling.temperature, sampling.top_p, sampling.min_p, sampling.typical_p, sampling.seed & (1 << 64) - 1,
-        sampling.top_k, takes_argmax,
-    )  # fmt: skip
+    call.ranking = ranking_of(draft.sampling)
     call.max_s, call.position, call.root = draft.max_s, draft.position, draft.tokens[-1]
     call.max_nodes, call.max_depth, call.width = draft.max_nodes, draft.max_depth, draft.width
     call.num_choices, call.num_rows, call.num_blocks = draft.choices.num_nodes, len(draft.tokens), len(draft.blocks)

@@ -20,6 +20,7 @@ LIBRARY = NativeLibrary(
         "library.cpp",
         "trees.cpp",
         "ranking.cpp",
+        "chains.cpp",
         "heads.cpp",
         "small_heads.cpp",
         "eagle.cpp",
@@ -88,4 +89,6 @@ def load() -> ctypes.CDLL:
     library.native_is_bfloat16.argtypes = [c_void_p]
     library.native_forward_segments.argtypes = [c_void_p, POINTER(PassArrays)]
     library.native_forward_segments.restype = c_char_p
+    library.native_draft_chains.argtypes = [c_void_p, POINTER(PassArrays), c_void_p]
+    library.native_draft_chains.restype = c_char_p
     return library

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import time
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,8 +21,10 @@ from runtime.kv.batch import Pass, Segment
 from runtime.kv.cache import CacheShape, KVCache
 from runtime.model.features import FeatureColumns
 from runtime.native.cache import NativeCache
+from runtime.native.chains import ChainFields, ChainsFields, NativeChain
 from runtime.native.families import norm_weight, norms_of, rotations, shape_of, windows
 from runtime.native.library import PassArrays, load
+from runtime.native.ranking import ranking_of
 from runtime.native.threads import ThreadChoice, available_threads
 from runtime.native.weights import Weights
 
@@ -73,6 +76,24 @@ class NativeModel:
 
         Returns logits (rows, V) float32 of every root and node.
         """
+        return self._compute(batch, cache, self._library.native_forward_segments)
+
+    def draft_chains(self, batch: Pass[Segment], cache: NativeCache, chains: Sequence[NativeChain]) -> list[list[int]]:
+        """Compute a pass of contexts, then draft the chains behind its segments; return the tokens of each.
+
+        The keys and values of all drafts but the last of a chain are computed.
+        """
+        fields = (ChainFields * len(chains))(
+            *(ChainFields(ranking_of(chain.sampling), chain.segment, chain.length) for chain in chains)
+        )
+        longest = max(chain.length for chain in chains)
+        tokens = (ctypes.c_int32 * (len(chains) * longest))()
+        request = ChainsFields(len(chains), longest, ctypes.addressof(fields), ctypes.addressof(tokens))
+        self._compute(batch, cache, self._library.native_draft_chains, ctypes.byref(request))
+        return [tokens[place * longest :][: chain.length] for place, chain in enumerate(chains)]
+
+    def _compute(self, batch: Pass[Segment], cache: NativeCache, function: Any, *more: Any) -> Tensor:
+        """Call the library's function on a pass; return the logits of every root and node."""
         integers = PassIntegers(batch)
         num_rows = len(integers.ids)
         num_threads = self.num_threads or self._choice.choose(num_rows)
@@ -96,7 +117,7 @@ class NativeModel:
             logits=logits.data_ptr(),
         )
         began_s = time.perf_counter()
-        if wrong := self._library.native_forward_segments(self._handle, ctypes.byref(request)):
+        if wrong := function(self._handle, ctypes.byref(request), *more):
             raise EngineError(f"the native forward pass refused its arguments: {wrong.decode()}")
         if self.num_threads is None:
             self._choice.observe(num_rows, num_threads, time.perf_counter() - began_s)

@@ -1,0 +1,35 @@
+"""The structures of a call that drafts chains (chains.cpp)."""
+
+from __future__ import annotations
+
+from ctypes import Structure, c_int32, c_void_p
+from dataclasses import dataclass
+
+from orchestrator.core.sampling_params import Sampling
+from runtime.native.ranking import RankingFields
+
+
+@dataclass(frozen=True)
+class NativeChain:
+    """The chain behind one segment of a pass: `length` tokens, each argmax(log q + the target's noise)."""
+
+    segment: int
+    length: int
+    sampling: Sampling
+
+
+class ChainFields(Structure):
+    """One chain, as `native::Chain`."""
+
+    _fields_ = [("ranking", RankingFields), ("segment", c_int32), ("length", c_int32)]
+
+
+class ChainsFields(Structure):
+    """The chains of a call, as `native::Chains`; the arrays must outlive the call."""
+
+    _fields_ = [
+        ("num_chains", c_int32),
+        ("max_length", c_int32),
+        ("chains", c_void_p),
+        ("tokens", c_void_p),
+    ]

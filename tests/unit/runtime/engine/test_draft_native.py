@@ -1,0 +1,111 @@
+"""Chains that native code drafts in one call are those that the torch engine drafts pass by pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.core.context import Context
+from orchestrator.core.sampling_params import LogitsOptions, Rule, Sampling
+from orchestrator.native.build import Unbuilt
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.drafter import DraftRequest
+from runtime.engine.calls import EngineCall
+from runtime.engine.draft import DraftEngine
+from runtime.engine.paged import PagedModel
+from runtime.model.load import load_model
+from runtime.native import library
+from runtime.native.model import NativeModel
+from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
+
+SIZES = {"hidden_size": 64, "intermediate_size": 80, "head_dim": 16, "initializer_range": 0.2}
+SAMPLINGS = (Sampling(), Sampling(0.8, seed=5), Sampling(1.3, top_k=9, top_p=0.9, min_p=0.02, seed=2**64 - 1))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    try:
+        library.load()
+    except Unbuilt as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_target(tmp_path_factory.mktemp("draft"), **SIZES)
+
+
+class Bench:
+    """A draft engine over a tiny model, and the calls of the library that its drafts took."""
+
+    def __init__(self, folder: Path, kernels: str) -> None:
+        model: Any = load_model(str(folder), "cpu", "float32", kernels=kernels)
+        assert isinstance(model, NativeModel) == (kernels == "native")
+        self.engine = DraftEngine(PagedModel(model, 8, 4, max_pass_tokens=40))
+        self.num_passes = 0
+
+    def draft(self, *requests: DraftRequest) -> list[Any]:
+        """Return the answers to calls that come together."""
+        answers: dict[int, Any] = {}
+        calls = [
+            EngineCall(request, 1e12, lambda answer, place=place: answers.__setitem__(place, answer))
+            for place, request in enumerate(requests)
+        ]
+        while calls:
+            calls = self.engine.advance(calls)
+            self.num_passes += 1
+        return [answers[place] for place in range(len(requests))]
+
+
+def request(length: int, sampling: Sampling, draft_len: int, sequence_id: int, sent: int = 0) -> DraftRequest:
+    ids = np.random.default_rng(sequence_id).integers(1, VOCAB_SIZE, length).tolist()
+    return DraftRequest(delta_of(Context(ids), sent, sequence_id, str(sequence_id)), sampling, draft_len, draft_len)
+
+
+def tokens(answers: list[Any]) -> list[list[int]]:
+    assert all(answer.tree.is_chain for answer in answers)
+    return [answer.tree.tokens.tolist() for answer in answers]
+
+
+def test_chains_are_those_of_the_torch_engine_alone_and_together(folder: Path) -> None:
+    calls = [
+        request(length, sampling, draft_len, 1 + place)
+        for place, (length, sampling, draft_len) in enumerate(
+            zip((3, 9, 70, 17, 130, 2), 2 * SAMPLINGS, (5, 1, 3, 8, 4, 16), strict=True)
+        )
+    ]
+    expected = [Bench(folder, "torch").draft(call)[0] for call in calls]
+    assert tokens([Bench(folder, "native").draft(call)[0] for call in calls]) == tokens(expected)
+    together = Bench(folder, "native").draft(*calls)
+    assert tokens(together) == tokens(expected)
+    assert [answer.cached_len for answer in together] == [answer.cached_len for answer in expected]
+
+
+def test_a_chain_takes_one_pass_and_later_calls_go_on_from_its_cache(folder: Path) -> None:
+    native, torch = Bench(folder, "native"), Bench(folder, "torch")
+    for length, sent in ((8, 0), (9, 8), (13, 9), (30, 13)):
+        call = request(length, SAMPLINGS[1], 6, 1, sent)
+        native.num_passes = 0
+        assert tokens(native.draft(call)) == tokens(torch.draft(call))
+        assert native.num_passes == 1
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(0.8, seed=3, rule=Rule.REJECTION),
+        Sampling(0.8, seed=3, repetition_penalty=1.7),
+        Sampling(logits_options=LogitsOptions(bias=((5, 100.0),))),
+    ],
+    ids=str,
+)
+def test_what_needs_q_or_processors_goes_token_by_token(folder: Path, sampling: Sampling) -> None:
+    calls = [request(9, sampling, 4, 1), request(12, SAMPLINGS[1], 6, 2)]
+    native, torch = Bench(folder, "native"), Bench(folder, "torch")
+    found, expected = native.draft(*calls), torch.draft(*calls)
+    assert tokens(found) == tokens(expected)
+    assert len(found[0].q) == len(expected[0].q) == (4 if sampling.rule is Rule.REJECTION else 0)
+    assert native.num_passes > 1
