@@ -19,7 +19,6 @@ from runtime.kv.batch import Pass, Segment
 from runtime.kv.blocks import BlockPool
 from runtime.kv.cache import KVCache
 from runtime.kv.sequences import SequenceTable
-from runtime.native.cache import NativeCache
 from runtime.native.chains import NativeChain
 from runtime.native.model import NativeModel
 from runtime.sampling.logits_processors import LogitsProcessors, processors_for
@@ -103,7 +102,7 @@ class PagedModel:
 
     def draft_chains(self, segments: list[Segment], chains: list[NativeChain]) -> list[list[int]]:
         """Run one pass over contexts and draft the chains behind it, in native code; return the tokens of each."""
-        assert isinstance(self.model, NativeModel) and isinstance(self.cache, NativeCache)
+        assert isinstance(self.model, NativeModel)
         batch = Pass(segments, self.model.device, self.model.dtype)
         drafted = self.model.draft_chains(batch, self.cache, chains)
         self._note_computed(segments)

@@ -78,7 +78,7 @@ class NativeModel:
         """
         return self._compute(batch, cache, self._library.native_forward_segments)
 
-    def draft_chains(self, batch: Pass[Segment], cache: NativeCache, chains: Sequence[NativeChain]) -> list[list[int]]:
+    def draft_chains(self, batch: Pass[Segment], cache: KVCache, chains: Sequence[NativeChain]) -> list[list[int]]:
         """Compute a pass of contexts, then draft the chains behind its segments; return the tokens of each.
 
         The keys and values of all drafts but the last of a chain are computed.
@@ -92,7 +92,7 @@ class NativeModel:
         self._compute(batch, cache, self._library.native_draft_chains, ctypes.byref(request))
         return [tokens[place * longest :][: chain.length] for place, chain in enumerate(chains)]
 
-    def _compute(self, batch: Pass[Segment], cache: NativeCache, function: Any, *more: Any) -> Tensor:
+    def _compute(self, batch: Pass[Segment], cache: KVCache, function: Any, *more: Any) -> Tensor:
         """Call the library's function on a pass; return the logits of every root and node."""
         integers = PassIntegers(batch)
         num_rows = len(integers.ids)
