@@ -70,6 +70,7 @@ _HEAD = Method(
 _EAGLE = replace(_HEAD, drafter="eagle", reads_every_state=True)
 _ALL = (
     Method("none", "none:NoProposer", engine_config=_AS_BUILT),
+    Method("auto", "auto:Auto", "auto:AutoConfig", branches="trees"),
     Method(
         "prompt_lookup",
         "prompt_lookup:PromptLookup",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from orchestrator.core.context import Context
 from orchestrator.core.methods import METHODS, Method
 from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import NO_HEAD_INPUT, DraftResponse, HeadInput
+from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.memory import Recollection
 from orchestrator.proposers.tables import Tables
 from orchestrator.sampling.grammar_matcher import Matcher
@@ -46,6 +48,7 @@ class ProposerDependencies:
     max_nodes: most draft nodes of a tree of this request.
     tables: token statistics of this deployment. memory: earlier responses that this request may draft from.
     matcher: the position of the output in the grammar that it must match, if there is one.
+    step_costs, estimates: what the process has learnt of the target's steps and of the drafts of all requests.
     method: the method that is built; the registry sets it.
     """
 
@@ -57,4 +60,6 @@ class ProposerDependencies:
     tables: Tables | None = None
     memory: Recollection | None = None
     matcher: Matcher | None = None
+    step_costs: StepCosts = field(default_factory=StepCosts)
+    estimates: AcceptanceEstimates = field(default_factory=AcceptanceEstimates)
     method: Method = METHODS["none"]

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.core.proposal import Proposer
 from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.step_costs import StepCosts
 from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import served_checkpoint
 from orchestrator.proposers.dependencies import DrafterClient, ProposerDependencies
+from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.registry import select_method
 from orchestrator.proposers.tables import load_tables
@@ -18,7 +20,7 @@ from orchestrator.wire.target import StepRequest
 
 
 class ProposerSources:
-    """The token statistics, the memory and the grammars of one process.
+    """The token statistics, the memory and the grammars of one process, and what it learns of steps and drafts.
 
     memory: earlier responses; None = the process remembers none.
     """
@@ -26,6 +28,7 @@ class ProposerSources:
     def __init__(self, config: ServingConfig, checkpoint: Checkpoint, memory: Memory | None = None) -> None:
         self.grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
         self._checkpoint, self._memory = checkpoint, memory
+        self._step_costs, self._estimates = StepCosts(), AcceptanceEstimates()
         self._tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
 
     def dependencies(
@@ -47,6 +50,8 @@ class ProposerSources:
             tables=self._tables,
             memory=self._memory.of(cache_salt) if self._memory else None,
             matcher=self.grammars.matcher(options.grammar, options.end_ids) if options.grammar else None,
+            step_costs=self._step_costs,
+            estimates=self._estimates,
         )
 
 

@@ -112,7 +112,7 @@ def test_config_variables_of_a_kubernetes_service_called_serving_are_not_keys(wr
         ('default_speculation = "magic"', ("prompt_lookup", "'magic'")),
         (
             'default_speculation = "mtp"',
-            ("unknown method 'mtp'", "allowed: draft_model, eagle,", "default_speculation"),
+            ("unknown method 'mtp'", "allowed: auto, draft_model, eagle,", "default_speculation"),
         ),
         ('default_speculation = "suffix+mtp"', ("unknown method 'mtp'", "key default_speculation in")),
         ('default_speculation = "none+suffix"', ("'none' cannot be part of a union: it proposes nothing",)),
