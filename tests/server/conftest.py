@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from launcher import workfolder
 from launcher.server import REPOSITORY, Server
 from orchestrator.deployment.stubs import is_alive
 from tests.support.tiny_models import make_tiny_target
+
+# Servers are started from processes in which gRPC's threads run: its handlers of fork() may break the child before
+# it becomes the server. gRPC reads this when it is first imported, by a test.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 SCRIPTED = Path(__file__).parent / "scripted"
 
