@@ -157,7 +157,9 @@ class NativeHead:
     def draft(self, drafts: Sequence[NativeDraft], cache: KVCache | None = None) -> list[TokenTree]:
         """Return the tree of each request. cache: of a head that has one; its features hold the head's outputs."""
         calls = (DraftCallFields * len(drafts))()
-        choices, blocks, tokens = [], [], []
+        choices: list[TokenTree] = []
+        blocks: list[int] = []
+        tokens: list[int] = []
         num_choices = 0
         for call, draft in zip(calls, drafts, strict=True):
             _fill(call, draft)
@@ -168,7 +170,7 @@ class NativeHead:
                 choices.append(draft.choices)
                 num_choices += draft.choices.num_nodes
         features = np.concatenate([draft.features for draft in drafts])
-        arrays = {
+        arrays: dict[str, npt.NDArray[Any]] = {
             "tokens": np.array(tokens, np.int32),
             "blocks": np.array(blocks, np.int32),
             "choice_parents": _joined(tree.parents for tree in choices),
@@ -218,8 +220,9 @@ class NativeHead:
         return self._new_eagle(head)
 
     def _new_medusa(self, head: MedusaHeads) -> int:
-        blocks = [[block.linear for block in one[:-1]] for one in head]
-        outputs = list({id(one[-1]): one[-1] for one in head}.values())  # one of each head's own, or one for all
+        stacks: list[Any] = list(head)
+        blocks = [[block.linear for block in one[:-1]] for one in stacks]
+        outputs = list({id(one[-1]): one[-1] for one in stacks}.values())  # one of each head's own, or one for all
         width = outputs[0].in_features
         handle: int = self._library.native_medusa_new(width, head.vocab_size, len(blocks), len(blocks[0]), MAX_THREADS)
         self._add_linears(handle, [*(linear for one in blocks for linear in one), *outputs])
@@ -227,7 +230,8 @@ class NativeHead:
 
     def _new_redrafter(self, head: RedrafterHead) -> int:
         embedding = head.get_buffer("embedding")
-        exit_dim = head.lm_head[-1].in_features
+        layers: list[Any] = list(head.lm_head)
+        exit_dim = layers[-1].in_features
         handle: int = self._library.native_redrafter_new(
             embedding.shape[1], len(embedding), exit_dim, head.rnn, MAX_THREADS
         )
@@ -236,13 +240,13 @@ class NativeHead:
             self._add_linear(handle, both, head.rnn_u.bias)
         if hasattr(head, "input_proj"):
             self._add_linears(handle, [head.input_proj])
-        self._add_linears(handle, [*(block.linear for block in head.lm_head[:-1]), head.lm_head[-1]])
+        self._add_linears(handle, [*(block.linear for block in layers[:-1]), layers[-1]])
         self._set_vector(handle, "embedding", embedding)
         return handle
 
     def _new_eagle(self, head: EagleHead | Eagle3Head) -> int:
         config, embedding, fuses = head.config, head.get_buffer("embedding"), isinstance(head, Eagle3Head)
-        output = head.lm_head if isinstance(head, Eagle3Head) else head.output
+        output: Any = head.lm_head if isinstance(head, Eagle3Head) else head.output
         shape = Shape(
             1, config.hidden_size, config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads,
             head_dim(config), config.intermediate_size, output.out_features, config.rms_norm_eps,
@@ -254,7 +258,7 @@ class NativeHead:
         )
         self._add_linears(handle, [head.fc])
         self._set_vector(handle, "embedding", embedding)
-        layer = head.midlayer if isinstance(head, Eagle3Head) else head.layers[0]
+        layer: Any = head.midlayer if isinstance(head, Eagle3Head) else head.layers[0]
         weights = Weights(self._library, ctypes.c_void_p(self._library.native_eagle_layer(handle)))
         weights.set_decoder_layer(0, layer)
         weights.set_linear(-1, "lm_head", output.weight)
