@@ -29,14 +29,12 @@ from benchmarks.samples import BenchError, Runner, Sample, check_prefix_hits, me
 from benchmarks.server import ConcurrentRun, Count, Method, Passes, measure_concurrent
 from benchmarks.traffic import prompts_of_length, read_prompts
 from clients.demo import Prompt
-from launcher.command import STUB_ENVIRONMENT
 from orchestrator.core.errors import ServingError
 from orchestrator.core.methods import PROPOSED
 from orchestrator.deployment.config import ServingConfig, load_config
 
 BASE = "none"
 PEERS = ("transformers", "llama.cpp")
-SLEEPING_THREADS = {name: STUB_ENVIRONMENT[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -57,7 +55,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, help="sample, with --seed; else greedy")
     parser.add_argument("--seed", type=int, default=0, help="of sampled runs (%(default)s)")
     parser.add_argument("--peers", nargs="*", choices=PEERS, help="beside it, in this process (all of them)")
-    parser.add_argument("--spin", action="store_true", help="let the peers' OpenMP threads spin while they wait")
     parser.add_argument("--contexts", nargs="*", type=int, default=[], help="also prompts of so many tokens")
     parser.add_argument("--concurrency", nargs="*", type=int, default=[], help="also so many requests at once")
     parser.add_argument(
@@ -115,12 +112,13 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def peers(args: argparse.Namespace, config: ServingConfig, folder: Path) -> list[Runner]:
-    """Load the peers that --peers names; converted weights go to `folder`. Raises BenchError if one is missing."""
+    """Load the peers that --peers names; converted weights go to `folder`. Raises BenchError if one is missing.
+
+    Their threads spin while they wait, as their libraries have it: alone on the machine that is several times faster.
+    The server is idle while a peer runs.
+    """
     if not args.peers:
         return []
-    # The launcher does the same for the engines. libgomp reads it when torch is loaded. Threads that spin make a peer
-    # up to fifty times slower as soon as another process runs on the machine.
-    os.environ.update({} if args.spin else SLEEPING_THREADS)
     from benchmarks.peers import llama_cpp_peer, transformers_peer
 
     loaders: dict[str, Callable[[], Sequence[Runner]]] = {

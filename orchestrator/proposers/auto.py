@@ -37,7 +37,7 @@ CREDIT_STEPS = 256
 #: Steps of the first pause; each further one is twice as long.
 FIRST_PAUSE = 32
 LONGEST_PAUSE = 1024
-#: A proposer that takes more than this part of a plain step is called at every PROBE-th step only, unless it is used.
+#: A proposer that takes more than this part of a plain step, and gains nothing, is called at every PROBE-th step only.
 CHEAP = 0.05
 PROBE = 8
 #: Weight of all earlier measurements in the mean time of a proposal.
@@ -70,18 +70,26 @@ class Unsettled:
 
 @dataclass(eq=False)
 class Arm:
-    """A proposer that may be chosen. draft_s: how long a proposal takes on average."""
+    """A proposer that may be chosen.
+
+    draft_s: how long a proposal takes on average; the first one, which reads the prompt, does not count.
+    gain: what its proposals were worth on average, in tokens, with those that were empty.
+    """
 
     name: str
     proposer: Proposer
     draft_s: float = 0.0
+    gain: float = 0.0
+    has_read_prompt: bool = False
     unsettled: list[Unsettled] = field(default_factory=list)
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget, costs: StepCosts) -> Proposal:
         """Return the arm's proposal and remember it until the text shows what it was worth."""
         began_s = costs.clock()
         proposal = self.proposer.propose(context, sampling, budget).cut(budget)
-        self.draft_s = DISCOUNT * self.draft_s + (1 - DISCOUNT) * (costs.clock() - began_s)
+        if self.has_read_prompt:
+            self.draft_s = DISCOUNT * self.draft_s + (1 - DISCOUNT) * (costs.clock() - began_s)
+        self.has_read_prompt = True
         if proposal.tree.num_nodes:
             self.unsettled.append(Unsettled(proposal, len(context)))
         return proposal
@@ -144,7 +152,6 @@ class Auto(Proposer):
         self._ledger = Ledger()
         self._num_steps = 0
         self._tokens = self._seconds = 0.0  # of the batch in the last steps, discounted
-        self._used: Arm | None = None
         self._text: list[int] = []
         self._began_s = self._sent_s = 0.0
 
@@ -154,15 +161,17 @@ class Auto(Proposer):
         budget = Budget(min(budget.max_nodes, self._max_nodes), budget.max_depth)
         load = self._costs.others()
         costs = self._costs.seconds(budget.max_nodes + 1, load.rows)
-        self._used, best = None, Choice(MARGIN, Proposal.empty())
+        best = Choice(MARGIN, Proposal.empty())
         for arm in self._arms:
             if not self._is_due(arm, costs):
                 continue
             proposal = arm.propose(context, sampling, budget, self._costs)
-            if self._seconds and proposal.tree.num_nodes and not self._ledger.is_pausing:
-                choice = self._cut(proposal, arm.draft_s, costs)
-                if choice.value > best.value:
-                    self._used, best = arm, choice
+            if not self._seconds:
+                continue
+            choice = self._cut(proposal, arm.draft_s, costs)
+            arm.gain = DISCOUNT * arm.gain + (1 - DISCOUNT) * choice.value
+            if choice.value > best.value and not self._ledger.is_pausing:
+                best = choice
         self._sent_s = self._costs.clock()
         return best.proposal
 
@@ -185,16 +194,19 @@ class Auto(Proposer):
             arm.proposer.close()
 
     def _is_due(self, arm: Arm, costs: Sequence[float]) -> bool:
-        """Return whether an arm is called now: cheap ones always, the others while they are used, and at probes."""
+        """Return whether an arm is called now: cheap ones always, the others while they gain, and at probes."""
         is_cheap = not costs or arm.draft_s < CHEAP * costs[0]
-        return is_cheap or arm is self._used or self._num_steps % PROBE == 0
+        return is_cheap or arm.gain >= 0.0 or self._num_steps % PROBE == 0
 
     def _cut(self, proposal: Proposal, draft_s: float, costs: Sequence[float]) -> Choice:
         """Return the proposal with the nodes that are worth their time, and what it gains over a plain step."""
+        rate = self._tokens / self._seconds
+        if not proposal.tree.num_nodes:
+            return Choice(-rate * draft_s, proposal)
         chances = path_chances(proposal, self._estimates)
         order = np.argsort(-chances, kind="stable")  # of equal chances the parent first
         longer_s = np.array(costs[1 : len(order) + 1]) - costs[0] + draft_s
-        gains = chances[order].cumsum() - self._tokens / self._seconds * longer_s
+        gains = chances[order].cumsum() - rate * longer_s
         best = int(gains.argmax())
         kept = np.sort(order[: best + 1]).astype(np.int32) + 1
         return Choice(float(gains[best]), proposal.only(kept))
