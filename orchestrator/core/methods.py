@@ -64,13 +64,15 @@ class Method:
         return Method(self.name, "engine_side:EngineSideProposer", self.engine_config)
 
 
+#: Methods that no union can have, and why.
+_ALONE = {"none": "it proposes nothing", "auto": "it chooses among proposers itself"}
 _HEAD = Method(
     "head", "drafters:HeadProposer", "drafters:StaticConfig", branches="a tree", hidden_states=HiddenStates.LAST
 )
 _EAGLE = replace(_HEAD, drafter="eagle", reads_every_state=True)
 _ALL = (
     Method("none", "none:NoProposer", engine_config=_AS_BUILT),
-    Method("auto", "auto:Auto", "auto:AutoConfig", branches="trees"),
+    Method("auto", "auto:Auto", "auto:AutoConfig", branches="tree true"),
     Method(
         "prompt_lookup",
         "prompt_lookup:PromptLookup",
@@ -141,11 +143,7 @@ def find_methods(speculation: str, where: str, known: tuple[str, ...] = PROPOSED
     if len(set(names)) < len(names) or len(names) > MAX_MEMBERS:
         raise RequestError(f"a union joins 2..{MAX_MEMBERS} different methods, got {speculation!r} ({where})")
     for method in methods:
-        if method.name == "none" or method.target_tokens:
-            why = (
-                "it proposes nothing"
-                if method.name == "none"
-                else "it learns from the target's tokens at its own nodes"
-            )
+        if method.name in _ALONE or method.target_tokens:
+            why = _ALONE.get(method.name, "it learns from the target's tokens at its own nodes")
             raise RequestError(f"method {method.name!r} cannot be part of a union: {why} ({where})")
     return methods

@@ -47,9 +47,15 @@ RATE_DISCOUNT = 0.9
 
 
 class AutoConfig(MethodConfig):
-    """max_nodes: most draft nodes of a tree; fewer are sent where more would not pay."""
+    """max_nodes: most draft nodes of a tree; fewer are sent where more would not pay. tree: trees, or chains alone."""
 
     max_nodes: int = Field(48, ge=0, le=MAX_NODES)
+    tree: bool = True
+
+    @property
+    def is_chain(self) -> bool:
+        """True when every draft is one path."""
+        return not self.tree
 
 
 class Choice(NamedTuple):
@@ -148,7 +154,7 @@ class Auto(Proposer):
         self._costs = dependencies.step_costs
         self._estimates = AcceptanceEstimates(dependencies.estimates)
         self._max_nodes = config.max_nodes
-        self._arms = [Arm(name, proposer) for name, proposer in _proposers(dependencies)]
+        self._arms = [Arm(name, proposer) for name, proposer in _proposers(config, dependencies)]
         self._ledger = Ledger()
         self._num_steps = 0
         self._tokens = self._seconds = 0.0  # of the batch in the last steps, discounted
@@ -241,11 +247,13 @@ def _is_settled(draft: Unsettled, text: Sequence[int], estimates: AcceptanceEsti
     return True
 
 
-def _proposers(dependencies: ProposerDependencies) -> Iterator[tuple[str, Proposer]]:
+def _proposers(config: AutoConfig, dependencies: ProposerDependencies) -> Iterator[tuple[str, Proposer]]:
     """Build the arms of a request."""
     from orchestrator.proposers.registry import load
 
-    for name, parameters in ARMS.items():
+    for name, longer in ARMS.items():
         if name != "predicted" or dependencies.prediction:
             method = METHODS[name]
-            yield name, load(method.proposer)(load(method.config)(**parameters), replace(dependencies, method=method))
+            chains = {} if config.tree or name != "suffix" else {"tree": False}
+            parameters = load(method.config)(**longer | chains)
+            yield name, load(method.proposer)(parameters, replace(dependencies, method=method))

@@ -30,7 +30,7 @@ from orchestrator.sampling.grammar import Grammars
 from orchestrator.wire.run import RunOptions
 
 MAX_TRACED = 512
-PREDICTED = "predicted"
+PREDICTED, AUTO = "predicted", "auto"
 
 
 @dataclass(frozen=True)
@@ -199,9 +199,10 @@ class RequestBuilder:
         method = inputs.speculation or (PREDICTED if predicted else self.config.default_speculation)
         if PREDICTED in names_in(method) and not predicted:
             raise RequestError("method 'predicted' needs what to expect: draft_text or draft_input_ids")
-        if predicted and PREDICTED not in names_in(method):
+        if predicted and PREDICTED not in names_in(method) and method != AUTO:
             raise RequestError(
-                f"draft_text and draft_input_ids are for the method {PREDICTED!r}, got {method!r} (input speculation)"
+                f"draft_text and draft_input_ids are for the methods {PREDICTED!r} and {AUTO!r}, got {method!r} "
+                "(input speculation)"
             )
         draft_len = inputs.num_draft_tokens
         check_range("num_draft_tokens", draft_len, 0, self.config.max_nodes)

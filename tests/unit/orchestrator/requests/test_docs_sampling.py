@@ -117,5 +117,5 @@ def test_limit_is_where_the_table_says(builder: RequestBuilder, name: str) -> No
     for value in (low, high):
         build(builder, {**BASE, "speculation": "none", name: value})
     for value in (low - 1, high + 1):
-        with pytest.raises(RequestError, match=rf"{name} must be (a (whole )?number )?in \S+\.\."):
+        with pytest.raises(RequestError, match=rf"{name} must be (an? (integer|number) )?in \S+\.\."):
             build(builder, {**BASE, "speculation": "none", name: value})

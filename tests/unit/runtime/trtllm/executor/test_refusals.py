@@ -97,7 +97,7 @@ def test_capabilities_say_which_methods_an_engine_serves(folder: Path, tmp_path:
     assert "hidden states to itself; engines built for eagle serve it" in external.method_refusal("eagle")
     assert "; engine = 'torch' serves it" in external.method_refusal("prompt_lookup+eagle3")
     chains = [name for name, method in METHODS.items() if method.needs_only_tokens]
-    assert chains == ["prompt_lookup", "ngram", "suffix", "predicted", "draft_model"]
+    assert chains == ["auto", "prompt_lookup", "ngram", "suffix", "predicted", "draft_model"]
     assert [external.method_refusal(method) for method in chains] == [""] * len(chains)
     assert "temperature: it is not established" in medusa.refusal(sampled(1.0), StepOptions(), method="none")
     assert (
