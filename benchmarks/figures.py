@@ -15,6 +15,8 @@ from clients.generate import ratio
 FloatArray = npt.NDArray[np.float64]
 NUM_RESAMPLES = 10_000
 LEVEL = 95
+#: What follows a peer's name if it decodes plainly.
+PLAIN = ("", "float32", "float16")
 #: The task of a row over all tasks.
 ALL = "all"
 
@@ -136,15 +138,15 @@ def compare_with_peers(
 ) -> list[Comparison]:
     """Compare plain decoding with each peer's plain decoding, and the fastest method with each peer's fastest.
 
-    base: the method that decodes plainly. peers: names of peers; a peer's runners begin with its name, and those that
-    draft have two words or more behind it (a dtype is one).
+    base: the method that decodes plainly. peers: names of peers; a peer's runners begin with its name, and a plain one
+    has at most its dtype behind it.
     """
     tasks = dict.fromkeys(sample.task for sample in samples)
     runners = dict.fromkeys(sample.runner for sample in samples)
     found = []
     for task, peer in itertools.product(tasks, peers):
         theirs = [name for name in runners if name.startswith(peer)]
-        plain = [name for name in theirs if len(name.removeprefix(peer).split()) <= 1]
+        plain = [name for name in theirs if name.removeprefix(peer).strip() in PLAIN]
         for ours, others in (([base], plain), (methods, theirs)):
             mine, best = (_fastest(samples, task, names) for names in (ours, others))
             found.append(Comparison(task, mine, best, compare_rates(samples, task, mine, best)))

@@ -59,6 +59,7 @@ def run(settings: Settings) -> None:
         timeout_graceful_shutdown=settings.stop_limit_s,
     )
     socket = config.bind_socket()
+    socket.listen(config.backlog)  # a client that reads the line below may connect at once
     port = socket.getsockname()[1]
     host = "127.0.0.1" if settings.host == "0.0.0.0" else settings.host
     print(

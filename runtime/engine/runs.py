@@ -156,6 +156,7 @@ class Runs:
 
     def __init__(self, engine: EngineThread[StepRequest], new_proposer: Callable[[StepRequest], Proposer]) -> None:
         self._engine, self._new_proposer = engine, new_proposer
+        self.kernels = engine.kernels
         self._prepared: dict[int, Run] = {}
         self._runs: dict[int, Run] = {}
         self._answers: queue.SimpleQueue[tuple[Reply, Answer] | None] = queue.SimpleQueue()

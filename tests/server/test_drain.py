@@ -40,7 +40,7 @@ def script(tmp_path: Path) -> Script:
 def scripted(checkpoints: Path, tmp_path: Path, script: Script) -> dict[str, Any]:
     """What a server over the scripted target is started with; two requests run at once, one waits."""
     folder = link(checkpoints, tmp_path)
-    config = deployment(folder, "max_running = 2", "max_waiting = 1", 'default_speculation = "none"')
+    config = deployment(folder, "max_running = 2", "max_waiting = 1", "runs = false", 'default_speculation = "none"')
     models = repository(folder, "speculative", "speculative_unary", target="target.py")
     return {"config": config, "repository": models, "environ": {"SCRIPT_FOLDER": str(script.folder)}}
 

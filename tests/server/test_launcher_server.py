@@ -77,7 +77,7 @@ def test_command_prints_one_line_and_stops_cleanly_on_each_signal(deployment):
         started = deployment.command()
         line = started.stdout.readline()
         assert re.match(
-            r"ready in [\d.]+ s: http://127\.0\.0\.1:\d+, gRPC 127\.0\.0\.1:\d+, metrics http\S+, health http://127\.0\.0\.1:\d+; models target \((torch|native)\)$",
+            r"ready in [\d.]+ s: http://127\.0\.0\.1:\d+, gRPC 127\.0\.0\.1:\d+, metrics http\S+, health http://127\.0\.0\.1:\d+; models target( \((torch|native)\))?$",
             line,
         )
         group, region = server_of(started.pid), region_of(url_in(line))

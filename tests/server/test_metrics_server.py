@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ def test_a_request_is_counted_with_what_its_client_saw(server: Server) -> None:
     names = {"spec_steps_total": "suffix", "spec_generation_tokens_total": "suffix"}
     ask(server.grpc_url, speculation="suffix", **INPUTS)
     until(lambda: _known(server, "spec_steps_total", method="suffix"), "the first figures of the method")
+    time.sleep(1.5)  # the figures of one request are shown family by family
     before = {name: value(name, method=method) for name, method in names.items()}
     num_first = value("spec_time_to_first_token_seconds_count")
     num_chunks = value("spec_inter_chunk_latency_seconds_count")

@@ -382,7 +382,7 @@ def test_choices_are_per_request_where_the_executor_s_interface_has_them(
     hosted, method = inside
     wishes = {
         "lookahead": ({"window": 2, "ngram": 2, "guesses": 1}, 2),
-        "eagle": ({"choices": [[0, 0], [1]]}, 3),
+        "eagle": ({"choices": [[0, 0, 0, 0], [1]]}, 5),  # exactly eagle_layers levels
     }
     config, num_nodes = wishes.get(method, ({"choices": [[0]]}, 0))
     answer = hosted.ask(**LONG, speculation=method, speculation_config=json.dumps(config))
