@@ -14,7 +14,7 @@ from runtime.engine.runs import Runs
 class TritonPythonModel(EngineModel):
     def load(self, args: dict[str, str], config: ServingConfig) -> EngineHost[StepRequest | TakeSteps]:
         engine, model = build_target(config, caller_beside(args["model_repository"]))
-        if config.runs:
+        if config.runs and config.engine == "torch":
             engine = Runs(engine, RunProposers(config))
         unpack = partial(unpack_call, vocab_size=model.vocab_size, max_nodes=config.max_nodes)
         return EngineHost(args["model_name"], engine, unpack, pack_answer)
