@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,28 +15,19 @@ import psutil
 
 from orchestrator.deployment.stubs import is_alive
 
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
+_CHILD = Path(__file__).with_name("child.py")
 
 
 def spawn(command: list[str], environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
     """Start `command` as the leader of its own group, output to `log`; it gets SIGTERM when the calling thread ends."""
-    parent = os.getpid()
-
-    def die_with_parent() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before the call above
-            os._exit(1)
-
     with log.open("ab") as output:
         return subprocess.Popen(
-            command,
+            [sys.executable, "-IS", str(_CHILD), str(os.getpid()), *command],
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C in the terminal is the launcher's to handle
-            preexec_fn=die_with_parent,
         )
 
 

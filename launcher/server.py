@@ -40,6 +40,10 @@ class StartError(ServingError):
     """The server did not come up; the message has the cause from its log."""
 
 
+class AbortedStart(StartError):
+    """A signal ended the server while it loaded its models."""
+
+
 def _print_error(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -124,17 +128,14 @@ class Server:
         self._work = WorkFolder()
         try:
             write_repository(self._work.path / _ALIASES, self.repository, aliases)
-            self._process = self._spawn(self._work, config.device)
             self._health = HealthServer(self.host, self.ports.health, self, self.drain)
-            self._wait_until_ready(self._process)
+            server = self._run(self._work, config.device)
         except BaseException:
             self._abandon()
             raise
         self.started_in_s = time.monotonic() - began
         python_models = [name for name in self.models if self._is_python(name)]
-        self._watch = Watch(
-            self._process.pid, python_models, self._admin, say=self._say, load_limit_s=self._ready_limit_s
-        )
+        self._watch = Watch(server.pid, python_models, self._admin, say=self._say, load_limit_s=self._ready_limit_s)
         self._watch.start()
 
     def wait(self) -> str | None:
@@ -244,7 +245,22 @@ class Server:
         assert self._work
         return any(any((folder / model).glob("*/model.py")) for folder in self._repositories(self._work))
 
-    def _spawn(self, work: WorkFolder, device: str) -> subprocess.Popen[bytes]:
+    def _run(self, work: WorkFolder, device: str) -> subprocess.Popen[bytes]:
+        """Start the server and return it when it is ready; once more where Triton aborts (docs/operations.md)."""
+        command, environ = self._command(work, device)
+        self._process = process.spawn(command, environ, self.log_path)
+        try:
+            self._wait_until_ready(self._process)
+        except AbortedStart as error:
+            self._say(f"{error}; starting it once more")
+            process.stop(self._process, _KILL_AFTER_S)
+            work.remove_regions()
+            self._process = process.spawn(command, environ, self.log_path)
+            self._wait_until_ready(self._process)
+        return self._process
+
+    def _command(self, work: WorkFolder, device: str) -> tuple[list[str], dict[str, str]]:
+        """Return the server's command line and environment."""
         triton = find_triton(self._environ, work.path)
         if triton.from_wheel and self.host not in ("127.0.0.1", "localhost"):
             self._say(
@@ -262,7 +278,7 @@ class Server:
             uses_gpu=device != "cpu",
         )
         environ = triton.environment(stub_environment(self._environ, self.config_path, work.path / _PLACES))
-        return process.spawn(launch.command(triton), environ, self.log_path)
+        return launch.command(triton), environ
 
     def _wait_until_ready(self, server: subprocess.Popen[bytes]) -> None:
         end_s = time.monotonic() + self._ready_limit_s
@@ -270,8 +286,9 @@ class Server:
         while waiting:
             if self.stop_requested:
                 raise StartError("stopped before the server was ready")
-            if server.poll() is not None:
-                raise StartError(f"the server did not start: {log.cause(self.log())}")
+            if (status := server.poll()) is not None:
+                kind = AbortedStart if status < 0 else StartError
+                raise kind(f"the server did not start: {log.cause(self.log())}")
             if time.monotonic() > end_s:
                 raise StartError(f"not ready after {self._ready_limit_s:g} s (READY_LIMIT_S): {', '.join(waiting)}")
             if self._admin.is_ready("" if waiting[0] == "the server" else waiting[0]):

@@ -41,6 +41,11 @@ class WorkFolder:
         """Return the server's shared-memory regions and their sizes in bytes."""
         return {path.name: path.stat().st_size for path in _regions(self.path)}
 
+    def remove_regions(self) -> None:
+        """Delete what is left of the shared memory."""
+        for region in _regions(self.path):
+            region.unlink(missing_ok=True)
+
     def remove(self) -> None:
         """Delete the folder and what is left of the shared memory."""
         _remove(self.path)

@@ -129,7 +129,7 @@ class Port:
 
     def _set(self, key: Key, value: float) -> None:
         if key not in self._series:
-            self._series[key] = self._families[key.name].Metric(labels=self._labels | dict(key.labels))
+            self._series[key] = pb.metric(self._families[key.name], self._labels | dict(key.labels))
         elif value == self._shown[key]:
             return
         if self._kinds[key.name] == "counter":

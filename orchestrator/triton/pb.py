@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -140,4 +141,16 @@ def _execute(model: str, tensors: Incoming, outputs: Sequence[str], request_id: 
 
 def metric_family(name: str, kind: str, description: str) -> Any:
     """Return a family of series on the metrics port; kind: gauge or counter."""
-    return pb_utils.MetricFamily(name=name, description=description, kind=getattr(pb_utils.MetricFamily, kind.upper()))
+    kinds = pb_utils.MetricFamily
+    return _kept_alive(kinds(name=name, description=description, kind=getattr(kinds, kind.upper())))
+
+
+def metric(family: Any, labels: dict[str, str]) -> Any:
+    """Return a series of a family."""
+    return _kept_alive(family.Metric(labels=labels))
+
+
+def _kept_alive(metric: Any) -> Any:
+    """Keep a metric from being destroyed at the exit, when it would read shared memory that Triton has freed."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(metric))
+    return metric

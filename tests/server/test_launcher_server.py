@@ -157,6 +157,35 @@ def test_server_not_ready_in_time_is_said_and_ended(deployment):
     assert said == [] or Path(said[0].removeprefix("the server's log: ")).unlink() is None
 
 
+def aborts(flag: Path, times: int) -> str:
+    """Return what a model does that aborts its server at the first `times` starts."""
+    return (
+        f"import pathlib, signal; flag = pathlib.Path({str(flag)!r}); flag.write_text(flag.read_text() + 'x'); "
+        f"len(flag.read_text()) > {times} or (os.kill(os.getppid(), signal.SIGABRT), time.sleep(60))"
+    )
+
+
+def test_server_that_aborts_while_it_loads_is_started_once_more(deployment, tmp_path):
+    flag, said = tmp_path / "starts", []
+    flag.write_text("")
+    deployment.add("target", loading=aborts(flag, 1))
+    with deployment.server(say=said.append) as server:
+        assert infer(server.http_url, 1) == 6
+        assert len(server.shared_memory()) == 1
+    assert len(said) == 1 and said[0].endswith("; starting it once more")
+
+
+def test_server_that_aborts_twice_is_not_started_again(deployment, tmp_path):
+    flag, said = tmp_path / "starts", []
+    flag.write_text("")
+    deployment.add("target", loading=aborts(flag, 2))
+    server = deployment.server(say=said.append)
+    with pytest.raises(StartError, match="the server did not start"):
+        server.start()
+    assert flag.read_text() == "xx" and server.pids() == {}
+    Path(said[-1].removeprefix("the server's log: ")).unlink()
+
+
 def test_server_unknown_log_level_is_refused(deployment):
     with pytest.raises(ConfigError, match="unknown log level 'warn'; did you mean 'warning'"):
         deployment.server(log_level="warn").start()
