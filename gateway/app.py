@@ -17,13 +17,14 @@ from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 
 from gateway.errors import ApiError, BadRequest, ModelNotFound, TooLarge, shown
-from gateway.fields import ChatFields, CompletionFields, DetokenizeFields, GenerationFields, TokenizeFields, parse
+from gateway.fields import ChatFields, CompletionFields, DetokenizeFields, GenerationFields, TokenizeFields
 from gateway.formats import ChatFormat, Format
 from gateway.generation import Generation
 from gateway.jobs import Job
 from gateway.methods import served_methods
 from gateway.metrics import Metrics
 from gateway.middleware import Guard, to_response
+from gateway.parsing import parse
 from gateway.replicas import Replicas
 from gateway.settings import Settings, SettingsError
 from gateway.tokenizer import Checkpoint, read_checkpoint

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.errors import BadRequest, UnknownField, did_you_mean, shown
+from gateway.errors import BadRequest, shown
 
 MAX_TOP = 20
 
@@ -283,37 +282,3 @@ class DetokenizeFields(Fields):
 
     model: str = ""
     tokens: Tokens
-
-
-Parsed = TypeVar("Parsed", bound=Fields)
-
-
-def parse(model: type[Parsed], body: Mapping[str, Any]) -> Parsed:
-    """Return the fields of a body; raises BadRequest naming the first that is unknown, missing or not allowed."""
-    known = {field.alias or name for name, field in model.model_fields.items()}
-    for name in body:
-        if name not in known:
-            raise UnknownField(f"unknown field {shown(name)}{did_you_mean(name, known)}", name)
-    try:
-        return model.model_validate({name: value for name, value in body.items() if value is not None})
-    except ValidationError as refused:
-        errors = refused.errors(include_url=False, include_context=False)
-    # Of a field that may be several things, the last complaint is about the one that fits best.
-    first = str(errors[0]["loc"][0])
-    error = [error for error in errors if error["loc"][0] == first][-1]
-    path = ".".join(str(part) for part in error["loc"] if not _is_type(part))
-    if error["type"] == "extra_forbidden":
-        raise UnknownField(f"unknown field {path!r}", path)
-    if error["type"] != "missing" and (allowed := _description(model, first)):
-        raise BadRequest(f"{first} must be {allowed}, got {shown(body[first])}", first)
-    got = "" if error["type"] == "missing" else f", got {shown(error['input'])}"
-    raise BadRequest(f"{path}: {error['msg']}{got}", path)
-
-
-def _description(model: type[Fields], name: str) -> str | None:
-    return model.model_fields[name].description if name in model.model_fields else None
-
-
-def _is_type(part: str | int) -> bool:
-    """True for the parts of an error's place that name one of several types."""
-    return isinstance(part, str) and (part in ("str", "int", "float", "bool") or "[" in part or part[:1].isupper())

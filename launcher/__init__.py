@@ -6,8 +6,9 @@ It knows nothing of tokens, trees or tensors.
         client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
 """
 
-from launcher.server import Server, StartError
+from launcher.server import Server
 from launcher.settings import Ports, free_ports
+from launcher.starting import StartError
 from orchestrator.core.errors import ServingError
 
 __all__ = ["Ports", "Server", "ServingError", "StartError", "free_ports"]

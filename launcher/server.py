@@ -19,6 +19,7 @@ from launcher.deployment import models_to_load
 from launcher.engines import read_kernels
 from launcher.health import HealthServer
 from launcher.settings import Ports, Settings, free_ports
+from launcher.starting import AbortedStart, wait_until_ready
 from launcher.triton import find_triton
 from launcher.watch import Watch
 from launcher.workfolder import WorkFolder
@@ -34,14 +35,6 @@ _PLACES = "places"  # within the work folder
 # How long Triton may take to end. It waits as long as a client keeps a connection open, even where nothing runs on it.
 _EXIT_LIMIT_S = 5
 _KILL_AFTER_S = 3.0  # what Triton gets beyond its own exit timeout
-
-
-class StartError(ServingError):
-    """The server did not come up; the message has the cause from its log."""
-
-
-class AbortedStart(StartError):
-    """A signal ended the server while it loaded its models."""
 
 
 def _print_error(text: str) -> None:
@@ -92,8 +85,8 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         self._watch: Watch | None = None
         self._health: HealthServer | None = None
-        address = "127.0.0.1" if host == "0.0.0.0" else host
         self._key = secrets.token_hex(16)
+        address = "127.0.0.1" if host == "0.0.0.0" else host
         self._admin = Admin(address, self.ports.http, self._key)
         #: for urllib and browsers; tritonclient.http wants it without the scheme
         self.http_url = f"http://{address}:{self.ports.http}"
@@ -134,7 +127,9 @@ class Server:
             self._abandon()
             raise
         self.started_in_s = time.monotonic() - began
-        python_models = [name for name in self.models if self._is_python(name)]
+        # Only a Python model has a process of its own, which may die.
+        folders = self._repositories(self._work)
+        python_models = [name for name in self.models if any(any((at / name).glob("*/model.py")) for at in folders)]
         self._watch = Watch(server.pid, python_models, self._admin, say=self._say, load_limit_s=self._ready_limit_s)
         self._watch.start()
 
@@ -160,9 +155,8 @@ class Server:
 
     def why_not_live(self) -> str | None:
         """Return in one line why the server must be restarted; while its models are loaded, only if it has ended."""
-        if failure := self.failure():
-            return failure
-        return None if self._watch is None or self._admin.is_live() else "Triton does not answer over HTTP"
+        failure = self.failure()
+        return failure or (None if self._watch is None or self._admin.is_live() else "Triton does not answer over HTTP")
 
     def why_not_ready(self) -> str | None:
         """Return in one line why the server takes no requests now, None when it takes them."""
@@ -177,9 +171,7 @@ class Server:
     @property
     def drain(self) -> Drain:
         """The drain of the running server; it is over when the server has been stopped."""
-        if self._work is None:
-            raise ServingError("the server has not been started")
-        return Drain(self._work.path / _PLACES)
+        return Drain(self.log_path.with_name(_PLACES))
 
     def finish_requests(self) -> bool:
         """Refuse new requests and wait for the running ones; False when some still ran at the limit.
@@ -220,8 +212,8 @@ class Server:
         """Return {process id: model name, or "tritonserver"} of the server's living processes."""
         if self._process is None or self._process.poll() is not None:
             return {}
-        stubs = {stub.pid: model for stub, model in living_stubs(self._process.pid).items()}
-        return {self._process.pid: "tritonserver", **stubs}
+        stubs = living_stubs(self._process.pid).items()
+        return {self._process.pid: "tritonserver", **{stub.pid: model for stub, model in stubs}}
 
     def shared_memory(self) -> dict[str, int]:
         """Return the server's shared-memory regions and their sizes in bytes."""
@@ -240,24 +232,24 @@ class Server:
         aliases = work.path / _ALIASES
         return (self.repository, aliases) if aliases.exists() else (self.repository,)
 
-    def _is_python(self, model: str) -> bool:
-        """Return whether a Triton model has a process of its own, which may die."""
-        assert self._work
-        return any(any((folder / model).glob("*/model.py")) for folder in self._repositories(self._work))
-
     def _run(self, work: WorkFolder, device: str) -> subprocess.Popen[bytes]:
         """Start the server and return it when it is ready; once more where Triton aborts (docs/operations.md)."""
         command, environ = self._command(work, device)
-        self._process = process.spawn(command, environ, self.log_path)
+
+        def start() -> subprocess.Popen[bytes]:
+            self._process = server = process.spawn(command, environ, self.log_path)
+            wait_until_ready(
+                server, self.models, self._admin, self.log_path, self._ready_limit_s, lambda: self.stop_requested
+            )
+            return server
+
         try:
-            self._wait_until_ready(self._process)
+            return start()
         except AbortedStart as error:
             self._say(f"{error}; starting it once more")
-            process.stop(self._process, _KILL_AFTER_S)
+            self._end_process()
             work.remove_regions()
-            self._process = process.spawn(command, environ, self.log_path)
-            self._wait_until_ready(self._process)
-        return self._process
+            return start()
 
     def _command(self, work: WorkFolder, device: str) -> tuple[list[str], dict[str, str]]:
         """Return the server's command line and environment."""
@@ -280,22 +272,6 @@ class Server:
         environ = triton.environment(stub_environment(self._environ, self.config_path, work.path / _PLACES))
         return launch.command(triton), environ
 
-    def _wait_until_ready(self, server: subprocess.Popen[bytes]) -> None:
-        end_s = time.monotonic() + self._ready_limit_s
-        waiting = ["the server", *self.models]
-        while waiting:
-            if self.stop_requested:
-                raise StartError("stopped before the server was ready")
-            if (status := server.poll()) is not None:
-                kind = AbortedStart if status < 0 else StartError
-                raise kind(f"the server did not start: {log.cause(self.log())}")
-            if time.monotonic() > end_s:
-                raise StartError(f"not ready after {self._ready_limit_s:g} s (READY_LIMIT_S): {', '.join(waiting)}")
-            if self._admin.is_ready("" if waiting[0] == "the server" else waiting[0]):
-                waiting.pop(0)
-            else:
-                time.sleep(0.1)
-
     def _abandon(self) -> None:
         """End a server that did not come up; its log stays for a day when it has something to say."""
         self._end()
@@ -313,6 +289,9 @@ class Server:
         if self._watch:
             self._watch.end()
             self._watch = None
+        return self._end_process()
+
+    def _end_process(self) -> bool:
         if self._process is None:
             return False
         process.stop(self._process, min(self._stop_limit_s, _EXIT_LIMIT_S) + _KILL_AFTER_S)

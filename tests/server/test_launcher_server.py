@@ -11,8 +11,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from launcher import process
-from launcher.server import StartError
+from launcher import StartError, process
 from orchestrator.core.errors import ConfigError
 from tests.support.throwaway import find_server, infer, make_deployment, region_of, server_of, status, until, url_in
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from launcher.server import Server, StartError
+from launcher import Server, StartError
 from tests.server.conftest import repository, serving
 from tests.standin.engine_folder import BUILD_MODES, make_engine
 from tests.support.clients import Answer, Stream, ask, generate, metric, until

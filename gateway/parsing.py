@@ -1,0 +1,44 @@
+"""Reads the body of a request into its declared fields; the errors name the field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from gateway.errors import BadRequest, UnknownField, did_you_mean, shown
+from gateway.fields import Fields
+
+Parsed = TypeVar("Parsed", bound=Fields)
+
+
+def parse(model: type[Parsed], body: Mapping[str, Any]) -> Parsed:
+    """Return the fields of a body; raises BadRequest naming the first that is unknown, missing or not allowed."""
+    known = {field.alias or name for name, field in model.model_fields.items()}
+    for name in body:
+        if name not in known:
+            raise UnknownField(f"unknown field {shown(name)}{did_you_mean(name, known)}", name)
+    try:
+        return model.model_validate({name: value for name, value in body.items() if value is not None})
+    except ValidationError as refused:
+        errors = refused.errors(include_url=False, include_context=False)
+    # Of a field that may be several things, the last complaint is about the one that fits best.
+    first = str(errors[0]["loc"][0])
+    error = [error for error in errors if error["loc"][0] == first][-1]
+    path = ".".join(str(part) for part in error["loc"] if not _is_type(part))
+    if error["type"] == "extra_forbidden":
+        raise UnknownField(f"unknown field {path!r}", path)
+    if error["type"] != "missing" and (allowed := _description(model, first)):
+        raise BadRequest(f"{first} must be {allowed}, got {shown(body[first])}", first)
+    got = "" if error["type"] == "missing" else f", got {shown(error['input'])}"
+    raise BadRequest(f"{path}: {error['msg']}{got}", path)
+
+
+def _description(model: type[Fields], name: str) -> str | None:
+    return model.model_fields[name].description if name in model.model_fields else None
+
+
+def _is_type(part: str | int) -> bool:
+    """True for the parts of an error's place that name one of several types."""
+    return isinstance(part, str) and (part in ("str", "int", "float", "bool") or "[" in part or part[:1].isupper())
