@@ -40,31 +40,31 @@ def ended(processes: list[psutil.Process]) -> bool:
 
 
 def test_serves_comes_back_and_leaves_nothing(linked: Path) -> None:
-    process = start(deployment(linked))
-    try:
-        assert process.stdout and "ready in" in process.stdout.readline()
-        address = re.search(r"http://[\d.]+:\d+/v1", process.stdout.readline())
-        assert address
-        first = httpx.post(f"{address[0]}/completions", json=BODY, timeout=60).json()
-        (server,) = [child for child in family(process) if child.name() == "tritonserver"]
-        os.killpg(server.pid, signal.SIGKILL)
-        # The request waits for the server that the gateway starts again.
-        again = httpx.post(f"{address[0]}/completions", json=BODY, timeout=120).json()
-        assert again["choices"] == first["choices"] and len(first["choices"][0]["text"]) > 0
-        left = family(process)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        status = process.wait(60)
+    with start(deployment(linked)) as process:
+        try:
+            assert process.stdout and "ready in" in process.stdout.readline()
+            address = re.search(r"http://[\d.]+:\d+/v1", process.stdout.readline())
+            assert address
+            first = httpx.post(f"{address[0]}/completions", json=BODY, timeout=60).json()
+            (server,) = [child for child in family(process) if child.name() == "tritonserver"]
+            os.killpg(server.pid, signal.SIGKILL)
+            # The request waits for the server that the gateway starts again.
+            again = httpx.post(f"{address[0]}/completions", json=BODY, timeout=120).json()
+            assert again["choices"] == first["choices"] and len(first["choices"][0]["text"]) > 0
+            left = family(process)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            status = process.wait(60)
     assert status == 0
     until(lambda: ended(left), "the end of all processes")
 
 
 def test_ends_while_it_starts(linked: Path) -> None:
-    process = start(deployment(linked))
-    try:
-        until(lambda: [child for child in family(process) if child.name() == "tritonserver"], "a server")
-        left = family(process)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+    with start(deployment(linked)) as process:
+        try:
+            until(lambda: [child for child in family(process) if child.name() == "tritonserver"], "a server")
+            left = family(process)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
     until(lambda: ended(left), "the end of all processes")
