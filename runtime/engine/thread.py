@@ -41,6 +41,7 @@ class EngineThread(Generic[Request]):
         self._report: Callable[[EngineStatus], None] | None = None
         self._reported_s = 0.0
         self._refusal: ServingError | None = None
+        self._refusing = threading.Lock()  # a call is either in the inbox before the last look at it, or refused
         self._on_broken: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -62,9 +63,12 @@ class EngineThread(Generic[Request]):
 
         deadline_s: latest time of the answer, by time.monotonic().
         """
-        self._inbox.put(EngineCall(request, deadline_s, on_answer))
-        if self._refusal:
-            self._refuse_inbox(self._refusal)
+        call = EngineCall(request, deadline_s, on_answer)
+        with self._refusing:
+            if self._refusal is None:
+                self._inbox.put(call)
+                return
+        call.reply(self._refusal)
 
     def release(self, sequence_id: int) -> None:
         """Queue the end of a sequence."""
@@ -120,20 +124,13 @@ class EngineThread(Generic[Request]):
 
     def _refuse_all(self, refusal: ServingError) -> None:
         """Answer the waiting calls and every later one with an error."""
-        self._refusal = refusal
+        with self._refusing:
+            self._refusal = refusal
         for call in self._calls:
             if not call.answered:
                 call.reply(refusal)
-        self._refuse_inbox(refusal)
-
-    def _refuse_inbox(self, refusal: ServingError) -> None:
-        """Answer the queued calls; both threads may do so, as each call is answered by the one that dequeues it."""
-        while True:
-            try:
-                item = self._inbox.get_nowait()
-            except queue.Empty:
-                return
-            if isinstance(item, EngineCall):
+        while not self._inbox.empty():
+            if isinstance(item := self._inbox.get(), EngineCall):
                 item.reply(refusal)
 
     def _receive(self) -> bool:

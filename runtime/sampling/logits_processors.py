@@ -42,8 +42,9 @@ class LogitsProcessors:
         if self.sampling.penalised:
             self._counts.update(context, prefix_len)
             self._penalise(logits, paths)
-        for token, weight in self.sampling.logits_options.bias:
-            logits[:, token] += weight
+        if bias := self.sampling.logits_options.bias:  # each token once
+            tokens, weights = zip(*bias, strict=True)
+            logits[:, list(tokens)] += torch.tensor(weights, dtype=torch.float64, device=logits.device)
         for forbidden in self._masks(logits, ids, paths):
             masked = logits.masked_fill(forbidden, -torch.inf)
             leaves_a_token = masked.isfinite().any(dim=-1, keepdim=True)
