@@ -1,8 +1,9 @@
 # Every target installs what it needs; `make help` lists them.
 PYTHON ?= python3
-# The version of torch to install; TORCH=skip uses the system's own (a GPU image), TORCH_INDEX names an index for it.
+# The version of torch to install; TORCH=skip uses the system's own (a GPU image). The index has its builds without CUDA;
+# TORCH_INDEX= takes PyPI's build, which brings gigabytes of CUDA along.
 TORCH ?= 2.13.0
-TORCH_INDEX ?=
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 CONSTRAINTS ?= constraints.txt
 CONFIG ?= serving.toml
 ARGS ?=
@@ -11,7 +12,8 @@ WORKERS ?= 2
 DOCKER ?= docker
 IMAGES ?= cpu gateway torch trtllm
 BUILD = $(DOCKER) build
-WITH_TORCH = --build-arg TORCH=$(TORCH) $(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX))
+# The Dockerfiles have an index of their own: only one that the user names goes to them.
+WITH_TORCH = --build-arg TORCH=$(TORCH) $(if $(filter-out file,$(origin TORCH_INDEX)),--build-arg TORCH_INDEX=$(TORCH_INDEX))
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -127,12 +129,13 @@ $(VENV)/.profile: $(VENV)/.serve
 	@$(PIP) --editable '.[profile]'
 	@touch $@
 
-# torch first and by its version: a bare `torch` brings gigabytes of CUDA along.
+# torch first. Its version without CUDA, 2.13.0+cpu, is taken before PyPI's 2.13.0; an index that is out of reach is
+# soon given up.
 $(VENV)/.torch:
 	@$(PYTHON) tools/check_host.py
 	@test -x $(PY) || { echo "setup: making $(VENV)"; $(PYTHON) -m venv $(if $(filter skip,$(TORCH)),--system-site-packages) $(VENV); }
 	@$(PY) -c '$(TORCH_FITS)' 2>/dev/null || { \
 		test $(TORCH) != skip || { echo "setup: TORCH=skip, but no torch 2.11-2.13 is installed" >&2; exit 2; }; \
 		echo "setup: installing torch $(TORCH)"; \
-		$(PIP) torch==$(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)); }
+		$(PIP) torch==$(TORCH) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX) --timeout 30 --retries 1); }
 	@touch $@

@@ -14,6 +14,8 @@ _CAUSES = (
     re.compile(r"^error: (?:creating server: )?(?P<why>.*)", re.MULTILINE),
     re.compile(r"^E\d{4} \S+ +\d+ \S+\] (?P<why>.*)", re.MULTILINE),
 )
+#: The length at which a followed log is emptied: what it said has been passed on.
+MAX_LOG_BYTES = 8 << 20
 _NOISE = "CudaDriverHelper has not been initialized"
 _WRAPPERS = re.compile(r"^(\w+\.)*(TritonModelException|ServingError|ConfigError|EngineError): ")
 
@@ -38,15 +40,18 @@ def _one_line(why: str) -> str:
 
 
 class Follower:
-    """Reads the lines that are added to a file."""
+    """Reads the lines that are added to a file, and empties it when it has become long: its writers append."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, path.stat().st_size
 
     def new_text(self) -> str:
         """Return the complete lines added since the last call."""
-        with self._path.open("rb") as file:
+        with self._path.open("r+b") as file:
             file.seek(self._offset)
-            added, newline, _ = file.read().rpartition(b"\n")
-        self._offset += len(added) + len(newline)
+            added, newline, rest = file.read().rpartition(b"\n")
+            self._offset += len(added) + len(newline)
+            if self._offset > MAX_LOG_BYTES and not rest:
+                file.truncate(0)
+                self._offset = 0
         return added.decode(errors="replace") + newline.decode()

@@ -122,7 +122,7 @@ class Server:
         try:
             write_repository(self._work.path / _ALIASES, self.repository, aliases)
             self._health = HealthServer(self.host, self.ports.health, self, self.drain)
-            server = self._run(self._work, config.device)
+            server = self._run(self._work, config.device, began)
         except BaseException:
             self._abandon()
             raise
@@ -232,15 +232,14 @@ class Server:
         aliases = work.path / _ALIASES
         return (self.repository, aliases) if aliases.exists() else (self.repository,)
 
-    def _run(self, work: WorkFolder, device: str) -> subprocess.Popen[bytes]:
+    def _run(self, work: WorkFolder, device: str, began_s: float) -> subprocess.Popen[bytes]:
         """Start the server and return it when it is ready; once more where Triton aborts (docs/operations.md)."""
         command, environ = self._command(work, device)
 
         def start() -> subprocess.Popen[bytes]:
             self._process = server = process.spawn(command, environ, self.log_path)
-            wait_until_ready(
-                server, self.models, self._admin, self.log_path, self._ready_limit_s, lambda: self.stop_requested
-            )
+            limit_s, is_stopped = self._ready_limit_s, lambda: self.stop_requested
+            wait_until_ready(server, self.models, self._admin, self.log_path, began_s, limit_s, is_stopped)
             return server
 
         try:

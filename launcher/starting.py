@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ class StartError(ServingError):
 
 
 class AbortedStart(StartError):
-    """A signal ended the server while it loaded its models."""
+    """Triton aborted while it loaded its models."""
 
 
 def wait_until_ready(
@@ -27,17 +28,21 @@ def wait_until_ready(
     models: Sequence[str],
     admin: Admin,
     log_path: Path,
+    began_s: float,
     limit_s: float,
     is_stopped: Callable[[], bool],
 ) -> None:
-    """Return when a server and its models are ready; raises StartError when that fails, or is no longer wanted."""
-    end_s = time.monotonic() + limit_s
+    """Return when a server and its models are ready; raises StartError when that fails, or is no longer wanted.
+
+    limit_s: how long it may take from `began_s` on, of time.monotonic().
+    """
+    end_s = began_s + limit_s
     waiting = ["the server", *models]
     while waiting:
         if is_stopped():
             raise StartError("stopped before the server was ready")
         if (status := server.poll()) is not None:
-            kind = AbortedStart if status < 0 else StartError
+            kind = AbortedStart if status == -signal.SIGABRT else StartError
             raise kind(f"the server did not start: {log.cause(log_path.read_text(errors='replace'))}")
         if time.monotonic() > end_s:
             raise StartError(f"not ready after {limit_s:g} s (READY_LIMIT_S): {', '.join(waiting)}")

@@ -26,6 +26,12 @@ class Checkpoint:
     num_parameters: int = 0
     tokenizer_file: str = ""
 
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a text; other threads run meanwhile, because a batch is encoded without Python's lock."""
+        (encoding,) = self.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        return ids
+
 
 class _Sizes(ConfigKeys):
     """Keys of config.json that every checkpoint must have."""

@@ -164,7 +164,7 @@ class RequestBuilder:
         if ids:
             check_ids("input_ids", ids, self.checkpoint.vocab_size)
             return self.checkpoint.tokenizer.decode(ids), ids
-        ids = self.checkpoint.tokenizer.encode(text).ids
+        ids = self.checkpoint.encode(text)
         if not text or not ids:
             raise RequestError("the prompt is empty; text_input or input_ids must hold at least one token")
         check_ids("text_input", ids, self.checkpoint.vocab_size)  # a tokenizer may know more than the model
@@ -186,7 +186,7 @@ class RequestBuilder:
             raise RequestError("draft_text and draft_input_ids exclude each other; send one of them")
         name = "draft_text" if text else "draft_input_ids"
         if text:
-            ids = tuple(self.checkpoint.tokenizer.encode(text, add_special_tokens=False).ids)
+            ids = tuple(self.checkpoint.encode(text, add_special_tokens=False))
         if len(ids) > self.checkpoint.max_positions:
             raise RequestError(
                 f"{name} has {len(ids)} tokens, at most {self.checkpoint.max_positions} allowed (context of the target)"

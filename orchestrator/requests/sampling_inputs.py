@@ -102,8 +102,7 @@ def _bad_words(words: Sequence[str], checkpoint: Checkpoint) -> tuple[tuple[int,
 
 def _encoded(checkpoint: Checkpoint, text: str) -> list[int]:
     """Return the tokens of a text that stands in the middle of another."""
-    ids: list[int] = checkpoint.tokenizer.encode(text, add_special_tokens=False).ids
-    return ids
+    return checkpoint.encode(text, add_special_tokens=False)
 
 
 def _grammar(inputs: RequestInputs, end_ids: Collection[int]) -> Grammar | None:

@@ -55,6 +55,22 @@ def test_log_follower_hands_out_complete_new_lines_once(tmp_path):
     assert follower.new_text() == ""
 
 
+def test_log_follower_empties_a_long_file_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(log, "MAX_LOG_BYTES", 10)
+    path = tmp_path / "log"
+    path.touch()
+    follower = log.Follower(path)
+    with path.open("ab", buffering=0) as file:
+        file.write(b"a long line\nand")
+        assert follower.new_text() == "a long line\n"
+        assert path.stat().st_size > 10  # the line that is not complete is not thrown away
+        file.write(b" another\n")
+        assert follower.new_text() == "and another\n"
+        assert path.stat().st_size == 0
+        file.write(b"the next\n")
+        assert follower.new_text() == "the next\n"
+
+
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
     monkeypatch.setattr(workfolder.tempfile, "gettempdir", lambda: str(tmp_path))
