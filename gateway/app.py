@@ -214,7 +214,7 @@ async def _body(request: Request, gateway: Gateway) -> dict[str, Any]:
         if len(raw) > limit:
             raise TooLarge(f"the body must be at most {limit} bytes (max_body_bytes)")
     try:
-        body = json.loads(bytes(raw))
+        body = json.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):

@@ -6,7 +6,7 @@ import json
 import secrets
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from gateway.errors import BadRequest, shown
 
@@ -34,13 +34,24 @@ FIELD_OF_INPUT = {
     "timeout_ms": "timeout_ms",
 }
 
-Tokens = list[int]
+MAX_INT32 = 2**31 - 1
+#: As wide as the server's inputs; which of these numbers a field may have, the server says.
+Int = Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)]
+Tokens = list[Annotated[int, Field(ge=0, le=MAX_INT32)]]
+_TOKENS = TypeAdapter(Tokens)
 
 
 class Fields(BaseModel):
     """A JSON object; every value has its declared type, and null means that the field is absent."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class StreamOptions(Fields):
@@ -51,10 +62,11 @@ class StreamOptions(Fields):
 
 
 class TextPart(Fields):
-    """A part of a text."""
+    """A part of a text. cache_control: accepted, prefixes are cached anyway."""
 
     type: Literal["text"]
     text: str
+    cache_control: Any = None
 
 
 class Prediction(Fields):
@@ -87,8 +99,8 @@ class GenerationFields(Fields):
     model: str = ""
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    n: int = Field(1, ge=1)
-    max_tokens: int | None = None
+    n: int = Field(1, ge=1, le=MAX_INT32)
+    max_tokens: Int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
     presence_penalty: float = 0.0
@@ -99,22 +111,22 @@ class GenerationFields(Fields):
     response_format: ResponseFormat = ResponseFormat(type="text")
     prediction: Prediction | None = None
     # beyond OpenAI's, under the names of vLLM where it has them
-    top_k: int | None = None
+    top_k: Int | None = None
     min_p: float | None = None
     typical_p: float | None = None
     repetition_penalty: float | None = None
-    min_tokens: int | None = None
+    min_tokens: Int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Tokens | None = None
     bad_words: list[str] | None = None
     allowed_token_ids: Tokens | None = None
     cache_salt: str | None = None
-    timeout_ms: int | None = Field(None, ge=1)
+    timeout_ms: int | None = Field(None, ge=1, le=MAX_INT32)
     return_token_ids: bool = False
     # ours
     speculation: str | None = None
     speculation_config: dict[str, Any] | str | None = None
-    num_draft_tokens: int | None = None
+    num_draft_tokens: Int | None = None
     rule: str | None = None
     typical_epsilon: float | None = None
     typical_delta: float | None = None
@@ -127,6 +139,10 @@ class GenerationFields(Fields):
     safety_identifier: Any = None
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
+    reasoning_effort: Any = None
+    # sent with their defaults, which are how the server works
+    skip_special_tokens: Literal[True] = True
+    include_stop_str_in_output: Literal[False] = False
 
     @property
     def num_top(self) -> int | None:
@@ -165,10 +181,10 @@ class GenerationFields(Fields):
         if not self.logit_bias:
             return {}
         try:
-            ids = [int(token) for token in self.logit_bias]
-        except ValueError:
+            ids = _TOKENS.validate_python(list(self.logit_bias))
+        except ValidationError:
             raise BadRequest(
-                f"logit_bias must have token ids as keys, got {shown(self.logit_bias)}", "logit_bias"
+                f"logit_bias must have token ids (0..{MAX_INT32}) as keys, got {shown(self.logit_bias)}", "logit_bias"
             ) from None
         return {"logit_bias_ids": ids, "logit_bias_weights": list(self.logit_bias.values())}
 
@@ -203,7 +219,7 @@ class CompletionFields(GenerationFields):
     )
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
-    best_of: int | None = None
+    best_of: Int | None = None
     suffix: str | None = None
 
     @property
@@ -243,7 +259,7 @@ class ChatFields(GenerationFields):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Int | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
     tools: Annotated[list[Any], Field(max_length=0)] = []

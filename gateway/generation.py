@@ -101,20 +101,20 @@ class Generation:
         attempts = Attempts()
         while True:
             replica = await self._next_replica(attempts)
-            num_before = len(self.ids)
+            num_before, began_s = len(self.ids), time.monotonic()
             try:
                 with replica.running():
                     async with contextlib.aclosing(self._from(replica)) as deltas:
                         async for delta in deltas:
                             yield delta
                             if delta.finish_reason:
-                                self.replicas.report(replica, None)
+                                self.replicas.report(replica, None, began_s)
                                 return
                 raise Lost("the stream ended before the text")
             except Refused as error:
                 raise Refusal(str(error)) from None
             except ReplicaError as error:
-                self.replicas.report(replica, error)
+                self.replicas.report(replica, error, began_s)
                 self.metrics.failovers.labels(reason=error.reason).inc()
                 attempts = (attempts if len(self.ids) == num_before else Attempts()).with_failure(replica, error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -16,11 +17,12 @@ Parsed = TypeVar("Parsed", bound=Fields)
 def parse(model: type[Parsed], body: Mapping[str, Any]) -> Parsed:
     """Return the fields of a body; raises BadRequest naming the first that is unknown, missing or not allowed."""
     known = {field.alias or name for name, field in model.model_fields.items()}
-    for name in body:
+    for name, value in body.items():
         if name not in known:
-            raise UnknownField(f"unknown field {shown(name)}{did_you_mean(name, known)}", name)
+            raise UnknownField(f"unknown field {shown(name)}{did_you_mean(name, known)}", _printable(name))
+        _check_characters(name, value)
     try:
-        return model.model_validate({name: value for name, value in body.items() if value is not None})
+        return model.model_validate(body)
     except ValidationError as refused:
         errors = refused.errors(include_url=False, include_context=False)
     # Of a field that may be several things, the last complaint is about the one that fits best.
@@ -33,6 +35,21 @@ def parse(model: type[Parsed], body: Mapping[str, Any]) -> Parsed:
         raise BadRequest(f"{first} must be {allowed}, got {shown(body[first])}", first)
     got = "" if error["type"] == "missing" else f", got {shown(error['input'])}"
     raise BadRequest(f"{path}: {error['msg']}{got}", path)
+
+
+def _check_characters(name: str, value: Any) -> None:
+    """Raise BadRequest for a text with half of a surrogate pair: JSON can write one, UTF-8 and tokenizers cannot."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise BadRequest(f"{name} has half of a surrogate pair, {half!r}, which is no character", name) from None
+    except RecursionError:
+        raise BadRequest(f"{name} is nested too deeply", name) from None
+
+
+def _printable(name: str) -> str:
+    return name.encode(errors="replace").decode()
 
 
 def _description(model: type[Fields], name: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -15,7 +16,8 @@ from gateway.settings import Settings, SettingsError
 from gateway.triton import Full, Lost, ReplicaError, Silent, TritonClient
 
 DNS = "dns://"
-MAX_BACK_OFF_S = 30.0
+#: Longer than this a replica is never left alone: a text that only it can continue waits for it.
+MAX_BACK_OFF_S = 10.0
 #: A replica that is full is left alone this long.
 FULL_PAUSE_S = 0.5
 POLL_S = 0.05
@@ -27,7 +29,7 @@ log = logging.getLogger(__name__)
 class Replica:
     """One Triton server. num_running: requests that the gateway has on it. is_ready: as of the last health check.
 
-    num_failures: failures in a row; each doubles the time for which the replica is ejected.
+    num_failures: outages in a row; each doubles the time for which the replica is ejected. ejected_s: when it last was.
     """
 
     address: str
@@ -36,6 +38,7 @@ class Replica:
     is_ready: bool = False
     num_failures: int = 0
     resting_until_s: float = 0.0
+    ejected_s: float = -math.inf
 
     @property
     def is_usable(self) -> bool:
@@ -51,21 +54,26 @@ class Replica:
         finally:
             self.num_running -= 1
 
-    def eject(self) -> None:
-        """Leave it alone for 0.5 s, twice as long after each further failure, until a health check says it is ready."""
-        pause_s = min(0.5 * 2**self.num_failures, MAX_BACK_OFF_S)
+    def eject(self, began_s: float) -> None:
+        """Leave it alone for 0.5 s, twice as long after each further outage, and until a health check says it is ready.
+
+        began_s: when the request began that failed. All streams of a replica report its end; those that began before
+        it was ejected report the same outage.
+        """
+        if began_s < self.ejected_s:
+            return
+        self.ejected_s = time.monotonic()
+        pause_s = min(0.5 * 2 ** min(self.num_failures, 10), MAX_BACK_OFF_S)
+        self.resting_until_s = self.ejected_s + pause_s
         self.num_failures += 1
         self.is_ready = False
-        self.resting_until_s = time.monotonic() + pause_s
 
     def rest(self) -> None:
         """Leave a replica alone that is well but full."""
         self.resting_until_s = max(self.resting_until_s, time.monotonic() + FULL_PAUSE_S)
 
     async def check(self) -> None:
-        """Ask whether it is ready; a replica that rests after a failure is asked when its time is over."""
-        if time.monotonic() < self.resting_until_s and self.num_failures:
-            return
+        """Ask whether it is ready, also while it rests."""
         was_ready, self.is_ready = self.is_ready, await self.client.is_ready()
         if was_ready != self.is_ready:
             log.info("replica %s is %s", self.address, "ready" if self.is_ready else "not ready")
@@ -88,6 +96,12 @@ class Replicas:
                 raise SettingsError(
                     f"replicas must be {allowed}, got {self.settings.replicas!r} (--replicas or GATEWAY_REPLICAS)"
                 )
+            try:
+                host.encode("idna")
+            except UnicodeError as error:
+                raise SettingsError(
+                    f"replicas: {host!r} is no name: {error} (--replicas or GATEWAY_REPLICAS)"
+                ) from None
 
     @property
     def _is_dns(self) -> bool:
@@ -102,10 +116,13 @@ class Replicas:
         """Look up and check the replicas for ever."""
         resolved_s = -self.settings.resolve_interval_s
         while True:
-            if not self.all or (self._is_dns and time.monotonic() - resolved_s >= self.settings.resolve_interval_s):
-                await self._update(await self._resolve())
-                resolved_s = time.monotonic()
-            await asyncio.gather(*(replica.check() for replica in list(self.all.values())))
+            try:
+                if not self.all or (self._is_dns and time.monotonic() - resolved_s >= self.settings.resolve_interval_s):
+                    resolved_s = time.monotonic()
+                    await self._update(await self._resolve())
+                await asyncio.gather(*(replica.check() for replica in list(self.all.values())))
+            except Exception:  # whatever it is, the next round must come
+                log.exception("cannot look up or check the replicas")
             pause_s = self.settings.health_interval_s
             if not all(replica.is_ready for replica in self.all.values()) or not self.all:
                 pause_s = min(pause_s, 0.25)
@@ -131,8 +148,8 @@ class Replicas:
                 return None
             await asyncio.sleep(POLL_S)
 
-    def report(self, replica: Replica, error: ReplicaError | None) -> None:
-        """Note how a request ended on a replica; one that only failed on this request serves others meanwhile."""
+    def report(self, replica: Replica, error: ReplicaError | None, began_s: float) -> None:
+        """Note how a request that began then ended on a replica; one that only failed on this request serves others."""
         if error is None:
             replica.num_failures = 0
             return
@@ -140,7 +157,7 @@ class Replicas:
         if isinstance(error, Full):
             replica.rest()
         elif isinstance(error, Lost | Silent):
-            replica.eject()
+            replica.eject(began_s)
 
     async def _update(self, addresses: Collection[str]) -> None:
         for address in set(self.all) - set(addresses):
@@ -160,7 +177,7 @@ class Replicas:
         host, _, port = self.settings.replicas.removeprefix(DNS).rpartition(":")
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             log.warning("cannot resolve %s: %s", host, error)
             return list(self.all)
         return sorted({_numeric(info[4][0], port) for info in found})

@@ -77,8 +77,14 @@ class Lost(ReplicaError):
     reason = "lost"
 
 
+class Late(ReplicaError):
+    """The first response did not come in time: the replica may be well, with a long queue or a long prompt."""
+
+    reason = "late"
+
+
 class Silent(ReplicaError):
-    """The replica did not answer in time; Triton never closes the streams of a killed process."""
+    """The responses stopped; Triton never closes the streams of a killed process."""
 
     reason = "silent"
 
@@ -107,27 +113,36 @@ class TritonClient:
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Send one request; yield the outputs of each response. Leaving the iterator cancels the request.
 
-        Raises ReplicaError; Silent where the first response, or a later one, takes longer than its limit.
+        Raises ReplicaError; Late where sending the request or its first response takes longer than its limit, Silent
+        where a later response does.
         """
-        call = self._stub.ModelStreamInfer(metadata=_METADATA)
-        limit_s = first_limit_s
+        # Every wait below has its own limit; the call's ends a stream that goes on behind the request's deadline.
+        call = self._stub.ModelStreamInfer(
+            metadata=_METADATA, timeout=inputs["timeout_ms"] / 1000 + first_limit_s + silence_limit_s
+        )
+        limit_s, too_long = first_limit_s, Late
         try:
-            await call.write(to_request(inputs))
-            await call.done_writing()
+            await asyncio.wait_for(_send(call, to_request(inputs)), limit_s)
             while (message := await asyncio.wait_for(call.read(), limit_s)) is not grpc.aio.EOF:
                 if message.error_message:
                     raise _error(grpc.StatusCode.UNKNOWN, message.error_message)
                 if message.infer_response.outputs:
-                    limit_s = silence_limit_s
+                    limit_s, too_long = silence_limit_s, Silent
                     yield to_outputs(message.infer_response)
         except TimeoutError:
-            raise Silent(f"no response for {limit_s:g} s") from None
+            raise too_long(f"no response for {limit_s:g} s") from None
         except grpc.aio.AioRpcError as error:
             raise _error(error.code(), error.details() or "") from None
         except asyncio.InvalidStateError:  # written to a call that has failed: reading it tells the reason
             raise Lost("the connection broke") from None
         finally:
             call.cancel()
+
+
+async def _send(call: Any, request: service_pb2.ModelInferRequest) -> None:
+    """Send a request; that takes for ever where the other side has vanished and the request is longer than a window."""
+    await call.write(request)
+    await call.done_writing()
 
 
 def _error(code: grpc.StatusCode, message: str) -> ReplicaError:

@@ -181,54 +181,5 @@ def test_leaving_a_stream_cancels_it() -> None:
     run(test, num_replicas=1, silence_limit_s=20)
 
 
-def test_a_bad_replica_is_left_alone_longer_each_time() -> None:
-    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
-        (replica,) = replicas.all.values()
-        pauses = []
-        for _ in range(3):
-            replica.eject()
-            pauses.append(replica.resting_until_s - time.monotonic())
-        assert pauses == pytest.approx([0.5, 1, 2], abs=0.1) and not replica.is_usable
-        replicas.report(replica, None)
-        assert replica.num_failures == 0
-
-    run(test, num_replicas=1)
-
-
-def test_an_address_that_leaves_is_no_longer_used() -> None:
-    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
-        await replicas._update([made[1].address])
-        assert list(replicas.all) == [made[1].address]
-        assert await text(generation(replicas)) == text_of(SEED, LENGTH)
-        assert not made[0].requests
-
-    run(test)
-
-
-def test_a_name_is_resolved_again_and_its_addresses_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(made: list[StandInReplica], _: Replicas) -> None:
-        host, port = made[0].address.split(":")
-        found = [(None, None, None, "", (host, int(port)))]
-
-        async def getaddrinfo(name: str, number: int, **options):
-            if not found:
-                raise OSError("no such name")
-            assert (name, number) == ("replicas.example", int(port))
-            return found
-
-        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
-        replicas = Replicas(Settings(replicas=f"dns://replicas.example:{port}"))
-        await replicas._update(await replicas._resolve())
-        assert list(replicas.all) == [made[0].address]
-        found[:] = [(None, None, None, "", ("10.0.0.9", int(port))), (None, None, None, "", ("::1", int(port), 0, 0))]
-        await replicas._update(await replicas._resolve())
-        assert sorted(replicas.all) == [f"10.0.0.9:{port}", f"[::1]:{port}"]
-        found.clear()  # a name server that fails changes nothing
-        assert sorted(await replicas._resolve()) == sorted(replicas.all)
-        await replicas.close()
-
-    run(test, num_replicas=1)
-
-
 def test_errors_are_of_the_api() -> None:
     assert all(issubclass(kind, ApiError) for kind in (Busy, Failed, Refusal, Unavailable))

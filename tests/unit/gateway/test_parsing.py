@@ -1,0 +1,78 @@
+"""Bodies: every value that no server could take is refused with its field, and null means that a field is absent."""
+
+from typing import Any
+
+import pytest
+
+from gateway.errors import BadRequest
+from gateway.fields import ChatFields, CompletionFields
+from gateway.parsing import parse
+from gateway.triton import to_request
+
+pytestmark = pytest.mark.unit
+
+TOO_WIDE = 2**31
+HALF = "\ud800"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"max_tokens": 3_000_000_000}, "max_tokens"),
+        ({"min_tokens": -TOO_WIDE - 1}, "min_tokens"),
+        ({"top_k": 10**12}, "top_k"),
+        ({"num_draft_tokens": TOO_WIDE}, "num_draft_tokens"),
+        ({"timeout_ms": 10**400}, "timeout_ms"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"n": 10**400}, "n"),
+        ({"stop_token_ids": [TOO_WIDE]}, "stop_token_ids.0"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids.0"),
+        ({"logit_bias": {str(TOO_WIDE): 1}}, "logit_bias"),
+        ({"prompt": [TOO_WIDE]}, "prompt"),
+        ({"prompt": [[1], [1, TOO_WIDE]]}, "prompt"),
+        ({"prompt": HALF}, "prompt"),
+        ({"stop": ["a", HALF]}, "stop"),
+        ({"speculation_config": {HALF: 1}}, "speculation_config"),
+        ({"cache_salt": HALF}, "cache_salt"),
+        ({HALF: 1}, "?"),
+        ({"skip_special_tokens": False}, "skip_special_tokens"),
+        ({"include_stop_str_in_output": True}, "include_stop_str_in_output"),
+    ],
+)
+def test_what_no_server_could_take_is_refused_with_its_field(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        parse(CompletionFields, {"prompt": "a", **body}).inputs()
+    assert refused.value.param == param
+    str(refused.value).encode()  # the response can be written
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"max_tokens": TOO_WIDE - 1, "top_k": -1, "temperature": 1e300, "seed": -5},
+        {"stop_token_ids": [TOO_WIDE - 1], "logit_bias": {"7": 1e300}},
+        {"prompt": [TOO_WIDE - 1]},
+        {"skip_special_tokens": True, "include_stop_str_in_output": False},
+    ],
+)
+def test_what_a_server_may_judge_reaches_it(body: dict[str, Any]) -> None:
+    assert to_request(parse(CompletionFields, {"prompt": "a", **body}).inputs()).inputs
+
+
+def test_null_is_absence_at_every_depth_but_within_a_schema() -> None:
+    schema = {"enum": [None, 1], "default": None}
+    form = {"type": "json_schema", "regex": None, "json_schema": {"name": "x", "strict": None, "schema": schema}}
+    options = {"include_usage": None}
+    found = parse(CompletionFields, {"prompt": "a", "n": None, "stream_options": options, "response_format": form})
+
+    assert (found.n, found.stream_options.include_usage) == (1, False)
+    assert found.response_format.json_schema and found.response_format.json_schema.schema_ == schema
+
+
+def test_habits_of_chat_clients_are_accepted() -> None:
+    part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
+    message = {"role": "user", "content": [part], "tool_calls": None}
+    for tools in (None, []):
+        body = {"messages": [message], "tools": tools, "tool_choice": "none", "reasoning_effort": "low"}
+        found = parse(ChatFields, body)
+        assert found.messages[0].for_template() == {"role": "user", "content": "hi"}
