@@ -120,7 +120,8 @@ class TritonClient:
         call = self._stub.ModelStreamInfer(
             metadata=_METADATA, timeout=inputs["timeout_ms"] / 1000 + first_limit_s + silence_limit_s
         )
-        limit_s, too_long = first_limit_s, Late
+        limit_s = first_limit_s
+        too_long: type[ReplicaError] = Late
         try:
             await asyncio.wait_for(_send(call, to_request(inputs)), limit_s)
             while (message := await asyncio.wait_for(call.read(), limit_s)) is not grpc.aio.EOF:
