@@ -22,9 +22,9 @@ _SERIES = re.compile(r'^spec_(\w+)\{model="(\w+)"(?:,state="(\w+)")?\} (\S+)$', 
 
 
 @contextlib.contextmanager
-def serving(dtype: str) -> Iterator[Server]:
-    """Run the shipped deployment in `dtype`."""
-    with Server(CONFIG, env=ENVIRONMENT | {"SERVING_DTYPE": dtype}) as server:
+def serving(dtype: str, **environ: str) -> Iterator[Server]:
+    """Run the shipped deployment in `dtype`; environ: more environment variables."""
+    with Server(CONFIG, env=ENVIRONMENT | {"SERVING_DTYPE": dtype} | environ) as server:
         yield server
 
 

@@ -54,12 +54,12 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def served(models: Collection[str]) -> list[str]:
-    """Return the settings that a server with these Triton models supports."""
+def served(drafters: Collection[str]) -> list[str]:
+    """Return the settings that a server with these drafters supports."""
     return [
         name
         for name, (method, _) in SETTINGS.items()
-        if all((METHODS[part].drafter or "target") in models for part in names_in(method))
+        if {METHODS[part].drafter for part in names_in(method)} <= {"", *drafters}
     ]
 
 

@@ -31,7 +31,7 @@ METHODS = (
     "none", "prompt_lookup", "suffix", "ngram", "lookahead", "jacobi", "draft_model",
     "medusa", "eagle", "eagle2", "eagle3", "redrafter", "prompt_lookup+eagle2",
 )  # fmt: skip
-#: The Triton models of methods with a drafter; the others draft in process.
+#: The drafters of the methods that need one.
 DRAFTERS = {
     "draft_model": "draft", "medusa": "medusa", "eagle": "eagle", "eagle2": "eagle", "eagle3": "eagle3",
     "redrafter": "redrafter",
@@ -73,13 +73,15 @@ def serving(config: Path, dtype: str) -> Iterator[tuple[Any, list[str]]]:
         launcher.Server(config, env={"SERVING_DTYPE": dtype}) as server,
         grpcclient.InferenceServerClient(server.grpc_url) as client,
     ):
-        print(f"ready after {server.started_in_s:.1f} s on {server.grpc_url}: {', '.join(server.models)}")
-        yield client, methods_of(server.models)
+        print(
+            f"ready after {server.started_in_s:.1f} s on {server.grpc_url}: {', '.join(['target', *server.drafters])}"
+        )
+        yield client, methods_of(server.drafters)
 
 
-def methods_of(models: Sequence[str]) -> list[str]:
-    """Return the methods that a server with these Triton models has."""
-    return [method for method in METHODS if all(DRAFTERS.get(name, "target") in models for name in method.split("+"))]
+def methods_of(drafters: Sequence[str]) -> list[str]:
+    """Return the methods that a server with these drafters has."""
+    return [method for method in METHODS if {DRAFTERS.get(name, "") for name in method.split("+")} <= {"", *drafters}]
 
 
 Texts = dict[tuple[str, str], Generation]

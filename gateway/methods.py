@@ -1,12 +1,16 @@
-"""The methods that the playground offers: those in the public model itself, and those with a loaded drafter."""
+"""The methods that the playground offers: those that need no drafter, and those whose drafter a replica has."""
 
 from __future__ import annotations
 
 import asyncio
 
 from gateway.replicas import Replicas
+from gateway.triton import ReplicaError, TritonClient
 
-#: Methods (docs/protocol.md), each with the Triton model that it needs; unions as examples of what may be joined.
+#: Longest wait for the one token that shows whether a method is served.
+LIMIT_S = 5.0
+
+#: Methods (docs/protocol.md), each with the drafter that it needs; unions as examples of what may be joined.
 METHODS = {
     "none": "",
     "prompt_lookup": "",
@@ -28,11 +32,23 @@ METHODS = {
 
 
 async def served_methods(replicas: Replicas) -> list[str]:
-    """Return the methods whose drafter a replica has loaded; the others are refused by name if they are requested."""
+    """Return the methods that a replica serves; it refuses those whose drafter it has not loaded."""
+    methods = {drafter: method for method, drafter in METHODS.items()}
     replica = next((replica for replica in replicas.all.values() if replica.is_ready), None)
-    if replica is None:
-        return [method for method, model in METHODS.items() if not model]
-    drafters = sorted(set(METHODS.values()) - {""})
-    loaded = await asyncio.gather(*(replica.client.is_ready(model) for model in drafters))
-    ready = {model for model, is_ready in zip(drafters, loaded, strict=True) if is_ready} | {""}
-    return [method for method, model in METHODS.items() if model in ready]
+    served = {""}
+    if replica:
+        drafters = sorted(set(methods) - {""})
+        answers = await asyncio.gather(*(_is_served(replica.client, methods[drafter]) for drafter in drafters))
+        served |= {drafter for drafter, is_served in zip(drafters, answers, strict=True) if is_served}
+    return [method for method, drafter in METHODS.items() if drafter in served]
+
+
+async def _is_served(client: TritonClient, method: str) -> bool:
+    """Return whether a replica generates a token under a method."""
+    inputs = {"text_input": "a", "max_tokens": 1, "speculation": method}
+    try:
+        async for _ in client.stream(inputs, LIMIT_S, LIMIT_S):
+            pass
+    except ReplicaError:
+        return False
+    return True

@@ -20,6 +20,9 @@ def models_to_load(config: ServingConfig, repository: Path) -> list[str]:
     named = [key for key in CHECKPOINTS if getattr(config, key)]
     for key in named:
         _check_checkpoint(key, getattr(config, key))
+    if config.has_runs:
+        named = ["target"]  # whose process holds the drafters
+    for key in named:
         _check_model(key, repository, f"key {key}")
     if config.engine == "tensorrtllm_backend":
         backend = [BACKEND_MODELS[key] for key in named if key in BACKEND_MODELS]

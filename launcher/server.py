@@ -76,6 +76,7 @@ class Server:
         self.ports = ports or free_ports()
         self.host = host
         self.models: list[str] = []
+        self.drafters: tuple[str, ...] = ()
         self.started_in_s = 0.0
         self.stop_requested = self._stop_at_once = False
         self._environ = {**os.environ, **(env or {})}
@@ -115,7 +116,7 @@ class Server:
         if self._log_level not in LOG_LEVELS:
             raise ConfigError(unknown_name("log level", self._log_level, LOG_LEVELS, "LOG_LEVEL"))
         config = load_config(self.config_path, self._environ)
-        self.models = models_to_load(config, self.repository)
+        self.models, self.drafters = models_to_load(config, self.repository), config.drafters
         self.models += (aliases := names_of(config.aliases, self.models))
         self.ports.check_free(self.host)
         self._work = WorkFolder()
@@ -222,7 +223,8 @@ class Server:
     def ready_line(self) -> str:
         """Return the one line that says where the server is and what computes its models."""
         kernels = read_kernels(self.metrics_url)
-        models = [f"{model} ({kernels[model]})" if model in kernels else model for model in self.models]
+        names = dict.fromkeys((*self.models, *self.drafters))
+        models = [f"{name} ({kernels[name]})" if name in kernels else name for name in names]
         return (
             f"ready in {self.started_in_s:.1f} s: {self.http_url}, gRPC {self.grpc_url}, metrics {self.metrics_url}, "
             f"health {self.health_url}; models {', '.join(models)}"

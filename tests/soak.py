@@ -64,7 +64,7 @@ def _held(server: Server) -> dict[str, float]:
 def fill(server: Server, prompts: Sequence[Prompt]) -> None:
     """Fill the KV pools until every engine has had to evict: from then on all their memory is in use."""
     crowd, most, full = ClientPool(server.grpc_url, NUM_AT_ONCE), Counter[str](), set[str]()
-    method = "+".join(method for method in CACHING if METHODS[method].drafter in server.models)
+    method = "+".join(method for method in CACHING if METHODS[method].drafter in server.drafters)
     for turn in range(1000):
         prefill = functools.partial(_prefill, turn, method)
         crowd.map(prefill, [prompts[(turn + i) % len(prompts)] for i in range(16)])

@@ -55,6 +55,10 @@ class Drafting:
     options: StepOptions = field(default_factory=StepOptions)
     draft_s: float = 0.0
 
+    def begin(self) -> None:
+        """Begin the next proposal, so that it can be made together with those of other sequences."""
+        self.proposer.begin(self.context, self.sampling, self.limits.budget(self.context))
+
     def propose(self) -> tuple[Proposal, StepOptions]:
         """Return the tree of the next step, within the budget, and what is needed from that step."""
         began_s, budget = time.perf_counter(), self.limits.budget(self.context)

@@ -84,6 +84,10 @@ class Proposer(Protocol):
         """What it needs from the step that verifies its last proposal."""
         return StepOptions()
 
+    def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
+        """Begin what takes long, before `propose` is called with the same arguments: others may begin meanwhile."""
+        return
+
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return a tree below the context's root, within the budget; a bare root is legal."""
 

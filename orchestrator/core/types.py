@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import NamedTuple, Protocol
@@ -166,6 +167,8 @@ class HeadInput:
     features: (r, width) float32, r at most MAX_FEATURE_ROWS: hidden states of the positions from features_start on.
     choices: the shape of a static tree; its tokens are ranks, 0 = the most probable child.
     width: nodes that each level of a dynamic tree expands, or beams.
+    min_prob: how likely a path must seem to the drafter: a head's tree has no less likely node, and a draft model's
+    chain ends behind one.
     Without choices and width, the head uses its own static tree.
     """
 
@@ -173,6 +176,12 @@ class HeadInput:
     features_start: int = 0
     choices: TokenTree = field(default_factory=TokenTree.bare)
     width: int = 0
+    min_prob: float = 0.0
+
+    @property
+    def min_score(self) -> float:
+        """Return log(min_prob)."""
+        return math.log(self.min_prob) if self.min_prob > 0.0 else -math.inf
 
 
 NO_HEAD_INPUT = HeadInput()
@@ -222,3 +231,13 @@ class EngineStatus:
     num_passes: int
     num_calls: int
     pass_s: float = 0.0
+
+
+@dataclass
+class DraftCounts:
+    """What became of the calls of one drafter."""
+
+    num_calls: int = 0
+    num_late: int = 0
+    num_failed: int = 0
+    num_skipped: int = 0

@@ -82,10 +82,21 @@ class ServingConfig(Declaration):
     structured_output: bool = True
     #: more names of the model `speculative`, joined by commas, for clients that ask for another (docs/clients.md)
     aliases: str = ""
-    #: methods without a drafter draft in the target's process, for several steps a call (docs/protocol.md, Runs)
+    #: methods draft in the target's process, which then holds the drafters, for several steps a call (docs/protocol.md,
+    #: Runs); false = the loop drafts, and each drafter is a Triton model of its own
     runs: bool = True
     #: requests that begin alike share KV blocks
     prefix_sharing: bool = True
+
+    @property
+    def has_runs(self) -> bool:
+        """True if the target's engine makes runs; then its process holds the drafters, too."""
+        return self.runs and self.engine == "torch"
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """The drafters that it names, by their keys."""
+        return tuple(name for name in DRAFTERS if getattr(self, name))
 
 
 def load_config(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> ServingConfig:

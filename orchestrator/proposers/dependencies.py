@@ -29,6 +29,9 @@ class DrafterClient(Protocol):
     def gave_up(self) -> bool:
         """True when the drafter cannot serve this request, and is not called any more."""
 
+    def begin(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT) -> None:
+        """Begin the call that `propose` makes with the same arguments, so that it can share a pass with others."""
+
     def propose(
         self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT
     ) -> DraftResponse:

@@ -16,11 +16,15 @@ from orchestrator.core.types import Acceptance, HeadInput, StepOptions
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.parameters import Choices, MethodConfig
 
+#: A row of a pass costs a CPU about a tenth of a plain pass (docs/performance.md, Drafting heads).
+MIN_PROB = 0.2
+
 
 class DraftModelConfig(MethodConfig):
-    """draft_len: tokens proposed (γ)."""
+    """draft_len: most tokens proposed (γ). min_prob: the chain ends behind a token whose path seems less likely."""
 
-    draft_len: int = Field(3, ge=1, le=MAX_NODES)
+    draft_len: int = Field(5, ge=1, le=MAX_NODES)
+    min_prob: float = Field(MIN_PROB, ge=0.0, le=1.0)
 
 
 class DraftModel(Proposer):
@@ -31,13 +35,19 @@ class DraftModel(Proposer):
     def __init__(self, config: DraftModelConfig, dependencies: ProposerDependencies) -> None:
         self._client = dependencies.drafter_client(dependencies.method.drafter)
         self._draft_len = config.draft_len
+        self._input = HeadInput(min_prob=config.min_prob)
+
+    def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
+        """Begin the call of the draft model."""
+        if length := budget.clipped(self._draft_len):
+            self._client.begin(context, sampling, Budget(length, length), self._input)
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the draft model's chain of at most draft_len tokens."""
         length = budget.clipped(self._draft_len)
         if not length:
             return Proposal.empty()
-        response = self._client.propose(context, sampling, Budget(length, length))
+        response = self._client.propose(context, sampling, Budget(length, length), self._input)
         return Proposal(response.tree, (self.name,) * response.tree.num_nodes, response.q)
 
     def close(self) -> None:
@@ -46,9 +56,10 @@ class DraftModel(Proposer):
 
 
 class HeadConfig(MethodConfig):
-    """Parameters of a drafting head."""
+    """Parameters of a drafting head. min_prob: how likely the path to a node must seem to the head."""
 
     max_nodes: int = Field(24, ge=0, le=MAX_NODES)
+    min_prob: float = Field(MIN_PROB, ge=0.0, le=1.0)
 
     @property
     def shape(self) -> HeadInput:
@@ -84,20 +95,20 @@ class StaticConfig(HeadConfig):
 
     @property
     def shape(self) -> HeadInput:
-        """The static tree."""
-        return HeadInput(choices=self.choices)
+        """The static tree, and how likely its nodes must seem."""
+        return HeadInput(choices=self.choices, min_prob=self.min_prob)
 
 
 class DynamicConfig(HeadConfig):
     """top_k: nodes that a level expands, and children of each. depth: most levels. max_nodes: kept at the end."""
 
     top_k: int = Field(6, ge=1, le=MAX_WIDTH)
-    depth: int = Field(7, ge=1, le=MAX_DEPTH)
+    depth: int = Field(10, ge=1, le=MAX_DEPTH)
 
     @property
     def shape(self) -> HeadInput:
-        """How many nodes a level expands."""
-        return HeadInput(width=self.top_k)
+        """How many nodes a level expands, and how likely they must seem."""
+        return HeadInput(width=self.top_k, min_prob=self.min_prob)
 
     @property
     def max_depth(self) -> int:
@@ -113,8 +124,8 @@ class RedrafterConfig(HeadConfig):
 
     @property
     def shape(self) -> HeadInput:
-        """How many beams there are."""
-        return HeadInput(width=self.beams)
+        """How many beams there are, and how likely they must seem."""
+        return HeadInput(width=self.beams, min_prob=self.min_prob)
 
     @property
     def max_depth(self) -> int:
@@ -144,18 +155,29 @@ class HeadProposer(Proposer):
             return StepOptions()
         return StepOptions(features_from=self._lacks_from, hidden_states=self._method.hidden_states)
 
+    def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
+        """Begin the call of the head."""
+        head, budget = self._call(budget)
+        if budget.max_nodes:
+            self._client.begin(context, sampling, budget, head)
+
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the head's tree."""
-        head = self._features or self._config.shape
+        head, budget = self._call(budget)
         self._features = None
         self._lacks_from = len(context) - 1
-        depth = min(self._config.max_depth, budget.max_depth)
-        if not depth or not budget.max_nodes or (head.features is None and not self._method.reads_every_state):
+        if not budget.max_nodes:
             return Proposal.empty()
-        response = self._client.propose(context, sampling, Budget(budget.max_nodes, depth), head)
+        response = self._client.propose(context, sampling, budget, head)
         if self._method.reads_every_state and response.cached_len >= 0:
             self._lacks_from = response.cached_len
         return Proposal.of(response.tree, self.name)
+
+    def _call(self, budget: Budget) -> tuple[HeadInput, Budget]:
+        """Return what the head gets, and the budget of its tree: without nodes if it is not to be called."""
+        head, depth = self._features or self._config.shape, min(self._config.max_depth, budget.max_depth)
+        can_draft = depth and (head.features is not None or self._method.reads_every_state)
+        return head, Budget(budget.max_nodes if can_draft else 0, depth)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Keep the new states for the next call; a head without a cache gets the newest only."""

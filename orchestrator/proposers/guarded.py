@@ -45,6 +45,12 @@ class Guarded(Proposer):
                 return self._proposer.options
         return StepOptions()
 
+    def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
+        """Let the proposer begin."""
+        if not self._failed:
+            with self._catching("begin"):
+                self._proposer.begin(context, sampling, budget)
+
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the proposal within the budget, or a bare root when it breaks an invariant."""
         if not self._failed:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.core.proposal import Proposer
 from orchestrator.core.sampling_params import Sampling
@@ -11,6 +12,7 @@ from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import served_checkpoint
 from orchestrator.proposers.dependencies import DrafterClient, ProposerDependencies
+from orchestrator.proposers.drafter_clients import Drafter, LocalDrafterClient
 from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.registry import select_method
@@ -56,21 +58,27 @@ class ProposerSources:
 
 
 class RunProposers:
-    """Builds the proposers of runs, in the process of the target's engine; any thread may call."""
+    """Builds the proposers of runs, in the process of the target's engine; any thread may call.
 
-    def __init__(self, config: ServingConfig) -> None:
+    drafters: those in this process, by name.
+    """
+
+    def __init__(self, config: ServingConfig, drafters: Mapping[str, Drafter]) -> None:
         self._sources = ProposerSources(config, served_checkpoint(config))
+        self._drafters = drafters
         self._limit_s = config.draft_timeout_ms / 1000
 
     def __call__(self, request: StepRequest) -> Proposer:
         """Return the proposer of a run; raises RequestError when the deployment lacks what it drafts from."""
-        run = request.run
+        run, salt = request.run, request.delta.cache_salt
         assert run is not None
         dependencies = self._sources.dependencies(
-            request.sampling, run.prediction, run.limits.max_nodes, request.delta.cache_salt, _no_drafter
+            request.sampling,
+            run.prediction,
+            run.limits.max_nodes,
+            salt,
+            lambda name: LocalDrafterClient(name, self._drafters[name], salt, self._limit_s),
         )
-        return select_method(run.method, run.config, frozenset(), {}).proposer(dependencies, self._limit_s)
-
-
-def _no_drafter(name: str) -> DrafterClient:
-    raise AssertionError(f"a run drafts from tokens alone, not with {name!r}")
+        plan = select_method(run.method, run.config, frozenset(self._drafters), {})
+        # A drafter keeps to its limit by itself, and drafts again when the machine is less busy.
+        return plan.proposer(dependencies, math.inf if plan.drafter else self._limit_s)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from orchestrator.core.types import DraftCounts
 from orchestrator.core.worker_pool import Call, CallState, Late, WorkerPool
 
 Result = TypeVar("Result")
@@ -19,36 +20,6 @@ Result = TypeVar("Result")
 HUNG_S = 30.0
 #: While this many late calls still run, the drafter is not tried again, unless its process has died.
 MAX_ABANDONED = 16
-
-
-@dataclass
-class DraftCounts:
-    """What became of the calls of one drafter."""
-
-    num_calls: int = 0
-    num_late: int = 0
-    num_failed: int = 0
-    num_skipped: int = 0
-
-
-@dataclass
-class Backoff:
-    """A pause after each failure, twice as long as the one before until something succeeds; all in seconds."""
-
-    first_s: float
-    longest_s: float
-    _pause_s: float = 0.0
-    _until_s: float = 0.0
-
-    @property
-    def is_on(self) -> bool:
-        """True during a pause."""
-        return time.monotonic() < self._until_s
-
-    def note(self, succeeded: bool) -> None:
-        """Note an outcome."""
-        self._pause_s = 0.0 if succeeded else min(max(2 * self._pause_s, self.first_s), self.longest_s)
-        self._until_s = time.monotonic() + self._pause_s
 
 
 @dataclass

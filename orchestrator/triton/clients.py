@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,14 +13,14 @@ from typing import TypeVar
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Step
 from orchestrator.core.errors import ConfigError, EngineLost, RequestError, ServingError, Unavailable, UnknownSequence
-from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import NO_HEAD_INPUT, Acceptance, Distribution, DraftResponse, HeadInput, StepOptions
+from orchestrator.core.types import Acceptance, Distribution, StepOptions
 from orchestrator.core.worker_pool import Call, CallState
 from orchestrator.proposers.dependencies import NO_ANSWER
+from orchestrator.proposers.drafter_clients import DraftAnswer, DrafterSession, new_sequence_id
 from orchestrator.triton import pb
-from orchestrator.triton.breaker import Backoff, Breaker
+from orchestrator.triton.breaker import Breaker
 from orchestrator.wire.context import delta_of, pack_release
 from orchestrator.wire.drafter import DraftRequest, pack_draft_request, unpack_draft_response
 from orchestrator.wire.run import RunOptions, TakeSteps, pack_take, unpack_steps
@@ -39,14 +38,6 @@ LOST_RETRY_S = 0.25
 LOST_LIMIT_S = 30.0
 # An engine answers by its deadline, or one pass later; an answer that is later than this will never come.
 GRACE_S = 10.0
-#: How long a request does without a drafter that was late, in time-outs of the drafter.
-PAUSE_OF_TIMEOUT = 4.0
-LONGEST_PAUSE_S = 30.0
-
-
-def new_sequence_id() -> int:
-    """Return a random id that is not 0."""
-    return secrets.randbits(63) + 1
 
 
 class BlsTargetClient:
@@ -140,79 +131,36 @@ class BlsTargetClient:
         return max(1, int((self._deadline_s - time.monotonic()) * 1000))
 
 
-#: A drafter's answer, or the reason why it does not draft for this request, which is not the drafter's failure.
-DraftAnswer = DraftResponse | UnknownSequence | RequestError | Unavailable
-
-
-class BlsDrafterClient:
-    """Calls a drafter for one request; implements `orchestrator.proposers.dependencies.DrafterClient`.
-
-    gave_up: True once the drafter cannot serve this request, nor its longer contexts.
-    """
+class BlsDrafterClient(DrafterSession):
+    """Calls a drafter that is a Triton model of its own."""
 
     def __init__(self, model: str, breaker: Breaker[DraftAnswer], vocab_size: int, cache_salt: str) -> None:
-        self._model = model
+        super().__init__(model, cache_salt, breaker.timeout_s)
         self._breaker = breaker
         self._vocab_size = vocab_size
-        self._cache_salt = cache_salt
-        # A late draft is of no use to this step, and the drafter would still be busy with it at the next one.
-        self._deadline_ms = max(int(breaker.timeout_s * 1000), 1)
-        self._sequence_id = new_sequence_id()
-        self._num_sent = 0
         self._last: Call[DraftAnswer] | None = None
-        # A drafter that is late or full at every step would cost a text many times what it saves.
-        first_s = PAUSE_OF_TIMEOUT * breaker.timeout_s
-        self._pause = Backoff(first_s, max(first_s, LONGEST_PAUSE_S))
-        self.gave_up = False
 
-    def propose(
-        self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT
-    ) -> DraftResponse:
-        """Return the drafter's tree, or NO_ANSWER if it is silent, fails or answers nonsense."""
-        answer = self._try(context, sampling, budget, head)
-        if isinstance(answer, UnknownSequence) and self._num_sent:
-            self._num_sent = 0
-            answer = self._try(context, sampling, budget, head)
-        if isinstance(answer, RequestError):
-            log.warning("%s drafts no more for sequence %d: %s", self._model, self._sequence_id, answer)
-            self.gave_up = True
-        if not isinstance(answer, DraftResponse):
-            return NO_ANSWER
-        self._num_sent = len(context)
-        return answer
+    @property
+    def _is_busy(self) -> bool:
+        # A late draft is of no use to this step, and the drafter would still be busy with it at the next one.
+        return self._last is not None and self._last.state is not CallState.DONE
 
-    def close(self) -> None:
-        """End the drafter's sequence; nobody waits for the answer."""
-        if self._num_sent:
-            self._breaker.start(self._release, pb.lost_check(self._model))
+    def _call(self, request: DraftRequest) -> Callable[[], DraftAnswer | None]:
+        self._last = call = self._breaker.start(partial(self._answer, request), pb.lost_check(self._drafter))
+        return lambda: self._breaker.wait(call) if call else NO_ANSWER
 
-    def _try(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput) -> DraftAnswer | None:
-        """Make one call; return None if it fails or is late, or if the drafter had better be left alone."""
-        is_busy = self._last is not None and self._last.state is not CallState.DONE
-        if self.gave_up or self._pause.is_on or is_busy:
-            return None
-        # The call may outlive this step, so it takes a snapshot of the context.
-        delta = delta_of(context, self._num_sent, self._sequence_id, self._cache_salt)
-        request = DraftRequest(delta, sampling, budget.max_nodes, budget.max_depth, head, self._deadline_ms)
-        self._last = self._breaker.start(partial(self._call, request), pb.lost_check(self._model))
-        if self._last is None:
-            return None
-        answer = self._breaker.wait(self._last)
-        if answer is None or isinstance(answer, Unavailable):
-            self._pause.note(succeeded=False)
-        elif isinstance(answer, DraftResponse) and answer.tree.num_nodes:  # a bare tree costs the drafter nothing
-            self._pause.note(succeeded=True)
-        return answer
-
-    def _call(self, request: DraftRequest) -> DraftAnswer:
+    def _answer(self, request: DraftRequest) -> DraftAnswer:
         try:
-            tensors = pb.execute(self._model, pack_draft_request(request))
+            tensors = pb.execute(self._drafter, pack_draft_request(request))
         except (UnknownSequence, RequestError, Unavailable) as error:
             return error
         return unpack_draft_response(tensors, self._vocab_size, request.max_nodes)
 
-    def _release(self) -> DraftAnswer:
-        pb.execute(self._model, pack_release(self._sequence_id))
+    def _release(self) -> None:
+        self._breaker.start(self._call_release, pb.lost_check(self._drafter))
+
+    def _call_release(self) -> DraftAnswer:
+        pb.execute(self._drafter, pack_release(self._sequence_id))
         return NO_ANSWER
 
 

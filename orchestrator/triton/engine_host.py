@@ -5,17 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
 from orchestrator.core.errors import EngineError, ServingError
-from orchestrator.core.types import EngineStatus
+from orchestrator.core.types import DraftCounts, EngineStatus
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.deployment.config import ServingConfig, load_config
 from orchestrator.triton import pb
-from orchestrator.triton.metrics import ENGINE_FAMILIES, Port, engine_values, info_values
+from orchestrator.triton.metrics import DRAFT_FAMILIES, ENGINE_FAMILIES, Port, draft_values, engine_values, info_values
 from orchestrator.wire.context import released_sequence
 from orchestrator.wire.drafter import DraftRequest, pack_draft_response, unpack_draft_request
 from orchestrator.wire.tensors import Tensors, error_text, scalar
@@ -56,10 +57,21 @@ class EngineClient(Protocol[Contra]):
         """Stop the thread."""
 
 
+class DrafterFigures(Protocol):
+    """A drafter in the target's process, as the host sees it. kernels: what computes its drafts. counts: its calls."""
+
+    kernels: str
+    counts: DraftCounts
+
+    def status(self) -> EngineStatus:
+        """Return its engine's figures; called twice a second."""
+
+
 class EngineHost(Generic[Request]):
     """Serves an engine's calls.
 
     model: name of the Triton model. unpack: tensors → request; raises ServingError. pack: answer → tensors.
+    drafters: those in this process, whose figures are shown as if each were a Triton model.
     Invariant: every Triton request gets one response with its FINAL flag in the same send.
     """
 
@@ -69,6 +81,7 @@ class EngineHost(Generic[Request]):
         engine: EngineClient[Request],
         unpack: Callable[[Tensors], Request],
         pack: Callable[[Any], Tensors],
+        drafters: Mapping[str, DrafterFigures] = MappingProxyType({}),
     ) -> None:
         self._engine = engine
         self._unpack = unpack
@@ -76,9 +89,19 @@ class EngineHost(Generic[Request]):
         self._preparations: WorkerPool[None] = WorkerPool("preparation", NUM_PREPARING)
         #: What computes the passes; an engine of another library has kernels of its own.
         self.kernels: str = getattr(engine, "kernels", "its own")
-        self.port = Port(ENGINE_FAMILIES, model=model)
-        engine.watch(lambda status: self.port.show(engine_values(status)))
+        self._port = Port(ENGINE_FAMILIES, model=model)
+        self._drafters = [
+            (drafter, Port(ENGINE_FAMILIES, model=name), Port(DRAFT_FAMILIES, model=model, drafter=name))
+            for name, drafter in drafters.items()
+        ]
+        engine.watch(self._show)
         engine.on_broken(_end_process)
+
+    def show_info(self, config: ServingConfig) -> None:
+        """Show how the engine and the drafters beside it compute."""
+        self._port.show(info_values(config, self.kernels))
+        for drafter, port, _ in self._drafters:
+            port.show(info_values(config, drafter.kernels))
 
     def execute(self, requests: list[Any]) -> list[None]:
         """Hand the requests to the engine thread, which answers through their senders."""
@@ -90,6 +113,12 @@ class EngineHost(Generic[Request]):
         """Stop the engine thread, within a limit; calls that are still being prepared fail."""
         self._preparations.close("the engine is shutting down", PREPARATION_LIMIT_S)
         self._engine.close()
+
+    def _show(self, status: EngineStatus) -> None:
+        self._port.show(engine_values(status))
+        for drafter, port, calls in self._drafters:
+            port.show(engine_values(drafter.status()))
+            calls.show(draft_values(drafter.counts, is_open=False))
 
     def _accept(self, call: Any, sender: Any) -> None:
         try:
@@ -152,7 +181,7 @@ class EngineModel:
         """Load the model that the deployment names."""
         config = load_config(os.environ["SERVING_CONFIG"])
         self._host = self.load(args, config)
-        self._host.port.show(info_values(config, self._host.kernels))
+        self._host.show_info(config)
 
     def execute(self, requests: list[Any]) -> list[None]:
         """Hand the requests to the engine."""

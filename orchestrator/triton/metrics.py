@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from orchestrator.core.types import EngineStatus
+from orchestrator.core.types import DraftCounts, EngineStatus
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.triton import pb
-from orchestrator.triton.breaker import DraftCounts
 
 log = logging.getLogger(__name__)
 

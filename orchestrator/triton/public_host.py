@@ -17,13 +17,14 @@ from typing import Any
 from orchestrator.core.errors import ConfigError, EngineLost, RequestError, ServingError, Unavailable
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.deployment.capabilities import capabilities_of
-from orchestrator.deployment.config import CHECKPOINTS, PLACES_FOLDER, load_config
+from orchestrator.deployment.config import PLACES_FOLDER, load_config
 from orchestrator.deployment.drain import Drain
 from orchestrator.deployment.engine_manifest import served_checkpoint
 from orchestrator.generation.loop import SequenceState, StepByStep, Steps, StepsOfRun, generate
 from orchestrator.generation.responses import ResponseMerger, Responses, Send
 from orchestrator.generation.text import FinishReason
 from orchestrator.proposers.dependencies import ProposerDependencies
+from orchestrator.proposers.drafter_clients import DraftAnswer
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.sources import ProposerSources
 from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
@@ -31,7 +32,7 @@ from orchestrator.requests.inputs import RequestInputs, read
 from orchestrator.triton import pb
 from orchestrator.triton.admission import Admission
 from orchestrator.triton.breaker import Breaker
-from orchestrator.triton.clients import BlsDrafterClient, BlsTargetClient, DraftAnswer
+from orchestrator.triton.clients import BlsDrafterClient, BlsTargetClient
 from orchestrator.triton.metrics import DRAFT_FAMILIES, Port, draft_values
 from orchestrator.triton.request_metrics import RequestMetrics, RequestTimes, reason_of
 from orchestrator.triton.tracing import Traces
@@ -55,18 +56,18 @@ class PublicHost:
         """
         self._config = config = load_config(os.environ["SERVING_CONFIG"])
         self._checkpoint = checkpoint = served_checkpoint(config)
-        drafters = [name for name in CHECKPOINTS if name != "target" and getattr(config, name)]
         streams = bool(json.loads(args["model_config"]).get("model_transaction_policy", {}).get("decoupled"))
         self._memory = Memory(config.remember_tokens) if config.remember_tokens else None
         self._sources = ProposerSources(config, checkpoint, self._memory)
         self._builder = RequestBuilder(
-            config, checkpoint, frozenset(drafters), self._sources.grammars, streams, capabilities_of(config)
+            config, checkpoint, frozenset(config.drafters), self._sources.grammars, streams, capabilities_of(config)
         )
         folder = Path(os.environ[PLACES_FOLDER]) if os.environ.get(PLACES_FOLDER) else None
         self._admission = Admission(config.max_running, config.max_waiting, folder)
         self._drain = Drain(folder) if folder else None
         self._breakers: dict[str, Breaker[DraftAnswer]] = {
-            name: Breaker(name, config.max_running, config.draft_timeout_ms / 1000) for name in drafters
+            name: Breaker(name, config.max_running, config.draft_timeout_ms / 1000)
+            for name in (() if config.has_runs else config.drafters)
         }
         self._drafter_ports = {
             name: Port(DRAFT_FAMILIES, model=args["model_name"], drafter=name) for name in self._breakers
@@ -75,7 +76,8 @@ class PublicHost:
         self._traces = Traces.from_environment(args["model_name"])
         request = self._builder.build(RequestInputs(input_ids=(0,)))
         try:
-            request.plan.proposer(self._dependencies(request))
+            if not (config.has_runs and request.plan.drafter):  # the target's process has the drafter
+                request.plan.proposer(self._dependencies(request))
         except RequestError as error:
             raise ConfigError(f"default_speculation: {error}") from None
 
@@ -130,7 +132,8 @@ class PublicHost:
     def _steps(self, request: GenerationRequest, sequence: SequenceState, target: BlsTargetClient) -> Steps:
         """Return where the steps of a sequence come from: a run of the target's engine, if its method can have one."""
         remembers = self._memory is not None and request.plan.reads_memory
-        if self._config.runs and self._config.engine == "torch" and not (request.plan.drafter or remembers):
+        # The memory is in this process, a drafter in the target's: a union of both goes without the memory.
+        if self._config.has_runs and (request.plan.drafter or not remembers):
             take = partial(target.take, sequence.context, sequence.sampling, sequence.options, request.run)
             return StepsOfRun(sequence, take)
         return StepByStep(sequence, target, request.plan.proposer(self._dependencies(request)))

@@ -60,6 +60,8 @@ def unpack_draft_request(tensors: Incoming) -> DraftRequest:
 def _pack_head_input(head: HeadInput) -> Tensors:
     tensors = pack_ids("choice_ranks", head.choices.tokens) | pack_ids("choice_parents", head.choices.parents)
     tensors |= pack_nonzero(width=head.width)
+    if head.min_prob:
+        tensors["min_prob"] = np.array([head.min_prob])
     if head.features is None or not len(head.features):
         return tensors
     return tensors | {"features": head.features} | pack_scalars(features_start=head.features_start)
@@ -73,7 +75,11 @@ def _unpack_head_input(tensors: Incoming) -> HeadInput:
         raise EngineError(f"features must be (rows, width) float32, got {features.shape} {features.dtype}")
     if features is not None and len(features) > MAX_FEATURE_ROWS:
         raise EngineError(f"features must have at most {MAX_FEATURE_ROWS} rows, got {len(features)}")
-    return HeadInput(features, scalar(tensors, "features_start", 0), choices, bounded(tensors, "width", MAX_WIDTH, 0))
+    min_prob = float(tensors["min_prob"].reshape(-1)[0]) if "min_prob" in tensors else 0.0
+    if not 0.0 <= min_prob <= 1.0:
+        raise EngineError(f"min_prob must be in 0..1, got {min_prob} in an engine call")
+    width = bounded(tensors, "width", MAX_WIDTH, 0)
+    return HeadInput(features, scalar(tensors, "features_start", 0), choices, width, min_prob)
 
 
 def pack_draft_response(response: DraftResponse) -> Tensors:

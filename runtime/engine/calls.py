@@ -29,7 +29,8 @@ Request = TypeVar("Request", StepRequest, DraftRequest)
 class EngineCall(Generic[Request]):
     """A step or draft call. deadline_s: latest time of the answer, by time.monotonic().
 
-    sequence: set by the engine that opens it. q: the distributions that the tokens drafted so far were sampled from.
+    sequence: set by the engine that opens it. q, score: the distributions that the tokens drafted so far were sampled
+    from, and the log-confidence of their path.
     """
 
     request: Request
@@ -39,6 +40,7 @@ class EngineCall(Generic[Request]):
     sequence: CachedSequence | None = field(default=None, init=False)
     answered: bool = field(default=False, init=False)
     q: list[Distribution] = field(default_factory=list, init=False)
+    score: float = field(default=0.0, init=False)
 
     def reply(self, answer: Answer | ServingError) -> None:
         """Answer the call; called once. An error in `on_answer` is logged, so that the pass goes on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from orchestrator.sampling.sampled_drafts import MAX_CANDIDATES, draft_distribut
 from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import EngineCall
 from runtime.engine.paged import PagedEngine
+from runtime.heads.engines.ranking import rank
 from runtime.kv.batch import Segment
 from runtime.native.chains import NativeChain
 from runtime.native.model import NativeModel
@@ -41,6 +43,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
             call.reply(DraftResponse(TokenTree.bare()))
             return
         call.q.clear()
+        call.score = 0.0
         self.paged.open(call, length, length)
 
     def _length(self, call: DraftCall) -> int:
@@ -64,7 +67,8 @@ class DraftEngine(PagedEngine[DraftRequest]):
         for call, token in zip(calls, _next_tokens(calls, processed), strict=True):
             call.opened.publish(call.delta.prefix_len)
             call.opened.context.commit([token])
-            if len(call.opened.ids) - call.delta.prefix_len == self._length(call):
+            is_full = len(call.opened.ids) - call.delta.prefix_len == self._length(call)
+            if is_full or call.score < call.request.head.min_score:
                 call.reply(_drafted(call))
 
     def _is_native(self, call: DraftCall) -> bool:
@@ -77,7 +81,8 @@ class DraftEngine(PagedEngine[DraftRequest]):
         chains = []
         for row, call in ready.items():
             num_drafted = len(call.opened.ids) - call.delta.prefix_len
-            chains.append(NativeChain(row, self._length(call) - num_drafted, call.request.sampling))
+            left, head = self._length(call) - num_drafted, call.request.head
+            chains.append(NativeChain(row, left, call.request.sampling, head.min_score))
         for call, tokens in zip(ready.values(), self.paged.draft_chains(segments, chains), strict=True):
             call.opened.context.commit(tokens)
             call.opened.num_computed = len(call.opened.ids) - 1
@@ -100,7 +105,7 @@ def _drafted(call: DraftCall) -> DraftResponse:
 
 
 def _next_tokens(calls: list[DraftCall], logits: Tensor) -> list[int]:
-    """Return the next token of each draft; add its q to the calls whose rule is not `coupled`.
+    """Return the next token of each draft, and note its score; add its q to the calls whose rule is not `coupled`.
 
     logits: (len(calls), V).
     """
@@ -112,11 +117,16 @@ def _next_tokens(calls: list[DraftCall], logits: Tensor) -> list[int]:
             logits[coupled], [positions[row] for row in coupled], [samplings[row] for row in coupled]
         )
         tokens |= zip(coupled, found, strict=True)
+        if any(calls[row].request.head.min_prob for row in coupled):
+            best = rank(logits[coupled], [positions[row] for row in coupled], [samplings[row] for row in coupled], k=1)
+            for row, (score,) in zip(coupled, best.scores.tolist(), strict=True):
+                calls[row].score += score
     if others := [row for row in range(len(calls)) if row not in tokens]:
         sampled_from = _candidates(logits[others], [samplings[row] for row in others])
         for row, q in zip(others, sampled_from, strict=True):
             calls[row].q.append(q)
             tokens[row] = sample_draft(q, positions[row], samplings[row], calls[row].delta.prefix_len)
+            calls[row].score += float(np.log(q.probs[np.searchsorted(q.ids, tokens[row])]))
     return [tokens[row] for row in range(len(calls))]
 
 

@@ -41,15 +41,23 @@ Deliver = Callable[[Reply, Answer], None]
 class Run:
     """The run of one sequence; any thread may call.
 
+    behind_pass: calls a function on the engine's thread when all calls of a pass have been answered, so that the drafts
+    of all runs share the passes of their drafters.
     hold_s: how long after an answer the caller gets no further one, unless the run has stopped.
     Invariant: the caller gets every step once and in order; a take is answered by the run's deadline. An error comes
     behind the steps before it, and ends the run.
     """
 
     def __init__(
-        self, request: StepRequest, options: RunOptions, proposer: Proposer, hold_s: Callable[[], float]
+        self,
+        request: StepRequest,
+        options: RunOptions,
+        proposer: Proposer,
+        behind_pass: Callable[[Callable[[], None]], None],
+        hold_s: Callable[[], float],
     ) -> None:
         self.deadline_s = 0.0
+        self._behind_pass = behind_pass
         self._request, self._options, self._proposer, self._hold_s = request, options, proposer, hold_s
         context = Context(request.delta.context_ids.tolist())
         context.prompt_len = request.delta.prompt_len
@@ -86,7 +94,8 @@ class Run:
             self._is_closed = True
             if self._caller:
                 self._deliver(self._caller, Unavailable("the sequence was released"))
-            self._proposer.close()
+            if not self._is_busy:  # else the engine's thread does it
+                self._proposer.close()
 
     def _call(self, start: int) -> None:
         """Submit the next step, with the tokens from `start` on; the caller holds the lock."""
@@ -99,17 +108,37 @@ class Run:
         self._engine.submit(request, self.deadline_s, partial(self._answered, proposal))
 
     def _answered(self, proposal: Proposal, answer: Acceptance | ServingError) -> None:
-        """Take the answer to a step, on the engine's thread."""
+        """Take the answer to a step, on the engine's thread; the next step is proposed behind the pass."""
+        with self._lock:
+            self._attempt(partial(self._note, proposal, answer))
+        if self._is_closed or self._has_stopped:
+            self._proposed()
+        else:
+            self._attempt(self._drafting.begin)
+            self._behind_pass(self._propose)
+
+    def _propose(self) -> None:
+        """Propose the next tree and go on, on the engine's thread.
+
+        The lock is free while a drafter works, so that nobody waits for it who takes steps or closes the run.
+        """
+        self._attempt(self._set_next)
+        self._proposed()
+
+    def _proposed(self) -> None:
         with self._lock:
             self._is_busy = False
             if self._is_closed:
-                return
-            try:
-                self._note(proposal, answer)
-            except Exception as error:
-                log.exception("a run failed behind its step")
-                self._error = EngineError(f"the run failed: {type(error).__name__}")
-            self._go_on()
+                self._proposer.close()
+            else:
+                self._go_on()
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            log.exception("a run failed behind its step")
+            self._error = EngineError(f"the run failed: {type(error).__name__}")
 
     def _note(self, proposal: Proposal, answer: Acceptance | ServingError) -> None:
         if isinstance(answer, ServingError):
@@ -125,13 +154,17 @@ class Run:
             for number, token in enumerate(step.tokens, start=num_output + 1)
         )
         self._has_ended = len(context) - context.prompt_len >= self._options.limits.max_tokens or any(ends)
-        if not self._has_ended:
-            self._next = self._drafting.propose()
+
+    def _set_next(self) -> None:
+        self._next = self._drafting.propose()
+
+    @property
+    def _has_stopped(self) -> bool:
+        return self._has_ended or self._error is not None
 
     def _go_on(self) -> None:
         """Make the next step if there is room for it, and answer the caller if it is time; under the lock."""
-        has_stopped = self._has_ended or self._error is not None
-        if not (has_stopped or self._is_busy) and len(self._ready) < MAX_AHEAD:
+        if not (self._has_stopped or self._is_busy) and len(self._ready) < MAX_AHEAD:
             self._call(len(self._drafting.context) - 1)
         if not self._caller:
             return
@@ -157,9 +190,11 @@ class Runs:
     def __init__(self, engine: EngineThread[StepRequest], new_proposer: Callable[[StepRequest], Proposer]) -> None:
         self._engine, self._new_proposer = engine, new_proposer
         self.kernels = engine.kernels
+        self._behind_pass: list[Callable[[], None]] = []
         self._prepared: dict[int, Run] = {}
         self._runs: dict[int, Run] = {}
         self._answers: queue.SimpleQueue[tuple[Reply, Answer] | None] = queue.SimpleQueue()
+        engine.after_pass(self._go_on)
         threading.Thread(target=self._deliver, name="answers", daemon=True).start()
 
     def preparation(self, request: StepCall) -> Callable[[], None] | None:
@@ -203,7 +238,9 @@ class Runs:
     def _prepare(self, request: StepRequest, options: RunOptions, work: Callable[[], None] | None) -> None:
         if work:
             work()
-        self._prepared[request.delta.sequence_id] = Run(request, options, self._new_proposer(request), self._hold_s)
+        proposer = self._new_proposer(request)
+        run = Run(request, options, proposer, self._behind_pass.append, self._hold_s)
+        self._prepared[request.delta.sequence_id] = run
 
     def _begin(self, request: StepRequest, deadline_s: float, on_answer: Reply) -> None:
         now_s, sequence_id = time.monotonic(), request.delta.sequence_id
@@ -213,6 +250,12 @@ class Runs:
                 run.close()
         run = self._runs[sequence_id] = self._prepared.pop(sequence_id)
         run.begin(self._engine, lambda reply, answer: self._answers.put((reply, answer)), deadline_s, on_answer)
+
+    def _go_on(self) -> None:
+        """Let the runs propose whose steps the last pass has made."""
+        actions, self._behind_pass[:] = list(self._behind_pass), []
+        for action in actions:
+            action()
 
     def _hold_s(self) -> float:
         return min(HOLD_S * len(self._runs), MAX_HOLD_S)

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable
 from typing import Generic
 
-from orchestrator.core.errors import EngineError, EngineLost, ServingError, Unavailable
+from orchestrator.core.errors import EngineLost, ServingError, Unavailable
 from orchestrator.core.types import EngineStatus
 from runtime.engine.batching import BatchingPolicy
 from runtime.engine.calls import Engine, EngineCall, Reply, Request
+from runtime.engine.passes import Passes
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +31,13 @@ class EngineThread(Generic[Request]):
 
     def __init__(self, engine: Engine[Request], name: str, prepare: Callable[[], None] = lambda: None) -> None:
         self.batching = BatchingPolicy()
-        self.num_passes = 0
-        self.num_calls = 0
-        self.pass_s = 0.0
         self._engine: Engine[Request] = engine
+        self._passes: Passes[Request] = Passes(engine)
         self._prepare = prepare
         # Calls, ids of sequences that have ended, and None at the end.
         self._inbox: queue.SimpleQueue[EngineCall[Request] | int | None] = queue.SimpleQueue()
         self._calls: list[EngineCall[Request]] = []
+        self._after_pass: Callable[[], None] = lambda: None
         self._report: Callable[[EngineStatus], None] | None = None
         self._reported_s = 0.0
         self._refusal: ServingError | None = None
@@ -49,6 +49,16 @@ class EngineThread(Generic[Request]):
     def kernels(self) -> str:
         """What computes the engine's passes: torch or native."""
         return self._engine.kernels
+
+    @property
+    def num_passes(self) -> int:
+        """Passes so far."""
+        return self._passes.num_passes
+
+    @property
+    def num_calls(self) -> int:
+        """Calls in these passes."""
+        return self._passes.num_calls
 
     def start(self) -> None:
         """Start answering calls."""
@@ -78,6 +88,10 @@ class EngineThread(Generic[Request]):
         """Call `report` with the engine's figures every REPORT_S, on the engine's thread; it must not raise."""
         self._report = report
 
+    def after_pass(self, action: Callable[[], None]) -> None:
+        """Call `action` on the engine's thread behind each pass, when its calls have been answered; must not raise."""
+        self._after_pass = action
+
     def on_broken(self, end: Callable[[], None]) -> None:
         """Call `end`, at least once, after the engine stopped on an internal error and answered every call.
 
@@ -94,18 +108,7 @@ class EngineThread(Generic[Request]):
 
     def status(self) -> EngineStatus:
         """Return the engine's figures; they are consistent with one another on the engine's thread only."""
-        sequences = self._engine.sequences
-        pool = sequences.pool
-        return EngineStatus(
-            blocks_held=pool.num_held,
-            blocks_cached=pool.num_cached,
-            blocks_free=pool.num_free,
-            blocks_total=pool.num_blocks,
-            num_sequences=len(sequences),
-            num_passes=self.num_passes,
-            num_calls=self.num_calls,
-            pass_s=self.pass_s,
-        )
+        return self._passes.status()
 
     def _run(self) -> None:
         try:
@@ -115,6 +118,7 @@ class EngineThread(Generic[Request]):
                 self._report_status()
                 if self._calls:
                     self._pass()
+                    self._after_pass()
         except Exception:
             log.exception("the engine stops: its state is inconsistent after an internal error")
             self._refuse_all(EngineLost(BROKEN))
@@ -179,35 +183,9 @@ class EngineThread(Generic[Request]):
             self._report(self.status())
 
     def _pass(self) -> None:
-        began_s = time.monotonic()
-        calls = self._calls
-        # Counted before the answers, so that a caller that has its answer finds its pass counted.
-        self.num_passes += 1
-        self.num_calls += len(calls)
-        self._calls = self._advance(calls)
+        began_s, calls = time.monotonic(), self._calls
+        self._calls = self._passes.run(calls)
         now_s = time.monotonic()
-        self.pass_s += now_s - began_s
         waiting = {call.sequence_id for call in self._calls}
         answered = [call.sequence_id for call in calls if call.sequence_id not in waiting]
         self.batching.answered(answered, now_s, now_s - began_s)
-
-    def _advance(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
-        """Run a pass; if it fails, run each call alone, so that only the call at fault is refused."""
-        try:
-            return self._engine.advance(calls)
-        except Exception as error:
-            log.exception("a pass over %d requests failed", len(calls))
-            if len(calls) == 1:
-                self._refuse(calls[0], error)
-                return []
-        unanswered = [call for call in calls if not call.answered]
-        for call in unanswered:
-            # The failed pass may have changed half of the sequence's state; opening it again restores it.
-            call.sequence = None
-        return [waiting for call in unanswered for waiting in self._advance([call])]
-
-    def _refuse(self, call: EngineCall[Request], error: Exception) -> None:
-        self._engine.sequences.drop(call.sequence_id)
-        if not call.answered:
-            unknown = EngineError(f"the engine failed on this request: {type(error).__name__}")
-            call.reply(error if isinstance(error, ServingError) else unknown)

@@ -57,9 +57,20 @@ def start_target(paged: PagedModel, config: ServingConfig) -> tuple[EngineThread
 
 def build_draft(config: ServingConfig, caller: ModelCaller) -> tuple[EngineThread[DraftRequest], Model]:
     """Load the draft model and start its engine; raises ConfigError when it cannot be served."""
+    engine = load_draft(config)
+    return _start(engine, "draft-engine", draft_warm_up(engine)), engine.paged.model
+
+
+def load_draft(config: ServingConfig) -> DraftEngine:
+    """Load the draft model; raises ConfigError when it cannot be served."""
     paged = _load(config.draft, config, HiddenStates.NONE)
-    warm_up = [DraftRequest(_warm_up_delta(paged), s, 4, 4) for s in (Sampling(), Sampling(1.0, top_p=0.9))]
-    return _start(DraftEngine(paged, _grammars(config, paged)), "draft-engine", warm_up), paged.model
+    return DraftEngine(paged, _grammars(config, paged))
+
+
+def draft_warm_up(engine: DraftEngine) -> list[DraftRequest]:
+    """Return the calls that warm the draft model up: one greedy, one sampled."""
+    delta = _warm_up_delta(engine.paged)
+    return [DraftRequest(delta, sampling, 4, 4) for sampling in (Sampling(), Sampling(1.0, top_p=0.9))]
 
 
 def _start(engine: PagedEngine[Request], name: str, warm_up: Sequence[Request]) -> EngineThread[Request]:

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 #: Kernels are compiled for up to this many rows, a level of several requests' trees; more are rare.
 MAX_PREPARED_ROWS = 64
+WARM_UP_SEQUENCE = 1
 
 
 def _eagle(head: Any, config: ServingConfig, native: NativeHead | None) -> HeadEngine:
@@ -54,6 +55,23 @@ ENGINES: Mapping[str, Callable[[Any, ServingConfig, NativeHead | None], HeadEngi
 
 def build_head(kind: str, config: ServingConfig) -> EngineThread[DraftRequest]:
     """Load the head of this kind and start its engine; raises ConfigError when it cannot be served."""
+    # A head has so few layers that one thread is faster than several that sleep in between.
+    torch.set_num_threads(1)
+    head, engine = load_engine(kind, config)
+    kernels = (lambda: None) if engine.native else (lambda: compile_kernels(head, MAX_PREPARED_ROWS))
+    thread = EngineThread(engine, f"{kind}-engine", kernels)
+    thread.start()
+    for request in head_warm_up(engine):
+        submit_and_wait(thread.submit, request)
+    thread.release(WARM_UP_SEQUENCE)
+    return thread
+
+
+def load_engine(kind: str, config: ServingConfig) -> tuple[Any, HeadEngine]:
+    """Return the head of this kind and its engine, which drafts in native code where the configuration wants it.
+
+    Raises ConfigError when the head cannot be served.
+    """
     if config.engine != "torch":
         raise ConfigError(
             f"{kind} drafts from the target's hidden states, which engine = {config.engine!r} does not give; "
@@ -61,18 +79,6 @@ def build_head(kind: str, config: ServingConfig) -> EngineThread[DraftRequest]:
         )
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device = {config.device!r}, but torch sees no CUDA device (serving.toml)")
-    # A head has so few layers that one thread is faster than several that sleep in between.
-    torch.set_num_threads(1)
-    head, engine = load_engine(kind, config)
-    kernels = (lambda: None) if engine.native else (lambda: compile_kernels(head, MAX_PREPARED_ROWS))
-    thread = EngineThread(engine, f"{kind}-engine", kernels)
-    thread.start()
-    _warm_up(thread, engine.feature_width)
-    return thread
-
-
-def load_engine(kind: str, config: ServingConfig) -> tuple[Any, HeadEngine]:
-    """Return the head of this kind and its engine, which drafts in native code where the configuration wants it."""
     device, dtype = torch.device(config.device), DTYPES[config.dtype]
     head = load_head(kind, getattr(config, kind), config.target, dtype, device)
     native = _native(head, kind, config) if config.kernels != "torch" else None
@@ -97,11 +103,11 @@ def _native(head: Any, kind: str, config: ServingConfig) -> NativeHead | None:
         return None
 
 
-def _warm_up(thread: EngineThread[DraftRequest], feature_width: int) -> None:
-    """Draft once from a context of eight tokens, as a dynamic and as a static tree, greedy and sampled."""
-    context, features = Context([0] * 8), np.zeros((7, feature_width), np.float32)
-    choices = tree_of_choices([[0, 0], [1]])
-    for head in (HeadInput(features, width=2), HeadInput(features, choices=choices)):
-        for sampling in (Sampling(), Sampling(1.0, top_p=0.9)):
-            submit_and_wait(thread.submit, DraftRequest(delta_of(context, 0, 1, "warm-up"), sampling, 4, 2, head))
-    thread.release(1)
+def head_warm_up(engine: HeadEngine) -> list[DraftRequest]:
+    """Return the calls that warm a head up: eight tokens, a dynamic and a static tree, greedy and sampled."""
+    context, features = Context([0] * 8), np.zeros((7, engine.feature_width), np.float32)
+    return [
+        DraftRequest(delta_of(context, 0, WARM_UP_SEQUENCE, "warm-up"), sampling, 4, 2, head)
+        for head in (HeadInput(features, width=2), HeadInput(features, choices=tree_of_choices([[0, 0], [1]])))
+        for sampling in (Sampling(), Sampling(1.0, top_p=0.9))
+    ]

@@ -18,16 +18,18 @@ using native::SegmentRows;
 namespace native {
 
 // The chain behind one segment of a pass, which has no nodes: `length` tokens, each the best by the ranking (trees.h).
+// It ends early behind a token whose path scores below min_score.
 struct Chain {
   Ranking ranking;
+  double min_score;
   int32_t segment, length;
 };
 
-// tokens: (num_chains, max_length), the drafts.
+// tokens: (num_chains, max_length), the drafts. lengths: (num_chains), how many there are of each chain.
 struct Chains {
   int32_t num_chains, max_length;
   const Chain* chains;
-  int32_t* tokens;
+  int32_t *tokens, *lengths;
 };
 
 namespace {
@@ -57,7 +59,7 @@ struct NextRows {
     for (int i = 0, start = 0; i < first.num_segments; start += first.segments[i++].num_blocks) starts.push_back(start);
     for (int i = 0; i < chains.num_chains; ++i) {
       const Chain& chain = chains.chains[i];
-      if (chain.length <= num_drafted) continue;
+      if (chains.lengths[i] <= num_drafted) continue;
       const Segment& own = first.segments[chain.segment];
       const int last = own.last + num_drafted;
       segments.push_back({last - 1, last, 0, own.num_blocks});
@@ -97,12 +99,15 @@ const char* native_draft_chains(Model* model, const SegmentPass* first, const na
 
   const int vocab_size = model->shape.vocab_size;
   Ranker ranker;
+  std::vector<double> scores(chains->num_chains, 0.0);
   const auto draft = [&](int number, int place, const float* logits) {
     const native::Chain& chain = chains->chains[number];
     Guess best{0, 0.0};  // stays token 0 if the logits are no numbers
     const int64_t position = int64_t(first->segments[chain.segment].last) + place;
     ranker.rank(logits, vocab_size, nullptr, chain.ranking, position, 1, &best);
     chains->tokens[size_t(number) * chains->max_length + place] = best.token;
+    scores[number] += best.score;
+    chains->lengths[number] = scores[number] < chain.min_score ? place + 1 : chain.length;
   };
   for (int i = 0; i < chains->num_chains; ++i)
     draft(i, 0, first->logits + size_t(chains->chains[i].segment) * vocab_size);

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, c_int32, c_void_p
+import math
+from ctypes import Structure, c_double, c_int32, c_void_p
 from dataclasses import dataclass
 
 from orchestrator.core.sampling_params import Sampling
@@ -11,17 +12,21 @@ from runtime.native.ranking import RankingFields
 
 @dataclass(frozen=True)
 class NativeChain:
-    """The chain behind one segment of a pass: `length` tokens, each argmax(log q + the target's noise)."""
+    """The chain behind one segment of a pass: at most `length` tokens, each argmax(log q + the target's noise).
+
+    min_score: the log-confidence of a path below which the chain ends.
+    """
 
     segment: int
     length: int
     sampling: Sampling
+    min_score: float = -math.inf
 
 
 class ChainFields(Structure):
     """One chain, as `native::Chain`."""
 
-    _fields_ = [("ranking", RankingFields), ("segment", c_int32), ("length", c_int32)]
+    _fields_ = [("ranking", RankingFields), ("min_score", c_double), ("segment", c_int32), ("length", c_int32)]
 
 
 class ChainsFields(Structure):
@@ -32,4 +37,5 @@ class ChainsFields(Structure):
         ("max_length", c_int32),
         ("chains", c_void_p),
         ("tokens", c_void_p),
+        ("lengths", c_void_p),
     ]

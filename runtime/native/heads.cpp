@@ -48,7 +48,8 @@ void Head::draft(const Drafting& drafting) {
   for (int i = 0; i < drafting.num_calls; ++i) {
     const DraftCall& c = drafting.calls[i];
     all.emplace_back(i, c, TreeShape{c.max_nodes, c.max_depth, c.width, is_beam_search(), c.num_choices,
-                                  drafting.choice_parents + c.first_choice, drafting.choice_ranks + c.first_choice});
+                                  drafting.choice_parents + c.first_choice, drafting.choice_ranks + c.first_choice,
+                                  c.min_score});
   }
   Drafts live;
   for (Draft& draft : all) live.push_back(&draft);

@@ -20,12 +20,13 @@ struct Affine {
 
 // One request. Its context rows are first_row … first_row + num_rows of the drafting's arrays; the last of them is the
 // newest. root: the last committed token. position: of the tokens below the root. max_s: no level is begun that would
-// end later than so many seconds after the drafting began, if it took as long as the longest so far.
+// end later than so many seconds after the drafting began, if it took as long as the longest so far. min_score: as of
+// TreeShape.
 // The blocks of its cache are first_block … of the drafting's blocks; the first row stands in slot first_slot of them,
 // and the slots of gap_start … gap_stop − 1 hold no row.
 struct DraftCall {
   Ranking ranking;
-  double max_s;
+  double max_s, min_score;
   int64_t position;
   int32_t root, max_nodes, max_depth, width, first_choice, num_choices;
   int32_t first_row, num_rows, first_block, num_blocks, first_slot, gap_start, gap_stop;

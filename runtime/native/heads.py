@@ -6,6 +6,7 @@ Invariant: a tree depends on the head and on its own request alone, bit for bit,
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from collections.abc import Iterable, Sequence
 from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
@@ -30,6 +31,7 @@ from runtime.kv.cache import KVCache
 from runtime.native.library import Shape, load
 from runtime.native.ranking import RankingFields, ranking_of
 from runtime.native.rotations import Rotations
+from runtime.native.threads import ThreadChoice, available_threads
 from runtime.native.weights import Weights
 
 #: Threads that a draft can use.
@@ -42,6 +44,7 @@ class DraftCallFields(Structure):
     _fields_ = [
         ("ranking", RankingFields),
         ("max_s", c_double),
+        ("min_score", c_double),
         ("position", c_int64),
         *((name, c_int32) for name in (
             "root", "max_nodes", "max_depth", "width", "first_choice", "num_choices", "first_row", "num_rows",
@@ -72,7 +75,7 @@ class NativeDraft:
 
     position: of the tokens below the root. choices: the shape of a static tree; bare for a dynamic one of `width`.
     tokens: of the context rows to read, the root last. features: the target's, a row for each of them.
-    max_s: no level is begun that would end later, in seconds from now.
+    max_s: no level is begun that would end later, in seconds from now. min_score: the least log-confidence of a path.
     A head with a cache also has its blocks, the slot of the first row, and the slots that hold no row.
     """
 
@@ -88,6 +91,7 @@ class NativeDraft:
     blocks: Sequence[int] = ()
     first_slot: int = 1
     gap: range = range(0)
+    min_score: float = -math.inf
 
 
 @cache
@@ -134,11 +138,13 @@ def unsupported_head(head: nn.Module) -> str:
 class NativeHead:
     """A head whose `unsupported_head` is empty; its weights are copied.
 
-    num_threads: of the next call, at most MAX_THREADS. call_s: seconds of the last call.
+    num_threads: of the next call, at most MAX_THREADS; None = chosen for each call by measurement. call_s: seconds of
+    the last call.
     """
 
     def __init__(self, head: nn.Module) -> None:
-        self.num_threads = 1
+        self.num_threads: int | None = None
+        self._choice = ThreadChoice(min(available_threads(), MAX_THREADS))
         self.call_s = 0.0
         self._library = load_heads()
         self._rotations: Rotations | None = None
@@ -180,9 +186,10 @@ class NativeHead:
             "tree_tokens": np.empty((len(drafts), MAX_NODES), np.int32),
             "tree_parents": np.empty((len(drafts), MAX_NODES), np.int32),
         }
+        num_threads = self.num_threads or self._choice.choose(len(tokens))
         fields = DraftingFields(
             num_calls=len(drafts),
-            num_threads=self.num_threads,
+            num_threads=num_threads,
             num_rows=len(tokens),
             num_choices=num_choices,
             num_blocks=len(blocks),
@@ -198,6 +205,8 @@ class NativeHead:
         self.call_s = time.perf_counter() - began_s
         if wrong:
             raise EngineError(f"the native head refused its arguments: {wrong.decode()}")
+        if self.num_threads is None:
+            self._choice.observe(len(tokens), num_threads, self.call_s)
         return [
             TokenTree(arrays["tree_tokens"][place, :size].copy(), arrays["tree_parents"][place, :size].copy())
             for place, size in enumerate(arrays["tree_sizes"].tolist())
@@ -289,7 +298,8 @@ class NativeHead:
 def _fill(call: DraftCallFields, draft: NativeDraft) -> None:
     """Set the fields that do not depend on the other requests."""
     call.ranking = ranking_of(draft.sampling)
-    call.max_s, call.position, call.root = draft.max_s, draft.position, draft.tokens[-1]
+    call.max_s, call.min_score = draft.max_s, draft.min_score
+    call.position, call.root = draft.position, draft.tokens[-1]
     call.max_nodes, call.max_depth, call.width = draft.max_nodes, draft.max_depth, draft.width
     call.num_choices, call.num_rows, call.num_blocks = draft.choices.num_nodes, len(draft.tokens), len(draft.blocks)
     call.first_slot, call.gap_start, call.gap_stop = draft.first_slot, draft.gap.start, draft.gap.stop

@@ -84,13 +84,14 @@ class NativeModel:
         The keys and values of all drafts but the last of a chain are computed.
         """
         fields = (ChainFields * len(chains))(
-            *(ChainFields(ranking_of(chain.sampling), chain.segment, chain.length) for chain in chains)
+            *(ChainFields(ranking_of(each.sampling), each.min_score, each.segment, each.length) for each in chains)
         )
         longest = max(chain.length for chain in chains)
-        tokens = (ctypes.c_int32 * (len(chains) * longest))()
-        request = ChainsFields(len(chains), longest, ctypes.addressof(fields), ctypes.addressof(tokens))
+        tokens, lengths = (ctypes.c_int32 * (len(chains) * longest))(), (ctypes.c_int32 * len(chains))()
+        addresses = [ctypes.addressof(each) for each in (fields, tokens, lengths)]
+        request = ChainsFields(len(chains), longest, *addresses)
         self._compute(batch, cache, self._library.native_draft_chains, ctypes.byref(request))
-        return [tokens[place * longest :][: chain.length] for place, chain in enumerate(chains)]
+        return [tokens[place * longest :][:length] for place, length in enumerate(lengths)]
 
     def _compute(self, batch: Pass[Segment], cache: KVCache, function: Any, *more: Any) -> Tensor:
         """Call the library's function on a pass; return the logits of every root and node."""

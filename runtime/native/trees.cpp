@@ -24,6 +24,10 @@ void GrowingTree::add_children(const GuessRows& rows, bool shares_row) {
   else grow_dynamic(rows, shares_row);
 }
 
+bool GrowingTree::is_likely(int parent, const Guess& guess) const {
+  return candidates[parent].score + guess.score >= shape_.min_score;
+}
+
 int GrowingTree::add(int parent, const Guess& guess) {
   const Candidate& above = candidates[parent];
   candidates.push_back({guess.token, parent, above.depth + 1, above.score + guess.score});
@@ -35,8 +39,13 @@ void GrowingTree::grow_dynamic(const GuessRows& rows, bool shares_row) {
   for (size_t i = 0; i < frontier.size(); ++i) {
     const size_t row = shares_row ? 0 : i;
     const int count = std::min(rows.counts[row], fan_out);
-    for (int rank = 0; rank < count; ++rank) level.push_back(add(frontier[i], rows.guesses[row * rows.stride + rank]));
+    for (int rank = 0; rank < count; ++rank) {
+      const Guess& guess = rows.guesses[row * rows.stride + rank];
+      if (!is_likely(frontier[i], guess)) break;  // nor are those behind it
+      level.push_back(add(frontier[i], guess));
+    }
   }
+  if (level.empty()) return frontier.clear();  // the last beams stay those of the level before
   last_level_ = best(std::move(level), fan_out);
   if (!shape_.beam_search) {
     // A candidate that is not among the best now never will be, and nor will its descendants.
@@ -56,7 +65,9 @@ void GrowingTree::grow_static(const GuessRows& rows, bool shares_row) {
     for (const int choice : choice_children_[choices_to_expand_[i]]) {
       const int rank = shape_.choice_ranks[choice - 1];
       if (rank >= rows.counts[row]) continue;
-      candidate_of_choice_[choice] = add(frontier[i], rows.guesses[row * rows.stride + rank]);
+      const Guess& guess = rows.guesses[row * rows.stride + rank];
+      if (!is_likely(frontier[i], guess)) continue;
+      candidate_of_choice_[choice] = add(frontier[i], guess);
       if (choice_children_[choice].empty()) continue;
       next_frontier.push_back(candidate_of_choice_[choice]);
       next_choices.push_back(choice);

@@ -20,10 +20,12 @@ struct GuessRows {
 };
 
 // A dynamic tree expands `width` candidates a level. A static tree has num_choices nodes: node i + 1 is the guess of
-// rank choice_ranks[i] below node choice_parents[i]; parents come before their children.
+// rank choice_ranks[i] below node choice_parents[i]; parents come before their children. No candidate scores below
+// min_score.
 struct TreeShape {
   int32_t max_nodes, max_depth, width, beam_search, num_choices;
   const int32_t *choice_parents, *choice_ranks;
+  double min_score;
 };
 
 // Candidates for a draft, numbered in the order in which they are added; candidate 0 is the root. A score is the
@@ -49,6 +51,7 @@ class GrowingTree {
   int fan_out;                // children that each of them may get
 
  private:
+  bool is_likely(int parent, const Guess& guess) const;
   int add(int parent, const Guess& guess);
   void grow_dynamic(const GuessRows& rows, bool shares_row);
   void grow_static(const GuessRows& rows, bool shares_row);

@@ -24,7 +24,7 @@ from launcher import Server
 from tests.server.conftest import deployment, link
 
 #: What the demo shows of a deployment without heads.
-LOADED = demo.methods_of(["target", "draft"])
+LOADED = demo.methods_of(["draft"])
 pytestmark = [pytest.mark.server, pytest.mark.timeout(180)]
 
 ROOT = Path(__file__).resolve().parents[2]

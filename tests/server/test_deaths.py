@@ -52,14 +52,20 @@ class Servers:
         return self._last
 
 
-@pytest.fixture(scope="module")
-def servers(checkpoints: Path, script: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+#: The draft model in a process of its own, and in the target's.
+APART, TOGETHER = ("runs = false",), ()
+
+
+@pytest.fixture(scope="module", params=[TOGETHER], ids=[""])
+def servers(
+    request: pytest.FixtureRequest, checkpoints: Path, script: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Servers]:
     with contextlib.ExitStack() as stack:
 
         def start() -> Server:
             folder = link(checkpoints, tmp_path_factory.mktemp("deaths"))
             models = repository(folder, "draft", "speculative", "speculative_unary", target="breakable.py")
-            config, environ = deployment(folder, 'draft = "draft"'), {"SCRIPT_FOLDER": str(script)}
+            config, environ = deployment(folder, 'draft = "draft"', *request.param), {"SCRIPT_FOLDER": str(script)}
             # A Triton that has lost a process waits for it until its exit time-out: no part of these tests.
             return stack.enter_context(serving(config, repository=models, env=environ, stop_limit_s=2))
 
@@ -141,6 +147,7 @@ def await_drafts(server: Server, expected: list[int]) -> None:
     until(num_drafted, "drafts")
 
 
+@pytest.mark.parametrize("servers", [APART], indirect=True, ids=["apart"])
 def test_draft_killed_under_traffic_changes_no_text_and_drafts_again_once_healed(
     served: Server, truth: list[list[int]]
 ) -> None:

@@ -97,7 +97,7 @@ def served(checkpoints: Path, script: Script, tmp_path_factory: pytest.TempPathF
     folder = link(checkpoints, tmp_path_factory.mktemp("drafters"))
     models = repository(folder, "target", "speculative", "speculative_unary", draft="draft.py")
     environ = {"SCRIPT_FOLDER": str(script.folder)}
-    config = deployment(folder, 'draft = "draft"')
+    config = deployment(folder, 'draft = "draft"', "runs = false")
     with serving(config, repository=models, env=environ, stop_limit_s=STOP_LIMIT_S) as running:
         yield running
 

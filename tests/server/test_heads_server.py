@@ -24,10 +24,14 @@ NUM_TOKENS = 40
 LIMITS: dict[str, Any] = {"max_tokens": NUM_TOKENS, "end_id": -1, "timeout_ms": 300_000}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving("float64") as running:
+@pytest.fixture(scope="module", params=["true"], ids=["runs"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with serving("float64", SERVING_RUNS=request.param) as running:
         yield running
+
+
+#: Each head is a Triton model of its own, with a process that can be killed.
+apart = pytest.mark.parametrize("server", ["false"], indirect=True, ids=["apart"])
 
 
 def said(server: Server, method: str, salt: str, **inputs: Any) -> Answer:
@@ -71,6 +75,7 @@ def test_a_head_drafts_alike_when_it_knows_the_prompt(server: Server, cold: dict
     assert lengths(said(server, method, f"cold {method}")) == lengths(cold[method])
 
 
+@apart
 @pytest.mark.parametrize("method", ["medusa", "eagle", "eagle3", "redrafter"])
 def test_a_killed_head_costs_no_text_and_drafts_again_as_from_a_cold_cache(
     server: Server, cold: dict[str, Answer], method: str

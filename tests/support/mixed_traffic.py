@@ -39,7 +39,7 @@ class Traffic:
         self.num_steps = 0
         self.outcomes: Counter[str] = Counter()
         self._server, self._prompts, self._seed = server, prompts, seed
-        self._settings = served(server.models)
+        self._settings = served(server.drafters)
         self._lock = threading.Lock()
         self._goal = 0
         self._kinds: Sequence[Callable[[Any, random.Random], int]] = (

@@ -192,6 +192,7 @@ class HeadEngine(ABC):
             tokens=tokens,
             features=request.head.features[first - request.head.features_start :],
             max_s=budget.limit_s(call),
+            min_score=request.head.min_score,
         )
 
     def _add_level(self, drafts: list[DraftInProgress]) -> None:
@@ -247,8 +248,9 @@ class HeadEngine(ABC):
         """Return an empty tree of the call's shape."""
         choices, request = self.choices_of(call), call.request
         if choices.num_nodes:
-            return StaticTree(choices)
-        return DynamicTree(max(request.head.width, 1), request.max_nodes, self.max_depth(call), self.beam_search)
+            return StaticTree(choices, request.head.min_score)
+        width, depth = max(request.head.width, 1), self.max_depth(call)
+        return DynamicTree(width, request.max_nodes, depth, self.beam_search, request.head.min_score)
 
     def features_of(self, call: HeadCall, first: int) -> Tensor:
         """Return the target's features of the positions from `first` to the newest, (r, width)."""

@@ -17,11 +17,12 @@ class GrowingTree(ABC):
     tokens, parents, depths, scores: of each candidate. A score is the log-confidence of the whole path, so that no
     candidate scores above its ancestors.
     frontier: the candidates to expand next, all at one depth; empty when the tree is complete.
-    fan_out: how many children each of them may get.
+    fan_out: how many children each of them may get. min_score: no candidate scores below it.
     """
 
-    def __init__(self, fan_out: int) -> None:
+    def __init__(self, fan_out: int, min_score: float) -> None:
         self.fan_out = fan_out
+        self._min_score = min_score
         self.tokens, self.parents, self.scores, self.depths = [-1], [-1], [0.0], [0]
         self.frontier = [0]
 
@@ -46,6 +47,10 @@ class GrowingTree(ABC):
     def token_tree(self) -> TokenTree:
         """Return the draft."""
 
+    def _is_likely(self, parent: int, score: float) -> bool:
+        """Return whether a guess below a candidate may become one; a score of −inf means that it has no probability."""
+        return score > -np.inf and self.scores[parent] + score >= self._min_score
+
     def _add(self, parent: int, token: int, score: float) -> int:
         """Add a candidate and return its number."""
         self.tokens.append(int(token))
@@ -69,8 +74,10 @@ class DynamicTree(GrowingTree):
     first, then the smaller number, so that no ancestor ranks below its descendant.
     """
 
-    def __init__(self, width: int, max_nodes: int, max_depth: int, beam_search: bool = False) -> None:
-        super().__init__(width)
+    def __init__(
+        self, width: int, max_nodes: int, max_depth: int, beam_search: bool = False, min_score: float = -np.inf
+    ) -> None:
+        super().__init__(width, min_score)
         self._levels_left = max_depth
         self._max_nodes = max_nodes
         self._beam_search = beam_search
@@ -82,8 +89,11 @@ class DynamicTree(GrowingTree):
             self._add(parent, token, score)
             for parent, row, row_scores in zip(self.frontier, ids, scores, strict=True)
             for token, score in zip(row, row_scores, strict=True)
-            if score > -np.inf
+            if self._is_likely(parent, score)
         ]
+        if not level:  # the last beams stay those of the level before
+            self.frontier = []
+            return
         self._last_level = self._best(level, self.fan_out)
         if not self._beam_search:
             # A candidate that is not among the best now never will be, and nor will its descendants.
@@ -106,8 +116,8 @@ class DynamicTree(GrowingTree):
 class StaticTree(GrowingTree):
     """A tree of a given shape: the token of each node of `choices` is its rank among its parent's children."""
 
-    def __init__(self, choices: TokenTree) -> None:
-        super().__init__(int(choices.tokens.max()) + 1)
+    def __init__(self, choices: TokenTree, min_score: float = -np.inf) -> None:
+        super().__init__(int(choices.tokens.max()) + 1, min_score)
         self._choices = choices
         self._candidates = {0: 0}  # node of `choices` → candidate
 
@@ -120,7 +130,7 @@ class StaticTree(GrowingTree):
                 continue
             node_ids, node_scores = ids[rows[node]], scores[rows[node]]
             for rank, child in self._choices.children[choice].items():
-                if rank < len(node_ids) and node_scores[rank] > -np.inf:
+                if rank < len(node_ids) and self._is_likely(node, node_scores[rank]):
                     self._candidates[child] = self._add(node, node_ids[rank], node_scores[rank])
                     if self._choices.children[child]:
                         self.frontier.append(self._candidates[child])

@@ -97,12 +97,21 @@ def test_models_to_load_are_those_named_and_the_public_ones(tmp_path):
     repository = make_repository(tmp_path / "r", "target", "draft", "medusa", "speculative")
     target, draft = make_checkpoint(tmp_path / "t"), make_checkpoint(tmp_path / "d")
     assert models_to_load(ServingConfig(target=target), repository) == ["target", "speculative"]
-    assert models_to_load(ServingConfig(target=target, draft=draft), repository) == ["target", "draft", "speculative"]
+    apart = ServingConfig(target=target, draft=draft, runs=False)
+    assert models_to_load(apart, repository) == ["target", "draft", "speculative"]
+
+
+def test_models_to_load_drafters_of_runs_are_in_the_target_s_process(tmp_path):
+    repository = make_repository(tmp_path / "r", "target", "draft", "speculative")
+    target, draft = make_checkpoint(tmp_path / "t"), make_checkpoint(tmp_path / "d")
+    assert models_to_load(ServingConfig(target=target, draft=draft), repository) == ["target", "speculative"]
+    with pytest.raises(ConfigError, match=r"does not exist \(key draft"):
+        models_to_load(ServingConfig(target=target, draft=str(tmp_path / "none")), repository)
 
 
 def test_models_to_load_drafter_without_a_triton_model_is_refused(tmp_path):
     repository = make_repository(tmp_path / "r", "target", "speculative")
-    config = ServingConfig(target="owner/name", medusa="owner/heads")
+    config = ServingConfig(target="owner/name", medusa="owner/heads", runs=False)
     with pytest.raises(ConfigError, match=r"no Triton model 'medusa' .* speculative, target \(key medusa\)"):
         models_to_load(config, repository)
 

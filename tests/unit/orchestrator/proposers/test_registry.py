@@ -14,7 +14,7 @@ from orchestrator.core.methods import DRAFTERS, METHODS, PROPOSED
 from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
-from orchestrator.core.types import DraftResponse
+from orchestrator.core.types import DraftResponse, HeadInput
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.parameters import MethodConfig
 from orchestrator.proposers.registry import load, select_method
@@ -37,12 +37,12 @@ DEFAULTS = {
     "auto": {"max_nodes": 48, "tree": True},
     "suffix": {"max_nodes": 128, "max_depth": 24, "factor": 4.0, "min_prob": 0.1, "draft_len": 32, "tree": True},
     "predicted": {"max_nodes": 128, "draft_len": 16, "max_ngram": 6},
-    "draft_model": {"max_nodes": 128, "draft_len": 3},
-    "medusa": {"max_nodes": 24, "choices": TokenTree.bare()},
-    "eagle": {"max_nodes": 24, "choices": TokenTree.bare()},
-    "eagle2": {"max_nodes": 24, "top_k": 6, "depth": 7},
-    "eagle3": {"max_nodes": 24, "top_k": 6, "depth": 7},
-    "redrafter": {"max_nodes": 24, "beams": 5, "beam_len": 5},
+    "draft_model": {"max_nodes": 128, "draft_len": 5, "min_prob": 0.2},
+    "medusa": {"max_nodes": 24, "min_prob": 0.2, "choices": TokenTree.bare()},
+    "eagle": {"max_nodes": 24, "min_prob": 0.2, "choices": TokenTree.bare()},
+    "eagle2": {"max_nodes": 24, "min_prob": 0.2, "top_k": 6, "depth": 10},
+    "eagle3": {"max_nodes": 24, "min_prob": 0.2, "top_k": 6, "depth": 10},
+    "redrafter": {"max_nodes": 24, "min_prob": 0.2, "beams": 5, "beam_len": 5},
 }
 
 
@@ -215,7 +215,7 @@ class ScriptedLine:
         self.asked: list[Budget] = []
         self.closed = False
 
-    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> DraftResponse:
+    def propose(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput) -> DraftResponse:
         self.asked.append(budget)
         return DraftResponse(TokenTree.chain([1] * budget.max_depth))
 

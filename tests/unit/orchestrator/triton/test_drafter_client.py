@@ -15,6 +15,7 @@ from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, RequestError, Unavailable, UnknownSequence
 from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Sampling
+from orchestrator.proposers import drafter_clients
 from orchestrator.proposers.dependencies import NO_ANSWER
 from orchestrator.triton.breaker import Breaker
 from tests.support.clients import until
@@ -71,7 +72,7 @@ def test_a_drafter_that_cannot_serve_a_request_is_not_asked_again_by_it(line: An
 def test_a_drafter_without_room_is_asked_again_behind_a_pause(
     line: Any, bls: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bls, "PAUSE_OF_TIMEOUT", 0.002)  # 20 ms
+    monkeypatch.setattr(drafter_clients, "PAUSE_OF_LIMIT", 0.002)  # 20 ms
     asked, drafter, breaker = line(Unavailable("KV pool full"), ANSWER)
     assert propose(asked, Context([1, 2, 3])) is NO_ANSWER
     assert propose(asked, Context([1, 2, 3])) is NO_ANSWER
@@ -97,7 +98,7 @@ def test_only_a_draft_ends_the_pauses_not_an_answer_that_costs_nothing(
     line: Any, bls: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A head that comes back from a pause asks for what it lacks, or has lost the sequence."""
-    monkeypatch.setattr(bls, "PAUSE_OF_TIMEOUT", 0.001)  # 10 ms
+    monkeypatch.setattr(drafter_clients, "PAUSE_OF_LIMIT", 0.001)  # 10 ms
     full, bare = (
         Unavailable("KV pool full"),
         {**ANSWER, "node_ids": ANSWER["node_ids"][:0], "node_parents": ANSWER["node_parents"][:0]},
@@ -141,7 +142,7 @@ def test_a_drafter_that_died_during_a_call_drafts_for_the_same_request_once_it_i
     hang, has_died = Hang(ANSWER), threading.Event()
     monkeypatch.setattr(bls.pb, "lost_check", lambda model: has_died.is_set)
     monkeypatch.setattr(bls.pb, "execute", hang)
-    monkeypatch.setattr(bls, "PAUSE_OF_TIMEOUT", 0.001)
+    monkeypatch.setattr(drafter_clients, "PAUSE_OF_LIMIT", 0.001)
     client = bls.BlsDrafterClient("eagle", Breaker[Any]("eagle", 4, timeout_s=0.05, cool_down_s=0.05), 50, "")
     assert propose(client, Context([1, 2, 3])) is NO_ANSWER
     has_died.set()

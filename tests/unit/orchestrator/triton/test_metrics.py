@@ -9,9 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from orchestrator.core.types import EngineStatus
+from orchestrator.core.types import DraftCounts, EngineStatus
 from orchestrator.deployment.config import ServingConfig
-from orchestrator.triton.breaker import DraftCounts
 from tests.support.metrics_port import MetricsPort
 from tests.support.without_triton import imported
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from orchestrator.core.context import Context
 from orchestrator.core.sampling_params import LogitsOptions, Rule, Sampling
+from orchestrator.core.types import HeadInput
 from orchestrator.native.build import Unbuilt
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest
@@ -60,9 +62,12 @@ class Bench:
         return [answers[place] for place in range(len(requests))]
 
 
-def request(length: int, sampling: Sampling, draft_len: int, sequence_id: int, sent: int = 0) -> DraftRequest:
+def request(
+    length: int, sampling: Sampling, draft_len: int, sequence_id: int, sent: int = 0, min_prob: float = 0.0
+) -> DraftRequest:
     ids = np.random.default_rng(sequence_id).integers(1, VOCAB_SIZE, length).tolist()
-    return DraftRequest(delta_of(Context(ids), sent, sequence_id, str(sequence_id)), sampling, draft_len, draft_len)
+    delta = delta_of(Context(ids), sent, sequence_id, str(sequence_id))
+    return DraftRequest(delta, sampling, draft_len, draft_len, HeadInput(min_prob=min_prob))
 
 
 def tokens(answers: list[Any]) -> list[list[int]]:
@@ -91,6 +96,28 @@ def test_a_chain_takes_one_pass_and_later_calls_go_on_from_its_cache(folder: Pat
         native.num_passes = 0
         assert tokens(native.draft(call)) == tokens(torch.draft(call))
         assert native.num_passes == 1
+
+
+def test_a_chain_ends_behind_a_token_whose_path_is_unlikely(folder: Path) -> None:
+    """Random logits are flat, so that the sharpened confidence of a chain falls quickly."""
+    calls = [
+        request(length, sampling, 12, 1 + place, min_prob=min_prob)
+        for place, (length, sampling, min_prob) in enumerate(
+            zip((3, 9, 70, 17, 130, 2), 2 * SAMPLINGS, (0.5, 0.1, 0.01, 1e-3, 1e-4, 0.9), strict=True)
+        )
+    ]
+    whole = tokens([Bench(folder, "native").draft(replace(call, head=HeadInput()))[0] for call in calls])
+    found = tokens(Bench(folder, "native").draft(*calls))
+    assert found == tokens([Bench(folder, "torch").draft(call)[0] for call in calls])
+    assert found == [chain[: len(short)] for chain, short in zip(whole, found, strict=True)]
+    assert 1 <= min(map(len, found)) < max(map(len, found)) <= 12
+
+
+def test_under_a_rule_that_reads_q_a_chain_keeps_the_token_that_ends_it(folder: Path) -> None:
+    """Leaving it out because of its own probability would bias the text."""
+    call = request(9, Sampling(1.0, seed=3, rule=Rule.REJECTION), 8, 1, min_prob=0.9)
+    (answer,) = Bench(folder, "native").draft(call)
+    assert answer.tree.num_nodes == len(answer.q) == 1
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"choices": tree_of_choices(published_choices("eagle1_25")), "max_depth": 9},
     {"choices": tree_of_choices(published_choices("eagle1_25")), "max_depth": 2, "max_nodes": 9},
     {"width": 4, "max_depth": 1, "max_nodes": 2},
+    {"width": 5, "max_depth": 4, "max_nodes": 30, "min_prob": 0.05},
 )
 
 
@@ -125,7 +126,7 @@ def test_a_tree_does_not_depend_on_what_shares_the_call(pair: Pair, num_threads:
     try:
         together = pair.draft_together(calls)
     finally:
-        pair.native.num_threads = 1
+        pair.native.num_threads = None
     assert [paths_of(answer) for answer in together] == [paths_of(answer) for answer in alone]
 
 
@@ -194,7 +195,7 @@ def test_arguments_that_would_leave_their_arrays_are_refused(
 
 def test_the_layouts_are_the_library_s() -> None:
     """A field that is added on one side alone would shift the others."""
-    assert ctypes.sizeof(native_heads.DraftCallFields) == 120
+    assert ctypes.sizeof(native_heads.DraftCallFields) == 128
     assert ctypes.sizeof(native_heads.DraftingFields) == 24 + 10 * 8 + 16 + 4 * 8
 
 

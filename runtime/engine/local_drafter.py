@@ -1,0 +1,87 @@
+"""A drafter in the target's process, without a thread of its own: whoever needs a draft runs the pass that makes it.
+
+A hop to another thread and back costs about as much as a level of a small draft tree; a call of another process costs
+more than the whole tree.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from orchestrator.core.errors import EngineError, ServingError, Unavailable
+from orchestrator.core.types import DraftCounts, DraftResponse, EngineStatus
+from orchestrator.wire.drafter import DraftRequest
+from runtime.engine.calls import Answer, Engine, EngineCall
+from runtime.engine.passes import Passes
+
+
+class LocalDrafter:
+    """Answers draft calls; implements `orchestrator.proposers.drafter_clients.Drafter`.
+
+    counts: its calls so far.
+    Invariant: one thread at a time runs a pass; all calls that wait at its beginning share it.
+    """
+
+    def __init__(self, engine: Engine[DraftRequest]) -> None:
+        self.kernels = engine.kernels
+        self.counts = DraftCounts()
+        self._passes = Passes(engine)
+        self._inbox: queue.SimpleQueue[EngineCall[DraftRequest]] = queue.SimpleQueue()
+        self._calls: list[EngineCall[DraftRequest]] = []  # received, and not answered yet
+        self._lock = threading.Lock()
+
+    def draft(self, request: DraftRequest) -> DraftResponse:
+        """Return the answer to a call, by its deadline or one pass later; raises ServingError."""
+        return self.begin(request)()
+
+    def begin(self, request: DraftRequest) -> Callable[[], DraftResponse]:
+        """Queue a call, which shares the next pass; return the function that `draft` would be."""
+        answers: queue.SimpleQueue[Answer | ServingError] = queue.SimpleQueue()
+        call = EngineCall(request, time.monotonic() + request.deadline_ms / 1000, answers.put)
+        self._inbox.put(call)
+        return partial(self._answer, call, answers)
+
+    def _answer(
+        self, call: EngineCall[DraftRequest], answers: queue.SimpleQueue[Answer | ServingError]
+    ) -> DraftResponse:
+        while not call.answered:
+            with self._lock:
+                if not call.answered:
+                    self._run_pass()
+        answer = answers.get_nowait()
+        if isinstance(answer, ServingError):
+            self.counts.num_failed += isinstance(answer, EngineError)
+            raise answer
+        assert isinstance(answer, DraftResponse)
+        return answer
+
+    def release(self, sequence_id: int) -> None:
+        """Forget a sequence."""
+        with self._lock:
+            self._passes.engine.sequences.drop(sequence_id)
+
+    def status(self) -> EngineStatus:
+        """Forget the idle sequences, and return the engine's figures."""
+        with self._lock:
+            busy = {call.sequence_id for call in self._calls}
+            self._passes.engine.sequences.drop_idle(time.monotonic(), busy)
+            return self._passes.status()
+
+    def _run_pass(self) -> None:
+        """Run a pass over the calls that wait, and refuse those that are late; the caller holds the lock."""
+        while not self._inbox.empty():
+            self._calls.append(self._inbox.get_nowait())
+            self.counts.num_calls += 1
+        now_s = time.monotonic()
+        for call in self._calls:
+            if call.deadline_s <= now_s:
+                self.counts.num_late += 1
+                self._passes.engine.sequences.drop(call.sequence_id)
+                call.reply(Unavailable("the deadline passed before the drafter could answer"))
+        if waiting := [call for call in self._calls if not call.answered]:
+            waiting = self._passes.run(waiting)
+        self._calls = waiting

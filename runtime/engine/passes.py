@@ -1,0 +1,72 @@
+"""The passes of one engine: counted, and when one fails, only the call at fault is refused."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Generic
+
+from orchestrator.core.errors import EngineError, ServingError
+from orchestrator.core.types import EngineStatus
+from runtime.engine.calls import Engine, EngineCall, Request
+
+log = logging.getLogger(__name__)
+
+
+class Passes(Generic[Request]):
+    """Runs an engine's passes; one thread at a time may call.
+
+    num_passes, num_calls, pass_s: passes so far, the calls in them, and their time.
+    """
+
+    def __init__(self, engine: Engine[Request]) -> None:
+        self.engine: Engine[Request] = engine
+        self.num_passes = 0
+        self.num_calls = 0
+        self.pass_s = 0.0
+
+    def run(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
+        """Run a pass over these calls and return those that need another one."""
+        began_s = time.monotonic()
+        # Counted before the answers, so that a caller that has its answer finds its pass counted.
+        self.num_passes += 1
+        self.num_calls += len(calls)
+        waiting = self._advance(calls)
+        self.pass_s += time.monotonic() - began_s
+        return waiting
+
+    def status(self) -> EngineStatus:
+        """Return the engine's figures."""
+        sequences = self.engine.sequences
+        pool = sequences.pool
+        return EngineStatus(
+            blocks_held=pool.num_held,
+            blocks_cached=pool.num_cached,
+            blocks_free=pool.num_free,
+            blocks_total=pool.num_blocks,
+            num_sequences=len(sequences),
+            num_passes=self.num_passes,
+            num_calls=self.num_calls,
+            pass_s=self.pass_s,
+        )
+
+    def _advance(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
+        """Run a pass; if it fails, run each call alone, so that only the call at fault is refused."""
+        try:
+            return self.engine.advance(calls)
+        except Exception as error:
+            log.exception("a pass over %d requests failed", len(calls))
+            if len(calls) == 1:
+                self._refuse(calls[0], error)
+                return []
+        unanswered = [call for call in calls if not call.answered]
+        for call in unanswered:
+            # The failed pass may have changed half of the sequence's state; opening it again restores it.
+            call.sequence = None
+        return [waiting for call in unanswered for waiting in self._advance([call])]
+
+    def _refuse(self, call: EngineCall[Request], error: Exception) -> None:
+        self.engine.sequences.drop(call.sequence_id)
+        if not call.answered:
+            unknown = EngineError(f"the engine failed on this request: {type(error).__name__}")
+            call.reply(error if isinstance(error, ServingError) else unknown)
