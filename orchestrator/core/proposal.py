@@ -56,6 +56,8 @@ class Proposal:
 
     def cut(self, budget: Budget) -> Proposal:
         """Return the proposal without the nodes that exceed the budget."""
+        if self.tree.num_nodes <= min(budget.max_nodes, budget.max_depth):  # no tree is deeper than it has nodes
+            return self
         return self.only(self.tree.within(budget.max_nodes, budget.max_depth))
 
     def only(self, kept: IdArray) -> Proposal:
@@ -78,6 +80,11 @@ class Proposer(Protocol):
     """Drafts for one request; a subclass must define `name` and `propose`, and overrides what else it needs."""
 
     name: str
+
+    @property
+    def never_drafts(self) -> bool:
+        """True once every further proposal is a bare root, whatever the text: plain steps need not be proposed."""
+        return False
 
     @property
     def options(self) -> StepOptions:

@@ -61,9 +61,12 @@ class TokenTree:
             raise EngineError(f"tree has {tokens.shape} node_ids but {parents.shape} node_parents; they must match")
         if len(tokens) > max_nodes:
             raise EngineError(f"tree has {len(tokens)} nodes, at most {max_nodes} allowed")
-        if ((tokens < 0) | (tokens >= vocab_size)).any():
+        if len(tokens) and not (tokens.min() >= 0 and tokens.max() < vocab_size):
             raise EngineError(f"tree has a token outside 0..{vocab_size - 1}")
-        if ((parents < 0) | (parents > np.arange(len(parents)))).any():
+        places = np.arange(len(parents))
+        if (parents == places).all():  # a chain
+            return cls(tokens, parents)
+        if ((parents < 0) | (parents > places)).any():
             raise EngineError("tree has a parent that does not come before its child")
         edges = parents.astype(np.int64) * vocab_size + tokens
         if len(np.unique(edges)) != len(edges):

@@ -40,6 +40,10 @@ class SequenceState:
 class Steps(Protocol):
     """Makes the steps of one sequence: here one after another, or in the target's process several in a run."""
 
+    @property
+    def num_ready(self) -> int:
+        """How many steps `next` can return without waiting for one."""
+
     def next(self) -> Step:
         """Return the next step, whose tokens have been committed to the sequence's context."""
 
@@ -49,6 +53,8 @@ class Steps(Protocol):
 
 class StepByStep:
     """Proposes in this process, and calls the target for each step."""
+
+    num_ready = 0
 
     def __init__(self, sequence: SequenceState, target: Target, proposer: Proposer) -> None:
         self._target = target
@@ -79,6 +85,11 @@ class StepsOfRun:
         self._context, self._take = sequence.context, take
         self._steps: deque[Step] = deque()
 
+    @property
+    def num_ready(self) -> int:
+        """How many of the steps that came with the last call are left."""
+        return len(self._steps)
+
     def next(self) -> Step:
         """Return the next step, and commit its tokens."""
         if not self._steps:
@@ -92,22 +103,32 @@ class StepsOfRun:
 
 
 def generate(sequence: SequenceState, steps: Steps, guard: Guard, emit: Emit) -> None:
-    """Generate until the output finishes or `guard` returns a reason to stop; emit one chunk per step.
+    """Generate until the output finishes or `guard` returns a reason to stop; emit what comes together as one chunk.
 
     Invariant: the emitted tokens are those of `orchestrator.sampling.reference.generate`, whatever the proposer.
     Source: Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1; trees: SpecInfer, arXiv:2305.09781.
     """
-    output, statistics = sequence.output, sequence.statistics
+    output, statistics, chunk = sequence.output, sequence.statistics, Chunk("", [], [])
     while output.finish is None:
         if reason := guard():
-            emit(Chunk(output.close(reason), [], []))
+            chunk.text += output.close(reason)
+            emit(chunk)
             break
         step = steps.next()
-        began_s, acceptance = time.perf_counter(), step.acceptance
-        chunk = output.push(step.tokens, [] if acceptance.logprobs is None else acceptance.logprobs.tolist())
-        chunk.top_ids, chunk.top_logprobs = acceptance.top_tokens(len(chunk.ids))
-        statistics.observe(step.proposal, acceptance, len(chunk.ids), step.draft_s, step.target_s)
-        if sequence.trace:
-            sequence.trace.observe(step.proposal, acceptance)
-        emit(chunk)
+        began_s = time.perf_counter()
+        chunk.extend(_taken(sequence, step))
+        if output.finish or not steps.num_ready:
+            emit(chunk)
+            chunk = Chunk("", [], [])
         statistics.emit_s += time.perf_counter() - began_s
+
+
+def _taken(sequence: SequenceState, step: Step) -> Chunk:
+    """Turn the tokens of a step into text, and count the step."""
+    acceptance = step.acceptance
+    chunk = sequence.output.push(step.tokens, [] if acceptance.logprobs is None else acceptance.logprobs.tolist())
+    chunk.top_ids, chunk.top_logprobs = acceptance.top_tokens(len(chunk.ids))
+    sequence.statistics.observe(step.proposal, acceptance, len(chunk.ids), step.draft_s, step.target_s)
+    if sequence.trace:
+        sequence.trace.observe(step.proposal, acceptance)
+    return chunk

@@ -46,12 +46,8 @@ class Responses:
         self._num_steps_sent = self._num_traced_sent = 0
 
     def emit(self, chunk: Chunk) -> None:
-        """Take the chunk of one step; send it now if the client streams, else when the output has ended."""
-        self._held.text += chunk.text
-        self._held.ids += chunk.ids
-        self._held.logprobs += chunk.logprobs
-        self._held.top_ids += chunk.top_ids
-        self._held.top_logprobs += chunk.top_logprobs
+        """Take a chunk; send it now if the client streams, else when the output has ended."""
+        self._held.extend(chunk)
         self._sum_logprobs += sum(chunk.logprobs)
         if reason := self._sequence.output.finish:
             self._send(self._delta() | self._summary(reason))

@@ -131,13 +131,21 @@ class StopFilter:
 
 @dataclass
 class Chunk:
-    """What one step adds to a response. top_ids, top_logprobs: the most probable tokens of each position."""
+    """What one or several steps add to a response. top_ids, top_logprobs: the most probable tokens of each position."""
 
     text: str
     ids: list[int]
     logprobs: list[float]
     top_ids: list[list[int]] = field(default_factory=list)
     top_logprobs: list[list[float]] = field(default_factory=list)
+
+    def extend(self, other: Chunk) -> None:
+        """Append what a later step adds."""
+        self.text += other.text
+        self.ids += other.ids
+        self.logprobs += other.logprobs
+        self.top_ids += other.top_ids
+        self.top_logprobs += other.top_logprobs
 
 
 class Output:

@@ -1,7 +1,8 @@
-// The C interface, called from orchestrator/native/sampling.py. Arrays are the caller's; nothing is kept between calls.
+// The C interface, called from orchestrator/native/sampling.py. Arrays are the caller's; between calls only memory is kept.
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -11,18 +12,25 @@ using namespace sampling;
 
 namespace {
 
-// Call work(worker, i) once for every i below count; each thread makes a worker of its own.
+// Call work(worker, i) once for every i below count; each thread has a worker of its own.
 template <typename Worker, typename Work>
 void share(size_t count, size_t vocab_size, int num_threads, Work work) {
   std::atomic<size_t> next{0};
-  const auto run = [&] {
-    Worker worker(vocab_size);
+  const auto run = [&](Worker& worker) {
     for (size_t i; (i = next.fetch_add(1)) < count;) work(worker, i);
   };
   std::vector<std::thread> others;
   const size_t wanted = std::min(count, size_t(std::max(num_threads, 1)));
-  for (size_t i = 1; i < wanted; ++i) others.emplace_back(run);
-  run();
+  for (size_t i = 1; i < wanted; ++i)
+    others.emplace_back([&] {
+      Worker worker(vocab_size);
+      run(worker);
+    });
+  // The calling thread keeps its memory for the next call: to clear it takes longer than a greedy decision.
+  static thread_local std::unique_ptr<Worker> own;
+  static thread_local size_t own_size = 0;
+  if (!own || own_size != vocab_size) own = std::make_unique<Worker>(vocab_size), own_size = vocab_size;
+  run(*own);
   for (std::thread& other : others) other.join();
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Sequence
-from ctypes import c_char_p, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import Structure, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -33,15 +33,23 @@ TYPES = {"float32": (0, 4), "bfloat16": (1, 2), "float64": (2, 8)}
 RULES = {Rule.COUPLED: 0, Rule.ENGINE: 0, Rule.REJECTION: 1, Rule.BLOCK: 2, Rule.TYPICAL: 3}
 SEED_MASK = 2**64 - 1
 MAX_TOP_K = 2**31 - 1
-#: `sampling::Request`.
-REQUEST = np.dtype([
-    *((name, np.uint64) for name in (
-        "logits", "parents", "tokens", "q_starts", "q_ids", "q_weights", "target_tokens", "path", "seed",
-    )),
-    ("prefix_len", np.int64),
-    *((name, np.float64) for name in ("temperature", "top_p", "min_p", "typical_p", "epsilon", "delta")),
-    *((name, np.int32) for name in ("top_k", "type", "rule", "num_nodes", "path_len", "next_token")),
-])  # fmt: skip
+
+
+class Request(Structure):
+    """One request's step, as `sampling::Request` (rules.h)."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in (
+            "logits", "parents", "tokens", "q_starts", "q_ids", "q_weights", "target_tokens", "path",
+        )),
+        ("seed", c_uint64),
+        ("prefix_len", c_int64),
+        *((name, c_double) for name in ("temperature", "top_p", "min_p", "typical_p", "epsilon", "delta")),
+        *((name, c_int32) for name in ("top_k", "type", "rule", "num_nodes", "path_len", "next_token")),
+    ]  # fmt: skip
+
+
+Requests = ctypes.Array[Request]
 
 
 class Rows(NamedTuple):
@@ -91,6 +99,8 @@ class Sampler:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._verify = library.sampling_verify
         self._verify.argtypes = [c_void_p, c_size_t, c_size_t, c_int]
+        #: The address of the function that decides requests, for other native code.
+        self.verify_address: int = ctypes.cast(self._verify, c_void_p).value or 0
         self._log_p = library.sampling_log_p
         self._log_p.argtypes = [c_void_p, c_size_t, c_size_t, c_int, c_void_p]
         self._log_probs = library.sampling_log_probs
@@ -114,40 +124,32 @@ class Sampler:
         """
         if not steps:
             return []
-        requests = _requests([step.sampling for step in steps])
-        requests["rule"] = [RULES[step.sampling.rule] for step in steps]
-        requests["logits"] = [step.rows.address for step in steps]
-        requests["type"] = [TYPES[step.rows.dtype][0] for step in steps]
-        requests["prefix_len"] = [step.prefix_len for step in steps]
-        sizes = np.array([step.tree.num_nodes for step in steps])
-        first_nodes = np.cumsum(sizes) - sizes
-        requests["num_nodes"] = sizes
-        trees = [np.concatenate([getattr(step.tree, name) for step in steps]) for name in ("parents", "tokens")]
-        path, target_tokens = np.empty(sizes.sum(), np.int32), np.empty(sizes.sum() + len(steps), np.int32)
-        for name, array in zip(("parents", "tokens", "path"), (*trees, path), strict=True):
-            requests[name] = _addresses(array, first_nodes)
-        wants = np.array([step.wants_target_tokens for step in steps])
-        first_rows = first_nodes + np.arange(len(steps))
-        requests["target_tokens"] = _addresses(target_tokens, first_rows) * wants
-        q = _fill_q(requests, steps)  # alive until the call is over
-        _check(self._verify(requests.ctypes.data, len(steps), vocab_size, num_threads))
-        del q
-        return [
-            Verified(
-                tuple(path[node : node + length].tolist()),
-                token,
-                target_tokens[row : row + size + 1].tolist() if is_wanted else None,
-            )
-            for node, length, token, row, size, is_wanted in zip(
-                first_nodes.tolist(),
-                requests["path_len"].tolist(),
-                requests["next_token"].tolist(),
-                first_rows.tolist(),
-                sizes.tolist(),
-                wants.tolist(),
-                strict=True,
-            )
-        ]
+        requests = requests_of([step.sampling for step in steps])
+        sizes = [step.tree.num_nodes for step in steps]
+        path, target_tokens = (c_int32 * sum(sizes))(), (c_int32 * (sum(sizes) + len(steps)))()
+        kept: list[object] = []  # alive until the call is over
+        first = 0
+        for number, (request, step, size) in enumerate(zip(requests, steps, sizes, strict=True)):
+            request.rule = RULES[step.sampling.rule]
+            request.logits, request.type = step.rows.address, TYPES[step.rows.dtype][0]
+            request.prefix_len, request.num_nodes = step.prefix_len, size
+            if size:
+                arrays = [np.ascontiguousarray(each, np.int32) for each in (step.tree.parents, step.tree.tokens)]
+                request.parents, request.tokens = (array.ctypes.data for array in arrays)
+                request.path = ctypes.addressof(path) + ctypes.sizeof(c_int32) * first
+                kept += arrays
+            if step.wants_target_tokens:
+                request.target_tokens = ctypes.addressof(target_tokens) + ctypes.sizeof(c_int32) * (first + number)
+            if step.q:
+                kept.append(_fill_q(request, step))
+            first += size
+        _check(self._verify(requests, len(steps), vocab_size, num_threads))
+        found, first = [], 0
+        for number, (request, step, size) in enumerate(zip(requests, steps, sizes, strict=True)):
+            tokens = target_tokens[first + number :][: size + 1] if step.wants_target_tokens else None
+            found.append(Verified(tuple(path[first : first + request.path_len]), request.next_token, tokens))
+            first += size
+        return found
 
     def target_tokens(
         self,
@@ -161,19 +163,19 @@ class Sampler:
 
         positions: (n,), the position that each row decides. samplings: (n,).
         """
-        requests = _requests(samplings)
+        requests = requests_of(samplings)
         _fill_rows(requests, rows, vocab_size)
-        requests["prefix_len"] = positions
-        _check(self._verify(requests.ctypes.data, len(requests), vocab_size, num_threads))
-        tokens: list[int] = requests["next_token"].tolist()
-        return tokens
+        for request, position in zip(requests, positions, strict=True):
+            request.prefix_len = position
+        _check(self._verify(requests, len(requests), vocab_size, num_threads))
+        return [request.next_token for request in requests]
 
     def log_p(self, rows: Rows, vocab_size: int, samplings: Sequence[Sampling], num_threads: int = 1) -> FloatArray:
         """Return log p of every row, (n, V) float64, −inf outside its support; samplings: (n,)."""
-        requests = _requests(samplings)
+        requests = requests_of(samplings)
         _fill_rows(requests, rows, vocab_size)
         result = np.empty((len(requests), vocab_size))
-        _check(self._log_p(requests.ctypes.data, len(requests), vocab_size, num_threads, result.ctypes.data))
+        _check(self._log_p(requests, len(requests), vocab_size, num_threads, result.ctypes.data))
         return result
 
     def log_probs(
@@ -184,13 +186,13 @@ class Sampler:
         The top ids are (n, num_top) int32, the best first and the lowest id first among equals, with float64
         log-probabilities of the same shape.
         """
-        requests = _requests([Sampling()] * len(tokens))
+        requests = requests_of([Sampling()] * len(tokens))
         _fill_rows(requests, rows, vocab_size)
         ids = np.array(tokens, np.int32)
         log_probs = np.empty(len(ids))
         top_ids, top_log_probs = np.empty((len(ids), num_top), np.int32), np.empty((len(ids), num_top))
         outputs = log_probs.ctypes.data, num_top, top_ids.ctypes.data, top_log_probs.ctypes.data
-        _check(self._log_probs(requests.ctypes.data, len(ids), vocab_size, ids.ctypes.data, *outputs))
+        _check(self._log_probs(requests, len(ids), vocab_size, ids.ctypes.data, *outputs))
         return log_probs, top_ids, top_log_probs
 
     def draw(self, q: Distribution, seed: int, position: int, stream: Stream, epoch: int) -> int:
@@ -231,43 +233,31 @@ def sampler() -> Sampler | None:
         return None
 
 
-def _requests(samplings: Sequence[Sampling]) -> npt.NDArray[np.void]:
-    """Return an array of REQUEST with what belongs to the samplings; all else is 0."""
-    requests = np.zeros(len(samplings), REQUEST)
-    for name in ("temperature", "top_p", "min_p", "typical_p", "epsilon", "delta"):
-        requests[name] = [getattr(sampling, name) for sampling in samplings]
-    requests["top_k"] = [min(sampling.top_k, MAX_TOP_K) for sampling in samplings]
-    # Without a type, a list of large seeds would pass through float64.
-    requests["seed"] = np.array([sampling.seed & SEED_MASK for sampling in samplings], np.uint64)
+def requests_of(samplings: Sequence[Sampling]) -> Requests:
+    """Return requests with what belongs to the samplings; all else is 0, so the rule is `coupled`."""
+    requests = (Request * len(samplings))()
+    for request, sampling in zip(requests, samplings, strict=True):
+        request.temperature, request.seed = sampling.temperature, sampling.seed & SEED_MASK
+        request.top_k, request.top_p, request.min_p = min(sampling.top_k, MAX_TOP_K), sampling.top_p, sampling.min_p
+        request.typical_p, request.epsilon, request.delta = sampling.typical_p, sampling.epsilon, sampling.delta
     return requests
 
 
-def _fill_rows(requests: npt.NDArray[np.void], rows: Rows, vocab_size: int) -> None:
+def _fill_rows(requests: Requests, rows: Rows, vocab_size: int) -> None:
     """Give each request, a bare root, one row."""
-    requests["logits"] = [rows.row(index, vocab_size) for index in range(len(requests))]
-    requests["type"] = TYPES[rows.dtype][0]
+    for index, request in enumerate(requests):
+        request.logits, request.type = rows.row(index, vocab_size), TYPES[rows.dtype][0]
 
 
-def _fill_q(requests: npt.NDArray[np.void], steps: Sequence[Step]) -> Sequence[npt.NDArray[np.generic]]:
-    """Write where the q of each step begin; return the arrays that hold them."""
-    counts = np.array([len(step.q) for step in steps])
-    if any(step.q and len(step.q) != step.tree.num_nodes for step in steps):
+def _fill_q(request: Request, step: Step) -> object:
+    """Write where the q of a step are; return the arrays that hold them."""
+    if len(step.q) != step.tree.num_nodes:
         raise EngineError("a step needs one q for each node, or none")
-    q = [each for step in steps for each in step.q]
-    if not q:
-        return ()
-    starts = np.cumsum([0, *(len(each.ids) for each in q)])
-    ids = np.concatenate([each.ids for each in q], dtype=np.int32)
-    weights = np.concatenate([each.weights for each in q], dtype=np.float32)
-    requests["q_starts"] = _addresses(starts, np.cumsum(counts) - counts) * (counts > 0)
-    requests["q_ids"], requests["q_weights"] = ids.ctypes.data, weights.ctypes.data
+    starts = np.cumsum([0, *(len(each.ids) for each in step.q)], dtype=np.int64)
+    ids = np.concatenate([each.ids for each in step.q], dtype=np.int32)
+    weights = np.concatenate([each.weights for each in step.q], dtype=np.float32)
+    request.q_starts, request.q_ids, request.q_weights = (each.ctypes.data for each in (starts, ids, weights))
     return starts, ids, weights
-
-
-def _addresses(array: npt.NDArray[np.generic], indices: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """Return the addresses of these elements."""
-    addresses: npt.NDArray[np.uint64] = np.uint64(array.ctypes.data) + (array.itemsize * indices).astype(np.uint64)
-    return addresses
 
 
 def _check(wrong: bytes | None) -> None:

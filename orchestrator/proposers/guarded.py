@@ -38,6 +38,11 @@ class Guarded(Proposer):
         self._failed = False
 
     @property
+    def never_drafts(self) -> bool:
+        """True for a proposer that never drafts, and for one that has failed."""
+        return self._failed or self._proposer.never_drafts
+
+    @property
     def options(self) -> StepOptions:
         """What the proposer needs from the step; nothing once it has failed."""
         if not self._failed:

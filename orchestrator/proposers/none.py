@@ -11,6 +11,7 @@ class NoProposer(Proposer):
     """Always proposes the bare root."""
 
     name = "none"
+    never_drafts = True
 
     def __init__(self, *_: object) -> None:
         """Takes the parameters and dependencies of every proposer, and ignores them."""

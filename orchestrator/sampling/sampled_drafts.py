@@ -73,6 +73,8 @@ def nodes_with_valid_q(tree: TokenTree, q: tuple[Distribution, ...], vocab_size:
     be drafted although q gives it a share, and the text would no longer have the target's distribution.
     Raises: EngineError if q does not have one distribution per node.
     """
+    if not q:
+        return np.arange(1, tree.num_nodes + 1, dtype=np.int32)
     invalid_parents = {int(tree.parents[node - 1]) for node in _errors_by_node(tree, q, vocab_size)}
     kept = {0}
     for node, parent in enumerate(tree.parents.tolist(), start=1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import queue
 import time
@@ -20,9 +21,33 @@ log = logging.getLogger(__name__)
 
 WARM_UP_LIMIT_S = 120.0
 
-Answer = Acceptance | DraftResponse
+Answer = Acceptance | DraftResponse | list[Acceptance]
 Reply = Callable[[Answer | ServingError], None]
 Request = TypeVar("Request", StepRequest, DraftRequest)
+
+
+@dataclass(frozen=True, eq=False)
+class PlainSteps(StepRequest):
+    """A step without drafts that the engine may follow with more of them; it answers with their acceptances, in order.
+
+    max_steps: most steps. limit_s: the time after which none begins.
+    """
+
+    max_steps: int = 1
+    limit_s: float = 0.0
+
+
+@dataclass
+class Progress:
+    """What an engine and its thread tell each other.
+
+    num_passes, num_calls: passes made, and the calls in them. num_waiting: what waits to be received by the engine's
+    thread; while it is not 0, no further step of PlainSteps begins.
+    """
+
+    num_passes: int = 0
+    num_calls: int = 0
+    num_waiting: ctypes.c_int32 = field(default_factory=ctypes.c_int32)
 
 
 @dataclass(eq=False)
@@ -68,7 +93,12 @@ class EngineCall(Generic[Request]):
 
 
 class Engine(Protocol[Request]):
-    """The engine that an engine thread runs: one forward pass at a time over all waiting calls."""
+    """The engine that an engine thread runs: one forward pass at a time over all waiting calls.
+
+    progress: shared with the thread, which counts one pass of each `advance`; the engine counts further ones.
+    """
+
+    progress: Progress
 
     @property
     def kernels(self) -> str:
@@ -82,7 +112,7 @@ class Engine(Protocol[Request]):
         """Return slow work to do on another thread before the request is submitted; None = none is needed."""
 
     def advance(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
-        """Run one pass, answer the calls that are complete, and return those that need another pass."""
+        """Run one pass, or several of PlainSteps; answer the calls that are complete, and return the others."""
 
 
 def submit_and_wait(submit: Callable[[Request, float, Reply], None], request: Request) -> Answer:

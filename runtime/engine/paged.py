@@ -14,12 +14,13 @@ from orchestrator.core.errors import RequestError, ServingError
 from orchestrator.core.types import HiddenStates
 from orchestrator.native.sampling import sampler
 from orchestrator.sampling.grammar import Grammars
-from runtime.engine.calls import EngineCall, Request
+from runtime.engine.calls import EngineCall, Progress, Request
 from runtime.kv.batch import Pass, Segment
 from runtime.kv.blocks import BlockPool
 from runtime.kv.cache import KVCache
 from runtime.kv.sequences import SequenceTable
 from runtime.native.chains import NativeChain
+from runtime.native.decoding import Decoded, Decoding
 from runtime.native.model import NativeModel
 from runtime.sampling.logits_processors import LogitsProcessors, processors_for
 
@@ -108,6 +109,16 @@ class PagedModel:
         self._note_computed(segments)
         return drafted
 
+    def decode(self, segments: list[Segment], decoding: Decoding) -> Decoded:
+        """Make plain steps behind the one uncomputed token of each segment, in native code, and commit their tokens."""
+        assert isinstance(self.model, NativeModel)
+        decoded = self.model.decode(Pass(segments, self.model.device, self.model.dtype), self.cache, decoding)
+        for segment, tokens in zip(segments, decoded.tokens.T.tolist(), strict=True):
+            segment.sequence.context.commit(tokens)
+            segment.last += len(tokens) - 1
+        self._note_computed(segments)
+        return decoded
+
     def _note_computed(self, segments: list[Segment]) -> None:
         now_s = time.monotonic()
         for segment in segments:
@@ -124,6 +135,7 @@ class PagedEngine(Generic[Request]):
     def __init__(self, paged: PagedModel, grammars: Grammars | None = None) -> None:
         self.paged = paged
         self.sequences = paged.sequences
+        self.progress = Progress()
         self._grammars = grammars
         sampler()  # compiled now, if it is not yet, and not in the first pass
 
@@ -140,7 +152,7 @@ class PagedEngine(Generic[Request]):
         return partial(grammars.check, grammar)
 
     def advance(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
-        """Run one pass, answer the calls that are complete, and return the others."""
+        """Run one pass, or several of PlainSteps; answer the calls that are complete, and return the others."""
         for call in calls:
             if call.sequence is None:
                 try:

@@ -8,7 +8,7 @@ from typing import Generic
 
 from orchestrator.core.errors import EngineError, ServingError
 from orchestrator.core.types import EngineStatus
-from runtime.engine.calls import Engine, EngineCall, Request
+from runtime.engine.calls import Engine, EngineCall, Progress, Request
 
 log = logging.getLogger(__name__)
 
@@ -16,21 +16,21 @@ log = logging.getLogger(__name__)
 class Passes(Generic[Request]):
     """Runs an engine's passes; one thread at a time may call.
 
-    num_passes, num_calls, pass_s: passes so far, the calls in them, and their time.
+    progress: passes so far and the calls in them, which the engine counts too if it makes several at a time.
+    pass_s: their time.
     """
 
     def __init__(self, engine: Engine[Request]) -> None:
         self.engine: Engine[Request] = engine
-        self.num_passes = 0
-        self.num_calls = 0
+        self.progress = engine.progress = Progress()
         self.pass_s = 0.0
 
     def run(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
         """Run a pass over these calls and return those that need another one."""
         began_s = time.monotonic()
         # Counted before the answers, so that a caller that has its answer finds its pass counted.
-        self.num_passes += 1
-        self.num_calls += len(calls)
+        self.progress.num_passes += 1
+        self.progress.num_calls += len(calls)
         waiting = self._advance(calls)
         self.pass_s += time.monotonic() - began_s
         return waiting
@@ -45,8 +45,8 @@ class Passes(Generic[Request]):
             blocks_free=pool.num_free,
             blocks_total=pool.num_blocks,
             num_sequences=len(sequences),
-            num_passes=self.num_passes,
-            num_calls=self.num_calls,
+            num_passes=self.progress.num_passes,
+            num_calls=self.progress.num_calls,
             pass_s=self.pass_s,
         )
 

@@ -18,10 +18,11 @@ from orchestrator.core.context import Context
 from orchestrator.core.drafting import Drafting, Step
 from orchestrator.core.errors import EngineError, ServingError, Unavailable, UnknownSequence
 from orchestrator.core.proposal import Proposal, Proposer
-from orchestrator.core.types import Acceptance, EngineStatus
+from orchestrator.core.types import Acceptance, EngineStatus, StepOptions
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.run import RunOptions, TakeSteps
 from orchestrator.wire.target import StepRequest
+from runtime.engine.calls import PlainSteps
 from runtime.engine.thread import EngineThread
 
 log = logging.getLogger(__name__)
@@ -101,16 +102,22 @@ class Run:
         """Submit the next step, with the tokens from `start` on; the caller holds the lock."""
         proposal, options = self._next
         first, context = self._request.delta, self._drafting.context
-        delta = delta_of(context, start, first.sequence_id, first.cache_salt)
-        q = proposal.q if self._request.sampling.rule.uses_q else ()
-        request = StepRequest(delta, proposal.tree, self._request.sampling, options, 0, q)
+        delta, sampling = delta_of(context, start, first.sequence_id, first.cache_salt), self._request.sampling
+        request = StepRequest(delta, proposal.tree, sampling, options, 0, proposal.q if sampling.rule.uses_q else ())
+        if start and self._drafting.proposer.never_drafts and options == StepOptions():
+            tokens_left = self._options.limits.budget(context).max_depth + 1
+            max_steps = min(tokens_left, MAX_AHEAD - len(self._ready))
+            request = PlainSteps(delta, proposal.tree, sampling, options, 0, (), None, max_steps, self._hold_s())
         self._is_busy, self._called_s = True, time.monotonic()
         self._engine.submit(request, self.deadline_s, partial(self._answered, proposal))
 
-    def _answered(self, proposal: Proposal, answer: Acceptance | ServingError) -> None:
-        """Take the answer to a step, on the engine's thread; the next step is proposed behind the pass."""
+    def _answered(self, proposal: Proposal, answer: Acceptance | list[Acceptance] | ServingError) -> None:
+        """Take the answer to a step or to plain steps, on the engine's thread; the next is proposed behind the pass."""
         with self._lock:
-            self._attempt(partial(self._note, proposal, answer))
+            if isinstance(answer, ServingError):
+                self._error = answer
+            else:
+                self._attempt(partial(self._note, proposal, answer if isinstance(answer, list) else [answer]))
         if self._is_closed or self._has_stopped:
             self._proposed()
         else:
@@ -140,20 +147,26 @@ class Run:
             log.exception("a run failed behind its step")
             self._error = EngineError(f"the run failed: {type(error).__name__}")
 
-    def _note(self, proposal: Proposal, answer: Acceptance | ServingError) -> None:
-        if isinstance(answer, ServingError):
-            self._error = answer
-            return
-        step = Step(proposal, answer, self._drafting.draft_s, time.monotonic() - self._called_s)
+    def _note(self, proposal: Proposal, answers: list[Acceptance]) -> None:
+        """Note steps up to the end of the run; all of several have the bare proposal."""
+        target_s, draft_s = (time.monotonic() - self._called_s) / len(answers), self._drafting.draft_s
+        for answer in answers:
+            self._ready.append(Step(proposal, answer, draft_s, target_s))
+            self._drafting.commit(proposal, answer)
+            self._has_ended = self._ends_behind(self._ready[-1].tokens)
+            if self._has_ended:
+                return
+            draft_s = 0.0
+
+    def _ends_behind(self, tokens: list[int]) -> bool:
+        """Return whether the run ends behind the tokens that were committed last."""
         context = self._drafting.context
         num_output = len(context) - context.prompt_len
-        self._drafting.commit(proposal, answer)
-        self._ready.append(step)
         ends = (
             number > self._options.min_tokens and token in self._options.stop_ids
-            for number, token in enumerate(step.tokens, start=num_output + 1)
+            for number, token in enumerate(tokens, start=num_output - len(tokens) + 1)
         )
-        self._has_ended = len(context) - context.prompt_len >= self._options.limits.max_tokens or any(ends)
+        return num_output >= self._options.limits.max_tokens or any(ends)
 
     def _set_next(self) -> None:
         self._next = self._drafting.propose()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 
@@ -10,18 +11,25 @@ import torch
 from torch import Tensor
 
 from orchestrator.core.errors import ServingError
+from orchestrator.core.sampling_params import Rule
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import MAX_FEATURE_ROWS, Acceptance, StepOptions
+from orchestrator.native.sampling import requests_of, sampler
 from orchestrator.sampling.accept import AcceptedPath
 from orchestrator.wire.target import StepRequest
-from runtime.engine.calls import EngineCall
+from runtime.engine.calls import EngineCall, PlainSteps
 from runtime.engine.paged import PagedEngine
 from runtime.engine.verify import VerifyInput, VerifyResult, verify
 from runtime.kv.batch import Segment
 from runtime.kv.sequences import CachedSequence
+from runtime.native.decoding import Decoding
+from runtime.native.model import NativeModel
 from runtime.sampling import served
 
 StepCall = EngineCall[StepRequest]
+
+#: Most plain steps of one call into native code.
+MAX_STEPS = 64
 
 
 class TargetEngine(PagedEngine[StepRequest]):
@@ -37,12 +45,15 @@ class TargetEngine(PagedEngine[StepRequest]):
 
     def _run(self, planned: list[tuple[StepCall, Segment]]) -> None:
         began_s = time.monotonic()
+        if steps := self._plain_steps(planned):
+            self._decode(planned, steps, began_s)
+            return
         for call, segment in planned:
             if segment.last == call.delta.prefix_len:  # otherwise a part of a long context, without its tree
                 segment.tree = call.request.tree
         logits = self.paged.forward([segment for _, segment in planned])
         computed_s = time.monotonic()
-        parts = logits.split([segment.tree.num_nodes + 1 for _, segment in planned])
+        parts = (logits,) if len(planned) == 1 else logits.split([segment.tree.num_nodes + 1 for _, segment in planned])
         complete = [
             (call, part)
             for (call, segment), part in zip(planned, parts, strict=True)
@@ -64,6 +75,51 @@ class TargetEngine(PagedEngine[StepRequest]):
                 )
                 call.reply(answer)
 
+    def _plain_steps(self, planned: list[tuple[StepCall, Segment]]) -> Decoding | None:
+        """Return the plain steps that native code can make for all of these calls, or None: a pass, and no more."""
+        compiled, num_steps, limit_s = sampler(), MAX_STEPS, math.inf
+        if compiled is None or not isinstance(self.paged.model, NativeModel):
+            return None
+        for call, segment in planned:
+            request = call.request
+            if not isinstance(request, PlainSteps) or request.sampling.rule not in (Rule.COUPLED, Rule.ENGINE):
+                return None
+            is_one_row = segment.first + 1 == segment.last == call.delta.prefix_len
+            if not is_one_row or request.sampling.needs_logits_processors:
+                return None
+            num_slots = call.opened.reserve_up_to(segment.last + request.max_steps - 1)
+            num_steps = min(num_steps, num_slots - segment.last + 1)
+            limit_s = min(limit_s, request.limit_s)
+        if num_steps < 2:
+            return None
+        requests = requests_of([call.request.sampling for call, _ in planned])
+        return Decoding(requests, compiled.verify_address, num_steps, limit_s, self.progress.num_waiting)
+
+    def _decode(self, planned: list[tuple[StepCall, Segment]], steps: Decoding, began_s: float) -> None:
+        """Make plain steps and answer the calls."""
+        decoded = self.paged.decode([segment for _, segment in planned], steps)
+        further = len(decoded.tokens) - 1
+        self.progress.num_passes += further
+        self.progress.num_calls += further * len(planned)
+        times_us = decoded.times_us.tolist()
+        for (call, _), tokens in zip(planned, decoded.tokens.T.tolist(), strict=True):
+            sequence = call.opened
+            sequence.publish(len(sequence.ids))
+            queued_us = [_us(began_s - call.arrived_s), *[0] * further]
+            answers = [
+                Acceptance(
+                    (),
+                    token,
+                    queue_us=queue_us,
+                    forward_us=forward_us,
+                    verify_us=verify_us,
+                    num_in_pass=len(planned),
+                    num_cached_tokens=sequence.num_cached,
+                )
+                for token, queue_us, (forward_us, verify_us) in zip(tokens, queued_us, times_us, strict=True)
+            ]
+            call.reply(answers)
+
     def _verify_input(self, call: StepCall) -> VerifyInput:
         request = call.request
         return VerifyInput(
@@ -80,22 +136,25 @@ class TargetEngine(PagedEngine[StepRequest]):
         """Commit the accepted path and return the answer; logits: (m + 1, V), of the root and the nodes."""
         accepted, options, sequence = result.accepted, call.request.options, call.opened
         self.commit(sequence, call.request.tree, accepted)
+        logprobs = top_ids = top_logprobs = None
+        if options.logprobs or options.num_top:
+            rows = logits[[0, *accepted.path]]
+            if options.logprobs:
+                committed = Acceptance(*accepted).tokens(call.request.tree)
+                logprobs = np.array(served.log_probs_of(rows, committed))
+            if options.num_top:
+                top_ids, top_logprobs = served.top_log_probs(rows, options.num_top)
         features, features_start = self._features(sequence, options)
-        acceptance = Acceptance(
+        return Acceptance(
             *accepted,
             target_tokens=np.array(result.target_tokens, np.int32) if options.target_tokens else None,
+            logprobs=logprobs,
+            top_ids=top_ids,
+            top_logprobs=top_logprobs,
             features=features,
             features_start=features_start,
             num_cached_tokens=sequence.num_cached,
         )
-        rows = logits[[0, *accepted.path]]
-        if options.logprobs:
-            logprobs = served.log_probs_of(rows, acceptance.tokens(call.request.tree))
-            acceptance = replace(acceptance, logprobs=np.array(logprobs))
-        if options.num_top:
-            top_ids, top_logprobs = served.top_log_probs(rows, options.num_top)
-            acceptance = replace(acceptance, top_ids=top_ids, top_logprobs=top_logprobs)
-        return acceptance
 
     def commit(self, sequence: CachedSequence, tree: TokenTree, accepted: AcceptedPath) -> None:
         """Keep only the KV rows of the accepted path: move them to the slots right behind the old root's."""
@@ -116,8 +175,10 @@ class TargetEngine(PagedEngine[StepRequest]):
 
         r is 0 when features_from is beyond the computed tokens, and at most MAX_FEATURE_ROWS.
         """
+        if options.features_from is None:
+            return None, 0
         store = self.paged.cache.features[:, self.paged.model.feature_columns(options.hidden_states)]
-        if options.features_from is None or not store.shape[1]:
+        if not store.shape[1]:
             return None, 0
         start = max(options.features_from, sequence.num_computed - MAX_FEATURE_ROWS, 0)
         slots = [sequence.slot(index) for index in range(start, sequence.num_computed)]

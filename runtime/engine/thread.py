@@ -36,12 +36,13 @@ class EngineThread(Generic[Request]):
         self._prepare = prepare
         # Calls, ids of sequences that have ended, and None at the end.
         self._inbox: queue.SimpleQueue[EngineCall[Request] | int | None] = queue.SimpleQueue()
+        # A call is either in the inbox before the last look at it, or refused; num_waiting is what is in the inbox.
+        self._lock = threading.Lock()
         self._calls: list[EngineCall[Request]] = []
         self._after_pass: Callable[[], None] = lambda: None
         self._report: Callable[[EngineStatus], None] | None = None
         self._reported_s = 0.0
         self._refusal: ServingError | None = None
-        self._refusing = threading.Lock()  # a call is either in the inbox before the last look at it, or refused
         self._on_broken: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -53,12 +54,12 @@ class EngineThread(Generic[Request]):
     @property
     def num_passes(self) -> int:
         """Passes so far."""
-        return self._passes.num_passes
+        return self._passes.progress.num_passes
 
     @property
     def num_calls(self) -> int:
         """Calls in these passes."""
-        return self._passes.num_calls
+        return self._passes.progress.num_calls
 
     def start(self) -> None:
         """Start answering calls."""
@@ -74,15 +75,16 @@ class EngineThread(Generic[Request]):
         deadline_s: latest time of the answer, by time.monotonic().
         """
         call = EngineCall(request, deadline_s, on_answer)
-        with self._refusing:
+        with self._lock:
             if self._refusal is None:
-                self._inbox.put(call)
+                self._put(call)
                 return
         call.reply(self._refusal)
 
     def release(self, sequence_id: int) -> None:
         """Queue the end of a sequence."""
-        self._inbox.put(sequence_id)
+        with self._lock:
+            self._put(sequence_id)
 
     def watch(self, report: Callable[[EngineStatus], None]) -> None:
         """Call `report` with the engine's figures every REPORT_S, on the engine's thread; it must not raise."""
@@ -103,12 +105,18 @@ class EngineThread(Generic[Request]):
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Stop after the current pass; calls that are still queued are answered with Unavailable."""
-        self._inbox.put(None)
+        with self._lock:
+            self._put(None)
         self._thread.join(timeout_s)
 
     def status(self) -> EngineStatus:
         """Return the engine's figures; they are consistent with one another on the engine's thread only."""
         return self._passes.status()
+
+    def _put(self, item: EngineCall[Request] | int | None) -> None:
+        """Put something into the inbox, under the lock."""
+        self._inbox.put(item)
+        self._passes.progress.num_waiting.value += 1
 
     def _run(self) -> None:
         try:
@@ -128,7 +136,7 @@ class EngineThread(Generic[Request]):
 
     def _refuse_all(self, refusal: ServingError) -> None:
         """Answer the waiting calls and every later one with an error."""
-        with self._refusing:
+        with self._lock:
             self._refusal = refusal
         for call in self._calls:
             if not call.answered:
@@ -146,6 +154,8 @@ class EngineThread(Generic[Request]):
                 item = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
             except queue.Empty:
                 return True
+            with self._lock:
+                self._passes.progress.num_waiting.value -= 1
             if item is None:
                 return False
             self._take(item)
@@ -183,9 +193,9 @@ class EngineThread(Generic[Request]):
             self._report(self.status())
 
     def _pass(self) -> None:
-        began_s, calls = time.monotonic(), self._calls
+        began_s, calls, before = time.monotonic(), self._calls, self.num_passes
         self._calls = self._passes.run(calls)
         now_s = time.monotonic()
         waiting = {call.sequence_id for call in self._calls}
         answered = [call.sequence_id for call in calls if call.sequence_id not in waiting]
-        self.batching.answered(answered, now_s, now_s - began_s)
+        self.batching.answered(answered, now_s, (now_s - began_s) / (self.num_passes - before))

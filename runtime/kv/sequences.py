@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from orchestrator.core.context import Context
-from orchestrator.core.errors import EngineError, RequestError, UnknownSequence
+from orchestrator.core.errors import EngineError, RequestError, Unavailable, UnknownSequence
 from orchestrator.wire.context import Delta
 from runtime.kv.blocks import BlockKey, BlockPool
 from runtime.sampling.logits_processors import LogitsProcessors
@@ -78,6 +80,12 @@ class CachedSequence:
         if missing > 0:
             last = self.blocks[-1] if self.blocks else None
             self.blocks += self._pool.allocate(missing, last)
+
+    def reserve_up_to(self, num_slots: int) -> int:
+        """Hold blocks for `num_slots` slots if the pool has them; return how many slots of these there are."""
+        with suppress(Unavailable):
+            self.reserve(num_slots)
+        return min(num_slots, len(self.blocks) * self._pool.block_tokens)
 
     def publish(self, num_committed: int) -> None:
         """Publish the blocks that are full of computed, committed tokens, so that other sequences can find them."""

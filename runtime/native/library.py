@@ -7,6 +7,7 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_void
 from functools import cache
 from pathlib import Path
 
+from orchestrator.native import sampling
 from orchestrator.native.build import NativeLibrary
 
 LIBRARY = NativeLibrary(
@@ -21,6 +22,7 @@ LIBRARY = NativeLibrary(
         "trees.cpp",
         "ranking.cpp",
         "chains.cpp",
+        "decode.cpp",
         "heads.cpp",
         "small_heads.cpp",
         "eagle.cpp",
@@ -39,6 +41,7 @@ LIBRARY = NativeLibrary(
         "heads.h",
         "small_heads.h",
         "eagle.h",
+        *(f"../../orchestrator/native/{name}" for name in sampling.LIBRARY.headers),
     ),
 )
 
@@ -91,4 +94,6 @@ def load() -> ctypes.CDLL:
     library.native_forward_segments.restype = c_char_p
     library.native_draft_chains.argtypes = [c_void_p, POINTER(PassArrays), c_void_p]
     library.native_draft_chains.restype = c_char_p
+    library.native_decode.argtypes = [c_void_p, POINTER(PassArrays), c_void_p]
+    library.native_decode.restype = c_char_p
     return library

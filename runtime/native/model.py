@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from runtime.kv.cache import CacheShape, KVCache
 from runtime.model.features import FeatureColumns
 from runtime.native.cache import NativeCache
 from runtime.native.chains import ChainFields, ChainsFields, NativeChain
+from runtime.native.decoding import Decoded, Decoding, DecodingFields
 from runtime.native.families import norm_weight, norms_of, rotations, shape_of, windows
 from runtime.native.library import PassArrays, load
 from runtime.native.ranking import ranking_of
@@ -90,10 +92,28 @@ class NativeModel:
         tokens, lengths = (ctypes.c_int32 * (len(chains) * longest))(), (ctypes.c_int32 * len(chains))()
         addresses = [ctypes.addressof(each) for each in (fields, tokens, lengths)]
         request = ChainsFields(len(chains), longest, *addresses)
-        self._compute(batch, cache, self._library.native_draft_chains, ctypes.byref(request))
+        self._compute(batch, cache, self._library.native_draft_chains, request)
         return [tokens[place * longest :][:length] for place, length in enumerate(lengths)]
 
-    def _compute(self, batch: Pass[Segment], cache: KVCache, function: Any, *more: Any) -> Tensor:
+    def decode(self, batch: Pass[Segment], cache: KVCache, decoding: Decoding) -> Decoded:
+        """Compute a pass of one row for each segment and the plain steps behind it."""
+        count, num_steps = len(batch.segments), decoding.num_steps
+        tokens, times_us = np.empty((num_steps, count), np.int32), np.empty((num_steps, 2), np.int32)
+        fields = DecodingFields(
+            num_steps,
+            int(1e6 * decoding.limit_s),
+            ctypes.addressof(decoding.interrupt),
+            ctypes.addressof(decoding.requests),
+            decoding.verify,
+            tokens.ctypes.data,
+            times_us.ctypes.data,
+        )
+        self._compute(batch, cache, self._library.native_decode, fields)
+        return Decoded(tokens[: fields.num_made], times_us[: fields.num_made])
+
+    def _compute(
+        self, batch: Pass[Segment], cache: KVCache, function: Any, more: DecodingFields | ChainsFields | None = None
+    ) -> Tensor:
         """Call the library's function on a pass; return the logits of every root and node."""
         integers = PassIntegers(batch)
         num_rows = len(integers.ids)
@@ -118,10 +138,11 @@ class NativeModel:
             logits=logits.data_ptr(),
         )
         began_s = time.perf_counter()
-        if wrong := function(self._handle, ctypes.byref(request), *more):
+        if wrong := function(self._handle, ctypes.byref(request), *([ctypes.byref(more)] if more else [])):
             raise EngineError(f"the native forward pass refused its arguments: {wrong.decode()}")
         if self.num_threads is None:
-            self._choice.observe(num_rows, num_threads, time.perf_counter() - began_s)
+            num_passes = more.num_made if isinstance(more, DecodingFields) else 1
+            self._choice.observe(num_rows, num_threads, (time.perf_counter() - began_s) / num_passes)
         return logits
 
     def _copy_weights(self, model: Any, columns: FeatureColumns) -> None:

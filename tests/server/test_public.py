@@ -77,11 +77,10 @@ def test_grpc_stream_any_method_gives_the_target_s_text(
     )
     assert answer.ids == truth[task]
     assert answer.last["finish_reason"] == "length" and answer.stats["method"] == method
-    assert len(answer.parts) == (answer.last["num_steps"] if stream else 1)
+    assert 1 < len(answer.parts) <= answer.last["num_steps"] if stream else len(answer.parts) == 1
     assert sum(part["num_output_tokens"] for part in answer.parts) == 24
-    assert [n for part in answer.parts for n in part["step_lengths"]] == [
-        len(part["output_ids"]) for part in answer.parts
-    ] or not stream
+    assert all(sum(part["step_lengths"]) == len(part["output_ids"]) for part in answer.parts)
+    assert sum(len(part["step_lengths"]) for part in answer.parts) == answer.last["num_steps"]
     assert answer.last["num_input_tokens"] == len(PROMPT.replace(" ", ""))
     assert (answer.last["total_draft_tokens"] > 0) == (method != "none")
 

@@ -27,11 +27,12 @@ def make_paged(
     dtype: str = "float64",
     block_tokens: int = 4,
     features: HiddenStates = HiddenStates.NONE,
+    kernels: str = "torch",
     **options: Any,
 ) -> PagedModel:
     """Load a checkpoint behind small blocks, so that tests cross many block borders."""
     memory_mb = options.pop("memory_mb", 4)
-    model = load_model(str(folder), "cpu", dtype, features)
+    model = load_model(str(folder), "cpu", dtype, features, kernels=kernels)
     return PagedModel(model, memory_mb, block_tokens, **options)
 
 

@@ -16,7 +16,7 @@ from orchestrator.core.errors import EngineError, RequestError, ServingError
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import DraftResponse
 from orchestrator.wire.drafter import DraftRequest
-from runtime.engine.calls import EngineCall
+from runtime.engine.calls import EngineCall, Progress
 from runtime.heads.engines.ranking import rank
 from runtime.heads.engines.trees import DynamicTree, GrowingTree, StaticTree
 from runtime.kv.blocks import BlockPool
@@ -101,6 +101,7 @@ class HeadEngine(ABC):
         self._device, self._dtype = weight.device, weight.dtype
         # A head that keeps nothing between calls needs no blocks.
         self._sequences = SequenceTable(BlockPool(0, 1), 0)
+        self.progress = Progress()
 
     @property
     def kernels(self) -> str:

@@ -57,8 +57,8 @@ SAMPLINGS = (
 class Served:
     """A target's engine with runs; calls and answers cross as messages."""
 
-    def __init__(self, folder: Path) -> None:
-        self.engine = start_target(make_paged(folder))
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.engine = start_target(make_paged(folder, **options))
         self.memory = Memory(1000)
         self.memory.learn("", [1, 2, 3, 5, 9, 3, 7, 8, 9, 10, 5, 9, 4])
         self.wrap: Callable[[Proposer], Proposer] = lambda proposer: proposer
@@ -137,14 +137,15 @@ def run_of(method: str, config: str, stop: StopRule) -> RunOptions:
     return RunOptions(method, plan.config_json, LIMITS, stop.min_tokens, tuple(stop.ids), prediction)
 
 
-def told(sequence: SequenceState, steps: Steps, guard: Any = lambda: None) -> tuple[list[Chunk], dict[str, Any]]:
-    """Return the chunks, and everything else that a client may be told except times."""
-    chunks: list[Chunk] = []
-    generate(sequence, steps, guard, chunks.append)
+def told(sequence: SequenceState, steps: Steps, guard: Any = lambda: None) -> tuple[Chunk, dict[str, Any]]:
+    """Return all chunks as one, and everything else that a client may be told except times."""
+    whole = Chunk("", [], [])
+    generate(sequence, steps, guard, whole.extend)
     statistics = sequence.statistics.to_dict()
     kept = {name: statistics[name] for name in ("num_steps", "acceptance_length", "sources", "depths")}
+    kept["step_lengths"] = sequence.statistics.step_lengths
     assert sequence.trace is not None
-    return chunks, kept | {"trace": json.dumps(sequence.trace.to_dict()), "finish": sequence.output.finish}
+    return whole, kept | {"trace": json.dumps(sequence.trace.to_dict()), "finish": sequence.output.finish}
 
 
 def both(
@@ -171,7 +172,7 @@ def test_a_run_tells_what_the_loop_tells_step_by_step(
         served, folder, method, sampling, StopRule(MAX_TOKENS), StepOptions(logprobs=True, num_top=2)
     )
     assert in_run == by_step
-    assert len(by_step[0]) > 1 and by_step[1]["finish"] is FinishReason.LENGTH
+    assert len(by_step[1]["step_lengths"]) > 1 and by_step[1]["finish"] is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("min_tokens", (0, 20))
@@ -179,14 +180,14 @@ def test_a_run_ends_at_a_stop_id_and_goes_on_behind_a_stop_that_does_not_count(
     served: Served, folder: Path, min_tokens: int
 ) -> None:
     free = both(served, folder, METHODS[1], SAMPLINGS[1], StopRule(MAX_TOKENS), StepOptions())[1]
-    stop = StopRule(MAX_TOKENS, frozenset({free[0][-3].ids[-1]}), (), min_tokens)
+    stop = StopRule(MAX_TOKENS, frozenset({free[0].ids[-3]}), (), min_tokens)
     in_run, by_step = both(served, folder, METHODS[1], SAMPLINGS[1], stop, StepOptions())
     assert in_run == by_step and by_step[1]["finish"] is FinishReason.STOP
 
 
 def test_a_stop_string_ends_the_output_though_the_engine_does_not_know_it(served: Served, folder: Path) -> None:
     free = both(served, folder, METHODS[0], SAMPLINGS[1], StopRule(MAX_TOKENS), StepOptions())[1]
-    text = "".join(chunk.text for chunk in free[0])
+    text = free[0].text
     in_run, by_step = both(
         served, folder, METHODS[0], SAMPLINGS[1], StopRule(MAX_TOKENS, strings=(text[20:23],)), StepOptions()
     )
@@ -196,7 +197,7 @@ def test_a_stop_string_ends_the_output_though_the_engine_does_not_know_it(served
 def test_several_steps_come_with_a_call(served: Served, folder: Path) -> None:
     before = served.num_calls
     in_run, _ = both(served, folder, METHODS[0], Sampling(), StopRule(MAX_TOKENS), StepOptions())
-    assert served.num_calls - before < len(in_run[0]) == MAX_TOKENS
+    assert served.num_calls - before < len(in_run[1]["step_lengths"]) == MAX_TOKENS
 
 
 def test_many_runs_at_once_tell_what_each_tells_alone(served: Served, folder: Path) -> None:
@@ -252,8 +253,8 @@ def test_a_lost_sequence_goes_on_from_the_tokens_that_the_caller_has(served: Ser
         if next(num_left, 0):
             served.runs.release(41)
 
-    chunks, _ = told(sequence, StepsOfRun(sequence, caller), lose)
-    assert [token for chunk in chunks for token in chunk.ids] == [token for chunk in truth[0] for token in chunk.ids]
+    whole, _ = told(sequence, StepsOfRun(sequence, caller), lose)
+    assert whole.ids == truth[0].ids
 
 
 class Raising(Proposer):
@@ -295,9 +296,9 @@ def test_a_proposer_that_raises_or_is_slow_costs_the_drafts_not_the_text(
 
     served.wrap = wrap
     sequence = sequence_of(folder, Sampling(), stop, StepOptions())
-    chunks, _ = told(sequence, StepsOfRun(sequence, Caller(served, 51, sequence, run_of(*METHODS[1], stop))))
+    whole, _ = told(sequence, StepsOfRun(sequence, Caller(served, 51, sequence, run_of(*METHODS[1], stop))))
     served.runs.release(51)
-    assert [token for chunk in chunks for token in chunk.ids] == [token for chunk in truth[0] for token in chunk.ids]
+    assert whole.ids == truth[0].ids
     assert made[0].num_proposals == 3
 
 

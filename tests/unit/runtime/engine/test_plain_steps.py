@@ -1,0 +1,153 @@
+"""Plain steps that native code makes several at a time, against single steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.core.context import Context
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import Acceptance, StepOptions
+from orchestrator.generation.loop import StepsOfRun
+from orchestrator.generation.text import FinishReason, StopRule
+from orchestrator.native.build import Unbuilt
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.target import StepRequest
+from runtime.engine.calls import PlainSteps
+from runtime.engine.runs import MAX_AHEAD
+from runtime.engine.thread import EngineThread
+from runtime.native import library
+from tests.support.engines import LIMIT_S, ask, make_paged, start_target, submit
+from tests.support.tiny_models import make_tiny_target
+from tests.unit.runtime.engine.test_runs import (
+    MAX_TOKENS,
+    METHODS,
+    PROMPT,
+    SAMPLINGS,
+    Caller,
+    Served,
+    both,
+    run_of,
+    sequence_of,
+    told,
+)
+
+SIZES = {"hidden_size": 64, "intermediate_size": 80, "head_dim": 16, "initializer_range": 0.2}
+PLAIN_SAMPLINGS = (
+    Sampling(),
+    Sampling(1.0, seed=5),
+    Sampling(0.8, top_p=0.9, top_k=20, seed=6),
+    SAMPLINGS[1],
+    SAMPLINGS[2],
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    try:
+        library.load()
+    except Unbuilt as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_target(tmp_path_factory.mktemp("native"), **SIZES)
+
+
+@pytest.fixture(scope="module")
+def native(folder: Path) -> Iterator[Served]:
+    made = Served(folder, dtype="float32", kernels="native")
+    yield made
+    made.runs.close()
+
+
+@pytest.mark.parametrize("min_tokens", (0, 20))
+@pytest.mark.parametrize("sampling", PLAIN_SAMPLINGS, ids=("greedy", "sampled", "truncated", "penalised", "rejection"))
+def test_plain_steps_made_together_tell_what_single_steps_tell(
+    native: Served, folder: Path, sampling: Sampling, min_tokens: int
+) -> None:
+    free, by_step = both(native, folder, METHODS[0], sampling, StopRule(MAX_TOKENS), StepOptions())
+    assert free == by_step
+    stop = StopRule(MAX_TOKENS, frozenset({free[0].ids[-3]}), (), min_tokens)
+    in_run, by_step = both(native, folder, METHODS[0], sampling, stop, StepOptions())
+    assert in_run == by_step and by_step[1]["finish"] is FinishReason.STOP
+
+
+def test_many_plain_runs_at_once_tell_what_each_tells_alone_in_passes_that_are_counted(
+    native: Served, folder: Path
+) -> None:
+    samplings = [Sampling(seed % 3 / 2, seed=seed) for seed in range(16)]
+
+    def tell(seed: int) -> Any:
+        sequence = sequence_of(folder, samplings[seed], StopRule(MAX_TOKENS), StepOptions())
+        run = run_of(*METHODS[seed % 4 == 3], StopRule(MAX_TOKENS))
+        try:
+            return told(sequence, StepsOfRun(sequence, Caller(native, 100 + seed, sequence, run)))
+        finally:
+            native.runs.release(100 + seed)
+
+    alone, before = [], native.engine.num_calls
+    for seed in range(16):
+        alone.append(tell(seed))
+    num_steps = sum(each["num_steps"] for _, each in alone)
+    assert num_steps <= native.engine.num_calls - before < num_steps + 16 * MAX_AHEAD
+    with ThreadPoolExecutor(16) as threads:
+        assert list(threads.map(tell, range(16))) == alone
+
+
+class Alone:
+    """One sequence of a target's engine, whose first token is known."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paged = make_paged(folder, "float32", kernels="native")
+        self.engine: EngineThread[StepRequest] = start_target(self.paged)
+        self.context = Context(PROMPT)
+        bare = StepRequest(delta_of(self.context, 0, 1, ""), TokenTree.bare(), Sampling(), StepOptions(), 60_000)
+        self.context.commit([ask(self.engine, bare).next_token])
+
+    def request(self, max_steps: int, limit_s: float = LIMIT_S) -> PlainSteps:
+        delta = delta_of(self.context, len(self.context) - 1, 1, "")
+        return PlainSteps(delta, TokenTree.bare(), Sampling(), StepOptions(), 60_000, (), None, max_steps, limit_s)
+
+    def steps(self, max_steps: int, limit_s: float = LIMIT_S) -> list[Acceptance]:
+        """Return the plain steps behind the context, which stays as it is."""
+        answers = ask(self.engine, self.request(max_steps, limit_s))
+        return answers if isinstance(answers, list) else [answers]
+
+
+@pytest.fixture
+def sequence(folder: Path) -> Iterator[Alone]:
+    made = Alone(folder)
+    yield made
+    made.engine.close()
+
+
+def test_plain_steps_end_where_the_pool_has_no_more_blocks(sequence: Alone) -> None:
+    pool = sequence.paged.sequences.pool
+    pool.allocate(pool.num_free + pool.num_cached - 1, None)
+    assert len(sequence.steps(3)) == 3
+    assert 3 < len(sequence.steps(32)) < 32
+
+
+def test_no_plain_step_begins_after_the_limit(sequence: Alone) -> None:
+    assert len(sequence.steps(32, 0.0)) == 1
+
+
+def test_plain_steps_end_when_another_call_comes(sequence: Alone) -> None:
+    """The second sequence calls while the first one's steps are made, and is answered before they could all be."""
+    other = StepRequest(delta_of(Context(PROMPT), 0, 2, ""), TokenTree.bare(), Sampling(), StepOptions(), 60_000)
+    before, counts = sequence.engine.num_passes, []
+    for _ in range(20):
+        long = submit(sequence.engine, sequence.request(64))
+        while sequence.engine.num_passes == before:
+            pass
+        ask(sequence.engine, other)
+        counts.append(len(long.get(timeout=LIMIT_S)))
+        before = sequence.engine.num_passes
+    assert min(counts) < 64
