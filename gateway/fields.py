@@ -16,7 +16,7 @@ MAX_TOP = 20
 PASSED = (
     "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "min_tokens", "ignore_eos", "bad_words", "allowed_token_ids", "cache_salt", "speculation",
-    "num_draft_tokens", "rule", "typical_epsilon", "typical_delta",
+    "num_draft_tokens", "rule", "typical_epsilon", "typical_delta", "priority",
 )  # fmt: skip
 #: The field that a server's error about one of its inputs is about, where their names differ.
 FIELD_OF_INPUT = {
@@ -121,6 +121,7 @@ class GenerationFields(Fields):
     bad_words: list[str] | None = None
     allowed_token_ids: Tokens | None = None
     cache_salt: str | None = None
+    priority: int | None = None
     timeout_ms: int | None = Field(None, ge=1, le=MAX_INT32)
     return_token_ids: bool = False
     # ours

@@ -30,6 +30,7 @@ class Replica:
     """One Triton server. num_running: requests that the gateway has on it. is_ready: as of the last health check.
 
     num_failures: outages in a row; each doubles the time for which the replica is ejected. ejected_s: when it last was.
+    is_full: it rests because its queue was full. retry_after_s: when it may take requests again, as it said.
     """
 
     address: str
@@ -39,6 +40,8 @@ class Replica:
     num_failures: int = 0
     resting_until_s: float = 0.0
     ejected_s: float = -math.inf
+    is_full: bool = False
+    retry_after_s: int = 1
 
     @property
     def is_usable(self) -> bool:
@@ -66,11 +69,12 @@ class Replica:
         pause_s = min(0.5 * 2 ** min(self.num_failures, 10), MAX_BACK_OFF_S)
         self.resting_until_s = self.ejected_s + pause_s
         self.num_failures += 1
-        self.is_ready = False
+        self.is_ready = self.is_full = False
 
-    def rest(self) -> None:
-        """Leave a replica alone that is well but full."""
+    def rest(self, retry_after_s: int) -> None:
+        """Leave a replica alone that is well but full; retry_after_s: when it may take a request, as it said."""
         self.resting_until_s = max(self.resting_until_s, time.monotonic() + FULL_PAUSE_S)
+        self.is_full, self.retry_after_s = True, retry_after_s
 
     async def check(self) -> None:
         """Ask whether it is ready, also while it rests."""
@@ -111,6 +115,14 @@ class Replicas:
     def is_ready(self) -> bool:
         """True if any replica can take a request."""
         return any(replica.is_ready for replica in self.all.values())
+
+    @property
+    def full_for_s(self) -> int | None:
+        """In how many seconds to come again if every replica that is ready has just said that it is full, else None."""
+        ready = [replica for replica in self.all.values() if replica.is_ready]
+        if not ready or any(replica.is_usable or not replica.is_full for replica in ready):
+            return None
+        return min(replica.retry_after_s for replica in ready)
 
     async def watch(self) -> None:
         """Look up and check the replicas for ever."""
@@ -155,7 +167,7 @@ class Replicas:
             return
         log.warning("replica %s: %s", replica.address, error)
         if isinstance(error, Full):
-            replica.rest()
+            replica.rest(error.retry_after_s)
         elif isinstance(error, Lost | Silent):
             replica.eject(began_s)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import struct
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
@@ -16,7 +17,7 @@ _TYPES_BY_KIND = {
     "BYTES": "text_input stop_words bad_words speculation speculation_config rule cache_salt draft_text "
     "guided_decoding_guide_type guided_decoding_guide",
     "INT32": "input_ids generated_ids sequence_index max_tokens min_tokens timeout_ms top_k num_top_log_probs stop_ids "
-    "num_draft_tokens allowed_token_ids logit_bias_ids",
+    "num_draft_tokens allowed_token_ids logit_bias_ids priority",
     "FP32": "temperature top_p min_p typical_p repetition_penalty presence_penalty frequency_penalty "
     "logit_bias_weights typical_epsilon typical_delta",
     "BOOL": "stream ignore_eos return_log_probs return_stats stream_steps",
@@ -51,6 +52,7 @@ _METADATA = (("triton_grpc_error", "true"),)
 
 #: What a server says that is well but cannot take the request now; any other UNAVAILABLE means that it stops.
 FULL = ("max_running", "pool full", "too long to compile", "until its deadline")
+_RETRY_AFTER = re.compile(r"try again in (\d{1,6}) s\b")
 
 
 class ReplicaError(Exception):
@@ -66,9 +68,14 @@ class Refused(ReplicaError):
 
 
 class Full(ReplicaError):
-    """The replica takes no request now: it is full, starts or drains."""
+    """The replica takes no request now: it is full, starts or drains. retry_after_s: when it may take one."""
 
     reason = "unavailable"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        hint = _RETRY_AFTER.search(message)
+        self.retry_after_s = int(hint[1]) if hint else 1
 
 
 class Lost(ReplicaError):

@@ -143,6 +143,12 @@ class WorkerPool(Generic[Result]):
             if call.state is CallState.ABANDONED:
                 self._move(call, CallState.DONE)
 
+    def finish(self, limit_s: float) -> bool:
+        """Wait until every call that was given to the pool has ended; False if some have not at the limit."""
+        with self._lock:
+            calls = self._calls[CallState.WAITING] | self._calls[CallState.RUNNING]
+        return not wait([call.future for call in calls], limit_s).not_done
+
     def close(self, why: str, wait_s: float = 0.0) -> None:
         """Make no further call, wait `wait_s` for the running ones, and fail the others with Unavailable(why)."""
         with self._lock:

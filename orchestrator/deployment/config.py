@@ -62,6 +62,8 @@ class ServingConfig(Declaration):
     max_running: int = Field(32, ge=1, le=256)
     #: requests that wait beyond those; more are refused
     max_waiting: int = Field(64, ge=0, le=65536)
+    #: requests of one cache_salt that run at once; 0 = as many as max_running
+    max_running_per_salt: int = Field(0, ge=0, le=256)
     #: the most that a request may ask for as max_tokens
     max_tokens_limit: int = Field(4096, ge=1, le=1 << 20)
     #: max_tokens of a request that does not set it

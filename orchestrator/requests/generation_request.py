@@ -149,7 +149,7 @@ class RequestBuilder:
 
     def num_sequences(self, inputs: RequestInputs) -> int:
         """Return how many sequences the request asks for; they run at once, and each takes a place."""
-        largest = min(MAX_SEQUENCES, self.config.max_running)
+        largest = min(MAX_SEQUENCES, self.config.max_running, self.config.max_running_per_salt or MAX_SEQUENCES)
         check_range("num_return_sequences", inputs.num_return_sequences, 0, largest)
         return max(inputs.num_return_sequences, 1)
 

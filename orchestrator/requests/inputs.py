@@ -36,6 +36,7 @@ MAX_TIMEOUT_MS = 86_400_000
 MAX_TOP = 20
 MAX_SEQUENCES = 16
 MAX_SEQUENCE_INDEX = 1023
+MAX_PRIORITY = 10
 MAX_PENALTY = 100
 # As float32 has it, since every number of a request is one.
 MIN_PENALTY = float(np.float32(0.01))
@@ -43,7 +44,7 @@ MAX_WEIGHT = 1000
 
 # Request parameters of Triton itself, which a client's options stand beside.
 RESERVED = frozenset(
-    {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers",
+    {"sequence_id", "sequence_start", "sequence_end", "timeout", "headers",
      "binary_data_output", "binary_data", "id", "model_name", "model_version"}
 )  # fmt: skip
 
@@ -125,6 +126,7 @@ class RequestInputs(Declaration):
     end_id: int | None = None
     stop_ids: Ids = ()
     stop_words: Words = ()
+    priority: int = Field(0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     timeout_ms: int = Field(0, ge=0, le=MAX_TIMEOUT_MS)
     ignore_eos: bool = False
     min_tokens: int = Field(0, validation_alias=AliasChoices("min_tokens", "min_length"))

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import bisect
 import logging
+import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.triton.places import POLL_S, Places, SharedPlaces
+from orchestrator.triton.places import POLL_S, Places, SharedPlaces, Taking
 
 log = logging.getLogger(__name__)
+
+#: A request that has waited so long goes before one that is one level more urgent and has just arrived.
+AGING_S = 1.0
+#: The service rate is measured over so many ends of requests.
+NUM_ENDS = 64
+LONGEST_HINT_S = 60
 
 
 class RequestHandler(Protocol):
     """A request that waits or runs.
 
     deadline_s: when it is due, by time.monotonic(). num_places: how many of the `max_running` places it takes.
+    priority: its level, the lowest first. tenant: whose request it is.
     """
 
     deadline_s: float
     num_places: int
+    priority: int
+    tenant: str
 
     def run(self) -> None:
         """Serve the request to its end; must not raise."""
@@ -32,22 +44,61 @@ class RequestHandler(Protocol):
         """True when the client has gone."""
 
     def give_up(self, reason: str) -> None:
-        """Answer a request that was never started; reason: cancelled, deadline or shutdown."""
+        """Answer a request that was never started; reason: cancelled, deadline, shutdown or full; must not block."""
+
+
+@dataclass(frozen=True, eq=False)
+class Waiting:
+    """A request in the queue. turn_s: the time that it waits since, later by AGING_S for each level of its priority."""
+
+    request: RequestHandler
+    turn_s: float
+
+
+class ServiceRate:
+    """How fast places become free while requests wait for them."""
+
+    def __init__(self) -> None:
+        self._ends: deque[tuple[float, int]] = deque(maxlen=NUM_ENDS)
+        self.restart()
+
+    def restart(self) -> None:
+        """Measure anew: requests begin to wait."""
+        self._ends.clear()
+        self._since_s = time.monotonic()
+
+    def note(self, num_places: int) -> None:
+        """Note that so many places became free."""
+        if len(self._ends) == NUM_ENDS:
+            self._since_s = self._ends[0][0]
+        self._ends.append((time.monotonic(), num_places))
+
+    def seconds_for(self, num_places: int) -> int:
+        """Return in how many whole seconds so many places will have become free, 1..LONGEST_HINT_S."""
+        freed = sum(number for _, number in self._ends)
+        if not freed:
+            return 1
+        return min(max(math.ceil(num_places * (time.monotonic() - self._since_s) / freed), 1), LONGEST_HINT_S)
 
 
 class Admission:
-    """Starts requests in the order of their arrival.
+    """Starts requests in the order of their turns: by arrival within a priority, across priorities with aging.
 
     folder: shares the places with the other processes of the deployment that are given the same folder.
+    tenant_limit: most places of one tenant, None = all. A tenant at its limit is passed over, and of a full queue the
+    tenant with the most requests loses its last one.
     Invariant: places taken ≤ max_running and waiting ≤ max_waiting; every request is run or given up exactly once, by
     its deadline (plus the poll) if it only ever waits. No request may need more places than there are.
     """
 
-    def __init__(self, max_running: int, max_waiting: int, folder: Path | None = None) -> None:
+    def __init__(
+        self, max_running: int, max_waiting: int, folder: Path | None = None, tenant_limit: int | None = None
+    ) -> None:
         self.max_running, self.num_running = max_running, 0
-        self._max_waiting = max_waiting
-        self._places = SharedPlaces(folder, max_running) if folder else Places(max_running)
-        self._waiting: deque[RequestHandler] = deque()
+        self._max_waiting, self._shares = max_waiting, tenant_limit is not None
+        self._places = SharedPlaces(folder, max_running, tenant_limit) if folder else Places(max_running, tenant_limit)
+        self._waiting: list[Waiting] = []
+        self._rate = ServiceRate()
         self._lock = threading.Lock()
         self._closed = threading.Event()
         threading.Thread(target=self._poll, name="admission", daemon=True).start()
@@ -57,38 +108,73 @@ class Admission:
         """Requests in the queue."""
         return len(self._waiting)
 
+    def would_refuse(self) -> bool:
+        """Return whether a request of priority 0 would be refused now, whosever it is; cheap."""
+        with self._lock:
+            is_full = bool(self._waiting) and len(self._waiting) >= self._max_waiting
+            return is_full and not self._shares and self._waiting[-1].turn_s <= time.monotonic()
+
+    def retry_after_s(self) -> int:
+        """Return in how many seconds all requests that wait now will have begun, by the measured service rate."""
+        with self._lock:
+            return self._rate.seconds_for(sum(waiting.request.num_places for waiting in self._waiting) or 1)
+
     def admit(self, request: RequestHandler) -> bool:
-        """Run the request now or later; False when the queue is full."""
+        """Run the request now or later; False when it is refused, as the queue is full.
+
+        It may take the place of another in the queue, which is given up then: full.
+        """
         with self._lock:
             if self._closed.is_set():
                 return False
-            self._waiting.append(request)
+            if not self._waiting:
+                self._rate.restart()
+            new = Waiting(request, time.monotonic() + request.priority * AGING_S)
+            bisect.insort(self._waiting, new, key=lambda waiting: waiting.turn_s)
             started = self._start()
-            if len(self._waiting) > self._max_waiting:
-                self._waiting.pop()  # the new request
-                if not self._waiting:
-                    self._places.stop_waiting()
-                return False
+            refused = self._pop_refused() if len(self._waiting) > self._max_waiting else None
         self._run(started)
-        return True
+        if refused and refused is not new:
+            _guarded(partial(refused.request.give_up, "full"))
+        return refused is not new
 
     def close(self, timeout_s: float) -> bool:
         """Give up the waiting requests, wait for the running ones; True when all have ended in time."""
-        self._closed.set()
+        with self._lock:
+            self._closed.set()
         self._give_up(lambda request: "shutdown")
         limit_s = time.monotonic() + timeout_s
         while self.num_running and time.monotonic() < limit_s:
             time.sleep(POLL_S)
         return not self.num_running
 
-    def _start(self) -> list[RequestHandler]:
-        """Take the next requests out of the queue, in their order, as many as there are places for."""
-        started = []
-        while self._waiting and self._places.take(self._waiting[0].num_places):
-            started.append(self._waiting.popleft())
-            self.num_running += started[-1].num_places
+    def _pop_refused(self) -> Waiting:
+        """Take out the last of the queue, or of its tenant with the most requests; the caller holds the lock."""
+        counts = Counter(waiting.request.tenant for waiting in self._waiting if self._shares)
+        refused = max(self._waiting, key=lambda waiting: (counts[waiting.request.tenant], waiting.turn_s))
+        self._waiting.remove(refused)
         if not self._waiting:
             self._places.stop_waiting()
+        return refused
+
+    def _start(self) -> list[RequestHandler]:
+        """Take the next requests out of the queue, in their turn, as many as there are places for."""
+        started, passed_over = [], set()
+        for waiting in list(self._waiting):
+            request = waiting.request
+            if request.tenant in passed_over:
+                continue
+            taking = self._places.take(request.num_places, request.tenant)
+            if taking is Taking.TOO_FEW:
+                break
+            if taking is Taking.TENANT_AT_LIMIT:
+                passed_over.add(request.tenant)
+                continue
+            self._waiting.remove(waiting)
+            self.num_running += request.num_places
+            started.append(request)
+        else:
+            self._places.stop_waiting()  # nobody here waits for a place that another process may free
         return started
 
     def _run(self, requests: list[RequestHandler]) -> None:
@@ -107,7 +193,8 @@ class Admission:
     def _ended(self, request: RequestHandler) -> list[RequestHandler]:
         with self._lock:
             self.num_running -= request.num_places
-            self._places.give_back(request.num_places)
+            self._places.give_back(request.num_places, request.tenant)
+            self._rate.note(request.num_places)
             return self._start()
 
     def _poll(self) -> None:
@@ -117,14 +204,15 @@ class Admission:
                 self._give_up(_reason_to_give_up)
 
     def _give_up(self, reason_of: Callable[[RequestHandler], str]) -> None:
+        # Asked without the lock: Triton takes its time to say whether a client has gone, and new requests would wait.
+        reasons = {waiting: reason for waiting in list(self._waiting) if (reason := reason_of(waiting.request))}
         with self._lock:
-            reasons = [(request, reason_of(request)) for request in self._waiting]
-            self._waiting = deque(request for request, reason in reasons if not reason)
+            given_up = [waiting for waiting in self._waiting if waiting in reasons]
+            self._waiting = [waiting for waiting in self._waiting if waiting not in reasons]
             started = self._start()  # requests that were behind one that needed more places
         self._run(started)
-        for request, reason in reasons:
-            if reason:
-                _guarded(partial(request.give_up, reason))
+        for waiting in given_up:
+            _guarded(partial(waiting.request.give_up, reasons[waiting]))
 
 
 def _guarded(call: Callable[[], bool | None]) -> bool:

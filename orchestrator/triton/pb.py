@@ -29,6 +29,11 @@ def tensors_of(request: Any) -> Tensors:
     return _arrays(request.inputs())
 
 
+def has_input(request: Any, name: str) -> bool:
+    """Return whether a request brings an input."""
+    return any(tensor.name() == name for tensor in request.inputs())
+
+
 def _arrays(tensors: Iterable[Any]) -> Tensors:
     """Return Triton's tensors as arrays.
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import time
+from enum import Enum, auto
 from pathlib import Path
 
 from orchestrator.deployment.drain import MUTEX, PLACE_PREFIX
@@ -13,22 +15,41 @@ from orchestrator.deployment.drain import MUTEX, PLACE_PREFIX
 POLL_S = 0.05
 
 
+class Taking(Enum):
+    """What became of an attempt to take places."""
+
+    TAKEN = auto()
+    TOO_FEW = auto()
+    TENANT_AT_LIMIT = auto()
+
+
 class Places:
-    """The places of one process; one thread at a time may call."""
+    """The places of one process; one thread at a time may call.
 
-    def __init__(self, count: int) -> None:
-        self._num_free = count
+    tenant_limit: most places of one tenant, None = all of them.
+    """
 
-    def take(self, number: int) -> bool:
-        """Take so many places; False if there are too few, in which case none is taken."""
+    def __init__(self, count: int, tenant_limit: int | None = None) -> None:
+        self._num_free, self._tenant_limit = count, tenant_limit
+        self._num_of: dict[str, int] = {}
+
+    def take(self, number: int, tenant: str = "") -> Taking:
+        """Take so many places, or none."""
+        held = self._num_of.get(tenant, 0) + number
+        if self._tenant_limit is not None and held > self._tenant_limit:
+            return Taking.TENANT_AT_LIMIT
         if number > self._num_free:
-            return False
+            return Taking.TOO_FEW
         self._num_free -= number
-        return True
+        self._num_of[tenant] = held
+        return Taking.TAKEN
 
-    def give_back(self, number: int) -> None:
-        """Free so many places."""
+    def give_back(self, number: int, tenant: str = "") -> None:
+        """Free so many places of a tenant."""
         self._num_free += number
+        self._num_of[tenant] -= number
+        if not self._num_of[tenant]:
+            del self._num_of[tenant]
 
     def stop_waiting(self) -> None:
         """Let other processes take the next places: nothing waits here any more."""
@@ -37,40 +58,45 @@ class Places:
 class SharedPlaces(Places):
     """The places of a deployment, shared by all processes that are given the same folder.
 
-    A place is a file; it is taken while a process holds the lock on it. The kernel frees the locks of a process that
-    dies. A process that finds too few places takes the turn: until it has its places, no other process takes one. Then
-    it leaves the turn to the others for two polls, so that processes that always have requests waiting alternate.
+    A place is a file; it is taken while a process holds the lock on it, and then holds a digest of its tenant. The
+    kernel frees the locks of a process that dies. A process that finds too few places takes the turn: until it has its
+    places, no other process takes one. Then it leaves the turn to the others for two polls, so that processes that
+    always have requests waiting alternate.
     """
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, tenant_limit: int | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._tenant_limit = tenant_limit
         self._free = [_open(folder / f"{PLACE_PREFIX}{i}") for i in range(count)]
-        self._taken: list[int] = []
+        self._taken: list[tuple[int, str]] = []
         self._mutex, self._turn = _open(folder / MUTEX), _open(folder / "turn")
         self._has_turn = False
         self._may_wait_s = 0.0
 
-    def take(self, number: int) -> bool:
+    def take(self, number: int, tenant: str = "") -> Taking:
         """Take so many places, or none."""
         fcntl.flock(self._mutex, fcntl.LOCK_EX)  # held for microseconds, so that two processes do not take half each
         try:
+            if self._tenant_limit is not None and self._num_held_by(tenant) + number > self._tenant_limit:
+                return Taking.TENANT_AT_LIMIT
             if not self._has_turn and not _try_lock(self._turn):
-                return False
+                return Taking.TOO_FEW
             found: list[int] = []
             for place in self._free:
                 if len(found) < number and _try_lock(place):
                     found.append(place)
-            self._settle(found, number)
-            return len(found) == number
+            self._settle(found, number, tenant)
+            return Taking.TAKEN if len(found) == number else Taking.TOO_FEW
         finally:
             fcntl.flock(self._mutex, fcntl.LOCK_UN)
 
-    def give_back(self, number: int) -> None:
-        """Free so many places."""
+    def give_back(self, number: int, tenant: str = "") -> None:
+        """Free so many places of a tenant."""
         for _ in range(number):
-            place = self._taken.pop()
-            fcntl.flock(place, fcntl.LOCK_UN)
-            self._free.append(place)
+            held = next(held for held in reversed(self._taken) if held[1] == tenant)
+            self._taken.remove(held)
+            fcntl.flock(held[0], fcntl.LOCK_UN)
+            self._free.append(held[0])
 
     def stop_waiting(self) -> None:
         """Leave the turn to the other processes."""
@@ -78,11 +104,24 @@ class SharedPlaces(Places):
             fcntl.flock(self._turn, fcntl.LOCK_UN)
             self._has_turn = False
 
-    def _settle(self, found: list[int], number: int) -> None:
+    def _num_held_by(self, tenant: str) -> int:
+        """Return how many places a tenant holds in all processes; the caller holds the mutex."""
+        number, digest = sum(name == tenant for _, name in self._taken), _digest(tenant)
+        for place in self._free:  # those that this process does not hold
+            if _try_lock(place):
+                fcntl.flock(place, fcntl.LOCK_UN)
+            elif os.pread(place, len(digest), 0) == digest:
+                number += 1
+        return number
+
+    def _settle(self, found: list[int], number: int, tenant: str) -> None:
         """Keep the places that were found if they are enough, else free them; keep the turn if we wait and may."""
         now_s = time.monotonic()
         if len(found) == number:
-            self._taken += found
+            if self._tenant_limit is not None:
+                for place in found:
+                    os.pwrite(place, _digest(tenant), 0)
+            self._taken += [(place, tenant) for place in found]
             self._free = [place for place in self._free if place not in found]
             if self._has_turn:
                 self._may_wait_s = now_s + 2 * POLL_S
@@ -94,6 +133,10 @@ class SharedPlaces(Places):
         self._has_turn = keeps_turn
         if not keeps_turn:
             fcntl.flock(self._turn, fcntl.LOCK_UN)
+
+
+def _digest(tenant: str) -> bytes:
+    return hashlib.blake2b(tenant.encode(), digest_size=16).digest()
 
 
 def _open(file: Path) -> int:

@@ -40,6 +40,8 @@ from orchestrator.triton.tracing import Traces
 # How often Triton is asked whether the client has gone: the question takes 0.1 ms.
 CANCEL_POLL_S = 0.02
 SHUTDOWN_LIMIT_S = 20.0
+# A refusal waits for Triton's process to take it: several threads send them, and never the one that takes requests in.
+NUM_REFUSING, REFUSING_LIMIT_S = 8, 5.0
 # A sequence ends by the deadline, plus two calls of a target that does not answer them (clients.GRACE_S each).
 GRACE_S = 30.0
 
@@ -63,7 +65,8 @@ class PublicHost:
             config, checkpoint, frozenset(config.drafters), self._sources.grammars, streams, capabilities_of(config)
         )
         folder = Path(os.environ[PLACES_FOLDER]) if os.environ.get(PLACES_FOLDER) else None
-        self._admission = Admission(config.max_running, config.max_waiting, folder)
+        self._admission = Admission(config.max_running, config.max_waiting, folder, config.max_running_per_salt or None)
+        self._refusals: WorkerPool[None] = WorkerPool("refusal", NUM_REFUSING)
         self._drain = Drain(folder) if folder else None
         self._breakers: dict[str, Breaker[DraftAnswer]] = {
             name: Breaker(name, config.max_running, config.draft_timeout_ms / 1000)
@@ -89,7 +92,7 @@ class PublicHost:
                 self._accept(request, sender)
             except Exception as error:
                 self._metrics.refused("full" if isinstance(error, Unavailable) else reason_of(error))
-                _send_error(sender, error)
+                self._refusals.start(partial(_send_error, sender, error))
 
     def is_ready(self) -> bool:
         """Say to Triton, which asks from 26.03 on, whether new requests are accepted."""
@@ -98,6 +101,7 @@ class PublicHost:
     def finalize(self) -> None:
         """Let the running requests end, within a limit."""
         self._admission.close(SHUTDOWN_LIMIT_S)
+        self._refusals.finish(REFUSING_LIMIT_S)
         for breaker in self._breakers.values():
             breaker.close()
         self._metrics.close()
@@ -107,16 +111,38 @@ class PublicHost:
     def _accept(self, request: Any, sender: Any) -> None:
         if not self.is_ready():
             raise Unavailable("the server is draining: send the request to another replica, or again in a second")
+        # Before anything is read: under a flood, refusals must cost little.
+        if self._admission.would_refuse() and not pb.has_input(request, "priority"):
+            raise self._full()
         inputs = read(pb.tensors_of(request), pb.parameters_of(request))
         deadline_s = time.monotonic() + self._builder.timeout_ms(inputs) / 1000
         handler = GenerationHandler(
-            inputs, sender, deadline_s, self._builder, self._steps, self._memory, self._metrics, self._traces
+            inputs,
+            sender,
+            deadline_s,
+            self._builder,
+            self._steps,
+            self._refuse,
+            self._memory,
+            self._metrics,
+            self._traces,
         )
         if not self._admission.admit(handler):
-            raise Unavailable(
-                f"{self._config.max_running} requests run and {self._config.max_waiting} wait; "
-                "try again later (max_running, max_waiting in serving.toml)"
-            )
+            raise self._full()
+
+    def _full(self) -> Unavailable:
+        """Return the refusal of a request that finds the queue full; clients read the time out of it."""
+        return Unavailable(
+            f"{self._config.max_running} requests run and {self._config.max_waiting} wait; "
+            f"try again in {self._admission.retry_after_s()} s (max_running, max_waiting in serving.toml)"
+        )
+
+    def _refuse(self, reason: str, sender: Any) -> None:
+        """Answer a request that never ran."""
+        self._metrics.refused(reason)
+        messages = {"deadline": "the request waited until its deadline", "shutdown": "the server stops"}
+        error = self._full() if reason == "full" else Unavailable(messages.get(reason, f"the request was {reason}"))
+        self._refusals.start(partial(_send_error, sender, error))
 
     def _gauges(self) -> dict[str, float]:
         """Show the state of the drafters, and return that of the queue."""
@@ -161,6 +187,7 @@ class GenerationHandler:
     deadline_s: float
     builder: RequestBuilder
     steps: Callable[[GenerationRequest, SequenceState, BlsTargetClient], Steps]
+    refuse: Callable[[str, Any], None]
     memory: Memory | None
     metrics: RequestMetrics
     traces: Traces | None = None
@@ -171,6 +198,7 @@ class GenerationHandler:
 
     def __post_init__(self) -> None:
         self.num_places = self.builder.num_sequences(self.inputs)
+        self.priority, self.tenant = self.inputs.priority, self.inputs.cache_salt
 
     def is_cancelled(self) -> bool:
         """True when the client has gone."""
@@ -178,9 +206,7 @@ class GenerationHandler:
 
     def give_up(self, reason: str) -> None:
         """Answer a request that never ran."""
-        self.metrics.refused(reason)
-        messages = {"deadline": "the request waited until its deadline", "shutdown": "the server stops"}
-        _send_error(self.sender, Unavailable(messages.get(reason, f"the request was {reason}")))
+        self.refuse(reason, self.sender)
 
     def run(self) -> None:
         """Serve the request to its end."""

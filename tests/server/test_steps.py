@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -153,7 +154,7 @@ def test_request_cancelled_while_it_waits_never_begins_and_frees_its_place(scrip
             for number in range(MAX_WAITING):
                 waiting.send(f"w{number}", text_input=PROMPT, max_tokens=2, cache_salt="cancelled")
             waiting.send("one too many", text_input=PROMPT, max_tokens=2, cache_salt="cancelled")
-            assert "try again later" in waiting.answers("one too many")["one too many"].error
+            assert "try again in" in waiting.answers("one too many")["one too many"].error
             waiting.cancel()
         # Its places are free once the cancellation has been noticed.
         with Stream(scripted.grpc_url) as later:
@@ -235,12 +236,13 @@ def test_queue_runs_some_holds_some_refuses_the_rest_and_serves_in_order(scripte
             stream.send(name, text_input=PROMPT, max_tokens=2, cache_salt=name)
         refused = stream.answers(*names[num_taken:])
         for answer in refused.values():
-            assert answer.error == (
-                f"{MAX_RUNNING} requests run and {MAX_WAITING} wait; try again later (max_running, max_waiting in "
-                "serving.toml)"
+            assert re.fullmatch(
+                rf"{MAX_RUNNING} requests run and {MAX_WAITING} wait; try again in \d+ s \(max_running, max_waiting in "
+                r"serving\.toml\)",
+                answer.error,
             )
         http = generate(scripted.http_url, {"text_input": PROMPT, "cache_salt": "queue-http"})
-        assert http.status >= 400 and "try again later" in http.error
+        assert http.status >= 400 and "try again in" in http.error
         assert [script.began(name) for name in names] == [1] * MAX_RUNNING + [0] * (MAX_WAITING + 2)
         # One ends: the one that waited longest begins, and no other.
         script.go(names[0])

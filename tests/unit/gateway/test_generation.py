@@ -110,9 +110,26 @@ def test_a_new_request_is_refused_when_all_are_full_and_served_when_one_is_not()
         assert refused.value.retry_after_s == 1 and [len(replica.requests) for replica in made] == [1, 1]
 
         made[0].faults = [FULL]
+        for replica in replicas.all.values():
+            replica.resting_until_s = 0.0
         assert await text(generation(replicas)) == text_of(SEED, LENGTH)
 
     run(test)
+
+
+def test_a_refusal_passes_on_when_to_come_again() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        made[0].faults = [
+            Fault(0, grpc.StatusCode.UNAVAILABLE, "32 requests run and 64 wait; try again in 7 s (max_running)")
+        ]
+        with pytest.raises(Busy) as refused:
+            await text(generation(replicas))
+        assert refused.value.headers() == {"Retry-After": "7"}
+        with pytest.raises(Busy) as refused:
+            await text(generation(replicas))
+        assert refused.value.retry_after_s == 7 and len(made[0].requests) == 1, "it was not asked again"
+
+    run(test, num_replicas=1)
 
 
 def test_a_text_that_has_begun_waits_for_a_full_replica() -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.triton.admission import Admission
-from orchestrator.triton.places import SharedPlaces
+from orchestrator.triton import admission as module
+from orchestrator.triton.admission import Admission, ServiceRate
+from orchestrator.triton.places import SharedPlaces, Taking
 from tests.support.hanging import WAIT_S, until
 
 
@@ -38,7 +39,7 @@ class Crowd:
 class ScriptedRequest:
     """Runs until its gate opens; notes what becomes of it."""
 
-    num_places = 1
+    num_places, priority, tenant = 1, 0, ""
 
     def __init__(
         self, crowd: Crowd, number: int = 0, deadline_s: float = 1e12, gate: threading.Event | None = None
@@ -283,6 +284,122 @@ def test_who_stood_behind_a_wide_request_that_gave_up_starts_at_once() -> None:
     assert admission.close(1.0)
 
 
+# Priorities and tenants
+
+
+def request_of(
+    crowd: Crowd, number: int, priority: int = 0, tenant: str = "", gate: threading.Event | None = None
+) -> ScriptedRequest:
+    request = ScriptedRequest(crowd, number, gate=gate)
+    request.priority, request.tenant = priority, tenant
+    return request
+
+
+def test_the_more_urgent_request_goes_first_and_equals_in_the_order_of_their_arrival(
+    make: Callable[[int, int], Admission],
+) -> None:
+    admission, crowd = make(1, 10), Crowd()
+    _, gate = occupied(admission, crowd)
+    requests = [request_of(crowd, number, priority) for number, priority in enumerate((0, 5, -5, 0, -5, 5))]
+    assert all(admission.admit(request) for request in requests)
+    gate.set()
+    for request in requests:
+        assert request.ended.wait(WAIT_S)
+    assert crowd.began == [-1, 2, 4, 0, 3, 1, 5]
+
+
+def test_a_request_that_has_waited_long_goes_before_one_that_is_more_urgent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AGING_S", 0.02)
+    admission, crowd = Admission(1, 10), Crowd()
+    _, gate = occupied(admission, crowd)
+    old, urgent, most_urgent = request_of(crowd, 0), request_of(crowd, 1, -2), request_of(crowd, 2, -10)
+    assert admission.admit(old)
+    time.sleep(0.06)
+    assert admission.admit(urgent) and admission.admit(most_urgent)
+    gate.set()
+    for request in (old, urgent, most_urgent):
+        assert request.ended.wait(WAIT_S)
+    assert crowd.began == [-1, 2, 0, 1]
+    assert admission.close(WAIT_S)
+
+
+def test_an_urgent_request_takes_the_place_of_the_last_in_a_full_queue(make: Callable[[int, int], Admission]) -> None:
+    admission, crowd = make(1, 2), Crowd()
+    _, gate = occupied(admission, crowd)
+    first, last, urgent = request_of(crowd, 0), request_of(crowd, 1), request_of(crowd, 2, -1)
+    assert admission.admit(first) and not admission.would_refuse()
+    assert admission.admit(last) and admission.would_refuse()
+    assert not admission.admit(request_of(crowd, 3)) and not admission.admit(request_of(crowd, 4, 1))
+    assert admission.admit(urgent)
+    assert last.reasons == ["full"] and last.num_runs == 0
+    gate.set()
+    assert first.ended.wait(WAIT_S) and urgent.ended.wait(WAIT_S)
+    assert crowd.began == [-1, 2, 0]
+
+
+@pytest.fixture(params=["own places", "shared places"])
+def fair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Admission]:
+    """Four places, two at most of a tenant."""
+    admission = Admission(4, 4, tmp_path / "places" if request.param == "shared places" else None, tenant_limit=2)
+    yield admission
+    assert admission.close(WAIT_S)
+
+
+def test_a_tenant_at_its_limit_waits_and_the_others_pass_it(fair: Admission) -> None:
+    crowd, gate = Crowd(), threading.Event()
+    greedy = [request_of(crowd, number, tenant="greedy", gate=gate) for number in range(4)]
+    assert all(fair.admit(request) for request in greedy)
+    assert (fair.num_running, fair.num_waiting) == (2, 2)
+    assert fair.admit(modest := request_of(crowd, 9, tenant="modest", gate=gate))
+    until(lambda: modest.num_runs == 1)
+    assert (fair.num_running, fair.num_waiting) == (3, 2)
+    gate.set()
+    assert all(request.ended.wait(WAIT_S) for request in (*greedy, modest))
+    assert crowd.most_running <= 4 and not any(request.reasons for request in greedy)
+
+
+def test_a_full_queue_takes_the_last_request_of_the_tenant_that_has_the_most(fair: Admission) -> None:
+    crowd, gate = Crowd(), threading.Event()
+    for tenant in ("a", "b"):
+        assert all(fair.admit(request_of(crowd, -1, tenant=tenant, gate=gate)) for _ in range(2))
+    greedy = [request_of(crowd, number, tenant="greedy") for number in range(4)]
+    assert all(fair.admit(request) for request in greedy)
+    assert not fair.would_refuse(), "it depends on whose request comes"
+    assert fair.admit(modest := request_of(crowd, 9, tenant="modest"))
+    assert [request.reasons for request in greedy] == [[], [], [], ["full"]]
+    assert not fair.admit(request_of(crowd, 8, tenant="greedy"))
+    gate.set()
+    assert modest.ended.wait(WAIT_S) and all(request.ended.wait(WAIT_S) for request in greedy)
+
+
+def test_a_tenant_has_one_limit_in_all_processes_and_a_killed_one_holds_none(tmp_path: Path) -> None:
+    here, there = SharedPlaces(tmp_path, 6, 2), SharedPlaces(tmp_path, 6, 2)
+    assert here.take(1, "x") is Taking.TAKEN and there.take(1, "x") is Taking.TAKEN
+    assert here.take(1, "x") is there.take(1, "x") is Taking.TENANT_AT_LIMIT
+    assert there.take(2, "y") is Taking.TAKEN and here.take(1, "y") is Taking.TENANT_AT_LIMIT
+    there.give_back(1, "x")
+    assert here.take(1, "x") is Taking.TAKEN and there.take(1, "x") is Taking.TENANT_AT_LIMIT
+    assert here.take(3, "z") is Taking.TENANT_AT_LIMIT, "more than any tenant may have"
+
+
+def test_the_hint_is_the_time_that_the_queue_takes_at_the_measured_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    rate = ServiceRate()
+    assert rate.seconds_for(50) == 1, "nothing is known yet"
+    for _ in range(4):
+        now_s += 2.0
+        rate.note(1)
+    assert rate.seconds_for(1) == 2 and rate.seconds_for(5) == 10
+    now_s += 8.0  # nothing ends any more
+    assert rate.seconds_for(5) == 20
+    assert rate.seconds_for(10_000) == module.LONGEST_HINT_S
+    for _ in range(module.NUM_ENDS + 1):
+        now_s += 0.5
+        rate.note(2)
+    assert rate.seconds_for(40) == 10, "only the newest ends count"
+
+
 # Places that several processes share; each Admission here stands for the one of a process
 
 
@@ -355,15 +472,15 @@ def test_shared_places_of_a_process_that_was_killed_are_free_again(tmp_path: Pat
         "import pathlib, time\n"
         "from orchestrator.triton.places import SharedPlaces\n"
         f"places = SharedPlaces(pathlib.Path({str(tmp_path)!r}), 2)\n"
-        "print(places.take(2), places.take(1), flush=True)\n"
+        "print(places.take(2).name, places.take(1).name, flush=True)\n"
         "time.sleep(60)\n"
     )
     other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert other.stdout and other.stdout.readline() == "True False\n"
+    assert other.stdout and other.stdout.readline() == "TAKEN TOO_FEW\n"
     places = SharedPlaces(tmp_path, 2)
-    assert not places.take(1)
+    assert places.take(1) is Taking.TOO_FEW
     other.kill()
     other.communicate(timeout=WAIT_S)
-    assert places.take(2) and not places.take(1)
+    assert places.take(2) is Taking.TAKEN and places.take(1) is Taking.TOO_FEW
     places.give_back(2)
-    assert places.take(1)
+    assert places.take(1) is Taking.TAKEN

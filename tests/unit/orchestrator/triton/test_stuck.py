@@ -183,7 +183,7 @@ def serve(module: ModuleType, checkpoint: Checkpoint, targets: list[TableTarget]
     materials = ProposerDependencies(pytest.fail, VOCAB_SIZE)
     given = read({}, json.dumps(asked | inputs))
     module.GenerationHandler(
-        given, sender, deadline_s, builder, stepping(lambda job: materials), None, NoMetrics()
+        given, sender, deadline_s, builder, stepping(lambda job: materials), lambda *_: None, None, NoMetrics()
     ).run()
 
 
