@@ -178,11 +178,7 @@ class Run(ABC, Generic[Model]):
         recent: list[dict[str, float]] = []
         with _received_signals() as signals:
             while not (self.progress.is_complete or signals):
-                if (
-                    limit_s
-                    and self.progress.step
-                    and self.progress.wall_s > (1 - self.progress.plan.long_share) * limit_s
-                ):
+                if self.progress.must_finish(limit_s):
                     self.progress.finish_now()
                 began_s = time.monotonic()
                 recent.append(self.train_step())

@@ -1,4 +1,4 @@
-"""`make demo`: the server with each drafting method generates the same text, and sooner than without drafts.
+"""`make demo`: the server with each drafting method generates the same text, faster than without drafts.
 
 It starts the server with the launcher and is a client of it.
 """

@@ -109,6 +109,7 @@ _NOT_RUN = {
     "suffix": _NO_TYPE,
     "jacobi": _NO_TYPE,
     "predicted": _NO_TYPE,
+    "auto": "it chooses among the drafts of this server at each step",
     "none": "LLM() without a speculative_config does it",
 }
 #: Releases by their names.
