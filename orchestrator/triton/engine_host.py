@@ -27,7 +27,8 @@ Request = TypeVar("Request")
 Contra = TypeVar("Contra", contravariant=True)
 
 DEFAULT_DEADLINE_MS = 60_000
-NUM_PREPARING = 2
+# Every new request is prepared, some behind the compilation of a grammar: many, so that none waits for those.
+NUM_PREPARING = 8
 # A preparation gives up by itself before this (grammar.LIMIT_S, once to begin and once to end).
 PREPARATION_LIMIT_S = 5.0
 # Shorter than callers wait before they try again: after this pause no thread holds a lock in the memory that is shared
