@@ -9,6 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from orchestrator.native.build import LEVELS_VARIABLE
+from orchestrator.native.drafts import LIBRARY as DRAFTS
 from orchestrator.native.sampling import LIBRARY as SAMPLING
 from runtime.native.library import LIBRARY as FORWARD
 
@@ -17,7 +18,7 @@ def main(levels: list[str]) -> None:
     """Compile for each level; a compiler that fails ends the build of the image."""
     for level in levels:
         os.environ[LEVELS_VARIABLE] = level
-        print(FORWARD.build(), SAMPLING.build(), sep="\n")
+        print(FORWARD.build(), SAMPLING.build(), DRAFTS.build(), sep="\n")
 
 
 if __name__ == "__main__":

@@ -59,6 +59,11 @@ class Method:
         return bool(self.proposer) and self.name != "none" and self.options == StepOptions()
 
     @property
+    def can_be_cut(self) -> bool:
+        """True if nodes of its trees may be left out; not where it learns from them, nor where it chooses itself."""
+        return bool(self.proposer) and not self.target_tokens and self.name not in _ALONE
+
+    @property
     def engine_side(self) -> Method:
         """The same method, drafted by the target's engine itself."""
         return Method(self.name, "engine_side:EngineSideProposer", self.engine_config)

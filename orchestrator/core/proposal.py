@@ -30,14 +30,11 @@ class Proposal:
 
     sources: the names of what proposed the nodes 1…m, for the statistics.
     q: the distribution from which each of the nodes 1…m was sampled; empty for deterministic drafts.
-    evidence: for each of the nodes 1…m a number that says how likely its proposer takes it to be; nodes with the same
-    source and number share an estimate of their acceptance. Empty: the proposer does not tell.
     """
 
     tree: TokenTree
     sources: tuple[str, ...]
     q: tuple[Distribution, ...] = ()
-    evidence: tuple[int, ...] = ()
 
     @classmethod
     def empty(cls) -> Proposal:
@@ -45,9 +42,9 @@ class Proposal:
         return cls(TokenTree.bare(), ())
 
     @classmethod
-    def of(cls, tree: TokenTree, source: str, evidence: tuple[int, ...] = ()) -> Proposal:
+    def of(cls, tree: TokenTree, source: str) -> Proposal:
         """Return the proposal of a tree from one source."""
-        return cls(tree, (source,) * tree.num_nodes, evidence=evidence)
+        return cls(tree, (source,) * tree.num_nodes)
 
     @classmethod
     def chain(cls, tokens: Sequence[int], source: str) -> Proposal:
@@ -72,7 +69,6 @@ class Proposal:
             self.tree.only(kept),
             tuple(self.sources[place] for place in places),
             tuple(self.q[place] for place in places) if self.q else (),
-            tuple(self.evidence[place] for place in places) if self.evidence else (),
         )
 
 

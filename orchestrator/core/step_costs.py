@@ -8,20 +8,73 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
+from orchestrator.core.tree import MAX_NODES
+from orchestrator.core.types import FloatArray
+
 #: Passes of similar size are averaged; each group ends at one of these numbers of rows.
 GROUPS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)
-#: Weight of all earlier measurements in a group's mean, per measurement.
-DISCOUNT = 0.95
+#: A measurement weighs as much as each of a group's first ones, and at last this much against all earlier ones.
+LEAST_WEIGHT = 0.05
+#: A measurement counts for at most this many times its group's mean: a step may have been held up by something else.
+MOST_OF_MEAN = 3.0
 #: A row that has not been measured is taken to cost this part of a plain step. It is optimistic, so that larger trees
 #: are tried, and thereby measured, wherever they might pay.
 UNKNOWN_ROW = 0.02
+#: A surface is computed anew after so many measurements; one of fewer measurements at once.
+REFRESH = 16
+#: The line through all groups is worth so many measurements; those of a group are worth half after so many steps.
+LINE_WEIGHT = 2.0
+HALF_LIFE = 256
+#: At least one of so many steps is a plain one.
+PLAIN = 64
 
 
-class Load(NamedTuple):
-    """What the other requests put into a pass: rows, and the tokens that they get out of it."""
+class Mean(NamedTuple):
+    """A mean whose old values fade."""
 
-    rows: float
-    tokens: float
+    value: float = 0.0
+    num_values: int = 0
+
+    def of(self, value: float) -> Mean:
+        """Return the mean with one more value."""
+        weight = max(1.0 / (self.num_values + 1), LEAST_WEIGHT)
+        return Mean(self.value + weight * (value - self.value), self.num_values + 1)
+
+
+class Group(NamedTuple):
+    """The steps of about one size. measured_at: number of the last of them among all steps."""
+
+    rows: Mean = Mean()
+    seconds: Mean = Mean()
+    measured_at: int = 0
+
+    def of(self, rows: float, seconds: float, number: int) -> Group:
+        """Return the group with one more step."""
+        if self.seconds.num_values:
+            seconds = min(seconds, MOST_OF_MEAN * self.seconds.value)
+        return Group(self.rows.of(rows), self.seconds.of(seconds), number)
+
+    def weight(self, now: int) -> float:
+        """Return how many fresh measurements the group is worth at step `now`."""
+        return float(min(self.seconds.num_values, 1 / LEAST_WEIGHT) * 0.5 ** ((now - self.measured_at) / HALF_LIFE))
+
+
+class Surface(NamedTuple):
+    """What one request's rows cost in the next pass, beside those of the other requests.
+
+    seconds: (N,) float64, index n: of the pass if the request has n + 1 rows; it never falls.
+    row_s: (N,) float64, index n: the least that a row beyond n + 1 adds, on average up to any larger number of rows.
+    others_tokens: what the other requests get out of the pass.
+    rate: tokens of the batch per second without a draft of this request, or without any draft if that is more. Were it
+    the former alone, requests that all draft under load would each find it worth its while.
+    """
+
+    seconds: FloatArray
+    row_s: FloatArray
+    others_tokens: float
+    rate: float
 
 
 class StepCosts:
@@ -32,9 +85,10 @@ class StepCosts:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
-        self._groups: dict[int, tuple[float, float]] = {}  # group → mean rows, mean seconds
-        self._request = Load(1.0, 1.0)  # of one request, on average
-        self._num_others = 0.0
+        self._groups: dict[int, Group] = {}
+        self._rows = self._tokens = self._others = Mean()  # of one request; other requests in a pass
+        self._num_measured = self._plain_at = 0
+        self._surface: Surface | None = None
         self._lock = threading.Lock()
 
     def observe(self, num_rows: int, num_in_pass: int, num_tokens: int, seconds: float) -> None:
@@ -43,47 +97,76 @@ class StepCosts:
         num_rows, num_tokens: this request's. num_in_pass: the requests that shared the pass. seconds: of the step.
         """
         with self._lock:
-            self._request = Load(_mean(self._request.rows, num_rows), _mean(self._request.tokens, num_tokens))
-            self._num_others = _mean(self._num_others, num_in_pass - 1)
-            rows = num_rows + (num_in_pass - 1) * self._request.rows
-            group = bisect_left(GROUPS, rows)
-            known = self._groups.get(group, (rows, seconds))
-            self._groups[group] = (_mean(known[0], rows), _mean(known[1], seconds))
+            self._rows, self._tokens = self._rows.of(num_rows), self._tokens.of(num_tokens)
+            self._others = self._others.of(num_in_pass - 1)
+            all_rows = num_rows + (num_in_pass - 1) * self._rows.value
+            group = bisect_left(GROUPS, all_rows)
+            self._num_measured += 1
+            self._groups[group] = self._groups.get(group, Group()).of(all_rows, seconds, self._num_measured)
+            if num_rows == 1:
+                self._plain_at = self._num_measured
+            if self._num_measured < REFRESH or self._num_measured % REFRESH == 0:
+                self._surface = None
 
-    def others(self) -> Load:
-        """Return what the other requests are likely to put into the next pass."""
-        return Load(self._num_others * self._request.rows, self._num_others * self._request.tokens)
+    def surface(self) -> Surface | None:
+        """Return the costs for 1…MAX_NODES + 1 rows, interpolated; None if the next step should be a plain one.
 
-    def seconds(self, most_rows: int, others: float = 0.0) -> list[float]:
-        """Return the cost of 1…most_rows rows beside the rows of `others`; not decreasing.
-
-        Between measured groups the cost is interpolated. Returns an empty list before the first measurement.
+        It should be if none of the last PLAIN steps was: without its cost nobody knows what drafts gain.
         """
         with self._lock:
-            points = sorted(self._groups.values())
-        if not points:
-            return []
-        slope = UNKNOWN_ROW * points[0][1]
-        costs, place = [], 0
-        for rows in range(1, most_rows + 1):
-            while place < len(points) - 1 and points[place + 1][0] <= rows + others:
-                place += 1
-            costs.append(_cost(points, place, rows + others, slope))
-        for at in range(1, len(costs)):
-            costs[at] = max(costs[at], costs[at - 1])
-        return costs
+            if not self._plain_at or self._num_measured - self._plain_at >= PLAIN:
+                return None
+            if self._surface is None:
+                self._surface = self._computed()
+            return self._surface
+
+    def _computed(self) -> Surface:
+        groups = sorted(self._groups.values(), key=lambda group: group.rows.value)
+        sizes, measured_s = (
+            np.array([mean.value for mean in means]) for means in zip(*(group[:2] for group in groups), strict=True)
+        )
+        points_s = smoothed(sizes, measured_s, np.array([group.weight(self._num_measured) for group in groups]))
+        others = self._others.value
+        rows = np.concatenate([[1.0 + others], np.arange(1, MAX_NODES + 2) + others * self._rows.value])
+        costs = np.interp(rows, sizes, points_s)
+        costs += UNKNOWN_ROW * points_s[0] / sizes[0] * np.maximum(rows - sizes[-1], 0.0)
+        seconds = np.maximum.accumulate(costs)
+        return surface_of(seconds[1:], others * self._tokens.value, (1.0 + others) / float(seconds[0]))
 
 
-def _cost(points: list[tuple[float, float]], place: int, rows: float, unknown_slope: float) -> float:
-    """Return the cost at `rows`, on the line from point `place` to the next one, or beyond the last one."""
-    at_rows, at_s = points[place]
-    if rows <= at_rows:
-        return at_s
-    if place + 1 == len(points):
-        return at_s + unknown_slope * (rows - at_rows)
-    next_rows, next_s = points[place + 1]
-    return at_s + max(next_s - at_s, 0.0) * (rows - at_rows) / (next_rows - at_rows)
+def smoothed(rows: FloatArray, seconds: FloatArray, weights: FloatArray) -> FloatArray:
+    """Return the seconds of the groups, (n,) float64, those above a line through all of them drawn towards it.
+
+    weights: how many measurements each group is worth. Without the line a size whose few measurements happened to be
+    slow would not be tried again, and therefore never be corrected.
+    """
+    mean_rows, mean_s = np.average(rows, weights=weights), np.average(seconds, weights=weights)
+    spread = np.average((rows - mean_rows) ** 2, weights=weights)
+    slope = np.average((rows - mean_rows) * (seconds - mean_s), weights=weights) / spread if spread else 0.0
+    line = mean_s + max(slope, 0.0) * (rows - mean_rows)
+    drawn: FloatArray = (weights * seconds + LINE_WEIGHT * line) / (weights + LINE_WEIGHT)
+    return np.minimum(seconds, drawn)
 
 
-def _mean(mean: float, value: float) -> float:
-    return DISCOUNT * mean + (1 - DISCOUNT) * value
+def surface_of(seconds: FloatArray, others_tokens: float = 0.0, plain_rate: float = 0.0) -> Surface:
+    """Return the surface of these costs. plain_rate: tokens of the batch per second without any draft."""
+    rate = max((1.0 + others_tokens) / float(seconds[0]), plain_rate)
+    return Surface(np.ascontiguousarray(seconds), np.array(least_slopes(seconds.tolist())), others_tokens, rate)
+
+
+def least_slopes(values: list[float]) -> list[float]:
+    """Return for each index the least mean rise from it to any later index, infinite for the last one.
+
+    That is the slope of the lower convex hull of the values from this index on.
+    """
+    slopes, hull = [float("inf")] * len(values), [len(values) - 1]
+    for at in range(len(values) - 2, -1, -1):
+        while len(hull) > 1 and _slope(values, at, hull[-2]) <= _slope(values, at, hull[-1]):
+            hull.pop()
+        slopes[at] = _slope(values, at, hull[-1])
+        hull.append(at)
+    return slopes
+
+
+def _slope(values: list[float], begin: int, end: int) -> float:
+    return (values[end] - values[begin]) / (end - begin)

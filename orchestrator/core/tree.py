@@ -68,8 +68,7 @@ class TokenTree:
             return cls(tokens, parents)
         if ((parents < 0) | (parents > places)).any():
             raise EngineError("tree has a parent that does not come before its child")
-        edges = parents.astype(np.int64) * vocab_size + tokens
-        if len(np.unique(edges)) != len(edges):
+        if len(set(zip(parents.tolist(), tokens.tolist(), strict=True))) != len(tokens):
             raise EngineError("tree has two children of one parent with the same token")
         return cls(tokens, parents)
 
@@ -81,10 +80,10 @@ class TokenTree:
     @cached_property
     def depths(self) -> IntArray:
         """(m + 1,) int32, the depth of every node; the root has depth 0."""
-        depths = np.zeros(self.num_nodes + 1, np.int32)
-        for node, parent in enumerate(self.parents.tolist(), start=1):
-            depths[node] = depths[parent] + 1
-        return depths
+        depths = [0]
+        for parent in self.parents.tolist():
+            depths.append(depths[parent] + 1)
+        return np.array(depths, np.int32)
 
     @cached_property
     def mask(self) -> BoolArray:

@@ -83,12 +83,15 @@ class NativeLibrary:
         finally:
             partial.unlink(missing_ok=True)
 
-    def load(self) -> ctypes.CDLL:
-        """Return the library; raises Unbuilt when it cannot be built or loaded."""
+    def load(self, loader: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL:
+        """Return the library; raises Unbuilt when it cannot be built or loaded.
+
+        loader: ctypes.PyDLL if its calls are so short that they should keep Python's global lock.
+        """
         if (level := _level()) and not _runs(level):
             raise Unbuilt(f"this processor lacks {', '.join(sorted(LEVELS[level] - _instruction_sets()))} ({level})")
         try:
-            return ctypes.CDLL(str(self.build()))
+            return loader(str(self.build()))
         except OSError as error:
             raise Unbuilt(f"the native library {self.name!r} cannot be loaded: {first_line(error)}") from None
 

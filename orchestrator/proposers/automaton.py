@@ -23,6 +23,14 @@ class Match(NamedTuple):
     length: int
 
 
+class Latest(NamedTuple):
+    """The token seen last behind a string, how often it was seen there, and its share of all that followed."""
+
+    token: int
+    times: int
+    share: float
+
+
 class Follower(NamedTuple):
     """A token seen behind a string: how often, and where it was seen last."""
 
@@ -47,6 +55,7 @@ class Automaton:
         self._count = [0]
         self._end = [0]
         self._ended = [0]
+        self._latest = [-1]
         self._whole = ROOT
         self._recent = Match(ROOT, 0)
 
@@ -86,6 +95,21 @@ class Automaton:
         """
         return self._continuing(self._cut(Match(self._next[match.state][token], match.length + 1)))
 
+    def after(self, match: Match, token: int) -> Match:
+        """Return the longest suffix of a match and `token`, of at most max_depth tokens, that has a follower."""
+        return self._continuing(self._cut(self._matched(match, token)))
+
+    def shorter(self, match: Match) -> Match:
+        """Return the longest suffix of a match that occurs at more places."""
+        link = self._link[match.state]
+        return Match(link, self._len[link])
+
+    def latest(self, match: Match) -> Latest:
+        """Return the token that followed the string last; the string must have a follower."""
+        token = self._latest[match.state]
+        times = self._count[self._next[match.state][token]]
+        return Latest(token, times, times / self.continued(match))
+
     def followers(self, match: Match) -> list[Follower]:
         """Return the first MAX_FOLLOWERS tokens that followed the string, in the order in which they were first seen.
 
@@ -122,7 +146,7 @@ class Automaton:
         self._next[clone] = dict(self._next[longer])
         self._link[clone], self._link[longer] = self._link[longer], clone
         self._count[clone], self._end[clone] = self._count[longer], self._end[longer]
-        self._ended[clone] = self._ended[longer]
+        self._ended[clone], self._latest[clone] = self._ended[longer], self._latest[longer]
         while state >= 0 and self._next[state].get(token) == longer:
             self._next[state][token] = clone
             state = self._link[state]
@@ -134,10 +158,15 @@ class Automaton:
         self._next.append({})
         for numbers in (self._count, self._end, self._ended):
             numbers.append(0)
+        self._latest.append(-1)
         return len(self._len) - 1
 
     def _count_up(self, token: int) -> None:
-        """Count one more occurrence of each suffix of at most max_depth + 1 tokens."""
+        """Count one more occurrence of each suffix of at most max_depth + 1 tokens, and note what followed it last."""
+        before = self._recent.state
+        while before != ROOT:
+            self._latest[before] = token
+            before = self._link[before]
         state = self._next[self._recent.state][token]  # the same for both halves of a state that was just split
         self._recent = self._cut(Match(state, self._recent.length + 1))
         while state != ROOT:

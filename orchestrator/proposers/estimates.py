@@ -1,39 +1,70 @@
-"""Estimates of how likely a draft node is to be accepted, by its source and by the proposer's evidence for it."""
+"""How likely a candidate token is to come: counts of the deployment, corrected by how a request's own text differs."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 
-#: Weight of all earlier outcomes of a node's kind, per outcome: of a request, and of the deployment.
-DISCOUNT, PRIOR_DISCOUNT = 0.99, 0.998
-#: How many outcomes the prior counts for.
-PRIOR_WEIGHT = 16.0
-#: The estimate before any outcome: optimistic, so that every proposer is tried.
-FIRST = 0.7
+from orchestrator.native.drafts import compiled_estimates
+
+#: Weight of all earlier outcomes of a kind, per outcome.
+DISCOUNT = 0.998
+#: How many outcomes the prior chance of a kind counts for.
+PRIOR_WEIGHT = 4.0
+#: Weight of all earlier outcomes of a source in a request, per outcome; and how many imagined ones they start from.
+REQUEST_DISCOUNT, REQUEST_WEIGHT = 0.95, 2.0
 
 
 class AcceptanceEstimates:
-    """Discounted counts of accepted and tested nodes for each kind of node.
+    """Discounted counts of tested and of accepted tokens for each kind of candidate; any thread may call.
 
-    prior: the estimates of the deployment, which a request's own ones start from and report to; None: `FIRST`.
+    compiled: the counts of the compiled growth, which then takes this object's place; None where it cannot be compiled.
     Source: the Beta–Bernoulli estimate with a geometric discount, as in discounted bandits (Garivier and Moulines 2011,
     arXiv:0805.3415, section 2).
     """
 
-    def __init__(self, prior: AcceptanceEstimates | None = None) -> None:
-        self._prior = prior
-        self._discount = DISCOUNT if prior else PRIOR_DISCOUNT
+    def __init__(self) -> None:
         self._counts: dict[Hashable, tuple[float, float]] = {}  # kind → accepted, tested
+        self.compiled = compiled_estimates()
 
     def observe(self, kind: Hashable, is_accepted: bool) -> None:
-        """Count the outcome of a node whose parent was accepted."""
+        """Count the outcome of a candidate behind accepted tokens."""
         accepted, tested = self._counts.get(kind, (0.0, 0.0))
-        self._counts[kind] = (self._discount * accepted + is_accepted, self._discount * tested + 1.0)
-        if self._prior:
-            self._prior.observe(kind, is_accepted)
+        self._counts[kind] = (DISCOUNT * accepted + is_accepted, DISCOUNT * tested + 1.0)
 
-    def probability(self, kind: Hashable) -> float:
-        """Return the estimated probability that a node of this kind is accepted if its parent is."""
+    def probability(self, kind: Hashable, prior: float) -> float:
+        """Return the estimated probability that a candidate of this kind comes; prior: before any outcome."""
         accepted, tested = self._counts.get(kind, (0.0, 0.0))
-        prior = self._prior.probability(kind) if self._prior else FIRST
         return (accepted + PRIOR_WEIGHT * prior) / (tested + PRIOR_WEIGHT)
+
+
+class RequestOdds:
+    """The odds of one source's candidates in one request, against what the deployment's counts expect.
+
+    A text that repeats itself more, or less, than the others did shows it within a few tokens.
+    """
+
+    def __init__(self) -> None:
+        self._accepted = self._rejected = self._expected_accepted = self._expected_rejected = REQUEST_WEIGHT
+
+    @property
+    def ratio(self) -> float:
+        """The request's odds ÷ the expected odds."""
+        return self._accepted * self._expected_rejected / (self._rejected * self._expected_accepted)
+
+    def observe(self, probability: float, is_accepted: bool) -> None:
+        """Count an outcome; probability: what the deployment's counts made it."""
+        self._accepted = _discounted(self._accepted, float(is_accepted))
+        self._rejected = _discounted(self._rejected, 1.0 - is_accepted)
+        self._expected_accepted = _discounted(self._expected_accepted, probability)
+        self._expected_rejected = _discounted(self._expected_rejected, 1.0 - probability)
+
+
+def corrected(probability: float, odds_ratio: float) -> float:
+    """Return the probability whose odds are odds_ratio times as high."""
+    odds = probability * odds_ratio
+    return odds / (1.0 - probability + odds)
+
+
+def _discounted(count: float, outcome: float) -> float:
+    """Return the count with one more outcome; the imagined outcomes are not discounted."""
+    return REQUEST_WEIGHT + REQUEST_DISCOUNT * (count - REQUEST_WEIGHT) + outcome

@@ -21,9 +21,13 @@ Choices = Annotated[TokenTree, PlainValidator(lambda value: read_choices("choice
 
 
 class MethodConfig(Declaration):
-    """Parameters that every method has. max_nodes: most draft nodes of a tree, root not counted."""
+    """Parameters that every method has. max_nodes: most draft nodes of a tree, root not counted.
+
+    adaptive: drafts are as large as they pay; "auto" as draft_len or as max_nodes says the same.
+    """
 
     max_nodes: int = Field(MAX_NODES, ge=0, le=MAX_NODES)
+    adaptive: bool = False
 
     @property
     def is_chain(self) -> bool:
@@ -40,8 +44,11 @@ def config_of(
     ignored, and `values` takes precedence.
     Raises RequestError for an unknown key and for a value that the parameter does not allow.
     """
-    known = {name: value for name, value in aliases.items() if name in config.model_fields}
-    return validate(config, known | dict(values), lambda key: WHERE, error=RequestError, what=f"key of {method}")
+    known = {name: value for name, value in aliases.items() if name in config.model_fields} | dict(values)
+    sizes = [name for name in ("draft_len", "max_nodes") if name in config.model_fields and known.get(name) == "auto"]
+    if sizes:
+        known = {name: value for name, value in known.items() if name not in sizes} | {"adaptive": True}
+    return validate(config, known, lambda key: WHERE, error=RequestError, what=f"key of {method}")
 
 
 def read_object(config_json: str) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class Predicted(Proposer):
     Invariant: after k > 1 rejected drafts in a row the last k − 1 tokens must agree; when that exceeds max_ngram, the
     prediction is no longer used. After at most one rejection it is followed even where no token agrees, as if one token
     had been replaced. Costs O(max_ngram) once per token of the prediction, and O(log of its length) per step.
+    prediction: its token ids. expected: the place in it that comes next, its length where it has ended.
     Source: predicted outputs, docs/methods/predicted.md.
     """
 
@@ -37,34 +38,38 @@ class Predicted(Proposer):
 
     def __init__(self, config: PredictedConfig, dependencies: ProposerDependencies) -> None:
         self._draft_len = config.draft_len
-        self._prediction = list(dependencies.prediction)
+        self.prediction = list(dependencies.prediction)
         self._index = NgramIndex(config.max_ngram)
-        self._index.extend(self._prediction)
-        self._expected = 0
+        self._index.extend(self.prediction)
+        self.expected = 0
         self._agrees = True
         self._num_read: int | None = None
         self._num_rejected = 0
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the next tokens of the prediction, or a bare root where it does not fit."""
-        self._read(context)
-        if not self._agrees:
-            self._find(context.ids)
-        length = budget.clipped(self._draft_len) if self._agrees else 0
-        return Proposal.chain(self._prediction[self._expected : self._expected + length], self.name)
+        length = budget.clipped(self._draft_len) if self.follow(context) else 0
+        return Proposal.chain(self.prediction[self.expected : self.expected + length], self.name)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Count the drafts that were rejected at their first token."""
         if tree.num_nodes:
             self._num_rejected = 0 if acceptance.path else self._num_rejected + 1
 
+    def follow(self, context: Context) -> bool:
+        """Move to the expected place behind the text; return whether the prediction fits there."""
+        self._read(context)
+        if not self._agrees:
+            self._find(context.ids)
+        return self._agrees
+
     def _read(self, context: Context) -> None:
         """Follow the new output tokens through the prediction, up to the first token that differs."""
         start = context.prompt_len if self._num_read is None else self._num_read
         for token in context.ids[start:]:
-            predicted = self._prediction[self._expected : self._expected + 1]
+            predicted = self.prediction[self.expected : self.expected + 1]
             self._agrees = self._agrees and predicted == [token]
-            self._expected = min(self._expected + 1, len(self._prediction))
+            self.expected = min(self.expected + 1, len(self.prediction))
         self._num_read = len(context)
 
     def _find(self, ids: Sequence[int]) -> None:
@@ -72,7 +77,7 @@ class Predicted(Proposer):
         needed = max(self._num_rejected - 1, 0)
         places = next(self._index.matches(ids, max(needed, 1)), None)
         if places:
-            self._expected = nearest(places, self._expected)
+            self.expected = nearest(places, self.expected)
         self._agrees = bool(places) or not needed
 
 

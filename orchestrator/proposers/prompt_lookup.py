@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from itertools import islice
 from typing import Literal
 
 from pydantic import Field
@@ -20,8 +20,6 @@ from orchestrator.proposers.parameters import MethodConfig
 MAX_PLACES = 256
 # A token costs about 150 bytes for each n, and a request with a long prompt must not fill the memory.
 MAX_NGRAM = 8
-# Longer agreement says nothing more about the next token.
-MAX_AGREEMENT = 15
 
 
 class PromptLookupConfig(MethodConfig):
@@ -95,8 +93,7 @@ class PromptLookup(Proposer):
         longest = budget.clipped(self._config.draft_len)
         starts = list(islice(self._starts(context.ids), self._config.branches if longest else 0))
         paths = [continuation(context.ids, start, self._length(context.ids, start, longest)) for start in starts]
-        evidence = [evidence_of(context.ids, start, len(path)) for start, path in zip(starts, paths, strict=True)]
-        return Proposal.of(TokenTree.from_paths(paths), self.name, tuple(chain.from_iterable(evidence)))
+        return Proposal.of(TokenTree.from_paths(paths), self.name)
 
     def _starts(self, ids: list[int]) -> Iterator[int]:
         """Yield where continuations start, the best first, each with a different first token."""
@@ -130,12 +127,6 @@ def agreement(ids: list[int], start: int, most: int) -> int:
     while count < min(most, start) and ids[start - 1 - count] == ids[-1 - count]:
         count += 1
     return count
-
-
-def evidence_of(ids: list[int], start: int, length: int) -> list[int]:
-    """Return for each node of a continuation how many tokens before it agree if it is reached, up to MAX_AGREEMENT."""
-    count = agreement(ids, start, MAX_AGREEMENT)
-    return [min(count + depth, MAX_AGREEMENT) for depth in range(length)]
 
 
 def continuation(ids: list[int], start: int, length: int) -> list[int]:

@@ -21,7 +21,11 @@ from orchestrator.deployment.capabilities import Capabilities
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.guarded import Guarded
 from orchestrator.proposers.parameters import WHERE, MethodConfig, config_of, read_object
+from orchestrator.proposers.sized import Sized
 from orchestrator.proposers.union import Union, UnionConfig
+
+#: Longest adaptive draft of a method whose drafts have a length, unless the request sets one.
+ADAPTIVE_LEN = 16
 
 
 def load(name: str) -> Any:
@@ -90,12 +94,18 @@ class SelectedMethod(NamedTuple):
 
     def _build(self, dependencies: ProposerDependencies) -> Proposer:
         """Build the bare proposer; each member of a union is guarded, so that its failure leaves the others alone."""
+        if self.config.adaptive and all(method.can_be_cut for method in self._declarations):
+            return Sized(self._unsized(dependencies), dependencies.step_costs, dependencies.estimates)
+        return self._unsized(dependencies)
+
+    def _unsized(self, dependencies: ProposerDependencies) -> Proposer:
         if self.members:
-            members = [Guarded(member._build(dependencies), dependencies.vocab_size) for member in self.members]
+            members = [Guarded(member._unsized(dependencies), dependencies.vocab_size) for member in self.members]
             return Union(members, [member.config.max_nodes for member in self.members])
-        proposer: Proposer = load(self.declaration.proposer)(
-            self.config, replace(dependencies, method=self.declaration)
-        )
+        config = self.config
+        if config.adaptive and "draft_len" in type(config).model_fields and "draft_len" not in config.model_fields_set:
+            config = config.model_copy(update={"draft_len": ADAPTIVE_LEN})
+        proposer: Proposer = load(self.declaration.proposer)(config, replace(dependencies, method=self.declaration))
         return proposer
 
 
@@ -124,7 +134,11 @@ def select_method(
 
 
 def _configured(method: Method, values: Mapping[str, Any], aliases: Mapping[str, int]) -> SelectedMethod:
-    return SelectedMethod(method.name, method, config_of(load(method.config), method.name, values, aliases))
+    config = config_of(load(method.config), method.name, values, aliases)
+    if config.adaptive and (method.target_tokens or method.proposer == METHODS[method.name].engine_side.proposer):
+        why = "it learns from the target's tokens at all its nodes" if method.target_tokens else "the engine drafts"
+        raise RequestError(f"method {method.name!r} cannot be adaptive: {why} ({WHERE})")
+    return SelectedMethod(method.name, method, config)
 
 
 def _united(
@@ -138,4 +152,6 @@ def _united(
         _configured(method, as_object(values.get(method.name, {}), f"{method.name} in {WHERE}", RequestError), aliases)
         for method in methods
     )
+    if any(member.config.adaptive for member in members):
+        raise RequestError(f"adaptive is for all members of {name!r} together, not for one of them ({WHERE})")
     return SelectedMethod(name, Method(name, branches="several proposers", hidden_states=states), config, members)

@@ -19,9 +19,6 @@ from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.memory import MAX_DEPTH
 from orchestrator.proposers.parameters import MethodConfig
 
-# How many shares of what followed a match count as different evidence.
-SHARES = 5
-
 
 class SuffixConfig(MethodConfig):
     """max_depth: longest suffix looked up. factor: draft nodes per token of the match.
@@ -46,8 +43,7 @@ class Node(NamedTuple):
     """A draft node that may be added next; a heap returns the most probable one, the one found first among equals.
 
     minus_prob: minus the estimated probability of its path. rank: among its siblings.
-    above, token: the match that the token continues. evidence: the length of that match and the token's share of what
-    followed it, both coarsely.
+    above, token: the match that the token continues.
     """
 
     minus_prob: float
@@ -56,7 +52,6 @@ class Node(NamedTuple):
     depth: int
     above: Match
     token: int
-    evidence: int
 
 
 @dataclass(eq=False)
@@ -65,13 +60,11 @@ class ScoredTree:
 
     source: str
     tree: TreeBuilder = field(default_factory=TreeBuilder)
-    evidence: list[int] = field(default_factory=list)
     score: float = 0.0
 
     def add(self, node: Node) -> int:
         """Add a node and return its number."""
         self.score -= node.minus_prob
-        self.evidence.append(node.evidence)
         return self.tree.add(node.parent, node.token)
 
 
@@ -98,7 +91,7 @@ class Suffix(Proposer):
             found = self._memory.longest(recent, partial(self._draft, "suffix.memory", budget))
             drafts += [found] if found else []
         best = max(drafts, key=lambda draft: draft.score)
-        return Proposal.of(best.tree.build(), best.source, tuple(best.evidence))
+        return Proposal.of(best.tree.build(), best.source)
 
     def _draft(self, source: str, budget: Budget, text: Automaton, match: Match) -> ScoredTree:
         """Add the most probable nodes, as many as the length of the match allows."""
@@ -121,5 +114,4 @@ class Suffix(Proposer):
         likely = [f for f in text.followers(match) if f.times * scale >= self._config.min_prob]
         likely.sort(key=lambda follower: (-follower.times, -follower.end))
         for rank, follower in enumerate(likely if self._config.tree else likely[:1]):
-            evidence = SHARES * match.length.bit_length() + int(SHARES * follower.times * scale / prob)
-            yield Node(-follower.times * scale, parent, rank, depth + 1, match, follower.token, evidence)
+            yield Node(-follower.times * scale, parent, rank, depth + 1, match, follower.token)

@@ -11,10 +11,11 @@ import time
 from collections.abc import Sequence
 
 from orchestrator.native.build import NativeLibrary, Unbuilt, compiler
+from orchestrator.native.drafts import LIBRARY as DRAFTS
 from orchestrator.native.sampling import LIBRARY as SAMPLING
 from runtime.native.library import LIBRARY as FORWARD
 
-LIBRARIES: tuple[NativeLibrary, ...] = (FORWARD, SAMPLING)
+LIBRARIES: tuple[NativeLibrary, ...] = (FORWARD, SAMPLING, DRAFTS)
 
 
 def main(arguments: Sequence[str]) -> int:

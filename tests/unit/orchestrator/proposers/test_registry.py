@@ -69,7 +69,7 @@ def test_plan_without_a_config_has_the_protocol_s_defaults(method: str) -> None:
     for text in ("", "{}", " {\n} "):
         made = select_method(method, text, LOADED, {})
         assert made.method == method
-        assert dict(made.config) == DEFAULTS[method]
+        assert dict(made.config) == {"adaptive": False, **DEFAULTS[method]}
 
 
 def keys_of(kind: object) -> list[tuple[str, str]]:
@@ -121,7 +121,8 @@ def test_plan_word_is_one_of_those_allowed(method: str, key: str) -> None:
 
 @pytest.mark.parametrize(("method", "key"), keys_of(bool))
 def test_plan_flag_is_true_or_false(method: str, key: str) -> None:
-    assert [accepted(method, key, value) for value in (True, False)] == [True, False]
+    allowed = [value for value in (True, False) if not (value and key == "adaptive" and METHODS[method].target_tokens)]
+    assert [accepted(method, key, value) for value in allowed] == allowed
     for bad in (0, 1, "true", None, []):
         assert refusal(method, {key: bad}) == f"{key} must be true or false, got {bad!r} (input speculation_config)"
 
@@ -142,7 +143,10 @@ def test_plan_method_is_taken_by_its_exact_name(method: str) -> None:
 def test_plan_unknown_key_names_the_nearest_and_all() -> None:
     said = refusal("prompt_lookup", {"ngram": 3})
     assert "unknown key of prompt_lookup 'ngram'; did you mean 'max_ngram'?" in said
-    assert "(allowed: branches, clip, draft_len, length, match, max_ngram, max_nodes; input speculation_config)" in said
+    assert (
+        "(allowed: adaptive, branches, clip, draft_len, length, match, max_ngram, max_nodes; input speculation_config)"
+        in said
+    )
     assert "unknown key of none 'draft_len'" in refusal("none", {"draft_len": 3})
 
 

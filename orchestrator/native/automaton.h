@@ -1,0 +1,135 @@
+// The suffix automaton of orchestrator/proposers/automaton.py, over one text.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+namespace drafts {
+
+constexpr int kMaxMatch = 24;
+
+// A string of the text: the state that holds it, and its length; state 0 is the empty string.
+struct Match {
+  int state = 0, length = 0;
+};
+
+// A token costs O(1) amortised and at most kMaxMatch + 1 increments.
+class Automaton {
+ public:
+  Automaton() { new_state(0), states_[0].link = -1; }
+
+  size_t num_tokens() const { return num_tokens_; }
+
+  void append(int token) {
+    ++num_tokens_;
+    int last = whole_;
+    whole_ = new_state(states_[last].length + 1);
+    for (; last >= 0 && !next(last, token); last = states_[last].link) set_next(last, token, whole_);
+    int link = last >= 0 ? split(last, token) : 0;
+    states_[whole_].link = link;
+    count_up(token);
+  }
+
+  // The longest suffix of the text, of at most kMaxMatch tokens, that occurred before.
+  Match repeated() const {
+    if (!whole_) return {};
+    int earlier = states_[whole_].link;
+    return states_[earlier].length < kMaxMatch ? Match{earlier, states_[earlier].length} : recent_;
+  }
+
+  // The longest suffix of a match and `token`, of at most kMaxMatch tokens, that has a follower.
+  Match after(Match match, int token) const {
+    while (!next(match.state, token)) {
+      if (!match.state) return {};
+      match = shorter(match);
+    }
+    match = cut({next(match.state, token), match.length + 1});
+    while (states_[match.state].next.empty() && match.state) match = shorter(match);
+    return match;
+  }
+
+  Match shorter(Match match) const {
+    int link = states_[match.state].link;
+    return {link, states_[link].length};
+  }
+
+  // The token that followed the match last.
+  int latest(Match match) const { return states_[match.state].latest; }
+
+  // How often that was so.
+  int times(Match match) const { return states_[next(match.state, latest(match))].count; }
+
+  // How often any token followed the match.
+  int continued(Match match) const {
+    const State& state = states_[match.state];
+    return state.count - (whole_ != 0 && state.end == num_tokens_);
+  }
+
+ private:
+  using Edge = std::pair<int, int>;  // token, state
+
+  struct State {
+    int length = 0, link = 0, count = 0, latest = -1;
+    size_t end = 0;
+    std::vector<Edge> next;  // by token
+  };
+
+  int new_state(int length) {
+    states_.emplace_back().length = length;
+    return int(states_.size()) - 1;
+  }
+
+  // The state behind the token; 0 = there is none, since no string leads back to the empty one.
+  int next(int state, int token) const {
+    const auto& edges = states_[state].next;
+    auto found = std::lower_bound(edges.begin(), edges.end(), Edge(token, 0));
+    return found != edges.end() && found->first == token ? found->second : 0;
+  }
+
+  void set_next(int state, int token, int to) {
+    auto& edges = states_[state].next;
+    auto found = std::lower_bound(edges.begin(), edges.end(), Edge(token, 0));
+    if (found != edges.end() && found->first == token) {
+      found->second = to;
+    } else {
+      edges.insert(found, Edge(token, to));
+    }
+  }
+
+  int split(int state, int token) {
+    int longer = next(state, token), length = states_[state].length + 1;
+    if (states_[longer].length == length) return longer;
+    State copy = states_[longer];
+    copy.length = length;
+    states_.push_back(std::move(copy));
+    int clone = int(states_.size()) - 1;
+    states_[longer].link = clone;
+    for (; state >= 0 && next(state, token) == longer; state = states_[state].link) set_next(state, token, clone);
+    return clone;
+  }
+
+  void count_up(int token) {
+    for (int before = recent_.state; before; before = states_[before].link) states_[before].latest = token;
+    int state = next(recent_.state, token);
+    recent_ = cut({state, recent_.length + 1});
+    for (; state; state = states_[state].link) {
+      ++states_[state].count;
+      states_[state].end = num_tokens_;
+    }
+  }
+
+  Match cut(Match match) const {
+    if (match.length <= kMaxMatch) return match;
+    int shorter = states_[match.state].link;
+    return {states_[shorter].length >= kMaxMatch ? shorter : match.state, kMaxMatch};
+  }
+
+  std::vector<State> states_;
+  size_t num_tokens_ = 0;
+  int whole_ = 0;
+  Match recent_;
+};
+
+}  // namespace drafts

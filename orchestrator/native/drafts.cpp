@@ -1,0 +1,37 @@
+// The growth of `auto` for Python: the trees of orchestrator/proposers/growth.py, bit for bit.
+//
+// A process has one Estimates; a request has one Growth. Callers hold Python's global lock, so nothing here locks.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "growth.h"
+
+using namespace drafts;
+
+extern "C" {
+
+void* drafts_new_estimates() { return new Estimates; }
+
+void drafts_free_estimates(void* estimates) { delete static_cast<Estimates*>(estimates); }
+
+void* drafts_new(void* estimates, const void* tables, const int32_t* prediction, size_t size, int is_chain) {
+  return new Growth(static_cast<Estimates*>(estimates), static_cast<const Tables*>(tables), prediction, size, is_chain);
+}
+
+void drafts_free(void* growth) { delete static_cast<Growth*>(growth); }
+
+int drafts_grow(void* growth, const int32_t* read, size_t count, int place, int agreement, int max_nodes, int max_depth,
+                const double* seconds, const double* row_s, double others_tokens, double rate, double node_s,
+                int32_t* tokens, int32_t* parents, int32_t* names) {
+  auto* each = static_cast<Growth*>(growth);
+  each->read(read, count);
+  Costs costs{seconds, row_s, others_tokens, rate, node_s};
+  return each->grow(place, agreement, max_nodes, max_depth, costs, {tokens, parents, names});
+}
+
+void drafts_learn(void* growth, const int32_t* tokens, size_t count) {
+  static_cast<Growth*>(growth)->learn(tokens, count);
+}
+
+}  // extern "C"

@@ -1,0 +1,248 @@
+// The growth of orchestrator/proposers/growth.py over the sources of orchestrator/proposers/candidates.py.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <queue>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "automaton.h"
+#include "estimates.h"
+
+namespace drafts {
+
+constexpr double kMargin = 0.02, kSurest = 0.99, kAgreement = 3.0;
+constexpr int kGrades = 5;
+constexpr int kMaxLength = 8, kShorter = 1000;
+
+// The sources, in the order in which they are asked; their numbers are bits of a candidate's names.
+enum Source { kPredicted, kSuffix, kNgram, kNumSources };
+
+// The likeliest follower of every context of one length; keys ascending.
+struct Level {
+  const int64_t* keys;
+  const int32_t *tokens, *evidence;
+  int64_t size;
+};
+
+struct Tables {
+  const Level* levels;  // of 1, 2, … tokens
+  int64_t num_levels, vocab_size;
+};
+
+struct Option {
+  int token;
+  Kind kind;
+  Source place;
+  double prior, expected, chance;
+};
+
+// What each source knows behind a continuation. place: in the prediction; −1 = nothing. recent: the last tokens.
+struct States {
+  int place, agreement;
+  Match match;
+  std::array<int, 3> recent;
+  int num_recent;
+};
+
+struct Waiting {
+  double minus_chance;
+  int depth, parent, token;
+  Option option;
+  bool operator>(const Waiting& other) const {
+    return std::tie(minus_chance, depth, parent, token) >
+           std::tie(other.minus_chance, other.depth, other.parent, other.token);
+  }
+};
+
+struct Costs {
+  const double *seconds, *row_s;
+  double others_tokens, rate, node_s;
+};
+
+// Where a tree is written, by node 1…m: its token, its parent, the names of its sources.
+struct Tree {
+  int32_t *tokens, *parents, *names;
+};
+
+inline int length_of(int length) { return length < kMaxLength * 3 / 2 ? std::min(length, kMaxLength) : kMaxLength + 1; }
+
+inline int text_evidence(int length, double share, int times) {
+  return 20 * length_of(length) + 4 * int(4 * share) + std::min(times, 4) - 1;
+}
+
+class Growth {
+ public:
+  Growth(Estimates* estimates, const Tables* tables, const int32_t* prediction, size_t size, bool is_chain)
+      : estimates_(estimates), tables_(tables), prediction_(prediction, prediction + size), is_chain_(is_chain) {}
+
+  void read(const int32_t* tokens, size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      text_.append(tokens[i]);
+      remember(recent_, num_recent_, tokens[i]);
+    }
+  }
+
+  // Write the tree with the most expected tokens per second; return its number of nodes.
+  int grow(int place, int agreement, int max_nodes, int max_depth, const Costs& costs, const Tree& tree) {
+    for (int source = 0; source < kNumSources; ++source) ratios_[source] = odds_[source].ratio();
+    max_depth_ = max_depth;
+    options_.clear(), children_.clear(), states_.clear();
+    waiting_ = {};
+    expand(0, 0, 1.0, States{place, agreement, text_.repeated(), recent_, num_recent_});
+    double expected = 1.0 + costs.others_tokens, rate = (1.0 + kMargin) * costs.rate;
+    int num_nodes = 0, num_best = 0;
+    while (!waiting_.empty() && num_nodes < max_nodes) {
+      Waiting next = waiting_.top();
+      if (-next.minus_chance <= rate * (costs.row_s[num_nodes] + costs.node_s)) break;
+      waiting_.pop();
+      tree.tokens[num_nodes] = next.token;
+      tree.parents[num_nodes] = next.parent;
+      tree.names[num_nodes] = next.option.kind.names;
+      int node = ++num_nodes;
+      children_[next.parent].emplace_back(next.token, node);
+      expected -= next.minus_chance;
+      double seconds = costs.seconds[node] + costs.node_s * node;
+      if (expected > rate * seconds) rate = expected / seconds, num_best = node;
+      expand(node, next.depth, -next.minus_chance, after(states_[next.parent], next.token));
+    }
+    return num_best;
+  }
+
+  void learn(const int32_t* tokens, size_t count) {
+    size_t node = 0;
+    for (size_t i = 0; i < count && node < options_.size(); ++i) {
+      for (const Option& option : options_[node]) {
+        odds_[option.place].observe(option.expected, option.token == tokens[i]);
+        estimates_->observe(option.kind, option.token == tokens[i]);
+      }
+      size_t child = options_.size();
+      for (auto [token, below] : children_[node]) {
+        if (token == tokens[i]) child = size_t(below);
+      }
+      node = child;
+    }
+    options_.clear();
+  }
+
+ private:
+  static void remember(std::array<int, 3>& recent, int& num_recent, int token) {
+    recent = {recent[1], recent[2], token};
+    num_recent = std::min(num_recent + 1, 3);
+  }
+
+  States after(States states, int token) const {
+    if (states.place >= 0) {
+      bool goes_on = prediction_[states.place] == token && states.place + 1 < int(prediction_.size());
+      states.place = goes_on ? states.place + 1 : -1;
+      states.agreement += 1;
+    }
+    states.match = text_.after(states.match, token);
+    remember(states.recent, states.num_recent, token);
+    return states;
+  }
+
+  void expand(int node, int depth, double chance, const States& states) {
+    states_.push_back(states);
+    children_.emplace_back();
+    options_.push_back(options_behind(states));
+    if (depth == max_depth_) return;
+    const std::vector<Option>& options = options_.back();
+    if (is_chain_ && !options.empty()) {
+      push(*std::max_element(options.begin(), options.end(),
+                             [](const Option& a, const Option& b) { return a.chance < b.chance; }),
+           node, depth, chance);
+      return;
+    }
+    for (const Option& option : options) push(option, node, depth, chance);
+  }
+
+  void push(const Option& option, int node, int depth, double chance) {
+    waiting_.push(Waiting{-chance * option.chance, depth + 1, node, option.token, option});
+  }
+
+  std::vector<Option> options_behind(const States& states) const {
+    std::vector<Option> options;
+    int grade = 0;
+    auto name = [&](Source source, int token, int evidence, double prior) {
+      for (Option& known : options) {
+        if (known.token != token) continue;
+        Kind kind{known.kind.names | 1 << source, known.kind.evidence, known.kind.grade};
+        known = option(token, kind, known.place, corrected(known.prior, kAgreement));
+        return;
+      }
+      options.push_back(option(token, {1 << source, evidence, grade}, source, prior * (1.0 - double(grade) / kGrades)));
+    };
+    auto close = [&] {
+      double most = 0.0;
+      for (const Option& known : options) most = std::max(most, known.chance);
+      grade = int(kGrades * most);
+    };
+    if (states.place >= 0) {
+      int evidence = length_of(states.agreement);
+      name(kPredicted, prediction_[states.place], evidence, double(evidence + 1) / (evidence + 2));
+    }
+    close();
+    if (states.match.state) {
+      name_follower(name, states.match, 0, 1.0);
+      Match shorter = text_.shorter(states.match);
+      bool is_new = shorter.state && text_.latest(shorter) != text_.latest(states.match);
+      if (is_new) name_follower(name, shorter, kShorter, 0.5);
+    }
+    close();
+    if (tables_) {
+      if (auto [level, row] = likeliest(states); level) {
+        int evidence = level->evidence[row];
+        name(kNgram, level->tokens[row], evidence, 0.1 * (evidence % 10 / 2));
+      }
+    }
+    return options;
+  }
+
+  template <typename Name>
+  void name_follower(Name&& name, Match match, int base, double factor) const {
+    int times = text_.times(match);
+    int evidence = text_evidence(match.length, double(times) / text_.continued(match), times);
+    double length = evidence / 20;
+    name(kSuffix, text_.latest(match), base + evidence, length / (length + 1.5) * factor);
+  }
+
+  // The longest known context that ends here; no level if there is none.
+  std::pair<const Level*, int64_t> likeliest(const States& states) const {
+    for (int64_t length = std::min<int64_t>(states.num_recent, tables_->num_levels); length > 0; --length) {
+      const Level& level = tables_->levels[length - 1];
+      int64_t key = 0;
+      for (int64_t i = 3 - length; i < 3; ++i) key = key * tables_->vocab_size + states.recent[i];
+      const int64_t* found = std::lower_bound(level.keys, level.keys + level.size, key);
+      if (found != level.keys + level.size && *found == key) return {&level, found - level.keys};
+    }
+    return {nullptr, 0};
+  }
+
+  Option option(int token, Kind kind, Source place, double prior) const {
+    double expected = estimates_->probability(kind, prior);
+    return {token, kind, place, prior, expected, std::min(corrected(expected, ratios_[place]), kSurest)};
+  }
+
+  Estimates* estimates_;
+  const Tables* tables_;
+  std::vector<int> prediction_;
+  bool is_chain_;
+  Automaton text_;
+  std::array<int, 3> recent_{};
+  int num_recent_ = 0, max_depth_ = 0;
+  std::array<RequestOdds, kNumSources> odds_;
+  std::array<double, kNumSources> ratios_{};
+  // By node of the tree that was grown last, the root first.
+  std::vector<std::vector<Option>> options_;
+  std::vector<std::vector<std::pair<int, int>>> children_;
+  std::vector<States> states_;
+  std::priority_queue<Waiting, std::vector<Waiting>, std::greater<>> waiting_;
+};
+
+}  // namespace drafts

@@ -1,0 +1,188 @@
+"""Candidates for the next token, each with its evidence: from the text, from token statistics, from a prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from orchestrator.core.context import Context
+from orchestrator.native.drafts import LikeliestFollowers
+from orchestrator.proposers.automaton import ROOT, Automaton, Match
+from orchestrator.proposers.predicted import Predicted
+from orchestrator.proposers.tables import MAX_ORDER, Level, Tables, packed
+
+#: Longest suffix of the text that is looked up; of longer agreement nothing more is learnt.
+MAX_MATCH = 24
+#: Evidence tells lengths of agreement apart up to this one, then only whether it is half as much again.
+MAX_LENGTH = 8
+
+
+class Candidate(NamedTuple):
+    """A token that may come next. evidence: a number; candidates of a source with the same one share an estimate."""
+
+    token: int
+    evidence: int
+
+
+class CandidateSource(Protocol):
+    """Names candidates behind the committed text and behind every continuation of it.
+
+    A state is what the source knows behind a continuation; None: nothing.
+    """
+
+    name: str
+
+    def start(self, context: Context) -> Any:
+        """Return the state behind the committed text."""
+
+    def after(self, state: Any, token: int) -> Any:
+        """Return the state behind one more token."""
+
+    def candidates(self, state: Any) -> Sequence[Candidate]:
+        """Return candidates with different tokens, the likeliest first."""
+
+    def prior(self, evidence: int) -> float:
+        """Return the chance of a candidate with this evidence before any outcome is known."""
+
+
+class TextCandidates:
+    """What last followed the longest suffix that occurred before, and what last followed the next shorter one.
+
+    A token costs O(MAX_MATCH) to read, and a candidate O(1).
+    """
+
+    name = "suffix"
+
+    def __init__(self) -> None:
+        self._text = Automaton(MAX_MATCH)
+
+    def start(self, context: Context) -> Match | None:
+        """Read the new tokens, and return the longest suffix that occurred before."""
+        self._text.extend(context.ids[self._text.num_tokens :])
+        match = self._text.repeated()
+        return None if match.state == ROOT else match
+
+    def after(self, state: Match | None, token: int) -> Match | None:
+        """Return the longest suffix that ends with the token and has a follower."""
+        match = self._text.after(state or Match(ROOT, 0), token)
+        return None if match.state == ROOT else match
+
+    def candidates(self, state: Match | None) -> Sequence[Candidate]:
+        """Return one or two candidates; what the shorter suffix adds has evidence of its own."""
+        if state is None:
+            return ()
+        text, first = self._text, self._text.latest(state)
+        found = [Candidate(first.token, _text_evidence(state.length, first.share, first.times))]
+        shorter = text.shorter(state)
+        if shorter.state != ROOT:
+            second = text.latest(shorter)
+            if second.token != first.token:
+                found.append(Candidate(second.token, 1000 + _text_evidence(shorter.length, second.share, second.times)))
+        return found
+
+    def prior(self, evidence: int) -> float:
+        """Return L / (L + 1.5) for an agreement of L tokens, half of it for a token of the shorter suffix."""
+        length = evidence % 1000 // 20
+        return length / (length + 1.5) * (0.5 if evidence >= 1000 else 1.0)
+
+
+def _text_evidence(length: int, share: float, times: int) -> int:
+    return 20 * _length_of(length) + 4 * int(4 * share) + min(times, 4) - 1
+
+
+def _length_of(length: int) -> int:
+    """Return the length of an agreement as far as evidence tells it apart."""
+    return min(length, MAX_LENGTH) if length < MAX_LENGTH * 3 // 2 else MAX_LENGTH + 1
+
+
+class TableCandidates:
+    """The most frequent follower of the last tokens in the deployment's token statistics."""
+
+    name = "ngram"
+
+    def __init__(self, tables: Tables) -> None:
+        self._levels, self._vocab_size = likeliest_followers(tables), tables.vocabulary.size
+
+    def start(self, context: Context) -> tuple[int, ...]:
+        """Return the last tokens."""
+        return tuple(context.ids[1 - MAX_ORDER :])
+
+    def after(self, state: tuple[int, ...], token: int) -> tuple[int, ...]:
+        """Return the last tokens behind one more."""
+        return (*state, token)[1 - MAX_ORDER :]
+
+    def candidates(self, state: tuple[int, ...]) -> Sequence[Candidate]:
+        """Return the candidate behind the longest known context that ends here, if there is one."""
+        for length in range(min(len(state), len(self._levels)), 0, -1):
+            level, key = self._levels[length - 1], packed(state[-length:], self._vocab_size)
+            row = int(level.keys.searchsorted(key))
+            if row < len(level.keys) and level.keys[row] == key:
+                return (Candidate(int(level.tokens[row]), int(level.evidence[row])),)
+        return ()
+
+    def prior(self, evidence: int) -> float:
+        """Return half the token's share of what followed."""
+        return 0.1 * (evidence % 10 // 2)
+
+
+@lru_cache(maxsize=4)
+def likeliest_followers(tables: Tables) -> tuple[LikeliestFollowers, ...]:
+    """Return the most frequent follower of each context of 1, 2, … tokens, the lowest id of several.
+
+    Evidence: the length of the context, the follower's share in fifths, and whether the context came at least 4 times.
+    """
+    return tuple(_likeliest(level, length) for length, level in enumerate(tables.levels[1:], start=1))
+
+
+def _likeliest(level: Level, length: int) -> LikeliestFollowers:
+    starts, weights = level.starts[:-1].astype(np.int64), level.weights.astype(np.float64)
+    if not len(starts):
+        return LikeliestFollowers(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32))
+    most, totals = np.maximum.reduceat(weights, starts), np.add.reduceat(weights, starts)
+    contexts = np.repeat(np.arange(len(starts)), np.diff(level.starts.astype(np.int64)))
+    _, first = np.unique(contexts[is_most := weights == most[contexts]], return_index=True)
+    tokens = level.ids[np.flatnonzero(is_most)[first]].astype(np.int32)
+    evidence = 10 * length + 2 * (4.99 * most / totals).astype(np.int32) + (totals >= 4)
+    return LikeliestFollowers(level.keys.astype(np.int64), tokens, evidence.astype(np.int32))
+
+
+class Place(NamedTuple):
+    """A place in a prediction, and how many tokens before it agree with the text."""
+
+    at: int
+    agreement: int
+
+
+class PredictionCandidates:
+    """The next token of the client's prediction, as long as that fits."""
+
+    name = "predicted"
+
+    def __init__(self, predicted: Predicted) -> None:
+        self._predicted = predicted
+
+    def start(self, context: Context) -> Place | None:
+        """Follow the new tokens through the prediction."""
+        if not self._predicted.follow(context) or self._predicted.expected == len(self._predicted.prediction):
+            return None
+        ids, end = self._predicted.prediction, self._predicted.expected
+        most = min(end, len(context), 2 * MAX_LENGTH)
+        return Place(end, next((n for n in range(most) if ids[end - 1 - n] != context.ids[-1 - n]), most))
+
+    def after(self, state: Place | None, token: int) -> Place | None:
+        """Go on in the prediction if it agrees."""
+        ids = self._predicted.prediction
+        if state is None or ids[state.at] != token or state.at + 1 == len(ids):
+            return None
+        return Place(state.at + 1, state.agreement + 1)
+
+    def candidates(self, state: Place | None) -> Sequence[Candidate]:
+        """Return the next token of the prediction."""
+        return () if state is None else (Candidate(self._predicted.prediction[state.at], _length_of(state.agreement)),)
+
+    def prior(self, evidence: int) -> float:
+        """Return (L + 1) / (L + 2) for an agreement of L tokens."""
+        return (evidence + 1) / (evidence + 2)

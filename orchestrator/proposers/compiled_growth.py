@@ -1,0 +1,82 @@
+"""The compiled growth over a request's context, or the reference where it cannot be compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Protocol
+
+from orchestrator.core.context import Context
+from orchestrator.core.proposal import Budget, Proposal
+from orchestrator.core.step_costs import Surface
+from orchestrator.native.drafts import CompiledEstimates, CompiledGrowth, CompiledTables
+from orchestrator.proposers.candidates import (
+    CandidateSource,
+    PredictionCandidates,
+    TableCandidates,
+    TextCandidates,
+    likeliest_followers,
+)
+from orchestrator.proposers.dependencies import ProposerDependencies
+from orchestrator.proposers.growth import Growth
+from orchestrator.proposers.predicted import Predicted, PredictedConfig
+from orchestrator.proposers.tables import Tables
+
+#: The sources in the order of their bits.
+NAMES = (PredictionCandidates.name, TextCandidates.name, TableCandidates.name)
+#: The source of a node by the bits of those that named it.
+SOURCES = tuple("+".join(name for bit, name in enumerate(NAMES) if bits >> bit & 1) for bits in range(1 << len(NAMES)))
+
+
+class AnyGrowth(Protocol):
+    """Grows the trees of one request, and learns from the text that comes."""
+
+    def grow(self, context: Context, budget: Budget, surface: Surface, node_s: float) -> Proposal:
+        """Return the tree with the most expected tokens per second."""
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Compare the candidates of the last tree with the text that came."""
+
+
+class NativeGrowth:
+    """Implements `AnyGrowth` in C++."""
+
+    def __init__(self, compiled: CompiledEstimates, dependencies: ProposerDependencies, is_chain: bool) -> None:
+        prediction = dependencies.prediction
+        tables = _compiled(dependencies.tables) if dependencies.tables else None
+        self._growth = CompiledGrowth(compiled, tables, prediction, is_chain)
+        self._prediction = PredictionCandidates(Predicted(PredictedConfig(), dependencies)) if prediction else None
+        self._num_read = 0
+
+    def grow(self, context: Context, budget: Budget, surface: Surface, node_s: float) -> Proposal:
+        """Return the tree with the most expected tokens per second."""
+        read, self._num_read = context.ids[self._num_read :], len(context)
+        place = self._prediction.start(context) if self._prediction else None
+        index, agreement = place or (-1, 0)
+        tree, names = self._growth.grow(read, index, agreement, budget.max_nodes, budget.max_depth, surface, node_s)
+        return Proposal(tree, tuple(SOURCES[bits] for bits in names))
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Compare the candidates of the last tree with the text that came."""
+        self._growth.learn(tokens)
+
+
+def growth_of(dependencies: ProposerDependencies, is_chain: bool) -> AnyGrowth:
+    """Return the growth of a request's trees."""
+    if compiled := dependencies.estimates.compiled:
+        return NativeGrowth(compiled, dependencies, is_chain)
+    return Growth([*sources_of(dependencies)], dependencies.estimates, is_chain)
+
+
+def sources_of(dependencies: ProposerDependencies) -> Iterator[CandidateSource]:
+    """Yield the sources of a request's candidates; of two that name a token, the first one's evidence counts."""
+    if dependencies.prediction:
+        yield PredictionCandidates(Predicted(PredictedConfig(), dependencies))
+    yield TextCandidates()
+    if dependencies.tables:
+        yield TableCandidates(dependencies.tables)
+
+
+@lru_cache(maxsize=4)
+def _compiled(tables: Tables) -> CompiledTables:
+    return CompiledTables(likeliest_followers(tables), tables.vocabulary.size)

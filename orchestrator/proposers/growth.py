@@ -1,0 +1,158 @@
+"""Grows a token tree from several sources of candidates, the likeliest node first, as long as a node may pay.
+
+It is the reference of `orchestrator/native/drafts.cpp`, and serves where that cannot be compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from orchestrator.core.context import Context
+from orchestrator.core.proposal import Budget, Proposal
+from orchestrator.core.step_costs import Surface
+from orchestrator.core.tree import TokenTree
+from orchestrator.proposers.candidates import CandidateSource
+from orchestrator.proposers.estimates import AcceptanceEstimates, RequestOdds, corrected
+
+#: A tree is sent only if it promises this part more tokens per second than a plain step.
+MARGIN = 0.02
+#: No candidate is taken to be surer than this.
+SUREST = 0.99
+#: The odds of a token that one more source names too, before any outcome.
+AGREEMENT = 3.0
+#: Candidates are told apart by the chance of those of the sources before theirs, in so many grades.
+GRADES = 5
+
+
+class Option(NamedTuple):
+    """A token that may come next.
+
+    kind: the names of the sources that name it, the evidence of the first one, and how likely the sources before that
+    one take another token to be. place: of the first source. prior: before any outcome of the kind.
+    expected: its probability by the deployment's counts. chance: with the request's own odds.
+    """
+
+    token: int
+    kind: tuple[str, int, int]
+    place: int
+    prior: float
+    expected: float
+    chance: float
+
+
+#: The state of a continuation, as each source sees it.
+States = tuple[Any, ...]
+#: A node that may be added: minus its chance, its depth, its parent, its token; its option, and its parent's state.
+Waiting = tuple[float, int, int, int, Option, States]
+
+
+class Grown:
+    """A tree while it grows. options: behind the text, index 0, and behind each node."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.names: list[str] = []
+        self.options: list[Sequence[Option]] = []
+        self.children: list[dict[int, int]] = []
+
+    def proposal(self, num_nodes: int) -> Proposal:
+        """Return the proposal of the first nodes."""
+        tokens, parents = (np.array(ids[:num_nodes], np.int32) for ids in (self.tokens, self.parents))
+        return Proposal(TokenTree(tokens, parents), tuple(self.names[:num_nodes]))
+
+
+class Growth:
+    """Grows the trees of one request, and learns from the text that comes.
+
+    is_chain: each node gets its likeliest child alone.
+    """
+
+    def __init__(
+        self, sources: Sequence[CandidateSource], estimates: AcceptanceEstimates, is_chain: bool = False
+    ) -> None:
+        self._sources, self._estimates, self._is_chain = sources, estimates, is_chain
+        self._odds = [RequestOdds() for _ in sources]
+        self._ratios: list[float] = []
+        self._max_depth = 0
+        self._grown = Grown()
+
+    def grow(self, context: Context, budget: Budget, surface: Surface, node_s: float) -> Proposal:
+        """Return the tree with the most expected tokens per second; often a bare root.
+
+        The chance of a node is the product of the chances on its path, so none is likelier than its parent, and the
+        best n nodes are the n likeliest. node_s: time to draft one.
+        Invariant: no larger tree of these candidates has a higher rate. A node that is no likelier than the highest
+        rate × the least cost of a further row cannot raise it, and neither can those after it.
+        """
+        self._ratios, self._max_depth = [odds.ratio for odds in self._odds], budget.max_depth
+        grown = self._grown = Grown()
+        heap: list[Waiting] = []
+        self._expand(heap, 0, 0, 1.0, tuple(source.start(context) for source in self._sources))
+        seconds, row_s = surface.seconds.tolist(), surface.row_s.tolist()
+        tokens, num_best = 1.0 + surface.others_tokens, 0
+        rate = (1.0 + MARGIN) * surface.rate
+        while heap and len(grown.tokens) < budget.max_nodes:
+            minus_chance, depth, parent, _, option, states = heappop(heap)
+            if -minus_chance <= rate * (row_s[len(grown.tokens)] + node_s):
+                break
+            grown.tokens.append(option.token)
+            grown.parents.append(parent)
+            grown.names.append(option.kind[0])
+            node = len(grown.tokens)
+            grown.children[parent][option.token] = node
+            tokens -= minus_chance
+            if tokens > rate * (step_s := seconds[node] + node_s * node):
+                rate, num_best = tokens / step_s, node
+            after = (source.after(state, option.token) for source, state in zip(self._sources, states, strict=True))
+            self._expand(heap, node, depth, -minus_chance, tuple(after))
+        return grown.proposal(num_best) if num_best else Proposal.empty()
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Compare the candidates with the text that came; whether they were sent makes no difference."""
+        grown, node = self._grown, 0
+        for token in tokens if grown.options else ():
+            for option in grown.options[node]:
+                self._odds[option.place].observe(option.expected, option.token == token)
+                self._estimates.observe(option.kind, option.token == token)
+            if token not in grown.children[node]:
+                break
+            node = grown.children[node][token]
+        self._grown = Grown()
+
+    def _expand(self, heap: list[Waiting], node: int, depth: int, chance: float, states: States) -> None:
+        """Note what may follow a node, and add it to the heap."""
+        options = self._options(states)
+        self._grown.options.append(options)
+        self._grown.children.append({})
+        if depth == self._max_depth:
+            return
+        if self._is_chain and options:
+            options = [max(options, key=lambda option: option.chance)]
+        for option in options:
+            heappush(heap, (-chance * option.chance, depth + 1, node, option.token, option, states))
+
+    def _options(self, states: States) -> list[Option]:
+        """Return the candidates of all sources, each token once."""
+        options: dict[int, Option] = {}
+        grade = 0
+        for place, (source, state) in enumerate(zip(self._sources, states, strict=True)):
+            for token, evidence in source.candidates(state):
+                if (known := options.get(token)) is None:
+                    prior = source.prior(evidence) * (1.0 - grade / GRADES)
+                    options[token] = self._option(token, (source.name, evidence, grade), place, prior)
+                else:
+                    (names, evidence, above), prior = known.kind, corrected(known.prior, AGREEMENT)
+                    options[token] = self._option(
+                        token, (f"{names}+{source.name}", evidence, above), known.place, prior
+                    )
+            grade = int(GRADES * max((option.chance for option in options.values()), default=0.0))
+        return list(options.values())
+
+    def _option(self, token: int, kind: tuple[str, int, int], place: int, prior: float) -> Option:
+        expected = self._estimates.probability(kind, prior)
+        return Option(token, kind, place, prior, expected, min(corrected(expected, self._ratios[place]), SUREST))

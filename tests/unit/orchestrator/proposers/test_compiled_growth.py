@@ -1,0 +1,101 @@
+"""The compiled growth: the trees of the reference, bit for bit, over texts, statistics and predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from orchestrator.core.context import Context
+from orchestrator.core.proposal import Budget
+from orchestrator.core.step_costs import surface_of
+from orchestrator.proposers.candidates import likeliest_followers
+from orchestrator.proposers.compiled_growth import NativeGrowth, growth_of, sources_of
+from orchestrator.proposers.dependencies import ProposerDependencies
+from orchestrator.proposers.estimates import AcceptanceEstimates
+from orchestrator.proposers.growth import Growth
+from orchestrator.proposers.tables import Level, Tables, VocabularyFingerprint, packed
+from tests.support.decode import dependencies
+
+VOCAB = 12
+
+
+def text_of(rng: np.random.Generator, length: int) -> list[int]:
+    """A text of few tokens that repeats pieces of itself."""
+    text = rng.integers(0, VOCAB, 20).tolist()
+    while len(text) < length:
+        start = int(rng.integers(0, len(text) - 8))
+        text += (
+            text[start : start + int(rng.integers(1, 30))] + rng.integers(0, VOCAB, int(rng.integers(0, 3))).tolist()
+        )
+    return text[:length]
+
+
+def tables_of(rng: np.random.Generator) -> Tables:
+    """Counts behind all contexts of no token and some of one, two and three, ties among them."""
+    levels = []
+    for length in range(4):
+        keys = np.unique(rng.integers(0, VOCAB**length, 40))
+        sizes = rng.integers(1, 5, len(keys))
+        ids = np.concatenate([np.sort(rng.choice(VOCAB, size, replace=False)) for size in sizes])
+        levels.append(Level(keys, np.concatenate([[0], np.cumsum(sizes)]), ids, rng.integers(1, 4, len(ids))))
+    return Tables(VocabularyFingerprint(VOCAB, ""), tuple(levels))
+
+
+def cases() -> Iterator[ProposerDependencies]:
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        text = text_of(rng, 60)
+        yield replace(
+            dependencies(),
+            vocab_size=VOCAB,
+            tables=tables_of(rng) if seed % 2 else None,
+            prediction=tuple(text) if seed % 3 else (),
+            estimates=AcceptanceEstimates(),
+        )
+
+
+@pytest.mark.parametrize("is_chain", [False, True])
+@pytest.mark.parametrize("number", range(12))
+def test_compiled_trees_are_those_of_the_reference(number: int, is_chain: bool) -> None:
+    given = [*cases()][number]
+    assert given.estimates.compiled
+    rng = np.random.default_rng(100 + number)
+    costs = surface_of(1.0 + np.cumsum(rng.random(129)) * 0.05, others_tokens=float(number % 3))
+    num_nodes = 0
+    for _ in range(3):  # requests of one deployment
+        ids = [*given.prediction[:30], *text_of(rng, 200)]
+        compiled = NativeGrowth(given.estimates.compiled, given, is_chain)
+        reference = Growth([*sources_of(given)], given.estimates, is_chain)
+        context = Context(ids[:10])
+        while len(context) < len(ids):
+            budget = Budget(int(rng.integers(0, 40)), int(rng.integers(0, 12)))
+            found, expected = (each.grow(context, budget, costs, 0.001) for each in (compiled, reference))
+            assert found.tree.tokens.tolist() == expected.tree.tokens.tolist()
+            assert found.tree.parents.tolist() == expected.tree.parents.tolist()
+            assert found.sources == expected.sources
+            num_nodes += found.tree.num_nodes
+            came = ids[len(context) : len(context) + int(rng.integers(1, 6))]
+            for each in (compiled, reference):
+                each.learn(came)
+            context.commit(came)
+    assert num_nodes > 100
+
+
+def test_likeliest_followers_are_the_first_of_the_most_frequent() -> None:
+    tables = tables_of(np.random.default_rng(5))
+    for length, level in enumerate(likeliest_followers(tables), start=1):
+        for key, token in zip(level.keys.tolist(), level.tokens.tolist(), strict=True):
+            context = [key // VOCAB ** (length - 1 - place) % VOCAB for place in range(length)]
+            assert packed(context, VOCAB) == key
+            followers = tables.followers(context)
+            assert followers
+            assert token == followers.ids[followers.weights.argmax()]
+
+
+def test_without_a_compiler_the_reference_serves() -> None:
+    given = replace(dependencies(), estimates=AcceptanceEstimates())
+    given.estimates.compiled = None
+    assert isinstance(growth_of(given, is_chain=False), Growth)

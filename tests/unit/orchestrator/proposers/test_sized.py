@@ -1,0 +1,146 @@
+"""Adaptive drafts: their size follows acceptance, the price of rows and the load, and never the drafted tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from orchestrator.core.context import Context
+from orchestrator.core.errors import RequestError
+from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.step_costs import StepCosts
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import Acceptance
+from orchestrator.proposers.estimates import AcceptanceEstimates
+from orchestrator.proposers.registry import select_method
+from orchestrator.proposers.sized import PROBE, Sized
+from orchestrator.sampling.accept import accept_coupled
+from tests.support.decode import dependencies
+from tests.unit.orchestrator.proposers.test_auto import FIXED, SURFACES, TEXTS, Clock, run
+
+
+class Guesses(Proposer):
+    """Drafts the next tokens of the text 0, 1, 2, …, each right with probability alpha; a token takes draft_s."""
+
+    name = "guesses"
+
+    def __init__(self, alpha: float, clock: Clock, draft_s: float) -> None:
+        self._alpha, self._clock, self._draft_s, self.num_calls = alpha, clock, draft_s, 0
+        self._rng = np.random.default_rng(0)
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+        length = budget.clipped(16)
+        self.num_calls += bool(length)
+        self._clock.now_s += self._draft_s * length
+        right = self._rng.random(length) < self._alpha
+        tokens = [len(context) + i if right[i] else 10**6 for i in range(length)]
+        return Proposal.chain(tokens, self.name)
+
+
+def lengths(
+    alpha: float, surface: Callable[[float], float], draft_s: float = 0.02, others: int = 0, num_steps: int = 400
+) -> tuple[list[int], int]:
+    """Return the lengths of the drafts that are sent in the second half of the steps, and how often it was asked."""
+    clock = Clock()
+    guesses = Guesses(alpha, clock, draft_s)
+    sized, context = Sized(guesses, StepCosts(clock), AcceptanceEstimates()), Context([0])
+    sent: list[int] = []
+    for _ in range(num_steps):
+        tree = sized.propose(context, Sampling(), Budget(32, 32)).tree
+        sent.append(tree.num_nodes)
+        clock.now_s += surface((tree.num_nodes + 1) * (1 + others))
+        target_tokens = [len(context) + int(depth) for depth in tree.depths]
+        acceptance = Acceptance(*accept_coupled(tree, target_tokens), num_in_pass=1 + others)
+        context.commit(acceptance.tokens(tree))
+        sized.observe(tree, acceptance)
+    return sent[num_steps // 2 :], guesses.num_calls
+
+
+def test_drafts_are_longer_where_more_is_accepted_and_shorter_where_rows_cost_more() -> None:
+    means = {
+        (alpha, name): float(np.mean(lengths(alpha, SURFACES[name])[0])) for alpha in (0.5, 0.9) for name in SURFACES
+    }
+    for name in SURFACES:
+        assert means[0.9, name] >= means[0.5, name]
+    assert means[0.9, "flat"] > means[0.9, "linear"] + 3
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.6, 0.8, 0.9])
+def test_gamma_is_that_of_the_formula(alpha: float) -> None:
+    def gain(gamma: int) -> float:
+        return (1 - alpha ** (gamma + 1)) / (1 - alpha) / (0.05 * gamma + 1.0 + 0.1 * gamma)
+
+    best = max(range(17), key=gain)
+    found = float(np.median(lengths(alpha, lambda rows: 0.9 + 0.1 * rows, draft_s=0.05, num_steps=800)[0]))
+    assert abs(found - best) <= 1
+    assert gain(round(found)) >= 0.98 * gain(best)
+
+
+def test_nothing_is_drafted_under_load_and_the_proposer_is_hardly_asked() -> None:
+    def loaded(rows: float) -> float:
+        return 1.0 if rows <= 1 else rows / 8
+
+    sent, num_calls = lengths(0.4, loaded, others=15)
+    assert float(np.mean(sent)) < 0.2
+    assert num_calls < 400 / PROBE + 100
+
+
+def test_the_size_of_a_draft_does_not_depend_on_its_tokens() -> None:
+    sizes = []
+    for shift in (0, 500):
+
+        class Shifted(Guesses):
+            def propose(self, context: Context, sampling: Sampling, budget: Budget, shift: int = shift) -> Proposal:
+                tree = super().propose(context, sampling, budget).tree
+                return Proposal.of(TokenTree(tree.tokens + np.int32(shift), tree.parents), self.name)
+
+        clock = Clock()
+        sized, context, kept = (
+            Sized(Shifted(0.5, clock, 0.01), StepCosts(clock), AcceptanceEstimates()),
+            Context([0]),
+            [],
+        )
+        for _ in range(100):
+            tree = sized.propose(context, Sampling(), Budget(32, 32)).tree
+            kept.append(tree.num_nodes)
+            clock.now_s += SURFACES["linear"](tree.num_nodes + 1)
+            context.commit([-1])
+            sized.observe(tree, Acceptance((), -1))
+        sizes.append(kept)
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("surface", SURFACES)
+@pytest.mark.parametrize("method", FIXED[1:])
+def test_adaptive_drafts_lose_little_where_the_method_loses_much(method: str, surface: str, text: str) -> None:
+    texts = [TEXTS[text](800)]
+    adaptive = run(method, texts, SURFACES[surface], config='{"adaptive": true}')
+    assert adaptive >= 0.97 * run("none", texts, SURFACES[surface])
+
+
+@pytest.mark.parametrize("key", ["draft_len", "max_nodes"])
+def test_auto_as_a_size_means_adaptive(key: str) -> None:
+    selected = select_method("prompt_lookup", f'{{"{key}": "auto"}}', frozenset(), {})
+    assert selected.config.adaptive
+    again = select_method("prompt_lookup", selected.config_json, frozenset(), {})
+    assert again.config == selected.config
+    proposer = selected.proposer(replace(dependencies()))
+    assert isinstance(proposer._proposer, Sized)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "message"),
+    [
+        ("lookahead", '{"max_nodes": "auto"}', "cannot be adaptive: it learns from the target's tokens"),
+        ("prompt_lookup+suffix", '{"suffix": {"adaptive": true}}', "for all members"),
+        ("prompt_lookup", '{"draft_len": "automatic"}', "draft_len must be"),
+    ],
+)
+def test_what_cannot_be_adaptive_is_refused(method: str, config: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        select_method(method, config, frozenset(), {})
