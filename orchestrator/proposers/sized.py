@@ -40,6 +40,7 @@ class Sized(Proposer):
         self._proposer, self._costs, self._estimates = proposer, costs, estimates
         self._ledger = Ledger()
         self._drafted = Proposal.empty()
+        self._limits: Budget | None = None
         self._num_steps = 0
         self._level_s = self._draft_s = self._sent_s = 0.0
         self._level_rows = 1.0
@@ -49,12 +50,18 @@ class Sized(Proposer):
         """What the proposer needs from the step."""
         return self._proposer.options
 
+    def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
+        """Choose the number of levels, and let the proposer begin."""
+        self._limits = self._within(budget)
+        if self._limits.max_depth:
+            self._proposer.begin(context, sampling, self._limits)
+
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the part of the proposer's tree that pays, or a bare root."""
         began_s, surface = self._costs.clock(), self._costs.surface()
+        limits, self._limits = self._limits or self._within(budget), None
         self._drafted = sent = Proposal.empty()
-        if surface and not self._ledger.is_pausing and (depth := self._depth(budget, surface)):
-            limits = Budget(budget.max_nodes, depth)
+        if limits.max_depth:
             self._drafted = sent = self._proposer.propose(context, sampling, limits).cut(limits)
         self._sent_s = self._costs.clock()
         self._draft_s = self._sent_s - began_s
@@ -80,6 +87,13 @@ class Sized(Proposer):
     def close(self) -> None:
         """Free what the proposer holds."""
         self._proposer.close()
+
+    def _within(self, budget: Budget) -> Budget:
+        """Return the budget with as many levels as pay."""
+        surface = self._costs.surface()
+        if not surface or self._ledger.is_pausing:
+            return Budget(0, 0)
+        return Budget(budget.max_nodes, self._depth(budget, surface))
 
     def _depth(self, budget: Budget, surface: Surface) -> int:
         """Return the number of levels with the highest rate, γ for a chain; a level has as many rows as lately."""
