@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, PlainValidator
+from pydantic import Field, PlainSerializer, PlainValidator
 
 from orchestrator.core.declarations import Declaration, json_object, validate
 from orchestrator.core.errors import RequestError
@@ -17,7 +17,11 @@ WHERE = "input speculation_config"
 
 Config = TypeVar("Config", bound="MethodConfig")
 #: A static tree, in JSON a list of lists of ranks.
-Choices = Annotated[TokenTree, PlainValidator(lambda value: read_choices("choices", value, WHERE))]
+Choices = Annotated[
+    TokenTree,
+    PlainValidator(lambda value: read_choices("choices", value, WHERE)),
+    PlainSerializer(lambda tree: [list(path) for path in tree.paths[1:]]),
+]
 
 
 class MethodConfig(Declaration):

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
+from benchmarks.settings import SETTINGS
 from orchestrator.core.context import Context
 from orchestrator.core.errors import RequestError
 from orchestrator.core.methods import DRAFTERS, METHODS, PROPOSED
@@ -17,7 +18,7 @@ from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import DraftResponse, HeadInput
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.parameters import MethodConfig
-from orchestrator.proposers.registry import load, select_method
+from orchestrator.proposers.registry import SelectedMethod, load, select_method
 
 LOADED = frozenset(DRAFTERS)
 DEFAULTS = {
@@ -229,3 +230,19 @@ class ScriptedLine:
 
 def no_lines(name: str) -> Any:
     raise AssertionError(f"this method asks no drafter, but wanted {name}")
+
+
+@pytest.mark.parametrize(("name", "method", "values"), [(name, *setting) for name, setting in SETTINGS.items()])
+def test_a_plan_s_parameters_are_the_same_behind_the_json_that_a_run_begins_with(
+    name: str, method: str, values: dict[str, Any]
+) -> None:
+    plan = select_method(method, json.dumps(values), LOADED, {})
+    again = select_method(method, plan.config_json, LOADED, {})
+    for one, other in zip((plan, *plan.members), (again, *again.members), strict=True):
+        assert comparable(one) == comparable(other), name
+
+
+def comparable(plan: SelectedMethod) -> dict[str, Any]:
+    """Return the parameters of a plan; a tree as its paths."""
+    values = plan.config.__dict__
+    return {key: value.paths if isinstance(value, TokenTree) else value for key, value in values.items()}
