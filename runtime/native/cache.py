@@ -25,6 +25,7 @@ class NativeCache(KVCache):
             layers, kinds, heads, slots, size = self.kv.shape
             self.kv = torch.empty((layers, kinds, heads, slots + missing, size))
         self._library = load()
+        self._library.native_advise(self.kv.data_ptr(), self.kv.nbytes)
 
     def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """Copy slots to other slots; all are read before any is written."""

@@ -98,6 +98,9 @@ void native_move(float* cache, int num_planes, int kv_heads, int num_slots, int 
   }
 }
 
+// Let a cache that nobody has written to yet lie on huge pages.
+void native_advise(float* cache, size_t size) { native::advise_huge_pages(cache, size); }
+
 // Return 1 when all weights are kept as bfloat16.
 int native_is_bfloat16(const Model* model) {
   bool all = model->lm_head.is_bfloat16;

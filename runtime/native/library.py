@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_size_t, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -30,6 +30,7 @@ LIBRARY = NativeLibrary(
     ),
     headers=(
         "kernels.h",
+        "memory.h",
         "pool.h",
         "product.h",
         "pass.h",
@@ -89,6 +90,7 @@ def load() -> ctypes.CDLL:
     library.native_move.argtypes = [c_void_p, *(4 * [c_int]), c_void_p, c_void_p, c_int]
     library.native_add_rotation.argtypes = [c_void_p, c_void_p, c_int, c_float]
     library.native_set_rotation.argtypes = [c_void_p, c_int, c_int]
+    library.native_advise.argtypes, library.native_advise.restype = [c_void_p, c_size_t], None
     library.native_is_bfloat16.argtypes = [c_void_p]
     library.native_forward_segments.argtypes = [c_void_p, POINTER(PassArrays)]
     library.native_forward_segments.restype = c_char_p

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "memory.h"
 #include "pool.h"
 
 namespace native {
@@ -60,7 +61,7 @@ class Linear {
     else row[lane - kLanes] |= word;
   }
 
-  std::vector<uint32_t> words_;
+  std::vector<uint32_t, HugeAllocator<uint32_t>> words_;
 };
 
 // sums[row][32] of one block of outputs for a tile of rows. x: [k][rows].
