@@ -45,7 +45,7 @@ async def served_methods(replicas: Replicas) -> list[str]:
 
 async def _is_served(client: TritonClient, method: str) -> bool:
     """Return whether a replica generates a token under a method."""
-    inputs = {"text_input": "a", "max_tokens": 1, "speculation": method}
+    inputs = {"text_input": "a", "max_tokens": 1, "speculation": method, "timeout_ms": int(1000 * LIMIT_S)}
     try:
         async for _ in client.stream(inputs, LIMIT_S, LIMIT_S):
             pass

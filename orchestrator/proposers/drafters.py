@@ -1,4 +1,4 @@
-"""Draft models and drafting heads (Medusa, EAGLE-1/2/3, ReDrafter): their drafters run in other processes."""
+"""Draft models and drafting heads (Medusa, EAGLE-1/2/3, ReDrafter); their clients know where they run."""
 
 from __future__ import annotations
 

@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 MAX_AHEAD = 16
 #: For so long after an answer, steps are collected, for each run at the same time: a call takes processor time too.
 HOLD_S, MAX_HOLD_S = 0.004, 0.040
+#: Before a draft that takes longer than this the caller gets its steps at once, for the loop and the client need a core
+#: while they work on them: a draft leaves them one, and a forward pass that uses all cores would wait for theirs.
+SLOW_DRAFT_S = 0.0005
 
 StepCall = StepRequest | TakeSteps
 Answer = list[Step] | Acceptance | ServingError
@@ -122,6 +125,9 @@ class Run:
             self._proposed()
         else:
             self._attempt(self._drafting.begin)
+            if self._drafts_slowly or not self._answered_s:
+                with self._lock:
+                    self._answer()
             self._behind_pass(self._propose)
 
     def _propose(self) -> None:
@@ -175,17 +181,26 @@ class Run:
     def _has_stopped(self) -> bool:
         return self._has_ended or self._error is not None
 
+    @property
+    def _drafts_slowly(self) -> bool:
+        return self._drafting.draft_s >= SLOW_DRAFT_S
+
     def _go_on(self) -> None:
         """Make the next step if there is room for it, and answer the caller if it is time; under the lock."""
         if not (self._has_stopped or self._is_busy) and len(self._ready) < MAX_AHEAD:
             self._call(len(self._drafting.context) - 1)
+        if not self._is_busy or (not self._drafts_slowly and time.monotonic() - self._answered_s >= self._hold_s()):
+            self._answer()
+
+    def _answer(self) -> None:
+        """Answer the caller, if there is one, with the steps that it does not have; under the lock."""
         if not self._caller:
             return
-        if self._ready and (not self._is_busy or time.monotonic() - self._answered_s >= self._hold_s()):
+        if self._ready:
             self._reply(self._ready)
             self._num_taken += sum(step.acceptance.num_tokens for step in self._ready)
             self._ready = []
-        elif self._error and not self._ready:
+        elif self._error:
             self._reply(self._error)
 
     def _reply(self, answer: Answer) -> None:
