@@ -136,9 +136,11 @@ class Statistics:
         return lengths
 
     def _observe_proposal(self, proposal: Proposal, path: Sequence[int], num_emitted: int) -> None:
-        self.num_levels += int(proposal.tree.depths.max())
         self.step_drafts.append(proposal.tree.num_nodes)
         self.step_accepted.append(min(len(path), num_emitted))
+        if not proposal.tree.num_nodes:
+            return
+        self.num_levels += int(proposal.tree.depths.max())
         emitted = Counter(proposal.sources[node - 1] for node in path[:num_emitted])
         for source, num_drafted in Counter(proposal.sources).items():
             self._count(source, num_drafted, emitted[source])

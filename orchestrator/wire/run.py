@@ -166,7 +166,7 @@ def _step(
         num_in_pass=num_in_pass,
         num_cached_tokens=num_cached,
     )
-    proposal = Proposal(TokenTree(tokens, parents), tuple(sources), tuple(q))
+    proposal = Proposal(TokenTree(tokens, parents), tuple(sources), tuple(q)) if sources else Proposal.empty()
     return Step(proposal, acceptance, draft_us / 1e6, target_us / 1e6)
 
 

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 #: Steps that a run may be ahead of its caller.
 MAX_AHEAD = 16
 #: For so long after an answer, steps are collected, for each run at the same time: a call takes processor time too.
-HOLD_S, MAX_HOLD_S = 0.004, 0.040
+HOLD_S, MAX_HOLD_S = 0.008, 0.040
 #: Before a draft that takes longer than this the caller gets its steps at once, for the loop and the client need a core
 #: while they work on them: a draft leaves them one, and a forward pass that uses all cores would wait for theirs.
 SLOW_DRAFT_S = 0.0005
