@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,7 @@ from orchestrator.wire.context import delta_of
 from orchestrator.wire.message import decode, encode
 from orchestrator.wire.run import RunOptions, TakeSteps, pack_take, unpack_steps
 from orchestrator.wire.target import StepRequest, pack_answer, pack_step, unpack_call
-from runtime.engine.runs import MAX_AHEAD, Runs
+from runtime.engine.runs import MAX_AHEAD, SLOW_DRAFT_S, Runs
 from tests.support import decode as support
 from tests.support.engines import LIMIT_S, EngineTarget, make_paged, start_target
 from tests.support.tiny_models import VOCAB_SIZE
@@ -335,3 +336,33 @@ def test_two_takes_at_once_are_refused(served: Served, folder: Path) -> None:
         run.take(len(PROMPT), answers.put)
     assert isinstance(answers.get(timeout=LIMIT_S), Unavailable)
     served.runs.release(81)
+
+
+class Gate(Proposer):
+    """Drafts nothing; each proposal waits for a permit."""
+
+    name = "gate"
+
+    def __init__(self) -> None:
+        self.permits = threading.Semaphore(1)  # the first proposal, before the run's first step
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+        assert self.permits.acquire(timeout=LIMIT_S)
+        time.sleep(2 * SLOW_DRAFT_S)
+        return Proposal.empty()
+
+
+def test_the_caller_gets_a_step_before_the_slow_draft_of_the_next_one(served: Served, folder: Path) -> None:
+    gate = Gate()
+    served.wrap = lambda proposer: gate
+    sequence = sequence_of(folder, Sampling(), StopRule(MAX_TOKENS), StepOptions())
+    take = Caller(served, 4711, sequence, run_of("none", "{}", StopRule(MAX_TOKENS)))
+    try:
+        (first,) = take()  # while the second proposal waits
+        sequence.context.commit(first.tokens)
+        gate.permits.release()
+        (second,) = take()  # while the third one waits
+        assert second.draft_s >= SLOW_DRAFT_S
+    finally:
+        gate.permits.release(MAX_TOKENS)
+        served.runs.release(4711)
