@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 
 import uvicorn
+from fastapi import FastAPI
 
 from gateway.app import create_app
+from gateway.listening import address_of, bound, listen, metrics_served
 from gateway.local import serving, target_of
 from gateway.settings import PREFIX, Settings, SettingsError, parse_flags, read_settings
 
@@ -35,11 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # uvicorn handles both signals while it serves, and raises them again when it has ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with contextlib.ExitStack() as stack:
-            if options.serve:
-                flags.setdefault("tokenizer", target_of(options.serve))
-                flags["replicas"] = ",".join(stack.enter_context(serving(options.serve, options.num_replicas)))
-            run(read_settings(flags, os.environ))
+        if options.serve:
+            flags.setdefault("tokenizer", target_of(options.serve))
+        run(read_settings(flags, os.environ), options.serve, options.num_replicas)
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
@@ -48,24 +50,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run(settings: Settings) -> None:
-    """Serve until Ctrl-C or SIGTERM."""
-    config = uvicorn.Config(
-        create_app(settings),
-        host=settings.host,
-        port=settings.port,
+def run(settings: Settings, config: str | None, num_replicas: int) -> None:
+    """Serve until Ctrl-C or SIGTERM. config: the deployment of the servers to start, if any; raises SettingsError.
+
+    Whatever may be wrong with the gateway is found before the servers load their models, which may take minutes.
+    """
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("gateway").setLevel(settings.log_level.upper())
+    app = create_app(settings)
+    gateway = app.state.gateway
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(bound(settings.host, settings.port, "port"))
+        if settings.metrics_port is not None:
+            stack.enter_context(metrics_served(gateway.metrics.registry, settings.host, settings.metrics_port))
+        if config:
+            gateway.replicas.addresses = ",".join(stack.enter_context(serving(config, num_replicas)))
+        serve(app, settings, listener)
+
+
+def serve(app: FastAPI, settings: Settings, listener: socket.socket) -> None:
+    """Serve on a bound socket until Ctrl-C or SIGTERM."""
+    server_config = uvicorn.Config(
+        app,
         log_level=settings.log_level,
-        access_log=settings.log_level == "debug",
+        access_log=False,  # the middleware writes one line a request
         timeout_graceful_shutdown=settings.stop_limit_s,
     )
-    socket = config.bind_socket()
-    socket.listen(config.backlog)  # a client that reads the line below may connect at once
-    port = socket.getsockname()[1]
-    host = "127.0.0.1" if settings.host == "0.0.0.0" else settings.host
-    print(
-        f"gateway: http://{host}:{port}/v1, playground http://{host}:{port}/, replicas {settings.replicas}", flush=True
-    )
-    uvicorn.Server(config).run(sockets=[socket])
+    listen(listener, "port", server_config.backlog)  # a client that reads the line below may connect at once
+    address = address_of(listener)
+    replicas = app.state.gateway.replicas.addresses
+    print(f"gateway: http://{address}/v1, playground http://{address}/, replicas {replicas}", flush=True)
+    uvicorn.Server(server_config).run(sockets=[listener])
 
 
 if __name__ == "__main__":

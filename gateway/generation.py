@@ -84,7 +84,7 @@ class Attempts:
 
 @dataclass
 class Generation:
-    """One sequence on its way through the replicas. inputs: of the public model, seed included.
+    """One sequence on its way through the replicas. inputs: of the public model, seed included. request_id: for logs.
 
     Invariant: joined, the deltas are those of a single replica that did not fail.
     """
@@ -94,6 +94,7 @@ class Generation:
     settings: Settings
     metrics: Metrics
     deadline_s: float
+    request_id: str = ""
     ids: list[int] = field(default_factory=list)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
@@ -120,7 +121,8 @@ class Generation:
 
     async def _from(self, replica: Replica) -> AsyncGenerator[Delta, None]:
         limits = (self.settings.first_limit_s, self.settings.silence_limit_s)
-        async with contextlib.aclosing(replica.client.stream(self._inputs(), *limits)) as responses:
+        stream = replica.client.stream(self._inputs(), *limits, self.request_id)
+        async with contextlib.aclosing(stream) as responses:
             async for outputs in responses:
                 if outputs.get("finish_reason") == CANCELLED:
                     raise Lost("the replica stopped the request")

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.errors import ApiError, BadRequest
+from gateway.errors import BadRequest
 from gateway.fields import FIELD_OF_INPUT
 from gateway.formats import ChatFormat, Format
 from gateway.generation import Delta, Generation, Refusal
@@ -47,22 +47,15 @@ class Job:
         return self.format.response(self._received, self.n)
 
     async def events(self) -> AsyncGenerator[str, None]:
-        """Yield the events of a stream; raises ApiError only before the first one, later errors are events."""
-        is_open = False
-        try:
-            async for index, delta, is_first in self._deltas():
-                is_open = True
+        """Yield the events of a stream; raises ApiError."""
+        async with contextlib.aclosing(self._deltas()) as deltas:
+            async for index, delta, is_first in deltas:
                 for choice in self._choices(index, delta, is_first):
                     is_last = not self.include_usage and all(d.finish_reason for d in self._received)
                     more = self.format.totals(self._received, self.n) if is_last else {}
-                    yield _event(self.format.chunk([choice], **{k: v for k, v in more.items() if k == "metrics"}))
-        except ApiError as error:
-            if not is_open:
-                raise
-            yield _event(error.body())
-        else:
-            if self.include_usage:
-                yield _event(self.format.chunk([], **self.format.totals(self._received, self.n)))
+                    yield event(self.format.chunk([choice], **{k: v for k, v in more.items() if k == "metrics"}))
+        if self.include_usage:
+            yield event(self.format.chunk([], **self.format.totals(self._received, self.n)))
         yield DONE
 
     def _choices(self, index: int, delta: Delta, is_first: bool) -> list[dict[str, Any]]:
@@ -136,5 +129,6 @@ async def _translated(sequence: Generation) -> AsyncGenerator[Delta, None]:
         raise BadRequest(str(refusal), FIELD_OF_INPUT.get(match[1], match[1]) if match else None) from None
 
 
-def _event(body: dict[str, Any]) -> str:
+def event(body: dict[str, Any]) -> str:
+    """Return a server-sent event."""
     return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -18,6 +18,9 @@ from gateway.settings import SettingsError
 _GRPC = re.compile(r"gRPC (\S+?),")
 #: Variables of the launcher, in the order in which its ready line shows the ports.
 PORTS = ("HTTP_PORT", "GRPC_PORT", "METRICS_PORT", "HEALTH_PORT")
+#: The launcher's program that becomes another one, which ends with its parent; run, not imported: the gateway's image,
+#: which starts no server, has no launcher.
+_CHILD = Path(__file__).resolve().parents[1] / "launcher/child.py"
 RESTART_PAUSE_S = 1.0
 STOP_LIMIT_S = 30
 
@@ -55,8 +58,14 @@ class LocalReplica:
 
     def _start(self) -> subprocess.Popen[str]:
         # A session of its own: Ctrl-C in the terminal is the gateway's, whose requests end before their server does.
+        # The launcher gets SIGTERM when the thread that starts it ends, so that it outlives no gateway that is killed;
+        # the first thread and the one that watches live as long as the gateway.
         return subprocess.Popen(
-            self._command, env=self._environ, stdout=subprocess.PIPE, text=True, start_new_session=True
+            [sys.executable, "-IS", str(_CHILD), str(os.getpid()), *self._command],
+            env=self._environ,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
 
     def _watch(self) -> None:

@@ -13,6 +13,7 @@ LIMIT_S = 5.0
 #: Methods (docs/protocol.md), each with the drafter that it needs; unions as examples of what may be joined.
 METHODS = {
     "none": "",
+    "auto": "",
     "prompt_lookup": "",
     "suffix": "",
     "ngram": "",

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.replicas import Replica
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a time of creation beside every counter tells nobody anything
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
 class Metrics:
-    """The series of one gateway, in a registry of their own."""
+    """The series of one gateway, in a registry of their own. replicas: by address, as they come and go."""
 
-    def __init__(self) -> None:
+    def __init__(self, replicas: Mapping[str, Replica] = MappingProxyType({})) -> None:
         self.registry = CollectorRegistry()
+        self.registry.register(ReplicaCollector(replicas))
         self.requests = Counter(
             "spec_gateway_requests",
             "Requests by endpoint and HTTP status",
@@ -43,12 +51,23 @@ class Metrics:
         self.failovers = Counter(
             "spec_gateway_failovers", "Streams that a replica lost or refused", ["reason"], registry=self.registry
         )
-        self.replica_ready = Gauge(
-            "spec_gateway_replica_ready",
-            "Whether requests may be sent to a replica",
-            ["replica"],
-            registry=self.registry,
+
+
+class ReplicaCollector(Collector):
+    """The state of each replica at the moment when it is asked for. replicas: by address."""
+
+    def __init__(self, replicas: Mapping[str, Replica]) -> None:
+        self._replicas = replicas
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the series."""
+        ready = GaugeMetricFamily(
+            "spec_gateway_replica_ready", "Whether requests may be sent to a replica", labels=["replica"]
         )
-        self.replica_running = Gauge(
-            "spec_gateway_replica_requests_running", "Sequences on a replica", ["replica"], registry=self.registry
+        running = GaugeMetricFamily(
+            "spec_gateway_replica_requests_running", "Sequences on a replica", labels=["replica"]
         )
+        for replica in list(self._replicas.values()):
+            ready.add_metric([replica.address], replica.is_usable)
+            running.add_metric([replica.address], replica.num_running)
+        yield from (ready, running)

@@ -1,12 +1,16 @@
-"""Around every request: API keys, counts, durations. Pure ASGI, so that it sees a stream to its end."""
+"""Around every request: its id, keys, counts, durations, a line in the log. Pure ASGI: it sees a stream to its end."""
 
 from __future__ import annotations
 
 import hmac
+import logging
+import re
+import secrets
 import time
 from typing import TYPE_CHECKING
 
 from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers, MutableHeaders
 
 from gateway.errors import ApiError, Unauthorized
 from gateway.metrics import Metrics
@@ -14,40 +18,62 @@ from gateway.metrics import Metrics
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-#: The endpoints that need an API key where there are some; they are counted, too.
-GUARDED = frozenset(
+#: The endpoints that are counted and logged; they need an API key where there are some.
+COUNTED = frozenset(
     {"/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/playground/methods"}
 )
+#: Those that need a key; the metrics name the replicas' addresses.
+GUARDED = COUNTED | {"/metrics"}
+REQUEST_ID = "X-Request-Id"
+_ID = re.compile(r"[!-~]{1,128}")
+
+log = logging.getLogger(__name__)
 
 
 class Guard:
-    """Refuses requests without a valid key, and measures the others. keys: empty = no key is needed."""
+    """Gives each request its id, refuses those without a valid key, and measures. keys: empty = no key is needed."""
 
     def __init__(self, app: ASGIApp, keys: frozenset[bytes], metrics: Metrics) -> None:
         self._app, self._keys, self._metrics = app, keys, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        path = scope.get("path", "")
-        endpoint = "/v1/models" if path.startswith("/v1/models/") else path
-        if scope["type"] != "http" or endpoint not in GUARDED:
+        if scope["type"] != "http":
             return await self._app(scope, receive, send)
+        headers, path = Headers(scope=scope), scope["path"]
+        endpoint = "/v1/models" if path.startswith("/v1/models/") else path
+        given = headers.get(REQUEST_ID, "")
+        request_id = given if _ID.fullmatch(given) else secrets.token_hex(16)
+        scope.setdefault("state", {})["request_id"] = request_id
         began_s, status = time.monotonic(), 499  # of a client that has gone before there was an answer
 
         async def observed(message: Message) -> None:
             nonlocal status
-            status = message.get("status", status)
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id
             await send(message)
 
+        is_counted = endpoint in COUNTED
+        self._metrics.running.inc(is_counted)
         try:
-            with self._metrics.running.track_inprogress():
-                self._check_key(dict(scope["headers"]).get(b"authorization", b"").decode("latin-1"))
-                return await self._app(scope, receive, observed)
+            if endpoint in GUARDED:
+                self._check_key(headers.get("authorization", ""))
+            return await self._app(scope, receive, observed)
         except Unauthorized as error:
             return await to_response(error)(scope, receive, observed)
+        except Exception:
+            status = 500
+            raise
         finally:
-            self._metrics.requests.labels(endpoint, status).inc()
-            self._metrics.request_seconds.labels(endpoint).observe(time.monotonic() - began_s)
+            self._metrics.running.dec(is_counted)
+            if is_counted:
+                self._observe(scope["method"], endpoint, status, time.monotonic() - began_s, request_id)
+
+    def _observe(self, method: str, endpoint: str, status: int, seconds: float, request_id: str) -> None:
+        self._metrics.requests.labels(endpoint, status).inc()
+        self._metrics.request_seconds.labels(endpoint).observe(seconds)
+        log.info("%s %s %d %.3f s, request %s", method, endpoint, status, seconds, request_id)
 
     def _check_key(self, header: str) -> None:
         """Raise Unauthorized unless the header brings one of the keys, or there are none."""

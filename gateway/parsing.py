@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -14,8 +13,9 @@ from gateway.fields import Fields
 Parsed = TypeVar("Parsed", bound=Fields)
 
 
-def parse(model: type[Parsed], body: Mapping[str, Any]) -> Parsed:
+def parse(model: type[Parsed], raw: bytes | bytearray) -> Parsed:
     """Return the fields of a body; raises BadRequest naming the first that is unknown, missing or not allowed."""
+    body = _object_of(raw)
     known = {field.alias or name for name, field in model.model_fields.items()}
     for name, value in body.items():
         if name not in known:
@@ -35,6 +35,16 @@ def parse(model: type[Parsed], body: Mapping[str, Any]) -> Parsed:
         raise BadRequest(f"{first} must be {allowed}, got {shown(body[first])}", first)
     got = "" if error["type"] == "missing" else f", got {shown(error['input'])}"
     raise BadRequest(f"{path}: {error['msg']}{got}", path)
+
+
+def _object_of(raw: bytes | bytearray) -> dict[str, Any]:
+    try:
+        body = json.loads(raw.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise BadRequest(f"the body must be a JSON object, got {type(body).__name__}")
+    return body
 
 
 def _check_characters(name: str, value: Any) -> None:

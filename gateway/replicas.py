@@ -85,31 +85,31 @@ class Replica:
 
 @dataclass(eq=False)
 class Replicas:
-    """All replicas; `watch` keeps the list and its state true while requests choose from it."""
+    """All replicas; `watch` keeps the list and its state true while requests choose from it.
+
+    addresses: where they are, as in the setting `replicas`.
+    """
 
     settings: Settings
     connect: Callable[[str], TritonClient] = TritonClient
     all: dict[str, Replica] = field(default_factory=dict)
+    addresses: str = ""
 
     def __post_init__(self) -> None:
-        name = self.settings.replicas.removeprefix(DNS)
+        self.addresses = self.addresses or self.settings.replicas
+        name = self.addresses.removeprefix(DNS)
         for address in name.split(","):
             host, _, port = address.strip().rpartition(":")
             if not host or not port.isdigit() or (self._is_dns and "," in name):
-                allowed = "host:port,host:port… or dns://name:port"
-                raise SettingsError(
-                    f"replicas must be {allowed}, got {self.settings.replicas!r} (--replicas or GATEWAY_REPLICAS)"
-                )
+                raise _wrong("must be host:port,host:port… or dns://name:port", self.addresses)
             try:
                 host.encode("idna")
             except UnicodeError as error:
-                raise SettingsError(
-                    f"replicas: {host!r} is no name: {error} (--replicas or GATEWAY_REPLICAS)"
-                ) from None
+                raise _wrong(f"must be names that can be looked up ({error})", self.addresses) from None
 
     @property
     def _is_dns(self) -> bool:
-        return self.settings.replicas.startswith(DNS)
+        return self.addresses.startswith(DNS)
 
     @property
     def is_ready(self) -> bool:
@@ -185,14 +185,18 @@ class Replicas:
     async def _resolve(self) -> list[str]:
         """Return the addresses of the setting; those of a name that cannot be resolved now stay as they were."""
         if not self._is_dns:
-            return [address.strip() for address in self.settings.replicas.split(",")]
-        host, _, port = self.settings.replicas.removeprefix(DNS).rpartition(":")
+            return [address.strip() for address in self.addresses.split(",")]
+        host, _, port = self.addresses.removeprefix(DNS).rpartition(":")
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             log.warning("cannot resolve %s: %s", host, error)
             return list(self.all)
         return sorted({_numeric(info[4][0], port) for info in found})
+
+
+def _wrong(allowed: str, got: str) -> SettingsError:
+    return SettingsError(f"replicas {allowed}, got {got!r} (--replicas or GATEWAY_REPLICAS)")
 
 
 def _numeric(host: str | int, port: str) -> str:

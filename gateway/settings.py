@@ -23,6 +23,13 @@ class Settings(BaseModel):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(9000, ge=0, le=65535, description="port to listen on; 0 = any free port")
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="port of /metrics, which needs no key there (default: /metrics beside the API, with its keys)",
+    )
+    allowed_origins: str = Field("", description="origins of pages that may ask (CORS), separated by commas; * = all")
     replicas: str = Field(
         "localhost:8001",
         min_length=1,
@@ -31,6 +38,9 @@ class Settings(BaseModel):
     tokenizer: str = Field("", description="folder or hub id of the target: its tokenizer.json and chat template")
     chat_template: str = Field("", description="file of a chat template that replaces the checkpoint's")
     model_name: str = Field("", description="name of the model in requests (default: the last part of --tokenizer)")
+    max_model_len: int = Field(
+        0, ge=0, description="longest context in tokens, where it is not the max_position_embeddings of config.json"
+    )
     api_keys: str = Field("", repr=False, description="accepted API keys, separated by commas; empty = no key needed")
     api_keys_file: str = Field("", description="file of accepted API keys, one a line")
     max_body_bytes: int = Field(8 << 20, ge=1024, description="longest request body")
@@ -41,6 +51,9 @@ class Settings(BaseModel):
     )
     silence_limit_s: float = Field(
         15, gt=0, description="longest pause between two responses before another replica goes on"
+    )
+    ping_interval_s: float = Field(
+        10, gt=0, description="a stream carries a comment after so long without an event, and its headers go out"
     )
     recovery_limit_s: float = Field(30, gt=0, description="how long a request waits for a replica that can serve it")
     health_interval_s: float = Field(2, gt=0, description="pause between two health checks of a replica")
@@ -75,7 +88,7 @@ def parse_flags(
 ) -> tuple[argparse.Namespace, dict[str, str]]:
     """Add a flag for each setting, parse; return all options, and the settings among them that are set."""
     for name, field in Settings.model_fields.items():
-        default = "" if field.default == "" else f" ({field.default})"
+        default = "" if field.default in ("", None) else f" ({field.default})"
         parser.add_argument(f"--{name.replace('_', '-')}", metavar="…", help=f"{field.description}{default}")
     options = parser.parse_args(arguments)
     return options, {name: value for name in Settings.model_fields if (value := getattr(options, name)) is not None}

@@ -18,17 +18,23 @@ from tokenizers import Tokenizer
 from gateway.errors import BadRequest
 from gateway.settings import SettingsError
 
+#: A tokenizer that normalizes may make a text so many times shorter in bytes (Unicode's NFKC, for one character).
+_MOST_SHORTENED = 4
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """name: of the checkpoint. template: source of its chat template, "" = it has none."""
+    """name: of the checkpoint. template: source of its chat template, "" = it has none.
+
+    max_positions: longest context in tokens, None = unknown.
+    """
 
     name: str
     tokenizer: Tokenizer
     template: str
     special_tokens: Mapping[str, str]
+    max_positions: int | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -37,9 +43,21 @@ class Checkpoint:
             raise SettingsError(f"the chat template of {self.name}: {error} (--chat-template)") from None
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
-        """Return the ids of a text."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special_tokens).ids
+        """Return the ids of a text; other threads run meanwhile, because a batch is encoded without Python's lock."""
+        (encoding,) = self.tokenizer.encode_batch([text], add_special_tokens=special_tokens)
+        ids: list[int] = encoding.ids
         return ids
+
+    def check_length(self, text: str, param: str) -> None:
+        """Raise BadRequest for a text that is too long for the context, whatever its tokens are; encodes nothing."""
+        if self.max_positions is None:
+            return
+        most_bytes = self.max_positions * self._longest_token * _MOST_SHORTENED
+        if (num_bytes := len(text.encode())) > most_bytes:
+            raise BadRequest(
+                f"{param} has {num_bytes} bytes, which no {self.max_positions} tokens can hold (context of the model)",
+                param,
+            )
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids."""
@@ -62,6 +80,11 @@ class Checkpoint:
         return frozenset(token for token, entry in added.items() if entry.special)
 
     @cached_property
+    def _longest_token(self) -> int:
+        """Most bytes that a token stands for."""
+        return max((len(self.token_bytes(token)) for token in range(self.vocab_size)), default=1)
+
+    @cached_property
     def _is_byte_level(self) -> bool:
         return '"ByteLevel"' in json.dumps(json.loads(self.tokenizer.to_str()).get("decoder"))
 
@@ -79,10 +102,6 @@ class Checkpoint:
     def vocab_size(self) -> int:
         """Number of ids, added tokens included."""
         return int(self.tokenizer.get_vocab_size())
-
-    def chat_ids(self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> list[int]:
-        """Return the ids of a chat; its template writes the special tokens itself."""
-        return self.encode(self.render_chat(messages, arguments), special_tokens=False)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> str:
         """Return the prompt of a chat; raises BadRequest if there is no template, or it refuses the messages."""
@@ -102,8 +121,11 @@ def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def read_checkpoint(source: str, template_file: str, name: str) -> Checkpoint:
-    """Read tokenizer.json and the chat template of a folder or hub id; raises SettingsError if it cannot be read."""
+def read_checkpoint(source: str, template_file: str = "", name: str = "", max_positions: int = 0) -> Checkpoint:
+    """Read tokenizer.json and the chat template of a folder or hub id; raises SettingsError if it cannot be read.
+
+    max_positions: longest context; 0 = as config.json says, if it is there.
+    """
     if not source:
         raise SettingsError(
             "tokenizer is missing: the folder or hub id of the target (--tokenizer or GATEWAY_TOKENIZER)"
@@ -114,6 +136,7 @@ def read_checkpoint(source: str, template_file: str, name: str) -> Checkpoint:
     config_file = find_file(source, "tokenizer_config.json")
     try:
         config = json.loads(config_file.read_text(encoding="utf-8")) if config_file else {}
+        max_positions = max_positions or _max_positions(source)
         template = _template(source, template_file, config)
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises bare Exception
@@ -121,7 +144,8 @@ def read_checkpoint(source: str, template_file: str, name: str) -> Checkpoint:
     special = {
         key: _content(config[key]) for key in ("bos_token", "eos_token", "unk_token", "pad_token") if config.get(key)
     }
-    return Checkpoint(name or source.rstrip("/").rpartition("/")[2], tokenizer, template, special)
+    name = name or source.rstrip("/").rpartition("/")[2]
+    return Checkpoint(name, tokenizer, template, special, max_positions or None)
 
 
 def find_file(source: str, name: str) -> Path | None:
@@ -140,6 +164,13 @@ def find_file(source: str, name: str) -> Path | None:
         return None
     except Exception as error:  # the hub client raises many types; each means that the file cannot be fetched
         raise SettingsError(f"{source}: neither a folder nor a hub id that can be fetched: {error}") from None
+
+
+def _max_positions(source: str) -> int:
+    """Return the longest context that config.json names, 0 if it names none."""
+    file = find_file(source, "config.json")
+    config = json.loads(file.read_text(encoding="utf-8")) if file else {}
+    return int(config.get("text_config", config).get("max_position_embeddings") or 0)
 
 
 def _template(source: str, template_file: str, config: Mapping[str, Any]) -> str:

@@ -116,7 +116,7 @@ class TritonClient:
         return bool(answer.ready)
 
     async def stream(
-        self, inputs: Mapping[str, Any], first_limit_s: float, silence_limit_s: float
+        self, inputs: Mapping[str, Any], first_limit_s: float, silence_limit_s: float, request_id: str = ""
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Send one request; yield the outputs of each response. Leaving the iterator cancels the request.
 
@@ -130,7 +130,7 @@ class TritonClient:
         limit_s = first_limit_s
         too_long: type[ReplicaError] = Late
         try:
-            await asyncio.wait_for(_send(call, to_request(inputs)), limit_s)
+            await asyncio.wait_for(_send(call, to_request(inputs, request_id)), limit_s)
             while (message := await asyncio.wait_for(call.read(), limit_s)) is not grpc.aio.EOF:
                 if message.error_message:
                     raise _error(grpc.StatusCode.UNKNOWN, message.error_message)
@@ -166,9 +166,9 @@ def _error(code: grpc.StatusCode, message: str) -> ReplicaError:
     return ReplicaError(message or code.name)
 
 
-def to_request(inputs: Mapping[str, Any]) -> service_pb2.ModelInferRequest:
+def to_request(inputs: Mapping[str, Any], request_id: str = "") -> service_pb2.ModelInferRequest:
     """Return the message of a request; a list becomes a tensor of shape (1, n), a scalar one of (1, 1)."""
-    request = service_pb2.ModelInferRequest(model_name=MODEL)
+    request = service_pb2.ModelInferRequest(model_name=MODEL, id=request_id)
     for name, value in inputs.items():
         datatype, values = DATATYPES[name], value if isinstance(value, list) else [value]
         tensor = request.inputs.add(name=name, datatype=datatype, shape=(1, len(values)))

@@ -44,10 +44,11 @@ class Fault:
 
 @dataclass
 class StandInReplica(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """One replica. faults: those of its next streams, one each. requests: the inputs of the streams so far."""
+    """One replica. faults: those of its next streams, one each. requests, ids: of the streams so far."""
 
     faults: list[Fault | None] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
     is_up: bool = True
     num_cancelled: int = 0
     address: str = ""
@@ -72,6 +73,7 @@ class StandInReplica(service_pb2_grpc.GRPCInferenceServiceServicer):
         async for request in requests:
             inputs = _inputs(request)
             self.requests.append(inputs)
+            self.ids.append(request.id)
             self.on_request()
             fault = self.faults.pop(0) if self.faults else None
             try:

@@ -67,4 +67,5 @@ def seconds(name: str) -> int:
 def test_prometheus_scrapes_the_services_by_their_names_and_ports() -> None:
     file = yaml.safe_load((DOCKER / "monitoring/prometheus.yml").read_text())
     targets = {target for job in file["scrape_configs"] for each in job["static_configs"] for target in each["targets"]}
-    assert targets == {f"server:{Ports().metrics}", "gateway:9000"}
+    metrics_port = SERVICES["gateway"]["environment"]["GATEWAY_METRICS_PORT"]
+    assert targets == {f"server:{Ports().metrics}", f"gateway:{metrics_port}"}

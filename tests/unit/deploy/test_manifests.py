@@ -242,8 +242,9 @@ def test_gateways_ask_every_replica_and_stop_in_time(name: str) -> None:
     headless = of_kind(name, "Service")[service[1]]["spec"]
     assert headless["clusterIP"] == "None"
     assert [port["port"] for port in headless["ports"]] == [int(service[2])] == [Ports().grpc]
-    (port,) = container["ports"]
-    assert port["containerPort"] == GatewaySettings.model_fields["port"].default
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    metrics_port = int(variables["GATEWAY_METRICS_PORT"])
+    assert ports == {"http": GatewaySettings.model_fields["port"].default, "metrics": metrics_port}
     app = (ROOT / "gateway/app.py").read_text()
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert f'@app.get("{container[probe]["httpGet"]["path"]}")' in app

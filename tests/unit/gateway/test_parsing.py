@@ -1,5 +1,6 @@
 """Bodies: every value that no server could take is refused with its field, and null means that a field is absent."""
 
+import json
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ HALF = "\ud800"
 )
 def test_what_no_server_could_take_is_refused_with_its_field(body: dict[str, Any], param: str) -> None:
     with pytest.raises(BadRequest) as refused:
-        parse(CompletionFields, {"prompt": "a", **body}).inputs()
+        parse(CompletionFields, json.dumps({"prompt": "a", **body}).encode()).inputs()
     assert refused.value.param == param
     str(refused.value).encode()  # the response can be written
 
@@ -56,14 +57,17 @@ def test_what_no_server_could_take_is_refused_with_its_field(body: dict[str, Any
     ],
 )
 def test_what_a_server_may_judge_reaches_it(body: dict[str, Any]) -> None:
-    assert to_request(parse(CompletionFields, {"prompt": "a", **body}).inputs()).inputs
+    assert to_request(parse(CompletionFields, json.dumps({"prompt": "a", **body}).encode()).inputs()).inputs
 
 
 def test_null_is_absence_at_every_depth_but_within_a_schema() -> None:
     schema = {"enum": [None, 1], "default": None}
     form = {"type": "json_schema", "regex": None, "json_schema": {"name": "x", "strict": None, "schema": schema}}
     options = {"include_usage": None}
-    found = parse(CompletionFields, {"prompt": "a", "n": None, "stream_options": options, "response_format": form})
+    found = parse(
+        CompletionFields,
+        json.dumps({"prompt": "a", "n": None, "stream_options": options, "response_format": form}).encode(),
+    )
 
     assert (found.n, found.stream_options.include_usage) == (1, False)
     assert found.response_format.json_schema and found.response_format.json_schema.schema_ == schema
@@ -74,5 +78,5 @@ def test_habits_of_chat_clients_are_accepted() -> None:
     message = {"role": "user", "content": [part], "tool_calls": None}
     for tools in (None, []):
         body = {"messages": [message], "tools": tools, "tool_choice": "none", "reasoning_effort": "low"}
-        found = parse(ChatFields, body)
+        found = parse(ChatFields, json.dumps(body).encode())
         assert found.messages[0].for_template() == {"role": "user", "content": "hi"}

@@ -63,7 +63,8 @@ def test_chats_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     for adds in (True, False):
         text = wanted.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=adds)
         assert checkpoint.render_chat(CHAT, {"add_generation_prompt": adds}) == text
-    assert checkpoint.chat_ids(CHAT, {}) == wanted.apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
+    ids = checkpoint.encode(checkpoint.render_chat(CHAT, {}), special_tokens=False)
+    assert ids == wanted.apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
 
 
 def test_a_template_may_come_from_a_file_or_be_one_of_several(tmp_path: Path) -> None:

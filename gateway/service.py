@@ -1,0 +1,114 @@
+"""What the routes share, and how the fields of a request become its sequences."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.errors import BadRequest, ModelNotFound, shown
+from gateway.fields import ChatFields, CompletionFields, GenerationFields, TokenizeFields
+from gateway.formats import ChatFormat, Format
+from gateway.generation import Generation
+from gateway.jobs import Job
+from gateway.metrics import Metrics
+from gateway.replicas import Replicas
+from gateway.settings import Settings
+from gateway.tokenizer import Checkpoint
+
+
+@dataclass(eq=False)
+class Gateway:
+    """What the routes share. created: when the model began to be served here, in seconds since 1970.
+
+    The methods that tokenize or render a template may take seconds, and are called on threads of their own.
+    """
+
+    settings: Settings
+    checkpoint: Checkpoint
+    replicas: Replicas
+    metrics: Metrics = field(init=False)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics(self.replicas.all)
+
+    def completion(self, fields: CompletionFields, request_id: str) -> Job:
+        """Return the job of a completion request; raises BadRequest or ModelNotFound."""
+        prompts = fields.prompts()
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                self.checkpoint.check_length(prompt, "prompt")
+        inputs = [{"text_input": prompt} if isinstance(prompt, str) else {"input_ids": prompt} for prompt in prompts]
+        echo: list[str] = []
+        if fields.echo:
+            echo = [prompt if isinstance(prompt, str) else self.checkpoint.decode(prompt) for prompt in prompts]
+        return self._job(fields, inputs, Format, echo, request_id)
+
+    def chat(self, fields: ChatFields, request_id: str) -> Job:
+        """Return the job of a chat request; raises BadRequest or ModelNotFound."""
+        messages = [message.for_template() for message in fields.messages]
+        arguments = {"add_generation_prompt": fields.add_generation_prompt, **fields.chat_template_kwargs}
+        text = self.checkpoint.render_chat(messages, arguments)
+        self.checkpoint.check_length(text, "messages")
+        # The template writes the special tokens itself.
+        ids = self.checkpoint.encode(text, special_tokens=False)
+        return self._job(fields, [{"input_ids": ids}], ChatFormat, [], request_id)
+
+    def _job(
+        self,
+        fields: GenerationFields,
+        prompts: list[dict[str, Any]],
+        form: type[Format],
+        echo: list[str],
+        request_id: str,
+    ) -> Job:
+        """Return the job of a request; prompts: the inputs that differ from prompt to prompt."""
+        self.check_model(fields.model)
+        num_sequences = len(prompts) * fields.n
+        if num_sequences > self.settings.max_sequences:
+            raise BadRequest(
+                f"prompts × n must be at most {self.settings.max_sequences}, got {len(prompts)} × {fields.n}", "n"
+            )
+        inputs = fields.inputs()
+        limit_s = min(self.settings.request_timeout_s, (fields.timeout_ms or 86_400_000) / 1000)
+        deadline_s = time.monotonic() + limit_s
+        sequences = [
+            Generation(
+                inputs | prompt | ({"sequence_index": index} if index else {}),
+                self.replicas,
+                self.settings,
+                self.metrics,
+                deadline_s,
+                request_id,
+            )
+            for prompt in prompts
+            for index in range(fields.n)
+        ]
+        shape = form(self.checkpoint, inputs["seed"], fields.num_top, fields.return_token_ids, fields.return_steps)
+        repeated = [text for text in echo for _ in range(fields.n)]
+        return Job(sequences, shape, self.metrics, fields.n, repeated, fields.stream_options.include_usage)
+
+    def tokenize(self, fields: TokenizeFields) -> dict[str, Any]:
+        """Return the tokens of a text or a chat; raises BadRequest or ModelNotFound."""
+        self.check_model(fields.model)
+        if (fields.prompt is None) == (fields.messages is None):
+            raise BadRequest("prompt or messages must be there, and not both", "prompt")
+        if fields.messages is None:
+            ids = self.checkpoint.encode(fields.prompt or "", fields.add_special_tokens)
+        else:
+            messages = [message.for_template() for message in fields.messages]
+            text = self.checkpoint.render_chat(messages, {"add_generation_prompt": fields.add_generation_prompt})
+            ids = self.checkpoint.encode(text, special_tokens=False)
+        strings = [self.checkpoint.tokenizer.id_to_token(token) for token in ids] if fields.return_token_strs else None
+        return {"count": len(ids), "max_model_len": self.checkpoint.max_positions, "tokens": ids, "token_strs": strings}
+
+    def check_model(self, name: str) -> None:
+        """Raise ModelNotFound for a model that is not served here."""
+        if name not in ("", self.checkpoint.name):
+            raise ModelNotFound(f"model {shown(name)} is not served here (available: {self.checkpoint.name})", "model")
+
+    def model_card(self) -> dict[str, Any]:
+        """Return the model as /v1/models shows it."""
+        card = {"id": self.checkpoint.name, "object": "model", "created": self.created, "owned_by": "specserve"}
+        return card | {"max_model_len": self.checkpoint.max_positions}

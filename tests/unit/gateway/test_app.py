@@ -1,0 +1,196 @@
+"""The application over a stand-in replica: ids, keys, pings, origins, metrics; slow work holds up no other request."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import threading
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from gateway.tokenizer import Checkpoint
+from tests.support.clients import until
+from tests.support.gateway import RunningGateway, running_gateway
+from tests.support.standin_replica import Fault, StandInReplica, text_of
+from tests.unit.gateway.test_tokenizer import write
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).resolve().parents[3]
+KEY = {"Authorization": "Bearer secret"}
+BODY = {"prompt": "abc", "seed": 3, "max_tokens": 6}
+LIMIT_S = 20
+
+
+@pytest.fixture(scope="module")
+def replica() -> Iterator[StandInReplica]:
+    """One stand-in on an event loop of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    async def made() -> StandInReplica:
+        return await StandInReplica().__aenter__()
+
+    standin = asyncio.run_coroutine_threadsafe(made(), loop).result(LIMIT_S)
+    yield standin
+    asyncio.run_coroutine_threadsafe(standin.__aexit__(None, None, None), loop).result(LIMIT_S)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(LIMIT_S)
+    loop.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write(tmp_path_factory.mktemp("target"), chat_template="{{ messages[0].content }}")
+    (folder / "config.json").write_text('{"max_position_embeddings": 512}')
+    return folder
+
+
+@contextlib.contextmanager
+def gateway_over(replica: StandInReplica, folder: Path, **settings: Any) -> Iterator[RunningGateway]:
+    replica.requests.clear()
+    with running_gateway(replica.address, folder, **settings) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def gateway(replica: StandInReplica, folder: Path) -> Iterator[RunningGateway]:
+    limits = {"first_limit_s": 0.5, "ping_interval_s": 0.1}
+    with gateway_over(replica, folder, allowed_origins="https://a.example, https://b.example", **limits) as running:
+        yield running
+
+
+def events_of(answer: httpx.Response) -> list[str]:
+    return [part for part in answer.text.split("\n\n") if part]
+
+
+# Ids, keys, origins
+
+
+def test_a_request_has_one_id_in_header_log_and_server(
+    gateway: RunningGateway, replica: StandInReplica, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="gateway")
+    given = gateway.post("/v1/completions", BODY, headers={"X-Request-Id": "mine-7"})
+    assert given.headers["X-Request-Id"] == replica.ids[-1] == "mine-7"
+    until(lambda: "request mine-7" in caplog.text, "the line of the request")
+    (line,) = [message for message in caplog.messages if "mine-7" in message]
+    assert line.startswith("POST /v1/completions 200 ")
+
+    for bad in ("", "two words", "x" * 129):
+        made = gateway.post("/v1/completions", BODY, headers={"X-Request-Id": bad})
+        assert made.headers["X-Request-Id"] == replica.ids[-1] != bad and len(replica.ids[-1]) == 32
+    assert gateway.get("/nothing").headers["X-Request-Id"]
+
+
+def test_keys_guard_the_metrics_too_and_readiness_names_no_address(replica: StandInReplica, folder: Path) -> None:
+    with gateway_over(replica, folder, api_keys="secret", allowed_origins="*") as guarded:
+        assert guarded.get("/metrics").status_code == 401 and guarded.get("/v1/models").status_code == 401
+        assert replica.address in guarded.get("/metrics", headers=KEY).text
+        ready = guarded.get("/ready")
+        assert (ready.status_code, ready.json()) == (200, {"num_replicas": 1, "num_usable": 1})
+        asks = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+        preflight = httpx.options(f"{guarded.url}/v1/completions", headers=asks)
+        assert preflight.status_code == 200  # a browser sends no key with it
+
+
+def test_other_origins_are_not_let_in(gateway: RunningGateway) -> None:
+    for origin, allowed in (("https://b.example", "https://b.example"), ("https://c.example", None)):
+        answer = gateway.post("/v1/completions", BODY, headers={"Origin": origin})
+        assert answer.headers.get("Access-Control-Allow-Origin") == allowed
+
+
+def test_models_and_version(gateway: RunningGateway, folder: Path) -> None:
+    (card,) = gateway.get("/v1/models").json()["data"]
+    assert card == gateway.get(f"/v1/models/{folder.name}").json()
+    assert card["max_model_len"] == 512 and card["created"] == gateway.state.created > 1_700_000_000
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert gateway.get("/version").json() == {"version": declared}
+
+
+def test_an_error_within_is_a_500_with_its_id(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway.state, "model_card", lambda: 1 / 0)
+    answer = gateway.get("/v1/models", headers={"X-Request-Id": "it"})
+    assert (answer.status_code, answer.headers["X-Request-Id"]) == (500, "it")
+    assert gateway.metric('spec_gateway_requests_total{endpoint="/v1/models",status="500"}') == 1
+
+
+# Streams that wait
+
+
+def test_a_stream_that_waits_carries_pings(gateway: RunningGateway, replica: StandInReplica) -> None:
+    replica.faults = [Fault(0, is_silent=True)]
+    events = events_of(gateway.post("/v1/completions", BODY | {"stream": True}))
+
+    assert events[0] == ": ping" and events[-1] == "data: [DONE]"
+    data = [json.loads(event.removeprefix("data: ")) for event in events[:-1] if event != ": ping"]
+    assert "".join(chunk["choices"][0]["text"] for chunk in data) == text_of(3, 6)
+
+
+def test_a_refusal_behind_a_ping_is_an_event(gateway: RunningGateway, replica: StandInReplica) -> None:
+    refusal = Fault(0, grpc.StatusCode.INVALID_ARGUMENT, "top_p must be in 0..1 (input top_p)")
+    replica.faults = [Fault(0, is_silent=True), refusal]
+    answer = gateway.post("/v1/completions", BODY | {"stream": True})
+
+    *_, error, done = events_of(answer)
+    assert answer.status_code == 200 and done == "data: [DONE]"
+    assert json.loads(error.removeprefix("data: "))["error"]["param"] == "top_p"
+    replica.faults = [refusal]
+    assert gateway.post("/v1/completions", BODY | {"stream": True}).status_code == 400
+
+
+# Work that takes long
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "method"),
+    [
+        ("/tokenize", {"prompt": "abc"}, "encode"),
+        ("/detokenize", {"tokens": [1]}, "decode"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}, "render_chat"),
+        ("/v1/completions", {"prompt": [1], "echo": True, "max_tokens": 2}, "decode"),
+    ],
+)
+def test_slow_work_holds_up_no_other_request(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], method: str
+) -> None:
+    begun, may_end, real = threading.Event(), threading.Event(), getattr(Checkpoint, method)
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        begun.set()
+        assert may_end.wait(LIMIT_S)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(Checkpoint, method, slow)
+    statuses: list[int] = []
+    asking = threading.Thread(target=lambda: statuses.append(gateway.post(path, body).status_code))
+    asking.start()
+    try:
+        assert begun.wait(LIMIT_S)
+        assert httpx.get(f"{gateway.url}/health", timeout=LIMIT_S / 2).status_code == 200
+    finally:
+        may_end.set()
+        asking.join(LIMIT_S)
+    assert statuses == [200]
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
+    gateway: RunningGateway, replica: StandInReplica, monkeypatch: pytest.MonkeyPatch, is_chat: bool
+) -> None:
+    monkeypatch.setattr(Checkpoint, "encode", lambda *_: pytest.fail("encoded"))
+    num_requests, text = len(replica.requests), "a" * 100_000
+    body = {"messages": [{"role": "user", "content": text}]} if is_chat else {"prompt": text}
+    answer = gateway.post("/v1/chat/completions" if is_chat else "/v1/completions", body)
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "messages" if is_chat else "prompt")
+    assert "100000 bytes" in error["message"] and "512 tokens" in error["message"]
+    assert len(replica.requests) == num_requests
