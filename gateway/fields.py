@@ -121,7 +121,7 @@ class GenerationFields(Fields):
     bad_words: list[str] | None = None
     allowed_token_ids: Tokens | None = None
     cache_salt: str | None = None
-    priority: int | None = None
+    priority: Int | None = None
     timeout_ms: int | None = Field(None, ge=1, le=MAX_INT32)
     return_token_ids: bool = False
     # ours

@@ -23,6 +23,7 @@ HALF = "\ud800"
         ({"min_tokens": -TOO_WIDE - 1}, "min_tokens"),
         ({"top_k": 10**12}, "top_k"),
         ({"num_draft_tokens": TOO_WIDE}, "num_draft_tokens"),
+        ({"priority": 10**400}, "priority"),
         ({"timeout_ms": 10**400}, "timeout_ms"),
         ({"temperature": 10**400}, "temperature"),
         ({"n": 10**400}, "n"),
