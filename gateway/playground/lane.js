@@ -51,8 +51,7 @@ export class Lane {
       this.first ??= now;
       this.ended = now;
     }
-    let left = choice.token_ids.length, row = 0;
-    const one = choice.steps.length === 1;
+    let left = choice.token_ids.length, row = 0, rest = choice.text;
     for (const step of choice.steps) {
       const tokens = step.tokens.slice(0, left).map((token, index) => ({
         ...token,
@@ -62,7 +61,11 @@ export class Lane {
       }));
       left -= tokens.length;
       row += tokens.length;
-      this.addStep(step, tokens, one ? choice.text : null);
+      // Several steps may come together; what is held back, or left out at a stop, is at the end of their text.
+      const whole = tokens.map((token) => token.text).join("");
+      const text = step !== choice.steps.at(-1) && rest.startsWith(whole) ? whole : rest;
+      rest = rest.slice(text.length);
+      this.addStep(step, tokens, text);
     }
     this.text += choice.text;
     this.numTokens += choice.token_ids.length;
@@ -70,7 +73,7 @@ export class Lane {
     this.showFigures();
   }
 
-  /** text: what the step adds, where it is known; it differs from its tokens' where a character or a stop is held back. */
+  /** text: what the step adds; it differs from its tokens' where a character or a stop is held back. */
   addStep(step, tokens, text) {
     const index = this.steps.length, span = document.createElement("span");
     this.steps.push({ ...step, tokens, before: this.steps.at(-1)?.tokens.at(-1)?.text ?? "…" });
@@ -81,7 +84,7 @@ export class Lane {
     span.setAttribute("aria-pressed", "false");
     span.setAttribute("aria-label", `step ${index + 1}: ${JSON.stringify(tokens.map((token) => token.text).join(""))}`);
     const whole = tokens.map((token) => token.text).join("");
-    const shown = text === null || text === whole ? tokens.map((token) => token.text) : [text];
+    const shown = text === whole ? tokens.map((token) => token.text) : [text];
     shown.forEach((piece, number) => {
       const token = document.createElement("span");
       const drafted = shown.length === tokens.length ? tokens[number].source !== "target" : tokens.length > 1;
