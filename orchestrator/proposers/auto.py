@@ -11,7 +11,7 @@ from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance
 from orchestrator.proposers.compiled_growth import growth_of
 from orchestrator.proposers.dependencies import ProposerDependencies
-from orchestrator.proposers.ledger import Ledger
+from orchestrator.proposers.ledger import Meter
 from orchestrator.proposers.parameters import MethodConfig
 
 #: Weight of all earlier measurements in the mean time of a node.
@@ -44,35 +44,24 @@ class Auto(Proposer):
     name = "auto"
 
     def __init__(self, config: AutoConfig, dependencies: ProposerDependencies) -> None:
-        self._costs = dependencies.step_costs
         self._max_nodes = config.max_nodes
         self._growth = growth_of(dependencies, config.is_chain)
-        self._ledger = Ledger()
-        self._is_first = True
-        self._node_s = self._draft_s = self._sent_s = 0.0
+        self._meter = Meter(dependencies.step_costs)
+        self._node_s = 0.0
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the best tree, or a bare root."""
-        began_s, surface = self._costs.clock(), self._costs.surface()
         proposal = Proposal.empty()
-        if surface and not self._ledger.is_pausing:
+        if surface := self._meter.begin():
             budget = Budget(min(budget.max_nodes, self._max_nodes), budget.max_depth)
             proposal = self._growth.grow(context, budget, surface, self._node_s)
-        self._sent_s = self._costs.clock()
-        self._draft_s = self._sent_s - began_s
-        if not self._is_first:  # the first proposal reads the prompt
-            node_s = self._draft_s / (proposal.tree.num_nodes + 1)
+        self._meter.sent()
+        if not self._meter.is_first:
+            node_s = self._meter.draft_s / (proposal.tree.num_nodes + 1)
             self._node_s = DISCOUNT * self._node_s + (1 - DISCOUNT) * node_s
         return proposal
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Learn what the step cost, and how far the candidates agree with the text."""
         self._growth.learn(acceptance.tokens(tree))
-        if self._is_first:  # its pass holds the prompt
-            self._is_first = False
-            return
-        num_rows = tree.num_nodes + 1
-        self._costs.observe(num_rows, acceptance.num_in_pass, acceptance.num_tokens, self._costs.clock() - self._sent_s)
-        if surface := self._costs.surface():
-            step_s = surface.seconds[num_rows - 1] + self._draft_s
-            self._ledger.observe(acceptance.num_tokens, step_s, surface.seconds[0])
+        self._meter.answered(tree, acceptance)

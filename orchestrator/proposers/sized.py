@@ -13,7 +13,7 @@ from orchestrator.core.step_costs import StepCosts, Surface
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, FloatArray, StepOptions
 from orchestrator.proposers.estimates import AcceptanceEstimates
-from orchestrator.proposers.ledger import Ledger
+from orchestrator.proposers.ledger import Meter
 
 #: The chance of a node, or of a level, before any outcome: optimistic, so that drafts are tried.
 PRIOR = 0.8
@@ -37,13 +37,12 @@ class Sized(Proposer):
 
     def __init__(self, proposer: Proposer, costs: StepCosts, estimates: AcceptanceEstimates) -> None:
         self.name = proposer.name
-        self._proposer, self._costs, self._estimates = proposer, costs, estimates
-        self._ledger = Ledger()
+        self._proposer, self._estimates = proposer, estimates
+        self._meter = Meter(costs)
         self._drafted = Proposal.empty()
         self._limits: Budget | None = None
         self._num_steps = 0
-        self._level_s = self._draft_s = self._sent_s = 0.0
-        self._level_rows = 1.0
+        self._level_s, self._level_rows = 0.0, 1.0
 
     @property
     def options(self) -> StepOptions:
@@ -58,16 +57,15 @@ class Sized(Proposer):
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the part of the proposer's tree that pays, or a bare root."""
-        began_s, surface = self._costs.clock(), self._costs.surface()
+        surface = self._meter.begin()
         limits, self._limits = self._limits or self._within(budget), None
         self._drafted = sent = Proposal.empty()
         if limits.max_depth:
             self._drafted = sent = self._proposer.propose(context, sampling, limits).cut(limits)
-        self._sent_s = self._costs.clock()
-        self._draft_s = self._sent_s - began_s
+        self._meter.sent()
         levels = int(self._drafted.tree.depths.max())
-        if levels and self._num_steps:  # the first proposal reads the prompt
-            self._level_s = DISCOUNT * self._level_s + (1 - DISCOUNT) * self._draft_s / levels
+        if levels and not self._meter.is_first:
+            self._level_s = DISCOUNT * self._level_s + (1 - DISCOUNT) * self._meter.draft_s / levels
             self._level_rows = DISCOUNT * self._level_rows + (1 - DISCOUNT) * self._drafted.tree.num_nodes / levels
         return self._cut(sent, surface) if surface else sent
 
@@ -76,13 +74,7 @@ class Sized(Proposer):
         self._proposer.observe(tree, acceptance)
         self._learn(acceptance.tokens(tree))
         self._num_steps += 1
-        if self._num_steps == 1:  # its pass holds the prompt
-            return
-        num_rows, step_s = tree.num_nodes + 1, self._costs.clock() - self._sent_s
-        self._costs.observe(num_rows, acceptance.num_in_pass, acceptance.num_tokens, step_s)
-        if surface := self._costs.surface():
-            step_s = float(surface.seconds[num_rows - 1]) + self._draft_s
-            self._ledger.observe(acceptance.num_tokens, step_s, float(surface.seconds[0]))
+        self._meter.answered(tree, acceptance)
 
     def close(self) -> None:
         """Free what the proposer holds."""
@@ -90,10 +82,8 @@ class Sized(Proposer):
 
     def _within(self, budget: Budget) -> Budget:
         """Return the budget with as many levels as pay."""
-        surface = self._costs.surface()
-        if not surface or self._ledger.is_pausing:
-            return Budget(0, 0)
-        return Budget(budget.max_nodes, self._depth(budget, surface))
+        surface = self._meter.surface()
+        return Budget(budget.max_nodes, self._depth(budget, surface)) if surface else Budget(0, 0)
 
     def _depth(self, budget: Budget, surface: Surface) -> int:
         """Return the number of levels with the highest rate, γ for a chain; a level has as many rows as lately."""
@@ -112,7 +102,7 @@ class Sized(Proposer):
         order = np.argsort(-chances, kind="stable")  # of equal chances the parent first
         tokens = 1.0 + surface.others_tokens + np.concatenate([[0.0], chances[order].cumsum()])
         gains = tokens - surface.rate * (surface.seconds[: len(tokens)] - surface.seconds[0])
-        rates = tokens / (surface.seconds[: len(tokens)] + self._draft_s)
+        rates = tokens / (surface.seconds[: len(tokens)] + self._meter.draft_s)
         best = int(rates.argmax()) if gains.max() > gains[0] else 0
         return proposal.only(np.sort(order[:best]).astype(np.int32) + 1)
 
