@@ -78,9 +78,9 @@ class Proposer(Protocol):
     name: str
 
     @property
-    def never_drafts(self) -> bool:
-        """True once every further proposal is a bare root, whatever the text: plain steps need not be proposed."""
-        return False
+    def num_plain(self) -> int:
+        """Return how many proposals, the last one included, are bare roots whatever the text: none need be made."""
+        return 0
 
     @property
     def options(self) -> StepOptions:

@@ -27,8 +27,8 @@ REFRESH = 16
 #: The line through all groups is worth so many measurements; those of a group are worth half after so many steps.
 LINE_WEIGHT = 2.0
 HALF_LIFE = 256
-#: At least one of so many steps is a plain one.
-PLAIN = 64
+#: After so many steps without a measured pause, plain steps are measured again.
+PLAIN = 128
 
 
 class Mean(NamedTuple):
@@ -87,6 +87,7 @@ class StepCosts:
         self.clock = clock
         self._groups: dict[int, Group] = {}
         self._rows = self._tokens = self._others = Mean()  # of one request; other requests in a pass
+        self._plain = Mean()
         self._num_measured = self._plain_at = 0
         self._surface: Surface | None = None
         self._lock = threading.Lock()
@@ -103,18 +104,24 @@ class StepCosts:
             group = bisect_left(GROUPS, all_rows)
             self._num_measured += 1
             self._groups[group] = self._groups.get(group, Group()).of(all_rows, seconds, self._num_measured)
-            if num_rows == 1:
-                self._plain_at = self._num_measured
             if self._num_measured < REFRESH or self._num_measured % REFRESH == 0:
                 self._surface = None
 
-    def surface(self) -> Surface | None:
-        """Return the costs for 1…MAX_NODES + 1 rows, interpolated; None if the next step should be a plain one.
-
-        It should be if none of the last PLAIN steps was: without its cost nobody knows what drafts gain.
-        """
+    def observe_plain(self, num_in_pass: int, seconds: float) -> None:
+        """Learn from plain steps that were made without drafting in between, which may be quicker than single ones."""
+        self.observe(1, num_in_pass, 1, seconds)
         with self._lock:
-            if not self._plain_at or self._num_measured - self._plain_at >= PLAIN:
+            self._plain, self._plain_at = self._plain.of(seconds), self._num_measured
+
+    @property
+    def wants_plain(self) -> bool:
+        """True if plain steps should be measured: without their cost nobody knows what drafts gain."""
+        return not self._plain_at or self._num_measured - self._plain_at >= PLAIN
+
+    def surface(self) -> Surface | None:
+        """Return the costs for 1…MAX_NODES + 1 rows, interpolated; None before plain steps have been measured."""
+        with self._lock:
+            if not self._plain_at:
                 return None
             if self._surface is None:
                 self._surface = self._computed()
@@ -131,7 +138,9 @@ class StepCosts:
         costs = np.interp(rows, sizes, points_s)
         costs += UNKNOWN_ROW * points_s[0] / sizes[0] * np.maximum(rows - sizes[-1], 0.0)
         seconds = np.maximum.accumulate(costs)
-        return surface_of(seconds[1:], others * self._tokens.value, (1.0 + others) / float(seconds[0]))
+        others_tokens = others * self._tokens.value
+        plain_rate = max((1.0 + others) / float(seconds[0]), (1.0 + others_tokens) / self._plain.value)
+        return surface_of(seconds[1:], others_tokens, plain_rate)
 
 
 def smoothed(rows: FloatArray, seconds: FloatArray, weights: FloatArray) -> FloatArray:

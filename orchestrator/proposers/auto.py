@@ -49,6 +49,11 @@ class Auto(Proposer):
         self._meter = Meter(dependencies.step_costs)
         self._node_s = 0.0
 
+    @property
+    def num_plain(self) -> int:
+        """Return how many proposals are bare roots: while drafts pause, that is known beforehand."""
+        return self._meter.num_plain
+
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the best tree, or a bare root."""
         proposal = Proposal.empty()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,9 +39,9 @@ class Guarded(Proposer):
         self._failed = False
 
     @property
-    def never_drafts(self) -> bool:
-        """True for a proposer that never drafts, and for one that has failed."""
-        return self._failed or self._proposer.never_drafts
+    def num_plain(self) -> int:
+        """Return how many proposals are bare roots; all of a proposer that has failed."""
+        return sys.maxsize if self._failed else self._proposer.num_plain
 
     @property
     def options(self) -> StepOptions:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from orchestrator.core.step_costs import StepCosts, Surface
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance
@@ -9,12 +11,14 @@ from orchestrator.core.types import Acceptance
 #: The part of a request's time that drafts may lose against plain decoding before they pause.
 LOSS = 0.01
 #: Plain steps that may be lost before the first pause; so many gained make the next pause a first one again.
-GRACE_STEPS = 4
+GRACE_STEPS = 3
 #: Most plain steps of gain that are set off against later losses.
 CREDIT_STEPS = 256
 #: Steps of the first pause; each further one is twice as long.
-FIRST_PAUSE = 32
+FIRST_PAUSE = 16
 LONGEST_PAUSE = 1024
+#: Steps of a pause in which plain decoding is measured.
+MEASURED_STEPS = 4
 
 
 class Ledger:
@@ -30,13 +34,20 @@ class Ledger:
         self._next_pause = FIRST_PAUSE
 
     @property
-    def is_pausing(self) -> bool:
-        """True while drafts pause."""
-        return self._pause > 0
+    def pause(self) -> int:
+        """Steps for which drafts still pause."""
+        return self._pause
+
+    def begin_pause(self, num_steps: int) -> None:
+        """Begin a pause that is no consequence of a loss."""
+        self._pause = num_steps
+
+    def rest(self) -> None:
+        """Enter a step of a pause, which was a plain one."""
+        self._pause -= 1
 
     def observe(self, num_tokens: int, step_s: float, plain_s: float) -> None:
         """Enter a step that took step_s, drafting included. plain_s: what a plain step would have taken."""
-        self._pause = max(self._pause - 1, 0)
         self._balance_s = min(self._balance_s + num_tokens * plain_s - step_s, CREDIT_STEPS * plain_s)
         self._elapsed_s += step_s
         if self._balance_s > GRACE_STEPS * plain_s:
@@ -44,6 +55,14 @@ class Ledger:
         elif self._balance_s < -LOSS * self._elapsed_s - GRACE_STEPS * plain_s:
             self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, LONGEST_PAUSE)
             self._balance_s = 0.0
+
+
+class Rest(NamedTuple):
+    """The steps of a pause so far: when it began, how many they are, and how long they waited for other passes."""
+
+    began_s: float = 0.0
+    num_steps: int = 0
+    queue_us: int = 0
 
 
 class Meter:
@@ -58,15 +77,25 @@ class Meter:
         self.draft_s = 0.0
         self._costs, self._ledger = costs, Ledger()
         self._began_s = self._sent_s = 0.0
+        self._rest = Rest()
 
     def begin(self) -> Surface | None:
         """Note that a proposal begins; return what rows cost, None if the step should be a plain one."""
         self._began_s = self._costs.clock()
+        if not (self.is_first or self._ledger.pause) and self._costs.wants_plain:
+            self._ledger.begin_pause(MEASURED_STEPS)
+        if self._ledger.pause and not self._rest.num_steps:
+            self._rest = Rest(self._began_s)
         return self.surface()
 
     def surface(self) -> Surface | None:
         """Return what rows cost, None if the next step should be a plain one."""
-        return None if self._ledger.is_pausing else self._costs.surface()
+        return None if self._ledger.pause else self._costs.surface()
+
+    @property
+    def num_plain(self) -> int:
+        """Return how many steps are certain to be plain ones, the next one included."""
+        return self._ledger.pause
 
     def sent(self) -> None:
         """Note that the proposal is made."""
@@ -78,8 +107,24 @@ class Meter:
         if self.is_first:
             self.is_first = False
             return
+        if self._ledger.pause:
+            self._note_rest(acceptance)
+            return
         num_rows, step_s = tree.num_nodes + 1, self._costs.clock() - self._sent_s - 1e-6 * acceptance.queue_us
         self._costs.observe(num_rows, acceptance.num_in_pass, acceptance.num_tokens, step_s)
         if surface := self._costs.surface():
-            step_s = float(surface.seconds[num_rows - 1]) + self.draft_s
-            self._ledger.observe(acceptance.num_tokens, step_s, float(surface.seconds[0]))
+            step_s, plain_s = (
+                float(surface.seconds[num_rows - 1]) + self.draft_s,
+                (1.0 + surface.others_tokens) / surface.rate,
+            )
+            self._ledger.observe(acceptance.num_tokens, step_s, plain_s)
+
+    def _note_rest(self, acceptance: Acceptance) -> None:
+        """Note a step of a pause; they may be made several at a time, so only their sum is measured."""
+        began_s, num_steps, queue_us = self._rest
+        self._rest = Rest(began_s, num_steps + 1, queue_us + acceptance.queue_us)
+        self._ledger.rest()
+        if not self._ledger.pause:
+            rest_s = self._costs.clock() - began_s - 1e-6 * self._rest.queue_us
+            self._costs.observe_plain(acceptance.num_in_pass, rest_s / self._rest.num_steps)
+            self._rest = Rest()

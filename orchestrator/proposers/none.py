@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
@@ -11,7 +13,7 @@ class NoProposer(Proposer):
     """Always proposes the bare root."""
 
     name = "none"
-    never_drafts = True
+    num_plain = sys.maxsize
 
     def __init__(self, *_: object) -> None:
         """Takes the parameters and dependencies of every proposer, and ignores them."""

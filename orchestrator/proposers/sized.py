@@ -45,6 +45,11 @@ class Sized(Proposer):
         self._level_s, self._level_rows = 0.0, 1.0
 
     @property
+    def num_plain(self) -> int:
+        """Return how many proposals are bare roots: while drafts pause, that is known beforehand."""
+        return self._meter.num_plain
+
+    @property
     def options(self) -> StepOptions:
         """What the proposer needs from the step."""
         return self._proposer.options

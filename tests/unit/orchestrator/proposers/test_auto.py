@@ -255,9 +255,11 @@ def test_a_requests_odds_correct_what_the_deployment_expects() -> None:
 def test_a_ledger_in_debt_pauses_and_pauses_longer_the_next_time() -> None:
     ledger, pauses = Ledger(), []
     for _ in range(400):
-        was = ledger.is_pausing
-        ledger.observe(1, 1.0 if was else 2.0, 1.0)
-        pauses.append(ledger.is_pausing)
+        if ledger.pause:
+            ledger.rest()
+        else:
+            ledger.observe(1, 2.0, 1.0)
+        pauses.append(ledger.pause)
     lengths = [len(part) for part in "".join("x" if p else " " for p in pauses).split()]
     assert len(lengths) >= 3
     assert lengths[1] > lengths[0]
@@ -268,7 +270,7 @@ def test_costs_are_interpolated_between_what_was_measured_and_never_fall() -> No
     costs = StepCosts(Clock())
     assert costs.surface() is None
     for _ in range(400):
-        costs.observe(1, 1, 1, 1.0)
+        costs.observe_plain(1, 1.0)
         costs.observe(5, 1, 1, 3.0)
         costs.observe(9, 1, 1, 2.0)
     surface = costs.surface()
@@ -281,10 +283,10 @@ def test_costs_are_interpolated_between_what_was_measured_and_never_fall() -> No
 def test_a_step_that_was_held_up_hardly_changes_its_cost() -> None:
     costs = StepCosts(Clock())
     for _ in range(40):
-        costs.observe(1, 1, 1, 1.0)
+        costs.observe_plain(1, 1.0)
     costs.observe(1, 1, 1, 500.0)
     for _ in range(16):
-        costs.observe(1, 1, 1, 1.0)
+        costs.observe_plain(1, 1.0)
     surface = costs.surface()
     assert surface
     assert surface.seconds[0] < 1.12
@@ -293,12 +295,12 @@ def test_a_step_that_was_held_up_hardly_changes_its_cost() -> None:
 def test_a_size_that_was_slow_once_becomes_cheaper_until_it_is_tried_again() -> None:
     costs, seen = StepCosts(Clock()), []
     for _ in range(40):
-        costs.observe(1, 1, 1, 1.0)
+        costs.observe_plain(1, 1.0)
         costs.observe(16, 1, 1, 2.0)
     costs.observe(8, 1, 1, 6.0)
     for _ in range(12):
         for _ in range(50):
-            costs.observe(1, 1, 1, 1.0)
+            costs.observe_plain(1, 1.0)
             costs.observe(16, 1, 1, 2.0)
         surface = costs.surface()
         assert surface
@@ -307,24 +309,37 @@ def test_a_size_that_was_slow_once_becomes_cheaper_until_it_is_tried_again() -> 
     assert seen[-1] < 2.1
 
 
-def test_without_a_plain_step_among_the_last_ones_the_next_one_is_plain() -> None:
+def test_plain_steps_are_measured_first_and_then_now_and_again() -> None:
     costs = StepCosts(Clock())
     costs.observe(4, 1, 1, 1.0)
     assert costs.surface() is None
-    costs.observe(1, 1, 1, 1.0)
+    assert costs.wants_plain
+    costs.observe_plain(1, 1.0)
     assert costs.surface()
+    assert not costs.wants_plain
     for _ in range(PLAIN):
         costs.observe(4, 1, 1, 1.0)
-    assert costs.surface() is None
+    assert costs.wants_plain
+
+
+def test_drafts_are_measured_against_plain_steps_that_are_made_together() -> None:
+    costs = StepCosts(Clock())
+    for _ in range(40):
+        costs.observe_plain(1, 1.0)
+        costs.observe(1, 1, 1, 1.4)
+    surface = costs.surface()
+    assert surface
+    assert surface.rate == pytest.approx(1.0)
+    assert surface.seconds[0] > 1.1
 
 
 def test_requests_that_draft_under_load_are_measured_against_a_batch_of_plain_ones() -> None:
     costs = StepCosts(Clock())
     for _ in range(40):
-        costs.observe(1, 16, 1, 2.0)
+        costs.observe_plain(16, 2.0)
     for _ in range(200):
         costs.observe(4, 16, 2, 8.0)
-    costs.observe(1, 16, 1, 2.0)
+    costs.observe_plain(16, 2.0)
     surface = costs.surface()
     assert surface
     assert surface.rate > 6.0

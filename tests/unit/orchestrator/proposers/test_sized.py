@@ -16,6 +16,7 @@ from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance
 from orchestrator.proposers.estimates import AcceptanceEstimates
+from orchestrator.proposers.ledger import FIRST_PAUSE, Meter
 from orchestrator.proposers.registry import select_method
 from orchestrator.proposers.sized import PROBE, Sized
 from orchestrator.sampling.accept import accept_coupled
@@ -144,3 +145,42 @@ def test_auto_as_a_size_means_adaptive(key: str) -> None:
 def test_what_cannot_be_adaptive_is_refused(method: str, config: str, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         select_method(method, config, frozenset(), {})
+
+
+def test_the_wait_for_passes_of_others_is_not_the_cost_of_a_step() -> None:
+    clock = Clock()
+    costs = StepCosts(clock)
+    costs.observe_plain(1, 1.0)
+    meter = Meter(costs)
+    for _ in range(20):
+        meter.begin()
+        meter.sent()
+        clock.now_s += 3.0
+        meter.answered(TokenTree.bare(), Acceptance((), 1, queue_us=2_000_000))
+    surface = costs.surface()
+    assert surface
+    assert surface.seconds[0] == pytest.approx(1.0)
+
+
+def test_a_pause_says_beforehand_how_many_steps_are_plain_and_they_may_be_made_together() -> None:
+    clock = Clock()
+    costs = StepCosts(clock)
+    costs.observe_plain(1, 1.0)
+    meter, drafted = Meter(costs), TokenTree.chain([1, 2, 3])
+    for number in range(100):
+        meter.begin()
+        meter.sent()
+        clock.now_s += 4.0 if number % 3 else 1.0
+        meter.answered(drafted if number % 3 else TokenTree.bare(), Acceptance((), 1))
+        if meter.num_plain:
+            break
+    num_plain = meter.num_plain
+    assert num_plain == FIRST_PAUSE
+    assert meter.begin() is None
+    clock.now_s += 0.5 * num_plain
+    for _ in range(num_plain):
+        meter.answered(TokenTree.bare(), Acceptance((), 1))
+    assert meter.num_plain == 0
+    surface = meter.begin()
+    assert surface
+    assert 1.0 < surface.rate <= 2.0
