@@ -230,8 +230,7 @@ def fail_over(
             until(lambda goal=goal: readers.num_tokens >= goal or readers.faults, f"{TOKENS_BETWEEN} tokens", LIMIT_S)
             num_met.append(readers.num_running)
             WAYS[way](servers[number % len(servers)])
-            ready = dict.fromkeys((server.grpc_url for server in servers), True)
-            until(lambda ready=ready: gateway.get("/ready").json()["replicas"] == ready, "all replicas", LIMIT_S)
+            until(lambda: gateway.get("/ready").json()["num_usable"] == len(servers), "all replicas", LIMIT_S)
             say(f"{time.monotonic() - began_s:.0f} s: {way} {number % len(servers)} is back; {dict(readers.outcomes)}")
     finally:
         readers.stop()
