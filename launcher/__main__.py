@@ -20,6 +20,8 @@ environment:
   HOST                               the address to listen on (127.0.0.1)
   LOG_LEVEL                          error, warning, info or verbose (warning)
   READY_LIMIT_S                      seconds until all models must be ready (180); large engines take minutes
+  HANG_LIMIT_S                       seconds that a model's process may be silent before it is replaced (20); longer
+                                     than the longest pass of a large model on a slow machine
   STOP_LIMIT_S                       seconds that running requests get when the server is stopped (10);
                                      a second signal does not wait for them
   TRITON_ROOT                        a Triton installation (/opt/tritonserver, else the wheel)
@@ -44,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ports=settings.ports(),
             host=settings.host,
             ready_limit_s=settings.ready_limit_s,
+            hang_limit_s=settings.hang_limit_s,
             stop_limit_s=settings.stop_limit_s,
             log_level=settings.log_level,
         )

@@ -53,6 +53,7 @@ class Server:
         host: the address to listen on.
         env: joins, and overrides, the process environment (`SERVING_<KEY>` included).
         ready_limit_s: how long loading may take.
+        hang_limit_s: how long a model's process may be silent before it is killed and started again.
         stop_limit_s: how long `finish_requests` waits; Triton gets no more to end, and at most 5 s.
         log_level: error, warning, info or verbose.
         say: takes the launcher's own lines.
@@ -67,6 +68,7 @@ class Server:
         host: str = DEFAULTS.host,
         env: Mapping[str, str] | None = None,
         ready_limit_s: float = DEFAULTS.ready_limit_s,
+        hang_limit_s: float = DEFAULTS.hang_limit_s,
         stop_limit_s: int = DEFAULTS.stop_limit_s,
         log_level: str = DEFAULTS.log_level,
         say: Callable[[str], None] = _print_error,
@@ -81,6 +83,7 @@ class Server:
         self.stop_requested = self._stop_at_once = False
         self._environ = {**os.environ, **(env or {})}
         self._ready_limit_s, self._stop_limit_s = ready_limit_s, stop_limit_s
+        self._hang_limit_s = hang_limit_s
         self._log_level, self._say = log_level, say
         self._work: WorkFolder | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -131,7 +134,15 @@ class Server:
         # Only a Python model has a process of its own, which may die.
         folders = self._repositories(self._work)
         python_models = [name for name in self.models if any(any((at / name).glob("*/model.py")) for at in folders)]
-        self._watch = Watch(server.pid, python_models, self._admin, say=self._say, load_limit_s=self._ready_limit_s)
+        self._watch = Watch(
+            server.pid,
+            python_models,
+            self._admin,
+            say=self._say,
+            load_limit_s=self._ready_limit_s,
+            heartbeats=self._work.path / _PLACES,
+            hang_limit_s=self._hang_limit_s,
+        )
         self._watch.start()
 
     def wait(self) -> str | None:
@@ -156,8 +167,11 @@ class Server:
 
     def why_not_live(self) -> str | None:
         """Return in one line why the server must be restarted; while its models are loaded, only if it has ended."""
-        failure = self.failure()
-        return failure or (None if self._watch is None or self._admin.is_live() else "Triton does not answer over HTTP")
+        if (failure := self.failure()) or self._watch is None:
+            return failure
+        if not self._watch.is_alive():
+            return "nothing watches over the models' processes any more"
+        return None if self._admin.is_live() else "Triton does not answer over HTTP"
 
     def why_not_ready(self) -> str | None:
         """Return in one line why the server takes no requests now, None when it takes them."""
@@ -165,6 +179,8 @@ class Server:
             return "the server's models are being loaded"
         if dead := self._watch.dead_models():
             return f"no process runs the model {', '.join(sorted(dead))}"
+        if silent := self._watch.silent_models():
+            return ", ".join(f"model {model} has been silent for {since_s:g} s" for model, since_s in silent.items())
         if self.drain.is_requested:
             return "the server is draining"
         return None if self._admin.is_ready() else "Triton does not say that it is ready"

@@ -75,6 +75,8 @@ class Settings(Declaration):
     log_level: str = "warning"
     #: from the start until all models are ready, and for each model that is reloaded
     ready_limit_s: int = _seconds(180)
+    #: how long a model's process may be silent before it is killed and started again
+    hang_limit_s: int = _seconds(20)
     #: for the requests that run when the server is stopped
     stop_limit_s: int = _seconds(10)
 

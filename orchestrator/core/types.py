@@ -231,6 +231,7 @@ class EngineStatus:
     num_passes: int
     num_calls: int
     pass_s: float = 0.0
+    num_preempted: int = 0
 
 
 @dataclass

@@ -59,6 +59,12 @@ class GenerationRequest:
     first_sequence: int = 0
 
     @property
+    def max_len(self) -> int:
+        """Most tokens that a sequence may need KV slots for: prompt, output, and the drafts of a step."""
+        drafts = 0 if self.plan.method == "none" else self.limits.max_nodes
+        return len(self.prompt) + self.limits.max_tokens + drafts
+
+    @property
     def run(self) -> RunOptions:
         """What the target's engine needs to make the steps of this request in a run."""
         stop, plan = self.stop, self.plan

@@ -43,10 +43,11 @@ GRACE_S = 10.0
 class BlsTargetClient:
     """Calls the Triton model `target` for one request; implements `orchestrator.core.types.Target`.
 
-    deadline_s: when the request is due, by time.monotonic().
+    deadline_s: when the request is due, by time.monotonic(). max_len: most tokens of its context, drafts included.
     """
 
-    def __init__(self, cache_salt: str, deadline_s: float) -> None:
+    def __init__(self, cache_salt: str, deadline_s: float, max_len: int = 0) -> None:
+        self._max_len = max_len
         self._sequence_id = new_sequence_id()
         self._cache_salt = cache_salt
         self._deadline_s = deadline_s
@@ -62,9 +63,9 @@ class BlsTargetClient:
     ) -> Acceptance:
         """Run one step; raises the target's error when neither resending nor waiting helps.
 
-        If the target lost the sequence, the whole context is sent, once. If its KV pool is full, a new request fails,
-        and a running one waits for blocks until its deadline. If its process died, the client waits for the new
-        process and sends the whole context, so that the text goes on where it was.
+        If the target lost the sequence, the whole context is sent, once. The target waits for KV blocks by itself. If
+        it cannot take the step now, a new request fails, and a running one tries again until its deadline. If its
+        process died, the client waits for the new one and sends the whole context, so that the text goes on.
         """
         request = partial(self._request, context, tree, sampling, options, q if sampling.rule.uses_q else ())
         return self._persist(context, lambda: unpack_acceptance(self._call(context, pack_step(request())), tree))
@@ -120,7 +121,7 @@ class BlsTargetClient:
         run: RunOptions | None = None,
     ) -> StepRequest:
         delta = delta_of(context, self._num_sent, self._sequence_id, self._cache_salt)
-        return StepRequest(delta, tree, sampling, options, self._left_ms(), q, run)
+        return StepRequest(delta, tree, sampling, options, self._left_ms(), q, run, self._max_len)
 
     def _call(self, context: Context, tensors: Tensors) -> Tensors:
         answer = pb.call(TARGET, tensors, self._left_ms() / 1000 + GRACE_S)

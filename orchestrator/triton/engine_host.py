@@ -15,6 +15,7 @@ from orchestrator.core.errors import EngineError, ServingError
 from orchestrator.core.types import DraftCounts, EngineStatus
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.deployment.config import ServingConfig, load_config
+from orchestrator.deployment.heartbeat import Heartbeat
 from orchestrator.triton import pb
 from orchestrator.triton.metrics import DRAFT_FAMILIES, ENGINE_FAMILIES, Port, draft_values, engine_values, info_values
 from orchestrator.wire.context import released_sequence
@@ -95,6 +96,7 @@ class EngineHost(Generic[Request]):
             (drafter, Port(ENGINE_FAMILIES, model=name), Port(DRAFT_FAMILIES, model=model, drafter=name))
             for name, drafter in drafters.items()
         ]
+        self._heartbeat = Heartbeat.from_environment()
         engine.watch(self._show)
         engine.on_broken(_end_process)
 
@@ -116,6 +118,8 @@ class EngineHost(Generic[Request]):
         self._engine.close()
 
     def _show(self, status: EngineStatus) -> None:
+        if self._heartbeat:  # this is the engine's thread, which works therefore
+            self._heartbeat.beat()
         self._port.show(engine_values(status))
         for drafter, port, calls in self._drafters:
             port.show(engine_values(drafter.status()))

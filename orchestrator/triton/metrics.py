@@ -95,6 +95,7 @@ ENGINE_FAMILIES = (
     Family("spec_passes_total", "counter", "Forward passes"),
     Family("spec_pass_requests_total", "counter", "Requests in these passes; divided by the passes: occupancy"),
     Family("spec_pass_seconds_total", "counter", "Time of these passes"),
+    Family("spec_preemptions_total", "counter", "Sequences that gave their KV blocks to older ones, to go on later"),
 )
 
 
@@ -152,6 +153,7 @@ def engine_values(status: EngineStatus) -> Values:
         Key("spec_passes_total"): status.num_passes,
         Key("spec_pass_requests_total"): status.num_calls,
         Key("spec_pass_seconds_total"): status.pass_s,
+        Key("spec_preemptions_total"): status.num_preempted,
     }
 
 

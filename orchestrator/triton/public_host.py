@@ -20,6 +20,7 @@ from orchestrator.deployment.capabilities import capabilities_of
 from orchestrator.deployment.config import PLACES_FOLDER, load_config
 from orchestrator.deployment.drain import Drain
 from orchestrator.deployment.engine_manifest import served_checkpoint
+from orchestrator.deployment.heartbeat import Heartbeat
 from orchestrator.generation.loop import SequenceState, StepByStep, Steps, StepsOfRun, generate
 from orchestrator.generation.responses import ResponseMerger, Responses, Send
 from orchestrator.generation.text import FinishReason
@@ -77,6 +78,8 @@ class PublicHost:
         }
         self._metrics = RequestMetrics(args["model_name"], self._gauges)
         self._traces = Traces.from_environment(args["model_name"])
+        if heartbeat := Heartbeat.from_environment():
+            heartbeat.start()
         request = self._builder.build(RequestInputs(input_ids=(0,)))
         try:
             if not (config.has_runs and request.plan.drafter):  # the target's process has the drafter
@@ -252,7 +255,7 @@ class GenerationHandler:
     def _generate(self, request: GenerationRequest, index: int, send: Send) -> list[int]:
         """Run the loop to its end; return the output if it is worth remembering, else nothing."""
         sequence = request.sequence(index, self.builder.checkpoint.tokenizer)
-        target = BlsTargetClient(request.cache_salt, self.deadline_s)
+        target = BlsTargetClient(request.cache_salt, self.deadline_s, request.max_len)
         steps = self.steps(request, sequence, target)
         responses = Responses(request, sequence, send)
         try:

@@ -42,6 +42,7 @@ class StepRequest:
     deadline_ms: how long the engine may take, counted from when it receives the call.
     q: what each node of the tree was sampled from; empty for deterministic drafts.
     run: begins a run of steps, for which the engine drafts by itself; the tree is bare.
+    max_len: most tokens that the sequence will ever need slots for, drafts included; 0 = not known.
     """
 
     delta: Delta
@@ -51,6 +52,7 @@ class StepRequest:
     deadline_ms: int
     q: tuple[Distribution, ...] = ()
     run: RunOptions | None = None
+    max_len: int = 0
 
 
 def pack_step(request: StepRequest) -> Tensors:
@@ -61,6 +63,7 @@ def pack_step(request: StepRequest) -> Tensors:
         | pack_sampling(request.sampling)
         | _pack_options(request.options)
         | pack_scalars(deadline_ms=request.deadline_ms)
+        | pack_nonzero(max_len=request.max_len)
         | pack_run(request.run)
     )
 
@@ -77,6 +80,7 @@ def unpack_step(tensors: Incoming, vocab_size: int, max_nodes: int) -> StepReque
         scalar(tensors, "deadline_ms"),
         q,
         unpack_run(tensors),
+        scalar(tensors, "max_len", 0),
     )
 
 

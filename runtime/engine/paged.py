@@ -72,11 +72,15 @@ class PagedModel:
         pool = BlockPool(self.cache.num_blocks, self.cache.block_tokens)
         self.sequences = SequenceTable(pool, model.max_positions, share)
 
-    def open(self, call: EngineCall, num_drafts: int, max_depth: int) -> None:
-        """Give a call its sequence, with slots for its drafts; raises ServingError when that is impossible."""
+    def check_ids(self, call: EngineCall) -> None:
+        """Raise RequestError for a context that the model cannot read."""
         ids = call.delta.context_ids
         if len(ids) and (ids.min() < 0 or ids.max() >= self.model.vocab_size):
             raise RequestError(f"context_ids has an id outside 0..{self.model.vocab_size - 1}")
+
+    def open(self, call: EngineCall, num_drafts: int, max_depth: int) -> None:
+        """Give a call its sequence, with slots for its drafts; raises ServingError when that is impossible."""
+        self.check_ids(call)
         call.sequence = self.sequences.open(call.delta, num_drafts, max_depth)
 
     def plan(self, calls: list[EngineCall[Request]]) -> list[tuple[EngineCall[Request], Segment]]:
@@ -153,16 +157,20 @@ class PagedEngine(Generic[Request]):
 
     def advance(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
         """Run one pass, or several of PlainSteps; answer the calls that are complete, and return the others."""
+        self._open_all(calls)
+        planned = self.paged.plan([call for call in calls if call.sequence and not call.answered])
+        if planned:
+            self._run(planned)
+        return [call for call in calls if not call.answered]
+
+    def _open_all(self, calls: list[EngineCall[Request]]) -> None:
+        """Open the sequences of the calls that have none yet; answer those for which that is impossible."""
         for call in calls:
             if call.sequence is None:
                 try:
                     self._open(call)
                 except ServingError as error:
                     call.reply(error)
-        planned = self.paged.plan([call for call in calls if not call.answered])
-        if planned:
-            self._run(planned)
-        return [call for call in calls if not call.answered]
 
     def _open(self, call: EngineCall[Request]) -> None:
         """Open the sequence of a new call, or answer the call."""

@@ -48,6 +48,7 @@ class Passes(Generic[Request]):
             num_passes=self.progress.num_passes,
             num_calls=self.progress.num_calls,
             pass_s=self.pass_s,
+            num_preempted=sequences.num_preempted,
         )
 
     def _advance(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:

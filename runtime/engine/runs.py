@@ -106,11 +106,14 @@ class Run:
         proposal, options = self._next
         first, context = self._request.delta, self._drafting.context
         delta, sampling = delta_of(context, start, first.sequence_id, first.cache_salt), self._request.sampling
-        request = StepRequest(delta, proposal.tree, sampling, options, 0, proposal.q if sampling.rule.uses_q else ())
+        q, max_len = proposal.q if sampling.rule.uses_q else (), self._request.max_len
+        request = StepRequest(delta, proposal.tree, sampling, options, 0, q, None, max_len)
         if start and (num_plain := self._drafting.proposer.num_plain) and options == StepOptions():
             tokens_left = self._options.limits.budget(context).max_depth + 1
             max_steps = min(tokens_left, MAX_AHEAD - len(self._ready), num_plain)
-            request = PlainSteps(delta, proposal.tree, sampling, options, 0, (), None, max_steps, self._hold_s())
+            request = PlainSteps(
+                delta, proposal.tree, sampling, options, 0, (), None, max_len, max_steps, self._hold_s()
+            )
         self._is_busy, self._called_s = True, time.monotonic()
         self._engine.submit(request, self.deadline_s, partial(self._answered, proposal))
 

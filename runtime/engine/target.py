@@ -16,11 +16,13 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import MAX_FEATURE_ROWS, Acceptance, StepOptions
 from orchestrator.native.sampling import requests_of, sampler
 from orchestrator.sampling.accept import AcceptedPath
+from orchestrator.sampling.grammar import Grammars
 from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall, PlainSteps
-from runtime.engine.paged import PagedEngine
+from runtime.engine.paged import PagedEngine, PagedModel
 from runtime.engine.verify import VerifyInput, VerifyResult, verify
 from runtime.kv.batch import Segment
+from runtime.kv.pressure import BlockPressure
 from runtime.kv.sequences import CachedSequence
 from runtime.native.decoding import Decoding
 from runtime.native.model import NativeModel
@@ -30,6 +32,8 @@ StepCall = EngineCall[StepRequest]
 
 #: Most plain steps of one call into native code.
 MAX_STEPS = 64
+#: How long the engine pauses while every call waits for blocks.
+BLOCKS_POLL_S = 0.002
 
 
 class TargetEngine(PagedEngine[StepRequest]):
@@ -39,9 +43,38 @@ class TargetEngine(PagedEngine[StepRequest]):
     torch up to rounding.
     """
 
+    def __init__(self, paged: PagedModel, grammars: Grammars | None = None) -> None:
+        super().__init__(paged, grammars)
+        self.pressure = BlockPressure(paged.sequences, self._on_preempt)
+        self._calls: list[StepCall] = []
+
+    def advance(self, calls: list[StepCall]) -> list[StepCall]:
+        """Run one pass, answer the calls that are complete, and return the others, those that wait for blocks too."""
+        self._calls = calls
+        left = super().advance(calls)
+        if len(left) == len(calls) and not any(call.sequence for call in left):
+            time.sleep(BLOCKS_POLL_S)  # nothing was computed: blocks come free when other sequences call or end
+        return left
+
+    def _open_all(self, calls: list[StepCall]) -> None:
+        # The oldest first, so that none begins while an older one waits for blocks.
+        self._others_wait = False
+        number = self.sequences.number_of
+        super()._open_all(sorted(calls, key=lambda call: (number(call.sequence_id), call.arrived_s)))
+
     def _open(self, call: StepCall) -> None:
         tree = call.request.tree
-        self.paged.open(call, tree.num_nodes, int(tree.depths.max()))
+        self.paged.check_ids(call)
+        self.sequences.check_capacity(call.request.max_len)
+        depth = int(tree.depths.max())
+        call.sequence = self.pressure.open(call.delta, tree.num_nodes, depth, self._others_wait)
+        self._others_wait |= call.sequence is None
+
+    def _on_preempt(self, sequence: CachedSequence) -> None:
+        """Let the call of a sequence that has lost its blocks wait for others."""
+        for call in self._calls:
+            if call.sequence is sequence:
+                call.sequence = None
 
     def _run(self, planned: list[tuple[StepCall, Segment]]) -> None:
         began_s = time.monotonic()

@@ -60,6 +60,11 @@ class BlockPool:
         """Blocks that a sequence holds."""
         return self.num_blocks - self.num_free - self.num_cached
 
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be allocated now."""
+        return self.num_free + self.num_cached
+
     def find(self, key: BlockKey) -> int | None:
         """Hold and return the block with this content, or return None; the ids are compared in case digests collide."""
         block = self._blocks.get(key.digest)
@@ -73,7 +78,7 @@ class BlockPool:
 
         Attention reads a run without a copy. Raises Unavailable when too few blocks are free or cached.
         """
-        available = self.num_free + self.num_cached
+        available = self.num_available
         if count > available:
             raise Unavailable(
                 f"KV pool full: {count} blocks needed, {available} of {self.num_blocks} available "

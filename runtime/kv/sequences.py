@@ -14,14 +14,15 @@ from runtime.sampling.logits_processors import LogitsProcessors
 class CachedSequence:
     """One request's tokens in the KV cache.
 
-    num_cached: tokens whose blocks were found in the pool when the sequence began.
+    number: sequences are numbered as they come. num_cached: tokens whose blocks were found in the pool when the
+    sequence began.
     missing_rows: indices below num_computed whose KV rows were not computed.
     Invariant: the other KV rows of ids[:num_computed] are in slots 0 … num_computed − 1 of `blocks`; full blocks before
     the first missing row are published under their content.
     """
 
-    def __init__(self, sequence_id: int, pool: BlockPool, cache_salt: str) -> None:
-        self.sequence_id = sequence_id
+    def __init__(self, sequence_id: int, pool: BlockPool, cache_salt: str, number: int = 0) -> None:
+        self.sequence_id, self.number = sequence_id, number
         self.context = Context([])
         self.num_computed = 0
         self.num_cached = 0
@@ -63,7 +64,7 @@ class CachedSequence:
             self.num_computed = num_kept * self._pool.block_tokens
 
     def adopt(self) -> None:
-        """Hold the published blocks that match the first tokens of this new sequence."""
+        """Hold the published blocks that match the first tokens of this sequence, which holds none."""
         size = self._pool.block_tokens
         for start in range(0, len(self.context) - size, size):
             key = self._keys[-1].child(self.ids[start : start + size])
@@ -72,12 +73,11 @@ class CachedSequence:
                 break
             self._keys.append(key)
             self.blocks.append(block)
-        self.num_computed = self.num_cached = len(self.blocks) * size
+        self.num_computed = len(self.blocks) * size
 
     def reserve(self, num_slots: int) -> None:
         """Hold blocks for `num_slots` slots in total; raises Unavailable when the pool is full."""
-        missing = -(-num_slots // self._pool.block_tokens) - len(self.blocks)
-        if missing > 0:
+        if missing := self.num_missing_blocks(num_slots):
             last = self.blocks[-1] if self.blocks else None
             self.blocks += self._pool.allocate(missing, last)
 
@@ -95,6 +95,17 @@ class CachedSequence:
             key = self._keys[-1].child(self.ids[index * size : (index + 1) * size])
             self._keys.append(key)
             self._pool.publish(self.blocks[index], key)
+
+    def preempt(self) -> None:
+        """Give all blocks back to the pool, full ones published, and forget what was computed; the tokens stay."""
+        self.publish(len(self.ids))
+        self.release()
+        self.num_computed, self.missing_rows = 0, range(0)
+        del self._keys[1:]
+
+    def num_missing_blocks(self, num_slots: int) -> int:
+        """Return how many blocks are lacking for `num_slots` slots in total."""
+        return max(-(-num_slots // self._pool.block_tokens) - len(self.blocks), 0)
 
     def release(self) -> None:
         """Give all blocks back to the pool."""
@@ -115,7 +126,8 @@ class CachedSequence:
 class SequenceTable:
     """The live sequences of one engine; those without a step for `idle_s` lose their blocks.
 
-    share: a new sequence may begin with blocks that other sequences have computed.
+    share: a new sequence may begin with blocks that other sequences have computed. num_preempted: how often a sequence
+    has given its blocks up for an older one.
     """
 
     def __init__(self, pool: BlockPool, max_positions: int, share: bool = True, idle_s: float = 2.0) -> None:
@@ -124,6 +136,8 @@ class SequenceTable:
         self.share = share
         self.idle_s = idle_s
         self._live: dict[int, CachedSequence] = {}
+        self._num_begun = 0
+        self.num_preempted = 0
 
     def __len__(self) -> int:
         return len(self._live)
@@ -133,24 +147,48 @@ class SequenceTable:
 
         Raises UnknownSequence, RequestError (context too long), Unavailable (pool full).
         """
-        self._check_length(delta, num_drafts, max_depth)
-        sequence = self._live.get(delta.sequence_id)
-        if sequence is None:
-            if delta.context_start:
-                raise UnknownSequence(f"sequence {delta.sequence_id}")
-            sequence = CachedSequence(delta.sequence_id, self.pool, delta.cache_salt)
-            sequence.sync(delta)
-            if self.share:
-                sequence.adopt()
-            self._live[delta.sequence_id] = sequence
-        else:
-            sequence.sync(delta)
+        sequence = self.enter(delta, num_drafts, max_depth)
         try:
             sequence.reserve(delta.prefix_len + num_drafts)
         except Exception:
             self.drop(sequence.sequence_id)
             raise
         return sequence
+
+    def enter(self, delta: Delta, num_drafts: int, max_depth: int) -> CachedSequence:
+        """Return the call's sequence with its context in sync; one without blocks holds those found by content.
+
+        Raises UnknownSequence, RequestError (context too long).
+        """
+        self._check_length(delta, num_drafts, max_depth)
+        sequence = self._live.get(delta.sequence_id)
+        is_new = sequence is None
+        if sequence is None:
+            if delta.context_start:
+                raise UnknownSequence(f"sequence {delta.sequence_id}")
+            self._num_begun += 1
+            sequence = CachedSequence(delta.sequence_id, self.pool, delta.cache_salt, self._num_begun)
+        sequence.sync(delta)
+        if self.share and not sequence.blocks:
+            sequence.adopt()
+        if is_new:
+            sequence.num_cached = sequence.num_computed
+            self._live[delta.sequence_id] = sequence
+        return sequence
+
+    def number_of(self, sequence_id: int) -> int:
+        """Return a sequence's number; for one that is not known, the next number."""
+        sequence = self._live.get(sequence_id)
+        return sequence.number if sequence else self._num_begun + 1
+
+    def blocks_of(self, sequence_id: int) -> list[int]:
+        """Return the blocks that a sequence holds, if it is known."""
+        sequence = self._live.get(sequence_id)
+        return sequence.blocks if sequence else []
+
+    def holders(self) -> list[CachedSequence]:
+        """Return the sequences that hold blocks, the oldest first."""
+        return sorted((s for s in self._live.values() if s.blocks), key=lambda s: s.number)
 
     def _check_length(self, delta: Delta, num_drafts: int, max_depth: int) -> None:
         if not len(delta.context_ids):
@@ -165,6 +203,15 @@ class SequenceTable:
             raise RequestError(
                 f"context of {delta.prefix_len} tokens needs {needed} KV blocks, the pool has "
                 f"{self.pool.num_blocks} (kv_memory_mb in serving.toml)"
+            )
+
+    def check_capacity(self, num_tokens: int) -> None:
+        """Raise RequestError for a sequence that the pool could not hold to its end, if it were alone."""
+        size, count = self.pool.block_tokens, self.pool.num_blocks
+        if num_tokens > size * count:
+            raise RequestError(
+                f"prompt, max_tokens and drafts need KV blocks for {num_tokens} tokens, the pool holds {size * count} "
+                "(kv_memory_mb in serving.toml)"
             )
 
     def drop(self, sequence_id: int) -> None:

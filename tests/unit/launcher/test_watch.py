@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from launcher import watch as module
 from launcher.admin import AdminError
 from launcher.watch import Watch
+from orchestrator.deployment.heartbeat import Heartbeat
+from orchestrator.deployment.stubs import is_alive
 from tests.support.hanging import until
 
 
@@ -28,11 +35,19 @@ class ScriptedAdmin:
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Watch, ScriptedAdmin, list[str]]]:
+def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[Watch, ScriptedAdmin, list[str]]]:
     """A watch over the model `target`, which has no process."""
     monkeypatch.setattr(module, "_POLL_S", 0.01)
     admin, lines = ScriptedAdmin(), list[str]()
-    watch = Watch(os.getpid(), ["target"], admin, say=lines.append, load_limit_s=1)  # type: ignore[arg-type]
+    watch = Watch(
+        os.getpid(),
+        ["target"],
+        admin,  # type: ignore[arg-type]
+        say=lines.append,
+        load_limit_s=1,
+        heartbeats=tmp_path,
+        hang_limit_s=0.2,
+    )
     yield watch, admin, lines
     watch.end()
     watch.join(10)
@@ -64,3 +79,60 @@ def test_a_model_that_keeps_dying_ends_the_watch(watched: Any) -> None:
     watch.start()
     watch.join(10)
     assert watch.failure == "model target died 5 times within a minute" and admin.reloaded == ["target"] * 4
+
+
+BEATING = """
+import pathlib, sys, time
+from orchestrator.deployment.heartbeat import Heartbeat
+heartbeat = Heartbeat(pathlib.Path(sys.argv[1]))
+while True:
+    heartbeat.beat()
+    print(flush=True)
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def beating(tmp_path: Path) -> Iterator[psutil.Process]:
+    """A process that beats."""
+    command = [sys.executable, "-c", BEATING, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.readline()
+        yield psutil.Process(process.pid)
+        process.kill()
+
+
+def test_a_process_that_beats_is_left_alone_and_one_that_hangs_is_killed_and_healed(
+    watched: Any, beating: psutil.Process
+) -> None:
+    watch, admin, lines = watched
+    watch._stubs = {beating: "target"}
+    watch.start()
+    time.sleep(0.5)
+    assert beating.is_running() and not admin.reloaded and not watch.silent_models()
+    beating.suspend()
+    until(lambda: admin.reloaded)
+    assert not is_alive(beating)
+    assert any("target: its process has been silent for" in line for line in lines)
+
+
+def test_a_process_that_has_never_beaten_is_none_that_hangs(tmp_path: Path) -> None:
+    """It may still be loading, or be none of ours."""
+    silence = module.Silence(tmp_path)
+    assert [silence.looks(psutil.Process()) for _ in range(3)] == [0, 0, 0]
+    Heartbeat(tmp_path).beat()
+    assert [silence.looks(psutil.Process()) for _ in range(3)] == [0, 1, 2]
+
+
+def test_a_silent_model_is_named_before_it_is_killed(
+    watched: Any, beating: psutil.Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, _, _ = watched
+    monkeypatch.setattr(module, "_SILENT_S", 0.02)
+    watch._hang_limit_s = 1e9
+    watch._stubs = {beating: "target"}
+    beating.suspend()
+    watch.start()
+    until(lambda: watch.silent_models().get("target", 0) > 0.02)
+    beating.resume()
+    until(lambda: not watch.silent_models())

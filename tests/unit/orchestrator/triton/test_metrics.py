@@ -60,6 +60,7 @@ def test_engine_shows_its_status_and_what_computes(metrics: ModuleType, port: Me
         'spec_passes_total{model="target"}': 5,
         'spec_pass_requests_total{model="target"}': 9,
         'spec_pass_seconds_total{model="target"}': 0.25,
+        'spec_preemptions_total{model="target"}': 0,
     }
 
 

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.stock_model import StockModel
 from orchestrator.core.context import Context
-from orchestrator.core.errors import EngineError, RequestError, Unavailable, UnknownSequence
+from orchestrator.core.errors import EngineError, RequestError, UnknownSequence
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import HiddenStates, StepOptions
@@ -22,7 +22,7 @@ from orchestrator.wire.target import StepRequest
 from runtime.engine.paged import PagedModel
 from runtime.engine.thread import EngineThread
 from runtime.kv.batch import Segment
-from tests.support.engines import EngineTarget, ask, make_paged, node_paths, start_target, submit
+from tests.support.engines import LIMIT_S, EngineTarget, ask, make_paged, node_paths, start_target, submit
 from tests.support.tiny_models import VOCAB_SIZE
 
 RNG = np.random.default_rng(20)
@@ -273,7 +273,7 @@ def test_context_beyond_the_model_and_beyond_the_pool_are_refused(folder: Path) 
         engine.close()
 
 
-def test_full_pool_refuses_a_new_prompt_and_keeps_the_pinned_ones(folder: Path, plain: StockModel) -> None:
+def test_full_pool_lets_a_new_prompt_wait_and_keeps_the_pinned_ones(folder: Path, plain: StockModel) -> None:
     paged = make_paged(folder, memory_mb=1)
     engine = start_target(paged)
     prompts = [random_ids(500) for _ in range(3)]
@@ -284,11 +284,14 @@ def test_full_pool_refuses_a_new_prompt_and_keeps_the_pinned_ones(folder: Path, 
             t.step(Context(p), TokenTree.bare(), Sampling(), StepOptions())
             for t, p in zip(targets[:2], prompts[:2], strict=True)
         ]
-        with pytest.raises(Unavailable, match="blocks needed"):
-            targets[2].step(Context(prompts[2]), TokenTree.bare(), Sampling(), StepOptions())
+        delta = delta_of(Context(prompts[2]), 0, 3, "")
+        waiting = submit(engine, StepRequest(delta, TokenTree.bare(), Sampling(), StepOptions(), 60_000))
         context = Context([*prompts[0], held[0].next_token])
         answer = targets[0].step(context, TokenTree.bare(), Sampling(), StepOptions())
         assert answer.next_token == int(plain.logits(context.ids).argmax())
+        assert waiting.empty() and engine.status().num_preempted == 0
+        targets[1].release()
+        assert waiting.get(timeout=LIMIT_S).next_token == int(plain.logits(prompts[2]).argmax())
     finally:
         engine.close()
 

@@ -113,7 +113,9 @@ class Alone:
 
     def request(self, max_steps: int, limit_s: float = LIMIT_S) -> PlainSteps:
         delta = delta_of(self.context, len(self.context) - 1, 1, "")
-        return PlainSteps(delta, TokenTree.bare(), Sampling(), StepOptions(), 60_000, (), None, max_steps, limit_s)
+        return PlainSteps(
+            delta, TokenTree.bare(), Sampling(), StepOptions(), 60_000, max_steps=max_steps, limit_s=limit_s
+        )
 
     def steps(self, max_steps: int, limit_s: float = LIMIT_S) -> list[Acceptance]:
         """Return the plain steps behind the context, which stays as it is."""

@@ -1,0 +1,61 @@
+"""The heartbeat of a model's process: a number in a file that changes as long as the process works.
+
+The engines beat on the engine's own thread, so that a pass that never ends is silence, too; the public models on a
+thread of their own. The launcher reads the files (`launcher/watch.py`). They lie in the folder of the places.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+
+from orchestrator.deployment.config import PLACES_FOLDER
+
+_PREFIX = "heartbeat-"
+#: How often a thread beats that has nothing else to do.
+BEAT_S = 0.5
+
+
+class Heartbeat:
+    """The heartbeat of this process; one thread at a time may beat."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(_path(folder, os.getpid()), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self._count = 0
+
+    @classmethod
+    def from_environment(cls) -> Heartbeat | None:
+        """Return the heartbeat of a process that a launcher watches; None for another."""
+        folder = os.environ.get(PLACES_FOLDER)
+        return cls(Path(folder)) if folder else None
+
+    def beat(self) -> None:
+        """Show that the calling thread works; a disk that is full is no reason to stop."""
+        self._count += 1
+        with contextlib.suppress(OSError):
+            os.pwrite(self._file, b"%020d" % self._count, 0)
+
+    def start(self) -> None:
+        """Beat from a thread of its own, for ever."""
+
+        def run() -> None:
+            pause = threading.Event()
+            while not pause.wait(BEAT_S):
+                self.beat()
+
+        threading.Thread(target=run, name="heartbeat", daemon=True).start()
+
+
+def last_beat(folder: Path, process: int) -> bytes | None:
+    """Return what a process has written last; None if it has never written."""
+    try:
+        return _path(folder, process).read_bytes() or None
+    except OSError:
+        return None
+
+
+def _path(folder: Path, process: int) -> Path:
+    return folder / f"{_PREFIX}{process}"

@@ -1,0 +1,66 @@
+"""Processes that are stopped (SIGSTOP): alive for the kernel, silent for everybody else; healed like dead ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher import Server
+from tests.server.conftest import deployment, link, serving
+from tests.support.clients import Stream, ask, until
+
+HANG_LIMIT_S = 4
+REQUEST = {"text_input": "abcabc", "max_tokens": 400, "ignore_eos": True, "seed": 5, "temperature": 0.9, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def watched(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = link(checkpoints, tmp_path_factory.mktemp("silence"))
+    with serving(deployment(folder, 'default_speculation = "none"'), hang_limit_s=HANG_LIMIT_S) as server:
+        yield server
+
+
+def process_of(server: Server, model: str) -> int:
+    return next(pid for pid, name in server.pids().items() if name == model)
+
+
+def is_replaced(server: Server, model: str, stopped: int) -> bool:
+    return any(pid != stopped and name == model for pid, name in server.pids().items())
+
+
+def readiness(server: Server) -> str:
+    try:
+        with urllib.request.urlopen(f"{server.health_url}/ready", timeout=10) as response:
+            return str(response.read().decode())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.read().decode()
+
+
+def test_a_text_goes_on_where_it_was_when_the_target_is_stopped_for_good(watched: Server) -> None:
+    expected = ask(watched.grpc_url, **REQUEST).ids
+    target = process_of(watched, "target")
+    with Stream(watched.grpc_url) as stream:
+        stream.send("r", **REQUEST)
+        received = [stream.receive()]
+        os.kill(target, signal.SIGSTOP)
+        until(lambda: "target has been silent for" in readiness(watched), "readiness that names the silent model")
+        while not received[-1].final:
+            received.append(stream.receive())
+    assert [token for r in received if r.values for token in r.values["output_ids"]] == expected
+    assert is_replaced(watched, "target", target)
+    until(lambda: readiness(watched) == "ok\n", "readiness")
+
+
+def test_a_stopped_public_model_is_replaced_and_serves(watched: Server) -> None:
+    speculative = process_of(watched, "speculative")
+    os.kill(speculative, signal.SIGSTOP)
+    until(lambda: is_replaced(watched, "speculative", speculative), "another process")
+    until(lambda: readiness(watched) == "ok\n", "readiness")
+    assert ask(watched.grpc_url, **REQUEST).last["finish_reason"] == "length"
