@@ -81,7 +81,9 @@ def run(
 
     given = read({}, json.dumps({"input_ids": PROMPT, "cache_salt": "s", "max_tokens": 9, **inputs}))
     sender = SimpleNamespace(is_cancelled=is_cancelled)
-    ticket.GenerationHandler(given, sender, deadline_s, builder, stepping(materials), memory, NoMetrics()).run()
+    ticket.GenerationHandler(
+        given, sender, deadline_s, builder, stepping(materials), lambda *_: None, memory, NoMetrics()
+    ).run()
     return events
 
 
@@ -164,6 +166,7 @@ def test_ngram_without_statistics_is_one_error_to_the_client(
         1e12,
         builder,
         stepping(lambda job: ProposerDependencies(pytest.fail, VOCAB_SIZE)),
+        lambda *_: None,
         None,
         NoMetrics(),
     ).run()
