@@ -132,7 +132,9 @@ def test_stopping_is_not_held_up_by_preparations_and_each_call_is_answered_once(
     ask(engine, "late", lambda: None)
     waiting = [f"waiting {number}" for number in range(3)]
     assert sorted(dict(answers)) == [*(f"hung {number}" for number in range(len(hung))), "late", *waiting]
-    assert {said for _, said in answers} == {"unavailable: the engine is shutting down"} and len(answers) == len(hung) + 4
+    assert {said for _, said in answers} == {"unavailable: the engine is shutting down"} and len(answers) == len(
+        hung
+    ) + 4
     for hang in hung:
         hang.let_go.set()
     until(lambda: not any(thread.name == "preparation" for thread in threading.enumerate()))
