@@ -49,9 +49,8 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {name: value for name, value in given.items() if value is not None}
+        is_object = isinstance(given, dict)
+        return {name: value for name, value in given.items() if value is not None} if is_object else given
 
 
 class StreamOptions(Fields):

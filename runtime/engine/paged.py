@@ -47,8 +47,12 @@ class Model(Protocol):
         """Return the columns of these hidden states in the cache; empty unless all of them are kept."""
 
 
-# A segment of up to this many tokens is a decoding step: it goes into every pass and is never cut.
+# A segment of up to this many tokens is a decoding step, which is never cut; a tree of up to this many nodes is small.
 STEP_TOKENS = 32
+#: Most nodes of larger trees in one pass, unless a single tree has more: steps without them wait no longer than that.
+MAX_TREE_NODES = 256
+#: Most rows of one pass, as native code takes them (kMaxPassRows).
+MAX_PASS_ROWS = 4096
 
 
 class PagedModel:
@@ -83,19 +87,28 @@ class PagedModel:
         self.check_ids(call)
         call.sequence = self.sequences.open(call.delta, num_drafts, max_depth)
 
-    def plan(self, calls: list[EngineCall[Request]]) -> list[tuple[EngineCall[Request], Segment]]:
-        """Return the segments of the next pass: all uncomputed tokens of each sequence, or the next part of them."""
-        left = self.max_pass_tokens
+    def plan(
+        self, calls: list[EngineCall[Request]], num_nodes: Callable[[EngineCall[Request]], int]
+    ) -> list[tuple[EngineCall[Request], Segment]]:
+        """Return the segments of the next pass: all uncomputed tokens of each sequence, or the next part of them.
+
+        num_nodes: returns the nodes of a call's tree. The first call is always among them, so that all have their turn.
+        """
+        tokens_left, nodes_left, rows_left = self.max_pass_tokens, MAX_TREE_NODES, MAX_PASS_ROWS
         planned: list[tuple[EngineCall[Request], Segment]] = []
         for call in calls:
-            sequence = call.opened
+            sequence, nodes = call.opened, num_nodes(call)
             size = len(sequence.ids) - sequence.num_computed
-            if size > STEP_TOKENS:
-                size = min(size, left)
-                left -= size
-            if size:
-                first = sequence.num_computed
-                planned.append((call, Segment(sequence, first, first + size)))
+            is_long, is_large = size > STEP_TOKENS, nodes > STEP_TOKENS
+            size = min(size, tokens_left) if is_long else size
+            is_too_large = size + nodes > rows_left or (is_large and nodes > nodes_left)
+            if not size or (is_too_large and planned):
+                continue
+            tokens_left -= size if is_long else 0
+            nodes_left -= nodes if is_large else 0
+            rows_left -= size + nodes
+            first = sequence.num_computed
+            planned.append((call, Segment(sequence, first, first + size)))
         return planned
 
     def forward(self, segments: list[Segment]) -> Tensor:
@@ -158,7 +171,8 @@ class PagedEngine(Generic[Request]):
     def advance(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
         """Run one pass, or several of PlainSteps; answer the calls that are complete, and return the others."""
         self._open_all(calls)
-        planned = self.paged.plan([call for call in calls if call.sequence and not call.answered])
+        opened = [call for call in calls if call.sequence and not call.answered]
+        planned = self.paged.plan(opened, self._num_nodes)
         if planned:
             self._run(planned)
         return [call for call in calls if not call.answered]
@@ -171,6 +185,10 @@ class PagedEngine(Generic[Request]):
                     self._open(call)
                 except ServingError as error:
                     call.reply(error)
+
+    def _num_nodes(self, call: EngineCall[Request]) -> int:
+        """Return the nodes of the tree that a call's pass verifies."""
+        return 0
 
     def _open(self, call: EngineCall[Request]) -> None:
         """Open the sequence of a new call, or answer the call."""

@@ -70,6 +70,9 @@ class TargetEngine(PagedEngine[StepRequest]):
         call.sequence = self.pressure.open(call.delta, tree.num_nodes, depth, self._others_wait)
         self._others_wait |= call.sequence is None
 
+    def _num_nodes(self, call: StepCall) -> int:
+        return call.request.tree.num_nodes
+
     def _on_preempt(self, sequence: CachedSequence) -> None:
         """Let the call of a sequence that has lost its blocks wait for others."""
         for call in self._calls:

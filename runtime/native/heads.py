@@ -9,7 +9,7 @@ import ctypes
 import math
 import time
 from collections.abc import Iterable, Sequence
-from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -28,45 +28,15 @@ from runtime.heads.modules.layers import head_dim
 from runtime.heads.modules.medusa import MedusaHeads
 from runtime.heads.modules.redrafter import RedrafterHead
 from runtime.kv.cache import KVCache
+from runtime.native.head_fields import DraftCallFields, DraftingFields
 from runtime.native.library import Shape, load
-from runtime.native.ranking import RankingFields, ranking_of
+from runtime.native.ranking import ranking_of
 from runtime.native.rotations import Rotations
 from runtime.native.threads import ThreadChoice, drafting_threads
 from runtime.native.weights import Weights
 
 #: Threads that a draft can use.
 MAX_THREADS = 4
-
-
-class DraftCallFields(Structure):
-    """One request, as `native::DraftCall`."""
-
-    _fields_ = [
-        ("ranking", RankingFields),
-        ("max_s", c_double),
-        ("min_score", c_double),
-        ("position", c_int64),
-        *((name, c_int32) for name in (
-            "root", "max_nodes", "max_depth", "width", "first_choice", "num_choices", "first_row", "num_rows",
-            "first_block", "num_blocks", "first_slot", "gap_start", "gap_stop",
-        )),
-    ]  # fmt: skip
-
-
-class DraftingFields(Structure):
-    """All requests of a call, as `native::Drafting`; the arrays must outlive the call."""
-
-    _fields_ = [
-        *((name, c_int32) for name in (
-            "num_calls", "num_threads", "num_rows", "num_choices", "num_blocks", "max_tree",
-        )),
-        *((name, c_void_p) for name in (
-            "calls", "tokens", "choice_parents", "choice_ranks", "blocks", "features", "cosines", "sines", "cache",
-            "states",
-        )),
-        *((name, c_int32) for name in ("num_positions", "num_slots", "block_tokens")),
-        *((name, c_void_p) for name in ("tree_sizes", "tree_tokens", "tree_parents", "selection_s")),
-    ]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

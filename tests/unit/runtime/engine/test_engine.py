@@ -19,6 +19,7 @@ from orchestrator.core.types import HiddenStates, StepOptions
 from orchestrator.sampling import reference
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
+from runtime.engine.calls import EngineCall
 from runtime.engine.paged import PagedModel
 from runtime.engine.thread import EngineThread
 from runtime.kv.batch import Segment
@@ -324,3 +325,30 @@ def test_a_failing_pass_refuses_the_culprit_alone(
         assert isinstance(answers[1].get(timeout=30), EngineError)
     finally:
         engine.close()
+
+
+def planned_calls(paged: PagedModel, sizes: list[int]) -> list[int]:
+    """Return which of the calls with trees of these sizes share the next pass."""
+    calls = []
+    for number, size in enumerate(sizes):
+        tree = TokenTree(np.arange(size, dtype=np.int32), np.zeros(size, np.int32))
+        delta = delta_of(Context(random_ids(3)), 0, number + 1, f"{number}")
+        call = EngineCall(StepRequest(delta, tree, Sampling(), StepOptions(), 0, ()), 1e9, lambda answer: None)
+        paged.open(call, size, 1)
+        calls.append(call)
+    planned = paged.plan(calls, lambda call: call.request.tree.num_nodes)
+    return [calls.index(call) for call, _ in planned]
+
+
+def test_large_trees_share_a_budget_and_small_steps_are_not_held_up(paged: PagedModel) -> None:
+    assert planned_calls(paged, [100, 100, 100, 0, 8]) == [0, 1, 3, 4]
+
+
+def test_the_first_tree_runs_however_large_it_is(paged: PagedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.engine.paged.MAX_TREE_NODES", 50)
+    assert planned_calls(paged, [100, 100, 1]) == [0, 2]
+
+
+def test_a_pass_has_no_more_rows_than_native_code_takes(paged: PagedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.engine.paged.MAX_PASS_ROWS", 20)  # each call has three tokens, too
+    assert planned_calls(paged, [10, 10, 4]) == [0, 2]

@@ -19,7 +19,7 @@ from orchestrator.native.build import Unbuilt
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import PlainSteps
-from runtime.engine.runs import MAX_AHEAD
+from runtime.engine.run import MAX_AHEAD
 from runtime.engine.thread import EngineThread
 from runtime.native import library
 from tests.support.engines import LIMIT_S, ask, make_paged, start_target, submit

@@ -30,7 +30,8 @@ from orchestrator.wire.context import delta_of
 from orchestrator.wire.message import decode, encode
 from orchestrator.wire.run import RunOptions, TakeSteps, pack_take, unpack_steps
 from orchestrator.wire.target import StepRequest, pack_answer, pack_step, unpack_call
-from runtime.engine.runs import MAX_AHEAD, SLOW_DRAFT_S, Runs
+from runtime.engine.run import MAX_AHEAD, SLOW_DRAFT_S
+from runtime.engine.runs import Runs
 from tests.support import decode as support
 from tests.support.engines import LIMIT_S, EngineTarget, make_paged, start_target
 from tests.support.tiny_models import VOCAB_SIZE

@@ -1,0 +1,204 @@
+"""One run: the steps of a sequence, made one after another on the engine's thread, and taken by its caller."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from orchestrator.core.context import Context
+from orchestrator.core.drafting import Drafting, Step
+from orchestrator.core.errors import EngineError, ServingError, Unavailable, UnknownSequence
+from orchestrator.core.proposal import Proposal, Proposer
+from orchestrator.core.types import Acceptance, StepOptions
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.run import RunOptions
+from orchestrator.wire.target import StepRequest
+from runtime.engine.calls import PlainSteps
+from runtime.engine.thread import EngineThread
+
+log = logging.getLogger(__name__)
+
+#: Steps that a run may be ahead of its caller.
+MAX_AHEAD = 16
+#: Before a draft that takes longer than this the caller gets its steps at once, for the loop and the client need a core
+#: while they work on them: a draft leaves them one, and a forward pass that uses all cores would wait for theirs.
+SLOW_DRAFT_S = 0.0005
+
+Answer = list[Step] | Acceptance | ServingError
+Reply = Callable[[Any], None]
+#: (answer's receiver, answer) → None; must not block.
+Deliver = Callable[[Reply, Answer], None]
+
+
+class Run:
+    """The run of one sequence; any thread may call.
+
+    behind_pass: calls a function on the engine's thread when all calls of a pass have been answered, so that the drafts
+    of all runs share the passes of their drafters.
+    hold_s: how long after an answer the caller gets no further one, unless the run has stopped.
+    Invariant: the caller gets every step once and in order; a take is answered by the run's deadline. An error comes
+    behind the steps before it, and ends the run.
+    """
+
+    def __init__(
+        self,
+        request: StepRequest,
+        options: RunOptions,
+        proposer: Proposer,
+        behind_pass: Callable[[Callable[[], None]], None],
+        hold_s: Callable[[], float],
+    ) -> None:
+        self.deadline_s = 0.0
+        self._behind_pass = behind_pass
+        self._request, self._options, self._proposer, self._hold_s = request, options, proposer, hold_s
+        context = Context(request.delta.context_ids.tolist())
+        context.prompt_len = request.delta.prompt_len
+        self._drafting = Drafting(context, request.sampling, options.limits, proposer, request.options)
+        self._next = self._drafting.propose()  # it reads the prompt: too slow for the engine's thread
+        self._num_taken = len(context)
+        self._ready: list[Step] = []
+        self._caller: Reply | None = None
+        self._error: ServingError | None = None
+        self._is_busy = self._has_ended = self._is_closed = False
+        self._called_s = self._answered_s = 0.0
+        self._lock = threading.RLock()  # an engine that has stopped answers within `submit`
+
+    def begin(self, engine: EngineThread[StepRequest], deliver: Deliver, deadline_s: float, caller: Reply) -> None:
+        """Make the first step, whose answer `caller` gets."""
+        self._engine, self._deliver, self.deadline_s, self._caller = engine, deliver, deadline_s, caller
+        with self._lock:
+            self._call(0)
+
+    def take(self, prefix_len: int, caller: Reply) -> None:
+        """Answer `caller` with the next steps; prefix_len: tokens that the caller has."""
+        with self._lock:
+            if self._caller or self._is_closed:
+                self._deliver(caller, Unavailable(f"sequence {self._request.delta.sequence_id} has a call under way"))
+            elif prefix_len != self._num_taken or (self._has_ended and not self._ready):
+                self._deliver(caller, UnknownSequence(f"a run behind {prefix_len} tokens"))
+            else:
+                self._caller = caller
+                self._go_on()
+
+    def close(self) -> None:
+        """Make no further step."""
+        with self._lock:
+            self._is_closed = True
+            if self._caller:
+                self._deliver(self._caller, Unavailable("the sequence was released"))
+            if not self._is_busy:  # else the engine's thread does it
+                self._proposer.close()
+
+    def _call(self, start: int) -> None:
+        """Submit the next step, with the tokens from `start` on; the caller holds the lock."""
+        proposal, options = self._next
+        first, context = self._request.delta, self._drafting.context
+        delta, sampling = delta_of(context, start, first.sequence_id, first.cache_salt), self._request.sampling
+        q, max_len = proposal.q if sampling.rule.uses_q else (), self._request.max_len
+        request = StepRequest(delta, proposal.tree, sampling, options, 0, q, None, max_len)
+        if start and (num_plain := self._drafting.proposer.num_plain) and options == StepOptions():
+            tokens_left = self._options.limits.budget(context).max_depth + 1
+            max_steps = min(tokens_left, MAX_AHEAD - len(self._ready), num_plain)
+            request = PlainSteps(
+                delta, proposal.tree, sampling, options, 0, (), None, max_len, max_steps, self._hold_s()
+            )
+        self._is_busy, self._called_s = True, time.monotonic()
+        self._engine.submit(request, self.deadline_s, partial(self._answered, proposal))
+
+    def _answered(self, proposal: Proposal, answer: Acceptance | list[Acceptance] | ServingError) -> None:
+        """Take the answer to a step or to plain steps, on the engine's thread; the next is proposed behind the pass."""
+        with self._lock:
+            if isinstance(answer, ServingError):
+                self._error = answer
+            else:
+                self._attempt(partial(self._note, proposal, answer if isinstance(answer, list) else [answer]))
+        if self._is_closed or self._has_stopped:
+            self._proposed()
+        else:
+            self._attempt(self._drafting.begin)
+            if self._drafts_slowly or not self._answered_s:
+                with self._lock:
+                    self._answer()
+            self._behind_pass(self._propose)
+
+    def _propose(self) -> None:
+        """Propose the next tree and go on, on the engine's thread.
+
+        The lock is free while a drafter works, so that nobody waits for it who takes steps or closes the run.
+        """
+        self._attempt(self._set_next)
+        self._proposed()
+
+    def _proposed(self) -> None:
+        with self._lock:
+            self._is_busy = False
+            if self._is_closed:
+                self._proposer.close()
+            else:
+                self._go_on()
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            log.exception("a run failed behind its step")
+            self._error = EngineError(f"the run failed: {type(error).__name__}")
+
+    def _note(self, proposal: Proposal, answers: list[Acceptance]) -> None:
+        """Note steps up to the end of the run; all of several have the bare proposal."""
+        target_s, draft_s = (time.monotonic() - self._called_s) / len(answers), self._drafting.draft_s
+        for answer in answers:
+            self._ready.append(Step(proposal, answer, draft_s, target_s))
+            self._drafting.commit(proposal, answer)
+            self._has_ended = self._ends_behind(self._ready[-1].tokens)
+            if self._has_ended:
+                return
+            draft_s = 0.0
+
+    def _ends_behind(self, tokens: list[int]) -> bool:
+        """Return whether the run ends behind the tokens that were committed last."""
+        context = self._drafting.context
+        num_output = len(context) - context.prompt_len
+        ends = (
+            number > self._options.min_tokens and token in self._options.stop_ids
+            for number, token in enumerate(tokens, start=num_output - len(tokens) + 1)
+        )
+        return num_output >= self._options.limits.max_tokens or any(ends)
+
+    def _set_next(self) -> None:
+        self._next = self._drafting.propose()
+
+    @property
+    def _has_stopped(self) -> bool:
+        return self._has_ended or self._error is not None
+
+    @property
+    def _drafts_slowly(self) -> bool:
+        return self._drafting.draft_s >= SLOW_DRAFT_S
+
+    def _go_on(self) -> None:
+        """Make the next step if there is room for it, and answer the caller if it is time; under the lock."""
+        if not (self._has_stopped or self._is_busy) and len(self._ready) < MAX_AHEAD:
+            self._call(len(self._drafting.context) - 1)
+        if not self._is_busy or (not self._drafts_slowly and time.monotonic() - self._answered_s >= self._hold_s()):
+            self._answer()
+
+    def _answer(self) -> None:
+        """Answer the caller, if there is one, with the steps that it does not have; under the lock."""
+        if not self._caller:
+            return
+        if self._ready:
+            self._reply(self._ready)
+            self._num_taken += sum(step.acceptance.num_tokens for step in self._ready)
+            self._ready = []
+        elif self._error:
+            self._reply(self._error)
+
+    def _reply(self, answer: Answer) -> None:
+        assert self._caller is not None
+        self._deliver(self._caller, answer)
+        self._caller, self._answered_s = None, time.monotonic()
