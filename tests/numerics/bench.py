@@ -15,7 +15,7 @@ from orchestrator.core.drafting import Limits
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import DraftResponse, StepOptions
+from orchestrator.core.types import NO_HEAD_INPUT, DraftResponse, HeadInput, StepOptions
 from orchestrator.deployment.checkpoint import read_checkpoint
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.registry import select_method
@@ -56,7 +56,12 @@ class Line:
     def __init__(self, folder: str) -> None:
         self._engine = DraftEngine(PagedModel(load_model(folder, "cpu", "float32"), 64, 16))
 
-    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> DraftResponse:
+    def begin(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT) -> None:
+        """Do nothing: `propose` drafts."""
+
+    def propose(
+        self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT
+    ) -> DraftResponse:
         """Return the draft model's chain."""
         answers: list[Any] = []
         request = DraftRequest(delta_of(context, 0, 1, ""), sampling, budget.max_nodes, budget.max_depth)

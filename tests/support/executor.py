@@ -11,7 +11,7 @@ from orchestrator.core.drafting import Limits
 from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import DraftResponse, StepOptions
+from orchestrator.core.types import NO_HEAD_INPUT, DraftResponse, HeadInput, StepOptions
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.memory import Memory
@@ -63,7 +63,12 @@ class ScriptedDrafter:
     def __init__(self, text: list[int]) -> None:
         self.text = text
 
-    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> DraftResponse:
+    def begin(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT) -> None:
+        pass
+
+    def propose(
+        self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT
+    ) -> DraftResponse:
         start = len(context.output)
         chain = self.text[start : start + budget.max_nodes]
         return DraftResponse(

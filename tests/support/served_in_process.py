@@ -13,7 +13,7 @@ from orchestrator.core.context import Context
 from orchestrator.core.errors import ServingError
 from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.types import DraftResponse
+from orchestrator.core.types import NO_HEAD_INPUT, DraftResponse, HeadInput
 from orchestrator.deployment.checkpoint import read_checkpoint
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.generation import loop
@@ -61,7 +61,12 @@ class EngineClient:
     def __init__(self, engine: Inline[DraftRequest], sequence_id: int) -> None:
         self._engine, self._sequence_id, self._num_sent = engine, sequence_id, 0
 
-    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> DraftResponse:
+    def begin(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT) -> None:
+        """Do nothing: `propose` makes the call."""
+
+    def propose(
+        self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT
+    ) -> DraftResponse:
         """Ask for a chain."""
         delta = delta_of(context, self._num_sent, self._sequence_id, "")
         drafted: DraftResponse = ask(self._engine, DraftRequest(delta, sampling, budget.max_nodes, budget.max_depth))

@@ -33,7 +33,7 @@ PROMPT = [1, 2, 3]
 def ticket(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The module of tickets, imported without Triton, its target a table."""
     with imported("public_host") as module:
-        monkeypatch.setattr(module, "BlsTargetClient", lambda salt, deadline_s: TableTarget(VOCAB_SIZE))
+        monkeypatch.setattr(module, "BlsTargetClient", lambda salt, deadline_s, max_len: TableTarget(VOCAB_SIZE))
         yield module
 
 
@@ -124,7 +124,7 @@ def test_request_that_was_broken_off_or_failed_leaves_nothing(
             time.sleep(0.02)
             return super().step(*args)
 
-    monkeypatch.setattr(ticket, "BlsTargetClient", lambda salt, deadline_s: Slow(VOCAB_SIZE))
+    monkeypatch.setattr(ticket, "BlsTargetClient", lambda salt, deadline_s, max_len: Slow(VOCAB_SIZE))
     late = run(ticket, builder, monkeypatch, deadline_s=time.monotonic() + 0.2, stream=True, max_tokens=400)
     assert late.count("send") > 2 and not learnt(late)
 
@@ -132,7 +132,7 @@ def test_request_that_was_broken_off_or_failed_leaves_nothing(
         def step(self, *args: Any) -> Any:
             raise EngineError("broken")
 
-    monkeypatch.setattr(ticket, "BlsTargetClient", lambda salt, deadline_s: Broken())
+    monkeypatch.setattr(ticket, "BlsTargetClient", lambda salt, deadline_s, max_len: Broken())
     assert run(ticket, builder, monkeypatch) == ["error"]
 
 
@@ -146,7 +146,7 @@ def test_text_so_far_is_sent_when_the_target_is_lost_until_the_deadline(
             time.sleep(0.1)
             raise EngineLost("it has gone")
 
-    monkeypatch.setattr(ticket, "BlsTargetClient", lambda salt, deadline_s: Lost(VOCAB_SIZE))
+    monkeypatch.setattr(ticket, "BlsTargetClient", lambda salt, deadline_s, max_len: Lost(VOCAB_SIZE))
     in_time = run(ticket, builder, monkeypatch, deadline_s=time.monotonic() + 60, speculation="none", stream=True)
     assert in_time == ["send"] * 5 + ["error"]
     late = run(ticket, builder, monkeypatch, deadline_s=time.monotonic() + 0.1, speculation="none", stream=True)
