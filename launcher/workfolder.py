@@ -43,8 +43,7 @@ class WorkFolder:
 
     def remove_regions(self) -> None:
         """Delete what is left of the shared memory."""
-        for region in _regions(self.path):
-            region.unlink(missing_ok=True)
+        _remove_regions(self.path)
 
     def remove(self) -> None:
         """Delete the folder and what is left of the shared memory."""
@@ -88,9 +87,13 @@ def _is_orphan(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
+    _remove_regions(path)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_regions(path: Path) -> None:
     for region in _regions(path):
         region.unlink(missing_ok=True)
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def _regions(path: Path) -> list[Path]:

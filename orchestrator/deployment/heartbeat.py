@@ -14,7 +14,7 @@ from pathlib import Path
 from orchestrator.deployment.config import PLACES_FOLDER
 
 _PREFIX = "heartbeat-"
-#: How often a thread beats that has nothing else to do.
+#: Seconds between two beats of a thread that has nothing else to do.
 BEAT_S = 0.5
 
 

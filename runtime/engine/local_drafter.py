@@ -1,4 +1,4 @@
-"""A drafter in the target's process, without a thread of its own: whoever needs a draft runs the pass that makes it.
+"""A drafter in the target's process, without a thread of its own: the thread that needs a draft runs its pass.
 
 A hop to another thread and back costs about as much as a level of a small draft tree; a call of another process costs
 more than the whole tree.
@@ -39,7 +39,7 @@ class LocalDrafter:
         return self.begin(request)()
 
     def begin(self, request: DraftRequest) -> Callable[[], DraftResponse]:
-        """Queue a call, which shares the next pass; return the function that `draft` would be."""
+        """Queue a call, which shares the next pass; return the function that waits for its answer or runs it."""
         answers: queue.SimpleQueue[Answer | ServingError] = queue.SimpleQueue()
         call = EngineCall(request, time.monotonic() + request.deadline_ms / 1000, answers.put)
         self._inbox.put(call)
