@@ -8,7 +8,7 @@ It knows nothing of tokens, trees or tensors.
 
 from launcher.server import Server
 from launcher.settings import Ports, free_ports
-from launcher.starting import StartError
+from launcher.triton_process import StartError
 from orchestrator.core.errors import ServingError
 
 __all__ = ["Ports", "Server", "ServingError", "StartError", "free_ports"]

@@ -8,6 +8,9 @@ import json
 from launcher.command import KEY_HEADER
 from orchestrator.core.errors import ServingError
 
+#: How long Triton may take to say that it is live or ready.
+ANSWER_LIMIT_S = 5.0
+
 
 class AdminError(ServingError):
     """Triton refused or did not answer."""
@@ -50,7 +53,7 @@ class Admin:
 
     def _is_ok(self, path: str) -> bool:
         try:
-            return self._request("GET", path, 5.0)[0] == 200
+            return self._request("GET", path, ANSWER_LIMIT_S)[0] == 200
         except (OSError, http.client.HTTPException):
             return False
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
-from launcher import log, process
+from launcher import log
 from launcher.admin import Admin
 from launcher.aliases import names_of, write_repository
 from launcher.command import LOG_LEVELS, Launch, stub_environment
@@ -19,8 +18,8 @@ from launcher.deployment import models_to_load
 from launcher.engines import read_kernels
 from launcher.health import HealthServer
 from launcher.settings import Ports, Settings, free_ports
-from launcher.starting import AbortedStart, wait_until_ready
 from launcher.triton import find_triton
+from launcher.triton_process import TritonProcess
 from launcher.watch import Watch
 from launcher.workfolder import WorkFolder
 from orchestrator.core.errors import ConfigError, ServingError, unknown_name
@@ -44,7 +43,8 @@ def _print_error(text: str) -> None:
 class Server:
     """A Triton server over a deployment, as a context manager.
 
-    Start it from a thread that outlives it: the kernel ends the server when that thread ends.
+    Start it from a thread that outlives it: the kernel ends the server when that thread ends. A Triton that is ended by
+    a signal while it serves is started again on the same ports (launcher.watch).
 
     Args:
         config_path: the deployment file.
@@ -82,11 +82,10 @@ class Server:
         self.started_in_s = 0.0
         self.stop_requested = self._stop_at_once = False
         self._environ = {**os.environ, **(env or {})}
-        self._ready_limit_s, self._stop_limit_s = ready_limit_s, stop_limit_s
-        self._hang_limit_s = hang_limit_s
+        self._ready_limit_s, self._hang_limit_s, self._stop_limit_s = ready_limit_s, hang_limit_s, stop_limit_s
         self._log_level, self._say = log_level, say
         self._work: WorkFolder | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._triton: TritonProcess | None = None
         self._watch: Watch | None = None
         self._health: HealthServer | None = None
         self._key = secrets.token_hex(16)
@@ -115,7 +114,7 @@ class Server:
             ConfigError: the deployment, the ports or the installation are wrong.
             StartError: the server ended, or was not ready in time.
         """
-        began = time.monotonic()
+        began_s = time.monotonic()
         if self._log_level not in LOG_LEVELS:
             raise ConfigError(unknown_name("log level", self._log_level, LOG_LEVELS, "LOG_LEVEL"))
         config = load_config(self.config_path, self._environ)
@@ -126,16 +125,17 @@ class Server:
         try:
             write_repository(self._work.path / _ALIASES, self.repository, aliases)
             self._health = HealthServer(self.host, self.ports.health, self, self.drain)
-            server = self._run(self._work, config.device, began)
+            self._triton = triton = self._make_triton(self._work, config.device)
+            triton.start()
         except BaseException:
             self._abandon()
             raise
-        self.started_in_s = time.monotonic() - began
+        self.started_in_s = time.monotonic() - began_s
         # Only a Python model has a process of its own, which may die.
         folders = self._repositories(self._work)
         python_models = [name for name in self.models if any(any((at / name).glob("*/model.py")) for at in folders)]
         self._watch = Watch(
-            server.pid,
+            triton,
             python_models,
             self._admin,
             say=self._say,
@@ -158,16 +158,13 @@ class Server:
 
     def failure(self) -> str | None:
         """Return in one line what is wrong with the running server, None when nothing is."""
-        if self._process is None:
+        if self._triton is None:
             return "the server is not running"
-        if (status := self._process.poll()) is not None:
-            ended = f"by signal {-status}" if status < 0 else f"with status {status}"
-            return f"the server ended {ended}: {log.cause(self.log())}"
-        return self._watch.failure if self._watch else None
+        return self._watch.failure if self._watch else self._triton.why_ended()
 
     def why_not_live(self) -> str | None:
         """Return in one line why the server must be restarted; while its models are loaded, only if it has ended."""
-        if (failure := self.failure()) or self._watch is None:
+        if (failure := self.failure()) or self._watch is None or self._watch.is_starting:
             return failure
         if not self._watch.is_alive():
             return "nothing watches over the models' processes any more"
@@ -177,6 +174,8 @@ class Server:
         """Return in one line why the server takes no requests now, None when it takes them."""
         if self._watch is None:
             return "the server's models are being loaded"
+        if self._watch.is_starting:
+            return "the server has ended and is being started again"
         if dead := self._watch.dead_models():
             return f"no process runs the model {', '.join(sorted(dead))}"
         if silent := self._watch.silent_models():
@@ -210,7 +209,8 @@ class Server:
 
     def stop(self) -> None:
         """End the server and what it left: processes, shared memory, files. Bounded; may be called twice."""
-        if self._end() and self._work:
+        self._end()
+        if self._work:
             self._work.remove()
             self._work = None
 
@@ -223,14 +223,13 @@ class Server:
         """The server's log; it goes with the server, except after a failed start."""
         if self._work is None:
             raise ServingError("the server has not been started")
-        return self._work.path / "server.log"
+        return self._work.log
 
     def pids(self) -> dict[int, str]:
         """Return {process id: model name, or "tritonserver"} of the server's living processes."""
-        if self._process is None or self._process.poll() is not None:
+        if self._triton is None or (server := self._triton.pid) is None:
             return {}
-        stubs = living_stubs(self._process.pid).items()
-        return {self._process.pid: "tritonserver", **{stub.pid: model for stub, model in stubs}}
+        return {server: "tritonserver", **{stub.pid: model for stub, model in living_stubs(server).items()}}
 
     def shared_memory(self) -> dict[str, int]:
         """Return the server's shared-memory regions and their sizes in bytes."""
@@ -247,34 +246,16 @@ class Server:
         )
 
     def _repositories(self, work: WorkFolder) -> tuple[Path, ...]:
-        aliases = work.path / _ALIASES
-        return (self.repository, aliases) if aliases.exists() else (self.repository,)
+        return tuple(path for path in (self.repository, work.path / _ALIASES) if path.exists())
 
-    def _run(self, work: WorkFolder, device: str, began_s: float) -> subprocess.Popen[bytes]:
-        """Start the server and return it when it is ready; once more where Triton aborts (docs/operations.md)."""
-        command, environ = self._command(work, device)
-
-        def start() -> subprocess.Popen[bytes]:
-            self._process = server = process.spawn(command, environ, self.log_path)
-            limit_s, is_stopped = self._ready_limit_s, lambda: self.stop_requested
-            wait_until_ready(server, self.models, self._admin, self.log_path, began_s, limit_s, is_stopped)
-            return server
-
-        try:
-            return start()
-        except AbortedStart as error:
-            self._say(f"{error}; starting it once more")
-            self._end_process()
-            work.remove_regions()
-            return start()
-
-    def _command(self, work: WorkFolder, device: str) -> tuple[list[str], dict[str, str]]:
-        """Return the server's command line and environment."""
+    def _make_triton(self, work: WorkFolder, device: str) -> TritonProcess:
+        """Return the process to be started over a work folder; device: of the deployment."""
         triton = find_triton(self._environ, work.path)
         if triton.from_wheel and self.host not in ("127.0.0.1", "localhost"):
             self._say(
                 f"warning: listening on {self.host}; the wheel's Triton 2.51 is not safe on networks you do not trust"
             )
+        exit_limit_s = min(self._stop_limit_s, _EXIT_LIMIT_S)
         launch = Launch(
             repositories=self._repositories(work),
             models=tuple(self.models),
@@ -282,35 +263,38 @@ class Server:
             ports=self.ports,
             key=self._key,
             region_prefix=work.region_prefix,
-            exit_limit_s=min(self._stop_limit_s, _EXIT_LIMIT_S),
+            exit_limit_s=exit_limit_s,
             log_level=self._log_level,
             uses_gpu=device != "cpu",
         )
-        environ = triton.environment(stub_environment(self._environ, self.config_path, work.path / _PLACES))
-        return launch.command(triton), environ
+        return TritonProcess(
+            launch.command(triton),
+            triton.environment(stub_environment(self._environ, self.config_path, work.path / _PLACES)),
+            self.models,
+            work,
+            self._admin,
+            ready_limit_s=self._ready_limit_s,
+            exit_limit_s=exit_limit_s + _KILL_AFTER_S,
+            say=self._say,
+            is_stopped=lambda: self.stop_requested,
+        )
 
     def _abandon(self) -> None:
         """End a server that did not come up; its log stays for a day when it has something to say."""
         self._end()
         if self._work and not self.stop_requested and self.log():
-            self._say(f"the server's log: {self._work.keep_log(self.log_path)}")
+            self._say(f"the server's log: {self._work.keep_log()}")
         elif self._work:
             self._work.remove()
         self._work = None
 
-    def _end(self) -> bool:
-        """End watch, health port and processes; return whether there were any."""
+    def _end(self) -> None:
+        """End the health port, the watch and the processes."""
         if self._health:
             self._health.close()
             self._health = None
         if self._watch:
             self._watch.end()
-            self._watch = None
-        return self._end_process()
-
-    def _end_process(self) -> bool:
-        if self._process is None:
-            return False
-        process.stop(self._process, min(self._stop_limit_s, _EXIT_LIMIT_S) + _KILL_AFTER_S)
-        self._process = None
-        return True
+        if self._triton:
+            self._triton.end()
+        self._watch = self._triton = None

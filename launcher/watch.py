@@ -1,6 +1,7 @@
-"""Watches a server's stub processes: Triton calls a dead stub ready for ever and starts no other (triton#8604).
+"""Watches a server's processes: Triton calls a dead stub ready for ever and starts no other (triton#8604).
 
-A process that lives but is silent (stopped, or stuck in a pass or a lock) is killed, and healed as a dead one.
+A process that lives but is silent (stopped, or stuck in a pass or a lock) is killed, and healed as a dead one. Triton
+itself aborts when a process dies that holds one of its locks in shared memory (triton#8882): it is started again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import psutil
 
-from launcher.admin import Admin, AdminError
+from launcher.admin import ANSWER_LIMIT_S, Admin, AdminError
+from launcher.triton_process import TritonProcess
+from orchestrator.core.errors import ServingError
 from orchestrator.deployment.heartbeat import last_beat
 from orchestrator.deployment.stubs import is_alive, living_stubs
 
@@ -23,6 +26,8 @@ _SILENT_S, _KILL_LIMIT_S = 3.0, 5.0
 _WINDOW_S = 60.0
 #: What may happen within the window: so many reloads may fail, and one model may die so often.
 _FAILURES, _DEATHS = 2, 4
+#: How often Triton may be started again within how many seconds.
+_STARTS, _STARTS_WINDOW_S = 3, 600.0
 
 
 class Silence:
@@ -46,16 +51,17 @@ class Silence:
 
 
 class Watch(threading.Thread):
-    """Reloads the Python models whose process has died, or is silent; gives up when that does not help.
+    """Reloads models whose process has died or is silent, starts Triton again; gives up when that does not help.
 
     Attributes:
         failure: why it gave up, in one line; None while all is well.
+        is_starting: Triton has ended and is being started again.
         num_errors: how often a look at the processes raised an exception; the watch goes on behind it.
     """
 
     def __init__(
         self,
-        server: int,
+        triton: TritonProcess,
         python_models: Iterable[str],
         admin: Admin,
         *,
@@ -67,8 +73,9 @@ class Watch(threading.Thread):
         """heartbeats: the folder of the processes' heartbeats. hang_limit_s: how long one may be silent."""
         super().__init__(name="watch", daemon=True)
         self.failure: str | None = None
+        self.is_starting = False
         self.num_errors = 0
-        self._server, self._admin, self._say = server, admin, say
+        self._triton, self._admin, self._say = triton, admin, say
         self._python_models = set(python_models)
         self._load_limit_s, self._hang_limit_s = load_limit_s, hang_limit_s
         self._silence = Silence(heartbeats)
@@ -76,7 +83,9 @@ class Watch(threading.Thread):
         self._ended = threading.Event()
         self._deaths: dict[str, deque[float]] = defaultdict(deque)
         self._failures: deque[float] = deque()
-        self._stubs = living_stubs(server)
+        self._starts: deque[float] = deque()
+        self._unanswered_s = 0.0
+        self._stubs = self._living_stubs()
 
     def end(self) -> None:
         """Stop watching; a reload under way is not waited for."""
@@ -86,6 +95,9 @@ class Watch(threading.Thread):
         """Poll until `end` or a failure."""
         while self.failure is None and not self._ended.wait(_POLL_S):
             try:
+                self._end_silent_server()
+                if ended := self._triton.why_ended():
+                    self._start_again(ended)
                 self._end_silent()
                 for model in sorted(self.dead_models()):
                     self._heal(model)
@@ -100,6 +112,40 @@ class Watch(threading.Thread):
     def silent_models(self) -> dict[str, float]:
         """Return for how many seconds the processes have been silent that miss more than a few beats."""
         return dict(self._silent)
+
+    def _end_silent_server(self) -> None:
+        """Kill a Triton that has not answered for too long; each look waits for the answer for its own limit."""
+        if self._triton.pid is None or self._admin.is_live():
+            self._unanswered_s = 0.0
+            return
+        self._unanswered_s += ANSWER_LIMIT_S
+        if self._unanswered_s >= self._hang_limit_s and self._triton.pid is not None:
+            self._say(f"Triton has not answered for {self._unanswered_s:g} s, killing it (HANG_LIMIT_S)")
+            self._triton.kill()
+
+    def _start_again(self, ended: str) -> None:
+        """Start Triton again, unless it has been often enough, or Triton chose to end. ended: how and why."""
+        if self._ended.is_set():
+            return
+        if not self._triton.is_killed or _count(self._starts, _STARTS_WINDOW_S) > _STARTS:
+            self.failure = ended
+            return
+        self._say(f"{ended}; starting it again")
+        self.is_starting, started_s = True, time.monotonic()
+        try:
+            self._triton.start()
+            self._say(f"the server is ready again after {time.monotonic() - started_s:.1f} s")
+        except ServingError as error:
+            self.failure = str(error)
+        finally:
+            self._stubs, self._silent = self._living_stubs(), {}
+            self.is_starting = False
+
+    def _living_stubs(self) -> dict[psutil.Process, str]:
+        try:
+            return living_stubs(self._triton.pid) if self._triton.pid else {}
+        except psutil.NoSuchProcess:
+            return {}
 
     def _end_silent(self) -> None:
         """Kill the processes that have been silent for too long."""
@@ -125,7 +171,7 @@ class Watch(threading.Thread):
             self._say(f"model {model}: reloaded in {time.monotonic() - started_s:.1f} s")
         except AdminError as error:
             self._note_failure(f"model {model} could not be reloaded: {error}")
-        self._stubs = living_stubs(self._server)
+        self._stubs = self._living_stubs()
 
     def _note_failure(self, message: str) -> None:
         if self._ended.is_set():  # the server is being stopped: of course it refuses
@@ -136,10 +182,10 @@ class Watch(threading.Thread):
             self._say(f"{message}; trying once more")
 
 
-def _count(times: deque[float]) -> int:
+def _count(times: deque[float], window_s: float = _WINDOW_S) -> int:
     """Note that it happened now; return how often it did within the window."""
     now_s = time.monotonic()
     times.append(now_s)
-    while now_s - times[0] > _WINDOW_S:
+    while now_s - times[0] > window_s:
         times.popleft()
     return len(times)

@@ -33,6 +33,11 @@ class WorkFolder:
         self.path = fresh.rename(parent / fresh.name.removeprefix("."))
 
     @property
+    def log(self) -> Path:
+        """The server's log; it need not exist yet."""
+        return self.path / "server.log"
+
+    @property
     def region_prefix(self) -> str:
         """The beginning of the names of this server's shared-memory regions."""
         return f"{self.path.name}-"
@@ -50,11 +55,11 @@ class WorkFolder:
         _remove(self.path)
         self._unlock()
 
-    def keep_log(self, log: Path) -> Path:
-        """Delete everything but `log`; return where it is now (a day long)."""
+    def keep_log(self) -> Path:
+        """Delete everything but the log; return where it is now (a day long)."""
         kept = self.path.with_name(self.path.name.replace(_PREFIX, _FAILED, 1) + ".log")
         with contextlib.suppress(OSError):
-            shutil.move(log, kept)
+            shutil.move(self.log, kept)
         self.remove()
         return kept
 

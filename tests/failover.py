@@ -179,18 +179,25 @@ class Result:
 
 
 def kill_server(server: launcher.Server) -> None:
-    """Kill a replica with everything that belongs to it, as a machine that goes, and start it again."""
-    (pid,) = [pid for pid, name in server.pids().items() if name == "tritonserver"]
+    """Kill a replica with everything that belongs to it; the launcher starts it again."""
+    pid = pid_of(server, "tritonserver")
     os.killpg(pid, signal.SIGKILL)
-    server.stop()
-    server.start()
+    until(lambda: server.why_not_ready() is None and pid_of(server, "tritonserver") != pid, "another server", LIMIT_S)
 
 
 def kill_public_model(server: launcher.Server) -> None:
-    """Kill the process of the public model alone: Triton leaves its streams open and silent; the launcher reloads it."""
-    pid = next(pid for pid, name in server.pids().items() if name == "speculative")
+    """Kill the process of the public model alone: Triton leaves its streams open and silent; the launcher reloads it.
+
+    Where Triton aborts behind that (triton#8882), the launcher starts the whole server again.
+    """
+    pid = pid_of(server, "speculative")
     os.kill(pid, signal.SIGKILL)
-    until(lambda: {"speculative", "target"} <= set(server.pids().values()) - {pid}, "another process", LIMIT_S)
+    until(lambda: server.why_not_ready() is None and pid_of(server, "speculative") != pid, "another process", LIMIT_S)
+
+
+def pid_of(server: launcher.Server, name: str) -> int | None:
+    """Return the id of a living process of a server by its model's name, or "tritonserver"."""
+    return next((pid for pid, of in server.pids().items() if of == name), None)
 
 
 def stop_server(server: launcher.Server) -> None:

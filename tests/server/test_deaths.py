@@ -39,64 +39,47 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("script")
 
 
-class Servers:
-    """Starts another server when Triton has aborted, so that the next test has one."""
-
-    def __init__(self, start: Callable[[], Server]) -> None:
-        self._start = start
-        self._last: Server | None = None
-
-    def living(self) -> Server:
-        if self._last is None or has_aborted(self._last):
-            self._last = self._start()
-        return self._last
-
-
 #: The draft model in a process of its own, and in the target's.
 APART, TOGETHER = ("runs = false",), ()
 
 
 @pytest.fixture(scope="module", params=[TOGETHER], ids=[""])
-def servers(
+def server(
     request: pytest.FixtureRequest, checkpoints: Path, script: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Servers]:
-    with contextlib.ExitStack() as stack:
-
-        def start() -> Server:
-            folder = link(checkpoints, tmp_path_factory.mktemp("deaths"))
-            models = repository(folder, "draft", "speculative", "speculative_unary", target="breakable.py")
-            config, environ = deployment(folder, 'draft = "draft"', *request.param), {"SCRIPT_FOLDER": str(script)}
-            # A Triton that has lost a process waits for it until its exit time-out: no part of these tests.
-            return stack.enter_context(serving(config, repository=models, env=environ, stop_limit_s=2))
-
-        yield Servers(start)
+) -> Iterator[Server]:
+    folder = link(checkpoints, tmp_path_factory.mktemp("deaths"))
+    models = repository(folder, "draft", "speculative", "speculative_unary", target="breakable.py")
+    config, environ = deployment(folder, 'draft = "draft"', *request.param), {"SCRIPT_FOLDER": str(script)}
+    # A Triton that has lost a process waits for it until its exit time-out: no part of these tests.
+    with serving(config, repository=models, env=environ, stop_limit_s=2) as running:
+        yield running
 
 
 @pytest.fixture
-def served(servers: Servers) -> Server:
-    return servers.living()
-
-
-def has_aborted(server: Server) -> bool:
-    """Triton 2.51 aborts when a process dies that holds a lock in shared memory (triton#8882): not ours to mend."""
-    return "boost::interprocess::lock_exception" in server.log()
+def served(server: Server) -> Server:
+    """Return the server when it serves; the launcher has started it again where Triton aborted in the last test."""
+    until(lambda: server.why_not_ready() is None, "a ready server")
+    return server
 
 
 @contextlib.contextmanager
 def unless_triton_aborts(server: Server) -> Iterator[None]:
+    """Skip the rest where Triton 2.51 aborts because the dead process held one of its locks (triton#8882)."""
+    before = pid_of(server, "tritonserver")
     try:
         yield
     except grpc.RpcError:
-        until(server.failure, "what the server died of")
-        if has_aborted(server):
-            pytest.skip("Triton aborted: the process was killed while it held a lock in shared memory (triton#8882)")
-        raise
+        until(lambda: server.why_not_ready() is None, "a server that is ready again")
+        if pid_of(server, "tritonserver") == before or "boost::interprocess::lock_exception" not in server.log():
+            raise
+        assert server.failure() is None
+        pytest.skip("Triton aborted: the process was killed while it held a lock in shared memory (triton#8882)")
 
 
 @pytest.fixture(scope="module")
-def truth(servers: Servers) -> list[list[int]]:
+def truth(server: Server) -> list[list[int]]:
     """What the target says alone, undisturbed."""
-    with Stream(servers.living().grpc_url) as stream:
+    with Stream(server.grpc_url) as stream:
         for number, name in enumerate(NAMES):
             stream.send(name, speculation="none", **inputs_of(number))
         return [answer.ids for answer in stream.answers(*NAMES).values()]
@@ -147,7 +130,7 @@ def await_drafts(server: Server, expected: list[int]) -> None:
     until(num_drafted, "drafts")
 
 
-@pytest.mark.parametrize("servers", [APART], indirect=True, ids=["apart"])
+@pytest.mark.parametrize("server", [APART], indirect=True, ids=["apart"])
 def test_draft_killed_under_traffic_changes_no_text_and_drafts_again_once_healed(
     served: Server, truth: list[list[int]]
 ) -> None:

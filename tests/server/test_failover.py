@@ -51,24 +51,14 @@ def test_the_kills_met_streams_that_had_to_move(result: Result) -> None:
     assert result.num_failovers >= 2
 
 
-@pytest.fixture
-def alive(servers: list[Server]) -> list[Server]:
-    """Return the replicas, started again where Triton has aborted behind a kill (docs/operations.md)."""
-    for server in servers:
-        if server.failure():
-            server.stop()
-            server.start()
-    return servers
-
-
 @pytest.mark.parametrize("num_generated", [1, 30, 59])
 @pytest.mark.parametrize("method", ["none", "prompt_lookup", "suffix", "lookahead", "jacobi"])
 def test_continued_text_is_the_rest_of_the_whole(
-    alive: list[Server], folder: Path, method: str, num_generated: int
+    servers: list[Server], folder: Path, method: str, num_generated: int
 ) -> None:
-    whole = ask(alive[0].grpc_url, speculation=method, return_log_probs=True, **SEED)
+    whole = ask(servers[0].grpc_url, speculation=method, return_log_probs=True, **SEED)
     rest = ask(
-        alive[1].grpc_url,
+        servers[1].grpc_url,
         speculation=method,
         return_log_probs=True,
         generated_ids=whole.ids[:num_generated],
@@ -81,14 +71,14 @@ def test_continued_text_is_the_rest_of_the_whole(
     assert _logprobs(rest) == _logprobs(whole)[num_generated:]
 
 
-def test_generated_ids_that_end_the_output_are_refused(alive: list[Server]) -> None:
-    answer = ask(alive[0].grpc_url, generated_ids=[5] * 60, **SEED)
+def test_generated_ids_that_end_the_output_are_refused(servers: list[Server]) -> None:
+    answer = ask(servers[0].grpc_url, generated_ids=[5] * 60, **SEED)
 
     assert "generated_ids already end the output: length at token 60" in answer.error
 
 
-def test_sequence_index_gives_the_sequences_of_a_request_for_several(alive: list[Server]) -> None:
-    with Stream(alive[0].grpc_url) as stream:
+def test_sequence_index_gives_the_sequences_of_a_request_for_several(servers: list[Server]) -> None:
+    with Stream(servers[0].grpc_url) as stream:
         several = stream.ask(num_return_sequences=3, **SEED)
         alone = [stream.ask(sequence_index=index, **SEED) for index in range(3)]
 

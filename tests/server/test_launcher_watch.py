@@ -11,6 +11,7 @@ import pytest
 from launcher import process, workfolder
 from tests.support.throwaway import (
     answers_from_another,
+    find_server,
     infer,
     launched,
     make_deployment,
@@ -97,13 +98,57 @@ def test_command_model_that_keeps_dying_ends_the_launcher(deployment, running):
     assert "error: model target died 5 times within a minute" in errors
 
 
-def test_command_server_that_dies_ends_the_launcher_with_the_cause(deployment, running):
+def test_command_server_that_dies_is_started_again_and_too_often_ends_the_launcher(deployment, running):
     started, line = running
-    region = region_of(url_in(line))
-    os.kill(server_of(started.pid), signal.SIGKILL)
+    url, region = url_in(line), region_of(url_in(line))
+    for number in range(4):
+        dead, stub = server_of(started.pid), infer(url, 0)
+        os.kill(dead, signal.SIGKILL)
+        if number < 3:
+            until(lambda dead=dead: find_server(started.pid) not in (None, dead), limit_s=60)
+            until(lambda stub=stub: answers_from_another(url, stub), limit_s=60)
     _, errors = started.communicate(timeout=30)
     assert started.returncode == 1
+    assert re.findall(r"the server ended by signal 9: .*; starting it again", errors)
+    assert len(re.findall(r"the server is ready again after", errors)) == 3
     assert "error: the server ended by signal 9" in errors.splitlines()[-1]
+    assert deployment.leaves_nothing(region)
+
+
+def test_server_that_no_longer_answers_is_killed_and_started_again(deployment):
+    with deployment.server(hang_limit_s=5) as server:
+        (dead,) = [pid for pid, name in server.pids().items() if name == "tritonserver"]
+        os.kill(dead, signal.SIGSTOP)
+        until(lambda: server.why_not_ready() is None and dead not in server.pids(), limit_s=60)
+        assert infer(server.http_url, 1) == 6
+        assert server.failure() is None
+
+
+def test_server_is_live_and_not_ready_while_it_is_started_again(deployment, tmp_path):
+    """A supervisor that restarted it meanwhile would only lose time."""
+    flag = tmp_path / "flag"
+    slow = f"import pathlib; pathlib.Path({str(flag)!r}).exists() and time.sleep(3)"
+    deployment.add("target", loading=slow)
+    with deployment.server() as server:
+        flag.touch()
+        (dead,) = [pid for pid, name in server.pids().items() if name == "tritonserver"]
+        os.kill(dead, signal.SIGKILL)
+        until(lambda: server.why_not_ready() == "the server has ended and is being started again")
+        assert server.why_not_live() is None
+        until(lambda: server.why_not_ready() is None)
+
+
+def test_server_stopped_while_it_is_started_again_leaves_nothing(deployment, tmp_path):
+    flag = tmp_path / "flag"
+    deployment.add("target", loading=f"import pathlib; pathlib.Path({str(flag)!r}).exists() and time.sleep(60)")
+    with deployment.server() as server:
+        region = region_of(server.http_url)
+        flag.touch()
+        (dead,) = [pid for pid, name in server.pids().items() if name == "tritonserver"]
+        os.kill(dead, signal.SIGKILL)
+        until(lambda: server.pids() and dead not in server.pids())
+        (group,) = [pid for pid, name in server.pids().items() if name == "tritonserver"]
+    assert process.group_members(group) == []
     assert deployment.leaves_nothing(region)
 
 

@@ -101,8 +101,8 @@ def test_work_folder_sweeps_orphans_but_not_the_living(folders):
 
 def test_work_folder_keeps_a_failed_log_for_a_day(folders):
     work = WorkFolder()
-    (work.path / "server.log").write_text("why")
-    kept = work.keep_log(work.path / "server.log")
+    work.log.write_text("why")
+    kept = work.keep_log()
     assert not work.path.exists()
     workfolder.sweep()
     assert kept.read_text() == "why"

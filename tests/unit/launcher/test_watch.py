@@ -15,10 +15,36 @@ import pytest
 
 from launcher import watch as module
 from launcher.admin import AdminError
+from launcher.triton_process import StartError
 from launcher.watch import Watch
 from orchestrator.deployment.heartbeat import Heartbeat
 from orchestrator.deployment.stubs import is_alive
 from tests.support.hanging import until
+
+
+class ScriptedTriton:
+    """Ends as told, and notes how often it is started again."""
+
+    def __init__(self) -> None:
+        self.ended: str | None = None
+        self.is_killed, self.is_fragile, self.num_starts = True, False, 0
+        self.error: StartError | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self.ended else os.getpid()
+
+    def why_ended(self) -> str | None:
+        return self.ended
+
+    def start(self) -> None:
+        self.num_starts += 1
+        if self.error:
+            raise self.error
+        self.ended = self.ended if self.is_fragile else None
+
+    def kill(self) -> None:
+        self.ended = "the server ended by signal 9: it was killed"
 
 
 class ScriptedAdmin:
@@ -27,6 +53,10 @@ class ScriptedAdmin:
     def __init__(self) -> None:
         self.reloaded: list[str] = []
         self.error: Exception | None = None
+        self.answers = True
+
+    def is_live(self) -> bool:
+        return self.answers
 
     def reload(self, model: str, limit_s: float) -> None:
         self.reloaded.append(model)
@@ -40,7 +70,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[W
     monkeypatch.setattr(module, "_POLL_S", 0.01)
     admin, lines = ScriptedAdmin(), list[str]()
     watch = Watch(
-        os.getpid(),
+        ScriptedTriton(),  # type: ignore[arg-type]
         ["target"],
         admin,  # type: ignore[arg-type]
         say=lines.append,
@@ -136,3 +166,47 @@ def test_a_silent_model_is_named_before_it_is_killed(
     until(lambda: watch.silent_models().get("target", 0) > 0.02)
     beating.resume()
     until(lambda: not watch.silent_models())
+
+
+@pytest.fixture
+def serving(watched: Any) -> tuple[Watch, ScriptedTriton]:
+    """A watch over a Triton without models."""
+    watch, _, _ = watched
+    watch._python_models = set()
+    return watch, watch._triton
+
+
+def test_triton_that_a_signal_ended_is_started_again_and_gives_up_the_fourth_time(serving: Any) -> None:
+    watch, triton = serving
+    triton.ended, triton.is_fragile = "the server ended by signal 6: lock_exception", True
+    watch.start()
+    watch.join(10)
+    assert triton.num_starts == 3 and watch.failure == triton.ended
+
+
+def test_triton_that_ends_by_itself_is_not_started_again(serving: Any) -> None:
+    watch, triton = serving
+    triton.ended, triton.is_killed = "the server ended with status 1: no memory", False
+    watch.start()
+    watch.join(10)
+    assert triton.num_starts == 0 and watch.failure == triton.ended
+
+
+def test_triton_that_does_not_come_up_again_ends_the_watch(serving: Any) -> None:
+    watch, triton = serving
+    triton.ended, triton.error = "the server ended by signal 6: lock_exception", StartError("not ready after 180 s")
+    watch.start()
+    watch.join(10)
+    assert watch.failure == "not ready after 180 s" and not watch.is_starting
+
+
+def test_triton_that_does_not_answer_is_killed_at_the_limit_and_started_again(
+    serving: Any, watched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, triton = serving
+    _, admin, lines = watched
+    monkeypatch.setattr(module, "ANSWER_LIMIT_S", 0.05)
+    admin.answers = False
+    watch.start()
+    until(lambda: triton.num_starts)
+    assert any("Triton has not answered for 0.2 s, killing it (HANG_LIMIT_S)" in line for line in lines)
