@@ -50,7 +50,7 @@ def text_of(length: int, tokenizer: Any) -> list[int]:
     return list(itertools.islice(itertools.cycle(tokenizer.encode(texts).ids), length))
 
 
-def cost_of(build: Callable[[], Proposer], ids: Sequence[int], num_prompt: int) -> Cost:
+def cost_of(build: Callable[[], Proposer], ids: Sequence[int], num_prompt: int, vocab_size: int) -> Cost:
     """Return the cost of the steps that generate the rest of `ids` after the prompt."""
     context, times_ms = Context(ids[:num_prompt]), []
     began_s = time.perf_counter()
@@ -62,7 +62,8 @@ def cost_of(build: Callable[[], Proposer], ids: Sequence[int], num_prompt: int) 
         drafted_s = time.perf_counter()
         target_tokens = np.array([ids[len(context) + depth] for depth in tree.depths.tolist()], np.int32)
         accepted = accept_coupled(tree, target_tokens.tolist())
-        acceptance = Acceptance(accepted.path, accepted.next_token, target_tokens=target_tokens)
+        top_ids = (target_tokens[:, None] + np.arange(8, dtype=np.int32)) % vocab_size  # the right token and any others
+        acceptance = Acceptance(accepted.path, accepted.next_token, target_tokens=target_tokens, node_top_ids=top_ids)
         context.commit(acceptance.tokens(tree))
         observed_s = time.perf_counter()
         proposer.observe(tree, acceptance)
@@ -100,7 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         dependencies = dependencies_of(config, checkpoint, ids, length)
         for name in (name for name in PROPOSED if not METHODS[name].drafter):
             made = select_method(name, "", frozenset(), {})
-            cost = cost_of(functools.partial(made.proposer, dependencies), ids, length)
+            build = functools.partial(made.proposer, dependencies)
+            cost = cost_of(build, ids, length, checkpoint.vocab_size)
             print(f"| {name} | {length} | {cost.first:.1f} | {cost.median:.3f} | {cost.p95:.3f} | {cost.most:.3f} |")
     return 0
 

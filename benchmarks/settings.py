@@ -26,6 +26,9 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "jacobi": ("jacobi", {}),
     "jacobi 1": ("jacobi", {"draft_len": 1}),
     "jacobi 8": ("jacobi", {"draft_len": 8}),
+    "recycling": ("recycling", {}),
+    "recycling chain": ("recycling", {"choices": [[0, 0, 0, 0]], "from_prompt": False}),
+    "recycling published": ("recycling", {"max_nodes": 80}),
     "predicted": ("predicted", {}),
     "predicted 3": ("predicted", {"draft_len": 3, "max_ngram": 2}),
     "predicted 64": ("predicted", {"draft_len": 64, "max_ngram": 8}),
@@ -49,6 +52,8 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "redrafter 8 4": ("redrafter", {"beams": 8, "beam_len": 4}),
     "prompt_lookup+eagle2": ("prompt_lookup+eagle2", {}),
     "prompt_lookup+eagle2 8": ("prompt_lookup+eagle2", {"max_nodes": 8, "eagle2": {"top_k": 3}}),
+    "suffix+recycling": ("suffix+recycling", {}),
+    "suffix+recycling 9": ("suffix+recycling", {"max_nodes": 9, "recycling": {"choices": [[0], [1], [0, 0]]}}),
     "medusa+eagle3": ("medusa+eagle3", {}),
     "medusa+eagle3 40": ("medusa+eagle3", {"max_nodes": 40, "medusa": {"max_nodes": 12}}),
 }

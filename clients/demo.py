@@ -28,7 +28,7 @@ from clients.generate import ONE_LINE, Generation, Painter, compare, generate, r
 
 ROOT = Path(__file__).resolve().parent.parent
 METHODS = (
-    "none", "auto", "prompt_lookup", "suffix", "ngram", "lookahead", "jacobi", "draft_model",
+    "none", "auto", "prompt_lookup", "suffix", "ngram", "lookahead", "jacobi", "recycling", "draft_model",
     "medusa", "eagle", "eagle2", "eagle3", "redrafter", "prompt_lookup+eagle2",
 )  # fmt: skip
 #: The drafters of the methods that need one.

@@ -19,6 +19,7 @@ METHODS = {
     "ngram": "",
     "lookahead": "",
     "jacobi": "",
+    "recycling": "",
     "predicted": "",
     "draft_model": "draft",
     "medusa": "medusa",

@@ -31,6 +31,7 @@ class Method:
     reads_memory: it drafts from earlier responses too, if the server remembers them.
     hidden_states: the hidden states of the target that its drafter reads.
     reads_every_state: its drafter reads the states of all tokens, and reports how many it has; others read the newest.
+    num_node_top: how many of the most probable tokens it reads at every verified node.
     build_mode: how compiled engines are built that draft with the method by themselves.
     engine_config: the class of its parameters if the target's engine drafts by itself; empty = no engine can.
     """
@@ -44,6 +45,7 @@ class Method:
     reads_memory: bool = False
     hidden_states: HiddenStates = HiddenStates.NONE
     reads_every_state: bool = False
+    num_node_top: int = 0
     build_mode: str = ""
     engine_config: str = ""
 
@@ -51,7 +53,12 @@ class Method:
     def options(self) -> StepOptions:
         """What its proposer needs from a step."""
         features_from = 0 if self.hidden_states else None
-        return StepOptions(self.target_tokens, features_from=features_from, hidden_states=self.hidden_states)
+        return StepOptions(
+            self.target_tokens,
+            features_from=features_from,
+            hidden_states=self.hidden_states,
+            num_node_top=self.num_node_top,
+        )
 
     @property
     def needs_only_tokens(self) -> bool:
@@ -97,6 +104,7 @@ _ALL = (
         engine_config="engine_side:EngineSideLookaheadConfig",
     ),
     Method("jacobi", "jacobi:Jacobi", "jacobi:JacobiConfig", target_tokens=True),
+    Method("recycling", "recycling:Recycling", "recycling:RecyclingConfig", branches="a tree", num_node_top=8),
     Method("predicted", "predicted:Predicted", "predicted:PredictedConfig"),
     Method("draft_model", "drafters:DraftModel", "drafters:DraftModelConfig", drafter="draft", engine_config=_AS_BUILT),
     replace(_HEAD, name="medusa", drafter="medusa", build_mode="medusa", engine_config=_AS_BUILT),

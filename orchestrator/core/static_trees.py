@@ -25,6 +25,18 @@ EAGLE_LEAVES: tuple[Address, ...] = (
 )  # fmt: skip
 
 
+#: Token Recycling's published tree: the number of children of each inner node; 80 nodes, 8/21/25/15/8/3 by depth.
+RECYCLING_CHILDREN: dict[Address, int] = {
+    (): 8, (0,): 8, (1,): 4, (2,): 3, (3,): 2, (4,): 1, (5,): 1, (6,): 1, (7,): 1,
+    (0, 0): 8, (0, 1): 3, (0, 2): 2, (0, 3): 1, (0, 4): 1, (0, 5): 1, (0, 6): 1, (0, 7): 1,
+    (1, 0): 2, (1, 1): 1, (2, 0): 1, (3, 0): 1, (4, 0): 1, (5, 0): 1,
+    (0, 0, 0): 5, (0, 0, 1): 2, (0, 0, 2): 1, (0, 0, 3): 1, (0, 0, 4): 1, (0, 1, 0): 1, (0, 2, 0): 1,
+    (1, 0, 0): 1, (2, 0, 0): 1, (3, 0, 0): 1,
+    (0, 0, 0, 0): 3, (0, 0, 0, 1): 1, (0, 0, 0, 2): 1, (0, 0, 1, 0): 1, (0, 1, 0, 0): 1, (1, 0, 0, 0): 1,
+    (0, 0, 0, 0, 0): 2, (0, 0, 0, 1, 0): 1,
+}  # fmt: skip
+
+
 def tree_of_choices(addresses: Sequence[Sequence[int]]) -> TokenTree:
     """Return the tree of these nodes, whose tokens are ranks; the leaf paths name the same tree as all its nodes.
 

@@ -87,6 +87,7 @@ class StepOptions:
     features_from, hidden_states: the hidden states of these kinds, from this position on; None and NONE: no features.
     num_top: how many of the most probable tokens to return for each position.
     engine_speculation: for an engine that drafts by itself; None: it returns the next token only.
+    num_node_top: how many of the most probable tokens to return for every node, the root included.
     """
 
     target_tokens: bool = False
@@ -95,6 +96,7 @@ class StepOptions:
     num_top: int = 0
     hidden_states: HiddenStates = HiddenStates.NONE
     engine_speculation: EngineSpeculation | None = None
+    num_node_top: int = 0
 
     def merged(self, other: StepOptions) -> StepOptions:
         """Return the options that include both; features start at the earlier of the two positions."""
@@ -105,6 +107,7 @@ class StepOptions:
             max(self.num_top, other.num_top),
             self.hidden_states | other.hidden_states,
             self.engine_speculation or other.engine_speculation,
+            max(self.num_node_top, other.num_node_top),
         )
 
 
@@ -122,6 +125,7 @@ class Acceptance:
     num_in_pass: how many requests shared the pass.
     num_cached_tokens: tokens of the context that were in the cache when the engine first saw the sequence.
     engine_speculation: only from an engine that drafts by itself.
+    node_top_ids: (m + 1, k) int32, the k most probable tokens behind every node by the raw logits, in order.
     """
 
     path: tuple[int, ...]
@@ -138,6 +142,7 @@ class Acceptance:
     engine_speculation: EngineSpeculationResult | None = None
     queue_us: int = 0
     verify_us: int = 0
+    node_top_ids: IdArray | None = None
 
     def top_tokens(self, num_tokens: int) -> tuple[list[list[int]], list[list[float]]]:
         """Return the top ids of the first positions and their log probabilities; empty if not requested."""

@@ -30,7 +30,7 @@ class Capabilities:
 
     rules: the acceptance rules that it can apply to its logits.
     trees: it verifies trees; False = chains only.
-    target_tokens, features, logprobs: whether a step may ask for them.
+    target_tokens, features, logprobs: whether a step may ask for them; for top tokens of nodes where for target tokens.
     reason: why it lacks what it lacks. lacks: {option of a request: why that one cannot be served}.
     drafts: whether it verifies drafts that the server sends. max_nodes: most draft nodes of a step.
     engine_method: the method with which it drafts by itself; empty = it does not.
@@ -94,6 +94,8 @@ class Capabilities:
             yield f"the rule {sampling.rule.value!r}: {self.reason}; its own: {served} (input rule)"
         if options.target_tokens and not self.target_tokens:
             yield f"{named}, which learns from the target's tokens: {self.reason}{other} (input speculation)"
+        if options.num_node_top and not self.target_tokens:
+            yield f"{named}, which learns from the target's top tokens: {self.reason}{other} (input speculation)"
         if options.features_from is not None and not self.features:
             yield f"{named}, which drafts from hidden states: {self.reason}{other} (input speculation)"
         if (options.logprobs or options.num_top) and not self.logprobs:

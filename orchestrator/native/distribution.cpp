@@ -92,6 +92,19 @@ size_t first_largest_of(const T* row, size_t length) {
   return best;
 }
 
+// Most numbers are below the last of the best so far, so that a row costs one comparison a number.
+template <typename T>
+void largest_ids_of(const T* row, size_t length, size_t count, int32_t* ids) {
+  for (size_t i = 0; i < length; ++i) {
+    const auto value = number(row[i]);
+    size_t place = std::min(i, count);
+    if (place == count && !(value > number(row[size_t(ids[count - 1])]))) continue;
+    place = std::min(place, count - 1);
+    for (; place > 0 && value > number(row[size_t(ids[place - 1])]); --place) ids[place] = ids[place - 1];
+    ids[place] = int32_t(i);
+  }
+}
+
 }  // namespace
 
 size_t argmax(const void* logits, Type type, size_t vocab_size) {
@@ -99,6 +112,15 @@ size_t argmax(const void* logits, Type type, size_t vocab_size) {
     case kFloat32: return first_largest_of(static_cast<const float*>(logits), vocab_size);
     case kBFloat16: return first_largest_of(static_cast<const uint16_t*>(logits), vocab_size);
     default: return first_largest_of(static_cast<const double*>(logits), vocab_size);
+  }
+}
+
+void largest_ids(const void* logits, Type type, size_t vocab_size, size_t count, int32_t* ids) {
+  if (count == 0) return;
+  switch (type) {
+    case kFloat32: return largest_ids_of(static_cast<const float*>(logits), vocab_size, count, ids);
+    case kBFloat16: return largest_ids_of(static_cast<const uint16_t*>(logits), vocab_size, count, ids);
+    default: return largest_ids_of(static_cast<const double*>(logits), vocab_size, count, ids);
   }
 }
 

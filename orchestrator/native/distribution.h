@@ -24,6 +24,9 @@ struct Truncation {
 // The lowest id of the largest logit; of a nan, if there is one.
 size_t argmax(const void* logits, Type type, size_t vocab_size);
 
+// Write the ids of the `count` <= vocab_size largest logits, the best first and the lowest id first among equals.
+void largest_ids(const void* logits, Type type, size_t vocab_size, size_t count, int32_t* ids);
+
 // One row's distribution, and the memory to compute it; used again for every row.
 //
 // After `compute`: either is_dense, and log p of token i is values[i] - log_total; or the support is ids with log_probs.

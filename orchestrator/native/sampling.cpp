@@ -103,6 +103,15 @@ const char* sampling_log_probs(const Request* requests, size_t count, size_t voc
   return nullptr;
 }
 
+// Write the num_top most probable tokens of every request's first row, (count, num_top), by its raw logits.
+const char* sampling_top_ids(const Request* requests, size_t count, size_t vocab_size, size_t num_top, int32_t* ids) {
+  if (const char* wrong = first_error(requests, count, vocab_size)) return wrong;
+  if (num_top > vocab_size) return "more top tokens than the vocabulary has";
+  for (size_t i = 0; i < count; ++i)
+    largest_ids(requests[i].logits, requests[i].type, vocab_size, num_top, ids + i * num_top);
+  return nullptr;
+}
+
 // The place of argmax(log q + noise), q being the weights divided by their sum. ids: ascending.
 size_t sampling_draw(const int32_t* ids, const float* weights, size_t count, uint64_t seed, uint64_t position,
                      uint64_t stream, uint64_t epoch) {

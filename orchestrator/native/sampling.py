@@ -105,7 +105,9 @@ class Sampler:
         self._log_p.argtypes = [c_void_p, c_size_t, c_size_t, c_int, c_void_p]
         self._log_probs = library.sampling_log_probs
         self._log_probs.argtypes = [c_void_p, c_size_t, c_size_t, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p]
-        for function in (self._verify, self._log_p, self._log_probs):
+        self._top_ids = library.sampling_top_ids
+        self._top_ids.argtypes = [c_void_p, c_size_t, c_size_t, c_size_t, c_void_p]
+        for function in (self._verify, self._log_p, self._log_probs, self._top_ids):
             function.restype = c_char_p
         self._draw = library.sampling_draw
         self._draw.argtypes = [c_void_p, c_void_p, c_size_t, *[c_uint64] * 4]
@@ -194,6 +196,14 @@ class Sampler:
         outputs = log_probs.ctypes.data, num_top, top_ids.ctypes.data, top_log_probs.ctypes.data
         _check(self._log_probs(requests, len(ids), vocab_size, ids.ctypes.data, *outputs))
         return log_probs, top_ids, top_log_probs
+
+    def top_ids(self, rows: Rows, vocab_size: int, num_rows: int, num_top: int) -> IdArray:
+        """Return the most probable tokens of every row, (num_rows, num_top) int32, in the order of `log_probs`."""
+        requests = (Request * num_rows)()
+        _fill_rows(requests, rows, vocab_size)
+        ids = np.empty((num_rows, num_top), np.int32)
+        _check(self._top_ids(requests, num_rows, vocab_size, num_top, ids.ctypes.data))
+        return ids
 
     def draw(self, q: Distribution, seed: int, position: int, stream: Stream, epoch: int) -> int:
         """Return the token of argmax(log q + noise); ties go to the lowest id."""

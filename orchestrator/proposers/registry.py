@@ -154,4 +154,6 @@ def _united(
     )
     if any(member.config.adaptive for member in members):
         raise RequestError(f"adaptive is for all members of {name!r} together, not for one of them ({WHERE})")
-    return SelectedMethod(name, Method(name, branches="several proposers", hidden_states=states), config, members)
+    num_top = max(method.num_node_top for method in methods)
+    united = Method(name, branches="several proposers", hidden_states=states, num_node_top=num_top)
+    return SelectedMethod(name, united, config, members)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from orchestrator.core.proposal import Proposer
 from orchestrator.core.sampling_params import Sampling
@@ -11,6 +12,7 @@ from orchestrator.core.step_costs import StepCosts
 from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import served_checkpoint
+from orchestrator.proposers.adjacency import SharedMatrices
 from orchestrator.proposers.dependencies import DrafterClient, ProposerDependencies
 from orchestrator.proposers.drafter_clients import Drafter, LocalDrafterClient
 from orchestrator.proposers.estimates import AcceptanceEstimates
@@ -31,6 +33,7 @@ class ProposerSources:
         self.grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
         self._checkpoint, self._memory = checkpoint, memory
         self._step_costs, self._estimates = StepCosts(), AcceptanceEstimates()
+        self._matrices = SharedMatrices(checkpoint.vocab_size) if config.remember_tokens else None
         self._tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
 
     def dependencies(
@@ -51,6 +54,7 @@ class ProposerSources:
             num_parameters=self._checkpoint.num_parameters,
             tables=self._tables,
             memory=self._memory.of(cache_salt) if self._memory else None,
+            shared_adjacency=partial(self._matrices.of, cache_salt) if self._matrices else None,
             matcher=self.grammars.matcher(options.grammar, options.end_ids) if options.grammar else None,
             step_costs=self._step_costs,
             estimates=self._estimates,

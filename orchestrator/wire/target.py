@@ -92,7 +92,7 @@ def unpack_call(tensors: Incoming, vocab_size: int, max_nodes: int) -> StepReque
 def _pack_options(options: StepOptions) -> Tensors:
     want = TARGET_TOKENS_BIT * options.target_tokens | LOGPROBS_BIT * options.logprobs
     want |= options.hidden_states << HIDDEN_STATES_SHIFT
-    tensors = pack_nonzero(want=want, num_top=options.num_top)
+    tensors = pack_nonzero(want=want, num_top=options.num_top, num_node_top=options.num_node_top)
     if options.features_from is not None:
         tensors |= pack_scalars(features_from=options.features_from)
     return tensors | pack_engine_speculation(options.engine_speculation)
@@ -108,6 +108,7 @@ def _unpack_options(tensors: Incoming) -> StepOptions:
         num_top=scalar(tensors, "num_top", 0),
         hidden_states=hidden_states,
         engine_speculation=unpack_engine_speculation(tensors),
+        num_node_top=scalar(tensors, "num_node_top", 0),
     )
 
 
@@ -127,6 +128,8 @@ def pack_acceptance(acceptance: Acceptance) -> Tensors:
         tensors["logprobs"] = acceptance.logprobs.astype(np.float64)
     if acceptance.top_ids is not None and acceptance.top_logprobs is not None:
         tensors |= {"top_ids": acceptance.top_ids, "top_logprobs": acceptance.top_logprobs}
+    if acceptance.node_top_ids is not None:
+        tensors["node_top_ids"] = acceptance.node_top_ids
     if acceptance.features is not None and len(acceptance.features):
         tensors |= {"features": acceptance.features} | pack_scalars(features_start=acceptance.features_start)
     return tensors | pack_engine_speculation_result(acceptance.engine_speculation)
@@ -158,4 +161,5 @@ def unpack_acceptance(tensors: Incoming, tree: TokenTree) -> Acceptance:
         unpack_engine_speculation_result(tensors),
         scalar(tensors, "queue_us", 0),
         scalar(tensors, "verify_us", 0),
+        tensors.get("node_top_ids"),
     )

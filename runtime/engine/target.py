@@ -180,6 +180,7 @@ class TargetEngine(PagedEngine[StepRequest]):
                 logprobs = np.array(served.log_probs_of(rows, committed))
             if options.num_top:
                 top_ids, top_logprobs = served.top_log_probs(rows, options.num_top)
+        node_top_ids = served.top_ids(logits, options.num_node_top) if options.num_node_top else None
         features, features_start = self._features(sequence, options)
         return Acceptance(
             *accepted,
@@ -190,6 +191,7 @@ class TargetEngine(PagedEngine[StepRequest]):
             features=features,
             features_start=features_start,
             num_cached_tokens=sequence.num_cached,
+            node_top_ids=node_top_ids,
         )
 
     def commit(self, sequence: CachedSequence, tree: TokenTree, accepted: AcceptedPath) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.types import IdArray
 from orchestrator.native.sampling import TYPES, Rows, Sampler, Step, Verified, sampler
 from orchestrator.sampling.accept import accept_coupled
 from runtime.sampling import distribution, noise
@@ -78,6 +79,15 @@ def top_log_probs(logits: Tensor, num_top: int) -> tuple[np.ndarray, np.ndarray]
         return distribution.top_log_probs(logits, num_top)
     vocab_size = logits.shape[-1]
     return compiled.log_probs(rows_of(logits), vocab_size, [0] * len(logits), min(num_top, vocab_size))[1:]
+
+
+def top_ids(logits: Tensor, num_top: int) -> IdArray:
+    """Return the ids of `top_log_probs` alone, which costs a fraction of it."""
+    num_top = min(num_top, logits.shape[-1])
+    if (compiled := _compiled(logits)) is None:
+        order = logits.sort(dim=-1, descending=True, stable=True).indices
+        return order[:, :num_top].int().cpu().numpy()
+    return compiled.top_ids(rows_of(logits), logits.shape[-1], len(logits), num_top)
 
 
 def target_noise(seeds: Sequence[int], positions: Sequence[int], tokens: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "suffix": {"speculation_config": '{"min_prob": 0.3}'},
     "lookahead": {"speculation_config": '{"window": 3, "ngram": 3, "guesses": 2}'},
     "jacobi": {"num_draft_tokens": 4},
+    "recycling": {"speculation_config": '{"max_nodes": 24}'},
     "predicted": {"draft_text": PROMPT},
     "draft_model": {"num_draft_tokens": 3},
 }

@@ -52,7 +52,8 @@ PROMPT = PROMPTS[0]
 #: One setting of each method, trees where it has them.
 METHODS = {
     "none": "none", "prompt_lookup": "prompt_lookup branches", "ngram": "ngram 2", "suffix": "suffix wide",
-    "lookahead": "lookahead 2 3 2", "jacobi": "jacobi", "predicted": "predicted 3", "draft_model": "draft_model 4",
+    "lookahead": "lookahead 2 3 2", "jacobi": "jacobi", "recycling": "recycling", "predicted": "predicted 3",
+    "draft_model": "draft_model 4",
     "medusa": "medusa leaves", "eagle": "eagle narrow", "eagle2": "eagle2 small", "eagle3": "eagle3 small",
     "redrafter": "redrafter 2 3",
 }  # fmt: skip
@@ -61,6 +62,7 @@ TREES = {
     "prompt_lookup branches": "branches above 1",
     "suffix wide": "tree true",
     "lookahead 2 3 2": "a window and guesses side by side",
+    "recycling": "a tree",
     "medusa leaves": "a tree",
     "eagle narrow": "a tree",
     "eagle2 small": "a tree",

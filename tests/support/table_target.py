@@ -11,7 +11,7 @@ from orchestrator.core.context import Context
 from orchestrator.core.noise import Stream, uniform
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Acceptance, Distribution, FloatArray, StepOptions
+from orchestrator.core.types import Acceptance, Distribution, FloatArray, IdArray, StepOptions
 from orchestrator.sampling.distribution import log_softmax, sample
 from orchestrator.sampling.reference import decide, process_tree_logits
 
@@ -64,8 +64,14 @@ class TableTarget:
             accepted.next_token,
             target_tokens=target_tokens if options.target_tokens else None,
             logprobs=logprobs if options.logprobs else None,
+            node_top_ids=top_ids(rows, options.num_node_top) if options.num_node_top else None,
         )
 
     def release(self) -> None:
         """Note that the request has ended."""
         self.released = True
+
+
+def top_ids(rows: FloatArray, num_top: int) -> IdArray:
+    """Return the ids of the largest logits of every row, in order, the lowest id first among equals."""
+    return np.argsort(-rows, axis=1, kind="stable")[:, :num_top].astype(np.int32)

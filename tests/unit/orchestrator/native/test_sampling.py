@@ -236,6 +236,16 @@ def test_log_probabilities_have_the_reference_s_bits(implementation: str, num_to
     assert bits(values) == bits(np.take_along_axis(truth, order, axis=-1))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("num_top", [1, 2, 8, 40, 50])
+def test_top_ids_are_those_of_a_stable_sort(implementation: str, dtype: torch.dtype, num_top: int) -> None:
+    rng = np.random.default_rng([23, num_top])
+    for _ in range(5):
+        logits = torch.from_numpy(random_logits(rng, 20, 40)).to(dtype)
+        order = np.argsort(-logits.double().numpy(), axis=-1, kind="stable")[:, :num_top]
+        assert served.top_ids(logits, num_top).tolist() == order.tolist()
+
+
 @pytest.mark.parametrize("size", [1, 2, 7, 33, 64, 500])
 def test_drafts_are_the_reference_s(compiled: Sampler, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     rng = np.random.default_rng([19, size])

@@ -34,6 +34,7 @@ DEFAULTS = {
     },
     "lookahead": {"max_nodes": 128, "window": 0, "ngram": 0, "guesses": 0, "pool_from_prompt": True},
     "jacobi": {"max_nodes": 128, "draft_len": 3},
+    "recycling": {"max_nodes": 4, "choices": TokenTree.bare(), "from_prompt": True},
     "ngram": {"max_nodes": 128, "order": 4, "draft_len": 2},
     "auto": {"max_nodes": 48, "tree": True},
     "suffix": {"max_nodes": 128, "max_depth": 24, "factor": 4.0, "min_prob": 0.1, "draft_len": 32, "tree": True},

@@ -66,13 +66,14 @@ features = st.one_of(
     ),
 )
 step_options = st.builds(
-    lambda flags, features, num_top, engine_speculation: StepOptions(
-        *flags, features[0], num_top, features[1], engine_speculation
+    lambda flags, features, num_top, engine_speculation, num_node_top: StepOptions(
+        *flags, features[0], num_top, features[1], engine_speculation, num_node_top
     ),
     st.tuples(st.booleans(), st.booleans()),
     features,
     st.integers(0, 20),
     st.one_of(st.none(), engine_options),
+    st.integers(0, 8),
 )
 lengths = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 engine_results = lengths.flatmap(
@@ -126,6 +127,7 @@ def acceptances(draw: st.DrawFn) -> tuple[TokenTree, Acceptance]:
         num_in_pass=draw(st.integers(1, 500)),
         num_cached_tokens=draw(st.integers(0, 10**6)),
         engine_speculation=None if path else draw(st.one_of(st.none(), engine_results)),
+        node_top_ids=draw(st.sampled_from([None, np.arange(2 * tree.num_nodes + 2, dtype=np.int32).reshape(-1, 2)])),
     )
 
 

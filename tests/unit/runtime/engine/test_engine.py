@@ -205,6 +205,21 @@ def test_long_context_is_computed_in_parts(folder: Path, plain: StockModel) -> N
         engine.close()
 
 
+def test_top_tokens_of_every_node_equal_plain_forward_s_whatever_the_request_s_own_logits(
+    folder: Path, plain: StockModel
+) -> None:
+    engine = start_target(make_paged(folder))
+    prompt, tree = random_ids(12), random_tree(4)
+    try:
+        answer = EngineTarget(engine, 1).step(
+            Context(prompt), tree, Sampling(repetition_penalty=1.9), StepOptions(num_node_top=8)
+        )
+    finally:
+        engine.close()
+    tops = [np.argsort(-plain.logits(path), kind="stable")[:8].tolist() for path in node_paths(prompt, tree)]
+    assert answer.node_top_ids is not None and answer.node_top_ids.tolist() == tops
+
+
 def test_picks_logprobs_and_features_equal_plain_forward(folder: Path, plain: StockModel) -> None:
     paged = make_paged(folder, features=HiddenStates.LAST)
     engine = start_target(paged)
@@ -228,6 +243,7 @@ def test_picks_logprobs_and_features_equal_plain_forward(folder: Path, plain: St
     paths = node_paths(prompt, tree)
     assert answer.target_tokens is not None and answer.logprobs is not None
     assert answer.target_tokens.tolist() == [int(plain.logits(path).argmax()) for path in paths]
+    assert answer.node_top_ids is None
     for logprob, row, token in zip(answer.logprobs, (0, 3, 4, 5), truth, strict=True):
         logits = plain.logits(paths[row])
         expected = logits[token] - np.logaddexp.reduce(logits)

@@ -46,6 +46,7 @@ METHODS = (
     ("ngram", '{"draft_len": 3}'),
     ("lookahead", "{}"),
     ("jacobi", "{}"),
+    ("recycling", '{"max_nodes": 16}'),
     ("predicted", "{}"),
     ("prompt_lookup+suffix", '{"max_nodes": 12, "suffix": {"max_depth": 8}}'),
 )

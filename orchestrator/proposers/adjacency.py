@@ -1,0 +1,89 @@
+"""What the target held likeliest behind each token when it last saw it: Token Recycling's adjacency matrix."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.core.types import IdArray
+
+#: Tokens kept behind each token, the paper's k.
+NUM_FOLLOWERS = 8
+#: All shared matrices of a process together; the one that was used longest ago makes room.
+MAX_SHARED_BYTES = 64 << 20
+
+Indices = npt.NDArray[np.intp]
+
+
+class AdjacencyMatrix:
+    """For each token of a vocabulary up to NUM_FOLLOWERS followers, the most probable first; any thread may call.
+
+    Tokens go in and out as id + 1, so that 0 is the unknown token and has unknown followers.
+    Invariant: the followers of a token are distinct, and none comes behind an unknown one.
+    Memory: 32 bytes a token of the vocabulary, taken by the system as rows are written.
+    Source: Token Recycling, Luo et al. 2024, arXiv:2408.08696, section 3.1.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._rows = np.zeros((vocab_size + 1, NUM_FOLLOWERS), np.int32)
+        self._lock = threading.Lock()
+
+    def learn(self, tokens: Indices, top_ids: IdArray) -> None:
+        """Replace the rows of tokens; of a token that occurs several times the last one counts.
+
+        tokens: (n,), each id + 1. top_ids: (n, k) ids, the most probable first, without the + 1.
+        """
+        width = min(top_ids.shape[1], NUM_FOLLOWERS)
+        with self._lock:
+            self._rows[tokens, :width] = top_ids[:, :width] + 1
+
+    def learn_text(self, ids: Sequence[int]) -> None:
+        """Replace the rows of a text's tokens by the tokens that followed them there, the most recent first."""
+        followers: dict[int, dict[int, None]] = {}
+        for token, follower in itertools.pairwise(ids):
+            seen = followers.setdefault(token, {})  # dictionaries keep the order of entry
+            seen.pop(follower, None)
+            seen[follower] = None
+        with self._lock:
+            for token, seen in followers.items():
+                kept = list(seen)[: -NUM_FOLLOWERS - 1 : -1]
+                self._rows[token + 1] = 0
+                self._rows[token + 1, : len(kept)] = np.array(kept, np.int32) + 1
+
+    def followers(self, tokens: Indices, ranks: Indices) -> IdArray:
+        """Return for each token its follower of a rank, 0 where it is unknown; all (n,), tokens as id + 1."""
+        with self._lock:
+            found: IdArray = self._rows[tokens, ranks]
+        return found
+
+    def knows(self, tokens: Indices) -> npt.NDArray[np.bool_]:
+        """Return for each token, as id + 1, whether it has any follower, (n,)."""
+        return self.followers(tokens, np.zeros(len(tokens), np.intp)) > 0
+
+
+class SharedMatrices:
+    """One matrix for each cache salt; any thread may call.
+
+    Invariant: a matrix holds only what steps of its own salt taught it; all together take at most MAX_SHARED_BYTES, but
+    one matrix is always kept.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._most = max(1, MAX_SHARED_BYTES // (4 * NUM_FOLLOWERS * (vocab_size + 1)))
+        self._by_salt: OrderedDict[str, AdjacencyMatrix] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, salt: str) -> AdjacencyMatrix:
+        """Return the matrix of a salt, an empty one if there is none."""
+        with self._lock:
+            matrix = self._by_salt.pop(salt, None) or AdjacencyMatrix(self._vocab_size)
+            self._by_salt[salt] = matrix
+            if len(self._by_salt) > self._most:
+                self._by_salt.popitem(last=False)
+            return matrix
