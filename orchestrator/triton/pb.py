@@ -107,7 +107,10 @@ def execute(model: str, tensors: Incoming) -> Tensors:
     response = _execute(model, {MESSAGE: encode(tensors)}, (MESSAGE,))
     if response.has_error():
         raise error_from(response.error().message())
-    return decode(_arrays(response.output_tensors())[MESSAGE])
+    tensors = _arrays(response.output_tensors())
+    if MESSAGE not in tensors:
+        raise EngineError(f"Triton model {model!r} answered without a message")
+    return decode(tensors[MESSAGE])
 
 
 def call(model: str, tensors: Incoming, limit_s: float) -> Tensors:

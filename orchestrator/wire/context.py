@@ -8,7 +8,7 @@ import numpy as np
 
 from orchestrator.core.context import Context
 from orchestrator.core.types import IdArray
-from orchestrator.wire.tensors import Incoming, Tensors, ids, pack_scalars, pack_text, scalar, text
+from orchestrator.wire.tensors import Incoming, Tensors, ids, pack_scalars, pack_text, scalar, table, text
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ def pack_delta(delta: Delta) -> Tensors:
 
 
 def unpack_delta(tensors: Incoming) -> Delta:
-    """Unpack a delta; raise EngineError if the sequence id is missing."""
+    """Unpack a delta; raise EngineError if the sequence id is missing, or a tensor is invalid."""
     return Delta(
         scalar(tensors, "sequence_id"),
         scalar(tensors, "context_start", 0),
@@ -67,6 +67,9 @@ def pack_release(sequence_id: int) -> Tensors:
 
 
 def released_sequence(tensors: Incoming) -> int:
-    """Return the id of the sequence that a call releases, or 0 if the call is not a release."""
-    is_release = "release" in tensors and bool(tensors["release"].reshape(-1)[0])
-    return scalar(tensors, "sequence_id") if is_release else 0
+    """Return the id of the sequence that a call releases, or 0 if the call is not a release.
+
+    Raises EngineError if the id is missing, or `release` is not one bool.
+    """
+    release = table(tensors, "release", np.bool_, 1, 1)
+    return scalar(tensors, "sequence_id") if release is not None and release[0] else 0

@@ -10,11 +10,22 @@ from orchestrator.core.errors import EngineError
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.static_trees import MAX_WIDTH
 from orchestrator.core.tree import MAX_NODES, TokenTree
-from orchestrator.core.types import MAX_FEATURE_ROWS, NO_HEAD_INPUT, DraftResponse, HeadInput
+from orchestrator.core.types import NO_HEAD_INPUT, DraftResponse, HeadInput
 from orchestrator.sampling.sampled_drafts import MAX_CANDIDATES
 from orchestrator.wire.context import Delta, pack_delta, unpack_delta
+from orchestrator.wire.features import unpack_features
 from orchestrator.wire.sampling import pack_sampling, unpack_sampling
-from orchestrator.wire.tensors import Incoming, Tensors, bounded, ids, pack_ids, pack_nonzero, pack_scalars, scalar
+from orchestrator.wire.tensors import (
+    Incoming,
+    Tensors,
+    bounded,
+    ids,
+    pack_ids,
+    pack_nonzero,
+    pack_scalars,
+    scalar,
+    table,
+)
 from orchestrator.wire.tree import pack_tree, unpack_q, unpack_tree
 
 
@@ -70,12 +81,8 @@ def _pack_head_input(head: HeadInput) -> Tensors:
 def _unpack_head_input(tensors: Incoming) -> HeadInput:
     ranks, parents = ids(tensors, "choice_ranks"), ids(tensors, "choice_parents")
     choices = TokenTree.checked(ranks, parents, MAX_CANDIDATES, MAX_NODES)
-    features = tensors.get("features")
-    if features is not None and (features.ndim != 2 or features.dtype != np.float32):
-        raise EngineError(f"features must be (rows, width) float32, got {features.shape} {features.dtype}")
-    if features is not None and len(features) > MAX_FEATURE_ROWS:
-        raise EngineError(f"features must have at most {MAX_FEATURE_ROWS} rows, got {len(features)}")
-    min_prob = float(tensors["min_prob"].reshape(-1)[0]) if "min_prob" in tensors else 0.0
+    features = unpack_features(tensors)
+    (min_prob,) = [0.0] if (given := table(tensors, "min_prob", np.float64, 1, 1)) is None else given.tolist()
     if not 0.0 <= min_prob <= 1.0:
         raise EngineError(f"min_prob must be in 0..1, got {min_prob} in an engine call")
     width = bounded(tensors, "width", MAX_WIDTH, 0)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.core.errors import EngineError
+from orchestrator.core.errors import EngineError, shown
 from orchestrator.wire.tensors import Incoming, Tensors
 
 Message = npt.NDArray[np.uint8]
@@ -22,6 +22,9 @@ Message = npt.NDArray[np.uint8]
 TEXT = "text"
 DTYPES = {name: np.dtype(name) for name in ("bool", "int32", "uint64", "float32", "float64")}
 _ALIGNMENT, _LENGTH_BYTES = 8, 4
+#: Headers that have been read are kept, so a peer must not choose how much memory they take.
+MAX_HEADER_BYTES = 1 << 14
+MAX_DIMENSIONS, MAX_LENGTH = 4, (1 << 31) - 1
 
 
 class Field(NamedTuple):
@@ -61,8 +64,12 @@ def encode(tensors: Incoming) -> Message:
 
 def decode(message: Message) -> Tensors:
     """Return the tensors of a message, which share its memory; raise EngineError if it is cut short or malformed."""
-    data = message.data
+    if message.dtype != np.uint8 or message.ndim != 1:
+        raise EngineError(f"a message must be (n,) uint8, got {message.shape} {message.dtype}")
+    data = np.ascontiguousarray(message).data
     end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+    if end > MAX_HEADER_BYTES:
+        raise EngineError(f"a message has a header of {end} bytes, at most {MAX_HEADER_BYTES} allowed")
     fields, num_bytes = _fields(bytes(data[_LENGTH_BYTES:end]))
     if len(data) != end + num_bytes:
         raise EngineError(f"a message of {len(data)} bytes must have {end + num_bytes}")
@@ -85,9 +92,11 @@ def _fields(header: bytes) -> tuple[list[Field], int]:
         for line in header.decode().split(";")[:-1]:
             name, dtype, shape = line.split(":")
             fields.append(Field(name, dtype, tuple(map(int, shape.split(","))) if shape else (), offset))
-            if min(fields[-1].shape, default=0) < 0:
-                raise ValueError(line)
+            if not 0 <= min(fields[-1].shape, default=0) <= max(fields[-1].shape, default=0) <= MAX_LENGTH:
+                raise ValueError(f"{name} has the shape {shape}")
+            if len(fields[-1].shape) > MAX_DIMENSIONS:
+                raise ValueError(f"{name} has {len(fields[-1].shape)} dimensions")
             offset += fields[-1].num_bytes + -fields[-1].num_bytes % _ALIGNMENT
     except (KeyError, ValueError) as error:
-        raise EngineError(f"a message has a malformed header: {error}") from None
+        raise EngineError(f"a message has a malformed header: {shown(str(error))}") from None
     return fields, offset

@@ -10,11 +10,23 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestrator.core.drafting import Limits, Step
-from orchestrator.core.errors import EngineError
+from orchestrator.core.errors import EngineError, shown
 from orchestrator.core.proposal import Proposal
-from orchestrator.core.tree import TokenTree
+from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, Distribution, IdArray
-from orchestrator.wire.tensors import Incoming, Tensors, ids, pack_ids, pack_text, scalar, split, text
+from orchestrator.wire.tensors import (
+    MAX_VOCAB_SIZE,
+    Incoming,
+    Tensors,
+    ids,
+    pack_ids,
+    pack_text,
+    scalar,
+    split,
+    table,
+    text,
+    tokens,
+)
 from orchestrator.wire.tree import pack_tree, unpack_q
 
 #: The numbers of one row of `steps`; times are in µs.
@@ -22,6 +34,8 @@ COLUMNS = (
     "num_nodes", "num_accepted", "next_token", "queue", "forward", "verify", "num_in_pass", "num_cached", "draft",
     "target",
 )  # fmt: skip
+#: What the client may have asked for each emitted token.
+LOGPROBS = ("logprobs", "top_ids", "top_logprobs")
 _LIMITS = 4
 _NAMES_END = "\n"
 
@@ -65,20 +79,20 @@ def pack_run(options: RunOptions | None) -> Tensors:
     )
 
 
-def unpack_run(tensors: Incoming) -> RunOptions | None:
+def unpack_run(tensors: Incoming, vocab_size: int = MAX_VOCAB_SIZE) -> RunOptions | None:
     """Unpack the options of a run, if there are any; raise EngineError if a tensor is invalid."""
     if "run_method" not in tensors:
         return None
     numbers = ids(tensors, "run_limits").tolist()
-    if len(numbers) != _LIMITS:
-        raise EngineError(f"run_limits must have {_LIMITS} numbers, got {numbers}")
+    if len(numbers) != _LIMITS or min(numbers) < 0:
+        raise EngineError(f"run_limits must have {_LIMITS} numbers of at least 0, got {shown(numbers)}")
     return RunOptions(
         text(tensors, "run_method"),
         text(tensors, "run_config"),
         Limits(*numbers[:3]),
         numbers[3],
-        tuple(ids(tensors, "run_stop_ids").tolist()),
-        tuple(ids(tensors, "run_prediction").tolist()),
+        tuple(tokens(tensors, "run_stop_ids", vocab_size)),
+        tuple(tokens(tensors, "run_prediction", vocab_size)),
     )
 
 
@@ -105,7 +119,7 @@ def pack_steps(steps: Sequence[Step]) -> Tensors:
     tensors |= pack_ids("node_sources", [number_of[source] for step in steps for source in step.proposal.sources])
     tensors |= pack_text("source_names", _NAMES_END.join(names))
     tensors |= pack_ids("path", [node for step in steps for node in step.acceptance.path])
-    for name in ("logprobs", "top_ids", "top_logprobs"):
+    for name in LOGPROBS:
         parts = [getattr(step.acceptance, name) for step in steps]
         if parts[0] is not None:
             tensors[name] = np.concatenate(parts)
@@ -122,12 +136,12 @@ def _row(step: Step) -> tuple[int, ...]:
 
 
 def unpack_steps(tensors: Incoming) -> list[Step]:
-    """Unpack the steps of a run; raise EngineError if the numbers of their nodes and tokens do not add up."""
-    rows = ids(tensors, "steps").reshape(-1, len(COLUMNS)).tolist()
+    """Unpack the steps of a run, at least one; raise EngineError if a tensor is invalid, or numbers contradict."""
+    rows = _rows(tensors)
     nodes, accepted = [row[0] for row in rows], [row[1] for row in rows]
     committed = [count + 1 for count in accepted]
     names = text(tensors, "source_names").split(_NAMES_END)
-    sources = [names[number] for number in ids(tensors, "node_sources").tolist()]
+    sources = [names[number] for number in tokens(tensors, "node_sources", len(names))]
     q = unpack_q(tensors)
     parts = zip(
         rows,
@@ -136,15 +150,27 @@ def unpack_steps(tensors: Incoming) -> list[Step]:
         split(sources, nodes, "node_sources"),
         split(q, nodes if q else [0] * len(rows), "q_counts"),
         split(ids(tensors, "path").tolist(), accepted, "path"),
-        *(_split_if_there(tensors, name, committed) for name in ("logprobs", "top_ids", "top_logprobs")),
+        *(
+            [None] * len(rows) if values is None else split(values, committed, name)
+            for name, values in zip(LOGPROBS, unpack_logprobs(tensors, sum(committed)), strict=True)
+        ),
         strict=True,
     )
     return [_step(*each) for each in parts]
 
 
+def _rows(tensors: Incoming) -> list[list[int]]:
+    """Return the rows of `steps`; raise EngineError if there is none, or a number is negative."""
+    numbers = ids(tensors, "steps")
+    if not len(numbers) or len(numbers) % len(COLUMNS) or numbers.min() < 0:
+        raise EngineError(f"steps must have rows of {len(COLUMNS)} numbers of at least 0, got {shown(numbers)}")
+    rows: list[list[int]] = numbers.reshape(-1, len(COLUMNS)).tolist()
+    return rows
+
+
 def _step(
     row: list[int],
-    tokens: IdArray,
+    node_ids: IdArray,
     parents: IdArray,
     sources: list[str],
     q: Sequence[Distribution],
@@ -154,8 +180,9 @@ def _step(
     top_logprobs: Any,
 ) -> Step:
     _, _, next_token, queue_us, forward_us, verify_us, num_in_pass, num_cached, draft_us, target_us = row
+    tree = TokenTree.checked(node_ids, parents, MAX_VOCAB_SIZE, MAX_NODES) if len(node_ids) else TokenTree.bare()
     acceptance = Acceptance(
-        tuple(path),
+        checked_path(path, tree),
         next_token,
         logprobs=logprobs,
         top_ids=top_ids,
@@ -166,9 +193,26 @@ def _step(
         num_in_pass=num_in_pass,
         num_cached_tokens=num_cached,
     )
-    proposal = Proposal(TokenTree(tokens, parents), tuple(sources), tuple(q)) if sources else Proposal.empty()
+    proposal = Proposal(tree, tuple(sources), tuple(q)) if sources else Proposal.empty()
     return Step(proposal, acceptance, draft_us / 1e6, target_us / 1e6)
 
 
-def _split_if_there(tensors: Incoming, name: str, lengths: list[int]) -> list[npt.NDArray[Any] | None]:
-    return split(tensors[name], lengths, name) if name in tensors else [None] * len(lengths)
+def checked_path(path: list[int], tree: TokenTree) -> tuple[int, ...]:
+    """Return the accepted nodes; raise EngineError unless each is the child of the one before it."""
+    for node, parent in zip(path, [0, *path], strict=False):
+        if not 1 <= node <= tree.num_nodes or tree.parents[node - 1] != parent:
+            raise EngineError(f"target accepted nodes {shown(tuple(path))}, which are not a path of the tree")
+    return tuple(path)
+
+
+def unpack_logprobs(tensors: Incoming, num_tokens: int) -> tuple[npt.NDArray[Any] | None, ...]:
+    """Return the tensors LOGPROBS, None for each that was omitted; raise EngineError for a wrong shape or dtype.
+
+    num_tokens: rows of each.
+    """
+    logprobs = table(tensors, "logprobs", np.float64, 1, num_tokens)
+    top_ids = table(tensors, "top_ids", np.int32, 2, num_tokens)
+    top_logprobs = table(tensors, "top_logprobs", np.float64, 2, num_tokens)
+    if (None if top_ids is None else top_ids.shape) != (None if top_logprobs is None else top_logprobs.shape):
+        raise EngineError("top_ids and top_logprobs must have the same shape in an engine call")
+    return logprobs, top_ids, top_logprobs

@@ -5,13 +5,25 @@ Default values are omitted, except in the vector and the seed (docs/protocol.md,
 
 from __future__ import annotations
 
-from math import isfinite
+from math import inf, isfinite
 
 import numpy as np
 
 from orchestrator.core.errors import EngineError
 from orchestrator.core.sampling_params import Grammar, LogitsOptions, Rule, Sampling
-from orchestrator.wire.tensors import Incoming, Tensors, ids, numbers, pack_ids, pack_text, scalar, split, text
+from orchestrator.wire.tensors import (
+    MAX_VOCAB_SIZE,
+    Incoming,
+    Tensors,
+    ids,
+    numbers,
+    pack_ids,
+    pack_text,
+    scalar,
+    split,
+    text,
+    tokens,
+)
 
 #: The numbers of the vector `sampling`, in this order, as FP32.
 FIELDS = (
@@ -19,6 +31,19 @@ FIELDS = (
     "frequency_penalty", "min_tokens", "epsilon", "delta",
 )  # fmt: skip
 INTEGER_FIELDS = ("top_k", "min_tokens")
+_SHARE, _NOT_NEGATIVE = (0.0, 1.0), (0.0, inf)
+#: The lowest and the highest value of those that may not have every finite one.
+BOUNDS = {
+    "temperature": _NOT_NEGATIVE,
+    "top_k": _NOT_NEGATIVE,
+    "top_p": _SHARE,
+    "min_p": _SHARE,
+    "typical_p": _SHARE,
+    "repetition_penalty": (float(np.finfo(np.float32).tiny), inf),
+    "min_tokens": _NOT_NEGATIVE,
+    "epsilon": _SHARE,
+    "delta": _SHARE,
+}
 
 
 def pack_sampling(sampling: Sampling) -> Tensors:
@@ -30,24 +55,26 @@ def pack_sampling(sampling: Sampling) -> Tensors:
     return tensors | _pack_logits_options(sampling.logits_options)
 
 
-def unpack_sampling(tensors: Incoming) -> Sampling:
+def unpack_sampling(tensors: Incoming, vocab_size: int = MAX_VOCAB_SIZE) -> Sampling:
     """Unpack a sampling; raise EngineError if a tensor is missing or invalid."""
-    vector = tensors.get("sampling")
-    if vector is None or vector.size != len(FIELDS):
+    vector = numbers(tensors, "sampling")
+    if len(vector) != len(FIELDS):
         raise EngineError(f"tensor 'sampling' must hold {', '.join(FIELDS)}")
-    values = dict(zip(FIELDS, map(float, vector.reshape(-1)), strict=True))
-    if wrong := next((name for name, value in values.items() if not isfinite(value)), None):
-        raise EngineError(f"tensor 'sampling' must hold finite numbers, but {wrong} is {values[wrong]}")
+    values = dict(zip(FIELDS, vector.tolist(), strict=True))
+    for name, value in values.items():
+        low, high = BOUNDS.get(name, (-inf, inf))
+        if not (isfinite(value) and low <= value <= high):
+            raise EngineError(f"{name} must be a finite number in {low:g}..{high:g}, got {value:g} (tensor 'sampling')")
     integers = {name: int(values.pop(name)) for name in INTEGER_FIELDS}
     rule = text(tensors, "rule") or Rule.COUPLED
     if rule not in list(Rule):
         raise EngineError(f"unknown rule {rule!r} (allowed: {', '.join(Rule)})")
     return Sampling(
-        **values,  # type: ignore[arg-type]
+        **values,
         **integers,
         seed=scalar(tensors, "seed", 0),
         rule=Rule(rule),
-        logits_options=_unpack_logits_options(tensors),
+        logits_options=_unpack_logits_options(tensors, vocab_size),
     )
 
 
@@ -67,16 +94,18 @@ def _pack_logits_options(options: LogitsOptions) -> Tensors:
     )
 
 
-def _unpack_logits_options(tensors: Incoming) -> LogitsOptions:
-    bias_ids, weights = ids(tensors, "bias_ids").tolist(), numbers(tensors, "bias_weights").tolist()
+def _unpack_logits_options(tensors: Incoming, vocab_size: int) -> LogitsOptions:
+    bias_ids, weights = tokens(tensors, "bias_ids", vocab_size), numbers(tensors, "bias_weights").tolist()
     if len(bias_ids) != len(weights):
         raise EngineError(f"there are {len(bias_ids)} bias_ids, but {len(weights)} bias_weights")
+    if not all(map(isfinite, weights)):
+        raise EngineError("bias_weights has a number that is not finite")
     kind = text(tensors, "grammar_kind")
     lengths = ids(tensors, "bad_word_lengths").tolist()
     return LogitsOptions(
         bias=tuple(zip(bias_ids, weights, strict=True)),
         grammar=Grammar(kind, text(tensors, "grammar")) if kind else None,
-        allowed=tuple(ids(tensors, "allowed_ids").tolist()),
-        bad_words=tuple(map(tuple, split(ids(tensors, "bad_word_ids").tolist(), lengths, "bad_word_ids"))),
-        end_ids=tuple(ids(tensors, "end_ids").tolist()),
+        allowed=tuple(tokens(tensors, "allowed_ids", vocab_size)),
+        bad_words=tuple(map(tuple, split(tokens(tensors, "bad_word_ids", vocab_size), lengths, "bad_word_ids"))),
+        end_ids=tuple(tokens(tensors, "end_ids", vocab_size)),
     )

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from orchestrator.core.drafting import Step
-from orchestrator.core.errors import EngineError
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, HiddenStates, StepOptions
@@ -19,16 +18,29 @@ from orchestrator.wire.engine_speculation import (
     unpack_engine_speculation,
     unpack_engine_speculation_result,
 )
+from orchestrator.wire.features import unpack_features
 from orchestrator.wire.run import (
     RunOptions,
     TakeSteps,
+    checked_path,
     pack_run,
     pack_steps,
+    unpack_logprobs,
     unpack_run,
     unpack_take,
 )
 from orchestrator.wire.sampling import pack_sampling, unpack_sampling
-from orchestrator.wire.tensors import Incoming, Tensors, ids, pack_ids, pack_nonzero, pack_scalars, scalar
+from orchestrator.wire.tensors import (
+    Incoming,
+    Tensors,
+    bounded,
+    ids,
+    pack_ids,
+    pack_nonzero,
+    pack_scalars,
+    scalar,
+    table,
+)
 from orchestrator.wire.tree import pack_tree, unpack_q, unpack_tree
 
 # The bits of `want`: two flags, then those of HiddenStates as 4 and 8.
@@ -75,11 +87,11 @@ def unpack_step(tensors: Incoming, vocab_size: int, max_nodes: int) -> StepReque
     return StepRequest(
         unpack_delta(tensors),
         tree,
-        unpack_sampling(tensors),
-        _unpack_options(tensors),
+        unpack_sampling(tensors, vocab_size),
+        _unpack_options(tensors, vocab_size),
         scalar(tensors, "deadline_ms"),
         q,
-        unpack_run(tensors),
+        unpack_run(tensors, vocab_size),
         scalar(tensors, "max_len", 0),
     )
 
@@ -98,14 +110,14 @@ def _pack_options(options: StepOptions) -> Tensors:
     return tensors | pack_engine_speculation(options.engine_speculation)
 
 
-def _unpack_options(tensors: Incoming) -> StepOptions:
+def _unpack_options(tensors: Incoming, vocab_size: int) -> StepOptions:
     want = scalar(tensors, "want", 0)
     hidden_states = HiddenStates(want >> HIDDEN_STATES_SHIFT) & (HiddenStates.LAST | HiddenStates.LAYERS)
     return StepOptions(
         target_tokens=bool(want & TARGET_TOKENS_BIT),
         logprobs=bool(want & LOGPROBS_BIT),
         features_from=scalar(tensors, "features_from", 0) if hidden_states else None,
-        num_top=scalar(tensors, "num_top", 0),
+        num_top=bounded(tensors, "num_top", vocab_size, 0),
         hidden_states=hidden_states,
         engine_speculation=unpack_engine_speculation(tensors),
         num_node_top=scalar(tensors, "num_node_top", 0),
@@ -141,19 +153,17 @@ def pack_answer(answer: Acceptance | list[Step]) -> Tensors:
 
 
 def unpack_acceptance(tensors: Incoming, tree: TokenTree) -> Acceptance:
-    """Unpack the answer to a target step; raise EngineError if its path is not a path of the tree."""
-    path = tuple(ids(tensors, "path").tolist())
-    for node, parent in zip(path, [0, *path], strict=False):
-        if not 1 <= node <= tree.num_nodes or tree.parents[node - 1] != parent:
-            raise EngineError(f"target accepted nodes {path}, which are not a path of the tree")
+    """Unpack the answer to a target step; raise EngineError if a tensor is invalid, or its path not one of the tree."""
+    path = checked_path(ids(tensors, "path").tolist(), tree)
+    logprobs, top_ids, top_logprobs = unpack_logprobs(tensors, len(path) + 1)
     return Acceptance(
         path,
         scalar(tensors, "next_token"),
-        tensors.get("picks"),
-        tensors.get("logprobs"),
-        tensors.get("top_ids"),
-        tensors.get("top_logprobs"),
-        tensors.get("features"),
+        table(tensors, "picks", np.int32, 1, tree.num_nodes + 1),
+        logprobs,
+        top_ids,
+        top_logprobs,
+        unpack_features(tensors),
         scalar(tensors, "features_start", 0),
         scalar(tensors, "forward_us", 0),
         scalar(tensors, "num_in_pass", 1),

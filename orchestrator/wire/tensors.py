@@ -14,6 +14,9 @@ from orchestrator.core.errors import EngineError, EngineLost, RequestError, Serv
 Tensors = dict[str, npt.NDArray[Any]]
 Incoming = Mapping[str, npt.NDArray[Any]]
 
+#: One more than the largest token id that an INT32 can hold; the largest UINT64.
+MAX_VOCAB_SIZE, MAX_SCALAR = 1 << 31, (1 << 64) - 1
+
 # Triton carries an error as text only, whose first word is this code. Subclasses come before their base class.
 _ERROR_CODES: dict[str, type[ServingError]] = {
     "unknown_sequence": UnknownSequence,
@@ -45,36 +48,83 @@ def pack_nonzero(**values: int) -> Tensors:
 
 
 def text(tensors: Incoming, name: str) -> str:
-    """Return a text, or "" if it was omitted."""
-    value: str = tensors[name].reshape(-1)[0].decode() if name in tensors else ""
-    return value
+    """Return a text, or "" if it was omitted; raise EngineError unless it is one text in UTF-8."""
+    if name not in tensors:
+        return ""
+    values = tensors[name].reshape(-1).tolist()
+    if len(values) != 1 or not isinstance(values[0], bytes):
+        raise EngineError(f"tensor {name!r} must be one text, got {_described(tensors[name])} in an engine call")
+    try:
+        return values[0].decode()
+    except UnicodeDecodeError:
+        raise EngineError(f"tensor {name!r} is not UTF-8 in an engine call") from None
 
 
 def scalar(tensors: Incoming, name: str, default: int | None = None) -> int:
-    """Return an integer, or the default if it was omitted; raise EngineError if there is no default."""
-    if name in tensors and tensors[name].size:
-        return int(tensors[name].reshape(-1)[0])
-    if default is None:
-        raise EngineError(f"tensor {name!r} is missing from an engine call")
-    return default
+    """Return an integer of at least 0, or the default if it was omitted; raise EngineError as `bounded` does."""
+    return bounded(tensors, name, MAX_SCALAR, default)
 
 
 def bounded(tensors: Incoming, name: str, highest: int, default: int | None = None) -> int:
-    """Return an integer as `scalar` does; raise EngineError if it is outside 0..highest."""
-    value = scalar(tensors, name, default)
+    """Return an integer, or the default if it was omitted.
+
+    Raises EngineError if it is omitted without a default, no integer, or outside 0..highest.
+    """
+    found = tensors.get(name)
+    if found is None or not found.size:
+        if default is None:
+            raise EngineError(f"tensor {name!r} is missing from an engine call")
+        return default
+    if found.dtype.kind not in "iu" or found.size > 1:
+        raise EngineError(f"tensor {name!r} must be one integer, got {_described(found)} in an engine call")
+    value = int(found.reshape(-1)[0])
     if not 0 <= value <= highest:
         raise EngineError(f"{name} must be in 0..{highest}, got {value} in an engine call")
     return value
 
 
 def ids(tensors: Incoming, name: str) -> npt.NDArray[np.int32]:
-    """Return (n,) int32, empty if the tensor was omitted."""
-    return tensors.get(name, np.empty(0, np.int32)).reshape(-1).astype(np.int32, copy=False)
+    """Return (n,) int32, empty if the tensor was omitted; raise EngineError for another dtype."""
+    return _typed(tensors, name, np.int32)
+
+
+def tokens(tensors: Incoming, name: str, vocab_size: int = MAX_VOCAB_SIZE) -> list[int]:
+    """Return token ids, none if the tensor was omitted; raise EngineError for one outside the vocabulary."""
+    found: list[int] = ids(tensors, name).tolist()
+    if found and not (min(found) >= 0 and max(found) < vocab_size):
+        raise EngineError(f"{name} has an id outside 0..{vocab_size - 1} in an engine call")
+    return found
 
 
 def numbers(tensors: Incoming, name: str) -> npt.NDArray[np.float32]:
-    """Return (n,) float32, empty if the tensor was omitted."""
-    return tensors.get(name, np.empty(0, np.float32)).reshape(-1).astype(np.float32, copy=False)
+    """Return (n,) float32, empty if the tensor was omitted; raise EngineError for another dtype."""
+    return _typed(tensors, name, np.float32)
+
+
+def table(tensors: Incoming, name: str, dtype: npt.DTypeLike, ndim: int, num_rows: int) -> npt.NDArray[Any] | None:
+    """Return a tensor of `num_rows` rows, or None if it was omitted; raise EngineError for another shape or dtype."""
+    found = tensors.get(name)
+    if found is None:
+        return None
+    if found.dtype != dtype or found.ndim != ndim or len(found) != num_rows:
+        raise EngineError(
+            f"tensor {name!r} must have {num_rows} rows, {ndim} dimensions and the dtype {np.dtype(dtype)}, "
+            f"got {_described(found)} in an engine call"
+        )
+    return found
+
+
+def _typed(tensors: Incoming, name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    found = tensors.get(name)
+    if found is None:
+        return np.empty(0, dtype)
+    if found.dtype != dtype:
+        raise EngineError(f"tensor {name!r} must be {np.dtype(dtype)}, got {_described(found)} in an engine call")
+    return found.reshape(-1)
+
+
+def _described(found: npt.NDArray[Any]) -> str:
+    return f"shape {found.shape} {'text' if found.dtype == object else found.dtype}"
 
 
 def split(values: Sequence[Any] | npt.NDArray[Any], lengths: Sequence[int], name: str) -> list[Any]:

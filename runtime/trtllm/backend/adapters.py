@@ -15,7 +15,7 @@ from orchestrator.deployment.engine_trees import lookahead_nodes, sizes_refusal
 from orchestrator.wire.context import Delta
 from orchestrator.wire.drafter import DraftRequest
 from orchestrator.wire.target import StepRequest
-from orchestrator.wire.tensors import Incoming, scalar
+from orchestrator.wire.tensors import Incoming
 from runtime.engine.calls import EngineCall, Request
 from runtime.trtllm.adapter import Adapter, EngineRequest
 from runtime.trtllm.backend.tensors import (
@@ -142,4 +142,4 @@ def _array(ids: Sequence[int]) -> IdArray:
 
 def _count(answer: Incoming, name: str) -> int:
     """Return a counter of the engine, 0 without one: it is not established which kinds of engines count."""
-    return max(scalar(answer, name), 0) if name in answer else 0
+    return max(int(answer[name].reshape(-1)[0]), 0) if name in answer and answer[name].size else 0

@@ -36,5 +36,7 @@ def test_sampling_vector_of_another_length_is_refused() -> None:
 def test_a_sampling_that_is_no_finite_number_is_refused(place: int, value: float) -> None:
     vector = full_step()["sampling"].copy()
     vector[place] = value
-    with pytest.raises(EngineError, match=f"finite numbers, but {('temperature', 'top_k')[place]} is {value}"):
+    with pytest.raises(
+        EngineError, match=f"{('temperature', 'top_k')[place]} must be a finite number in 0..inf, got {value}"
+    ):
         unpack_step(full_step() | {"sampling": vector}, VOCAB_SIZE, MAX_NODES)
