@@ -11,6 +11,9 @@ from orchestrator.core.methods import METHODS, names_in
 #: name of a setting → (method, its parameters).
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "none": ("none", {}),
+    "auto": ("auto", {}),
+    "auto chain": ("auto", {"tree": False}),
+    "auto 4": ("auto", {"max_nodes": 4}),
     "prompt_lookup": ("prompt_lookup", {}),
     "prompt_lookup branches": ("prompt_lookup", {"match": "frequent", "branches": 3, "draft_len": 6}),
     "prompt_lookup grown": ("prompt_lookup", {"length": "grown", "max_ngram": 6, "draft_len": 24, "clip": True}),

@@ -66,7 +66,7 @@ async function fillMethods() {
   const options = methods.map((name) => new Option(name, name));
   byId("method").replaceChildren(...options.map((option) => option.cloneNode(true)));
   byId("rival").replaceChildren(new Option("nobody", ""), ...options);
-  byId("method").value = methods.includes("prompt_lookup") ? "prompt_lookup" : methods[0];
+  byId("method").value = methods.includes("auto") ? "auto" : methods[0];
   verdict.textContent = "";
 }
 

@@ -19,6 +19,10 @@ class Budget:
     max_nodes: int
     max_depth: int
 
+    def within(self, other: Budget) -> Budget:
+        """Return the budget that keeps to both."""
+        return Budget(min(self.max_nodes, other.max_nodes), min(self.max_depth, other.max_depth))
+
     def clipped(self, length: int) -> int:
         """Return the length of a chain of at most `length` nodes that fits."""
         return max(0, min(length, self.max_nodes, self.max_depth))

@@ -52,6 +52,11 @@ class Capabilities:
         """The rule of a request that does not name one: `coupled` before `engine` before any other."""
         return min(self.rules, key=[Rule.COUPLED, Rule.ENGINE, *OUR_RULES].index)
 
+    @property
+    def served_auto(self) -> str:
+        """The method that serves `auto`: the engine's own where it takes no drafts of the server."""
+        return "auto" if self.drafts else self.engine_method or "none"
+
     def method_refusal(self, method: str) -> str:
         """Return why no request can have the method, and which engines have it; empty = it can."""
         return next((why for name in names_in(method) if (why := self._method_refusal(name))), "")

@@ -71,7 +71,7 @@ class ServingConfig(Declaration):
     #: most draft nodes of a tree, root not counted
     max_nodes: int = Field(MAX_NODES, ge=1, le=MAX_NODES)
     #: the drafting method of a request that does not name one; a union is joined by +
-    default_speculation: str = "prompt_lookup"
+    default_speculation: str = "auto"
     #: how long a step waits for a drafter before it goes on without drafts
     draft_timeout_ms: int = Field(250, ge=1, le=60_000)
     #: deadline of a request that does not set one

@@ -83,6 +83,7 @@ class CompiledGrowth:
     def grow(
         self,
         read: Sequence[int],
+        temperature_range: int,
         place: int,
         agreement: int,
         max_nodes: int,
@@ -92,10 +93,11 @@ class CompiledGrowth:
     ) -> tuple[TokenTree, list[int]]:
         """Return the tree, and the sources of each node as bits: 1 prediction, 2 text, 4 token statistics.
 
-        read: the tokens that are new. place: in the prediction, −1 where it does not fit; agreement: before the place.
+        read: the tokens that are new. temperature_range: of the request, as the counts tell it apart.
+        place: in the prediction, −1 where it does not fit. agreement: before the place.
         """
         new = (c_int32 * len(read))(*read)
-        limits = place, agreement, min(max_nodes, MAX_NODES), max_depth
+        limits = temperature_range, place, agreement, min(max_nodes, MAX_NODES), max_depth
         surface = costs.seconds.ctypes.data, costs.row_s.ctypes.data, costs.others_tokens, costs.rate, node_s
         size = self._library.drafts_grow(self._handle, new, len(read), *limits, *surface, *self._outputs)
         tokens, parents, names = self._tree[:, :size].copy()
@@ -117,7 +119,7 @@ def _library() -> ctypes.CDLL | None:
     library.drafts_new_estimates.argtypes, library.drafts_new_estimates.restype = [], c_void_p
     library.drafts_new.argtypes = [c_void_p, c_void_p, c_void_p, c_size_t, c_int]
     library.drafts_new.restype = c_void_p
-    limits_and_costs = (c_int, c_int, c_int, c_int, c_void_p, c_void_p, c_double, c_double, c_double)
+    limits_and_costs = (c_int, c_int, c_int, c_int, c_int, c_void_p, c_void_p, c_double, c_double, c_double)
     tree = (c_void_p, c_void_p, c_void_p)
     library.drafts_grow.argtypes = (c_void_p, c_void_p, c_size_t, *limits_and_costs, *tree)
     library.drafts_grow.restype = c_int

@@ -9,11 +9,13 @@ namespace drafts {
 
 constexpr double kDiscount = 0.998, kPriorWeight = 4.0, kRequestDiscount = 0.95, kRequestWeight = 2.0;
 
-// What an estimate is of: the names of the candidate's sources as bits, the evidence of the first one, and the grade of
-// the candidates before it.
+// What an estimate is of: the names of the candidate's sources as bits, the evidence of the first one, the grade of the
+// candidates before it, and the request's range of temperature.
 struct Kind {
-  int names, evidence, grade;
-  uint64_t key() const { return uint64_t(evidence) << 16 | uint64_t(grade) << 8 | uint64_t(names); }
+  int names, evidence, grade, range;
+  uint64_t key() const {
+    return uint64_t(evidence) << 24 | uint64_t(range) << 16 | uint64_t(grade) << 8 | uint64_t(names);
+  }
 };
 
 inline double corrected(double probability, double odds_ratio) {

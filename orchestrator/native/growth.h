@@ -81,16 +81,20 @@ class Growth {
   Growth(Estimates* estimates, const Tables* tables, const int32_t* prediction, size_t size, bool is_chain)
       : estimates_(estimates), tables_(tables), prediction_(prediction, prediction + size), is_chain_(is_chain) {}
 
-  void read(const int32_t* tokens, size_t count) {
+  // Read new tokens; those of plain steps, for which no tree was grown, are compared with what would have been named.
+  void read(const int32_t* tokens, size_t count, int range) {
+    bool may_judge = has_begun_ && prediction_.empty();
     for (size_t i = 0; i < count; ++i) {
+      if (i >= num_judged_ && may_judge) judge(tokens[i]);
       text_.append(tokens[i]);
       remember(recent_, num_recent_, tokens[i]);
     }
+    has_begun_ = true, num_judged_ = 0, range_ = range;
   }
 
   // Write the tree with the most expected tokens per second; return its number of nodes.
   int grow(int place, int agreement, int max_nodes, int max_depth, const Costs& costs, const Tree& tree) {
-    for (int source = 0; source < kNumSources; ++source) ratios_[source] = odds_[source].ratio();
+    refresh_ratios();
     max_depth_ = max_depth;
     options_.clear(), children_.clear(), states_.clear();
     waiting_ = {};
@@ -116,11 +120,9 @@ class Growth {
 
   void learn(const int32_t* tokens, size_t count) {
     size_t node = 0;
+    if (!options_.empty()) num_judged_ = count;
     for (size_t i = 0; i < count && node < options_.size(); ++i) {
-      for (const Option& option : options_[node]) {
-        odds_[option.place].observe(option.expected, option.token == tokens[i]);
-        estimates_->observe(option.kind, option.token == tokens[i]);
-      }
+      compare(options_[node], tokens[i]);
       size_t child = options_.size();
       for (auto [token, below] : children_[node]) {
         if (token == tokens[i]) child = size_t(below);
@@ -131,6 +133,22 @@ class Growth {
   }
 
  private:
+  void refresh_ratios() {
+    for (int source = 0; source < kNumSources; ++source) ratios_[source] = odds_[source].ratio();
+  }
+
+  void judge(int token) {
+    refresh_ratios();
+    compare(options_behind(States{-1, 0, text_.repeated(), recent_, num_recent_}), token);
+  }
+
+  void compare(const std::vector<Option>& options, int token) {
+    for (const Option& option : options) {
+      odds_[option.place].observe(option.expected, option.token == token);
+      estimates_->observe(option.kind, option.token == token);
+    }
+  }
+
   static void remember(std::array<int, 3>& recent, int& num_recent, int token) {
     recent = {recent[1], recent[2], token};
     num_recent = std::min(num_recent + 1, 3);
@@ -172,11 +190,12 @@ class Growth {
     auto name = [&](Source source, int token, int evidence, double prior) {
       for (Option& known : options) {
         if (known.token != token) continue;
-        Kind kind{known.kind.names | 1 << source, known.kind.evidence, known.kind.grade};
+        Kind kind{known.kind.names | 1 << source, known.kind.evidence, known.kind.grade, range_};
         known = option(token, kind, known.place, corrected(known.prior, kAgreement));
         return;
       }
-      options.push_back(option(token, {1 << source, evidence, grade}, source, prior * (1.0 - double(grade) / kGrades)));
+      Kind kind{1 << source, evidence, grade, range_};
+      options.push_back(option(token, kind, source, prior * (1.0 - double(grade) / kGrades)));
     };
     auto close = [&] {
       double most = 0.0;
@@ -235,7 +254,9 @@ class Growth {
   bool is_chain_;
   Automaton text_;
   std::array<int, 3> recent_{};
-  int num_recent_ = 0, max_depth_ = 0;
+  int num_recent_ = 0, max_depth_ = 0, range_ = 0;
+  bool has_begun_ = false;
+  size_t num_judged_ = 0;  // of the tokens that will be read next
   std::array<RequestOdds, kNumSources> odds_;
   std::array<double, kNumSources> ratios_{};
   // By node of the tree that was grown last, the root first.

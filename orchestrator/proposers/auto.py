@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from pydantic import Field
 
 from orchestrator.core.context import Context
@@ -11,6 +13,7 @@ from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance
 from orchestrator.proposers.compiled_growth import growth_of
 from orchestrator.proposers.dependencies import ProposerDependencies
+from orchestrator.proposers.estimates import range_of
 from orchestrator.proposers.ledger import Meter
 from orchestrator.proposers.parameters import MethodConfig
 
@@ -19,15 +22,23 @@ DISCOUNT = 0.9
 
 
 class AutoConfig(MethodConfig):
-    """max_nodes: most draft nodes of a tree; fewer are sent where more would not pay. tree: trees, or chains alone."""
+    """max_nodes, draft_len: most draft nodes of a tree and of a path in it; fewer are sent where more would not pay.
+
+    tree: trees, or chains alone; a rule or an engine that takes no trees gets chains if the request does not set it.
+    """
 
     max_nodes: int = Field(48, ge=0, le=MAX_NODES)
+    draft_len: int = Field(MAX_NODES, ge=1, le=MAX_NODES)
     tree: bool = True
 
     @property
     def is_chain(self) -> bool:
         """True when every draft is one path."""
         return not self.tree
+
+    def as_chain(self) -> Self:
+        """Return the parameters with chains alone, unless the request asks for trees."""
+        return self if "tree" in self.model_fields_set else self.model_copy(update={"tree": False})
 
 
 class Auto(Proposer):
@@ -44,7 +55,7 @@ class Auto(Proposer):
     name = "auto"
 
     def __init__(self, config: AutoConfig, dependencies: ProposerDependencies) -> None:
-        self._max_nodes = config.max_nodes
+        self._most = Budget(config.max_nodes, config.draft_len)
         self._growth = growth_of(dependencies, config.is_chain)
         self._meter = Meter(dependencies.step_costs)
         self._node_s = 0.0
@@ -58,9 +69,9 @@ class Auto(Proposer):
         """Return the best tree, or a bare root."""
         proposal = Proposal.empty()
         if surface := self._meter.begin():
-            budget = Budget(min(budget.max_nodes, self._max_nodes), budget.max_depth)
-            proposal = self._growth.grow(context, budget, surface, self._node_s)
-        self._meter.sent()
+            budget = budget.within(self._most)
+            proposal = self._growth.grow(context, budget, surface, self._node_s, range_of(sampling))
+        self._meter.sent(proposal, may_rest=True)
         if not self._meter.is_first:
             node_s = self._meter.draft_s / (proposal.tree.num_nodes + 1)
             self._node_s = DISCOUNT * self._node_s + (1 - DISCOUNT) * node_s

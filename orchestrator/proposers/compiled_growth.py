@@ -31,7 +31,9 @@ SOURCES = tuple("+".join(name for bit, name in enumerate(NAMES) if bits >> bit &
 class AnyGrowth(Protocol):
     """Grows the trees of one request, and learns from the text that comes."""
 
-    def grow(self, context: Context, budget: Budget, surface: Surface, node_s: float) -> Proposal:
+    def grow(
+        self, context: Context, budget: Budget, surface: Surface, node_s: float, temperature_range: int = 0
+    ) -> Proposal:
         """Return the tree with the most expected tokens per second."""
 
     def learn(self, tokens: Sequence[int]) -> None:
@@ -48,12 +50,15 @@ class NativeGrowth:
         self._prediction = PredictionCandidates(Predicted(PredictedConfig(), dependencies)) if prediction else None
         self._num_read = 0
 
-    def grow(self, context: Context, budget: Budget, surface: Surface, node_s: float) -> Proposal:
+    def grow(
+        self, context: Context, budget: Budget, surface: Surface, node_s: float, temperature_range: int = 0
+    ) -> Proposal:
         """Return the tree with the most expected tokens per second."""
         read, self._num_read = context.ids[self._num_read :], len(context)
         place = self._prediction.start(context) if self._prediction else None
         index, agreement = place or (-1, 0)
-        tree, names = self._growth.grow(read, index, agreement, budget.max_nodes, budget.max_depth, surface, node_s)
+        limits = index, agreement, budget.max_nodes, budget.max_depth
+        tree, names = self._growth.grow(read, temperature_range, *limits, surface, node_s)
         return Proposal(tree, tuple(SOURCES[bits] for bits in names))
 
     def learn(self, tokens: Sequence[int]) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from orchestrator.core.sampling_params import Sampling
 from orchestrator.native.drafts import compiled_estimates
 
 #: Weight of all earlier outcomes of a kind, per outcome.
 DISCOUNT = 0.998
 #: How many outcomes the prior chance of a kind counts for.
 PRIOR_WEIGHT = 4.0
+#: Width of a range of temperature, and how many there are above 0.
+RANGE, NUM_RANGES = 0.4, 4
 #: Weight of all earlier outcomes of a source in a request, per outcome; and how many imagined ones they start from.
 REQUEST_DISCOUNT, REQUEST_WEIGHT = 0.95, 2.0
 
@@ -35,6 +38,14 @@ class AcceptanceEstimates:
         """Return the estimated probability that a candidate of this kind comes; prior: before any outcome."""
         accepted, tested = self._counts.get(kind, (0.0, 0.0))
         return (accepted + PRIOR_WEIGHT * prior) / (tested + PRIOR_WEIGHT)
+
+
+def range_of(sampling: Sampling) -> int:
+    """Return the range of temperature within which requests share the counts: 0 for greedy ones.
+
+    A sampled text repeats itself far less often than a greedy one, so what one teaches says little of the other.
+    """
+    return 0 if sampling.greedy else 1 + min(int(sampling.temperature / RANGE), NUM_RANGES - 1)
 
 
 class RequestOdds:

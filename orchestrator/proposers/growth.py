@@ -15,7 +15,7 @@ from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal
 from orchestrator.core.step_costs import Surface
 from orchestrator.core.tree import TokenTree
-from orchestrator.proposers.candidates import CandidateSource
+from orchestrator.proposers.candidates import CandidateSource, PredictionCandidates
 from orchestrator.proposers.estimates import AcceptanceEstimates, RequestOdds, corrected
 
 #: A tree is sent only if it promises this part more tokens per second than a plain step.
@@ -31,13 +31,13 @@ GRADES = 5
 class Option(NamedTuple):
     """A token that may come next.
 
-    kind: the names of the sources that name it, the evidence of the first one, and how likely the sources before that
-    one take another token to be. place: of the first source. prior: before any outcome of the kind.
-    expected: its probability by the deployment's counts. chance: with the request's own odds.
+    kind: the names of the sources that name it, the evidence of the first one, how likely the sources before that one
+    take another token to be, and the request's range of temperature. place: of the first source. prior: before any
+    outcome of the kind. expected: its probability by the deployment's counts. chance: with the request's own odds.
     """
 
     token: int
-    kind: tuple[str, int, int]
+    kind: tuple[str, int, int, int]
     place: int
     prior: float
     expected: float
@@ -78,18 +78,23 @@ class Growth:
         self._sources, self._estimates, self._is_chain = sources, estimates, is_chain
         self._odds = [RequestOdds() for _ in sources]
         self._ratios: list[float] = []
-        self._max_depth = 0
+        self._max_depth = self._range = 0
+        self._num_judged = 0
         self._grown = Grown()
 
-    def grow(self, context: Context, budget: Budget, surface: Surface, node_s: float) -> Proposal:
+    def grow(
+        self, context: Context, budget: Budget, surface: Surface, node_s: float, temperature_range: int = 0
+    ) -> Proposal:
         """Return the tree with the most expected tokens per second; often a bare root.
 
         The chance of a node is the product of the chances on its path, so none is likelier than its parent, and the
-        best n nodes are the n likeliest. node_s: time to draft one.
+        best n nodes are the n likeliest. node_s: time to draft one. temperature_range: of the request, `range_of`.
         Invariant: no larger tree of these candidates has a higher rate. A node that is no likelier than the highest
         rate × the least cost of a further row cannot raise it, and neither can those after it.
         """
+        self._judge(context)
         self._ratios, self._max_depth = [odds.ratio for odds in self._odds], budget.max_depth
+        self._range = temperature_range
         grown = self._grown = Grown()
         heap: list[Waiting] = []
         self._expand(heap, 0, 0, 1.0, tuple(source.start(context) for source in self._sources))
@@ -115,14 +120,31 @@ class Growth:
     def learn(self, tokens: Sequence[int]) -> None:
         """Compare the candidates with the text that came; whether they were sent makes no difference."""
         grown, node = self._grown, 0
+        if grown.options:
+            self._num_judged += len(tokens)
         for token in tokens if grown.options else ():
-            for option in grown.options[node]:
-                self._odds[option.place].observe(option.expected, option.token == token)
-                self._estimates.observe(option.kind, option.token == token)
+            self._compare(grown.options[node], token)
             if token not in grown.children[node]:
                 break
             node = grown.children[node][token]
         self._grown = Grown()
+
+    def _judge(self, context: Context) -> None:
+        """Compare the tokens of plain steps, for which no tree was grown, with what would have been named.
+
+        A prediction may have been left or found again meanwhile, so a request with one learns from its trees alone.
+        """
+        has_prediction = any(source.name == PredictionCandidates.name for source in self._sources)
+        for end in range(self._num_judged, len(context) if self._num_judged and not has_prediction else 0):
+            self._ratios = [odds.ratio for odds in self._odds]
+            states = tuple(source.start(Context(context.ids[:end])) for source in self._sources)
+            self._compare(self._options(states), context.ids[end])
+        self._num_judged = len(context)
+
+    def _compare(self, options: Sequence[Option], token: int) -> None:
+        for option in options:
+            self._odds[option.place].observe(option.expected, option.token == token)
+            self._estimates.observe(option.kind, option.token == token)
 
     def _expand(self, heap: list[Waiting], node: int, depth: int, chance: float, states: States) -> None:
         """Note what may follow a node, and add it to the heap."""
@@ -144,15 +166,13 @@ class Growth:
             for token, evidence in source.candidates(state):
                 if (known := options.get(token)) is None:
                     prior = source.prior(evidence) * (1.0 - grade / GRADES)
-                    options[token] = self._option(token, (source.name, evidence, grade), place, prior)
+                    options[token] = self._option(token, (source.name, evidence, grade, self._range), place, prior)
                 else:
-                    (names, evidence, above), prior = known.kind, corrected(known.prior, AGREEMENT)
-                    options[token] = self._option(
-                        token, (f"{names}+{source.name}", evidence, above), known.place, prior
-                    )
+                    names, prior = f"{known.kind[0]}+{source.name}", corrected(known.prior, AGREEMENT)
+                    options[token] = self._option(token, (names, *known.kind[1:]), known.place, prior)
             grade = int(GRADES * max((option.chance for option in options.values()), default=0.0))
         return list(options.values())
 
-    def _option(self, token: int, kind: tuple[str, int, int], place: int, prior: float) -> Option:
+    def _option(self, token: int, kind: tuple[str, int, int, int], place: int, prior: float) -> Option:
         expected = self._estimates.probability(kind, prior)
         return Option(token, kind, place, prior, expected, min(corrected(expected, self._ratios[place]), SUREST))

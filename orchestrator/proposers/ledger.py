@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from orchestrator.core.proposal import Proposal
 from orchestrator.core.step_costs import StepCosts, Surface
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance
@@ -17,8 +18,10 @@ CREDIT_STEPS = 256
 #: Steps of the first pause; each further one is twice as long.
 FIRST_PAUSE = 16
 LONGEST_PAUSE = 1024
-#: Steps of a pause in which plain decoding is measured.
+#: Steps of a pause in which plain decoding is measured; shorter ones are not, since each begins with a single step.
 MEASURED_STEPS = 4
+#: Where no draft pays, the next one is looked for after 1, 2, 4 steps and so on, at most after so many.
+LONGEST_REST = 16
 
 
 class Ledger:
@@ -38,13 +41,15 @@ class Ledger:
         """Steps for which drafts still pause."""
         return self._pause
 
-    def begin_pause(self, num_steps: int) -> None:
-        """Begin a pause that is no consequence of a loss."""
+    def begin_pause(self, num_steps: int, lost_s: float = 0.0) -> None:
+        """Begin a pause that is no consequence of a loss. lost_s: what plain decoding would not have spent on it."""
         self._pause = num_steps
+        self._balance_s -= lost_s
 
-    def rest(self) -> None:
-        """Enter a step of a pause, which was a plain one."""
+    def rest(self, rest_s: float = 0.0) -> None:
+        """Enter a step of a pause, which was a plain one. rest_s: at its last step, what all took."""
         self._pause -= 1
+        self._elapsed_s += rest_s
 
     def observe(self, num_tokens: int, step_s: float, plain_s: float) -> None:
         """Enter a step that took step_s, drafting included. plain_s: what a plain step would have taken."""
@@ -65,6 +70,11 @@ class Rest(NamedTuple):
     queue_us: int = 0
 
 
+def plain_s(surface: Surface) -> float:
+    """Return the time of a plain step that is made together with others."""
+    return (1.0 + surface.others_tokens) / surface.rate
+
+
 class Meter:
     """Measures the steps of one request: for the costs of all requests, and for its own ledger.
 
@@ -77,6 +87,7 @@ class Meter:
         self.draft_s = 0.0
         self._costs, self._ledger = costs, Ledger()
         self._began_s = self._sent_s = 0.0
+        self._rest_len = 0
         self._rest = Rest()
 
     def begin(self) -> Surface | None:
@@ -84,8 +95,6 @@ class Meter:
         self._began_s = self._costs.clock()
         if not (self.is_first or self._ledger.pause) and self._costs.wants_plain:
             self._ledger.begin_pause(MEASURED_STEPS)
-        if self._ledger.pause and not self._rest.num_steps:
-            self._rest = Rest(self._began_s)
         return self.surface()
 
     def surface(self) -> Surface | None:
@@ -97,10 +106,23 @@ class Meter:
         """Return how many steps are certain to be plain ones, the next one included."""
         return self._ledger.pause
 
-    def sent(self) -> None:
-        """Note that the proposal is made."""
+    def sent(self, proposal: Proposal, *, may_rest: bool = False) -> None:
+        """Note that the proposal is made. may_rest: plain steps may follow without another one."""
         self._sent_s = self._costs.clock()
         self.draft_s = self._sent_s - self._began_s
+        if proposal.tree.num_nodes:
+            self._rest_len = 0
+        elif may_rest and not (self._ledger.pause or self.is_first):
+            self._begin_rest()
+        if self._ledger.pause and not self._rest.num_steps:
+            self._rest = Rest(self._sent_s)
+
+    def _begin_rest(self) -> None:
+        """Let plain steps follow that can be made together, twice as many as the last time, where looking costs."""
+        if surface := self._costs.surface():
+            lost_s = self.draft_s + float(surface.seconds[0]) - plain_s(surface)
+            self._rest_len = min(max(2 * self._rest_len, 1), LONGEST_REST, int(lost_s / (LOSS * plain_s(surface))))
+            self._ledger.begin_pause(self._rest_len, lost_s if self._rest_len else 0.0)
 
     def answered(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Note the answer to a step. The time that it waited for passes of other requests is not its cost."""
@@ -113,18 +135,21 @@ class Meter:
         num_rows, step_s = tree.num_nodes + 1, self._costs.clock() - self._sent_s - 1e-6 * acceptance.queue_us
         self._costs.observe(num_rows, acceptance.num_in_pass, acceptance.num_tokens, step_s)
         if surface := self._costs.surface():
-            step_s, plain_s = (
-                float(surface.seconds[num_rows - 1]) + self.draft_s,
-                (1.0 + surface.others_tokens) / surface.rate,
-            )
-            self._ledger.observe(acceptance.num_tokens, step_s, plain_s)
+            step_s = float(surface.seconds[num_rows - 1]) + self.draft_s
+            self._ledger.observe(acceptance.num_tokens, step_s, plain_s(surface))
 
     def _note_rest(self, acceptance: Acceptance) -> None:
         """Note a step of a pause; they may be made several at a time, so only their sum is measured."""
         began_s, num_steps, queue_us = self._rest
-        self._rest = Rest(began_s, num_steps + 1, queue_us + acceptance.queue_us)
-        self._ledger.rest()
-        if not self._ledger.pause:
-            rest_s = self._costs.clock() - began_s - 1e-6 * self._rest.queue_us
-            self._costs.observe_plain(acceptance.num_in_pass, rest_s / self._rest.num_steps)
-            self._rest = Rest()
+        num_steps, queue_us = num_steps + 1, queue_us + acceptance.queue_us
+        self._rest = Rest(began_s, num_steps, queue_us)
+        if self._ledger.pause > 1:
+            self._ledger.rest()
+            return
+        rest_s = self._costs.clock() - began_s - 1e-6 * queue_us
+        self._ledger.rest(rest_s)
+        self._rest = Rest()
+        if num_steps >= MEASURED_STEPS:
+            self._costs.observe_plain(acceptance.num_in_pass, rest_s / num_steps)
+        else:
+            self._costs.observe(1, acceptance.num_in_pass, 1, rest_s / num_steps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import Field, PlainSerializer, PlainValidator
 
@@ -37,6 +37,10 @@ class MethodConfig(Declaration):
     def is_chain(self) -> bool:
         """True when every proposal with these parameters is a chain, though the method has branches."""
         return False
+
+    def as_chain(self) -> Self:
+        """Return the parameters for a rule or an engine that takes chains alone, if the method adapts to that."""
+        return self
 
 
 def config_of(

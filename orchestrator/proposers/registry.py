@@ -50,6 +50,10 @@ class SelectedMethod(NamedTuple):
         """Why its trees may branch with these parameters; empty = it only proposes chains."""
         return "" if self.config.is_chain else self.declaration.branches
 
+    def as_chain(self) -> SelectedMethod:
+        """Return the method with chains alone if it adapts to a rule or an engine that takes no trees."""
+        return self._replace(config=self.config.as_chain())
+
     def check_rule(self, rule: Rule) -> None:
         """Raise RequestError if the rule cannot verify the method's trees."""
         if rule is Rule.BLOCK and self.branches:
@@ -103,7 +107,8 @@ class SelectedMethod(NamedTuple):
             members = [Guarded(member._unsized(dependencies), dependencies.vocab_size) for member in self.members]
             return Union(members, [member.config.max_nodes for member in self.members])
         config = self.config
-        if config.adaptive and "draft_len" in type(config).model_fields and "draft_len" not in config.model_fields_set:
+        may_grow = config.adaptive and self.declaration.can_be_cut and "draft_len" not in config.model_fields_set
+        if may_grow and "draft_len" in type(config).model_fields:
             config = config.model_copy(update={"draft_len": ADAPTIVE_LEN})
         proposer: Proposer = load(self.declaration.proposer)(config, replace(dependencies, method=self.declaration))
         return proposer

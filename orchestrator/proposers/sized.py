@@ -67,7 +67,7 @@ class Sized(Proposer):
         self._drafted = sent = Proposal.empty()
         if limits.max_depth:
             self._drafted = sent = self._proposer.propose(context, sampling, limits).cut(limits)
-        self._meter.sent()
+        self._meter.sent(self._drafted)
         levels = int(self._drafted.tree.depths.max())
         if levels and not self._meter.is_first:
             self._level_s = DISCOUNT * self._level_s + (1 - DISCOUNT) * self._meter.draft_s / levels

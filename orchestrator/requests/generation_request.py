@@ -14,7 +14,7 @@ from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import ConfigError, RequestError
 from orchestrator.core.methods import names_in
 from orchestrator.core.noise import child_seed
-from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.types import StepOptions
 from orchestrator.deployment.capabilities import Capabilities
 from orchestrator.deployment.checkpoint import Checkpoint
@@ -127,6 +127,8 @@ class RequestBuilder:
         sampling = sampling_of(
             inputs, logits_options_of(inputs, self.checkpoint, stop.ids), self.capabilities.default_rule
         )
+        if sampling.rule is Rule.BLOCK or not self.capabilities.trees:
+            method = method.as_chain()
         method.check_rule(sampling.rule)
         num_top = inputs.num_top_log_probs
         options = StepOptions(logprobs=inputs.return_log_probs or num_top > 0, num_top=num_top)
@@ -201,8 +203,11 @@ class RequestBuilder:
         return ids
 
     def _select_method(self, inputs: RequestInputs, predicted: bool) -> SelectedMethod:
-        """Return the method that the client names, else `predicted` for a prediction, else the deployment's default."""
-        method = inputs.speculation or (PREDICTED if predicted else self.config.default_speculation)
+        """Return the method that the client names, else one that uses its prediction, else the deployment's default."""
+        default = self.config.default_speculation
+        method = inputs.speculation or (PREDICTED if predicted and default != AUTO else default)
+        if method == AUTO and not predicted:
+            method = self.capabilities.served_auto
         if PREDICTED in names_in(method) and not predicted:
             raise RequestError("method 'predicted' needs what to expect: draft_text or draft_input_ids")
         if predicted and PREDICTED not in names_in(method) and method != AUTO:

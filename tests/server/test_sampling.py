@@ -51,8 +51,8 @@ PROMPTS = (
 PROMPT = PROMPTS[0]
 #: One setting of each method, trees where it has them.
 METHODS = {
-    "none": "none", "prompt_lookup": "prompt_lookup branches", "ngram": "ngram 2", "suffix": "suffix wide",
-    "lookahead": "lookahead 2 3 2", "jacobi": "jacobi", "recycling": "recycling", "predicted": "predicted 3",
+    "none": "none", "auto": "auto", "prompt_lookup": "prompt_lookup branches", "ngram": "ngram 2",
+    "suffix": "suffix wide", "lookahead": "lookahead 2 3 2", "jacobi": "jacobi", "recycling": "recycling", "predicted": "predicted 3",
     "draft_model": "draft_model 4",
     "medusa": "medusa leaves", "eagle": "eagle narrow", "eagle2": "eagle2 small", "eagle3": "eagle3 small",
     "redrafter": "redrafter 2 3",

@@ -434,5 +434,5 @@ def test_draft_length_beyond_the_engine_s_is_refused_naming_the_limit(external: 
 
 def test_default_method_that_the_engine_lacks_is_refused_at_load(checkpoints: Path, tmp_path: Path) -> None:
     with ExitStack() as stack, pytest.raises(StartError) as caught:
-        stack.enter_context(hosting(tmp_path, checkpoints, mode="medusa"))
+        stack.enter_context(hosting(tmp_path, checkpoints, 'default_speculation = "prompt_lookup"', mode="medusa"))
     assert "default_speculation: the target's engine does not serve the method 'prompt_lookup'" in str(caught.value)

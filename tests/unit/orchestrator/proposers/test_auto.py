@@ -12,11 +12,12 @@ from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import PLAIN, StepCosts, least_slopes, surface_of
+from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance
 from orchestrator.proposers.candidates import Candidate
-from orchestrator.proposers.estimates import AcceptanceEstimates, RequestOdds, corrected
+from orchestrator.proposers.estimates import AcceptanceEstimates, RequestOdds, corrected, range_of
 from orchestrator.proposers.growth import MARGIN, Growth
-from orchestrator.proposers.ledger import Ledger
+from orchestrator.proposers.ledger import Ledger, Meter
 from orchestrator.proposers.registry import select_method
 from orchestrator.sampling.accept import accept_coupled
 from tests.support.decode import dependencies
@@ -206,19 +207,36 @@ def test_growth_keeps_to_the_budget_and_grows_chains_where_a_rule_needs_them() -
         )
 
 
-def test_candidates_are_judged_by_the_text_whether_they_were_sent_or_not() -> None:
-    class Twice(Drawn):
-        def candidates(self, state: tuple[int, ...]) -> list[Candidate]:
-            return [Candidate(1, 900), Candidate(2, 10)]
+class Named(Drawn):
+    """A source that names the same candidates behind every continuation."""
 
+    def __init__(self, candidates: list[Candidate]) -> None:
+        super().__init__(0)
+        self._candidates = candidates
+
+    def candidates(self, state: tuple[int, ...]) -> list[Candidate]:
+        return self._candidates
+
+
+def test_candidates_are_judged_by_the_text_whether_they_were_sent_or_not() -> None:
     estimates = AcceptanceEstimates()
-    growth = Growth([Twice(0)], estimates)
+    growth = Growth([Named([Candidate(1, 900), Candidate(2, 10)])], estimates)
     for number in range(20):
         tree = growth.grow(Context([1]), Budget(8, 8), surface_of(1.0 + 0.5 * np.arange(129)), 0.0).tree
         assert number or 2 not in tree.tokens
         growth.learn([2])
-    assert estimates.probability(("drawn", 900, 0), 0.9) < 0.2
-    assert estimates.probability(("drawn", 10, 0), 0.01) > 0.8
+    assert estimates.probability(("drawn", 900, 0, 0), 0.9) < 0.2
+    assert estimates.probability(("drawn", 10, 0, 0), 0.01) > 0.8
+
+
+def test_the_text_of_plain_steps_is_compared_with_what_would_have_been_named() -> None:
+    estimates, costs = AcceptanceEstimates(), surface_of(1.0 + 0.5 * np.arange(129))
+    growth, context = Growth([Named([Candidate(1, 900)])], estimates), Context([1])
+    growth.grow(context, Budget(8, 8), costs, 0.0)
+    growth.learn([2])
+    context.commit([2] * 60)
+    growth.grow(context, Budget(8, 8), costs, 0.0)
+    assert estimates.probability(("drawn", 900, 0, 0), 0.9) == pytest.approx(0.9 * 4 / 64, rel=0.1)
 
 
 def test_least_slopes_are_those_of_all_later_values() -> None:
@@ -250,6 +268,71 @@ def test_a_requests_odds_correct_what_the_deployment_expects() -> None:
     assert corrected(0.5, worse.ratio) < 0.15
     assert corrected(0.5, same.ratio) == pytest.approx(0.5, abs=0.05)
     assert corrected(0.9, 1.0) == pytest.approx(0.9)
+
+
+def test_greedy_and_sampled_requests_teach_each_other_nothing() -> None:
+    ranges = [range_of(Sampling(temperature)) for temperature in (0.0, 0.2, 0.5, 0.8, 1.0, 1.5, 9.0)]
+    assert ranges == [0, 1, 2, 3, 3, 4, 4]
+    estimates, costs = AcceptanceEstimates(), surface_of(1.0 + 0.5 * np.arange(129))
+    for _ in range(50):
+        growth = Growth([Named([Candidate(1, 900)])], estimates)
+        growth.grow(Context([1]), Budget(8, 1), costs, 0.0, 3)
+        growth.learn([2])
+    for temperature_range, num_nodes in ((3, 0), (0, 1)):
+        growth = Growth([Named([Candidate(1, 900)])], estimates)
+        assert growth.grow(Context([1]), Budget(8, 1), costs, 0.0, temperature_range).tree.num_nodes == num_nodes
+
+
+def resting(draft_s: float) -> list[int]:
+    """Lengths of the rests of a request of which nothing can be drafted; plain steps made together take 1, a single one 1.5."""
+    clock = Clock()
+    costs = StepCosts(clock)
+    for _ in range(40):
+        costs.observe_plain(1, 1.0)
+        costs.observe(1, 1, 1, 1.5)
+    meter, lengths = Meter(costs), list[int]()
+    for _ in range(12):
+        meter.begin()
+        clock.now_s += draft_s
+        meter.sent(Proposal.empty(), may_rest=True)
+        lengths.append(meter.num_plain)
+        clock.now_s += 0.5 + 1.0 * max(lengths[-1], 1)
+        for _ in range(max(lengths[-1], 1)):
+            meter.answered(TokenTree.bare(), Acceptance((), 1))
+    return lengths
+
+
+def test_where_nothing_pays_plain_steps_are_made_together_ever_more_of_them() -> None:
+    lengths = resting(0.05)
+    assert lengths[:7] == [0, 1, 2, 4, 8, 16, 16]
+    assert min(lengths[6:]) >= 16
+
+
+def test_a_draft_ends_the_rests() -> None:
+    costs = StepCosts(Clock())
+    for _ in range(40):
+        costs.observe_plain(1, 1.0)
+        costs.observe(1, 1, 1, 1.5)
+    meter, drafted, lengths = Meter(costs), Proposal.chain([1], "suffix"), list[int]()
+    for proposal in [Proposal.empty()] * 4 + [drafted] + [Proposal.empty()] * 2:
+        meter.begin()
+        meter.sent(proposal, may_rest=True)
+        lengths.append(meter.num_plain)
+        for _ in range(max(lengths[-1], 1)):
+            meter.answered(proposal.tree, Acceptance((), 1))
+    assert lengths == [0, 1, 2, 4, 0, 1, 2]
+
+
+def test_no_rest_is_made_where_looking_for_a_draft_costs_nothing() -> None:
+    costs = StepCosts(Clock())
+    for _ in range(40):
+        costs.observe_plain(1, 1.0)
+    meter = Meter(costs)
+    for _ in range(20):
+        meter.begin()
+        meter.sent(Proposal.empty(), may_rest=True)
+        assert not meter.num_plain
+        meter.answered(TokenTree.bare(), Acceptance((), 1))
 
 
 def test_a_ledger_in_debt_pauses_and_pauses_longer_the_next_time() -> None:

@@ -65,14 +65,16 @@ def test_compiled_trees_are_those_of_the_reference(number: int, is_chain: bool) 
     rng = np.random.default_rng(100 + number)
     costs = surface_of(1.0 + np.cumsum(rng.random(129)) * 0.05, others_tokens=float(number % 3))
     num_nodes = 0
-    for _ in range(3):  # requests of one deployment
+    for temperature_range in (0, 3, 0):  # requests of one deployment
         ids = [*given.prediction[:30], *text_of(rng, 200)]
         compiled = NativeGrowth(given.estimates.compiled, given, is_chain)
         reference = Growth([*sources_of(given)], given.estimates, is_chain)
         context = Context(ids[:10])
         while len(context) < len(ids):
             budget = Budget(int(rng.integers(0, 40)), int(rng.integers(0, 12)))
-            found, expected = (each.grow(context, budget, costs, 0.001) for each in (compiled, reference))
+            found, expected = (
+                each.grow(context, budget, costs, 0.001, temperature_range) for each in (compiled, reference)
+            )
             assert found.tree.tokens.tolist() == expected.tree.tokens.tolist()
             assert found.tree.parents.tolist() == expected.tree.parents.tolist()
             assert found.sources == expected.sources
@@ -81,6 +83,7 @@ def test_compiled_trees_are_those_of_the_reference(number: int, is_chain: bool) 
             for each in (compiled, reference):
                 each.learn(came)
             context.commit(came)
+            context.commit(ids[len(context) : len(context) + int(rng.integers(0, 4))])  # plain steps
     assert num_nodes > 100
 
 

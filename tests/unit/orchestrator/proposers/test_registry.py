@@ -36,7 +36,7 @@ DEFAULTS = {
     "jacobi": {"max_nodes": 128, "draft_len": 3},
     "recycling": {"max_nodes": 4, "choices": TokenTree.bare(), "from_prompt": True},
     "ngram": {"max_nodes": 128, "order": 4, "draft_len": 2},
-    "auto": {"max_nodes": 48, "tree": True},
+    "auto": {"max_nodes": 48, "draft_len": 128, "tree": True},
     "suffix": {"max_nodes": 128, "max_depth": 24, "factor": 4.0, "min_prob": 0.1, "draft_len": 32, "tree": True},
     "predicted": {"max_nodes": 128, "draft_len": 16, "max_ngram": 6},
     "draft_model": {"max_nodes": 128, "draft_len": 5, "min_prob": 0.2},

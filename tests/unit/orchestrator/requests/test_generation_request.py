@@ -15,6 +15,7 @@ from orchestrator.core.context import Context
 from orchestrator.core.errors import ConfigError, RequestError
 from orchestrator.core.noise import child_seed
 from orchestrator.core.sampling_params import NO_LOGITS_OPTIONS, Grammar, Rule, Sampling
+from orchestrator.deployment.capabilities import Capabilities
 from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.proposers.dependencies import ProposerDependencies
@@ -258,7 +259,7 @@ def test_sampling_is_in_range_or_refused(temperature: float, top_p: float, min_p
         ({"speculation": "promptlookup"}, ["did you mean 'prompt_lookup'?"]),
         ({"speculation_config": "{"}, ["input speculation_config is not JSON"]),
         ({"speculation_config": "[1]"}, ["speculation_config must be a JSON object", "got list"]),
-        ({"speculation_config": '{"draft_length": 3}'}, ["'draft_length'", "did you mean 'draft_len'?", "max_ngram"]),
+        ({"speculation_config": '{"draft_length": 3}'}, ["'draft_length'", "did you mean 'draft_len'?", "max_nodes"]),
         ({"beam_width": 4}, ["beam_width is not supported yet", "got 4", "allowed: 0, 1"]),
         ({"rule": "blok"}, ["unknown rule 'blok'", "did you mean 'block'", "allowed: block, coupled", "input rule"]),
         ({"rule": "block", "use_draft_logits": True}, ["use_draft_logits", "'rejection'", "got 'block'"]),
@@ -340,7 +341,8 @@ def test_job_text_that_the_tokenizer_knows_and_the_model_does_not_is_refused(bui
 def test_job_num_draft_tokens_is_the_draft_length_and_the_json_goes_before_it(builder: RequestBuilder) -> None:
     assert built(builder, num_draft_tokens=5).plan.config.draft_len == 5
     assert built(builder, num_draft_tokens=5, speculation_config='{"draft_len": 2}').plan.config.draft_len == 2
-    assert built(builder, num_draft_tokens=0).plan.config.draft_len == 10
+    assert built(builder, num_draft_tokens=0).plan.config.draft_len == 128
+    assert built(builder, num_draft_tokens=0, speculation="prompt_lookup").plan.config.draft_len == 10
     assert built(builder, num_draft_tokens=5, speculation="none").plan.method == "none"
 
 
@@ -359,9 +361,33 @@ def test_job_drafter_that_is_not_loaded_is_refused_with_its_key(builder: Request
 def test_job_prediction_is_read_and_chooses_its_method(builder: RequestBuilder) -> None:
     for inputs in ({"draft_text": "bcd"}, {"draft_input_ids": [2, 3, 4]}):
         assert built(builder, **inputs).prediction == (2, 3, 4)
-        assert built(builder, **inputs).plan.method == "predicted"
+        assert built(builder, **inputs).plan.method == "auto"
+        assert built(with_default(builder, "suffix"), **inputs).plan.method == "predicted"
         assert built(builder, speculation="predicted", **inputs).plan.method == "predicted"
     assert built(builder, draft_text="", draft_input_ids=[]).plan.method == DEPLOYMENT.default_speculation
+
+
+def with_default(builder: RequestBuilder, method: str) -> RequestBuilder:
+    return replace(builder, config=DEPLOYMENT.model_copy(update={"default_speculation": method}))
+
+
+def test_auto_drafts_chains_where_a_rule_or_an_engine_takes_no_trees(builder: RequestBuilder) -> None:
+    chains = replace(builder, capabilities=Capabilities(trees=False))
+    for name in ("", "auto"):
+        assert not built(builder, speculation=name).plan.config.is_chain
+        for plan in (built(builder, speculation=name, rule="block").plan, built(chains, speculation=name).plan):
+            assert plan.config.is_chain
+            assert json.loads(plan.config_json) == {"tree": False}  # the target's process builds the same proposer
+    asked = {"speculation": "auto", "speculation_config": '{"tree": true}'}
+    assert "'auto' has tree true" in refusal(builder, **asked, rule="block")
+    assert "'auto' with tree true" in refusal(chains, **asked)
+
+
+def test_auto_is_the_engines_own_method_where_the_engine_takes_no_drafts(builder: RequestBuilder) -> None:
+    for own, served in (("medusa", "medusa"), ("", "none")):
+        engine = replace(builder, capabilities=Capabilities(drafts=False, max_nodes=0, engine_method=own))
+        assert built(engine).plan.method == built(engine, speculation="auto").plan.method == served
+        assert "does not serve the method 'auto'" in refusal(engine, draft_text="b")
 
 
 def test_job_prediction_is_refused_when_it_cannot_be_used(builder: RequestBuilder) -> None:
