@@ -10,6 +10,9 @@ from pydantic import ValidationError
 from gateway.errors import BadRequest, UnknownField, did_you_mean, shown
 from gateway.fields import Fields
 
+#: Deepest nesting of a body's objects and lists, the body itself included.
+MAX_DEPTH = 100
+
 Parsed = TypeVar("Parsed", bound=Fields)
 
 
@@ -44,7 +47,21 @@ def _object_of(raw: bytes | bytearray) -> dict[str, Any]:
         raise BadRequest(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise BadRequest(f"the body must be a JSON object, got {type(body).__name__}")
+    for name, value in body.items():
+        _check_depth(name, value)
     return body
+
+
+def _check_depth(name: str, value: Any) -> None:
+    """Raise BadRequest for a field that is nested too deeply: what prints or converts it would fail later."""
+    level, depth = [value], 1
+    while level := [part for part in level if isinstance(part, dict | list)]:
+        if (depth := depth + 1) > MAX_DEPTH:
+            raise BadRequest(
+                f"{shown(name)} is nested more than {MAX_DEPTH} levels deep, which is the most allowed",
+                _printable(name),
+            )
+        level = [part for whole in level for part in (whole.values() if isinstance(whole, dict) else whole)]
 
 
 def _check_characters(name: str, value: Any) -> None:
@@ -54,8 +71,6 @@ def _check_characters(name: str, value: Any) -> None:
     except UnicodeEncodeError as error:
         half = error.object[error.start]
         raise BadRequest(f"{name} has half of a surrogate pair, {half!r}, which is no character", name) from None
-    except RecursionError:
-        raise BadRequest(f"{name} is nested too deeply", name) from None
 
 
 def _printable(name: str) -> str:

@@ -17,6 +17,8 @@ from pydantic.fields import FieldInfo
 from orchestrator.core.errors import ConfigError, ServingError, did_you_mean, shown, unknown_name
 
 Model = TypeVar("Model", bound="Declaration")
+#: Deepest nesting of objects and lists; Python's own limit depends on who asks, and breaks printing before parsing.
+MAX_JSON_DEPTH = 100
 _NOUNS: dict[Any, str] = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
 
@@ -156,7 +158,17 @@ def json_object(text: str, name: str, error: type[ServingError] = ConfigError) -
         value = json.loads(text)
     except (ValueError, RecursionError) as reason:  # RecursionError: brackets nested too deeply
         raise error(f"{name} is not JSON: {reason}") from None
+    check_depth(value, name, error)
     return as_object(value, name, error)
+
+
+def check_depth(value: Any, name: str, error: type[ServingError] = ConfigError) -> None:
+    """Raise `error` for a JSON value that is nested deeper than MAX_JSON_DEPTH."""
+    level, depth = [value], 0
+    while level := [part for part in level if isinstance(part, dict | list)]:
+        if (depth := depth + 1) > MAX_JSON_DEPTH:
+            raise error(f"{name} is nested more than {MAX_JSON_DEPTH} levels deep, which is the most allowed")
+        level = [part for whole in level for part in (whole.values() if isinstance(whole, dict) else whole)]
 
 
 def as_object(value: Any, name: str, error: type[ServingError] = ConfigError) -> dict[str, Any]:

@@ -6,7 +6,6 @@ depend on the deployment or on another input are checked in `generation_request`
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, get_origin
 
@@ -23,13 +22,18 @@ from pydantic import (
     ValidationInfo,
 )
 
-from orchestrator.core.declarations import Declaration, fields_of, validate
+from orchestrator.core.declarations import Declaration, fields_of, json_object, validate
 from orchestrator.core.errors import RequestError, shown
 from orchestrator.core.sampling_params import DELTA, EPSILON
+from orchestrator.sampling.grammar import MAX_GUIDE_BYTES
 
 MAX_TEXT_BYTES = 4 << 20
 MAX_CONFIG_BYTES = 65_536
 MAX_SALT_BYTES = 1024
+MAX_NAME_BYTES = 1024
+MAX_PARAMETERS_BYTES = 8 << 20
+MAX_IDS = 1 << 20
+MAX_STOP_IDS = 256
 MAX_WORDS = 64
 MAX_WORD_BYTES = 1024
 MAX_TIMEOUT_MS = 86_400_000
@@ -98,12 +102,25 @@ def _check_words(words: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...
     return words
 
 
+def at_most(count: int) -> BeforeValidator:
+    """Declare a list of at most so many values; a longer one is refused before its values are looked at."""
+
+    def check(values: Any, info: ValidationInfo) -> Any:
+        if isinstance(values, list | tuple) and len(values) > count:
+            name = info.field_name
+            raise RequestError(f"{name} has {len(values)} entries, at most {count} allowed (input {name})")
+        return values
+
+    return BeforeValidator(check)
+
+
 # Every number is rounded to what an FP32 tensor would have brought, so that each way in gives the same p.
 _ROUNDED = AfterValidator(lambda value: float(np.float32(value)))
 _LISTED = BeforeValidator(lambda value: tuple(value) if isinstance(value, list | tuple) else (value,))
 Text = Annotated[str, text()]
+Name = Annotated[str, text(MAX_NAME_BYTES)]
 Words = Annotated[tuple[Annotated[str, text(MAX_WORD_BYTES)], ...], FailFast(), _LISTED, AfterValidator(_check_words)]
-Ids = Annotated[tuple[int, ...], FailFast(), _LISTED]
+Ids = Annotated[tuple[int, ...], FailFast(), _LISTED, at_most(MAX_IDS)]
 Weights = Annotated[tuple[Annotated[float, Field(ge=-MAX_WEIGHT, le=MAX_WEIGHT), _ROUNDED], ...], FailFast(), _LISTED]
 Share = Annotated[float, Field(ge=0, le=1), _ROUNDED]
 Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY), _ROUNDED]
@@ -124,7 +141,7 @@ class RequestInputs(Declaration):
     # when it ends
     max_tokens: int | None = None
     end_id: int | None = None
-    stop_ids: Ids = ()
+    stop_ids: Annotated[Ids, at_most(MAX_STOP_IDS)] = ()
     stop_words: Words = ()
     priority: int = Field(0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     timeout_ms: int = Field(0, ge=0, le=MAX_TIMEOUT_MS)
@@ -145,14 +162,14 @@ class RequestInputs(Declaration):
     embedding_bias_weights: Weights = ()
     bad_words: Words = ()
     allowed_token_ids: Ids = ()
-    guided_decoding_guide_type: Text = ""
-    guided_decoding_guide: Text = ""
+    guided_decoding_guide_type: Name = ""
+    guided_decoding_guide: Annotated[str, text(MAX_GUIDE_BYTES)] = ""
     seed: int | None = Field(None, ge=0, le=(1 << 64) - 1, validation_alias=AliasChoices("seed", "random_seed"))
     # how it is drafted
-    speculation: Text = ""
+    speculation: Name = ""
     speculation_config: Annotated[str, text(MAX_CONFIG_BYTES)] = ""
     num_draft_tokens: int = 0
-    rule: Text = ""
+    rule: Name = ""
     typical_epsilon: Share = EPSILON
     typical_delta: Share = DELTA
     use_draft_logits: bool = False
@@ -201,7 +218,12 @@ def read(tensors: Mapping[str, npt.NDArray[Any]], parameters: str) -> RequestInp
     A tensor goes before the parameter of the same name.
     Raises RequestError for an unknown name, a value that an input cannot have, and an unsupported option.
     """
-    values: dict[str, Any] = json.loads(parameters) if parameters else {}
+    if len(parameters) > MAX_PARAMETERS_BYTES:
+        raise RequestError(
+            f"the request's parameters have {len(parameters)} characters of JSON, at most {MAX_PARAMETERS_BYTES} "
+            "allowed (request parameters; a long text belongs into a tensor)"
+        )
+    values = json_object(parameters or "{}", "request parameters", RequestError)
     values = {key: value for key, value in values.items() if key not in RESERVED and not key.startswith("triton_")}
     values |= {name: _from_tensor(name, tensor) for name, tensor in tensors.items()}
     return validate(RequestInputs, values, _where, error=RequestError, what="parameter")
@@ -216,6 +238,8 @@ def _from_tensor(name: str, tensor: npt.NDArray[Any]) -> Any:
     kind = INPUTS[name].annotation
     if kind is Any:
         return tensor
+    if tensor.size > MAX_IDS:  # before a Python object is made of each
+        raise RequestError(f"{name} has {tensor.size} values, at most {MAX_IDS} allowed (input {name})")
     values = tensor.reshape(-1).tolist()
     if get_origin(kind) is tuple:
         return values

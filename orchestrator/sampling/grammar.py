@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from orchestrator.core.declarations import check_depth
 from orchestrator.core.errors import ConfigError, RequestError, Unavailable, unknown_name
 from orchestrator.core.sampling_params import Grammar
 from orchestrator.core.worker_pool import Busy, Late, WorkerPool
 from orchestrator.sampling.grammar_matcher import GUIDE, GrammarTokenizer, Matcher, panics_as_errors, wrap_error
 
 KINDS = ("json", "json_schema", "regex")
-MAX_TEXT_BYTES = 64 * 1024
+MAX_GUIDE_BYTES = 64 * 1024
 MAX_COMPILED = 64
 MAX_ALL_OF = 8
 # A compilation cannot be stopped. After LIMIT_S it is abandoned; while NUM_LATE of these still run, no other starts.
@@ -126,8 +127,8 @@ def _compile_matcher(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
         raise RequestError(unknown_name("guide type", grammar.kind, KINDS, f"{GUIDE}_type"))
     try:
         num_bytes = len(grammar.text.encode())
-        if num_bytes > MAX_TEXT_BYTES:
-            raise RequestError(f"the guide has {num_bytes} bytes, at most {MAX_TEXT_BYTES} are allowed ({GUIDE})")
+        if num_bytes > MAX_GUIDE_BYTES:
+            raise RequestError(f"the guide has {num_bytes} bytes, at most {MAX_GUIDE_BYTES} are allowed ({GUIDE})")
         library = LLMatcher(tokenizer, _definition(grammar), log_level=0, limits=LIMITS)
     except (ValueError, RecursionError) as error:
         raise RequestError(wrap_error("cannot be read", str(error))) from None
@@ -141,7 +142,9 @@ def _definition(grammar: Grammar) -> str:
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(grammar.text)
     schema = ANY_JSON if grammar.kind == "json" else grammar.text
-    _check_all_of(json.loads(schema))
+    value = json.loads(schema)
+    check_depth(value, "the guide's schema", RequestError)
+    _check_all_of(value)
     return LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": WHITESPACE})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
@@ -17,6 +18,9 @@ from orchestrator.core.tree import BoolArray, IntArray, TokenTree
 Result = TypeVar("Result")
 
 GUIDE = "input guided_decoding_guide"
+# The engine's thread makes the masks, and the other requests wait for it. So much time of the processor a guide may
+# take, and so much more for each token of the output: several times what a large schema takes, on a slow machine.
+FIRST_MASKS_S, TOKEN_MASKS_S = 0.25, 0.02
 
 
 class Exhausted(RequestError):
@@ -38,7 +42,8 @@ class Matcher:
 
     Invariant: an answer is a function of grammar, output and path only, not of earlier calls.
     An output that broke the grammar or has ended is no longer restricted: every token is legal after it.
-    Raises: RequestError if the grammar grows too complex during the output; the matcher is then of no further use.
+    Raises: RequestError if the grammar grows too complex during the output, or has taken more time than it may; the
+    matcher is then of no further use.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Matcher:
         self._never_consumed = frozenset(tokenizer.library.eos_tokens)
         self._output: list[int] = []
         self._consumed: list[int] = []  # exactly what the library has consumed
+        self._spent_s = 0.0
 
     def follow(self, output: Sequence[int]) -> None:
         """Move to the state after exactly these tokens; only new tokens are consumed."""
@@ -182,14 +188,27 @@ class Matcher:
     def _with_retry(self, work: Callable[[], Result]) -> Result:
         """Return the result of `work`; at a limit compile the grammar anew and try once more."""
         start = len(self._consumed)
+        began_s = time.thread_time()  # of this thread alone: a busy machine makes no guide slow
         try:
             with panics_as_errors():
                 return work()
         except Exhausted:
             del self._consumed[start:]
-        with panics_as_errors():
-            self._rebuild()
-            return work()
+            with panics_as_errors():
+                self._rebuild()
+                return work()
+        finally:
+            self._spend(time.thread_time() - began_s)
+
+    def _spend(self, spent_s: float) -> None:
+        """Note the time of a piece of work; raise RequestError if the guide has taken more than it may."""
+        self._spent_s += spent_s
+        limit_s = FIRST_MASKS_S + TOKEN_MASKS_S * len(self._output)
+        if self._spent_s > limit_s:
+            raise RequestError(
+                f"the guide takes too long to follow: {self._spent_s:.2f} s of the processor for "
+                f"{len(self._output)} tokens, at most {limit_s:.2f} allowed ({GUIDE})"
+            )
 
 
 def _num_common(before: list[int], now: list[int]) -> int:

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.errors import BadRequest
 from gateway.fields import ChatFields, CompletionFields
-from gateway.parsing import parse
+from gateway.parsing import MAX_DEPTH, parse
 from gateway.triton import to_request
 
 pytestmark = pytest.mark.unit
@@ -81,3 +81,17 @@ def test_habits_of_chat_clients_are_accepted() -> None:
         body = {"messages": [message], "tools": tools, "tool_choice": "none", "reasoning_effort": "low"}
         found = parse(ChatFields, json.dumps(body).encode())
         assert found.messages[0].for_template() == {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize("name", ["metadata", "speculation_config", "response_format", "unheard_of"])
+@pytest.mark.parametrize("levels", [MAX_DEPTH, 900])
+def test_a_field_that_is_nested_too_deeply_is_refused(name: str, levels: int) -> None:
+    body = f'{{"prompt": "a", "{name}": {"[" * levels}{"]" * levels}}}'
+    with pytest.raises(BadRequest, match=f"{name}' is nested more than {MAX_DEPTH} levels deep"):
+        parse(CompletionFields, body.encode())
+
+
+def test_the_deepest_field_that_is_allowed_is_read() -> None:
+    levels = MAX_DEPTH - 1
+    body = f'{{"prompt": "a", "metadata": {"[" * levels}{"]" * levels}}}'
+    assert parse(CompletionFields, body.encode()).prompt == "a"

@@ -15,6 +15,11 @@ from hypothesis import strategies as st
 from orchestrator.core.errors import RequestError
 from orchestrator.requests.inputs import (
     INPUTS,
+    MAX_GUIDE_BYTES,
+    MAX_IDS,
+    MAX_NAME_BYTES,
+    MAX_PARAMETERS_BYTES,
+    MAX_STOP_IDS,
     MAX_WORD_BYTES,
     MAX_WORDS,
     RESERVED,
@@ -316,3 +321,35 @@ def test_config_of_speculative_unary_differs_in_name_and_policy_only() -> None:
 def test_config_public_models_answer_batches_of_one_themselves(model: str) -> None:
     text = config_text(model)
     assert "max_batch_size: 1\n" in text and "dynamic_batching" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("speculation", MAX_NAME_BYTES), ("rule", MAX_NAME_BYTES), ("guided_decoding_guide", MAX_GUIDE_BYTES)],
+)
+def test_read_texts_have_limits_of_their_own(name: str, most: int) -> None:
+    assert one(name, [b"a" * most]) == "a" * most
+    said = refusal({name: np.array([b"a" * (most + 1)], np.object_)})
+    assert said == f"{name} has a text of {most + 1} bytes, at most {most} allowed (input {name})"
+
+
+@pytest.mark.parametrize(("name", "most"), [("stop_ids", MAX_STOP_IDS), ("input_ids", MAX_IDS)])
+def test_read_lists_of_ids_have_limits(name: str, most: int) -> None:
+    assert one(name, np.zeros(most, np.int32)) == (0,) * most
+    said = refusal({name: np.zeros(most + 1, np.int32)})
+    assert f"{name} has {most + 1} " in said and f"at most {most} allowed (input {name})" in said
+
+
+def test_read_a_long_tensor_is_refused_before_its_values_become_objects() -> None:
+    """4 GB that are never touched: a list of them would not fit."""
+    values = np.lib.stride_tricks.as_strided(np.zeros(1, np.int32), (1 << 30,), (0,))
+    assert f"at most {MAX_IDS} allowed (input generated_ids)" in refusal({"generated_ids": values})
+    assert f"at most {MAX_IDS} allowed (input max_tokens)" in refusal({"max_tokens": values})
+
+
+def test_read_parameters_have_limits() -> None:
+    with pytest.raises(RequestError, match=f"at most {MAX_PARAMETERS_BYTES} allowed"):
+        read({}, json.dumps({"text_input": "a" * MAX_PARAMETERS_BYTES}))
+    for text in ('{"x": ' + "[" * 5000 + "]" * 5000 + "}", '{"x": ' + "[" * 150 + "]" * 150 + "}"):
+        with pytest.raises(RequestError, match=r"request parameters is (not JSON|nested more than 100 levels)"):
+            read({}, text)

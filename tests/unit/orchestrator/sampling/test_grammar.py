@@ -20,7 +20,7 @@ import orchestrator.sampling.grammar
 from orchestrator.core.errors import ConfigError, RequestError
 from orchestrator.core.sampling_params import Grammar
 from orchestrator.core.tree import TokenTree
-from orchestrator.sampling.grammar import MAX_COMPILED, MAX_TEXT_BYTES, Grammars
+from orchestrator.sampling.grammar import MAX_COMPILED, MAX_GUIDE_BYTES, Grammars
 from orchestrator.sampling.grammar_matcher import Matcher
 
 pytestmark = pytest.mark.unit
@@ -418,7 +418,7 @@ def test_the_reason_of_the_library_is_passed_on() -> None:
     ):
         with pytest.raises(RequestError, match=reason):
             GRAMMARS.check(Grammar("regex", text))
-    GRAMMARS.check(Grammar("regex", "a" * (MAX_TEXT_BYTES // 2)))
+    GRAMMARS.check(Grammar("regex", "a" * (MAX_GUIDE_BYTES // 2)))
 
 
 @pytest.mark.parametrize("source", ["/nowhere/tokenizer.json", "{}", "{"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,3 +138,46 @@ def test_what_is_no_panic_passes(grammars: Grammars, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(LLMatcher, "grammar_from_regex", staticmethod(interrupt))
     with pytest.raises(KeyboardInterrupt):
         grammars.check(WORDS)
+
+
+class Slow:
+    """A library's matcher that takes a tenth of a second of the processor for each mask."""
+
+    def __init__(self, library: LLMatcher) -> None:
+        self._library, self.num_masks = library, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+    def compute_bitmask(self) -> bytes:
+        self.num_masks += 1
+        end_s = time.thread_time() + 0.1
+        while time.thread_time() < end_s:
+            pass
+        return self._library.compute_bitmask()
+
+
+def test_a_guide_that_takes_too_long_to_follow_ends_its_request(grammars: Grammars) -> None:
+    matcher = grammars.matcher(WORDS, [EOS])
+    matcher._library = slow = Slow(matcher._library)
+    with pytest.raises(RequestError, match=r"too long to follow: 0\.3\d s .* for 0 tokens, at most 0\.25 allowed"):
+        for _ in range(10):
+            matcher.legal([])
+    assert slow.num_masks == 3
+    assert grammars.matcher(WORDS, [EOS]).legal([]).any(), "another request with the same guide has a time of its own"
+
+
+def test_waiting_costs_a_guide_nothing(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    matcher = grammars.matcher(WORDS, [EOS])
+    library, hang = matcher._library, threading.Event()
+    matcher._library = Panicking(library, "none")
+    monkeypatch.setattr(
+        Panicking, "compute_bitmask", lambda _: hang.wait(0.5) or library.compute_bitmask(), raising=False
+    )
+    assert matcher.legal([]).any()
+
+
+def test_a_schema_that_is_nested_too_deeply_is_refused(grammars: Grammars) -> None:
+    schema = '{"items": ' * 120 + "{}" + "}" * 120
+    with pytest.raises(RequestError, match="schema is nested more than 100 levels"):
+        grammars.check(Grammar("json_schema", schema))
