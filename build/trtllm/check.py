@@ -21,6 +21,7 @@ from pathlib import Path
 from build.trtllm.check_assumptions import assumption_of
 from build.trtllm.check_stages import STAGES, run_stage
 from orchestrator.core.errors import ConfigError
+from orchestrator.core.methods import METHODS
 
 TINY_LLAMA, VICUNA = "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "lmsys/vicuna-7b-v1.3"
 #: Method → the smallest public checkpoints that it is known to have: (target, drafter or heads).
@@ -32,8 +33,9 @@ CASES: dict[str, tuple[str, str]] = {
     "medusa": (VICUNA, "FasterDecoding/medusa-vicuna-7b-v1.3"),
     "eagle": (VICUNA, "yuhuili/EAGLE-Vicuna-7B-v1.3"),
     "eagle2": (VICUNA, "yuhuili/EAGLE-Vicuna-7B-v1.3"),
+    "redrafter": (TINY_LLAMA, ""),  # no small public one is known: it is trained here first
 }
-LIMITS_S = {"plan": 120.0, "build": 3600.0, "torch": 900.0, "engine": 900.0, "compare": 60.0}
+LIMITS_S = {"heads": 7200.0, "plan": 120.0, "build": 3600.0, "torch": 900.0, "engine": 900.0, "compare": 60.0}
 _TAIL = 4000
 
 
@@ -55,18 +57,24 @@ def check(cases: dict[str, tuple[str, str]], folder: Path, options: argparse.Nam
     outcomes: list[Outcome] = []
     for case, (target, drafter) in cases.items():
         is_broken = False
-        for stage in STAGES:
+        for stage in stages_of(case, drafter):
             outcome = Outcome(case, stage, "skipped")
             if not is_broken:
                 job = {"case": case, "target": target, "drafter": drafter, "gpu": options.gpu}
                 job |= {"folder": str(folder / case), "device": options.device, "repository": options.model_repository}
-                job |= {"examples": options.examples_dir}
+                job |= {"examples": options.examples_dir, "heads_tokens": str(options.heads_tokens)}
                 outcome = _run(case, stage, job, options.limit_s or LIMITS_S[stage])
             is_broken = outcome.status != "ok"
             outcomes.append(outcome)
             print(f"{case:14} {stage:8} {outcome.status:9} {outcome.seconds:7.1f} s  {outcome.assumption}", flush=True)
             write_report(folder, outcomes)
     return outcomes
+
+
+def stages_of(case: str, drafter: str) -> list[str]:
+    """Return the stages of a case; heads that have no checkpoint are trained first."""
+    is_trained = bool(METHODS[case].drafter) and not drafter
+    return [stage for stage in STAGES if stage != "heads" or is_trained]
 
 
 def _run(case: str, stage: str, job: dict[str, str], limit_s: float) -> Outcome:
@@ -136,7 +144,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--cases", default=",".join(CASES), metavar="METHOD,…", help="methods to check (default: all)")
     made.add_argument("--target", default="", help="another target for every case: a folder or a hub id")
     made.add_argument("--drafter", default="", help="another drafter, for cases that have one")
-    made.add_argument("--device", default="cuda", help="of the torch engine that the text is compared with")
+    made.add_argument("--heads-tokens", type=int, default=300_000, help="to train a head with that has no checkpoint")
+    made.add_argument("--device", default="cuda", help="of the torch engine, and of training")
     made.add_argument("--examples-dir", default="/app/examples", metavar="DIR", help="TensorRT-LLM's examples")
     made.add_argument("--model-repository", default="", metavar="DIR", help="another than the launcher's own")
     made.add_argument("--limit-s", type=float, default=0.0, help="limit of each stage (default: by stage)")
@@ -152,7 +161,7 @@ def cases_of(options: argparse.Namespace) -> dict[str, tuple[str, str]]:
     if unknown := [case for case in chosen if case not in CASES]:
         raise ConfigError(f"unknown case {unknown[0]!r} (allowed: {', '.join(CASES)}; flag --cases)")
     return {
-        case: (options.target or CASES[case][0], CASES[case][1] and (options.drafter or CASES[case][1]))
+        case: (options.target or CASES[case][0], METHODS[case].drafter and (options.drafter or CASES[case][1]))
         for case in chosen
     }
 
@@ -166,7 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cases = cases_of(options)
         if options.dry_run or options.out is None:
             for case, (target, drafter) in cases.items():
-                stages = ", ".join(f"{stage} ≤ {options.limit_s or LIMITS_S[stage]:.0f} s" for stage in STAGES)
+                limits = {stage: options.limit_s or LIMITS_S[stage] for stage in stages_of(case, drafter)}
+                stages = ", ".join(f"{stage} ≤ {limit_s:.0f} s" for stage, limit_s in limits.items())
                 print(f"{case}: {target}{f' + {drafter}' if drafter else ''}: {stages}")
             return 0
         outcomes = check(cases, options.out.absolute(), options)

@@ -33,6 +33,7 @@ _BY_WORDS = (
     (r"does not fit: GPU", "the smallest engines fit the GPU", "build/trtllm/memory.py"),
 )
 _BY_STAGE = {
+    "heads": "heads can be trained for this target on this device (build/README.md)",
     "plan": "the planner reads these checkpoints (build/trtllm/shapes.py)",
     "build": "the converters and trtllm-build run with these flags (build/trtllm/commands.py)",
     "torch": "the torch engine runs the checkpoint on this device (docs/numerics.md)",

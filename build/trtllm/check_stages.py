@@ -46,17 +46,32 @@ def run_stage(stage: str, job: Job) -> int:
     return 0
 
 
+def _stage_heads(job: Job) -> dict[str, Any]:
+    """Train the case's heads for its target on the Python standard library; text of its own would take longer."""
+    command = [sys.executable, "-m", "build.heads", "--target", job["target"], "--heads", job["case"]]
+    command += ["--out", str(_trained(job).parent), "--device", job["device"]]
+    command += ["--tokens", job["heads_tokens"], "--own-tokens", "0"]
+    if status := subprocess.run(command, check=False).returncode:
+        raise OSError(f"python -m build.heads ended with exit status {status}")
+    return {"tokens": int(job["heads_tokens"])}
+
+
+def _trained(job: Job) -> Path:
+    """Return the folder of heads that the stage `heads` trains."""
+    return Path(job["folder"]) / "heads" / job["case"]
+
+
 def _plan(job: Job) -> Plan:
     """Return the plan of the smallest engines of a case."""
     is_tree = job["case"] in ("medusa", "eagle", "eagle2")
     spec = EngineSpec(
         target=job["target"],
-        drafter=job["drafter"],
+        drafter=job["drafter"] or (str(_trained(job)) if _trained(job).is_dir() else ""),
         method=job["case"],
         gpu=job["gpu"],
         max_batch_size=BATCH,
         max_seq_len=SEQ_LEN,
-        draft_len=0 if is_tree or job["case"] in ("none", "lookahead") else 4,
+        draft_len=0 if is_tree or job["case"] in ("none", "lookahead", "redrafter") else 4,
         examples_dir=job["examples"],
     )
     return make_plan(spec)
@@ -170,6 +185,7 @@ def _common(a: str, b: str) -> float:
 
 
 STAGES: dict[str, Callable[[Job], dict[str, Any]]] = {
+    "heads": _stage_heads,
     "plan": _stage_plan,
     "build": _stage_build,
     "torch": _stage_torch,

@@ -108,6 +108,7 @@ _NOT_RUN = {
     "ngram": f"{_NO_TYPE}; its NGram looks up the prompt (method prompt_lookup)",
     "suffix": _NO_TYPE,
     "jacobi": _NO_TYPE,
+    "recycling": _NO_TYPE,
     "predicted": _NO_TYPE,
     "auto": "it chooses among the drafts of this server at each step",
     "none": "LLM() without a speculative_config does it",

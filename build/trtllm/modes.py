@@ -54,6 +54,8 @@ MODES = {
 REFUSED = {
     "jacobi": "it drafts from the target tokens, which an engine does not return",
     "eagle3": "only TensorRT-LLM's PyTorch backend runs it",
+    "recycling": "it drafts from the target's most probable tokens at each node, which an engine does not return",
+    "auto": "the engine of any other method serves it: of suffix, for example, with the chains of this server",
 }
 
 

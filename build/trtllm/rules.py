@@ -92,6 +92,9 @@ def _check_draft_len(spec: EngineSpec) -> None:
     if length > mode.most_draft:
         _refuse("draft_len", f"at most {mode.most_draft} for method {spec.method}", length)
     check_tree(spec.method, read_tree(spec.choices), length, spec.model_dump())
+    most = min(spec.eagle_non_leaves, length)  # checked by the library at load (runtime/eagleBuffers.cpp)
+    if spec.method == "eagle2" and spec.eagle_top_k > most:
+        _refuse("eagle_top_k", f"in 1..{most}, the least of eagle_non_leaves and draft_len", spec.eagle_top_k)
 
 
 def _check_parallel(spec: EngineSpec) -> None:

@@ -136,7 +136,8 @@ def eagle_parameters(drafter: ModelShape) -> int:
 def redrafter_heads(source: str, target: ModelShape) -> HeadShape:
     """Return the size of a ReDrafter: residual blocks and LM head of width exit_dim, two matrices of the recurrence.
 
-    Inferred: the key names, and twice the hidden size where exit_dim is not given.
+    The keys are those that examples/redrafter/convert_checkpoint.py reads; inferred: twice the hidden size without
+    exit_dim.
     """
     keys = _read(_RedrafterKeys, source)
     _check_same("vocab_size", keys.vocab_size or target.vocab, target.vocab, source)

@@ -8,8 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Medusa's ε and δ (arXiv:2401.10774, section 2.3.1), rounded to float32, in which they cross the wire.
-EPSILON, DELTA = float(np.float32(0.09)), float(np.float32(0.3))
+
+def as_float32(value: float) -> float:
+    """Return a number rounded to float32, in which a request's numbers cross the wire."""
+    return float(np.float32(value))
+
+
+#: Medusa's ε and δ (arXiv:2401.10774, section 2.3.1).
+EPSILON, DELTA = as_float32(0.09), as_float32(0.3)
 
 
 class Rule(StrEnum):

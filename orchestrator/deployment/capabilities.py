@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.core.methods import METHODS, PROPOSED, Method, names_in
-from orchestrator.core.sampling_params import OUR_RULES, Rule, Sampling
+from orchestrator.core.sampling_params import DELTA, EPSILON, OUR_RULES, Rule, Sampling, as_float32
 from orchestrator.core.tree import MAX_NODES
 from orchestrator.core.types import StepOptions
 from orchestrator.deployment.config import ServingConfig
@@ -22,6 +22,7 @@ LOGPROBS = "return_log_probs"
 _REFUSED = "the target's engine does not serve"
 GREEDY = "temperature 0"
 SEVERAL_ENDS, LONG_BAD_WORDS = "min_tokens with several end ids", "bad_words of several tokens"
+WHOLE_EPSILON = "typical_epsilon 1"
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Capabilities:
     reason: why it lacks what it lacks. lacks: {option of a request: why that one cannot be served}.
     drafts: whether it verifies drafts that the server sends. max_nodes: most draft nodes of a step.
     engine_method: the method with which it drafts by itself; empty = it does not.
+    epsilon: ε of the rule `typical` for a request that names no other.
     """
 
     rules: frozenset[Rule] = frozenset(OUR_RULES)
@@ -46,6 +48,7 @@ class Capabilities:
     drafts: bool = True
     max_nodes: int = MAX_NODES
     engine_method: str = ""
+    epsilon: float = EPSILON
 
     @property
     def default_rule(self) -> Rule:
@@ -56,6 +59,11 @@ class Capabilities:
     def served_auto(self) -> str:
         """The method that serves `auto`: the engine's own where it takes no drafts of the server."""
         return "auto" if self.drafts else self.engine_method or "none"
+
+    @property
+    def served_temperature(self) -> float:
+        """A temperature that it serves: 0 unless it is deployed for sampling."""
+        return 1.0 if GREEDY in self.lacks else 0.0
 
     def method_refusal(self, method: str) -> str:
         """Return why no request can have the method, and which engines have it; empty = it can."""
@@ -119,7 +127,7 @@ def _served_by(name: str, branches: str = "") -> str:
 def options_of(sampling: Sampling) -> Iterator[str]:
     """Yield the options of a request that change p, by the names of their inputs."""
     logits_options = sampling.logits_options
-    sampled = not sampling.greedy
+    sampled, is_typical = not sampling.greedy, sampling.rule is Rule.TYPICAL
     is_set = {
         "temperature": sampled,
         GREEDY: not sampled,
@@ -137,6 +145,8 @@ def options_of(sampling: Sampling) -> Iterator[str]:
         LONG_BAD_WORDS: any(len(word) > 1 for word in logits_options.bad_words),
         "allowed_token_ids": bool(logits_options.allowed),
         "guided_decoding_guide_type": logits_options.grammar is not None,
+        WHOLE_EPSILON: is_typical and sampling.epsilon >= 1.0,
+        "typical_delta": is_typical and sampling.delta != DELTA,
     }
     yield from (name for name, changes_p in is_set.items() if changes_p)
 
@@ -194,19 +204,23 @@ def executor_capabilities(manifest: Manifest) -> Capabilities:
         max_nodes=manifest.max_draft_len if drafts else 0,
         engine_method=engine_method,
     )
-    return _sampling_eagle(served) if samples_eagle(manifest) else served
+    epsilon = eagle_posterior(manifest)
+    return _sampling_eagle(served, epsilon) if epsilon else served
 
 
-def samples_eagle(manifest: Manifest) -> bool:
-    """Return whether an EAGLE engine is deployed for sampling (key eagle_posterior of the engines' file)."""
-    return manifest.mode == "eagle" and bool(manifest.plan.get("spec", {}).get("eagle_posterior", 0.0))
+def eagle_posterior(manifest: Manifest) -> float:
+    """Return the ε with which an EAGLE engine is deployed for sampling, as a float32; 0 = it serves temperature 0."""
+    spec = manifest.plan.get("spec", {}) if manifest.mode == "eagle" else {}
+    return as_float32(spec.get("eagle_posterior", 0.0))
 
 
-def _sampling_eagle(served: Capabilities) -> Capabilities:
-    """Return what EAGLE serves with typical acceptance, which is a setting of the whole engine."""
+def _sampling_eagle(served: Capabilities, epsilon: float) -> Capabilities:
+    """Return what EAGLE serves with typical acceptance: a setting of the whole engine, its ε one of each request."""
     lacks = {name: why for name, why in served.lacks.items() if name != "temperature"}
     lacks[GREEDY] = "this engine is deployed for sampling (key eagle_posterior of the engines' file)"
-    return replace(served, rules=frozenset({Rule.TYPICAL}), lacks=lacks)
+    lacks[WHOLE_EPSILON] = "TensorRT-LLM takes 0 to below 1 (input typical_epsilon)"
+    lacks["typical_delta"] = "TensorRT-LLM uses the square root of typical_epsilon (input typical_delta)"
+    return replace(served, rules=frozenset({Rule.TYPICAL}), lacks=lacks, epsilon=epsilon)
 
 
 def backend_capabilities(manifest: Manifest) -> Capabilities:

@@ -111,7 +111,7 @@ class RequestBuilder:
 
     def __post_init__(self) -> None:
         try:
-            self.build(RequestInputs(input_ids=(0,)))
+            self.build(RequestInputs(input_ids=(0,), temperature=self.capabilities.served_temperature))
         except RequestError as error:
             raise ConfigError(f"default_speculation: {error}") from None
 
@@ -124,15 +124,14 @@ class RequestBuilder:
         self._check_generated(inputs)
         stop = self._stop(inputs, limits.max_tokens)
         self._check_switches(inputs, limits.max_tokens)
-        sampling = sampling_of(
-            inputs, logits_options_of(inputs, self.checkpoint, stop.ids), self.capabilities.default_rule
-        )
-        if sampling.rule is Rule.BLOCK or not self.capabilities.trees:
+        logits_options, served = logits_options_of(inputs, self.checkpoint, stop.ids), self.capabilities
+        sampling = sampling_of(inputs, logits_options, served.default_rule, served.epsilon)
+        if sampling.rule is Rule.BLOCK or not served.trees:
             method = method.as_chain()
         method.check_rule(sampling.rule)
         num_top = inputs.num_top_log_probs
         options = StepOptions(logprobs=inputs.return_log_probs or num_top > 0, num_top=num_top)
-        method.check_served(self.capabilities, sampling, options)
+        method.check_served(served, sampling, options)
         if sampling.logits_options.grammar:
             self.grammars.check(sampling.logits_options.grammar)  # last: compiling one may take long
         return GenerationRequest(

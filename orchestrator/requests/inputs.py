@@ -24,7 +24,7 @@ from pydantic import (
 
 from orchestrator.core.declarations import Declaration, fields_of, json_object, validate
 from orchestrator.core.errors import RequestError, shown
-from orchestrator.core.sampling_params import DELTA, EPSILON
+from orchestrator.core.sampling_params import DELTA, as_float32
 from orchestrator.sampling.grammar import MAX_GUIDE_BYTES
 
 MAX_TEXT_BYTES = 4 << 20
@@ -115,7 +115,7 @@ def at_most(count: int) -> BeforeValidator:
 
 
 # Every number is rounded to what an FP32 tensor would have brought, so that each way in gives the same p.
-_ROUNDED = AfterValidator(lambda value: float(np.float32(value)))
+_ROUNDED = AfterValidator(as_float32)
 _LISTED = BeforeValidator(lambda value: tuple(value) if isinstance(value, list | tuple) else (value,))
 Text = Annotated[str, text()]
 Name = Annotated[str, text(MAX_NAME_BYTES)]
@@ -170,7 +170,7 @@ class RequestInputs(Declaration):
     speculation_config: Annotated[str, text(MAX_CONFIG_BYTES)] = ""
     num_draft_tokens: int = 0
     rule: Name = ""
-    typical_epsilon: Share = EPSILON
+    typical_epsilon: Annotated[float | None, Field(ge=0, le=1), _ROUNDED] = None
     typical_delta: Share = DELTA
     use_draft_logits: bool = False
     draft_text: Text = ""

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Collection, Sequence
 
 from orchestrator.core.errors import RequestError, shown, unknown_name
-from orchestrator.core.sampling_params import OUR_RULES, Grammar, LogitsOptions, Rule, Sampling
+from orchestrator.core.sampling_params import EPSILON, OUR_RULES, Grammar, LogitsOptions, Rule, Sampling
 from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.requests.inputs import RequestInputs, check_ids
 from orchestrator.sampling.grammar import KINDS
@@ -15,7 +15,12 @@ from orchestrator.sampling.logits_processors import merged_bias
 MAX_BIASED = 1024
 
 
-def sampling_of(inputs: RequestInputs, logits_options: LogitsOptions, default_rule: Rule = Rule.COUPLED) -> Sampling:
+def sampling_of(
+    inputs: RequestInputs,
+    logits_options: LogitsOptions,
+    default_rule: Rule = Rule.COUPLED,
+    default_epsilon: float = EPSILON,
+) -> Sampling:
     """Return a request's sampling, greedy by default.
 
     top_k ≤ 0 and top_p 0 or 1 are off. Without a temperature, top_k > 1 or 0 < top_p < 1 mean temperature 1.
@@ -34,7 +39,7 @@ def sampling_of(inputs: RequestInputs, logits_options: LogitsOptions, default_ru
         presence_penalty=inputs.presence_penalty,
         frequency_penalty=inputs.frequency_penalty,
         min_tokens=inputs.min_tokens,
-        epsilon=inputs.typical_epsilon,
+        epsilon=default_epsilon if inputs.typical_epsilon is None else inputs.typical_epsilon,
         delta=inputs.typical_delta,
         seed=secrets.randbits(64) if seed is None else seed,
         rule=_rule(inputs, default_rule),

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from orchestrator.core.errors import ConfigError
-from orchestrator.deployment.capabilities import samples_eagle
+from orchestrator.deployment.capabilities import eagle_posterior
 from orchestrator.deployment.config import BACKEND_MODELS, ServingConfig
 from orchestrator.deployment.engine_manifest import (
     EXTERNAL,
@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 
 def build_target(config: ServingConfig, caller: ModelCaller) -> tuple[TrtllmClient[StepRequest], Manifest]:
     """Start the client of the target's Triton model; raises ConfigError when the engine cannot be served."""
-    manifest = _checked(Path(config.target), "target", Path(config.draft) if config.draft else None)
+    manifest = _checked(config, "target")
     backend, shares, method = _backend(manifest), _shares_blocks(manifest), manifest.engine_method
-    if method == "eagle2" or samples_eagle(manifest):
+    if method == "eagle2" or eagle_posterior(manifest):
         raise ConfigError(
             "NVIDIA's backend has no parameter for EAGLE's dynamic tree, nor for sampling with EAGLE "
             "(use engine = 'tensorrt_llm')"
@@ -47,14 +47,21 @@ def build_target(config: ServingConfig, caller: ModelCaller) -> tuple[TrtllmClie
 
 def build_draft(config: ServingConfig, caller: ModelCaller) -> tuple[TrtllmClient[DraftRequest], Manifest]:
     """Start the client of the draft model's Triton model; raises ConfigError when the engine cannot be served."""
-    manifest = _checked(Path(config.draft), "draft")
+    manifest = _checked(config, "draft")
     return _start("draft", DraftAdapter(_backend(manifest), _shares_blocks(manifest)), config, caller), manifest
 
 
-def _checked(folder: Path, role: str, draft: Path | None = None) -> Manifest:
+def _checked(config: ServingConfig, role: str) -> Manifest:
     """Return an engine's manifest; whether its version can be loaded is for the backend to check."""
+    folder = Path(getattr(config, role))
+    draft = Path(config.draft) if role == "target" and config.draft else None
     manifest = check_engine(folder, version=read_manifest(folder).trtllm_version, draft=draft)
     check_role(folder, manifest, role)
+    if not config.prefix_sharing and _shares_blocks(manifest):
+        raise ConfigError(
+            f"prefix_sharing must be true for the {role}, got false: NVIDIA's backend shares KV blocks by its own "
+            "parameter enable_kv_cache_reuse, which is set for this engine (key prefix_sharing)"
+        )
     return manifest
 
 

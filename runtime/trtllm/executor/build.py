@@ -7,7 +7,7 @@ from pathlib import Path
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import ConfigError, ServingError
-from orchestrator.core.sampling_params import Rule, Sampling
+from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import EngineSpeculation, StepOptions
 from orchestrator.deployment.capabilities import Capabilities, executor_capabilities
@@ -69,8 +69,8 @@ def start_target(
     client.start()
     for num_drafts in sorted({0, min(capabilities.max_nodes, 2)}):
         options = StepOptions(engine_speculation=EngineSpeculation(8) if capabilities.engine_method else None)
-        rule = capabilities.default_rule
-        sampling = Sampling(1.0 if rule is Rule.TYPICAL else 0.0, rule=rule)
+        rule, temperature = capabilities.default_rule, capabilities.served_temperature
+        sampling = Sampling(temperature, epsilon=capabilities.epsilon, rule=rule)
         tree = TokenTree.chain([5] * num_drafts)
         _warm_up(client, StepRequest(_WARM_UP_DELTA, tree, sampling, options, 1000))
     return client

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.core.errors import RequestError
+from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.types import Acceptance, EngineSpeculation, EngineSpeculationResult
 from orchestrator.deployment.engine_manifest import Manifest, lookahead_sizes
 from orchestrator.deployment.engine_trees import lookahead_nodes, sizes_refusal, tree_limits
@@ -15,6 +16,7 @@ from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall
 from runtime.trtllm.adapter import EngineRequest, Stream, generated_tokens, streamed_tokens
 from runtime.trtllm.executor.adapters import TargetAdapter, salt_arguments
+from runtime.trtllm.executor.library import eagle_config
 from runtime.trtllm.executor.sampling import sampling_config
 
 
@@ -44,13 +46,13 @@ class EngineSideAdapter(TargetAdapter):
             length,
             streaming=speculation is not None,
             sampling_config=sampling_config(self._api, sampling, len(ids), num_output),
-            **(self._draft_arguments(speculation) if speculation else {}),
+            **(self._draft_arguments(speculation, sampling) if speculation else {}),
             **salt_arguments(self._api, call.delta.cache_salt),
         )
         stream = Stream((sampling, speculation.choices, speculation.sizes), length) if speculation else None
         return EngineRequest(payload, list(ids), length, stream=stream)
 
-    def _draft_arguments(self, speculation: EngineSpeculation) -> dict[str, Any]:
+    def _draft_arguments(self, speculation: EngineSpeculation, sampling: Sampling) -> dict[str, Any]:
         """Return the arguments of Request that say how to draft; raises RequestError beyond the engine's limits."""
         arguments: dict[str, Any] = {}
         if speculation.sizes:
@@ -61,7 +63,9 @@ class EngineSideAdapter(TargetAdapter):
             limits = tree_limits("eagle", self._manifest.max_draft_len, self._manifest.plan.get("spec", {}))
             if refusal := limits.refusal(speculation.choices):
                 raise RequestError(f"choices has {refusal} (input speculation_config)")
-            arguments["eagle_config"] = self._api.EagleConfig([list(path) for path in speculation.choices])
+        epsilon = sampling.epsilon if sampling.rule is Rule.TYPICAL else None
+        if speculation.choices or epsilon not in (None, self._capabilities.epsilon):
+            arguments["eagle_config"] = eagle_config(self._api, self._manifest, speculation.choices, epsilon)
         return arguments
 
     def _num_nodes(self, speculation: EngineSpeculation) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestrator.core.errors import ConfigError, first_line
+from orchestrator.deployment.capabilities import eagle_posterior
 from orchestrator.deployment.engine_manifest import EXTERNAL, Manifest, lookahead_sizes
 from orchestrator.deployment.engine_trees import LOOKAHEAD_REQUESTS, TREES, check_tree, read_tree
 
@@ -113,21 +114,32 @@ def _decoding(api: Any, manifest: Manifest) -> Any:
         sizes = api.LookaheadDecodingConfig(*lookahead_sizes(manifest))
         return api.DecodingConfig(modes.Lookahead(), lookahead_decoding_config=sizes)
     if method == "eagle2":
-        tree = _eagle(api, spec, use_dynamic_tree=True, dynamic_tree_max_topK=spec["eagle_top_k"])
-        return api.DecodingConfig(modes.Eagle(), eagle_config=tree)
+        return api.DecodingConfig(modes.Eagle(), eagle_config=eagle_config(api, manifest))
     if method not in TREES:
         return None
     paths = read_tree(spec.get("choices", ""))
     check_tree(method, paths, manifest.max_draft_len, spec)
     if method == "eagle" and (paths or spec.get("eagle_posterior")):
-        return api.DecodingConfig(modes.Eagle(), eagle_config=_eagle(api, spec, eagle_choices=paths or None))
+        return api.DecodingConfig(modes.Eagle(), eagle_config=eagle_config(api, manifest))
     if not paths:  # the library has a tree of its own
         return None
     return api.DecodingConfig(modes.Medusa(), medusa_choices=paths)
 
 
-def _eagle(api: Any, spec: Mapping[str, Any], **tree: Any) -> Any:
-    """Return EAGLE's configuration: greedy, or typical acceptance with the deployment's threshold."""
-    if threshold := spec.get("eagle_posterior"):
-        tree |= {"greedy_sampling": False, "posterior_threshold": threshold}
-    return api.EagleConfig(**tree)
+def eagle_config(
+    api: Any, manifest: Manifest, choices: Sequence[Sequence[int]] = (), epsilon: float | None = None
+) -> Any:
+    """Return EAGLE's configuration, of the engine or of one request with a tree or ε of its own.
+
+    A request's replaces the engine's as a whole (createNewDecoderRequests.cpp), so each is complete; acceptance is
+    greedy or typical for the whole engine, and ε the request's (runtime/eagleBuffers.cpp).
+    """
+    spec = manifest.plan.get("spec", {})
+    arguments: dict[str, Any] = {}
+    if manifest.engine_method == "eagle2":
+        arguments = {"use_dynamic_tree": True, "dynamic_tree_max_topK": spec["eagle_top_k"]}
+    elif paths := [list(path) for path in choices] or read_tree(spec.get("choices", "")):
+        arguments = {"eagle_choices": paths}
+    if deployed := eagle_posterior(manifest):
+        arguments |= {"greedy_sampling": False, "posterior_threshold": deployed if epsilon is None else epsilon}
+    return api.EagleConfig(**arguments)

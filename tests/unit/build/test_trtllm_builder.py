@@ -117,7 +117,7 @@ def test_build_runs_every_stage_in_order_and_writes_the_manifests(tools, out, ca
     ]
     target = check_engine(out / "engines/target", version="1.2.1", draft=out / "engines/draft")
     assert (target.num_ranks, target.max_draft_len, target.vocab_size, target.mode) == (
-        (2, 3, 128256, "draft_tokens_external")
+        (2, 5, 128256, "draft_tokens_external")
     )
     assert target.plan == json.loads(plan_json(plan))
     assert target.inputs[DRAFT["target"]] == folder_hash(CHECKPOINTS / "llama-3.1-8b")

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from build.heads.cli import parser as heads_parser
 from build.trtllm import check as kit
-from build.trtllm.check import CASES, LIMITS_S, check, main, parser
+from build.trtllm import check_stages
+from build.trtllm.check import CASES, LIMITS_S, check, main, parser, stages_of
 from build.trtllm.check_assumptions import assumption_of
-from build.trtllm.check_stages import STAGES, _common
+from build.trtllm.check_stages import STAGES, _common, run_stage
 from build.trtllm.modes import MODES
-from tests.unit.build.test_trtllm_plan import LLAMA_8B
+from tests.unit.build.test_trtllm_plan import LLAMA_8B, REDRAFTER
 
 
 def test_dry_run_tells_cases_stages_and_limits(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--dry-run", "--cases", "none,medusa"]) == 0
-    first, second = capsys.readouterr().out.splitlines()
+    assert main(["--dry-run", "--cases", "none,medusa,redrafter"]) == 0
+    first, second, third = capsys.readouterr().out.splitlines()
     assert first.startswith("none: TinyLlama/") and "build ≤ 3600 s" in first
-    assert " + FasterDecoding/" in second
+    assert " + FasterDecoding/" in second and "heads" not in second
+    assert third.startswith("redrafter: TinyLlama/") and ": heads ≤ 7200 s, plan ≤ 120 s" in third
+    assert main(["--dry-run", "--cases", "redrafter,lookahead", "--drafter", "/mine"]) == 0
+    trained, without = capsys.readouterr().out.splitlines()
+    assert " + /mine: plan" in trained and "/mine" not in without
     assert CASES.keys() <= MODES.keys() and LIMITS_S.keys() == STAGES.keys()
 
 
@@ -76,12 +84,13 @@ def test_failed_or_hanging_stage_ends_its_case_alone_and_the_report_says_why(scr
     options = parser().parse_args(["--out", str(scripted / "out"), "--limit-s", "20"])
     monkey: dict[str, Any] = {name: CASES[name] for name in ("lookahead", "none")}
     outcomes = {(o.case, o.stage): o for o in check(monkey, scripted / "out", options)}
-    assert [outcomes["lookahead", stage].status for stage in STAGES] == ["ok", "ok", "ok", "failed", "skipped"]
-    assert [outcomes["none", stage].status for stage in STAGES] == ["ok"] * len(STAGES)
+    stages = stages_of("none", "")
+    assert [outcomes["lookahead", stage].status for stage in stages] == ["ok", "ok", "ok", "failed", "skipped"]
+    assert [outcomes["none", stage].status for stage in stages] == ["ok"] * len(stages)
     assert "the decoding mode beside its configuration" in outcomes["lookahead", "engine"].assumption
     report = (scripted / "out/report.md").read_text()
     assert "| lookahead | engine | failed |" in report and "tokens_per_s 7.5" in report
-    assert len(json.loads((scripted / "out/report.json").read_text())["outcomes"]) == 2 * len(STAGES)
+    assert len(json.loads((scripted / "out/report.json").read_text())["outcomes"]) == 2 * len(stages)
 
 
 def test_stage_beyond_its_limit_is_ended(scripted: Path) -> None:
@@ -98,3 +107,27 @@ def test_plan_stage_plans_the_smallest_engine(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().out.startswith("lookahead on 1 GPU h100") and (tmp_path / "plan.json").is_file()
     assert main(["--stage", "plan", "--job", json.dumps(job | {"gpu": "h1000"})]) == 1
     assert "unknown gpu 'h1000'" in capsys.readouterr().err
+
+
+def test_heads_without_a_checkpoint_are_trained_and_planned_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command is one that build.heads takes; what it publishes is here a checkpoint of known sizes."""
+
+    def trained(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+        options = heads_parser().parse_args(command[3:])
+        assert (options.heads, options.target, options.tokens, options.own_tokens) == ("redrafter", target, 4096, 0)
+        shutil.copytree(REDRAFTER["drafter"], options.out / "redrafter")
+        return subprocess.CompletedProcess(command, 0)
+
+    target = str(REDRAFTER["target"])
+    job = {"case": "redrafter", "target": target, "drafter": "", "gpu": "h100", "folder": str(tmp_path)}
+    job |= {"device": "cuda", "repository": "", "examples": "/app/examples", "heads_tokens": "4096"}
+    assert run_stage("plan", job) == 1
+    assert "method 'redrafter' needs the heads' checkpoint" in capsys.readouterr().err
+    monkeypatch.setattr(check_stages.subprocess, "run", trained)
+    assert run_stage("heads", job) == 0 and run_stage("plan", job) == 0
+    assert f"--drafter_model_dir {tmp_path}/heads/redrafter" in capsys.readouterr().out
+    monkeypatch.setattr(check_stages.subprocess, "run", lambda command, check: subprocess.CompletedProcess(command, 3))
+    assert run_stage("heads", job) == 1
+    assert "build.heads ended with exit status 3" in capsys.readouterr().err

@@ -80,6 +80,7 @@ def test_spec_paths_start_at_their_file_and_hub_ids_stay(write, tmp_path):
             "quantisation must be one of none, bf16, fp16, fp8, int4_awq, nvfp4, int8_sq, got 'fp9'; did you mean 'fp8'?",
         ),
         ('kv_cache_dtype = "fp4"', "kv_cache_dtype must be one of auto, fp8, got 'fp4'; did you mean 'fp8'?"),
+        ('kv_cache_dtype = "int8"', "kv_cache_dtype must be one of auto, fp8, got 'int8'"),
         ('method = "medussa"', "unknown method 'medussa'; did you mean 'medusa'?"),
         ('method = "eagle3"', "method 'eagle3' has no compiled engine: only TensorRT-LLM's PyTorch backend runs it"),
         ("a = [", "is not TOML: "),
@@ -156,6 +157,8 @@ REFUSED = [
     ({**EAGLE, "eagle_non_leaves": 9}, "and needs eagle_layers 4 and eagle_non_leaves 10 at least"),
     ({**MEDUSA, "medusa_heads": 3}, "and needs medusa_heads 4 at least"),
     ({**EAGLE, "method": "eagle2", "choices": "[[0]]"}, "choices must be empty for method eagle2"),
+    ({**EAGLE, "method": "eagle2", "eagle_non_leaves": 9}, "eagle_top_k must be in 1..9, the least of eagle_non_leaves and draft_len, got 10"),
+    ({**EAGLE, "method": "eagle2", "draft_len": 8}, "eagle_top_k must be in 1..8, the least of eagle_non_leaves and draft_len, got 10"),
     ({**LOOKAHEAD, "choices": "[[0]]"}, "choices must be empty for method lookahead: medusa and eagle have one"),
     # sizes
     ({**LLAMA_8B, "tokens_per_block": 48}, "tokens_per_block must be one of 8, 16, 32, 64, 128, got 48"),
@@ -185,7 +188,7 @@ def test_plan_is_refused(values, expected):
 
 
 def test_plan_that_does_not_fit_is_refused_with_its_sum():
-    words = refusal(planned, {**DRAFT, "gpu": "l4", "max_batch_size": 16, "max_seq_len": 8192})
+    words = refusal(planned, {**DRAFT, "gpu": "l4", "max_batch_size": 16, "max_seq_len": 8192, "draft_len": 3})
     assert words.startswith(
         "does not fit: GPU 0 has 22.00 GiB; target weights 14.96 + activations 0.84 + reserve 1.50 + draft weights "
         "2.79 + activations 0.44 + reserve 1.50 leave -0.03 GiB; the KV caches get 0.9 of it, room for 0 of 8224 tokens "
@@ -213,6 +216,13 @@ def test_gpu_is_found_in_other_spellings(spelt):
 def test_gpu_below_compute_capability_8_is_refused():
     engine = planned(LLAMA_8B).engines[0]
     assert "compute capability 7.5; engines need 8.0" in refusal(check_engine_fits, engine, Gpu("t4", 15, (7, 5)))
+
+
+@pytest.mark.parametrize(
+    ("capability", "has_int4"), [((9, 0), True), ((10, 0), False), ((10, 3), False), ((11, 0), False), ((12, 0), True)]
+)
+def test_int4_weights_lack_from_compute_capability_10_0_to_11_9(capability, has_int4):
+    assert Gpu("any", 100, capability).has_format("int4_awq") == has_int4
 
 
 def test_release_before_the_examples_moved_names_the_old_folder():

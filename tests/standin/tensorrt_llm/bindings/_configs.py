@@ -65,6 +65,8 @@ def id_lists(name, value):
 
 
 class SamplingConfig:
+    """Checks of executor/samplingConfig.cpp; the seed's range is that of its C++ type, uint64."""
+
     def __init__(
         self,
         beam_width=1,
@@ -104,6 +106,8 @@ class SamplingConfig:
 
 
 class OutputConfig:
+    """Arguments of nanobind/executor/request.cpp."""
+
     def __init__(
         self,
         return_log_probs=False,
@@ -194,6 +198,8 @@ class DecodingConfig:
 
 
 class KvCacheConfig:
+    """Defaults of executor/executor.h: blocks are reused, partly matching ones too."""
+
     def __init__(self, enable_block_reuse=True, max_tokens=None, *, enable_partial_reuse=True):
         self.enable_block_reuse = typed("enable_block_reuse", enable_block_reuse, bool)
         self.max_tokens = typed("max_tokens", max_tokens, int)
@@ -268,7 +274,10 @@ UNSUPPORTED = frozenset({
 
 
 class Request:
-    """cache_salt_id: a property, not in the first nanobind bindings of 1.0 (nanobind/executor/request.cpp)."""
+    """Checks of executor/requestImpl.h.
+
+    cache_salt_id: a property, not in the first nanobind bindings of 1.0 (nanobind/executor/request.cpp).
+    """
 
     cache_salt_id = None
 

@@ -92,9 +92,19 @@ class Engine:
             depth = DEFAULT_DEPTH if choices is None else max(map(len, choices))
             check(self._num_nodes(choices) == self.max_draft_len, "nodes of the tree and max_draft_len")
             check(depth <= self.medusa_heads, "Choices require larger maxPathLen")
+        if self.mode == "eagle" and self.eagle and self.eagle.use_dynamic_tree:
+            self._check_dynamic_tree(self.eagle.dynamic_tree_max_topK or -1)
         if self.mode == LOOKAHEAD:
             check(self.lookahead is not None, "a lookahead engine needs the executor's lookahead sizes")
             check(self.lookahead.draft_len <= self.max_draft_len, "lookahead needs more than max_draft_len")
+
+    def _check_dynamic_tree(self, top_k):
+        """The checks of EagleBuffers' constructor (runtime/eagleBuffers.cpp)."""
+        check(top_k > 0, "dynamicTreeMaxTopK should greater than 0")
+        check(
+            self.eagle_non_leaves >= top_k, "maxNonLeafNodesPerLayer should be greater or equal to dynamicTreeMaxTopK"
+        )
+        check(self.max_draft_len >= top_k, "maxDecodingDraftTokens should be greater or equal to dynamicTreeMaxTopK")
 
     @staticmethod
     def _num_nodes(choices):

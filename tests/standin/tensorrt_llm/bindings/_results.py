@@ -1,4 +1,4 @@
-"""NOT TensorRT-LLM: what its executor answers with."""
+"""NOT TensorRT-LLM: what its executor answers with; the fields are those of executor/types.h and executor.h."""
 
 from dataclasses import dataclass, field
 from enum import Enum

@@ -74,7 +74,10 @@ class Worker:
 
 
 class LLM:
-    """Also, for tests: gate, which a pass waits for; poison, a token id whose requests fail; aborted, most_at_once."""
+    """Its checks are those of tensorrt_llm/llmapi/llm.py, those of the speculation llm_args.py's.
+
+    Also, for tests: gate, which a pass waits for; poison, a token id whose requests fail; aborted, most_at_once.
+    """
 
     def __init__(
         self,

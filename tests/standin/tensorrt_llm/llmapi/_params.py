@@ -61,6 +61,8 @@ class LookaheadDecodingConfig(DecodingConfig):
 
 @dataclass(slots=True, kw_only=True)
 class SamplingParams:
+    """Checks of tensorrt_llm/sampling_params.py."""
+
     end_id: int | None = None
     pad_id: int | None = None
     max_tokens: int = 32

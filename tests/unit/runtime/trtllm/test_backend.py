@@ -315,6 +315,12 @@ def test_models_of_both_are_called_by_their_names(checkpoint: Path, tmp_path: Pa
         build_target(config)
 
 
+def test_prefix_sharing_cannot_be_off_where_the_backend_s_own_parameter_is_on(checkpoint: Path, tmp_path: Path) -> None:
+    target = make_engine(tmp_path / "target", checkpoint)
+    with pytest.raises(ConfigError, match="prefix_sharing must be true for the target, got false: NVIDIA's backend"):
+        build_target(config_of(target, prefix_sharing=False), lambda model: FakeModel())
+
+
 # Engines that draft by themselves
 
 

@@ -5,7 +5,9 @@ The items are the corrections that were found by reading the source again; docs/
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import ConfigError, EngineError, RequestError
-from orchestrator.core.sampling_params import Rule
+from orchestrator.core.sampling_params import Rule, as_float32
 from orchestrator.core.types import Distribution, EngineSpeculation, StepOptions
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest
@@ -203,12 +205,64 @@ def test_sampling_with_eagle_is_typical_acceptance_of_the_whole_engine(
     plan = planned(eagle_posterior=0.2, **choices)
     with serving(make_engine(tmp_path / "engine", checkpoint, mode="eagle", method=method, plan=plan)) as client:
         told = standin(client)._config.decoding_config.eagle_config
-        assert not told.greedy_sampling and told.posterior_threshold == 0.2
+        assert not told.greedy_sampling and told.posterior_threshold == as_float32(0.2)
         assert ask(client, request(PROMPT, sampling=sampled(1.0, rule=Rule.TYPICAL), options=SPECULATION))
         with pytest.raises(RequestError, match="temperature 0: this engine is deployed for sampling"):
             ask(client, request(PROMPT, sampling=sampled(rule=Rule.TYPICAL), options=SPECULATION))
         with pytest.raises(RequestError, match="the rule 'engine'"):
             ask(client, request(PROMPT, sampling=sampled(1.0), options=SPECULATION))
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle2"])
+def test_epsilon_of_a_request_is_sent_beside_the_engine_s_whole_tree(
+    checkpoint: Path, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """createNewDecoderRequests.cpp takes a request's EagleConfig instead of the executor's, not beside it."""
+    choices = {"choices": str(tree_of(16))} if method == "eagle" else {}
+    plan = planned(eagle_posterior=0.2, **choices)
+    with serving(make_engine(tmp_path / "engine", checkpoint, mode="eagle", method=method, plan=plan)) as client:
+        asked: list[Any] = []
+        enqueue = standin(client).enqueue_request
+        monkeypatch.setattr(
+            standin(client), "enqueue_request", lambda one: asked.append(one.eagle_config) or enqueue(one)
+        )
+        for epsilon in (as_float32(0.2), 0.5):
+            typical = sampled(1.0, rule=Rule.TYPICAL, epsilon=epsilon)
+            assert ask(client, request(PROMPT, sampling=typical, options=SPECULATION))
+        of_engine = standin(client)._config.decoding_config.eagle_config
+        first, second = asked
+        assert first is None and second.posterior_threshold == 0.5 and not second.greedy_sampling
+        assert second.eagle_choices == of_engine.eagle_choices == (tree_of(16) if method == "eagle" else None)
+        assert second.use_dynamic_tree == of_engine.use_dynamic_tree == (method == "eagle2")
+        assert second.dynamic_tree_max_topK == of_engine.dynamic_tree_max_topK
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"epsilon": 1.0}, r"typical_epsilon 1: TensorRT-LLM takes 0 to below 1 \(input typical_epsilon\)"),
+        (
+            {"delta": 0.5},
+            r"typical_delta: TensorRT-LLM uses the square root of typical_epsilon \(input typical_delta\)",
+        ),
+    ],
+)
+def test_typical_acceptance_that_the_library_lacks_is_refused(
+    checkpoint: Path, tmp_path: Path, parameters: dict[str, float], words: str
+) -> None:
+    plan = planned(eagle_posterior=0.2)
+    with serving(make_engine(tmp_path / "engine", checkpoint, mode="eagle", method="eagle2", plan=plan)) as client:
+        typical = sampled(1.0, rule=Rule.TYPICAL, **parameters)
+        with pytest.raises(RequestError, match=words):
+            ask(client, request(PROMPT, sampling=typical, options=SPECULATION))
+
+
+def test_dynamic_tree_wider_than_the_engine_is_not_loaded(checkpoint: Path, tmp_path: Path) -> None:
+    """runtime/eagleBuffers.cpp; the plan refuses it first."""
+    plan = planned(eagle_top_k=11)
+    folder = make_engine(tmp_path / "engine", checkpoint, mode="eagle", method="eagle2", plan=plan)
+    with pytest.raises(ConfigError, match=r"cannot load the engine .* maxNonLeafNodesPerLayer should be greater"):
+        build_target(config_of(folder))
 
 
 # Draft probabilities
@@ -235,6 +289,27 @@ def test_draft_engine_samples_from_the_q_that_it_answers(folder: Path, draft_che
     greedy = ask(client, DraftRequest(delta_of(Context(PROMPT), 0, 4, ""), sampled(1.5, seed=3), 3, 8))
     assert greedy.q == ()
     client.close()
+
+
+def test_draft_engine_draws_with_another_seed_than_the_target(
+    client: Any, folder: Path, draft_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts that depended on the target's own draws would not be samples of q."""
+    draft = make_engine(tmp_path / "draft", draft_checkpoint, role="draft", mode="", max_draft_len=0)
+    drafter, _ = build_draft(config_of(folder, draft=str(draft)))
+    rejection, seeds = sampled(1.5, rule=Rule.REJECTION, seed=3), []
+    for executor in (standin(client), standin(drafter)):
+        noted = partial(_noting, executor.enqueue_request, seeds)
+        monkeypatch.setattr(executor, "enqueue_request", noted)
+    ask(client, request(PROMPT, sampling=rejection))
+    ask(drafter, DraftRequest(delta_of(Context(PROMPT), 0, 3, ""), rejection, 3, 8))
+    drafter.close()
+    assert len(set(seeds)) == 2
+
+
+def _noting(enqueue: Callable[[Any], int], seeds: list[int], asked: Any) -> int:
+    seeds.append(asked.sampling_config.seed)
+    return enqueue(asked)
 
 
 class StepRows:

@@ -12,7 +12,7 @@ import pytest
 from orchestrator.core.context import Context
 from orchestrator.core.errors import ConfigError, RequestError
 from orchestrator.core.methods import METHODS, PROPOSED
-from orchestrator.core.sampling_params import Rule
+from orchestrator.core.sampling_params import Rule, as_float32
 from orchestrator.core.types import EngineSpeculation, StepOptions
 from orchestrator.deployment.capabilities import capabilities_of
 from orchestrator.deployment.config import load_config
@@ -24,7 +24,7 @@ from orchestrator.requests.generation_request import GenerationRequest, RequestB
 from orchestrator.requests.inputs import read
 from orchestrator.sampling.grammar import Grammars
 from orchestrator.wire.tensors import Tensors
-from tests.standin.engine_folder import BUILD_MODES, make_engine
+from tests.standin.engine_folder import BUILD_MODES, SPEC, make_engine
 from tests.support.executor import config_of
 
 WORDS = "the target's engine does not serve "
@@ -32,7 +32,7 @@ WORDS = "the target's engine does not serve "
 
 def builder_of(checkpoint: Path, folder: Path, **options: Any) -> RequestBuilder:
     """Return what checks requests to an engine."""
-    method = BUILD_MODES.get(options.get("mode", ""), "prompt_lookup")
+    method = options.get("method") or BUILD_MODES.get(options.get("mode", ""), "prompt_lookup")
     config = config_of(make_engine(folder, checkpoint, **options), default_speculation=method)
     served = served_checkpoint(config)
     grammars = Grammars(served.tokenizer_file, served.vocab_size, served.eos_ids)
@@ -64,6 +64,21 @@ def test_rule_is_the_engine_s_own_and_no_other(external: RequestBuilder) -> None
         assert refusal(external, rule=rule).startswith(f"{WORDS}the rule {rule!r}: ")
     assert built(external, use_draft_logits=True).sampling.rule is Rule.REJECTION
     assert "unknown rule 'magic' (allowed: engine; input rule)" in refusal(external, rule="magic")
+
+
+def test_epsilon_is_the_engine_s_unless_a_request_names_one(checkpoint: Path, tmp_path: Path) -> None:
+    plan = {"servers": {}, "spec": SPEC | {"eagle_posterior": 0.2}}
+    builder = builder_of(checkpoint, tmp_path / "eagle2", mode="eagle", method="eagle2", plan=plan)
+    asked = {"temperature": 0.7, "speculation": "eagle2"}
+    assert built(builder, **asked).sampling.rule is Rule.TYPICAL
+    assert built(builder, **asked).sampling.epsilon == as_float32(0.2)
+    assert built(builder, **asked, typical_epsilon=0.5).sampling.epsilon == 0.5
+    for more, words in (
+        ({"typical_epsilon": 1.0}, "typical_epsilon 1: TensorRT-LLM takes 0 to below 1 (input typical_epsilon)"),
+        ({"typical_delta": 0.5}, "typical_delta: TensorRT-LLM uses the square root of typical_epsilon (input typical"),
+        ({"temperature": 0.0}, "temperature 0: this engine is deployed for sampling (key eagle_posterior of the eng"),
+    ):
+        assert refusal(builder, **asked | more).startswith(f"{WORDS}{words}")
 
 
 def test_rule_is_told_with_what_a_seed_is_worth_under_it(external: RequestBuilder) -> None:
