@@ -22,6 +22,8 @@ class Run:
     num_accepted: draft tokens in the output. num_cached_tokens: prompt tokens that the target found in its cache.
     requests_per_pass: mean number of requests that shared a pass. None stands for a figure that is not known.
     step_ms: mean time of a step and of its parts (docs/statistics.md); empty where it is not known.
+    tested, accepted: by depth from 1 on, steps that had a draft there behind an accepted path, and how many were
+    accepted. num_levels: levels drafted. histogram: steps by their number of accepted drafts, from 0 on.
     """
 
     ids: tuple[int, ...]
@@ -34,6 +36,10 @@ class Run:
     num_cached_tokens: int | None = None
     requests_per_pass: float | None = None
     step_ms: Mapping[str, float] = field(default_factory=dict)
+    tested: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+    num_levels: float = 0.0
+    histogram: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import json
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -61,6 +62,8 @@ def to_run(done: Generation) -> Run:
     """Return the figures of a request as its client measured them."""
     numbers = done.numbers()
     stats = json.loads(numbers.get("stats") or "{}")
+    depths, model = stats.get("depths", {}), stats.get("model", {})
+    lengths = [length for chunk in done.chunks for length in chunk.step_lengths]
     return Run(
         ids=tuple(done.ids),
         num_steps=numbers["num_steps"],
@@ -72,6 +75,10 @@ def to_run(done: Generation) -> Run:
         num_cached_tokens=stats.get("num_cached_tokens"),
         requests_per_pass=stats.get("requests_per_pass"),
         step_ms=stats.get("step_ms", {}),
+        tested=tuple(depths.get("tested", ())),
+        accepted=tuple(depths.get("accepted", ())),
+        num_levels=model.get("gamma", 0.0) * numbers["num_steps"],
+        histogram=tuple(Counter(length - 1 for length in lengths)[n] for n in range(max(lengths, default=0))),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from build.heads.target import Batch
 from build.heads.teacher_forcing import RootRows, all_rows, draft_logits, sampled_rows
 from runtime.heads.modules.eagle import EagleHead
 from runtime.heads.modules.layers import attend_causally
+from runtime.heads.modules.medusa import MedusaHeads
 
 
 def cross_entropy_to(p: Tensor, logits: Tensor) -> Tensor:
@@ -48,16 +50,35 @@ def loss_of(name: str, head: nn.Module, batch: Batch, settings: Settings, inputs
 
 
 def _drafting_loss(head: nn.Module, batch: Batch, part: Part, roots: RootRows) -> Tensor:
-    """Cross-entropy to the target (and to the text, by `part.text`) at each depth, weighted by decay^(depth − 1)."""
+    """Return the sum of the losses at all depths."""
+    total = batch.last.new_zeros(())
+    for loss in losses_by_depth(head, batch, part, roots):
+        total = total + loss
+    return total
+
+
+def losses_by_depth(head: nn.Module, batch: Batch, part: Part, roots: RootRows) -> Iterator[Tensor]:
+    """Yield the cross-entropy to the target (and to the text, by `part.text`), weighted by decay^(depth − 1)."""
     ids = getattr(head, "ids", None)
     p = batch.p if ids is None else batch.p[..., ids]
-    total = batch.last.new_zeros(())
     for depth, logits in enumerate(draft_logits(head, batch, roots, part.depth), start=1):
         loss = cross_entropy_to(roots.take(p, depth), logits)
         if part.text:
             labels = roots.take(batch.tokens, depth + 1)
             loss = torch.lerp(loss, functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten()), part.text)
-        total = total + part.decay ** (depth - 1) * loss
+        yield part.decay ** (depth - 1) * loss
+
+
+def backward_by_depth(heads: MedusaHeads, batch: Batch, part: Part, roots: RootRows) -> Tensor:
+    """Add the gradients of Medusa's heads one after the other, and return the loss.
+
+    Heads share nothing that learns, so the sum of the gradients is that of the whole loss, and only one head's logits
+    and their gradients are held at a time, (B, m, V) each.
+    """
+    total = batch.last.new_zeros(())
+    for loss in losses_by_depth(heads, batch, part, roots):
+        loss.backward()
+        total = total + loss.detach()
     return total
 
 

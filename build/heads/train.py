@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from build.data import Tokens
 from build.errors import BuildError
-from build.heads.losses import loss_of, sample_inputs
+from build.heads.losses import RandomInputs, backward_by_depth, loss_of, sample_inputs
 from build.heads.make import make_heads
 from build.heads.settings import ABLATED, KINDS, Settings
-from build.heads.target import FrozenTarget, computing_in
+from build.heads.target import Batch, FrozenTarget, computing_in
 from build.training import Progress, Run, new_optimizer
+from runtime.heads.modules.medusa import MedusaHeads
 
 #: Options that set a number of the plan; the others have defaults.
 PLAN_OPTIONS = {"tokens": "--tokens", "step_tokens": "--step-tokens"}
@@ -78,10 +79,15 @@ class HeadsRun(Run[nn.ModuleDict]):
             batch = self.target.read(windows.to(self.target.device))
             for name, head in self.heads.items():
                 inputs = sample_inputs(name, batch, self.settings, self._generator(name))
-                loss = (self.compiled_loss or loss_of)(name, head, batch, self.settings, inputs)
-                loss.backward()
-                losses[name] = loss.detach()
+                losses[name] = self._backward_of(name, head, batch, inputs)
         return {name: float(loss) for name, loss in losses.items()}
+
+    def _backward_of(self, name: str, head: nn.Module, batch: Batch, inputs: RandomInputs) -> Tensor:
+        if isinstance(head, MedusaHeads):  # not compiled: one graph for all heads would hold the logits of all
+            return backward_by_depth(head, batch, self.settings.part(name), inputs.roots)
+        loss = (self.compiled_loss or loss_of)(name, head, batch, self.settings, inputs)
+        loss.backward()
+        return loss.detach()
 
     def _generator(self, name: str) -> torch.Generator:
         """Return a head's random numbers at the present step: equal in a resumed run, and whatever else is trained."""

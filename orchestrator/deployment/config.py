@@ -78,6 +78,8 @@ class ServingConfig(Declaration):
     request_timeout_ms: int = Field(60_000, ge=1, le=86_400_000)
     #: folder of token statistics for the method ngram; empty = not loaded
     ngram_tables: str = ""
+    #: folder of indexed text that suffix and ngram may draft from; empty = none (docs/methods/suffix.md, Corpus)
+    corpus_index: str = ""
     #: tokens of earlier responses that suffix and ngram may draft from; 0 = off (docs/operations.md, Memory)
     remember_tokens: int = Field(0, ge=0, le=4_000_000)
     #: requests may ask for output that matches a JSON schema or an expression (docs/operations.md, Structured output)
@@ -126,7 +128,7 @@ def load_config(path: str | os.PathLike[str], environ: Mapping[str, str] = os.en
     if not config.target:
         raise ConfigError(f"target is missing: name the model to serve, a folder or a hub id (key target in {file})")
     _check_consistent(config, file)
-    paths = {key: resolved(getattr(config, key), file.parent) for key in (*CHECKPOINTS, "ngram_tables")}
+    paths = {key: resolved(getattr(config, key), file.parent) for key in (*CHECKPOINTS, "ngram_tables", "corpus_index")}
     return config.model_copy(update=paths)
 
 
@@ -178,8 +180,8 @@ def _check_default(config: ServingConfig, file: Path) -> None:
             raise ConfigError(
                 f"default_speculation {method.name!r} needs the key {method.drafter}, which is empty ({file})"
             )
-        if method.name == "ngram" and not (config.ngram_tables or config.remember_tokens):
+        if method.name == "ngram" and not (config.ngram_tables or config.corpus_index or config.remember_tokens):
             raise ConfigError(
-                f"default_speculation {method.name!r} needs the key ngram_tables or remember_tokens; "
-                f"both are off ({file})"
+                f"default_speculation {method.name!r} needs the key ngram_tables, corpus_index or "
+                f"remember_tokens; all are off ({file})"
             )

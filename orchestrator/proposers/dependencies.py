@@ -14,6 +14,7 @@ from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import NO_HEAD_INPUT, DraftResponse, HeadInput
 from orchestrator.proposers.adjacency import AdjacencyMatrix
+from orchestrator.proposers.corpus import Corpus
 from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.memory import Recollection
 from orchestrator.proposers.tables import Tables
@@ -51,6 +52,7 @@ class ProposerDependencies:
     prediction: token ids that the client expects as output.
     max_nodes: most draft nodes of a tree of this request.
     tables: token statistics of this deployment. memory: earlier responses that this request may draft from.
+    corpus: text of the operator that all requests may draft from.
     shared_adjacency: returns the adjacency matrix that requests of this one's salt share; None: they share nothing.
     matcher: the position of the output in the grammar that it must match, if there is one.
     step_costs, estimates: what the process has learnt of the target's steps and of the drafts of all requests.
@@ -64,6 +66,7 @@ class ProposerDependencies:
     num_parameters: int = 0
     tables: Tables | None = None
     memory: Recollection | None = None
+    corpus: Corpus | None = None
     shared_adjacency: Callable[[], AdjacencyMatrix] | None = None
     matcher: Matcher | None = None
     step_costs: StepCosts = field(default_factory=StepCosts)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from itertools import cycle, islice
+from typing import Literal
 
 from pydantic import Field
 
@@ -16,18 +18,22 @@ from orchestrator.core.types import Acceptance
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.parameters import MethodConfig
 
+#: Where guesses come from if no better ones are known: the prompt's tokens in order, or random ones of the whole text.
+Fill = Literal["prompt", "random"]
+
 
 class JacobiConfig(MethodConfig):
-    """draft_len: tokens guessed at once (the unknowns of the equations)."""
+    """draft_len: tokens guessed at once (the unknowns of the equations). fill: where first guesses come from."""
 
     draft_len: int = Field(3, ge=1, le=MAX_NODES)
+    fill: Fill = "prompt"
 
 
 class Jacobi(Proposer):
     """Proposes its guesses y of the tokens behind the root, then replaces them by the target's tokens.
 
     Invariant: y_i ← target token after (x, y_<i), at all positions at once. Accepted guesses leave at the front, tokens
-    of the prompt enter at the end. Each step makes at least one more guess right.
+    of the text enter at the end. Each step makes at least one more guess right.
     Source: Santilli et al. 2023, arXiv:2305.10427, Algorithm 1; docs/methods/jacobi.md.
     """
 
@@ -35,15 +41,15 @@ class Jacobi(Proposer):
     options = METHODS[name].options
 
     def __init__(self, config: JacobiConfig, dependencies: ProposerDependencies) -> None:
-        self._draft_len = config.draft_len
+        self._draft_len, self._fill = config.draft_len, config.fill
         self._guesses: list[int] = []
-        self._prompt: Iterator[int] | None = None
+        self._spare: Iterator[int] | None = None
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the guesses as a chain."""
-        if self._prompt is None:
-            self._prompt = prompt_tokens(context)
-        self._guesses = filled(self._guesses, self._draft_len, self._prompt)
+        if self._spare is None:
+            self._spare = spare_tokens(self._fill, context, sampling.seed)
+        self._guesses = filled(self._guesses, self._draft_len, self._spare)
         return Proposal.chain(self._guesses[: budget.clipped(self._draft_len)], self.name)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
@@ -53,9 +59,19 @@ class Jacobi(Proposer):
         self._guesses = guesses[len(acceptance.path) + 1 :]
 
 
-def prompt_tokens(context: Context) -> Iterator[int]:
-    """Yield the tokens of the prompt in order, again and again: guesses where no better ones are known."""
-    return cycle(context.ids[: context.prompt_len])
+def spare_tokens(fill: Fill, context: Context, seed: int) -> Iterator[int]:
+    """Yield guesses where no better ones are known.
+
+    prompt: the tokens of the prompt in order, again and again. random: draws from the text as it is when a guess is
+    taken, equal in every run with this seed.
+    """
+    return cycle(context.ids[: context.prompt_len]) if fill == "prompt" else _random_tokens(context, seed)
+
+
+def _random_tokens(context: Context, seed: int) -> Iterator[int]:
+    numbers = random.Random(seed)
+    while True:
+        yield numbers.choice(context.ids)
 
 
 def filled(tokens: list[int], length: int, spare: Iterator[int]) -> list[int]:

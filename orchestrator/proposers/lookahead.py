@@ -17,7 +17,7 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree, TreeBuilder
 from orchestrator.core.types import Acceptance
 from orchestrator.proposers.dependencies import ProposerDependencies
-from orchestrator.proposers.jacobi import filled, prompt_tokens
+from orchestrator.proposers.jacobi import Fill, filled, spare_tokens
 from orchestrator.proposers.parameters import WHERE, MethodConfig
 
 
@@ -112,12 +112,16 @@ SHAPES = (
 
 
 class LookaheadConfig(MethodConfig):
-    """window, ngram, guesses: W, N, G; 0 = by the target's size. pool_from_prompt: begin with the prompt's n-grams."""
+    """window, ngram, guesses: W, N, G; 0 = by the target's size. pool_from_prompt: begin with the prompt's n-grams.
+
+    fill: where the tokens of the first row, and of columns that are missing later, come from.
+    """
 
     window: int = Field(0, ge=0, le=MAX_NODES)
     ngram: int = Field(0, ge=0, le=MAX_NODES)
     guesses: int = Field(0, ge=0, le=MAX_NODES)
     pool_from_prompt: bool = True
+    fill: Fill = "prompt"
 
 
 def shape_of(config: LookaheadConfig, num_parameters: int, max_nodes: int) -> Shape:
@@ -151,7 +155,7 @@ class Lookahead(Proposer):
 
     def __init__(self, config: LookaheadConfig, dependencies: ProposerDependencies) -> None:
         self._shape = shape_of(config, dependencies.num_parameters, min(config.max_nodes, dependencies.max_nodes))
-        self._pool_from_prompt = config.pool_from_prompt
+        self._pool_from_prompt, self._fill = config.pool_from_prompt, config.fill
         self._pool = NgramPool(self._shape.guesses)
         self._window: Window | None = None
         self._last_row: list[int] = []
@@ -161,7 +165,8 @@ class Lookahead(Proposer):
         if self._window is None:
             if self._pool_from_prompt:
                 self._pool.add_text(context.ids[: context.prompt_len], self._shape.ngram)
-            self._window = Window(self._shape.window, self._shape.ngram, context.root, prompt_tokens(context))
+            spare = spare_tokens(self._fill, context, sampling.seed)
+            self._window = Window(self._shape.window, self._shape.ngram, context.root, spare)
         # A window is wider than W while it fills; the bound on the nodes holds from the first step.
         tree = TreeBuilder(min(budget.max_nodes, self._shape.num_nodes), budget.max_depth)
         for tail in self._pool.tails(context.root):

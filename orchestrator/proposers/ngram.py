@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -42,15 +43,15 @@ class Ngram(Proposer):
 
     def __init__(self, config: NgramConfig, dependencies: ProposerDependencies) -> None:
         """Raises RequestError when the deployment has no token statistics."""
-        if dependencies.tables is None and dependencies.memory is None:
+        if dependencies.tables is None and dependencies.memory is None and dependencies.corpus is None:
             raise RequestError(
                 "method 'ngram' needs token statistics, and this server has none "
-                "(keys ngram_tables and remember_tokens in serving.toml)"
+                "(keys ngram_tables, corpus_index and remember_tokens in serving.toml)"
             )
         self._draft_len = config.draft_len
         self._context_len = config.order - 1
         self._tables = dependencies.tables
-        self._memory = dependencies.memory
+        self._memory, self._corpus = dependencies.memory, dependencies.corpus
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return a chain with its q; it ends where no context is known."""
@@ -76,13 +77,16 @@ class Ngram(Proposer):
 
     def _counted(self, context: Sequence[int]) -> Followers | None:
         counted = self._tables.followers(context) if self._tables else None
-        remembered = self._memory.followers(context) if self._memory and context else None
-        if not remembered:
+        found: Counter[int] = Counter()
+        for source in (self._memory, self._corpus) if context else ():
+            if source:
+                found.update(source.followers(context))
+        if not found:
             return counted
         if counted:
-            remembered.update(dict(zip(counted.ids.tolist(), counted.weights.tolist(), strict=True)))
-        ids = sorted(remembered)
-        return Followers(np.array(ids), np.array([remembered[token] for token in ids], np.float64))
+            found.update(dict(zip(counted.ids.tolist(), counted.weights.tolist(), strict=True)))
+        ids = sorted(found)
+        return Followers(np.array(ids), np.array([found[token] for token in ids], np.float64))
 
 
 def q_of(followers: Followers, sampling: Sampling) -> Distribution:

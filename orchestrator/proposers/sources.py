@@ -13,6 +13,7 @@ from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import served_checkpoint
 from orchestrator.proposers.adjacency import SharedMatrices
+from orchestrator.proposers.corpus import load_corpus_index
 from orchestrator.proposers.dependencies import DrafterClient, ProposerDependencies
 from orchestrator.proposers.drafter_clients import Drafter, LocalDrafterClient
 from orchestrator.proposers.estimates import AcceptanceEstimates
@@ -24,7 +25,7 @@ from orchestrator.wire.target import StepRequest
 
 
 class ProposerSources:
-    """The token statistics, the memory and the grammars of one process, and what it learns of steps and drafts.
+    """What the proposers of one process draft from, its grammars, and what it learns of steps and drafts.
 
     memory: earlier responses; None = the process remembers none.
     """
@@ -33,6 +34,7 @@ class ProposerSources:
         self.grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
         self._checkpoint, self._memory = checkpoint, memory
         self._step_costs, self._estimates = StepCosts(), AcceptanceEstimates()
+        self._corpus = load_corpus_index(config.corpus_index, checkpoint.tokenizer) if config.corpus_index else None
         self._matrices = SharedMatrices(checkpoint.vocab_size) if config.remember_tokens else None
         self._tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
 
@@ -54,6 +56,7 @@ class ProposerSources:
             num_parameters=self._checkpoint.num_parameters,
             tables=self._tables,
             memory=self._memory.of(cache_salt) if self._memory else None,
+            corpus=self._corpus,
             shared_adjacency=partial(self._matrices.of, cache_salt) if self._matrices else None,
             matcher=self.grammars.matcher(options.grammar, options.end_ids) if options.grammar else None,
             step_costs=self._step_costs,

@@ -8,13 +8,16 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+import numpy as np
 from pydantic import Field
 
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TreeBuilder
+from orchestrator.core.types import IdArray
 from orchestrator.proposers.automaton import ROOT, Automaton, Match
+from orchestrator.proposers.corpus import Corpus, Found
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.memory import MAX_DEPTH
 from orchestrator.proposers.parameters import MethodConfig
@@ -54,6 +57,20 @@ class Node(NamedTuple):
     token: int
 
 
+class CorpusNode(NamedTuple):
+    """A draft node from a corpus that may be added next, ordered as `Node`; parent and rank tell any two apart.
+
+    rows: the continuations that begin with its path.
+    """
+
+    minus_prob: float
+    parent: int
+    rank: int
+    depth: int
+    token: int
+    rows: IdArray
+
+
 @dataclass(eq=False)
 class ScoredTree:
     """A draft from one source; score: the expected number of accepted tokens, Σ estimated path probabilities."""
@@ -62,14 +79,14 @@ class ScoredTree:
     tree: TreeBuilder = field(default_factory=TreeBuilder)
     score: float = 0.0
 
-    def add(self, node: Node) -> int:
+    def add(self, node: Node | CorpusNode) -> int:
         """Add a node and return its number."""
         self.score -= node.minus_prob
         return self.tree.add(node.parent, node.token)
 
 
 class Suffix(Proposer):
-    """Drafts from the request's own text or from earlier responses, whichever promises more accepted tokens.
+    """Drafts from the request's own text, earlier responses or a corpus, whichever promises more accepted tokens.
 
     A token costs O(max_depth) to index, a proposal O(max_depth + draft_len).
     Source: suffix decoding, Oliaro et al. 2024, arXiv:2411.04975; docs/methods/suffix.md.
@@ -80,7 +97,7 @@ class Suffix(Proposer):
     def __init__(self, config: SuffixConfig, dependencies: ProposerDependencies) -> None:
         self._config = config
         self._text = Automaton(config.max_depth)
-        self._memory = dependencies.memory
+        self._memory, self._corpus = dependencies.memory, dependencies.corpus
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return a tree or a chain, or a bare root when the last token does not occur elsewhere."""
@@ -90,6 +107,8 @@ class Suffix(Proposer):
             recent = context.ids[-self._config.max_depth :]
             found = self._memory.longest(recent, partial(self._draft, "suffix.memory", budget))
             drafts += [found] if found else []
+        if self._corpus and (found_in_corpus := self._corpus.longest(context.ids, self._config.max_depth)):
+            drafts.append(self._draft_from_corpus(budget, self._corpus, found_in_corpus))
         best = max(drafts, key=lambda draft: draft.score)
         return Proposal.of(best.tree.build(), best.source)
 
@@ -105,6 +124,33 @@ class Suffix(Proposer):
                 for below in self._below(text, reached, number, node.depth, -node.minus_prob):
                     heappush(found, below)
         return draft
+
+    def _draft_from_corpus(self, budget: Budget, corpus: Corpus, found: Found) -> ScoredTree:
+        """Add the most probable nodes by what followed the places of the match, as many as its length allows."""
+        size = min(int(self._config.factor * found.length), self._config.draft_len, budget.max_nodes)
+        draft, depth = ScoredTree("suffix.corpus"), min(size, budget.max_depth)
+        if depth <= 0:
+            return draft
+        rows = corpus.continuations(found, depth)
+        below = [*self._shares(rows, corpus.separator, 0, 0, 1.0)]
+        while below and draft.tree.num_nodes < size:
+            node = heappop(below)
+            number = draft.add(node)
+            if node.depth < depth:
+                for child in self._shares(node.rows, corpus.separator, number, node.depth, -node.minus_prob):
+                    heappush(below, child)
+        return draft
+
+    def _shares(self, rows: IdArray, separator: int, parent: int, depth: int, prob: float) -> Iterator[CorpusNode]:
+        """Yield the probable nodes below a path that these rows begin with, the more frequent first."""
+        column = rows[:, depth]
+        tokens, counts = np.unique(column[column != separator], return_counts=True)
+        order = np.argsort(-counts, kind="stable")
+        for rank, place in enumerate(order if self._config.tree else order[:1]):
+            share = prob * float(counts[place]) / len(column)
+            if share >= self._config.min_prob:
+                token = int(tokens[place])
+                yield CorpusNode(-share, parent, rank, depth + 1, token, rows[column == token])
 
     def _below(self, text: Automaton, match: Match, parent: int, depth: int, prob: float) -> Iterator[Node]:
         """Yield the probable nodes below a match: the more frequent first, then the more recent."""

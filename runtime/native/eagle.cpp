@@ -20,7 +20,15 @@ Eagle::Eagle(const Shape& shape, int feature_width, int vocab_size, bool fuses, 
   layer.output_feature_column = 0;
 }
 
+void Eagle::keep_normed_outputs() {
+  layer.output_feature_column = -1;
+  layer.final_feature_column = 0;
+}
+
 const char* Eagle::refusal(const Drafting& d) const {
+  if (!feature_norm.empty() && (feature_norm.size() != size_t(feature_width) || num_feature_norms < 1 ||
+                                feature_width % num_feature_norms))
+    return "feature_norm: not of the features' width";
   if (linears.size() != 1 || embedding.size() != size_t(vocab_size) * hidden_size) return "the head lacks weights";
   if (d.block_tokens < 1 || d.num_slots < 1) return "block_tokens: there are no slots";
   for (int i = 0; i < d.num_blocks; ++i)
@@ -79,8 +87,14 @@ void Eagle::begin(const Drafting& d, const Drafts& drafts) {
   }
   if (fuses_) {
     std::vector<float> features(size_t(rows.count()) * feature_width);
-    for (int row = 0; row < rows.count(); ++row)
-      std::copy(rows.states[row], rows.states[row] + feature_width, features.data() + size_t(row) * feature_width);
+    const int part = feature_width / num_feature_norms;
+    for (int row = 0; row < rows.count(); ++row) {
+      float* target = features.data() + size_t(row) * feature_width;
+      if (feature_norm.empty()) std::copy(rows.states[row], rows.states[row] + feature_width, target);
+      else
+        for (int start = 0; start < feature_width; start += part)
+          rms_norm(rows.states[row] + start, feature_norm.data() + start, part, layer.shape.norm_eps, target + start);
+    }
     fused_.resize(size_t(rows.count()) * hidden_size);
     multiply_rows(linears[0], rows.count(), features.data(), fused_.data());
     for (int row = 0; row < rows.count(); ++row) rows.states[row] = fused_.data() + size_t(row) * hidden_size;
@@ -148,7 +162,8 @@ void Eagle::compute_inputs(const Rows& rows) {
     if (fuses_) {
       rms_norm(embedded, input_norm.data(), int(d), layer.shape.norm_eps, both);
       rms_norm(state, hidden_norm.data(), int(d), layer.shape.norm_eps, both + d);
-      std::copy(state, state + d, inputs_.data() + row * d);
+      const float* residual = norms_residual ? both + d : state;
+      std::copy(residual, residual + d, inputs_.data() + row * d);
     } else {
       if (reads_token_) std::copy(embedded, embedded + d, both);
       else std::fill(both, both + d, 0.0f);

@@ -11,7 +11,7 @@ namespace native {
 // Drafting::states, in the slots of their rows.
 //
 // linears: fc. EAGLE-1: fc(cat(embedding, feature)) enters the layer. EAGLE-3 (`fuses`): fc(features of three layers)
-// does, and its attention reads cat(norm(embedding), norm(state)).
+// does, and its attention reads cat(norm(embedding), norm(state)). EAGLE-3.1 (arXiv:2605.09992) norms more of it.
 class Eagle : public Head {
  public:
   // shape: of the layer, num_layers 1; its vocab_size is that of the drafts.
@@ -19,8 +19,15 @@ class Eagle : public Head {
 
   const char* refusal(const Drafting& drafting) const override;
 
+  // Keep the outputs behind the final norm, so that drafted rows read these.
+  void keep_normed_outputs();
+
   Model layer;
   std::vector<float> input_norm, hidden_norm;  // EAGLE-3's, of its attention's input
+  // EAGLE-3.1: the weights before fc, (feature_width), and how many norms they belong to; empty: there is no norm.
+  std::vector<float> feature_norm;
+  int num_feature_norms = 1;
+  bool norms_residual = false;  // the layer adds to the normed state
   std::vector<int32_t> ids;                    // the target's ids of a draft vocabulary; empty: they are the same
 
  protected:

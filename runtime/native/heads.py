@@ -80,6 +80,7 @@ def load_heads() -> ctypes.CDLL:
     library.native_head_add_linear.argtypes = [c_void_p, c_void_p, c_void_p, c_int, c_int]
     library.native_head_set_vector.argtypes = [c_void_p, c_char_p, c_void_p, c_int]
     library.native_eagle_set_ids.argtypes = [c_void_p, c_void_p, c_int]
+    library.native_eagle_set_norms.argtypes = [c_void_p, c_int, c_int, c_int]
     library.native_head_draft.argtypes = [c_void_p, POINTER(DraftingFields)]
     library.native_head_draft.restype = c_char_p
     return library
@@ -247,8 +248,21 @@ class NativeHead:
             self._set_vector(handle, "hidden_norm", head.midlayer.hidden_norm.weight)
             ids = head.ids.int().contiguous()
             self._library.native_eagle_set_ids(handle, ids.data_ptr(), len(ids))
+            self._set_norms(handle, head)
         self._rotations = Rotations(layer.self_attn.rotary)
         return handle
+
+    def _set_norms(self, handle: int, head: Eagle3Head) -> None:
+        norms: list[Any] = []
+        if head.norms.fc_norm:
+            norms = list(head.fc_norm)
+        elif head.norms.norm_before_fc:
+            norms = [head.input_norm]
+        if norms:
+            self._set_vector(handle, "feature_norm", torch.cat([norm.weight for norm in norms]))
+        self._library.native_eagle_set_norms(
+            handle, max(len(norms), 1), head.norms.norm_before_residual, head.norms.norm_output
+        )
 
     def _add_linears(self, handle: int, linears: Iterable[Any]) -> None:
         for linear in linears:

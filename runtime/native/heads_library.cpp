@@ -46,6 +46,7 @@ int native_head_set_vector(Head* head, const char* name, const float* values, in
   Eagle* eagle = dynamic_cast<Eagle*>(head);
   if (!eagle) return 1;
   if (key == "input_norm") return eagle->input_norm.assign(values, values + count), 0;
+  if (key == "feature_norm") return eagle->feature_norm.assign(values, values + count), 0;
   if (key == "hidden_norm") return eagle->hidden_norm.assign(values, values + count), 0;
   return 1;
 }
@@ -53,6 +54,14 @@ int native_head_set_vector(Head* head, const char* name, const float* values, in
 // Set the target's ids of an EAGLE head's draft vocabulary.
 void native_eagle_set_ids(Head* head, const int32_t* ids, int count) {
   static_cast<Eagle*>(head)->ids.assign(ids, ids + count);
+}
+
+// Set which norms of EAGLE-3.1 an EAGLE-3 head has; num_feature_norms: to how many norms "feature_norm" belongs.
+void native_eagle_set_norms(Head* head, int num_feature_norms, int norms_residual, int norms_output) {
+  Eagle* eagle = static_cast<Eagle*>(head);
+  eagle->num_feature_norms = num_feature_norms;
+  eagle->norms_residual = norms_residual;
+  if (norms_output) eagle->keep_normed_outputs();
 }
 
 // Draft. Returns null, or what is wrong with the arguments; then nothing was drafted.

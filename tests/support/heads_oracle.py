@@ -206,7 +206,20 @@ def eagle3_layer(
         rms_norm(fused, tensors[prefix + "hidden_norm.weight"], eps(config)),
     ]
     attended = attention(tensors, prefix + "self_attn.", config, np.concatenate(halves, axis=-1), positions)
-    return rest_of_layer(tensors, prefix, config, fused + attended)
+    residual = halves[1] if config.get("norm_before_residual") else fused
+    return rest_of_layer(tensors, prefix, config, residual + attended)
+
+
+def eagle3_fused(tensors: Tensors, config: Config, features: np.ndarray) -> np.ndarray:
+    """Return fc of the features (n, 3 d_target), normed before it as EAGLE-3.1 does where the config says so: (n, d)."""
+    if config.get("fc_norm"):
+        parts = np.split(features, 3, axis=-1)
+        features = np.concatenate(
+            [rms_norm(part, tensors[f"fc_norm.{i}.weight"], eps(config)) for i, part in enumerate(parts)], axis=-1
+        )
+    if config.get("norm_before_fc"):
+        features = rms_norm(features, tensors["input_norm.weight"], eps(config))
+    return linear(tensors, "fc", features)
 
 
 def eagle3_outputs(
@@ -220,16 +233,19 @@ def eagle3_outputs(
 ) -> np.ndarray:
     """Return the un-normed outputs (len(path) + 1, d); features (n, 3 d_target) are low, middle, high, in this order.
 
-    True entries go through fc; a drafted token's entry takes the un-normed output of the row before as it is.
+    True entries go through fc; a drafted token's entry takes the un-normed output of the row before as it is, or with
+    `norm_output` what `norm` makes of it.
     """
     table = tensors.get("embed_tokens.weight", embedding)
     assert table is not None, "neither the file nor the target gives an embedding"
-    rows, ids, outputs = list(linear(tensors, "fc", np.asarray(features, dtype=np.float64))), list(tokens), []
+    rows = list(eagle3_fused(tensors, config, np.asarray(features, dtype=np.float64)))
+    ids, outputs = list(tokens), list[np.ndarray]()
     for step in range(len(path) + 1):
         where = entry_positions(len(features), step, positions)
         outputs.append(eagle3_layer(tensors, config, np.stack(rows), table[ids], where)[-1])
         if step < len(path):
-            rows.append(outputs[-1])
+            is_normed = config.get("norm_output")
+            rows.append(rms_norm(outputs[-1], tensors["norm.weight"], eps(config)) if is_normed else outputs[-1])
             ids.append(path[step])
     return np.stack(outputs)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,13 +125,14 @@ def write_eagle3(
     file: str = "pt",
     dtype: str = "float32",
     embedding: np.ndarray | None = None,
+    norms: Sequence[str] = (),
     changes: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write an EAGLE-3 head for a target of configuration `target` and return the folder.
 
     A `hidden_size` other than the target's gives the layout with `target_hidden_size` and an embedding of its own;
     otherwise `embed_tokens.weight` is written only when `embedding` is given. With a draft vocabulary as large as the
-    target's there is no map. `changes` are laid over config.json (`head_dim` among them shapes the attention too).
+    target's there is no map. `norms` are the keys of EAGLE-3.1, with their tensors. `changes` are laid over config.json (`head_dim` among them shapes the attention too).
     """
     source, width = Source(seed), int(hidden_size or target["hidden_size"])
     own = dict(target) | {"hidden_size": width} | dict(changes or {})
@@ -147,9 +148,14 @@ def write_eagle3(
         embedding = source.table(target["vocab_size"], width)
     if embedding is not None:
         tensors["embed_tokens.weight"] = embedding
+    if "fc_norm" in norms:
+        tensors |= {f"fc_norm.{i}.weight": source.scale(target["hidden_size"]) for i in range(3)}
+    if "norm_before_fc" in norms:
+        tensors["input_norm.weight"] = source.scale(3 * target["hidden_size"])
     if draft_vocab_size < target["vocab_size"]:
         tensors |= _vocabulary_map(source, target["vocab_size"], draft_vocab_size)
     config = _llama_config(own) | {"num_hidden_layers": 1, "draft_vocab_size": draft_vocab_size}
+    config |= dict.fromkeys(norms, True)
     if width != target["hidden_size"]:
         config["target_hidden_size"] = target["hidden_size"]
     return _write(folder, tensors, config | dict(changes or {}), MODEL_FILES[file], dtype)

@@ -16,13 +16,12 @@ from orchestrator.core.errors import ConfigError, first_line, shown
 from orchestrator.core.types import FloatArray
 from runtime.heads.checkpoint.files import HeadFiles
 from runtime.heads.checkpoint.target_tables import TargetTables
+from runtime.heads.modules.eagle import Eagle3Norms
 from runtime.model.features import layers_of
 from runtime.model.load import check_supported
 
 #: Keys of config.json that build/heads writes.
 FINGERPRINT, ACCURACY = "target_fingerprint", "accuracy"
-#: Keys of layouts whose tensors have the same names and shapes but another meaning.
-FOREIGN_KEYS = ("norm_before_residual", "norm_output")
 #: The key that describes rotary positions, and its former name.
 ROPES = ("rope_parameters", "rope_scaling")
 #: Rotary types that need a factor.
@@ -55,9 +54,13 @@ class RopeKeys(ConfigKeys):
 
 
 class Eagle3Keys(ConfigKeys):
-    """The layers of the target that an EAGLE-3 head reads; empty = not said."""
+    """The layers of the target that an EAGLE-3 head reads, empty = not said; and the norms of EAGLE-3.1."""
 
     eagle_aux_hidden_state_layer_ids: list[int] = []
+    fc_norm: bool = False
+    norm_before_fc: bool = False
+    norm_output: bool = False
+    norm_before_residual: bool = False
 
 
 class LayerKeys(Eagle3Keys):
@@ -161,8 +164,8 @@ def _check_frequencies(files: HeadFiles, config: LlamaConfig) -> None:
         )
 
 
-def check_eagle3_layout(files: HeadFiles, tables: TargetTables) -> None:
-    """Refuse heads that read other layers of the target, or whose tensors mean another layer."""
+def check_eagle3_layers(files: HeadFiles, tables: TargetTables) -> None:
+    """Refuse heads that read other layers of the target."""
     keys = files.read(LayerKeys)
     expected = [*layers_of(tables.depth)]
     layers = keys.eagle_aux_hidden_state_layer_ids or keys.eagle_config.eagle_aux_hidden_state_layer_ids or expected
@@ -170,11 +173,18 @@ def check_eagle3_layout(files: HeadFiles, tables: TargetTables) -> None:
         layers = [layer + 1 for layer in layers]
     if layers != expected:
         raise ConfigError(f"{files.folder}: reads the inputs of layers {layers}, expected {expected}")
-    for key in FOREIGN_KEYS:
-        if files.config.get(key) or (files.config.get("eagle_config") or {}).get(key):
-            raise ConfigError(
-                f"{files.folder}: {key} marks a layout that differs from EAGLE-3's (docs/heads-formats.md)"
-            )
+
+
+def read_eagle3_norms(files: HeadFiles) -> Eagle3Norms:
+    """Return the norms that config.json names; raises ConfigError if they exclude each other or their tensors."""
+    keys = files.read(LayerKeys)
+    norms = Eagle3Norms(*(getattr(keys, key) or getattr(keys.eagle_config, key) for key in Eagle3Norms._fields))
+    if norms.fc_norm and norms.norm_before_fc:
+        raise ConfigError(f"{files.folder}: fc_norm and norm_before_fc exclude each other: one norm stands before fc")
+    for key, tensor in (("fc_norm", "fc_norm.0.weight"), ("norm_before_fc", "input_norm.weight")):
+        if tensor in files.tensors and not getattr(norms, key):
+            raise ConfigError(f"{files.folder}: {tensor} is there, but {key} is not true (config.json)")
+    return norms
 
 
 def check_draft_ids(files: HeadFiles, ids: Tensor, vocab_size: int) -> None:

@@ -18,12 +18,13 @@ from runtime.heads.checkpoint.checks import (
     ACCURACY,
     HeadKeys,
     check_draft_ids,
-    check_eagle3_layout,
+    check_eagle3_layers,
     check_equal,
     check_files,
     check_layer,
     checked_config,
     read_accuracy,
+    read_eagle3_norms,
 )
 from runtime.heads.checkpoint.files import HeadFiles, read_head
 from runtime.heads.checkpoint.target_tables import TargetTables, read_tables
@@ -132,14 +133,15 @@ def _eagle(files: HeadFiles, tables: TargetTables) -> nn.Module:
 
 def _eagle3(files: HeadFiles, tables: TargetTables) -> nn.Module:
     check_layer(files, tables, files.shape("fc.weight")[1], 3)
-    check_eagle3_layout(files, tables)
+    check_eagle3_layers(files, tables)
+    norms = read_eagle3_norms(files)
     draft_vocab_size, width = files.shape("lm_head.weight")
     if draft_vocab_size != tables.vocab_size:
         files.shape("d2t")  # raises ConfigError if it is missing
     config = checked_config(files, attention_bias=_has_bias(files, "midlayer"))
     embedding = _embedding(files, tables)
     check_equal(files, "hidden size", width, embedding.shape[1])
-    return Eagle3Head(config, embedding, draft_vocab_size, tables.hidden_size)
+    return Eagle3Head(config, embedding, draft_vocab_size, tables.hidden_size, norms)
 
 
 def _redrafter(files: HeadFiles, tables: TargetTables) -> nn.Module:

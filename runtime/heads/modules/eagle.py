@@ -7,6 +7,8 @@ the row before it in place of the target's feature.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -74,23 +76,51 @@ class EagleHead(nn.Module):
         return logits
 
 
+class Eagle3Norms(NamedTuple):
+    """The norms that EAGLE-3.1 (arXiv:2605.09992) adds, by the keys of config.json; all False: EAGLE-3.
+
+    fc_norm: one for each of the three states before fc. norm_before_fc: one for the three together.
+    norm_output: a drafted row reads the output behind the norm. norm_before_residual: the layer's residual is normed.
+    """
+
+    fc_norm: bool = False
+    norm_before_fc: bool = False
+    norm_output: bool = False
+    norm_before_residual: bool = False
+
+
+EAGLE3_NORMS = Eagle3Norms()
+
+
 class Eagle3Head(nn.Module):
     """EAGLE-3: the states of three layers, fused by fc; one wider decoder layer; its own norm, LM head and vocabulary.
 
     Its parameters are the published ones: fc, midlayer, norm, lm_head, d2t (V_d,), whose entry i is the distance from
-    draft id i to the target's id. Invariant: a drafted row reads the layer's own output, before the norm.
+    draft id i to the target's id; EAGLE-3.1 adds fc_norm or input_norm. Invariant: a drafted row reads the layer's own
+    output, before the norm; with norm_output behind it, and then the LM head reads the same.
     """
 
     def __init__(
-        self, config: LlamaConfig, embedding: Tensor, draft_vocab_size: int, target_hidden_size: int = 0
+        self,
+        config: LlamaConfig,
+        embedding: Tensor,
+        draft_vocab_size: int,
+        target_hidden_size: int = 0,
+        norms: Eagle3Norms = EAGLE3_NORMS,
     ) -> None:
         """embedding: (V, d). target_hidden_size: the target's, if it differs from the head's own d; else 0."""
         super().__init__()
         d = config.hidden_size
+        width = target_hidden_size or d
+        self.norms = norms
         self.config = config
         self.default_choices = published_choices()
-        self.fc = nn.Linear(3 * (target_hidden_size or d), d, bias=False)
-        self.midlayer = Eagle3Layer(config)
+        if norms.fc_norm:
+            self.fc_norm = nn.ModuleList(nn.RMSNorm(width, eps=config.rms_norm_eps) for _ in range(3))
+        if norms.norm_before_fc:
+            self.input_norm = nn.RMSNorm(3 * width, eps=config.rms_norm_eps)
+        self.fc = nn.Linear(3 * width, d, bias=False)
+        self.midlayer = Eagle3Layer(config, norms.norm_before_residual)
         self.norm = norm_of(config)
         self.lm_head = nn.Linear(d, draft_vocab_size, bias=False)
         self.register_buffer("d2t", torch.zeros(draft_vocab_size, dtype=torch.long))
@@ -109,6 +139,11 @@ class Eagle3Head(nn.Module):
 
     def fuse(self, features: Tensor) -> Tensor:
         """features: (…, 3d), of the target → (…, d), what `forward` reads."""
+        if self.norms.fc_norm:
+            parts = features.unflatten(-1, (3, -1)).unbind(-2)
+            features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        if self.norms.norm_before_fc:
+            features = self.input_norm(features)
         fused: Tensor = self.fc(features)
         return fused
 
@@ -116,9 +151,9 @@ class Eagle3Head(nn.Module):
         """state: (B, n, d), fused features or outputs of earlier rows; tokens, positions: (B, n) → (B, n, d)."""
         embedded = functional.embedding(tokens, self.get_buffer("embedding"))
         output: Tensor = self.midlayer(embedded, state, positions, attend)
-        return output
+        return self.norm(output) if self.norms.norm_output else output
 
     def logits(self, state: Tensor) -> Tensor:
         """state: (…, d) → (…, V_d)."""
-        logits: Tensor = self.lm_head(self.norm(state))
+        logits: Tensor = self.lm_head(state if self.norms.norm_output else self.norm(state))
         return logits

@@ -82,10 +82,14 @@ class EagleLayer(nn.Module):
 
 
 class Eagle3Layer(nn.Module):
-    """EAGLE-3's decoder layer: attention reads the normed embedding and the normed state; the residual is the state."""
+    """EAGLE-3's decoder layer: attention reads the normed embedding and the normed state; the residual is the state.
 
-    def __init__(self, config: LlamaConfig) -> None:
+    norms_residual: the residual is the normed state.
+    """
+
+    def __init__(self, config: LlamaConfig, norms_residual: bool = False) -> None:
         super().__init__()
+        self.norms_residual = norms_residual
         self.self_attn = HeadAttention(config, 2 * config.hidden_size)
         self.mlp = HeadMLP(config)
         self.input_layernorm = norm_of(config)
@@ -94,8 +98,9 @@ class Eagle3Layer(nn.Module):
 
     def forward(self, embedded: Tensor, state: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """embedded, state: (B, n, d), positions: (B, n) → (B, n, d)."""
-        both = torch.cat([self.input_layernorm(embedded), self.hidden_norm(state)], dim=-1)
-        x = state + self.self_attn(both, positions, attend)
+        normed = self.hidden_norm(state)
+        both = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
+        x = (normed if self.norms_residual else state) + self.self_attn(both, positions, attend)
         output: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return output
 

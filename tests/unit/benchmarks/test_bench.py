@@ -149,7 +149,7 @@ def test_run_is_read_from_the_last_response() -> None:
     stats = json.dumps({"num_cached_tokens": 0, "requests_per_pass": 1.5})
     chunks = [Chunk("a", [1], [1], 0.1, {}), Chunk("b", [2, 3], [2], 1.1, {**totals, "stats": stats})]
 
-    assert to_run(Generation("x", chunks)) == replace(RUN, num_cached_tokens=0, requests_per_pass=1.5)
+    assert to_run(Generation("x", chunks)) == replace(RUN, num_cached_tokens=0, requests_per_pass=1.5, histogram=(1, 1))
 
 
 def crowds(rates: Sequence[float], **changes: Any) -> list[ConcurrentRun]:

@@ -21,7 +21,7 @@ from build.heads import measure as measure_module
 from build.heads import publish
 from build.heads import text as text_module
 from build.heads.cli import main, parser, settings_of, up_to_date
-from build.heads.losses import cross_entropy_to, feature_loss
+from build.heads.losses import _drafting_loss, backward_by_depth, cross_entropy_to, feature_loss
 from build.heads.make import frequent_tokens, make_heads
 from build.heads.measure import Recorded, acceptance_length, accuracies, best_tree, chain, measure, ranks_of
 from build.heads.publish import as_published
@@ -56,6 +56,48 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def target(folder: Path) -> FrozenTarget:
     return load_target(str(folder), "cpu", reads_layers=True)
+
+
+# Medusa's gradients, head by head
+
+
+class Held:
+    """A tensor that a graph holds for its backward pass, counted as long as it is held."""
+
+    now = most = 0
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor, self.size = tensor, tensor.numel()
+        Held.now += self.size
+        Held.most = max(Held.most, Held.now)
+
+    def __del__(self) -> None:
+        Held.now -= self.size
+
+
+def test_medusa_s_heads_learn_the_same_one_by_one_and_hold_one_head_s_logits(target: FrozenTarget) -> None:
+    settings = replace(TINY, kinds=("medusa",), parts={"medusa": Part(1e-3, depth=4, text=0.3)})
+    settings = replace(settings, sizes=replace(SIZES, medusa_heads=4))
+    batch = target.read(torch.from_numpy(STREAM[:330].astype(np.int64)).view(10, 33))
+    roots = all_rows(batch.num_rows, 4, CPU)
+    gradients, peaks, losses = [], [], []
+    for backward in (
+        lambda head: _drafting_loss(head, batch, settings.part("medusa"), roots),
+        lambda head: backward_by_depth(head, batch, settings.part("medusa"), roots),
+    ):
+        head = make_heads(target, settings, STREAM)["medusa"]
+        Held.now = Held.most = 0
+        with torch.autograd.graph.saved_tensors_hooks(Held, lambda held: held.tensor):
+            loss = backward(head)
+            if loss.requires_grad:
+                loss.backward()
+        losses.append(float(loss.detach()))
+        peaks.append(Held.most)
+        gradients.append([parameter.grad for parameter in head.parameters()])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    for whole, parts in zip(*gradients, strict=True):
+        torch.testing.assert_close(parts, whole)
+    assert peaks[1] < 0.35 * peaks[0], peaks
 
 
 # What the target says

@@ -120,8 +120,11 @@ def test_config_variables_of_a_kubernetes_service_called_serving_are_not_keys(wr
         ('default_speculation = "suffix+suffix"', ("a union joins 2..4 different methods, got 'suffix+suffix'",)),
         ('default_speculation = ""', ("unknown method ''", "prompt_lookup")),
         ('default_speculation = "draft_model"', ("'draft_model'", "needs the key draft")),
-        ('default_speculation = "ngram"', ("'ngram'", "needs the key ngram_tables or remember_tokens")),
-        ('default_speculation = "suffix+ngram"', ("'ngram'", "needs the key ngram_tables or remember_tokens")),
+        ('default_speculation = "ngram"', ("'ngram'", "needs the key ngram_tables, corpus_index or remember_tokens")),
+        (
+            'default_speculation = "suffix+ngram"',
+            ("'ngram'", "needs the key ngram_tables, corpus_index or remember_tokens"),
+        ),
         ("remember_tokens = 4000001", ("remember_tokens", "0..4000000", "4000001")),
         ('engine = "tensorrt_llm"\nmedusa = "m"', ("medusa is for engine = 'torch'", "heads inside")),
         ('default_speculation = "suffix+eagle2"', ("'eagle2'", "needs the key eagle")),

@@ -14,7 +14,7 @@ from orchestrator.core.drafting import Limits
 from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import Acceptance
-from orchestrator.proposers.jacobi import Jacobi, JacobiConfig, filled, prompt_tokens
+from orchestrator.proposers.jacobi import Jacobi, JacobiConfig, filled, spare_tokens
 from orchestrator.sampling import reference
 from orchestrator.sampling.distribution import sample
 from tests.support.decode import decode, dependencies
@@ -122,10 +122,31 @@ def test_jacobi_answer_without_picks_moves_the_guesses_all_the_same() -> None:
 
 
 def test_filled_takes_what_is_missing_from_the_prompt_in_order() -> None:
-    spare = prompt_tokens(Context([1, 2, 3]))
+    spare = spare_tokens("prompt", Context([1, 2, 3]), 0)
     assert filled([9], 3, spare) == [9, 1, 2]
     assert filled([9, 8], 1, spare) == [9]
     assert filled([], 4, spare) == [3, 1, 2, 3]
+
+
+def test_random_guesses_come_from_the_whole_text_and_from_the_seed() -> None:
+    context = Context([1, 2, 3])
+    first, again, other = (spare_tokens("random", context, seed) for seed in (7, 7, 8))
+    drawn = [list(islice(each, 40)) for each in (first, again, other)]
+    assert drawn[0] == drawn[1] != drawn[2] and set(drawn[0]) == {1, 2, 3} and drawn[0] != [1, 2, 3] * 13 + [1]
+    context.commit([9] * 100)
+    assert 9 in islice(first, 40)
+
+
+@settings(deadline=None)
+@given(samplings, st.integers(1, 10))
+def test_jacobi_with_random_guesses_gives_the_reference_s_text(sampling: Sampling, draft_len: int) -> None:
+    target = TableTarget(6, table_seed=sampling.seed % 7)
+    runs = [
+        decode(target, Jacobi(config, dependencies()), PROMPT, sampling, Limits(20, 1000, 128))
+        for config in [JacobiConfig(draft_len=draft_len, fill="random")] * 2
+    ]
+    assert runs[0][0] == runs[1][0] == reference.generate(target.logits, PROMPT, sampling, 20)
+    assert runs[0][1].num_steps == runs[1][1].num_steps
 
 
 @settings(deadline=None)

@@ -170,4 +170,4 @@ def test_ngram_without_statistics_is_one_error_to_the_client(
         None,
         NoMetrics(),
     ).run()
-    assert len(said) == 1 and "ngram_tables and remember_tokens" in said[0]
+    assert len(said) == 1 and "ngram_tables, corpus_index and remember_tokens" in said[0]

@@ -109,7 +109,7 @@ def test_ngram_memory_adds_its_counts_but_no_unigram() -> None:
 
 
 def test_ngram_without_tables_and_memory_is_refused_with_both_keys() -> None:
-    with pytest.raises(RequestError, match="keys ngram_tables and remember_tokens"):
+    with pytest.raises(RequestError, match="keys ngram_tables, corpus_index and remember_tokens"):
         Ngram(NgramConfig(), dependencies())
 
 

@@ -129,6 +129,7 @@ def test_lookup_periodic_text_is_drafted_beyond_its_period_unless_clipped() -> N
     assert continuation([1, 2, 3], 1, 5) == [2, 3, 2, 3, 2]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=20), st.integers(0, 6), st.integers(0, 6))
 def test_lookup_stays_within_the_budget(ids: list[int], max_nodes: int, max_depth: int) -> None:
     draft = proposed(lookup(draft_len=5), ids, Budget(max_nodes, max_depth))

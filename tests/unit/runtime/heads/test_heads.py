@@ -81,10 +81,21 @@ class Eagle:
         return oracle.log_softmax(logits[-1])
 
 
-@pytest.fixture(scope="module", params=["eagle", "eagle3", "eagle:native", "eagle3:native"])
+#: Of EAGLE-3.1: the paper's norms, and those of gpt-oss's heads with a normed residual.
+NORMS = (("fc_norm", "norm_output"), ("norm_before_fc", "norm_before_residual", "norm_output"))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        *((kind, native, ()) for kind in ("eagle", "eagle3") for native in (False, True)),
+        *(("eagle3", native, norms) for norms in NORMS for native in (False, True)),
+    ],
+    ids=lambda param: "-".join([param[0], "native" if param[1] else "torch", *param[2]]),
+)
 def eagle(request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.TempPathFactory) -> Eagle:
-    kind, _, native = request.param.partition(":")
-    return Eagle(kind, tmp_path_factory.mktemp(kind), target, bool(native))
+    kind, native, norms = request.param
+    return Eagle(kind, tmp_path_factory.mktemp(kind), target, native, **({"norms": norms} if norms else {}))
 
 
 @pytest.fixture(params=["eagle", "eagle3"])

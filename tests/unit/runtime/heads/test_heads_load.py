@@ -80,12 +80,35 @@ def test_eagle3_needs_three_layers_that_differ(tmp_path: Path, tmp_path_factory:
         {"eagle_aux_hidden_state_layer_ids": [1, 4, 5]},
         {"eagle_aux_hidden_state_layer_ids": [2, 3, 4]},
         {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 6]}},
-        {"norm_before_residual": True},
     ],
 )
 def test_an_eagle3_head_of_another_layout_is_refused(tmp_path: Path, target: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"expected \[2, 4, 5\]|a layout that differs"):
+    with pytest.raises(ConfigError, match=r"expected \[2, 4, 5\]"):
         load("eagle3", make_head("eagle3", tmp_path, changes=changes), target)
+
+
+@pytest.mark.parametrize(
+    ("norms", "changes", "words"),
+    [
+        (("fc_norm", "norm_before_fc"), {}, "fc_norm and norm_before_fc exclude each other"),
+        (("fc_norm",), {"fc_norm": False}, r"fc_norm\.0\.weight is there, but fc_norm is not true"),
+        (("norm_before_fc",), {"norm_before_fc": None}, r"input_norm\.weight is there, but norm_before_fc is not true"),
+        ((), {"fc_norm": True}, r"lacks 'fc_norm\.0\.weight'"),
+        ((), {"eagle_config": {"norm_before_fc": True}}, r"lacks 'input_norm\.weight'"),
+        ((), {"norm_output": "yes"}, "norm_output must be true or false, got 'yes'"),
+    ],
+)
+def test_an_eagle31_head_whose_keys_and_tensors_disagree_is_refused(
+    tmp_path: Path, target: Path, norms: tuple[str, ...], changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load("eagle3", make_head("eagle3", tmp_path, norms=norms, changes=changes), target)
+
+
+def test_eagle31_keys_may_stand_in_eagle_config(tmp_path: Path, target: Path) -> None:
+    changes = {"norm_output": False, "eagle_config": {"norm_output": True, "norm_before_residual": True}}
+    head = load("eagle3", make_head("eagle3", tmp_path, norms=("norm_output",), changes=changes), target)
+    assert head.norms == (False, False, True, True) and head.midlayer.norms_residual
 
 
 @pytest.mark.parametrize("layers", [[2, 4, 5], [1, 3, 4]])

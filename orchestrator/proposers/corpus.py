@@ -1,0 +1,183 @@
+"""A preloaded corpus to draft from: an index that `python -m build.corpus_index` writes and processes share by mmap."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.types import IdArray
+from orchestrator.proposers.tables import VocabularyFingerprint, vocabulary_of
+
+MANIFEST, TOKENS, ENDS = "corpus.json", "tokens-{:03}.npy", "ends-{:03}.npy"
+FORMAT = 1
+#: Longest text that is looked up; the index is sorted by so many tokens.
+MAX_DEPTH = 64
+#: Places that are looked at of those where a text occurs, evenly spread over them.
+MAX_PLACES = 256
+WHERE = "key corpus_index in serving.toml"
+REMEDY = f"build it again with python -m build.corpus_index, or leave the key empty ({WHERE})"
+
+Ends = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """A part of the corpus, mapped from its files.
+
+    tokens: (n,) int32, documents one after the other, each ended by the separator, whose id is the vocabulary's size.
+    ends: (e,) uint32, the places of tokens that follow another token of their document, sorted by the text before them,
+    read backwards, up to MAX_DEPTH tokens; so the places behind equal text are neighbours.
+    """
+
+    tokens: IdArray
+    ends: Ends
+
+    def before(self, end: int, length: int) -> list[int]:
+        """Return up to `length` tokens before a place, the nearest first."""
+        found: list[int] = self.tokens[max(end - length, 0) : end][::-1].tolist()
+        return found
+
+    def agreement(self, backwards: list[int]) -> int:
+        """Return how many tokens, the nearest first, stand before some place; at most len(backwards)."""
+        place = bisect_left(self.ends, backwards, key=lambda end: self.before(int(end), len(backwards)))
+        beside = (self.before(int(end), len(backwards)) for end in self.ends[max(place - 1, 0) : place + 1])
+        return max((_common(backwards, other) for other in beside), default=0)
+
+    def places(self, backwards: list[int]) -> Ends:
+        """Return the places behind these tokens, the nearest first."""
+        size = len(backwards)
+        first = bisect_left(self.ends, backwards, key=lambda end: self.before(int(end), size))
+        last = bisect_right(self.ends, backwards, lo=first, key=lambda end: self.before(int(end), size))
+        return self.ends[first:last]
+
+
+def _common(left: Sequence[int], right: Sequence[int]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+
+
+class Found(NamedTuple):
+    """The longest suffix of a text that the corpus has. length: its tokens. places: of each shard, what follows it."""
+
+    length: int
+    places: list[tuple[Shard, Ends]]
+
+
+class Corpus:
+    """The shards of an index; any thread may call, nothing is written.
+
+    separator: ends a document; no token of the vocabulary.
+    A look-up costs O(log n) comparisons of at most MAX_DEPTH tokens in each shard.
+    """
+
+    def __init__(self, shards: Sequence[Shard], separator: int) -> None:
+        self.separator = separator
+        self._shards = tuple(shards)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all documents, separators included."""
+        return sum(len(shard.tokens) for shard in self._shards)
+
+    def longest(self, text: Sequence[int], max_depth: int) -> Found | None:
+        """Return where the longest suffix of `text`, at most max_depth tokens, occurs; None if its last token does not.
+
+        Invariant: no match and no continuation crosses from one document to another.
+        """
+        backwards = list(text[-max_depth:][::-1])
+        lengths = [shard.agreement(backwards) for shard in self._shards]
+        length = max(lengths, default=0)
+        if not length:
+            return None
+        found = [shard for shard, own in zip(self._shards, lengths, strict=True) if own == length]
+        return Found(length, [(shard, shard.places(backwards[:length])) for shard in found])
+
+    def continuations(self, found: Found, num_tokens: int) -> IdArray:
+        """Return what follows at up to MAX_PLACES places, (k, num_tokens) int32, the separator behind a document."""
+        total = sum(len(places) for _, places in found.places)
+        rows = [
+            _following(
+                shard.tokens, _spread(places, MAX_PLACES * len(places) // total or 1), num_tokens, self.separator
+            )
+            for shard, places in found.places
+        ]
+        return np.concatenate(rows)
+
+    def followers(self, context: Sequence[int]) -> Counter[int]:
+        """Return {token: how often it followed all of `context`}, of at most MAX_DEPTH tokens.
+
+        Of more than MAX_PLACES places, it is an estimate from so many.
+        """
+        counts: Counter[int] = Counter()
+        for shard in self._shards:
+            places = shard.places(list(context[::-1]))
+            seen = _spread(places, MAX_PLACES)
+            if len(seen):
+                ids, times = np.unique(shard.tokens[seen], return_counts=True)
+                weight = len(places) / len(seen)
+                counts.update({int(token): round(weight * count) for token, count in zip(ids, times, strict=True)})
+        return counts
+
+
+def _spread(places: Ends, most: int) -> npt.NDArray[np.int64]:
+    """Return at most `most` of the places, evenly spread, the first one among them."""
+    chosen = np.arange(min(len(places), most), dtype=np.int64) * len(places) // max(min(len(places), most), 1)
+    spread: npt.NDArray[np.int64] = places[chosen].astype(np.int64)
+    return spread
+
+
+def _following(tokens: IdArray, places: npt.NDArray[np.int64], num_tokens: int, separator: int) -> IdArray:
+    at = places[:, None] + np.arange(num_tokens)
+    rows = np.where(at < len(tokens), tokens[np.minimum(at, len(tokens) - 1)], separator)
+    has_ended = np.logical_or.accumulate(rows == separator, axis=1)
+    return np.where(has_ended, separator, rows).astype(np.int32)
+
+
+def load_corpus_index(folder: str | Path, tokenizer: Tokenizer) -> Corpus:
+    """Map an index; raises ConfigError for a broken one, and for another vocabulary than the target's.
+
+    Nothing in the files is executed (no pickle), and every array is checked, so that no look-up can fail later.
+    """
+    root = Path(folder)
+    try:
+        manifest = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
+        counted = VocabularyFingerprint(manifest["vocabulary"]["size"], manifest["vocabulary"]["sha256"])
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"its format is {manifest['format']}, this server reads {FORMAT}")
+        shards = [_mapped(root, number, counted.size) for number in range(manifest["shards"])]
+    except OSError as error:
+        raise ConfigError(f"cannot read {error.filename or root}: {error.strerror or error} ({WHERE})") from None
+    except (ValueError, KeyError, TypeError, EOFError) as error:
+        raise ConfigError(f"{root} holds no corpus index: {error}; {REMEDY}") from None
+    if (served := vocabulary_of(tokenizer)) != counted:
+        raise ConfigError(
+            f"{root} was indexed with another vocabulary ({counted.size} tokens, SHA-256 {counted.sha256[:12]}) than "
+            f"the target's ({served.size} tokens, {served.sha256[:12]}); {REMEDY}"
+        )
+    return Corpus(shards, counted.size)
+
+
+def _mapped(root: Path, number: int, vocab_size: int) -> Shard:
+    arrays: list[Any] = [
+        np.load(root / name.format(number), mmap_mode="r", allow_pickle=False) for name in (TOKENS, ENDS)
+    ]
+    tokens, ends = arrays
+    sound = (
+        tokens.dtype == np.int32
+        and ends.dtype == np.uint32
+        and tokens.ndim == ends.ndim == 1
+        and 0 <= tokens.min(initial=0) <= tokens.max(initial=0) <= vocab_size
+        and ends.max(initial=0) < max(len(tokens), 1)
+    )
+    if not sound:
+        raise ValueError(f"the arrays of shard {number} do not fit together")
+    return Shard(tokens, ends)
