@@ -1,6 +1,6 @@
 """`python -m tests.trtllm_corrections`: takes each correction of the TensorRT-LLM path back and wants its test to fail.
 
-The table is that of docs/tensorrt-llm-source.md; one process of pytest each, some five minutes in all.
+The table is that of docs/tensorrt-llm-source.md; each correction takes a process of pytest.
 """
 
 from __future__ import annotations
