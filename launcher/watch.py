@@ -21,8 +21,8 @@ from orchestrator.deployment.heartbeat import last_beat
 from orchestrator.deployment.stubs import is_alive, living_stubs
 
 _POLL_S = 0.5
-#: From when on a process counts as silent, and how long one that was killed may take to go.
-_SILENT_S, _KILL_LIMIT_S = 3.0, 5.0
+#: From when on a process counts as silent; how long one that was killed may take to go, and how often to look.
+_SILENT_S, _KILL_LIMIT_S, _KILL_POLL_S = 3.0, 5.0, 0.02
 _WINDOW_S = 60.0
 #: What may happen within the window: so many reloads may fail, and one model may die so often.
 _FAILURES, _DEATHS = 2, 4
@@ -155,7 +155,9 @@ class Watch(threading.Thread):
             if silent_s >= self._hang_limit_s:
                 self._say(f"model {model}: its process has been silent for {silent_s:g} s, killing it (HANG_LIMIT_S)")
                 process.kill()
-                process.wait(_KILL_LIMIT_S)
+                end_s = time.monotonic() + _KILL_LIMIT_S
+                while is_alive(process) and time.monotonic() < end_s:  # not wait(): Triton does not reap it
+                    time.sleep(_KILL_POLL_S)
             elif silent_s >= _SILENT_S:
                 self._silent[model] = silent_s
 

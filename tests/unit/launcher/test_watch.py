@@ -146,6 +146,31 @@ def test_a_process_that_beats_is_left_alone_and_one_that_hangs_is_killed_and_hea
     assert any("target: its process has been silent for" in line for line in lines)
 
 
+#: Starts a process that beats, prints its id, and never reaps it, as Triton does.
+NOT_REAPING = """
+import subprocess, sys, time
+beating = subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], stdout=subprocess.PIPE)
+beating.stdout.readline()
+print(beating.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_process_that_hangs_is_healed_at_once_though_nobody_reaps_it(watched: Any, tmp_path: Path) -> None:
+    """To wait for its end took five seconds and raised an exception."""
+    watch, admin, _ = watched
+    command = [sys.executable, "-c", NOT_REAPING, BEATING, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout
+        beating = psutil.Process(int(parent.stdout.readline()))
+        beating.suspend()
+        watch._stubs = {beating: "target"}
+        watch.start()
+        until(lambda: admin.reloaded)
+        assert beating.status() == psutil.STATUS_ZOMBIE and watch.num_errors == 0
+        parent.kill()
+
+
 def test_a_process_that_has_never_beaten_is_none_that_hangs(tmp_path: Path) -> None:
     """It may still be loading, or be none of ours."""
     silence = module.Silence(tmp_path)
