@@ -2,6 +2,7 @@
 
 GET /live     200, or 503 and why the server must be restarted
 GET /ready    200, or 503 and why it takes no requests
+GET /token    200 when a token has just been generated, or 503 and why not
 GET /drain    {"draining": false, "running": 3}
 PUT /drain    begin the drain; DELETE /drain ends it; from this machine alone
 """
@@ -15,11 +16,15 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Protocol
 
+from launcher.probe import Probe
 from orchestrator.deployment.drain import Drain
 
 
 class Watched(Protocol):
     """The server that is asked for."""
+
+    http_url: str
+    metrics_url: str
 
     def why_not_live(self) -> str | None:
         """Return why the server must be restarted, None when it need not be."""
@@ -33,7 +38,7 @@ class HealthServer:
 
     def __init__(self, host: str, port: int, server: Watched, its_drain: Drain) -> None:
         class Handler(_Handler):
-            watched, drain = server, its_drain
+            watched, drain, probe = server, its_drain, Probe(server.http_url, server.metrics_url)
 
         self._http = _Listener((host, port), Handler)
         threading.Thread(target=self._http.serve_forever, args=(0.1,), name="health", daemon=True).start()
@@ -58,6 +63,7 @@ class _Listener(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     watched: Watched
     drain: Drain
+    probe: Probe
     timeout = 5.0
 
     def do_GET(self) -> None:
@@ -65,10 +71,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer_health(self.watched.why_not_live())
         elif self.path == "/ready":
             self._answer_health(self.watched.why_not_ready())
+        elif self.path == "/token":
+            self._answer_health(self.watched.why_not_live() or self.probe.why_no_token())
         elif self.path == "/drain":
             self._answer_drain()
         else:
-            self._answer(404, "not found (there are /live, /ready and /drain)")
+            self._answer(404, "not found (there are /live, /ready, /token and /drain)")
 
     def do_PUT(self) -> None:
         self._change_drain(Drain.begin)

@@ -34,9 +34,9 @@ def is_replaced(server: Server, model: str, stopped: int) -> bool:
     return any(pid != stopped and name == model for pid, name in server.pids().items())
 
 
-def readiness(server: Server) -> str:
+def readiness(server: Server, path: str = "ready") -> str:
     try:
-        with urllib.request.urlopen(f"{server.health_url}/ready", timeout=10) as response:
+        with urllib.request.urlopen(f"{server.health_url}/{path}", timeout=20) as response:
             return str(response.read().decode())
     except urllib.error.HTTPError as error:
         with error:
@@ -63,4 +63,5 @@ def test_a_stopped_public_model_is_replaced_and_serves(watched: Server) -> None:
     os.kill(speculative, signal.SIGSTOP)
     until(lambda: is_replaced(watched, "speculative", speculative), "another process")
     until(lambda: readiness(watched) == "ok\n", "readiness")
+    assert readiness(watched, "token") == "ok\n"
     assert ask(watched.grpc_url, **REQUEST).last["finish_reason"] == "length"

@@ -1,0 +1,69 @@
+"""Liveness that means it: a token is generated, by the whole server, for the one who asks."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+import urllib.error
+import urllib.request
+
+#: How long a token may take, and for how long an answer serves others who ask: probes must not become a load.
+LIMIT_S, FRESH_S = 10.0, 2.0
+_REQUEST = {"text_input": "a", "max_tokens": 1, "speculation": "none", "timeout_ms": int(LIMIT_S * 1000)}
+#: What a well server says that takes no request now: it is full, or drains.
+_WELL = ("max_running", "draining")
+_PASSES = re.compile(r'^spec_passes_total\{model="target"\} (\S+)$', re.MULTILINE)
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class Probe:
+    """Asks the public model for one token.
+
+    A server that is busy is well: where the token does not come in time, others' passes count as well as a token.
+    """
+
+    def __init__(self, http_url: str, metrics_url: str) -> None:
+        self._url, self._metrics_url = f"{http_url}/v2/models/speculative/generate", metrics_url
+        self._lock = threading.Lock()
+        self._asked_s = -FRESH_S
+        self._trouble: str | None = None
+
+    def why_no_token(self) -> str | None:
+        """Return in one line why no token comes, None when one came; at most one request runs at a time."""
+        with self._lock:
+            if time.monotonic() - self._asked_s >= FRESH_S:
+                self._trouble = self._ask()
+                self._asked_s = time.monotonic()
+            return self._trouble
+
+    def _ask(self) -> str | None:
+        before = self._num_passes()
+        trouble = self._generate()
+        if trouble and before is not None and (self._num_passes() or 0.0) > before:
+            return None
+        return trouble
+
+    def _generate(self) -> str | None:
+        request = urllib.request.Request(self._url, json.dumps(_REQUEST).encode())
+        try:
+            with _DIRECT.open(request, timeout=LIMIT_S + 1) as response:
+                error = json.loads(response.read()).get("error", "")
+        except urllib.error.HTTPError as refused:
+            with refused:
+                error = refused.read().decode(errors="replace").strip()
+        except (OSError, ValueError) as failed:
+            error = str(failed) or type(failed).__name__
+        if not error or any(word in error for word in _WELL):
+            return None
+        return f"no token came within {LIMIT_S:g} s: {error[:300]}"
+
+    def _num_passes(self) -> float | None:
+        """Return how many passes the target has made, None if it cannot be known."""
+        try:
+            with _DIRECT.open(self._metrics_url, timeout=2) as response:
+                found = _PASSES.search(response.read().decode(errors="replace"))
+        except OSError:
+            return None
+        return float(found[1]) if found else None

@@ -1,0 +1,92 @@
+"""The probe that asks for a token, before stand-ins of a server's two ports."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from launcher import probe
+from launcher.probe import Probe
+
+
+class Port:
+    """Answers /generate with `status` and `body`, and metrics with `passes`, which grow by `more` with each look."""
+
+    def __init__(self) -> None:
+        self.status, self.body = 200, {"text_output": "b"}
+        self.passes, self.more, self.num_asked = 7, 0, 0
+        port = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                port.num_asked += 1
+                self._answer(port.status, json.dumps(port.body))
+
+            def do_GET(self) -> None:
+                self._answer(200, f'spec_passes_total{{model="target"}} {port.passes}\n')
+                port.passes += port.more
+
+            def _answer(self, status: int, text: str) -> None:
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, *_: object) -> None: ...
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        threading.Thread(target=self.http.serve_forever, args=(0.05,), daemon=True).start()
+
+
+@pytest.fixture
+def port() -> Iterator[Port]:
+    made = Port()
+    yield made
+    made.http.shutdown()
+    made.http.server_close()
+
+
+def test_a_token_is_life(port: Port) -> None:
+    assert Probe(port.url, port.url).why_no_token() is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "32 requests run and 64 wait; try again in 3 s (max_running, max_waiting in serving.toml)",
+        "the server is draining",
+    ],
+)
+def test_a_full_or_draining_server_is_well(port: Port, message: str) -> None:
+    port.status, port.body = 400, {"error": message}
+    assert Probe(port.url, port.url).why_no_token() is None
+
+
+def test_an_error_says_why(port: Port) -> None:
+    port.status, port.body = 400, {"error": "Stub process 'speculative' is not healthy."}
+    assert "Stub process 'speculative' is not healthy" in (Probe(port.url, port.url).why_no_token() or "")
+
+
+def test_a_busy_server_whose_target_makes_passes_is_well(port: Port) -> None:
+    port.status, port.body, port.more = 400, {"error": "the request waited until its deadline"}, 1
+    assert Probe(port.url, port.url).why_no_token() is None
+    port.more = 0
+    assert "until its deadline" in (Probe(port.url, port.url).why_no_token() or "")
+
+
+def test_a_server_that_is_gone_is_named_so(port: Port) -> None:
+    port.http.shutdown()
+    port.http.server_close()
+    assert "Connection refused" in (Probe(port.url, port.url).why_no_token() or "")
+
+
+def test_probes_in_a_row_share_one_token(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    asking = Probe(port.url, port.url)
+    assert [asking.why_no_token() for _ in range(5)] == [None] * 5 and port.num_asked == 1
+    monkeypatch.setattr(probe, "FRESH_S", 0.0)
+    asking.why_no_token()
+    assert port.num_asked == 2
