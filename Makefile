@@ -23,7 +23,7 @@ TORCH_FITS := from importlib.metadata import version as v; exit(not (2, 11) <= t
 
 .DEFAULT_GOAL := help
 # build, tests, docker, gateway and clients are folders: no target may be mistaken for one.
-.PHONY: help setup demo serve gateway test failover exact audit audit-full bench profile load load-ui lint models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
+.PHONY: help setup demo serve gateway test failover soak overload exact audit audit-full bench profile load load-ui lint models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,12 @@ exact: $(VENV)/.dev ## every method against transformers, 40 prompts x 128 token
 
 failover: $(VENV)/.dev ## 100 streams through the gateway while servers are killed: make failover ARGS=--help
 	@GRPC_ENABLE_FORK_SUPPORT=0 $(PY) -m tests.failover $(ARGS)
+
+soak: $(VENV)/.dev ## 30 minutes of every kind of request while processes are killed and stopped: make soak ARGS=--help
+	@GRPC_ENABLE_FORK_SUPPORT=0 $(PY) -m tests.chaos $(ARGS)
+
+overload: $(VENV)/.dev ## ten times the capacity offered: who is refused how soon, who is served how late: make overload ARGS=--help
+	@GRPC_ENABLE_FORK_SUPPORT=0 $(PY) -m tests.overload $(ARGS)
 
 audit: $(VENV)/.dev ## prove on a running server that its text is the target's own: make audit ARGS=--help
 	@$(PY) -m auditor $(ARGS)

@@ -1,76 +1,113 @@
-"""`python -m benchmarks.neighbours`: how much a request slows down beside others with the largest trees allowed.
+"""`python -m benchmarks.neighbours`: how long a plain request waits for its tokens beside clients that ask for much.
 
-One text is generated with the default settings, first alone, then beside clients that keep requesting the widest and
-deepest trees of the same head. Prints seconds, steps and draft tokens of each run.
+One client reads a text without drafts: alone, beside clients that keep asking for the largest trees, alone again, and
+beside clients that keep sending long prompts which nobody has cached. Prints the gaps between its responses.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
+import secrets
+import statistics
 import threading
-import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.deployment import CONFIG
-from benchmarks.traffic import ask, mixed_prompts
+from benchmarks.traffic import ask, mixed_prompts, prompts_of_length, read_prompts
+from clients.generate import stream
 from launcher import Server
+from orchestrator.deployment.config import load_config
 
 DEEPEST = {"top_k": 32, "depth": 16}
 GREEDIEST = {"eagle": {}, "eagle2": DEEPEST, "eagle3": DEEPEST, "redrafter": {"beams": 32, "beam_len": 8}}
+NUM_TOKENS = 128
+PROMPT_TOKENS = 1500
+TIMEOUT_MS = 120_000
+
+#: Returns the prompt and the options of a neighbour's next request.
+Next = Callable[[], tuple[str, dict[str, Any]]]
 
 
-def options_of(method: str, **parameters: Any) -> dict[str, Any]:
-    """Return a request's options."""
-    config = {"speculation_config": json.dumps(parameters)} if parameters else {}
-    return {"speculation": method, "max_tokens": 96, "timeout_ms": 120_000} | config
+def large_trees(method: str, number: int) -> Next:
+    """Return a client that asks for the largest trees of a head."""
+    prompt = mixed_prompts(number + 9)[number + 8].text
+    config = json.dumps({**GREEDIEST[method], "max_nodes": 128})
+    return lambda: (prompt, {"speculation": method, "speculation_config": config, "max_tokens": 96})
 
 
-def request_large_trees(url: str, method: str, stop: threading.Event, number: int) -> None:
-    """Request large trees until `stop` is set."""
-    options = options_of(method, **GREEDIEST[method], max_nodes=128)
-    prompts = mixed_prompts(number + 9)
+def long_prompts(number: int) -> Next:
+    """Return a client whose long prompts share no cached block with anything before them."""
+    prompts = prompts_of_length(load_config(CONFIG).target, read_prompts(), "long", PROMPT_TOKENS, 8)
+    turns = itertools.cycle(prompts[number:] + prompts[:number])
+    return lambda: (next(turns).text, {"speculation": "none", "max_tokens": 4, "cache_salt": secrets.token_hex(8)})
+
+
+@contextlib.contextmanager
+def beside(url: str, neighbours: Sequence[Next]) -> Iterator[None]:
+    """Let each neighbour send one request after the other."""
+    stop = threading.Event()
+
+    def work(next_request: Next) -> None:
+        with grpcclient.InferenceServerClient(url) as client:
+            while not stop.is_set():
+                prompt, options = next_request()
+                with contextlib.suppress(InferenceServerException):  # past its deadline, or a full pool: try again
+                    ask(client, prompt, timeout_ms=TIMEOUT_MS, **options)
+
+    threads = [threading.Thread(target=work, args=(neighbour,), daemon=True) for neighbour in neighbours]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(TIMEOUT_MS / 1000)
+
+
+def gaps_ms(url: str, runs: int) -> list[float]:
+    """Return the times in ms between two responses of a plain request, of all runs."""
+    found = []
     with grpcclient.InferenceServerClient(url) as client:
-        while not stop.is_set():
-            with contextlib.suppress(InferenceServerException):  # past its deadline, or a full pool: try again
-                ask(client, prompts[number + 8].text, **options)
+        for _ in range(runs):
+            options = {"speculation": "none", "max_tokens": NUM_TOKENS, "timeout_ms": TIMEOUT_MS, "ignore_eos": True}
+            times = [chunk.at_s for chunk in stream(client, mixed_prompts(1)[0].text, **options) if chunk.ids]
+            found += [(after - before) * 1000 for before, after in itertools.pairwise(times)]
+    return found
 
 
-def measured(url: str, method: str) -> str:
-    """Generate one text and return its cost in words."""
-    with grpcclient.InferenceServerClient(url) as client:
-        began_s = time.monotonic()
-        answer = ask(client, mixed_prompts(1)[0].text, **options_of(method))
-        return f"{time.monotonic() - began_s:.1f} s, {answer.num_steps} steps, {answer.num_drafted} draft tokens"
+def row(name: str, gaps: Sequence[float]) -> str:
+    """Return a row of the table."""
+    p50, p95 = statistics.median(gaps), statistics.quantiles(gaps, n=20)[-1]
+    return f"| {name} | {p50:.1f} | {p95:.1f} | {max(gaps):.1f} | {sum(gaps) / len(gaps):.1f} | {len(gaps)} |"
 
 
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--method", default="eagle", help="of the text that is measured")
-    parser.add_argument("--beside", default="eagle2", choices=GREEDIEST, help="method of the others")
+    parser.add_argument("--beside", default="eagle2", choices=GREEDIEST, help="method of the large trees")
     parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=3, help="texts in each situation, of 128 tokens (%(default)s)")
     options = parser.parse_args()
+    situations: Mapping[str, Sequence[Next]] = {
+        "alone": (),
+        "beside 128-node trees": [large_trees(options.beside, number) for number in range(options.clients)],
+        "alone, again": (),
+        f"beside prompts of {PROMPT_TOKENS} tokens": [long_prompts(number) for number in range(options.clients)],
+    }
     with Server(CONFIG) as server:
-        for _ in range(options.runs):
-            print("alone: ", measured(server.grpc_url, options.method), "| none:", measured(server.grpc_url, "none"))
-        stop = threading.Event()
-        others = [
-            threading.Thread(target=request_large_trees, args=(server.grpc_url, options.beside, stop, n), daemon=True)
-            for n in range(options.clients)
-        ]
-        for other in others:
-            other.start()
-        for _ in range(options.runs):
-            print("beside:", measured(server.grpc_url, options.method), "| none:", measured(server.grpc_url, "none"))
-        stop.set()
-        for other in others:
-            other.join(120.0)
+        gaps_ms(server.grpc_url, 1)
+        print("| gaps between responses, ms | p50 | p95 | max | mean | number |\n|---|---:|---:|---:|---:|---:|")
+        for name, neighbours in situations.items():
+            with beside(server.grpc_url, neighbours):
+                print(row(name, gaps_ms(server.grpc_url, options.runs)), flush=True)
 
 
 if __name__ == "__main__":

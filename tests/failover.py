@@ -67,10 +67,10 @@ class Case:
 
 def make_cases(url: str, num_cases: int, max_tokens: int) -> list[Case]:
     """Ask a replica directly, without a gateway, for the text of each case."""
-    choose, requests, cases = random.Random(7), {}, []
+    choose, requests = random.Random(7), []
     for number in range(num_cases):
         phrase = "".join(choose.choices(LETTERS, k=6))
-        requests[str(number)] = {
+        request = {
             "text_input": phrase + "".join(choose.choices(LETTERS, k=4)) + phrase,
             "speculation": METHODS[number % len(METHODS)],
             "seed": number,
@@ -78,12 +78,19 @@ def make_cases(url: str, num_cases: int, max_tokens: int) -> list[Case]:
             "ignore_eos": True,
             **SAMPLINGS[number % len(SAMPLINGS)],
         }
+        requests.append(request)
+    return ask_all(url, requests)
+
+
+def ask_all(url: str, requests: Sequence[dict[str, Any]], **instead: Any) -> list[Case]:
+    """Ask a replica directly for the text of each request. instead: inputs that replace those of the request."""
+    cases, names = [], [str(number) for number in range(len(requests))]
     with Stream(url) as stream:
-        for request_id, inputs in requests.items():
-            stream.send(request_id, stream=True, timeout_ms=600_000, **inputs)
-        answers = stream.answers(*requests)
-    for request_id, inputs in requests.items():
-        answer = answers[request_id]
+        for name, inputs in zip(names, requests, strict=True):
+            stream.send(name, stream=True, **{"timeout_ms": 600_000, **inputs, **instead})
+        answers = stream.answers(*names)
+    for name, inputs in zip(names, requests, strict=True):
+        answer = answers[name]
         assert not answer.error, answer.error
         logprobs = [value for part in answer.parts for value in part.get("output_log_probs", [])]
         cases.append(Case(inputs, answer.text, answer.ids, logprobs))
@@ -92,11 +99,15 @@ def make_cases(url: str, num_cases: int, max_tokens: int) -> list[Case]:
 
 @dataclass
 class Readers:
-    """Clients that stream one case after the other until they are told to stop, each finishing its last."""
+    """Clients that stream one case after the other until they are told to stop, each finishing its last.
+
+    pause_s: between two streams of a client.
+    """
 
     url: str
     cases: Sequence[Case]
     num_readers: int
+    pause_s: float = 0.0
     num_tokens: int = 0
     num_running: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -134,6 +145,7 @@ class Readers:
             number += self.num_readers
             if self._ended.is_set():
                 return
+            await asyncio.sleep(self.pause_s)
 
     async def _stream(self, client: openai.AsyncOpenAI, case: Case) -> dict[str, Any]:
         got: dict[str, Any] = {"text": "", "ids": [], "logprobs": [], "finish_reason": None, "usage": None}

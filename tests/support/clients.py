@@ -211,10 +211,11 @@ class Stream:
 
 def _response(message: Any, error: str) -> Response:
     final = message.parameters["triton_final_response"].bool_param if message.parameters else False
-    return Response(message.id, error, final, _outputs(message) if message.outputs else None)
+    return Response(message.id, error, final, outputs_of(message) if message.outputs else None)
 
 
-def _outputs(message: Any) -> dict[str, Any]:
+def outputs_of(message: Any) -> dict[str, Any]:
+    """Return the outputs of a ModelInferResponse by name, scalars unwrapped."""
     values: dict[str, Any] = {}
     for output, raw in zip(message.outputs, message.raw_output_contents, strict=True):
         assert output.shape[0] == 1, f"{output.name}: the batch of one is kept"
@@ -248,7 +249,7 @@ def ask_unary(url: str, model: str = "speculative_unary", **inputs: Any) -> dict
     parameters = inputs.pop("parameters", {})
     with grpc.insecure_channel(url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        return _outputs(stub.ModelInfer(infer_request(model, "u", parameters, **inputs), timeout=LIMIT_S))
+        return outputs_of(stub.ModelInfer(infer_request(model, "u", parameters, **inputs), timeout=LIMIT_S))
 
 
 # HTTP

@@ -1,0 +1,339 @@
+"""`python -m tests.chaos` (make soak): every kind of request for many minutes, while processes are killed and stopped.
+
+Two replicas of a tiny random target with all drafters. Readers stream through the gateway, and each must get the text
+of the undisturbed replica; visitors come to the replicas directly, cancel, are slow, late or wrong, and may get an
+error where a process was lost. One process at a time is killed (SIGKILL) or stopped (SIGSTOP), of each kind in turn.
+The kinds with a fault of their own (the whole `tritonserver`) hurt the first replica alone, so that whatever grows in
+the second one has time to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from launcher import Server
+from tests.failover import LETTERS, SAMPLINGS, Case, Readers, ask_all, pid_of
+from tests.support.clients import ask, metric, until
+from tests.support.gateway import RunningGateway, running_gateway
+from tests.support.heads import make_head, make_target
+from tests.support.visitors import Visit, Visitors
+
+METHODS = (
+    "none", "auto", "prompt_lookup", "suffix", "ngram", "lookahead", "jacobi", "draft_model", "medusa", "eagle",
+    "eagle2", "eagle3", "redrafter", "prompt_lookup+eagle2", "medusa+eagle3", "suffix+draft_model",
+)  # fmt: skip
+LENGTHS = (1, 20, 60, 150)
+HEADS = ("medusa", "eagle", "eagle3", "redrafter")
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+KINDS = ("tritonserver", "target", "speculative", "speculative_unary")
+NUM_READERS, NUM_VISITORS = 6, 4
+#: What each client waits between two requests: a replica that loads its models beside a full load takes a minute.
+THINK_S = 0.5
+HANG_LIMIT_S = 4.0
+HEAL_LIMIT_S = 180.0
+#: How long behind a fault's end a request may still feel it: its answer, or its client's limit, comes so much later.
+AFTERMATH_S = 45.0
+#: Preemptions need pools that the requests fill.
+SERVING = """target = "target"
+draft = "draft"
+medusa = "medusa"
+eagle = "eagle"
+eagle3 = "eagle3"
+redrafter = "redrafter"
+kv_memory_mb = 1
+max_running = 16
+max_waiting = 256
+remember_tokens = 2000
+"""
+
+
+class Fault(NamedTuple):
+    """A process that was killed or stopped. server: the replica's number; aborted: Triton ended behind it, too.
+
+    healed_s: from the signal to the replica's next token.
+    """
+
+    kind: str
+    way: str
+    replica: int
+    began_s: float
+    healed_s: float
+    aborted: bool
+
+
+@dataclass
+class Footprint:
+    """What a process holds."""
+
+    rss_mb: float
+    threads: int
+    descriptors: int
+
+    @classmethod
+    def of(cls, pid: int) -> Footprint:
+        """Look at a process."""
+        process = psutil.Process(pid)
+        return cls(process.memory_info().rss / 1e6, process.num_threads(), process.num_fds())
+
+
+@dataclass
+class Chaos:
+    """The replicas, what was done to them, and what they held at rest."""
+
+    servers: Sequence[Server]
+    faults: list[Fault] = field(default_factory=list)
+    num_supervised: int = 0
+
+    def hurt(self, replica: int, kind: str, way: str) -> Fault:
+        """Kill or stop a process and wait until its replica serves again."""
+        server = self.servers[replica]
+        until(lambda: self._is_well(server), f"replica {replica}", HEAL_LIMIT_S)
+        triton, victim = pid_of(server, "tritonserver"), pid_of(server, kind)
+        assert victim is not None
+        began_s = time.monotonic()
+        os.kill(victim, SIGNALS[way])
+        until(
+            lambda: self._is_well(server) and pid_of(server, kind) not in (None, victim),
+            f"another {kind} behind {way}",
+            HEAL_LIMIT_S,
+        )
+        aborted = kind != "tritonserver" and pid_of(server, "tritonserver") != triton
+        fault = Fault(kind, way, replica, began_s, time.monotonic() - began_s, aborted)
+        self.faults.append(fault)
+        return fault
+
+    def _is_well(self, server: Server) -> bool:
+        """Return whether a replica serves; a supervisor starts again what the launcher has given up."""
+        if server.failure():
+            self.num_supervised += 1
+            server.stop()
+            server.start()
+        return server.why_not_ready() is None and _serves(server)
+
+    def footprints(self) -> dict[str, Footprint]:
+        """Return what this process and those of the second replica hold."""
+        return {"clients and gateway": Footprint.of(os.getpid())} | {
+            name: Footprint.of(pid) for pid, name in self.servers[1].pids().items()
+        }
+
+    def held(self) -> float:
+        """Return how many KV blocks are held, and sequences of the engines live, on all replicas."""
+        return sum(
+            metric(server.metrics_url, "spec_kv_blocks", model="target", state="held") for server in self.servers
+        )
+
+    def shared_memory(self) -> float:
+        """Return the MB of shared memory of all replicas."""
+        return sum(sum(server.shared_memory().values()) for server in self.servers) / 1e6
+
+
+def _serves(server: Server) -> bool:
+    try:
+        return not ask(server.grpc_url, text_input="a", max_tokens=1, timeout_ms=5000).error
+    except Exception:  # no connection, no answer in time: not healed yet
+        return False
+
+
+def make_requests(number: int = 96) -> list[dict[str, Any]]:
+    """Return seeded requests of all methods, lengths and samplings."""
+    choose, requests = random.Random(3), []
+    for i in range(number):
+        phrase = "".join(choose.choices(LETTERS, k=8))
+        request = {
+            "text_input": (phrase + "".join(choose.choices(LETTERS, k=4))) * choose.choice([1, 2, 8]) + phrase,
+            "speculation": METHODS[i % len(METHODS)],
+            "seed": i,
+            "max_tokens": choose.choice(LENGTHS),
+            "ignore_eos": True,
+            **SAMPLINGS[choose.randrange(len(SAMPLINGS))],
+        }
+        requests.append(request)
+    return requests
+
+
+@contextmanager
+def deployment(folder: Path) -> Iterator[tuple[list[Server], RunningGateway]]:
+    """Run two replicas of a tiny random target with all drafters, and a gateway before them."""
+    shape = {"max_position_embeddings": 1024, "num_attention_heads": 2, "num_key_value_heads": 1}  # native kernels
+    make_target(folder / "target", **shape)
+    make_target(folder / "draft", **shape)
+    for kind in HEADS:
+        make_head(kind, folder / kind, wide=True)
+    (folder / "serving.toml").write_text(SERVING)
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(
+                Server(folder / "serving.toml", say=_say, hang_limit_s=HANG_LIMIT_S, ready_limit_s=HEAL_LIMIT_S)
+            )
+            for _ in range(2)
+        ]
+        urls = ",".join(server.grpc_url for server in servers)
+        limits = {"silence_limit_s": 10, "first_limit_s": 30, "recovery_limit_s": 120, "health_interval_s": 0.5}
+        yield servers, stack.enter_context(running_gateway(urls, folder / "target", **limits))
+
+
+def _say(line: str) -> None:
+    print(f"  {line}", flush=True)
+
+
+@dataclass
+class Result:
+    """What a run saw. before, after: what the processes held at rest."""
+
+    seconds: float
+    readers: Readers
+    visitors: Visitors
+    chaos: Chaos
+    before: Mapping[str, Footprint]
+    after: Mapping[str, Footprint]
+    shared_mb: tuple[float, float]
+    held: float
+    num_preemptions: float
+    num_moved: int
+
+    def faults(self) -> list[str]:
+        """Return wrong texts, lost requests, and what was still held at rest."""
+        found = [*self.readers.faults, *self.visitors.faults]
+        found += [
+            f"a visit failed, but nothing was hurt: {visit}" for visit in self.visitors.visits if self._is_odd(visit)
+        ]
+        if self.held:
+            found.append(f"{self.held:g} KV blocks are held at rest")
+        return found
+
+    def _is_odd(self, visit: Visit) -> bool:
+        """Return whether a visit failed while its replica was well."""
+        if visit.outcome not in ("error", "cut", "unanswered") or visit.kind == "deadline":
+            return False
+        return not any(
+            fault.replica == visit.replica
+            and visit.began_s <= fault.began_s + fault.healed_s + AFTERMATH_S
+            and visit.ended_s >= fault.began_s
+            for fault in self.chaos.faults
+        )
+
+    def page(self) -> str:
+        """Return docs/figures/chaos.md without its head."""
+        outcomes = ", ".join(f"{count} {kind}" for kind, count in sorted(self.readers.outcomes.items()))
+        return "\n\n".join(
+            [
+                f"{self.seconds / 60:.0f} minutes, {len(self.chaos.faults)} faults, {self.num_preemptions:g} preemptions "
+                f"(as the processes that live at the end have counted), {self.num_moved} streams moved by the gateway, "
+                f"{self.chaos.num_supervised} replicas that the launcher had given up and a supervisor started again.",
+                f"Through the gateway: {outcomes}.",
+                self._visits(),
+                self._healing(),
+                self._footprints(),
+            ]
+        )
+
+    def _visits(self) -> str:
+        counts = self.visitors.outcomes()
+        outcomes = sorted({outcome for _, outcome in counts})
+        lines = [f"| visit | {' | '.join(outcomes)} |", f"|---|{'---:|' * len(outcomes)}"]
+        for kind in sorted({kind for kind, _ in counts}):
+            lines.append(f"| {kind} | {' | '.join(str(counts[kind, outcome]) for outcome in outcomes)} |")
+        return "\n".join(lines)
+
+    def _healing(self) -> str:
+        lines = ["| process | way | times | healed p50, s | max, s | Triton aborted |", "|---|---|---:|---:|---:|---:|"]
+        for kind, way in itertools.product(KINDS, SIGNALS):
+            found = [fault for fault in self.chaos.faults if (fault.kind, fault.way) == (kind, way)]
+            if found:
+                times = sorted(fault.healed_s for fault in found)
+                aborts = sum(fault.aborted for fault in found)
+                lines.append(
+                    f"| `{kind}` | {way} | {len(found)} | {times[len(times) // 2]:.1f} | {times[-1]:.1f} | {aborts} |"
+                )
+        return "\n".join(lines)
+
+    def _footprints(self) -> str:
+        lines = ["| at rest, before → after | MB | threads | descriptors |", "|---|---:|---:|---:|"]
+        for name in sorted(set(self.before) & set(self.after)):
+            pair = self.before[name], self.after[name]
+            cells = (" → ".join(f"{getattr(each, what):.0f}" for each in pair) for what in Footprint.__annotations__)
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines.append(f"| shared memory of both replicas | {' → '.join(f'{mb:.1f}' for mb in self.shared_mb)} | | |")
+        return "\n".join(lines)
+
+
+#: Which replica, which process, in which way.
+Hurt = tuple[int, str, str]
+
+
+def script(minutes: float) -> Iterator[Hurt]:
+    """Return faults of every kind for so many minutes, by turns on both replicas; `tritonserver` on the first alone."""
+    end_s = time.monotonic() + minutes * 60
+    for turn in itertools.count():
+        for kind, way in itertools.product(KINDS, SIGNALS):
+            if time.monotonic() >= end_s:
+                return
+            yield (0 if kind == "tritonserver" else turn % 2), kind, way
+
+
+def run(
+    servers: Sequence[Server], gateway: RunningGateway, hurts: Callable[[], Iterable[Hurt]], pause_s: float = 0.0
+) -> Result:
+    """Hurt one process after the other, with a pause between two, while readers and visitors come."""
+    # Without drafts: the text is a matter of the seed alone. Both replicas have served all methods then.
+    cases: list[Case] = ask_all(servers[0].grpc_url, make_requests(), speculation="none")
+    ask_all(servers[1].grpc_url, [case.inputs for case in cases])
+    chaos = Chaos(servers)
+    before, shared_mb = chaos.footprints(), chaos.shared_memory()
+    readers = Readers(gateway.url, cases, NUM_READERS, THINK_S)
+    visitors = Visitors([(server.grpc_url, server.http_url) for server in servers], cases, NUM_VISITORS, THINK_S)
+    began_s = time.monotonic()
+    readers.start()
+    visitors.start()
+    try:
+        for replica, kind, way in hurts():
+            next_s = time.monotonic() + pause_s
+            fault = chaos.hurt(replica, kind, way)
+            print(f"{time.monotonic() - began_s:.0f} s: {fault}; {dict(readers.outcomes)}", flush=True)
+            if readers.faults or visitors.faults:
+                break
+            time.sleep(max(next_s - time.monotonic(), 0.5))
+    except KeyboardInterrupt:
+        print("interrupted: what was seen until now", flush=True)
+    finally:
+        visitors.stop()
+        readers.stop()
+    seconds = time.monotonic() - began_s
+    until(lambda: chaos.held() == 0, "the end of all sequences")
+    preempted = sum(metric(server.metrics_url, "spec_preemptions_total", model="target") for server in servers)
+    return Result(
+        seconds, readers, visitors, chaos, before, chaos.footprints(), (shared_mb, chaos.shared_memory()),
+        chaos.held(), preempted, int(gateway.metric("spec_gateway_failovers_total")),
+    )  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the acceptance test; return 1 for a wrong text, a lost request, or what is held at rest."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=30, help="(%(default)s)")
+    parser.add_argument("--pause-s", type=float, default=7.5, help="between two faults, at least (%(default)s)")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as name, deployment(Path(name)) as (servers, gateway):
+        result = run(servers, gateway, lambda: script(options.minutes), options.pause_s)
+    print(result.page())
+    for fault in result.faults()[:10]:
+        print(f"FAULT: {fault[:2000]}")
+    return int(bool(result.faults()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""The soak under faults at CI size: one process of each kind is lost while all kinds of requests come.
+
+The full size: `python -m tests.chaos` (make soak).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos import KINDS, Result, deployment, run
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+
+#: The second replica is hurt first, so that no two faults in a row meet the same one.
+HURTS = (
+    (1, "speculative", "kill"),
+    (0, "target", "stop"),
+    (1, "speculative_unary", "kill"),
+    (0, "tritonserver", "kill"),
+)
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    with deployment(tmp_path_factory.mktemp("chaos")) as (servers, gateway):
+        return run(servers, gateway, lambda: HURTS, pause_s=2.0)
+
+
+def test_no_text_is_wrong_and_no_request_is_lost(result: Result) -> None:
+    print(result.page())
+
+    assert not result.faults(), result.faults()[:3]
+    assert result.readers.outcomes.keys() == {"equal"}
+
+
+def test_every_kind_of_process_was_lost_under_every_kind_of_request(result: Result) -> None:
+    assert {fault.kind for fault in result.chaos.faults} == set(KINDS)
+    assert result.num_moved > 0
+    assert {visit.outcome for visit in result.visitors.visits} >= {"text", "beginning", "refused"}
