@@ -16,6 +16,10 @@ class AdminError(ServingError):
     """Triton refused or did not answer."""
 
 
+class NoAnswer(AdminError):
+    """Triton did not answer in time."""
+
+
 class Admin:
     """One server's administration."""
 
@@ -46,6 +50,8 @@ class Admin:
             try:
                 status, body = self._request("POST", f"/v2/repository/{path}", limit_s)
                 answer = json.loads(body or "{}")
+            except TimeoutError:
+                raise NoAnswer(f"{path}: no answer for {limit_s:g} s") from None
             except (OSError, http.client.HTTPException, ValueError) as error:
                 raise AdminError(f"{path}: {error or type(error).__name__}") from None
             if status != 200:

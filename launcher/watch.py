@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from launcher.admin import ANSWER_LIMIT_S, Admin, AdminError
+from launcher.admin import ANSWER_LIMIT_S, Admin, AdminError, NoAnswer
 from launcher.triton_process import TritonProcess
 from orchestrator.core.errors import ServingError
 from orchestrator.deployment.heartbeat import last_beat
@@ -162,6 +162,8 @@ class Watch(threading.Thread):
                 self._silent[model] = silent_s
 
     def _heal(self, model: str) -> None:
+        if self._triton.pid is None:  # it starts with all its models
+            return
         if _count(self._deaths[model]) > _DEATHS:
             self.failure = f"model {model} died {_DEATHS + 1} times within a minute"
         if self.failure or self._ended.is_set():
@@ -171,6 +173,11 @@ class Watch(threading.Thread):
         try:
             self._admin.reload(model, self._load_limit_s)
             self._say(f"model {model}: reloaded in {time.monotonic() - started_s:.1f} s")
+        except NoAnswer as error:
+            # A process that dies with a lock in shared memory may leave Triton stuck instead of aborted (triton#8882).
+            if not self._ended.is_set():
+                self._say(f"model {model} could not be reloaded: {error}; killing Triton")
+                self._triton.kill()
         except AdminError as error:
             self._note_failure(f"model {model} could not be reloaded: {error}")
         self._stubs = self._living_stubs()

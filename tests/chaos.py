@@ -44,7 +44,7 @@ NUM_READERS, NUM_VISITORS = 6, 4
 #: What each client waits between two requests: a replica that loads its models beside a full load takes a minute.
 THINK_S = 0.5
 HANG_LIMIT_S = 4.0
-HEAL_LIMIT_S = 180.0
+READY_LIMIT_S, HEAL_LIMIT_S = 90.0, 300.0
 #: How long behind a fault's end a request may still feel it: its answer, or its client's limit, comes so much later.
 AFTERMATH_S = 45.0
 #: Preemptions need pools that the requests fill.
@@ -177,7 +177,7 @@ def deployment(folder: Path) -> Iterator[tuple[list[Server], RunningGateway]]:
     with ExitStack() as stack:
         servers = [
             stack.enter_context(
-                Server(folder / "serving.toml", say=_say, hang_limit_s=HANG_LIMIT_S, ready_limit_s=HEAL_LIMIT_S)
+                Server(folder / "serving.toml", say=_say, hang_limit_s=HANG_LIMIT_S, ready_limit_s=READY_LIMIT_S)
             )
             for _ in range(2)
         ]

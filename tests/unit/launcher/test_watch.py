@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from launcher import watch as module
-from launcher.admin import AdminError
+from launcher.admin import AdminError, NoAnswer
 from launcher.triton_process import StartError
 from launcher.watch import Watch
 from orchestrator.deployment.heartbeat import Heartbeat
@@ -199,6 +199,17 @@ def serving(watched: Any) -> tuple[Watch, ScriptedTriton]:
     watch, _, _ = watched
     watch._python_models = set()
     return watch, watch._triton
+
+
+def test_triton_that_does_not_answer_a_reload_is_killed_and_started_again(watched: Any) -> None:
+    watch, admin, lines = watched
+    watch._python_models = {"draft", "target"}
+    admin.error = NoAnswer("models/draft/load: no answer for 1 s")
+    watch.start()
+    until(lambda: watch._triton.num_starts)
+    admin.error = None
+    assert lines[1] == "model draft could not be reloaded: models/draft/load: no answer for 1 s; killing Triton"
+    assert admin.reloaded[:1] == ["draft"] and watch.failure is None
 
 
 def test_triton_that_a_signal_ended_is_started_again_and_gives_up_the_fourth_time(serving: Any) -> None:
