@@ -154,7 +154,7 @@ def options_of(sampling: Sampling) -> Iterator[str]:
 # Each step hands the executor the whole text so far as a prompt, so counts that start at the prompt's end restart.
 _ANEW = "a step hands it the whole text as a prompt, so that it cannot tell what was output"
 _LACKS = {
-    "min_p": "no argument of the executor is known for it",
+    "min_p": "it is not established in which order the executor applies it",
     "typical_p": "the executor has no such rule",
     "presence_penalty": _ANEW,
     "frequency_penalty": _ANEW,

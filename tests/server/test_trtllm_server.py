@@ -207,7 +207,7 @@ def test_sampling_above_temperature_zero_says_that_a_seed_does_not_fix_the_text(
             "the rule 'coupled': TensorRT-LLM's executor samples by itself and verifies chains alone",
         ),
         ({"rule": "block"}, "its own: rejection, engine (input rule)"),
-        ({"temperature": 1.0, "min_p": 0.1}, "min_p: no argument of the executor is known for it"),
+        ({"temperature": 1.0, "min_p": 0.1}, "min_p: it is not established in which order"),
         ({"presence_penalty": 0.5}, "presence_penalty: a step hands it the whole text as a prompt"),
         ({"guided_decoding_guide_type": "json"}, "guided_decoding_guide_type: "),
         ({"allowed_token_ids": [1, 2]}, "allowed_token_ids: the executor has no such mask"),

@@ -1,6 +1,6 @@
 """What TensorRT-LLM's source says, each a rule of the stand-in, and what our client makes of it.
 
-The items are the corrections that were found by reading the source again; docs/tensorrt-llm.md lists them.
+The items are the corrections that were found by reading the source again; docs/tensorrt-llm-source.md lists them.
 """
 
 from __future__ import annotations

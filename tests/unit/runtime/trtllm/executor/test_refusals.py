@@ -43,7 +43,7 @@ from tests.support.executor import (
         ({"options": StepOptions(target_tokens=True)}, "which learns from the target's tokens"),
         ({"options": StepOptions(features_from=0)}, "which drafts from hidden states"),
         ({"sampling": sampled(1.0, typical_p=0.5)}, "typical_p: the executor has no such rule"),
-        ({"sampling": sampled(1.0, min_p=0.1)}, "min_p: no argument of the executor is known for it"),
+        ({"sampling": sampled(1.0, min_p=0.1)}, "min_p: it is not established in which order"),
         ({"sampling": sampled(presence_penalty=1.0)}, "presence_penalty: a step hands it the whole text as a prompt"),
         ({"sampling": sampled(frequency_penalty=1.0)}, "frequency_penalty: a step hands it"),
         (
