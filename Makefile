@@ -23,7 +23,7 @@ TORCH_FITS := from importlib.metadata import version as v; exit(not (2, 11) <= t
 
 .DEFAULT_GOAL := help
 # build, tests, docker, gateway and clients are folders: no target may be mistaken for one.
-.PHONY: help setup demo serve gateway test failover soak overload exact audit audit-full bench profile load load-ui lint models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
+.PHONY: help setup demo serve gateway test failover soak overload exact audit audit-full bench paper profile load load-ui lint models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ load: $(VENV)/.load ## many users at once, each method in turn, with a report: m
 
 load-ui: $(VENV)/.load ## the same by hand, on locust's page: make load-ui ARGS="--grpc localhost:8001"
 	@$(PY) -m locust -f clients/locustfile.py --class-picker --web-host 127.0.0.1 $(ARGS)
+
+paper: $(VENV)/.bench ## the papers' experiments, with their figures beside ours: make paper ARGS=--help
+	@$(PY) -m benchmarks.paper $(ARGS)
 
 profile: $(VENV)/.profile ## flame graphs of the loop and of the engine while requests run: make profile ARGS=--help
 	@$(PY) -m benchmarks.profile $(ARGS)

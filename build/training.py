@@ -6,7 +6,7 @@ import shutil
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from build.data import Tokens, batch
 from build.errors import BuildError
+from build.parallel import Workers
 from build.recipe import Plan
 
 CHECKPOINT_EVERY_S = 120.0
@@ -80,7 +81,10 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Any], Progress]:
 
 @dataclass
 class Run(ABC, Generic[Model]):
-    """Everything that the next training step needs. stream: (n,), the training text as tokens."""
+    """Everything that the next training step needs. stream: (n,), the training text as tokens.
+
+    workers: the processes that train together; without torchrun this one alone.
+    """
 
     model: Model
     optimizer: torch.optim.Optimizer
@@ -88,6 +92,7 @@ class Run(ABC, Generic[Model]):
     stream: Tokens
     seed: int
     max_grad_norm: float
+    workers: Workers = field(default=Workers(), kw_only=True)
 
     @abstractmethod
     def backward(self, windows: Tensor) -> dict[str, float]:
@@ -116,7 +121,7 @@ class Run(ABC, Generic[Model]):
         rate = self.progress.plan.rate(self.progress.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * self.peak_rate(group)
-        losses = self.backward(self.windows())
+        losses = self._gradients(self.windows())
         for module in self.clipped_modules():
             nn.utils.clip_grad_norm_(module.parameters(), self.max_grad_norm)
         self.optimizer.step()
@@ -126,8 +131,22 @@ class Run(ABC, Generic[Model]):
         self.progress.losses = {name: kept.get(name, loss) * 0.95 + 0.05 * loss for name, loss in losses.items()}
         return losses
 
+    def _gradients(self, windows: Tensor) -> dict[str, float]:
+        """Compute the gradients of a batch, each process those of its share; return the losses over the whole batch."""
+        mine = self.workers.share(windows)
+        losses = self.backward(mine) if len(mine) else {}
+        weight = len(mine) / len(windows)
+        self.workers.add_gradients(self.model, weight)
+        return self.workers.add(losses, self.loss_names(), weight)
+
+    def loss_names(self) -> Sequence[str]:
+        """Return the names of the losses, which a process without a share of a batch does not know otherwise."""
+        return ("loss",)
+
     def save(self, path: Path) -> None:
         """Write the run's state beside `path`, then rename it, so that a crash leaves the old file intact."""
+        if not self.workers.is_first:
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         states = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
@@ -146,11 +165,13 @@ class Run(ABC, Generic[Model]):
 
     def measure_rate(self) -> float:
         """Return the tokens per second of a short burst: gradients of one batch, after one to warm up."""
-        windows = self.windows()
+        windows = self.workers.share(self.windows())
+        if not len(windows):
+            return 1.0
         self.backward(windows)
         began_s = time.perf_counter()
         self.backward(windows)  # reads its losses, so that it ends when the device has
-        rate = windows[:, 1:].numel() / (time.perf_counter() - began_s)
+        rate = self.workers.size * windows[:, 1:].numel() / (time.perf_counter() - began_s)
         self.optimizer.zero_grad()
         return rate
 
@@ -159,13 +180,14 @@ class Run(ABC, Generic[Model]):
 
         The shortened plan is saved at once: a run that is killed goes on by it.
         """
-        if path.exists():
-            self.resume(path)
-            return self.measure_rate()
-        rate = self.measure_rate()
-        self.progress.plan = self.progress.plan.shortened(int(MARGIN * rate * limit_s) if limit_s else None)
-        self.save(path)
-        return rate
+        with self.workers.first_before_others():
+            if path.exists():
+                self.resume(path)
+                return self.measure_rate()
+            rate = self.measure_rate()
+            self.progress.plan = self.progress.plan.shortened(int(MARGIN * rate * limit_s) if limit_s else None)
+            self.save(path)
+            return rate
 
     def train(self, path: Path, after_save: Callable[[], None] = lambda: None, limit_s: float = 0.0) -> bool:
         """Train until the plan's end or a signal, with checkpoints at `path`; return whether the plan is complete.
@@ -177,15 +199,16 @@ class Run(ABC, Generic[Model]):
         logged_s = saved_s = time.monotonic()
         recent: list[dict[str, float]] = []
         with _received_signals() as signals:
-            while not (self.progress.is_complete or signals):
-                if self.progress.must_finish(limit_s):
+            while not (self.progress.is_complete or self.workers.any(bool(signals))):
+                if self.workers.any(self.progress.must_finish(limit_s)):
                     self.progress.finish_now()
                 began_s = time.monotonic()
                 recent.append(self.train_step())
                 now_s = time.monotonic()
                 self.progress.wall_s += now_s - began_s
                 if len(recent) == LOG_EVERY_STEPS:
-                    _log(self.progress, recent, now_s - logged_s)
+                    if self.workers.is_first:
+                        _log(self.progress, recent, now_s - logged_s)
                     recent, logged_s = [], now_s
                 if now_s - saved_s >= CHECKPOINT_EVERY_S:
                     self.save(path)

@@ -15,6 +15,7 @@ from build.heads.settings import KINDS, Settings, Sizes, kinds_named
 from build.heads.target import FrozenTarget, computing_in, load_target
 from build.heads.text import HeadsText, heads_text
 from build.heads.train import HeadsRun, begin_run
+from build.parallel import Workers, joined_workers, own_device
 from build.training import can_compile
 from build.workspace import MODELS, Workspace
 
@@ -101,10 +102,17 @@ def settings_of(options: argparse.Namespace, target: FrozenTarget) -> Settings:
 def main(arguments: list[str] | None = None) -> None:
     """Train, measure and publish; the same command continues an interrupted run."""
     options = parser().parse_args(arguments)
+    options.device = own_device(options.device)
     if options.threads:
         torch.set_num_threads(options.threads)
+    with joined_workers(options.device) as workers:
+        _train_and_publish(options, workers)
+
+
+def _train_and_publish(options: argparse.Namespace, workers: Workers) -> None:
     scratch = options.out / ".train" / "heads"  # hidden, so that it is not taken for a model
-    run, text = _new_run(options, scratch)
+    with workers.first_before_others():
+        run, text = _new_run(options, scratch, workers)
     path, limit_s = scratch / "checkpoint.pt", 3600 * options.hours
     if options.publish_only:
         if not path.exists():
@@ -114,13 +122,16 @@ def main(arguments: list[str] | None = None) -> None:
         rate = run.measure_rate() if options.dry_run and not path.exists() else run.fit(path, limit_s)
         if options.finish_now:
             run.progress.finish_now()
-        _announce(run, rate)
+        if workers.is_first:
+            _announce(run, rate)
         if options.dry_run:
             return
         if run.progress.plan.long_from - run.progress.step >= COMPILE_FROM_STEPS and can_compile(run.target.device):
             run.compile()
         if not run.train(path, limit_s=limit_s):
             raise BuildError("stopped before its end; the same command resumes it")
+    if not workers.is_first:
+        return
     run.target.compile(False)
     with computing_in(run.settings.dtype, run.target.device):
         publish(run, text, options.out, scratch, options.figures or scratch)
@@ -133,7 +144,7 @@ def up_to_date(arguments: list[str]) -> bool:
     return is_published(options.out, settings_of(options, target), target)
 
 
-def _new_run(options: argparse.Namespace, scratch: Path) -> tuple[HeadsRun, HeadsText]:
+def _new_run(options: argparse.Namespace, scratch: Path, workers: Workers) -> tuple[HeadsRun, HeadsText]:
     """Return a run at step 0 and its text."""
     kinds = kinds_named(options.heads)
     if options.device.startswith("cuda") and not torch.cuda.is_available():
@@ -147,7 +158,7 @@ def _new_run(options: argparse.Namespace, scratch: Path) -> tuple[HeadsRun, Head
         own_text = continuations(
             target, text.train, settings.own_tokens, scratch, settings.seed, 3600 * options.own_hours
         )
-    return begin_run(settings, target, text.train, text.corpus.sha256, own_text), text
+    return begin_run(settings, target, text.train, text.corpus.sha256, own_text, workers), text
 
 
 def _announce(run: HeadsRun, rate: float) -> None:

@@ -12,9 +12,12 @@ from torch.nn import functional
 from build.heads.settings import ABLATED, Part, Settings
 from build.heads.target import Batch
 from build.heads.teacher_forcing import RootRows, all_rows, draft_logits, sampled_rows
+from build.parallel import Workers
 from runtime.heads.modules.eagle import EagleHead
 from runtime.heads.modules.layers import attend_causally
 from runtime.heads.modules.medusa import MedusaHeads
+
+ALONE = Workers()
 
 
 def cross_entropy_to(p: Tensor, logits: Tensor) -> Tensor:
@@ -34,12 +37,20 @@ class RandomInputs(NamedTuple):
     noise: Tensor
 
 
-def sample_inputs(name: str, batch: Batch, settings: Settings, generator: torch.Generator) -> RandomInputs:
-    """Return the random inputs to the loss of the module `name`, a function of the generator's state alone."""
+def sample_inputs(
+    name: str, batch: Batch, settings: Settings, generator: torch.Generator, workers: Workers = ALONE
+) -> RandomInputs:
+    """Return the random inputs to the loss of the module `name`, a function of the generator's state alone.
+
+    workers: the processes that share the whole batch; each row gets the noise that it has without them.
+    """
     part, device = settings.part(name), batch.last.device
     roots = sampled_rows(batch.num_rows, part.depth, part.share, generator, device)
-    shape = batch.last.shape if name in ("eagle", ABLATED) else (0,)
-    return RandomInputs(roots, torch.rand(shape, generator=generator).to(device))
+    if name not in ("eagle", ABLATED):
+        return RandomInputs(roots, torch.empty(0, device=device))
+    num_rows = workers.size * len(batch.last)  # as many as the batch has, or a few more
+    noise = workers.share(torch.rand((num_rows, *batch.last.shape[1:]), generator=generator))
+    return RandomInputs(roots, noise[: len(batch.last)].to(device))
 
 
 def loss_of(name: str, head: nn.Module, batch: Batch, settings: Settings, inputs: RandomInputs) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from build.data import Tokens
 from build.errors import BuildError
-from build.heads.losses import RandomInputs, backward_by_depth, loss_of, sample_inputs
+from build.heads.losses import ALONE, RandomInputs, backward_by_depth, loss_of, sample_inputs
 from build.heads.make import make_heads
 from build.heads.settings import ABLATED, KINDS, Settings
 from build.heads.target import Batch, FrozenTarget, computing_in
+from build.parallel import Workers
 from build.training import Progress, Run, new_optimizer
 from runtime.heads.modules.medusa import MedusaHeads
 
@@ -49,6 +50,10 @@ class HeadsRun(Run[nn.ModuleDict]):
         """Return the heads: the gradient norm of each is clipped by itself."""
         return self.heads.values()
 
+    def loss_names(self) -> Sequence[str]:
+        """Return the names of the heads."""
+        return list(self.heads)
+
     def text(self) -> Tokens:
         """Return the stream that the present step reads."""
         return self.stream if self.own_text is None or self.progress.step % 2 == 0 else self.own_text
@@ -78,7 +83,7 @@ class HeadsRun(Run[nn.ModuleDict]):
         with computing_in(self.settings.dtype, self.target.device):
             batch = self.target.read(windows.to(self.target.device))
             for name, head in self.heads.items():
-                inputs = sample_inputs(name, batch, self.settings, self._generator(name))
+                inputs = sample_inputs(name, batch, self.settings, self._generator(name), self.workers)
                 losses[name] = self._backward_of(name, head, batch, inputs)
         return {name: float(loss) for name, loss in losses.items()}
 
@@ -102,14 +107,20 @@ class HeadsRun(Run[nn.ModuleDict]):
 
 
 def begin_run(
-    settings: Settings, target: FrozenTarget, stream: Tokens, corpus_sha256: str, own_text: Tokens | None = None
+    settings: Settings,
+    target: FrozenTarget,
+    stream: Tokens,
+    corpus_sha256: str,
+    own_text: Tokens | None = None,
+    workers: Workers = ALONE,
 ) -> HeadsRun:
     """Return a run at step 0 with seeded parameters. stream: (n,), the training text; own_text: the target's own."""
     heads = make_heads(target, settings, stream)
     progress = Progress(settings.plan, corpus_sha256, settings_sha256=f"{settings.sha256} {target.identity}")
     optimizer = new_optimizer(dict(heads.items()), settings.weight_decay)
     run = HeadsRun(
-        heads, optimizer, progress, stream, settings.seed, settings.max_grad_norm, settings, target, own_text
-    )
+        heads, optimizer, progress, stream, settings.seed, settings.max_grad_norm, settings, target, own_text,
+        workers=workers,
+    )  # fmt: skip
     target.fit_scale(run.windows())
     return run

@@ -1,0 +1,88 @@
+"""Data-parallel training under torchrun: each process learns from a share of every batch, and gradients are added."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The processes of a run, which hold equal parameters. rank: of this one; the first has rank 0."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """True in the process that writes files and prints."""
+        return self.rank == 0
+
+    def share(self, rows: Tensor) -> Tensor:
+        """Return this process's rows of a batch, (B, …) → (b, …): every size-th one; there may be none."""
+        return rows[self.rank :: self.size]
+
+    def add_gradients(self, module: nn.Module, weight: float) -> None:
+        """Replace each gradient by the sum of those of all processes, each times its own weight."""
+        if self.size == 1:
+            return
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad * weight
+                dist.all_reduce(gradient)
+                parameter.grad = gradient
+
+    def add(self, values: Mapping[str, float], names: Sequence[str], weight: float) -> dict[str, float]:
+        """Return the sum over all processes of the named values, each process's times its own weight."""
+        if self.size == 1:
+            return dict(values)
+        total = torch.tensor([weight * values.get(name, 0.0) for name in names], dtype=torch.float64)
+        dist.all_reduce(total, group=_host_group())
+        return dict(zip(names, total.tolist(), strict=True))
+
+    def any(self, flag: bool) -> bool:
+        """Return whether the flag is set in any process."""
+        return flag if self.size == 1 else self.add({"flag": float(flag)}, ("flag",), 1.0)["flag"] > 0.0
+
+    @contextmanager
+    def first_before_others(self) -> Iterator[None]:
+        """Let the first process go through the block before the others begin it: it makes the files that they read."""
+        if not self.is_first:
+            dist.barrier()
+        yield
+        if self.is_first and self.size > 1:
+            dist.barrier()
+
+
+_groups: list[dist.ProcessGroup | None] = []
+
+
+def _host_group() -> dist.ProcessGroup | None:
+    """Return the group for numbers on the host; NCCL adds tensors on GPUs only."""
+    return _groups[-1] if _groups else None
+
+
+@contextmanager
+def joined_workers(device: str) -> Iterator[Workers]:
+    """Yield this process's place among those that torchrun has started; without torchrun it is the only one."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield Workers()
+        return
+    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    _groups.append(dist.new_group(backend="gloo") if device.startswith("cuda") else None)
+    try:
+        yield Workers(dist.get_rank(), dist.get_world_size())
+    finally:
+        _groups.pop()
+        dist.destroy_process_group()
+
+
+def own_device(device: str) -> str:
+    """Return this process's device: under torchrun `cuda` is the GPU with the process's number on its host."""
+    return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" and "LOCAL_RANK" in os.environ else device
