@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from gateway.app import create_app
 from gateway.listening import address_of, bound, listen, metrics_served
 from gateway.local import serving, target_of
-from gateway.settings import PREFIX, Settings, SettingsError, parse_flags, read_settings
+from gateway.settings import KEEP_ALIVE_S, PREFIX, Settings, SettingsError, parse_flags, read_settings
 
 _EPILOG = f"""\
 Each setting is also a variable of the environment, {PREFIX}<NAME>: --api-keys-file is {PREFIX}API_KEYS_FILE.
@@ -75,6 +75,7 @@ def serve(app: FastAPI, settings: Settings, listener: socket.socket) -> None:
         log_level=settings.log_level,
         access_log=False,  # the middleware writes one line a request
         timeout_graceful_shutdown=settings.stop_limit_s,
+        timeout_keep_alive=KEEP_ALIVE_S,
     )
     listen(listener, "port", server_config.backlog)  # a client that reads the line below may connect at once
     address = address_of(listener)

@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gateway.errors import did_you_mean
 
 PREFIX = "GATEWAY_"
+#: How long an idle connection stays open. Clients that keep theirs as long (httpx, and with it openai: 5 s, which is
+#: uvicorn's limit, too) send a request now and then into a connection that is just being closed.
+KEEP_ALIVE_S = 75
 
 
 class SettingsError(Exception):

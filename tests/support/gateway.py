@@ -12,7 +12,7 @@ import httpx
 import uvicorn
 
 from gateway.app import create_app
-from gateway.settings import Settings
+from gateway.settings import KEEP_ALIVE_S, Settings
 from tests.support.clients import until
 
 
@@ -22,7 +22,14 @@ class RunningGateway:
     def __init__(self, settings: Settings) -> None:
         app = create_app(settings)
         self.state = app.state.gateway
-        config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=5)
+        config = uvicorn.Config(
+            app,
+            host="127.0.0.1",
+            port=0,
+            log_level="warning",
+            timeout_graceful_shutdown=5,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
         self._server = uvicorn.Server(config)
         socket = config.bind_socket()
         self.url = f"http://127.0.0.1:{socket.getsockname()[1]}"
