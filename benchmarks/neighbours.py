@@ -77,7 +77,12 @@ def gaps_ms(url: str, runs: int) -> list[float]:
     found = []
     with grpcclient.InferenceServerClient(url) as client:
         for _ in range(runs):
-            options = {"speculation": "none", "max_tokens": NUM_TOKENS, "timeout_ms": TIMEOUT_MS, "ignore_eos": True}
+            options: dict[str, Any] = {
+                "speculation": "none",
+                "max_tokens": NUM_TOKENS,
+                "timeout_ms": TIMEOUT_MS,
+                "ignore_eos": True,
+            }
             times = [chunk.at_s for chunk in stream(client, mixed_prompts(1)[0].text, **options) if chunk.ids]
             found += [(after - before) * 1000 for before, after in itertools.pairwise(times)]
     return found

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from tests.support.heads import make_head, make_target
 from tests.support.visitors import Visit, Visitors
 
 METHODS = (
-    "none", "auto", "prompt_lookup", "suffix", "ngram", "lookahead", "jacobi", "draft_model", "medusa", "eagle",
+    "none", "auto", "prompt_lookup", "suffix", "ngram", "lookahead", "recycling", "jacobi", "draft_model", "medusa", "eagle",
     "eagle2", "eagle3", "redrafter", "prompt_lookup+eagle2", "medusa+eagle3", "suffix+draft_model",
 )  # fmt: skip
 LENGTHS = (1, 20, 60, 150)
@@ -75,6 +76,14 @@ class Fault(NamedTuple):
     aborted: bool
 
 
+class End(NamedTuple):
+    """A Triton that a signal has ended, ours or its own. replica: its number. at_s: by time.monotonic()."""
+
+    replica: int
+    at_s: float
+    why: str
+
+
 @dataclass
 class Footprint:
     """What a process holds."""
@@ -95,6 +104,7 @@ class Chaos:
     """The replicas, what was done to them, and what they held at rest."""
 
     servers: Sequence[Server]
+    ends: list[End]
     faults: list[Fault] = field(default_factory=list)
     num_supervised: int = 0
 
@@ -123,6 +133,17 @@ class Chaos:
             server.stop()
             server.start()
         return server.why_not_ready() is None and _serves(server)
+
+    def ended_itself(self) -> list[End]:
+        """Return the ends of a Triton that were not ours to answer for: no fault of `tritonserver` was under way."""
+        ours = [fault for fault in self.faults if fault.kind == "tritonserver"]
+        return [
+            end
+            for end in self.ends
+            if not any(
+                fault.replica == end.replica and 0 <= end.at_s - fault.began_s <= fault.healed_s for fault in ours
+            )
+        ]
 
     def footprints(self) -> dict[str, Footprint]:
         """Return what this process and those of the second replica hold."""
@@ -166,7 +187,7 @@ def make_requests(number: int = 96) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def deployment(folder: Path) -> Iterator[tuple[list[Server], RunningGateway]]:
+def deployment(folder: Path, ends: list[End]) -> Iterator[tuple[list[Server], RunningGateway]]:
     """Run two replicas of a tiny random target with all drafters, and a gateway before them."""
     shape = {"max_position_embeddings": 1024, "num_attention_heads": 2, "num_key_value_heads": 1}  # native kernels
     make_target(folder / "target", **shape)
@@ -177,17 +198,25 @@ def deployment(folder: Path) -> Iterator[tuple[list[Server], RunningGateway]]:
     with ExitStack() as stack:
         servers = [
             stack.enter_context(
-                Server(folder / "serving.toml", say=_say, hang_limit_s=HANG_LIMIT_S, ready_limit_s=READY_LIMIT_S)
+                Server(
+                    folder / "serving.toml",
+                    say=partial(_note, ends, replica),
+                    hang_limit_s=HANG_LIMIT_S,
+                    ready_limit_s=READY_LIMIT_S,
+                )
             )
-            for _ in range(2)
+            for replica in range(2)
         ]
         urls = ",".join(server.grpc_url for server in servers)
         limits = {"silence_limit_s": 10, "first_limit_s": 30, "recovery_limit_s": 120, "health_interval_s": 0.5}
         yield servers, stack.enter_context(running_gateway(urls, folder / "target", **limits))
 
 
-def _say(line: str) -> None:
-    print(f"  {line}", flush=True)
+def _note(ends: list[End], replica: int, line: str) -> None:
+    """Print a line of a replica's launcher, and note when its Triton has ended."""
+    print(f"  {replica}: {line}", flush=True)
+    if line.startswith("the server ended by signal"):
+        ends.append(End(replica, time.monotonic(), line))
 
 
 @dataclass
@@ -219,11 +248,12 @@ class Result:
         """Return whether a visit failed while its replica was well."""
         if visit.outcome not in ("error", "cut", "unanswered") or visit.kind == "deadline":
             return False
+        hurt = [(fault.replica, fault.began_s, fault.began_s + fault.healed_s) for fault in self.chaos.faults]
+        # The launcher looks twice a second, and says so when it starts a Triton again.
+        hurt += [(end.replica, end.at_s - 2.0, end.at_s + READY_LIMIT_S) for end in self.chaos.ends]
         return not any(
-            fault.replica == visit.replica
-            and visit.began_s <= fault.began_s + fault.healed_s + AFTERMATH_S
-            and visit.ended_s >= fault.began_s
-            for fault in self.chaos.faults
+            replica == visit.replica and visit.began_s <= until_s + AFTERMATH_S and visit.ended_s >= since_s
+            for replica, since_s, until_s in hurt
         )
 
     def page(self) -> str:
@@ -233,7 +263,8 @@ class Result:
             [
                 f"{self.seconds / 60:.0f} minutes, {len(self.chaos.faults)} faults, {self.num_preemptions:g} preemptions "
                 f"(as the processes that live at the end have counted), {self.num_moved} streams moved by the gateway, "
-                f"{self.chaos.num_supervised} replicas that the launcher had given up and a supervisor started again.",
+                f"{self.chaos.num_supervised} replicas that the launcher had given up and a supervisor started again. "
+                f"Triton ended by itself {len(self.chaos.ended_itself())} times.",
                 f"Through the gateway: {outcomes}.",
                 self._visits(),
                 self._healing(),
@@ -286,13 +317,17 @@ def script(minutes: float) -> Iterator[Hurt]:
 
 
 def run(
-    servers: Sequence[Server], gateway: RunningGateway, hurts: Callable[[], Iterable[Hurt]], pause_s: float = 0.0
+    servers: Sequence[Server],
+    gateway: RunningGateway,
+    ends: list[End],
+    hurts: Callable[[], Iterable[Hurt]],
+    pause_s: float = 0.0,
 ) -> Result:
     """Hurt one process after the other, with a pause between two, while readers and visitors come."""
     # Without drafts: the text is a matter of the seed alone. Both replicas have served all methods then.
     cases: list[Case] = ask_all(servers[0].grpc_url, make_requests(), speculation="none")
     ask_all(servers[1].grpc_url, [case.inputs for case in cases])
-    chaos = Chaos(servers)
+    chaos = Chaos(servers, ends)
     before, shared_mb = chaos.footprints(), chaos.shared_memory()
     readers = Readers(gateway.url, cases, NUM_READERS, THINK_S)
     visitors = Visitors([(server.grpc_url, server.http_url) for server in servers], cases, NUM_VISITORS, THINK_S)
@@ -327,8 +362,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=30, help="(%(default)s)")
     parser.add_argument("--pause-s", type=float, default=7.5, help="between two faults, at least (%(default)s)")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as name, deployment(Path(name)) as (servers, gateway):
-        result = run(servers, gateway, lambda: script(options.minutes), options.pause_s)
+    ends: list[End] = []
+    with tempfile.TemporaryDirectory() as name, deployment(Path(name), ends) as (servers, gateway):
+        result = run(servers, gateway, ends, lambda: script(options.minutes), options.pause_s)
     print(result.page())
     for fault in result.faults()[:10]:
         print(f"FAULT: {fault[:2000]}")

@@ -140,7 +140,7 @@ class Readers:
                 self._compare(case, await self._stream(client, case))
             except openai.APIError as error:
                 self.outcomes["error"] += 1
-                self.faults.append(f"case {case.inputs}: {error!r}")
+                self.faults.append(f"case {case.inputs}: {error!r} from {error.__cause__!r}")
             self.num_running -= 1
             number += self.num_readers
             if self._ended.is_set():

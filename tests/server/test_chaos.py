@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.chaos import KINDS, Result, deployment, run
+from tests.chaos import KINDS, End, Result, deployment, run
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
@@ -22,8 +22,9 @@ HURTS = (
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    with deployment(tmp_path_factory.mktemp("chaos")) as (servers, gateway):
-        return run(servers, gateway, lambda: HURTS, pause_s=2.0)
+    ends: list[End] = []
+    with deployment(tmp_path_factory.mktemp("chaos"), ends) as (servers, gateway):
+        return run(servers, gateway, ends, lambda: HURTS, pause_s=2.0)
 
 
 def test_no_text_is_wrong_and_no_request_is_lost(result: Result) -> None:
