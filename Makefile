@@ -9,6 +9,9 @@ CONFIG ?= serving.toml
 ARGS ?=
 # Processes of `make test`; each may run a server of some 4 GB beside its tests.
 WORKERS ?= 2
+# Time of each parser of `make fuzz-parsers`, and requests of `make fuzz`.
+SECONDS ?= 60
+CASES ?= 1000
 DOCKER ?= docker
 IMAGES ?= cpu gateway torch trtllm
 BUILD = $(DOCKER) build
@@ -23,7 +26,7 @@ TORCH_FITS := from importlib.metadata import version as v; exit(not (2, 11) <= t
 
 .DEFAULT_GOAL := help
 # build, tests, docker, gateway and clients are folders: no target may be mistaken for one.
-.PHONY: help setup demo serve gateway test failover soak overload exact audit audit-full bench paper profile load load-ui lint models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
+.PHONY: help setup demo serve gateway test failover soak overload exact audit audit-full fuzz fuzz-parsers bench paper profile load load-ui lint models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +78,9 @@ paper: $(VENV)/.bench ## the papers' experiments, with their figures beside ours
 
 profile: $(VENV)/.profile ## flame graphs of the loop and of the engine while requests run: make profile ARGS=--help
 	@$(PY) -m benchmarks.profile $(ARGS)
+
+fuzz-parsers: $(VENV)/.fuzz ## each parser under atheris: make fuzz-parsers SECONDS=300 ARGS="--parsers wire head"
+	@$(PY) -m tests.fuzz.coverage --seconds $(SECONDS) $(ARGS)
 
 lint: $(VENV)/.dev ## style, types, import layers, size of the shipped models
 	@$(VENV)/bin/ruff check --output-format concise .
@@ -131,6 +137,11 @@ $(VENV)/.bench: $(VENV)/.serve
 $(VENV)/.load: $(VENV)/.serve
 	@echo "setup: installing what the load tests need"
 	@$(PIP) --editable '.[load]'
+	@touch $@
+
+$(VENV)/.fuzz: $(VENV)/.dev
+	@echo "setup: installing the fuzzer"
+	@$(PIP) --editable '.[fuzz]'
 	@touch $@
 
 $(VENV)/.profile: $(VENV)/.serve

@@ -8,8 +8,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from orchestrator.core.declarations import ConfigKeys, read_json_file, validate_config
-from orchestrator.core.errors import ConfigError
+from orchestrator.core.declarations import ConfigKeys, as_object, read_json_file, validate_config
+from orchestrator.core.errors import ConfigError, shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ def read_checkpoint(source: str) -> Checkpoint:
     config = read_json(source, "config.json")
     if config is None:
         raise ConfigError(f"{source}: config.json is missing")
-    text_config = config.get("text_config", config)
+    text_config = as_object(config.get("text_config", config), f"text_config in {source}/config.json")
     generation = read_json(source, "generation_config.json") or {}
     eos = generation.get("eos_token_id", text_config.get("eos_token_id"))
     tokenizer_file = _find(source, "tokenizer.json")
@@ -56,10 +56,17 @@ def read_checkpoint(source: str) -> Checkpoint:
         _read_tokenizer(tokenizer_file),
         sizes.vocab_size,
         sizes.max_position_embeddings,
-        frozenset([] if eos is None else eos if isinstance(eos, list) else [eos]),
+        _eos_ids(eos, source),
         estimated_parameters(text_config),
         str(tokenizer_file),
     )
+
+
+def _eos_ids(eos: Any, source: str) -> frozenset[int]:
+    ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
+    if wrong := [token for token in ids if type(token) is not int or token < 0]:
+        raise ConfigError(f"{source}: eos_token_id must be an id or a list of ids, got {shown(wrong[0])}")
+    return frozenset(ids)
 
 
 def estimated_parameters(config: dict[str, Any]) -> int:

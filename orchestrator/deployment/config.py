@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from orchestrator.core.declarations import Declaration, parse_text, read_toml, validate
-from orchestrator.core.errors import ConfigError, RequestError
+from orchestrator.core.errors import ConfigError, RequestError, shown
 from orchestrator.core.methods import DRAFTERS, METHODS, PROPOSED, find_methods
 from orchestrator.core.tree import MAX_NODES
 
@@ -133,8 +133,11 @@ def load_config(path: str | os.PathLike[str], environ: Mapping[str, str] = os.en
 
 
 def resolved(value: str, folder: Path) -> str:
-    """Return an absolute path, or `value` itself when it is empty or a hub id."""
-    path = folder / Path(value).expanduser()
+    """Return an absolute path, or `value` itself when it is empty or a hub id; raises ConfigError for ~nobody."""
+    try:
+        path = folder / Path(value).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{shown(value)} names no folder: {error} (serving.toml)") from None
     is_hub_id = _HUB_ID.fullmatch(value) and not path.parent.exists()
     return value if not value or is_hub_id else os.path.abspath(path)
 
