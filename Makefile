@@ -26,7 +26,7 @@ TORCH_FITS := from importlib.metadata import version as v; exit(not (2, 11) <= t
 
 .DEFAULT_GOAL := help
 # build, tests, docker, gateway and clients are folders: no target may be mistaken for one.
-.PHONY: help setup demo serve gateway test failover soak overload exact audit audit-full fuzz fuzz-parsers bench paper profile load load-ui lint models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
+.PHONY: help setup demo serve reload gateway test failover soak overload exact audit audit-full fuzz fuzz-parsers bench paper profile load load-ui lint models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ demo: $(VENV)/.serve ## the same text, sooner: three prompts with and without sp
 
 serve: $(VENV)/.serve ## run a deployment: make serve CONFIG=serving.toml
 	@$(PY) -m launcher $(CONFIG)
+
+reload: $(VENV)/.serve ## let a running server take over what has changed in its file: make reload ARGS=--help
+	@$(PY) -m launcher.reload $(ARGS)
 
 gateway: $(VENV)/.gateway ## a server, OpenAI's API before it, the playground: make gateway ARGS=--help
 	@$(PY) -m gateway --serve $(CONFIG) $(ARGS)
@@ -78,6 +81,9 @@ paper: $(VENV)/.bench ## the papers' experiments, with their figures beside ours
 
 profile: $(VENV)/.profile ## flame graphs of the loop and of the engine while requests run: make profile ARGS=--help
 	@$(PY) -m benchmarks.profile $(ARGS)
+
+fuzz: $(VENV)/.dev ## wrong requests to a small server and a gateway: make fuzz CASES=20000
+	@GRPC_ENABLE_FORK_SUPPORT=0 $(PY) -m tests.fuzz.public --cases $(CASES)
 
 fuzz-parsers: $(VENV)/.fuzz ## each parser under atheris: make fuzz-parsers SECONDS=300 ARGS="--parsers wire head"
 	@$(PY) -m tests.fuzz.coverage --seconds $(SECONDS) $(ARGS)

@@ -1,4 +1,4 @@
-"""`python -m launcher [serving.toml]`: run a deployment until Ctrl-C or SIGTERM."""
+"""`python -m launcher [serving.toml]`: run a deployment until Ctrl-C or SIGTERM; SIGHUP reloads its file."""
 
 from __future__ import annotations
 
@@ -52,8 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except ServingError as error:
         return _fail(error, 2)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: server.request_stop())
+    signal.signal(signal.SIGHUP, lambda *_: server.request_reload())
     return _run(server)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.settings import Ports
 from launcher.triton import Triton
-from orchestrator.deployment.config import PLACES_FOLDER
+from orchestrator.deployment.config import ENGINE_KEY, PLACES_FOLDER
 
 #: Variables that the stubs inherit unless the user's environment sets them.
 STUB_ENVIRONMENT = {
@@ -84,4 +85,5 @@ _ENDPOINTS = ("http", "grpc", "metrics")
 
 def stub_environment(environ: Mapping[str, str], config_path: Path, places: Path) -> dict[str, str]:
     """Return the environment of the server and its stubs; places: the folder of the places that they share."""
-    return {**STUB_ENVIRONMENT, **environ, "SERVING_CONFIG": str(config_path), PLACES_FOLDER: str(places)}
+    own = {"SERVING_CONFIG": str(config_path), PLACES_FOLDER: str(places), ENGINE_KEY: secrets.token_hex(16)}
+    return {**STUB_ENVIRONMENT, **environ, **own}

@@ -33,19 +33,32 @@ class LauncherClient:
 
     def drain(self, method: str) -> int:
         """Begin (PUT), end (DELETE) or look at (GET) the drain; return how many sequences run."""
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=5.0)
-        where = f"{self._host}:{self._port} (HOST, HEALTH_PORT)"
+        status, body = self.request(method, "/drain", 5.0)
         try:
-            connection.request(method, "/drain")
+            if status == 200:
+                return int(json.loads(body)["running"])
+        except (ValueError, KeyError):
+            raise self._silence(body) from None
+        raise ServingError(f"the launcher at {self._where} refused: {body}")
+
+    def request(self, method: str, path: str, limit_s: float) -> tuple[int, str]:
+        """Return status and text of the launcher's answer; raises ServingError if there is none within `limit_s`."""
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=limit_s)
+        try:
+            connection.request(method, path)
             response = connection.getresponse()
-            body = response.read().decode(errors="replace")
-            if response.status != 200:
-                raise ServingError(f"the launcher at {where} refused: {body.strip()}")
-            return int(json.loads(body)["running"])
-        except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
-            raise ServingError(f"no launcher answers at {where}: {error or type(error).__name__}") from None
+            return response.status, response.read().decode(errors="replace").strip()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._silence(error or type(error).__name__) from None
         finally:
             connection.close()
+
+    @property
+    def _where(self) -> str:
+        return f"{self._host}:{self._port} (HOST, HEALTH_PORT)"
+
+    def _silence(self, reason: object) -> ServingError:
+        return ServingError(f"no launcher answers at {self._where}: {reason}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

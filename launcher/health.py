@@ -5,6 +5,7 @@ GET /ready    200, or 503 and why it takes no requests
 GET /token    200 when a token has just been generated, or 503 and why not
 GET /drain    {"draining": false, "running": 3}
 PUT /drain    begin the drain; DELETE /drain ends it; from this machine alone
+PUT /reload   200 and what has changed, or 409 and why nothing has; from this machine alone
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Protocol
 
 from launcher.probe import Probe
+from orchestrator.core.errors import ServingError
 from orchestrator.deployment.drain import Drain
 
 
@@ -31,6 +33,9 @@ class Watched(Protocol):
 
     def why_not_ready(self) -> str | None:
         """Return why the server takes no requests now, None when it takes them."""
+
+    def reload(self) -> str:
+        """Take over what has changed in the deployment file; return it in words, raise ServingError if refused."""
 
 
 class HealthServer:
@@ -79,17 +84,33 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, "not found (there are /live, /ready, /token and /drain)")
 
     def do_PUT(self) -> None:
-        self._change_drain(Drain.begin)
+        if self.path == "/reload":
+            self._reload()
+        else:
+            self._change_drain(Drain.begin)
 
     def do_DELETE(self) -> None:
         self._change_drain(Drain.cancel)
 
-    def _change_drain(self, change: Callable[[Drain], None]) -> None:
+    def _reload(self) -> None:
+        if self._is_from_here("a reload"):
+            try:
+                self._answer(200, self.watched.reload())
+            except ServingError as error:
+                self._answer(409, str(error))
+
+    def _is_from_here(self, what: str) -> bool:
         # A probe may come from anywhere; who may take the server out of service is on this machine already.
-        if self.client_address[0] != self.connection.getsockname()[0]:
-            self._answer(403, "the drain may only be changed from the server's own machine or container")
-        elif self.path != "/drain":
-            self._answer(404, "not found (only /drain can be changed)")
+        if self.client_address[0] == self.connection.getsockname()[0]:
+            return True
+        self._answer(403, f"{what} may only be asked for from the server's own machine or container")
+        return False
+
+    def _change_drain(self, change: Callable[[Drain], None]) -> None:
+        if not self._is_from_here("a drain"):
+            return
+        if self.path != "/drain":
+            self._answer(404, "not found (only /drain can be changed, and /reload asked for)")
         else:
             change(self.drain)
             self._answer_drain()

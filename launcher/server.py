@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,14 +19,17 @@ from launcher.command import LOG_LEVELS, Launch, stub_environment
 from launcher.deployment import models_to_load
 from launcher.engines import read_kernels
 from launcher.health import HealthServer
+from launcher.reloading import Stamps, changed_keys, described, stamps_of
 from launcher.settings import Ports, Settings, free_ports
 from launcher.triton import find_triton
 from launcher.triton_process import TritonProcess
 from launcher.watch import Watch
 from launcher.workfolder import WorkFolder
 from orchestrator.core.errors import ConfigError, ServingError, unknown_name
-from orchestrator.deployment.config import load_config
+from orchestrator.core.methods import DRAFTERS
+from orchestrator.deployment.config import ServingConfig, load_config
 from orchestrator.deployment.drain import Drain, wait_until_idle
+from orchestrator.deployment.reload import Phase, Reload
 from orchestrator.deployment.stubs import living_stubs
 
 REPOSITORY = Path(__file__).resolve().parent.parent / "model_repository"
@@ -80,7 +85,7 @@ class Server:
         self.models: list[str] = []
         self.drafters: tuple[str, ...] = ()
         self.started_in_s = 0.0
-        self.stop_requested = self._stop_at_once = False
+        self.stop_requested = self._stop_at_once = self._reload_requested = False
         self._environ = {**os.environ, **(env or {})}
         self._ready_limit_s, self._hang_limit_s, self._stop_limit_s = ready_limit_s, hang_limit_s, stop_limit_s
         self._log_level, self._say = log_level, say
@@ -88,6 +93,9 @@ class Server:
         self._triton: TritonProcess | None = None
         self._watch: Watch | None = None
         self._health: HealthServer | None = None
+        self._config: ServingConfig | None = None
+        self._stamps: Stamps = {}
+        self._reloading, self._num_reloads = threading.Lock(), 0
         self._key = secrets.token_hex(16)
         address = "127.0.0.1" if host == "0.0.0.0" else host
         self._admin = Admin(address, self.ports.http, self._key)
@@ -120,6 +128,7 @@ class Server:
         config = load_config(self.config_path, self._environ)
         self.models, self.drafters = models_to_load(config, self.repository), config.drafters
         self.models += (aliases := names_of(config.aliases, self.models))
+        self._stamps = stamps_of(config)
         self.ports.check_free(self.host)
         self._work = WorkFolder()
         try:
@@ -130,7 +139,7 @@ class Server:
         except BaseException:
             self._abandon()
             raise
-        self.started_in_s = time.monotonic() - began_s
+        self.started_in_s, self._config = time.monotonic() - began_s, config
         # Only a Python model has a process of its own, which may die.
         folders = self._repositories(self._work)
         python_models = [name for name in self.models if any(any((at / name).glob("*/model.py")) for at in folders)]
@@ -149,6 +158,9 @@ class Server:
         """Block while the server is well, passing on its log; return what ended it, None when a stop was requested."""
         follower = log.Follower(self.log_path)
         while not self.stop_requested:
+            if self._reload_requested:
+                self._reload_requested = False
+                threading.Thread(target=self._reload_and_say, name="reload", daemon=True).start()
             for line in follower.new_text().splitlines():
                 self._say(line)
             if failure := self.failure():
@@ -202,6 +214,25 @@ class Server:
             self._say("stopping: requests still run")
         return is_idle
 
+    def reload(self) -> str:
+        """Take over what has changed in the deployment file, and in the folders that it names; return it in words.
+
+        Raises ConfigError where the file cannot be served or changes what only a restart can, ServingError where a
+        model cannot take it over; then nothing has changed.
+        """
+        with self._reloading:
+            try:
+                done = self._reload()
+            except ServingError as error:
+                self._say(f"reload refused, nothing has changed: {error}")
+                raise
+        self._say(done)
+        return done
+
+    def request_reload(self) -> None:
+        """Make `wait` begin a reload soon; for signal handlers."""
+        self._reload_requested = True
+
     def request_stop(self) -> None:
         """Make `start` and `wait` return soon, and at the second call `finish_requests`; for signal handlers."""
         self._stop_at_once = self.stop_requested
@@ -244,6 +275,30 @@ class Server:
             f"ready in {self.started_in_s:.1f} s: {self.http_url}, gRPC {self.grpc_url}, metrics {self.metrics_url}, "
             f"health {self.health_url}; models {', '.join(models)}"
         )
+
+    def _reload_and_say(self) -> None:
+        with contextlib.suppress(ServingError):  # it has been said
+            self.reload()
+
+    def _reload(self) -> str:
+        before = self._config
+        if before is None:
+            raise ServingError("the server's models are being loaded")
+        after = load_config(self.config_path, self._environ)
+        models_to_load(after, self.repository)  # which finds missing checkpoints
+        stamps = stamps_of(after)
+        changed = changed_keys(before, after, self._stamps, stamps)
+        if not changed:
+            return "reload: nothing has changed"
+        self._num_reloads += 1
+        reload = Reload(self.log_path.with_name(_PLACES), self._num_reloads, after, changed)
+        engines = {*DRAFTERS} if before.has_runs else {"target", *DRAFTERS}  # which read nothing that can change
+        processes = {pid: model for pid, model in self.pids().items() if model in self.models and model not in engines}
+        for phase in Phase:
+            if why := reload.ask(phase, processes, self._ready_limit_s):
+                raise ServingError(why)
+        self._config, self._stamps, self.drafters = after, stamps, after.drafters
+        return f"reload: {described(before, after, changed)}"
 
     def _repositories(self, work: WorkFolder) -> tuple[Path, ...]:
         return tuple(path for path in (self.repository, work.path / _ALIASES) if path.exists())

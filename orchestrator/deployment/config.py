@@ -21,6 +21,8 @@ from orchestrator.core.tree import MAX_NODES
 PREFIX = "SERVING_"
 #: The environment variable with the folder in which the public models share `max_running` (docs/operations.md, Places).
 PLACES_FOLDER = "SPECSERVE_PLACES"
+#: The environment variable with the secret that calls of the engine models carry; without it they are open to all.
+ENGINE_KEY = "SPECSERVE_ENGINE_KEY"
 #: The keys that name a model: a folder, a hub id (`owner/name`), or empty = not loaded.
 CHECKPOINTS = ("target", *DRAFTERS)
 #: What runs the models from engine folders of TensorRT-LLM, as the builder leaves them.

@@ -138,6 +138,15 @@ class Admission:
             _guarded(partial(refused.request.give_up, "full"))
         return refused is not new
 
+    def resize(self, max_running: int, max_waiting: int, tenant_limit: int | None) -> None:
+        """Change the limits; what runs or waits beyond them goes on, and what could never begin is given up."""
+        with self._lock:
+            self.max_running, self._max_waiting = max_running, max_waiting
+            self._shares = tenant_limit is not None
+            self._places.resize(max_running, tenant_limit)
+        largest = min(max_running, tenant_limit or max_running)
+        self._give_up(lambda request: "full" if request.num_places > largest else "")
+
     def close(self, timeout_s: float) -> bool:
         """Give up the waiting requests, wait for the running ones; True when all have ended in time."""
         with self._lock:

@@ -92,10 +92,7 @@ class EngineHost(Generic[Request]):
         #: What computes the passes; an engine of another library has kernels of its own.
         self.kernels: str = getattr(engine, "kernels", "its own")
         self._port = Port(ENGINE_FAMILIES, model=model)
-        self._drafters = [
-            (drafter, Port(ENGINE_FAMILIES, model=name), Port(DRAFT_FAMILIES, model=model, drafter=name))
-            for name, drafter in drafters.items()
-        ]
+        self._model, self._drafters, self._ports = model, dict(drafters), dict[str, tuple[Port, Port]]()
         self._heartbeat = Heartbeat.from_environment()
         engine.watch(self._show)
         engine.on_broken(_end_process)
@@ -103,8 +100,13 @@ class EngineHost(Generic[Request]):
     def show_info(self, config: ServingConfig) -> None:
         """Show how the engine and the drafters beside it compute."""
         self._port.show(info_values(config, self.kernels))
-        for drafter, port, _ in self._drafters:
-            port.show(info_values(config, drafter.kernels))
+        for name, drafter in self._drafters.items():
+            self._ports_of(name)[0].show(info_values(config, drafter.kernels))
+
+    def show_drafters(self, drafters: Mapping[str, DrafterFigures], config: ServingConfig) -> None:
+        """Show the figures of these drafters from now on."""
+        self._drafters = dict(drafters)
+        self.show_info(config)
 
     def execute(self, requests: list[Any]) -> list[None]:
         """Hand the requests to the engine thread, which answers through their senders."""
@@ -121,9 +123,17 @@ class EngineHost(Generic[Request]):
         if self._heartbeat:  # this is the engine's thread, which works therefore
             self._heartbeat.beat()
         self._port.show(engine_values(status))
-        for drafter, port, calls in self._drafters:
+        for name, drafter in self._drafters.items():
+            port, calls = self._ports_of(name)
             port.show(engine_values(drafter.status()))
             calls.show(draft_values(drafter.counts, is_open=False))
+
+    def _ports_of(self, name: str) -> tuple[Port, Port]:
+        """Return where the engine's figures and the calls of a drafter are shown."""
+        if name not in self._ports:
+            calls = Port(DRAFT_FAMILIES, model=self._model, drafter=name)
+            self._ports[name] = Port(ENGINE_FAMILIES, model=name), calls
+        return self._ports[name]
 
     def _accept(self, call: Any, sender: Any) -> None:
         try:
@@ -164,7 +174,8 @@ class EngineHost(Generic[Request]):
     @staticmethod
     def _send_error(sender: Any, error: BaseException) -> None:
         if not isinstance(error, ServingError):
-            error = EngineError(f"{type(error).__name__}: {error}")
+            log.error("a call failed", exc_info=error)
+            error = EngineError("internal error of an engine; the server's log has the cause")
         pb.send_error(sender, error_text(error), error)
 
 

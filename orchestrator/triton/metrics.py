@@ -133,7 +133,8 @@ class Port:
         elif value == self._shown[key]:
             return
         if self._kinds[key.name] == "counter":
-            self._series[key].increment(value - self._shown.get(key, 0.0))
+            shown = self._shown.get(key, 0.0)
+            self._series[key].increment(value - shown if value >= shown else value)  # a new owner counts from 0
         else:
             self._series[key].set(value)
         self._shown[key] = value

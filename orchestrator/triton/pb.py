@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import hmac
+import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -12,9 +14,10 @@ import triton_python_backend_utils as pb_utils
 
 from orchestrator.core.errors import EngineError, EngineLost, RequestError, Unavailable, first_line
 from orchestrator.core.worker_pool import Late, WorkerPool
+from orchestrator.deployment.config import ENGINE_KEY
 from orchestrator.deployment.stubs import Stubs, is_alive
 from orchestrator.wire.message import decode, encode
-from orchestrator.wire.tensors import Incoming, Tensors, error_from
+from orchestrator.wire.tensors import Incoming, Tensors, error_from, pack_text, text
 
 #: The one input and the one output of our engines.
 MESSAGE = "message"
@@ -22,6 +25,8 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 _CALLS: WorkerPool[Any] = WorkerPool("model-call")
 _STUBS = Stubs()
+_KEY_NAME = "key"
+_KEY = os.environ.get(ENGINE_KEY, "")
 
 
 def tensors_of(request: Any) -> Tensors:
@@ -89,8 +94,15 @@ def lost_check(model: str) -> Callable[[], bool]:
 
 
 def message_of(request: Any) -> Tensors:
-    """Return the tensors of a call of one of our engines; raises EngineError if they are malformed."""
-    return decode(tensors_of(request)[MESSAGE])
+    """Return the tensors of a call of one of our engines.
+
+    Raises EngineError if they are malformed, or lack the key that only this server's own processes have: Triton lets
+    every client call every model.
+    """
+    tensors = decode(tensors_of(request)[MESSAGE])
+    if not hmac.compare_digest(text(tensors, _KEY_NAME).encode(), _KEY.encode()):
+        raise EngineError("only the server itself may call this model; clients call the model speculative")
+    return tensors
 
 
 def answer(sender: Any, tensors: Incoming) -> None:
@@ -104,7 +116,7 @@ def execute(model: str, tensors: Incoming) -> Tensors:
     It may never return, so it belongs on a thread that can be left behind. Raises EngineLost if the model cannot be
     called. Blocking on purpose: async calls have a use-after-free before mid-2026 (python_backend#439).
     """
-    response = _execute(model, {MESSAGE: encode(tensors)}, (MESSAGE,))
+    response = _execute(model, {MESSAGE: encode({**tensors, **pack_text(_KEY_NAME, _KEY)})}, (MESSAGE,))
     if response.has_error():
         raise error_from(response.error().message())
     tensors = _arrays(response.output_tensors())

@@ -30,7 +30,8 @@ class Places:
     """
 
     def __init__(self, count: int, tenant_limit: int | None = None) -> None:
-        self._num_free, self._tenant_limit = count, tenant_limit
+        self._count = self._num_free = count
+        self._tenant_limit = tenant_limit
         self._num_of: dict[str, int] = {}
 
     def take(self, number: int, tenant: str = "") -> Taking:
@@ -51,6 +52,11 @@ class Places:
         if not self._num_of[tenant]:
             del self._num_of[tenant]
 
+    def resize(self, count: int, tenant_limit: int | None) -> None:
+        """Change the number of places; those beyond it that are taken are gone when they are given back."""
+        self._num_free += count - self._count
+        self._count, self._tenant_limit = count, tenant_limit
+
     def stop_waiting(self) -> None:
         """Let other processes take the next places: nothing waits here any more."""
 
@@ -67,7 +73,8 @@ class SharedPlaces(Places):
     def __init__(self, folder: Path, count: int, tenant_limit: int | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._tenant_limit = tenant_limit
-        self._free = [_open(folder / f"{PLACE_PREFIX}{i}") for i in range(count)]
+        self._all = [_open(folder / f"{PLACE_PREFIX}{i}") for i in range(count)]
+        self._folder, self._count, self._free = folder, count, list(self._all)
         self._taken: list[tuple[int, str]] = []
         self._mutex, self._turn = _open(folder / MUTEX), _open(folder / "turn")
         self._has_turn = False
@@ -96,7 +103,15 @@ class SharedPlaces(Places):
             held = next(held for held in reversed(self._taken) if held[1] == tenant)
             self._taken.remove(held)
             fcntl.flock(held[0], fcntl.LOCK_UN)
-            self._free.append(held[0])
+            if held[0] in self._all[: self._count]:
+                self._free.append(held[0])
+
+    def resize(self, count: int, tenant_limit: int | None) -> None:
+        """Change the number of places, in each of the processes that share them."""
+        self._all += [_open(self._folder / f"{PLACE_PREFIX}{i}") for i in range(len(self._all), count)]
+        taken = {place for place, _ in self._taken}
+        self._count, self._tenant_limit = count, tenant_limit
+        self._free = [place for place in self._all[:count] if place not in taken]
 
     def stop_waiting(self) -> None:
         """Leave the turn to the other processes."""

@@ -7,20 +7,21 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import wait
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.core.errors import ConfigError, EngineLost, RequestError, ServingError, Unavailable
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.deployment.capabilities import capabilities_of
-from orchestrator.deployment.config import PLACES_FOLDER, load_config
+from orchestrator.deployment.config import PLACES_FOLDER, ServingConfig, load_config
 from orchestrator.deployment.drain import Drain
 from orchestrator.deployment.engine_manifest import served_checkpoint
 from orchestrator.deployment.heartbeat import Heartbeat
+from orchestrator.deployment.reload import Commit, ReloadListener
 from orchestrator.generation.loop import SequenceState, StepByStep, Steps, StepsOfRun, generate
 from orchestrator.generation.responses import ResponseMerger, Responses, Send
 from orchestrator.generation.text import FinishReason
@@ -49,6 +50,15 @@ GRACE_S = 30.0
 log = logging.getLogger(__name__)
 
 
+class Served(NamedTuple):
+    """What follows from the settings of a deployment; a reload replaces it. memory: None = nothing is remembered."""
+
+    config: ServingConfig
+    memory: Memory | None
+    sources: ProposerSources
+    builder: RequestBuilder
+
+
 class PublicHost:
     """Triton's entry points of `speculative` and `speculative_unary`; every request runs on a thread of its own."""
 
@@ -57,16 +67,10 @@ class PublicHost:
 
         Raises ConfigError when a request that names no method could not be served.
         """
-        self._config = config = load_config(os.environ["SERVING_CONFIG"])
-        self._checkpoint = checkpoint = served_checkpoint(config)
-        streams = bool(json.loads(args["model_config"]).get("model_transaction_policy", {}).get("decoupled"))
-        self._memory = Memory(config.remember_tokens) if config.remember_tokens else None
-        self._sources = ProposerSources(config, checkpoint, self._memory)
-        self._builder = RequestBuilder(
-            config, checkpoint, frozenset(config.drafters), self._sources.grammars, streams, capabilities_of(config)
-        )
+        config = load_config(os.environ["SERVING_CONFIG"])
+        self._checkpoint = served_checkpoint(config)
+        self._streams = bool(json.loads(args["model_config"]).get("model_transaction_policy", {}).get("decoupled"))
         folder = Path(os.environ[PLACES_FOLDER]) if os.environ.get(PLACES_FOLDER) else None
-        self._admission = Admission(config.max_running, config.max_waiting, folder, config.max_running_per_salt or None)
         self._refusals: WorkerPool[None] = WorkerPool("refusal", NUM_REFUSING)
         self._drain = Drain(folder) if folder else None
         self._breakers: dict[str, Breaker[DraftAnswer]] = {
@@ -76,16 +80,41 @@ class PublicHost:
         self._drafter_ports = {
             name: Port(DRAFT_FAMILIES, model=args["model_name"], drafter=name) for name in self._breakers
         }
+        self._served = self._read(config, Memory(config.remember_tokens) if config.remember_tokens else None)
+        self._admission = Admission(config.max_running, config.max_waiting, folder, config.max_running_per_salt or None)
         self._metrics = RequestMetrics(args["model_name"], self._gauges)
         self._traces = Traces.from_environment(args["model_name"])
         if heartbeat := Heartbeat.from_environment():
             heartbeat.start()
-        request = self._builder.build(RequestInputs(input_ids=(0,)))
+        ReloadListener.start(self._prepare_reload)
+
+    def _read(self, config: ServingConfig, memory: Memory | None) -> Served:
+        """Return what follows from the settings of a deployment; raises ConfigError if they cannot be served."""
+        checkpoint = self._checkpoint
+        sources = ProposerSources(config, checkpoint, memory)
+        drafters, capabilities = frozenset(config.drafters), capabilities_of(config)
+        builder = RequestBuilder(config, checkpoint, drafters, sources.grammars, self._streams, capabilities)
+        served = Served(config, memory, sources, builder)
+        request = builder.build(RequestInputs(input_ids=(0,)))
         try:
             if not (config.has_runs and request.plan.drafter):  # the target's process has the drafter
-                request.plan.proposer(self._dependencies(request))
+                request.plan.proposer(self._dependencies(served, request))
         except RequestError as error:
             raise ConfigError(f"default_speculation: {error}") from None
+        return served
+
+    def _prepare_reload(self, config: ServingConfig, changed: Collection[str]) -> Commit:
+        """Return what takes new settings over, for the requests that come from then on; raises ConfigError."""
+        memory = self._served.memory
+        if "remember_tokens" in changed:
+            memory = Memory(config.remember_tokens) if config.remember_tokens else None
+        served = self._read(config, memory)
+
+        def commit() -> None:
+            self._served = served
+            self._admission.resize(config.max_running, config.max_waiting, config.max_running_per_salt or None)
+
+        return commit
 
     def execute(self, requests: list[Any]) -> None:
         """Admit the requests; they are answered from their own threads."""
@@ -118,15 +147,16 @@ class PublicHost:
         if self._admission.would_refuse() and not pb.has_input(request, "priority"):
             raise self._full()
         inputs = read(pb.tensors_of(request), pb.parameters_of(request))
-        deadline_s = time.monotonic() + self._builder.timeout_ms(inputs) / 1000
+        served = self._served
+        deadline_s = time.monotonic() + served.builder.timeout_ms(inputs) / 1000
         handler = GenerationHandler(
             inputs,
             sender,
             deadline_s,
-            self._builder,
-            self._steps,
+            served.builder,
+            partial(self._steps, served),
             self._refuse,
-            self._memory,
+            served.memory,
             self._metrics,
             self._traces,
         )
@@ -136,7 +166,7 @@ class PublicHost:
     def _full(self) -> Unavailable:
         """Return the refusal of a request that finds the queue full; clients read the time out of it."""
         return Unavailable(
-            f"{self._config.max_running} requests run and {self._config.max_waiting} wait; "
+            f"{self._served.config.max_running} requests run and {self._served.config.max_waiting} wait; "
             f"try again in {self._admission.retry_after_s()} s (max_running, max_waiting in serving.toml)"
         )
 
@@ -154,22 +184,24 @@ class PublicHost:
         return {
             "spec_num_requests_waiting": self._admission.num_waiting,
             "spec_num_requests_running": self._admission.num_running,
-            "spec_max_requests_waiting": self._config.max_waiting,
-            "spec_max_requests_running": self._config.max_running,
+            "spec_max_requests_waiting": self._served.config.max_waiting,
+            "spec_max_requests_running": self._served.config.max_running,
         }
 
-    def _steps(self, request: GenerationRequest, sequence: SequenceState, target: BlsTargetClient) -> Steps:
+    def _steps(
+        self, served: Served, request: GenerationRequest, sequence: SequenceState, target: BlsTargetClient
+    ) -> Steps:
         """Return where the steps of a sequence come from: a run of the target's engine, if its method can have one."""
-        remembers = self._memory is not None and request.plan.reads_memory
+        remembers = served.memory is not None and request.plan.reads_memory
         # The memory is in this process, a drafter in the target's: a union of both goes without the memory.
-        if self._config.has_runs and (request.plan.drafter or not remembers):
+        if served.config.has_runs and (request.plan.drafter or not remembers):
             take = partial(target.take, sequence.context, sequence.sampling, sequence.options, request.run)
             return StepsOfRun(sequence, take)
-        return StepByStep(sequence, target, request.plan.proposer(self._dependencies(request)))
+        return StepByStep(sequence, target, request.plan.proposer(self._dependencies(served, request)))
 
-    def _dependencies(self, request: GenerationRequest) -> ProposerDependencies:
+    def _dependencies(self, served: Served, request: GenerationRequest) -> ProposerDependencies:
         vocab_size = self._checkpoint.vocab_size
-        return self._sources.dependencies(
+        return served.sources.dependencies(
             request.sampling,
             request.prediction,
             request.limits.max_nodes,

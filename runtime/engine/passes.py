@@ -69,5 +69,5 @@ class Passes(Generic[Request]):
     def _refuse(self, call: EngineCall[Request], error: Exception) -> None:
         self.engine.sequences.drop(call.sequence_id)
         if not call.answered:
-            unknown = EngineError(f"the engine failed on this request: {type(error).__name__}")
+            unknown = EngineError("the engine failed on this request; the server's log has the cause")
             call.reply(error if isinstance(error, ServingError) else unknown)

@@ -144,9 +144,9 @@ class Run:
     def _attempt(self, action: Callable[[], None]) -> None:
         try:
             action()
-        except Exception as error:
+        except Exception:
             log.exception("a run failed behind its step")
-            self._error = EngineError(f"the run failed: {type(error).__name__}")
+            self._error = EngineError("the run failed; the server's log has the cause")
 
     def _note(self, proposal: Proposal, answers: list[Acceptance]) -> None:
         """Note steps up to the end of the run; all of several have the bare proposal."""

@@ -45,6 +45,10 @@ class Runs:
         engine.after_pass(self._go_on)
         threading.Thread(target=self._deliver, name="answers", daemon=True).start()
 
+    def use(self, new_proposer: Callable[[StepRequest], Proposer]) -> None:
+        """Build the proposers of the runs that begin from now on with another function."""
+        self._new_proposer = new_proposer
+
     def preparation(self, request: StepCall) -> Callable[[], None] | None:
         """Return work that must precede `submit`: the engine's own, and the first proposal of a run."""
         if isinstance(request, TakeSteps):

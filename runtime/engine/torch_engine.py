@@ -40,9 +40,13 @@ GAIN = 0.9
 
 def build_target(config: ServingConfig, caller: ModelCaller) -> tuple[EngineThread[StepRequest], Model]:
     """Load the target and start its engine; raises ConfigError when it cannot be served."""
+    return start_target(_load(config.target, config, hidden_states_of(config)), config)
+
+
+def hidden_states_of(config: ServingConfig) -> HiddenStates:
+    """Return the hidden states of the target that a deployment's heads read."""
     last = HiddenStates.LAST if config.medusa or config.eagle or config.redrafter else HiddenStates.NONE
-    layers = HiddenStates.LAYERS if config.eagle3 else HiddenStates.NONE
-    return start_target(_load(config.target, config, last | layers), config)
+    return last | (HiddenStates.LAYERS if config.eagle3 else HiddenStates.NONE)
 
 
 def start_target(paged: PagedModel, config: ServingConfig) -> tuple[EngineThread[StepRequest], Model]:

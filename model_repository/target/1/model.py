@@ -1,22 +1,38 @@
 """Triton model `target`: the target engine, which answers steps from its own thread, and the drafters of its runs."""
 
+from collections.abc import Collection
 from functools import partial
 
+from orchestrator.core.tree import MAX_NODES
 from orchestrator.deployment.config import ServingConfig
+from orchestrator.deployment.reload import Commit, Phase, ReloadListener
 from orchestrator.proposers.sources import RunProposers
 from orchestrator.triton.clients import caller_beside
 from orchestrator.triton.engine_host import EngineHost, EngineModel
 from orchestrator.wire.target import StepRequest, TakeSteps, pack_answer, unpack_call
 from runtime.engine.build import build_target
 from runtime.engine.runs import Runs
-from runtime.local_drafters import load_drafters
+from runtime.local_drafters import load_drafters, reloaded
 
 
 class TritonPythonModel(EngineModel):
     def load(self, args: dict[str, str], config: ServingConfig) -> EngineHost[StepRequest | TakeSteps]:
-        drafters = load_drafters(config) if config.has_runs else {}
+        self._drafters = load_drafters(config) if config.has_runs else {}
         engine, model = build_target(config, caller_beside(args["model_repository"]))
         if config.has_runs:
-            engine = Runs(engine, RunProposers(config, drafters))
-        unpack = partial(unpack_call, vocab_size=model.vocab_size, max_nodes=config.max_nodes)
-        return EngineHost(args["model_name"], engine, unpack, pack_answer, drafters)
+            engine = self._runs = Runs(engine, RunProposers(config, self._drafters))
+            ReloadListener.start(partial(self._prepare_reload, config), Phase.COMMIT_ENGINE)
+        # Only the loop's process knows max_nodes, which a reload may change.
+        unpack = partial(unpack_call, vocab_size=model.vocab_size, max_nodes=MAX_NODES)
+        return EngineHost(args["model_name"], engine, unpack, pack_answer, self._drafters)
+
+    def _prepare_reload(self, loaded: ServingConfig, config: ServingConfig, changed: Collection[str]) -> Commit:
+        drafters = reloaded(self._drafters, loaded, config, changed)
+        proposers = RunProposers(config, drafters)
+
+        def commit() -> None:
+            self._drafters = drafters
+            self._runs.use(proposers)
+            self._host.show_drafters(drafters, config)
+
+        return commit

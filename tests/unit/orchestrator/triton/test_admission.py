@@ -484,3 +484,37 @@ def test_shared_places_of_a_process_that_was_killed_are_free_again(tmp_path: Pat
     assert places.take(2) is Taking.TAKEN and places.take(1) is Taking.TOO_FEW
     places.give_back(2)
     assert places.take(1) is Taking.TAKEN
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["one process", "shared places"])
+def test_limits_can_be_changed_while_requests_run(tmp_path: Path, shared: bool) -> None:
+    crowd, gate = Crowd(), threading.Event()
+    admission = Admission(3, 8, tmp_path if shared else None)
+    running = [ScriptedRequest(crowd, number, gate=gate) for number in range(3)]
+    assert all(map(admission.admit, running))
+    until(lambda: crowd.num_running == 3)
+    admission.resize(1, 1, None)
+    waiting = ScriptedRequest(crowd, 3)
+    assert admission.admit(waiting) and not admission.admit(ScriptedRequest(crowd, 5)), "one may wait, and no second"
+    gate.set()
+    assert waiting.ended.wait(WAIT_S)
+    gate.clear()
+    last = [ScriptedRequest(crowd, number, gate=gate) for number in (6, 7)]
+    assert all(map(admission.admit, last))
+    until(lambda: crowd.num_running == 1)
+    admission.resize(2, 8, None)
+    gate.set()
+    assert all(request.ended.wait(WAIT_S) for request in last)
+    assert admission.close(WAIT_S)
+
+
+def test_a_waiting_request_that_could_never_begin_any_more_is_given_up() -> None:
+    crowd, gate = Crowd(), threading.Event()
+    admission = Admission(2, 8)
+    running, large = ScriptedRequest(crowd, 0, gate=gate), ScriptedRequest(crowd, 1)
+    large.num_places = 2
+    assert admission.admit(running) and admission.admit(large)
+    admission.resize(1, 8, None)
+    assert large.reasons == ["full"] and not large.num_runs
+    gate.set()
+    assert admission.close(WAIT_S)

@@ -1,0 +1,47 @@
+"""`python -m launcher.reload`: let a running server take over what has changed in its deployment file.
+
+Limits, drafters, token statistics and the default method change without losing a request. Whatever else has changed
+is refused, and so is a file that cannot be served; then the server goes on as before. SIGHUP does the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from launcher.drain import LauncherClient
+from launcher.settings import Settings
+from orchestrator.core.errors import ServingError
+
+_EPILOG = """\
+environment:
+  HEALTH_PORT, HOST   where the launcher answers (8003, 127.0.0.1), as it was given them
+
+exit status: 0 the settings hold, 1 they were refused and nothing has changed, 2 no launcher answered
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Reload; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="launcher.reload",
+        description=__doc__,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--limit-s", type=float, default=300.0, metavar="S", help="how long to wait (default: 300)")
+    options = parser.parse_args(arguments)
+    try:
+        settings = Settings.from_environment(os.environ)
+        status, text = LauncherClient(settings.host, settings.health_port).request("PUT", "/reload", options.limit_s)
+    except ServingError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 2
+    print(text, file=sys.stderr if status != 200 else sys.stdout, flush=True)
+    return 0 if status == 200 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

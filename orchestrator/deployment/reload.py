@@ -1,0 +1,148 @@
+"""Reloading: new settings of a running deployment, asked for by the launcher and taken over by the models' processes.
+
+It has two phases, so that either all processes have the new settings or none: each prepares them (reads tables, loads
+drafters) and says whether that went well, and then each takes them over. Requests and answers are files in the folder
+of the places, which is the launcher's own (`orchestrator/deployment/drain.py`): no door leads there from outside.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from orchestrator.core.errors import ServingError
+from orchestrator.core.methods import DRAFTERS
+from orchestrator.deployment.config import PLACES_FOLDER, ServingConfig
+
+POLL_S = 0.1
+_REQUEST, _ANSWER = "reload.json", "reload-answer-"
+#: The keys that a running deployment can change, and those that it can change where the target's process drafts.
+LIVE = (
+    "max_running", "max_waiting", "max_running_per_salt", "max_tokens_limit", "default_max_tokens",
+    "request_timeout_ms", "default_speculation", "ngram_tables", "remember_tokens", "structured_output",
+)  # fmt: skip
+LIVE_WITH_RUNS = (*DRAFTERS, "draft_timeout_ms", "max_nodes")
+
+log = logging.getLogger(__name__)
+
+Commit = Callable[[], None]
+#: (settings, keys that changed or whose files did) → what takes them over; raises ServingError if they cannot be.
+Prepare = Callable[[ServingConfig, Collection[str]], Commit]
+
+
+class Phase(StrEnum):
+    """What the processes are asked for; the engine is first, so that no request asks for a drafter that is to come."""
+
+    PREPARE = "prepare"
+    COMMIT_ENGINE = "commit engine"
+    COMMIT = "commit"
+
+
+def live_keys(config: ServingConfig) -> tuple[str, ...]:
+    """Return the keys that this deployment can change while it runs."""
+    return LIVE + LIVE_WITH_RUNS if config.has_runs else LIVE
+
+
+class ReloadListener:
+    """Carries out the reloads of one process, on a thread of its own.
+
+    prepare: what the process has to do. phase: when it takes the settings over.
+    """
+
+    def __init__(self, folder: Path, prepare: Prepare, phase: Phase = Phase.COMMIT) -> None:
+        self._folder, self._prepare, self._phase = folder, prepare, phase
+        self._commit: Commit | None = None
+        self._seen = _read(folder / _REQUEST)  # it came before this process, which has read the settings itself
+
+    @classmethod
+    def start(cls, prepare: Prepare, phase: Phase = Phase.COMMIT) -> None:
+        """Listen for ever in a process that a launcher has started; do nothing in another."""
+        if folder := os.environ.get(PLACES_FOLDER):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            listener = cls(Path(folder), prepare, phase)
+            threading.Thread(target=listener.run, name="reload", daemon=True).start()
+
+    def run(self) -> None:
+        """Poll for requests."""
+        while True:
+            time.sleep(POLL_S)
+            self.poll()
+
+    def poll(self) -> None:
+        """Carry out the request, if there is a new one, and answer it."""
+        request = _read(self._folder / _REQUEST)
+        if not request or request == self._seen:
+            return
+        self._seen = request
+        _write(self._folder / f"{_ANSWER}{os.getpid()}", {**_id_of(request), "error": self._carry_out(request)})
+
+    def _carry_out(self, request: Mapping[str, Any]) -> str:
+        """Return why a request could not be carried out, "" if it was."""
+        try:
+            if request["phase"] == Phase.PREPARE:
+                self._commit = None
+                config = ServingConfig.model_validate(request["config"])
+                self._commit = self._prepare(config, request["changed"])
+            elif request["phase"] == self._phase and self._commit is not None:
+                self._commit()
+                self._commit = None
+        except ServingError as error:
+            return str(error)
+        except Exception:
+            log.exception("a reload failed")
+            return "internal error; the server's log has the cause"
+        return ""
+
+
+class Reload:
+    """One reload, as the launcher asks for it. processes: {process id: model} of those that must take part."""
+
+    def __init__(self, folder: Path, number: int, config: ServingConfig, changed: Collection[str]) -> None:
+        self._folder = folder
+        self._request = {"number": number, "config": config.model_dump(), "changed": list(changed)}
+
+    def ask(self, phase: Phase, processes: Mapping[int, str], limit_s: float) -> str:
+        """Ask all processes for a phase and wait; return why the first that failed did, "" if none did."""
+        request = {**self._request, "phase": phase}
+        _write(self._folder / _REQUEST, request)
+        waiting, end_s = dict(processes), time.monotonic() + limit_s
+        while waiting:
+            for pid, model in list(waiting.items()):
+                answer = _read(self._folder / f"{_ANSWER}{pid}")
+                if _id_of(answer) == _id_of(request):
+                    del waiting[pid]
+                    if answer["error"]:
+                        return f"model {model}: {answer['error']}"
+                elif not Path(f"/proc/{pid}").exists():
+                    return f"the process of model {model} ended"
+            if time.monotonic() > end_s:
+                return f"model {min(waiting.values())} did not answer within {limit_s:g} s"
+            time.sleep(POLL_S / 2)
+        return ""
+
+
+def _id_of(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {"number": message.get("number"), "phase": message.get("phase")}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return what a file says, {} where there is none."""
+    try:
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except OSError:
+        return {}
+    return found
+
+
+def _write(file: Path, message: Mapping[str, Any]) -> None:
+    """Write a file at once, so that nobody reads half of it."""
+    part = file.with_name(f".{file.name}")
+    part.write_text(json.dumps(message), encoding="utf-8")
+    part.rename(file)
