@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
 
 PROMPT = {"input_ids": [5, 6, 7], "temperature": 0.8, "seed": 11, "ignore_eos": True}
 LONG = 90
-BASE = 'default_speculation = "none"'
+BASE = 'default_speculation = "none"\ndefault_max_tokens = 8'
 LINES = ('draft = "draft"', "max_tokens_limit = 100")
 
 

@@ -61,7 +61,10 @@ def test_settings_are_prepared_and_then_taken_over_by_the_engine_first(tmp_path:
 
 @pytest.mark.parametrize(
     ("error", "words"),
-    [(ConfigError("no such file"), "model m: no such file"), (KeyError("x"), "model m: internal error; the server's log")],
+    [
+        (ConfigError("no such file"), "model m: no such file"),
+        (KeyError("x"), "model m: internal error; the server's log"),
+    ],
 )
 def test_a_process_that_cannot_prepare_says_why(tmp_path: Path, error: Exception, words: str) -> None:
     process = Process(tmp_path, error=error)
