@@ -112,7 +112,7 @@ def test_a_preparation_that_fails_is_its_request_s_alone(host: ModuleType, answe
         ask(engine, name, work)
     until(lambda: len(answers) == 3)
     assert dict(answers) == {
-        "refused": "request: no such guide", "panicking": "engine: Panic: at the library", "sound": "sent True",
+        "refused": "request: no such guide", "panicking": "engine: internal error of an engine; the server's log has the cause", "sound": "sent True",
     }  # fmt: skip
     engine.finalize()
 
