@@ -26,6 +26,7 @@ class Method:
     the method.
     config: the class of its parameters, named likewise.
     drafter: the Triton model that it calls, also a key of serving.toml; empty = it drafts in this process.
+    uses_drafters: it may call any drafter in its process.
     branches: why its trees branch unless the parameters say `is_chain`; empty = it only proposes chains.
     target_tokens: it learns from the target's tokens at all nodes of its own tree.
     reads_memory: it drafts from earlier responses too, if the server remembers them.
@@ -40,6 +41,7 @@ class Method:
     proposer: str = ""
     config: str = "parameters:MethodConfig"
     drafter: str = ""
+    uses_drafters: bool = False
     branches: str = ""
     target_tokens: bool = False
     reads_memory: bool = False
@@ -84,7 +86,7 @@ _HEAD = Method(
 _EAGLE = replace(_HEAD, drafter="eagle", reads_every_state=True)
 _ALL = (
     Method("none", "none:NoProposer", engine_config=_AS_BUILT),
-    Method("auto", "auto:Auto", "auto:AutoConfig", branches="tree true"),
+    Method("auto", "auto:Auto", "auto:AutoConfig", uses_drafters=True, branches="tree true"),
     Method(
         "prompt_lookup",
         "prompt_lookup:PromptLookup",

@@ -102,6 +102,15 @@ class TokenTree:
         return children
 
     @cached_property
+    def ranks(self) -> list[int]:
+        """For each of the nodes 1…m its place among its siblings, 0 for the first."""
+        num_children, ranks = [0] * (self.num_nodes + 1), []
+        for parent in self.parents.tolist():
+            ranks.append(num_children[parent])
+            num_children[parent] += 1
+        return ranks
+
+    @cached_property
     def paths(self) -> list[tuple[int, ...]]:
         """For each node the tokens on its path from below the root, its own token last; empty for the root."""
         paths: list[tuple[int, ...]] = [()]

@@ -174,6 +174,9 @@ class HeadInput:
     width: nodes that each level of a dynamic tree expands, or beams.
     min_prob: how likely a path must seem to the drafter: a head's tree has no less likely node, and a draft model's
     chain ends behind one.
+    draws: the children of each node of a static tree are sampled from q without replacement, in the order in which they
+    stand in `choices`. A sampled token must not be left out because of what it is, so min_prob then says how likely the
+    path to a node must seem for it to have children.
     Without choices and width, the head uses its own static tree.
     """
 
@@ -182,6 +185,7 @@ class HeadInput:
     choices: TokenTree = field(default_factory=TokenTree.bare)
     width: int = 0
     min_prob: float = 0.0
+    draws: bool = False
 
     @property
     def min_score(self) -> float:

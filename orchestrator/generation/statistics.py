@@ -63,6 +63,7 @@ class Statistics:
     num_levels: sum of the depths of all trees.
     draft_s, target_s, timed_levels: time to propose, time to verify and levels of all steps but the first, whose pass
     holds the prompt.
+    num_plain, plain_s: those of them without a draft, and their time to verify.
     num_in_pass: requests that shared the target's passes, summed over the passes.
     chunks: when the tokens of each observation came, by time.monotonic(), and how many the client gets of them.
     queue_us, step_forward_us, verify_us: parts of target_s. emit_s: time to turn tokens into text and responses; in a
@@ -76,6 +77,8 @@ class Statistics:
     draft_s: float = 0.0
     target_s: float = 0.0
     timed_levels: int = 0
+    num_plain: int = 0
+    plain_s: float = 0.0
     step_lengths: list[int] = field(default_factory=list)
     step_drafts: list[int] = field(default_factory=list)
     step_accepted: list[int] = field(default_factory=list)
@@ -107,6 +110,8 @@ class Statistics:
             self.draft_s += draft_s
             self.target_s += target_s
             self.timed_levels += int(proposal.tree.depths.max())
+            if not proposal.tree.num_nodes and not acceptance.engine_speculation:
+                self.num_plain, self.plain_s = self.num_plain + 1, self.plain_s + target_s
             self.queue_us += acceptance.queue_us
             self.step_forward_us += acceptance.forward_us
             self.verify_us += acceptance.verify_us
@@ -189,11 +194,18 @@ class Statistics:
         return self.num_levels / max(self.num_steps, 1)
 
     @property
+    def verify_cost(self) -> float:
+        """Time of a step ÷ that of a plain one; 1, as the papers assume, where the text had no plain step."""
+        if not self.plain_s:
+            return 1.0
+        return self.target_s / max(self.num_steps - 1, 1) * self.num_plain / self.plain_s
+
+    @property
     def c(self) -> float:
-        """Time of one drafted level ÷ time of one target step; 0 before the second step."""
+        """Time of one drafted level ÷ that of a plain step, of any step where there is no plain one."""
         if not self.timed_levels or not self.target_s:
             return 0.0
-        return self.draft_s / self.timed_levels * (self.num_steps - 1) / self.target_s
+        return self.draft_s / self.timed_levels * (self.num_steps - 1) / self.target_s * self.verify_cost
 
     def to_dict(self) -> dict[str, Any]:
         """Return the statistics, ready for JSON; docs/statistics.md explains each key."""
@@ -235,16 +247,21 @@ class Statistics:
         return {name: ms / steps for name, ms in parts.items()}
 
     def _model(self) -> dict[str, float]:
-        """Return the measured α, γ, c and gain, and what the formulas predict from α, γ and c."""
+        """Return the measured α, γ, c and gain, what the formulas predict, and where the rest is lost."""
         alpha, gamma, c = self.alpha, self.gamma, self.c
-        best = best_gamma(alpha, c)
+        best, expected = best_gamma(alpha, c), walltime_gain(alpha, gamma, c)
+        at_plain_cost = self.acceptance_length / (gamma * c + 1)
+        realised = self.acceptance_length / (gamma * c + self.verify_cost)
         return {
             "alpha": alpha,
             "gamma": gamma,
             "c": c,
             "expected_tokens_per_step": expected_tokens(alpha, gamma),
-            "expected_gain": walltime_gain(alpha, gamma, c),
-            "realised_gain": self.acceptance_length / (gamma * c + 1),
+            "verify_cost": self.verify_cost,
+            "expected_gain": expected,
+            "realised_gain": realised,
+            "lost_to_acceptance": expected - at_plain_cost,
+            "lost_to_verification": at_plain_cost - realised,
             "best_gamma": best,
             "best_gain": walltime_gain(alpha, best, c),
         }

@@ -23,11 +23,11 @@ void drafts_free(void* growth) { delete static_cast<Growth*>(growth); }
 
 int drafts_grow(void* growth, const int32_t* read, size_t count, int range, int place, int agreement, int max_nodes, int max_depth,
                 const double* seconds, const double* row_s, double others_tokens, double rate, double node_s,
-                int32_t* tokens, int32_t* parents, int32_t* names) {
+                int32_t* tokens, int32_t* parents, int32_t* names, double* chances) {
   auto* each = static_cast<Growth*>(growth);
   each->read(read, count, range);
   Costs costs{seconds, row_s, others_tokens, rate, node_s};
-  return each->grow(place, agreement, max_nodes, max_depth, costs, {tokens, parents, names});
+  return each->grow(place, agreement, max_nodes, max_depth, costs, {tokens, parents, names, chances});
 }
 
 void drafts_learn(void* growth, const int32_t* tokens, size_t count) {

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from orchestrator.core.step_costs import Surface
 from orchestrator.core.tree import MAX_NODES, TokenTree
+from orchestrator.core.types import FloatArray
 from orchestrator.native.build import NativeLibrary, Unbuilt
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,8 @@ class CompiledGrowth:
         self._handle = self._library.drafts_new(estimates.handle, address, ids.ctypes.data, len(ids), is_chain)
         weakref.finalize(self, self._library.drafts_free, self._handle)
         self._tree = np.empty((3, MAX_NODES), np.int32)
-        self._outputs = [row.ctypes.data for row in self._tree]
+        self._chances = np.empty(MAX_NODES)
+        self._outputs = [row.ctypes.data for row in (*self._tree, self._chances)]
 
     def grow(
         self,
@@ -90,8 +92,8 @@ class CompiledGrowth:
         max_depth: int,
         costs: Surface,
         node_s: float,
-    ) -> tuple[TokenTree, list[int]]:
-        """Return the tree, and the sources of each node as bits: 1 prediction, 2 text, 4 token statistics.
+    ) -> tuple[TokenTree, list[int], FloatArray]:
+        """Return the tree, the sources of each node as bits (1 prediction, 2 text, 4 token statistics), its chance.
 
         read: the tokens that are new. temperature_range: of the request, as the counts tell it apart.
         place: in the prediction, −1 where it does not fit. agreement: before the place.
@@ -101,7 +103,7 @@ class CompiledGrowth:
         surface = costs.seconds.ctypes.data, costs.row_s.ctypes.data, costs.others_tokens, costs.rate, node_s
         size = self._library.drafts_grow(self._handle, new, len(read), *limits, *surface, *self._outputs)
         tokens, parents, names = self._tree[:, :size].copy()
-        return TokenTree(tokens, parents), names.tolist()
+        return TokenTree(tokens, parents), names.tolist(), self._chances[:size].copy()
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Compare the candidates of the last tree with the text that came."""
@@ -120,7 +122,7 @@ def _library() -> ctypes.CDLL | None:
     library.drafts_new.argtypes = [c_void_p, c_void_p, c_void_p, c_size_t, c_int]
     library.drafts_new.restype = c_void_p
     limits_and_costs = (c_int, c_int, c_int, c_int, c_int, c_void_p, c_void_p, c_double, c_double, c_double)
-    tree = (c_void_p, c_void_p, c_void_p)
+    tree = (c_void_p, c_void_p, c_void_p, c_void_p)
     library.drafts_grow.argtypes = (c_void_p, c_void_p, c_size_t, *limits_and_costs, *tree)
     library.drafts_grow.restype = c_int
     library.drafts_learn.argtypes, library.drafts_learn.restype = [c_void_p, c_void_p, c_size_t], None

@@ -65,9 +65,10 @@ struct Costs {
   double others_tokens, rate, node_s;
 };
 
-// Where a tree is written, by node 1…m: its token, its parent, the names of its sources.
+// Where a tree is written, by node 1…m: its token, its parent, the names of its sources, its chance.
 struct Tree {
   int32_t *tokens, *parents, *names;
+  double* chances;
 };
 
 inline int length_of(int length) { return length < kMaxLength * 3 / 2 ? std::min(length, kMaxLength) : kMaxLength + 1; }
@@ -108,6 +109,7 @@ class Growth {
       tree.tokens[num_nodes] = next.token;
       tree.parents[num_nodes] = next.parent;
       tree.names[num_nodes] = next.option.kind.names;
+      tree.chances[num_nodes] = -next.minus_chance;
       int node = ++num_nodes;
       children_[next.parent].emplace_back(next.token, node);
       expected -= next.minus_chance;

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import NamedTuple, Self
 
 from pydantic import Field
 
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.step_costs import Surface
 from orchestrator.core.tree import MAX_NODES, TokenTree
-from orchestrator.core.types import Acceptance
+from orchestrator.core.types import Acceptance, FloatArray, StepOptions
 from orchestrator.proposers.compiled_growth import growth_of
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.estimates import range_of
+from orchestrator.proposers.heads_of_auto import HeadsOfAuto
 from orchestrator.proposers.ledger import Meter
 from orchestrator.proposers.parameters import MethodConfig
+from orchestrator.proposers.ranks import paying
+from orchestrator.proposers.union import united
 
 #: Weight of all earlier measurements in the mean time of a node.
 DISCOUNT = 0.9
@@ -41,6 +45,14 @@ class AutoConfig(MethodConfig):
         return self if "tree" in self.model_fields_set else self.model_copy(update={"tree": False})
 
 
+class Grown(NamedTuple):
+    """A tree from all sources but the heads, the chances of its nodes, and whether a head should draft too."""
+
+    proposal: Proposal
+    chances: FloatArray
+    calls_head: bool
+
+
 class Auto(Proposer):
     """Grows one tree from all that may be drafted in this process, as large as it pays; often it drafts nothing.
 
@@ -57,27 +69,80 @@ class Auto(Proposer):
     def __init__(self, config: AutoConfig, dependencies: ProposerDependencies) -> None:
         self._most = Budget(config.max_nodes, config.draft_len)
         self._growth = growth_of(dependencies, config.is_chain)
-        self._meter = Meter(dependencies.step_costs)
-        self._node_s = 0.0
+        self._heads = None if config.is_chain or not dependencies.drafters else HeadsOfAuto(dependencies)
+        self._meter, self._clock = Meter(dependencies.step_costs), dependencies.step_costs.clock
+        self._node_s = self._begun_s = 0.0
+        self._begun: Grown | None = None
 
     @property
     def num_plain(self) -> int:
         """Return how many proposals are bare roots: while drafts pause, that is known beforehand."""
         return self._meter.num_plain
 
+    @property
+    def options(self) -> StepOptions:
+        """What the head in use needs from the step."""
+        return self._heads.options if self._heads else StepOptions()
+
+    def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
+        """Let a head begin if it is to draft for this step."""
+        if self._heads and self._heads.name and (surface := self._meter.surface()):
+            began_s, budget = self._clock(), budget.within(self._most)
+            self._begun = self._grow(context, sampling, budget, surface)
+            if self._begun.calls_head:
+                self._heads.begin(context, sampling, budget)
+            self._begun_s = self._clock() - began_s
+
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the best tree, or a bare root."""
-        proposal = Proposal.empty()
-        if surface := self._meter.begin():
-            budget = budget.within(self._most)
-            proposal = self._growth.grow(context, budget, surface, self._node_s, range_of(sampling))
-        self._meter.sent(proposal, may_rest=True)
-        if not self._meter.is_first:
-            node_s = self._meter.draft_s / (proposal.tree.num_nodes + 1)
-            self._node_s = DISCOUNT * self._node_s + (1 - DISCOUNT) * node_s
+        surface, budget = self._meter.begin(self._begun_s), budget.within(self._most)
+        grown, self._begun, self._begun_s = self._begun, None, 0.0
+        if surface and not grown:
+            grown = self._grow(context, sampling, budget, surface)
+        proposal = self._chosen(grown, context, sampling, budget, surface) if grown else Proposal.empty()
+        if surface and self._heads and not self._meter.is_first:
+            self._heads.choose(self._meter.rate, budget.max_depth + 1, surface, range_of(sampling))
+        self._meter.sent(proposal, may_rest=not (self._heads and self._heads.name))
+        if self._heads:
+            self._heads.sent(self._meter.num_plain)
         return proposal
+
+    def _chosen(
+        self, grown: Grown, context: Context, sampling: Sampling, budget: Budget, surface: Surface | None
+    ) -> Proposal:
+        """Return what is sent of all candidates. A head that has begun is heard, though a pause begins now."""
+        if not (self._heads and grown.calls_head):
+            return grown.proposal if surface else Proposal.empty()
+        drafted = self._heads.propose(context, sampling, budget)
+        return self._united(grown, drafted, surface).cut(budget) if surface else Proposal.empty()
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Learn what the step cost, and how far the candidates agree with the text."""
         self._growth.learn(acceptance.tokens(tree))
-        self._meter.answered(tree, acceptance)
+        step_s = self._meter.answered(tree, acceptance)
+        if self._heads:
+            self._heads.observe(tree, acceptance, step_s)
+
+    def close(self) -> None:
+        """Free what the heads hold."""
+        if self._heads:
+            self._heads.close()
+
+    def _grow(self, context: Context, sampling: Sampling, budget: Budget, surface: Surface) -> Grown:
+        """Return the tree of what is drafted in this process without a head, and whether a head should draft too."""
+        began_s = self._clock()
+        proposal = self._growth.grow(context, budget, surface, self._node_s, range_of(sampling))
+        chances, num_nodes = self._growth.chances, proposal.tree.num_nodes
+        if not self._meter.is_first:
+            node_s = (self._clock() - began_s) / (num_nodes + 1)
+            self._node_s = DISCOUNT * self._node_s + (1 - DISCOUNT) * node_s
+        tokens = 1.0 + surface.others_tokens + float(chances.sum())
+        rate = tokens / float(surface.seconds[num_nodes]) if num_nodes else surface.rate
+        return Grown(proposal, chances, bool(self._heads and budget.max_depth and self._heads.wants(rate, surface)))
+
+    def _united(self, grown: Grown, drafted: Proposal, surface: Surface) -> Proposal:
+        """Return the nodes of both trees that pay; the time to draft them is spent."""
+        assert self._heads
+        proposal, chances = united(grown.proposal, grown.chances, drafted, self._heads.ranks.chances(drafted.tree))
+        spent_s = self._clock() - self._meter.began_s
+        return proposal.only(paying(chances, surface, spent_s))

@@ -6,9 +6,12 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Protocol
 
+import numpy as np
+
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal
 from orchestrator.core.step_costs import Surface
+from orchestrator.core.types import FloatArray
 from orchestrator.native.drafts import CompiledEstimates, CompiledGrowth, CompiledTables
 from orchestrator.proposers.candidates import (
     CandidateSource,
@@ -29,7 +32,12 @@ SOURCES = tuple("+".join(name for bit, name in enumerate(NAMES) if bits >> bit &
 
 
 class AnyGrowth(Protocol):
-    """Grows the trees of one request, and learns from the text that comes."""
+    """Grows the trees of one request, and learns from the text that comes.
+
+    chances: (m,) float64, of the nodes of the last tree, that their whole path is accepted.
+    """
+
+    chances: FloatArray
 
     def grow(
         self, context: Context, budget: Budget, surface: Surface, node_s: float, temperature_range: int = 0
@@ -49,6 +57,7 @@ class NativeGrowth:
         self._growth = CompiledGrowth(compiled, tables, prediction, is_chain)
         self._prediction = PredictionCandidates(Predicted(PredictedConfig(), dependencies)) if prediction else None
         self._num_read = 0
+        self.chances = np.empty(0)
 
     def grow(
         self, context: Context, budget: Budget, surface: Surface, node_s: float, temperature_range: int = 0
@@ -58,7 +67,7 @@ class NativeGrowth:
         place = self._prediction.start(context) if self._prediction else None
         index, agreement = place or (-1, 0)
         limits = index, agreement, budget.max_nodes, budget.max_depth
-        tree, names = self._growth.grow(read, temperature_range, *limits, surface, node_s)
+        tree, names, self.chances = self._growth.grow(read, temperature_range, *limits, surface, node_s)
         return Proposal(tree, tuple(SOURCES[bits] for bits in names))
 
     def learn(self, tokens: Sequence[int]) -> None:

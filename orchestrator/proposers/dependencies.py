@@ -8,7 +8,7 @@ from typing import Protocol
 
 from orchestrator.core.context import Context
 from orchestrator.core.methods import METHODS, Method
-from orchestrator.core.proposal import Budget
+from orchestrator.core.proposal import Budget, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.tree import MAX_NODES, TokenTree
@@ -18,6 +18,7 @@ from orchestrator.proposers.corpus import Corpus
 from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.memory import Recollection
 from orchestrator.proposers.tables import Tables
+from orchestrator.proposers.yields import HeadYields
 from orchestrator.sampling.grammar_matcher import Matcher
 
 #: What a client returns if the drafter is late, fails, or breaks the protocol.
@@ -56,7 +57,8 @@ class ProposerDependencies:
     shared_adjacency: returns the adjacency matrix that requests of this one's salt share; None: they share nothing.
     matcher: the position of the output in the grammar that it must match, if there is one.
     step_costs, estimates: what the process has learnt of the target's steps and of the drafts of all requests.
-    method: the method that is built; the registry sets it.
+    drafters: those that `auto` may use. yields: what they have brought to all requests.
+    method: the method that is built. build: returns the proposer of another method. The registry sets both.
     """
 
     drafter_client: Callable[[str], DrafterClient]
@@ -71,4 +73,7 @@ class ProposerDependencies:
     matcher: Matcher | None = None
     step_costs: StepCosts = field(default_factory=StepCosts)
     estimates: AcceptanceEstimates = field(default_factory=AcceptanceEstimates)
+    drafters: frozenset[str] = frozenset()
+    yields: HeadYields = field(default_factory=HeadYields)
     method: Method = METHODS["none"]
+    build: Callable[[str], Proposer] | None = None

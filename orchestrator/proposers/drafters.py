@@ -77,14 +77,19 @@ class HeadConfig(MethodConfig):
         """Most levels of the tree."""
         return MAX_DEPTH
 
+    def under(self, sampling: Sampling, head: HeadInput) -> HeadInput:
+        """Return a head's input for a request with this sampling."""
+        return head
+
 
 class StaticConfig(HeadConfig):
     """choices: the tree, as all its nodes or as its leaf paths; empty = the head's own, its best `max_nodes` nodes.
 
-    Choices are cut only if max_nodes is set.
+    Choices are cut only if max_nodes is set. draws: under a rule that reads q, the nodes are sampled from it.
     """
 
     choices: Choices = TokenTree.bare()
+    draws: bool = True
 
     @model_validator(mode="after")
     def _make_room(self) -> Self:
@@ -97,6 +102,14 @@ class StaticConfig(HeadConfig):
     def shape(self) -> HeadInput:
         """The static tree, and how likely its nodes must seem."""
         return HeadInput(choices=self.choices, min_prob=self.min_prob)
+
+    def under(self, sampling: Sampling, head: HeadInput) -> HeadInput:
+        """Let the head sample where the rule weighs p against q."""
+        return replace(head, draws=self.draws and sampling.rule.uses_q and not sampling.greedy)
+
+    def as_member(self) -> Self:
+        """Return the parameters beside other methods' drafts, among which sampled ones would lose their q."""
+        return self.model_copy(update={"draws": False})
 
 
 class DynamicConfig(HeadConfig):
@@ -157,13 +170,13 @@ class HeadProposer(Proposer):
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
         """Begin the call of the head."""
-        head, budget = self._call(budget)
+        head, budget = self._call(sampling, budget)
         if budget.max_nodes:
             self._client.begin(context, sampling, budget, head)
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the head's tree."""
-        head, budget = self._call(budget)
+        head, budget = self._call(sampling, budget)
         self._features = None
         self._lacks_from = len(context) - 1
         if not budget.max_nodes:
@@ -171,13 +184,13 @@ class HeadProposer(Proposer):
         response = self._client.propose(context, sampling, budget, head)
         if self._method.reads_every_state and response.cached_len >= 0:
             self._lacks_from = response.cached_len
-        return Proposal.of(response.tree, self.name)
+        return Proposal(response.tree, (self.name,) * response.tree.num_nodes, response.q)
 
-    def _call(self, budget: Budget) -> tuple[HeadInput, Budget]:
+    def _call(self, sampling: Sampling, budget: Budget) -> tuple[HeadInput, Budget]:
         """Return what the head gets, and the budget of its tree: without nodes if it is not to be called."""
         head, depth = self._features or self._config.shape, min(self._config.max_depth, budget.max_depth)
         can_draft = depth and (head.features is not None or self._method.reads_every_state)
-        return head, Budget(budget.max_nodes if can_draft else 0, depth)
+        return self._config.under(sampling, head), Budget(budget.max_nodes if can_draft else 0, depth)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Keep the new states for the next call; a head without a cache gets the newest only."""

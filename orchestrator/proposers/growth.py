@@ -57,6 +57,7 @@ class Grown:
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.names: list[str] = []
+        self.chances: list[float] = []
         self.options: list[Sequence[Option]] = []
         self.children: list[dict[int, int]] = []
 
@@ -70,6 +71,7 @@ class Growth:
     """Grows the trees of one request, and learns from the text that comes.
 
     is_chain: each node gets its likeliest child alone.
+    chances: (m,) float64, of the nodes of the last tree, that their whole path is accepted.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Growth:
         self._max_depth = self._range = 0
         self._num_judged = 0
         self._grown = Grown()
+        self.chances = np.empty(0)
 
     def grow(
         self, context: Context, budget: Budget, surface: Surface, node_s: float, temperature_range: int = 0
@@ -108,6 +111,7 @@ class Growth:
             grown.tokens.append(option.token)
             grown.parents.append(parent)
             grown.names.append(option.kind[0])
+            grown.chances.append(-minus_chance)
             node = len(grown.tokens)
             grown.children[parent][option.token] = node
             tokens -= minus_chance
@@ -115,6 +119,7 @@ class Growth:
                 rate, num_best = tokens / step_s, node
             after = (source.after(state, option.token) for source, state in zip(self._sources, states, strict=True))
             self._expand(heap, node, depth, -minus_chance, tuple(after))
+        self.chances = np.array(grown.chances[:num_best])
         return grown.proposal(num_best) if num_best else Proposal.empty()
 
     def learn(self, tokens: Sequence[int]) -> None:

@@ -22,6 +22,8 @@ LONGEST_PAUSE = 1024
 MEASURED_STEPS = 4
 #: Where no draft pays, the next one is looked for after 1, 2, 4 steps and so on, at most after so many.
 LONGEST_REST = 16
+#: Weight of all earlier steps in a request's rate.
+DISCOUNT = 0.95
 
 
 class Ledger:
@@ -79,20 +81,24 @@ class Meter:
     """Measures the steps of one request: for the costs of all requests, and for its own ledger.
 
     is_first: until the first step, whose pass holds the prompt and whose proposal reads it, is answered.
-    draft_s: time of the last proposal.
+    draft_s: time of the last proposal. began_s: when it began, by the clock of the costs.
     """
 
     def __init__(self, costs: StepCosts) -> None:
         self.is_first = True
         self.draft_s = 0.0
         self._costs, self._ledger = costs, Ledger()
-        self._began_s = self._sent_s = 0.0
+        self.began_s = self._sent_s = 0.0
         self._rest_len = 0
+        self._tokens = self._seconds = 0.0
         self._rest = Rest()
 
-    def begin(self) -> Surface | None:
-        """Note that a proposal begins; return what rows cost, None if the step should be a plain one."""
-        self._began_s = self._costs.clock()
+    def begin(self, spent_s: float = 0.0) -> Surface | None:
+        """Note that a proposal begins; return what rows cost, None if the step should be a plain one.
+
+        spent_s: time that has been spent on it before.
+        """
+        self.began_s = self._costs.clock() - spent_s
         if not (self.is_first or self._ledger.pause) and self._costs.wants_plain:
             self._ledger.begin_pause(MEASURED_STEPS)
         return self.surface()
@@ -109,7 +115,7 @@ class Meter:
     def sent(self, proposal: Proposal, *, may_rest: bool = False) -> None:
         """Note that the proposal is made. may_rest: plain steps may follow without another one."""
         self._sent_s = self._costs.clock()
-        self.draft_s = self._sent_s - self._began_s
+        self.draft_s = self._sent_s - self.began_s
         if proposal.tree.num_nodes:
             self._rest_len = 0
         elif may_rest and not (self._ledger.pause or self.is_first):
@@ -124,19 +130,29 @@ class Meter:
             self._rest_len = min(max(2 * self._rest_len, 1), LONGEST_REST, int(lost_s / (LOSS * plain_s(surface))))
             self._ledger.begin_pause(self._rest_len, lost_s if self._rest_len else 0.0)
 
-    def answered(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Note the answer to a step. The time that it waited for passes of other requests is not its cost."""
+    def answered(self, tree: TokenTree, acceptance: Acceptance) -> float:
+        """Note the answer to a step; return what it cost. That excludes the wait for passes of other requests."""
         if self.is_first:
             self.is_first = False
-            return
+            return 0.0
         if self._ledger.pause:
             self._note_rest(acceptance)
-            return
+            return self._note_rate(1, plain_s(surface) if (surface := self._costs.surface()) else 0.0)
         num_rows, step_s = tree.num_nodes + 1, self._costs.clock() - self._sent_s - 1e-6 * acceptance.queue_us
         self._costs.observe(num_rows, acceptance.num_in_pass, acceptance.num_tokens, step_s)
         if surface := self._costs.surface():
             step_s = float(surface.seconds[num_rows - 1]) + self.draft_s
             self._ledger.observe(acceptance.num_tokens, step_s, plain_s(surface))
+        return self._note_rate(acceptance.num_tokens, step_s)
+
+    @property
+    def rate(self) -> float:
+        """Tokens of the request per second of its last steps; 0 before the first."""
+        return self._tokens / self._seconds if self._seconds else 0.0
+
+    def _note_rate(self, num_tokens: int, step_s: float) -> float:
+        self._tokens, self._seconds = DISCOUNT * self._tokens + num_tokens, DISCOUNT * self._seconds + step_s
+        return step_s
 
     def _note_rest(self, acceptance: Acceptance) -> None:
         """Note a step of a pause; they may be made several at a time, so only their sum is measured."""

@@ -42,6 +42,10 @@ class MethodConfig(Declaration):
         """Return the parameters for a rule or an engine that takes chains alone, if the method adapts to that."""
         return self
 
+    def as_member(self) -> Self:
+        """Return the parameters of a method whose drafts stand beside those of others."""
+        return self
+
 
 def config_of(
     config: type[Config], method: str, values: Mapping[str, Any], aliases: Mapping[str, int] = MappingProxyType({})

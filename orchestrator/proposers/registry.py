@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from importlib import import_module
 from operator import or_
 from typing import Any, NamedTuple
@@ -102,16 +102,26 @@ class SelectedMethod(NamedTuple):
             return Sized(self._unsized(dependencies), dependencies.step_costs, dependencies.estimates)
         return self._unsized(dependencies)
 
+    def _as_member(self, dependencies: ProposerDependencies) -> Proposer:
+        return self._replace(config=self.config.as_member())._unsized(dependencies)
+
     def _unsized(self, dependencies: ProposerDependencies) -> Proposer:
         if self.members:
-            members = [Guarded(member._unsized(dependencies), dependencies.vocab_size) for member in self.members]
+            members = [Guarded(member._as_member(dependencies), dependencies.vocab_size) for member in self.members]
             return Union(members, [member.config.max_nodes for member in self.members])
         config = self.config
         may_grow = config.adaptive and self.declaration.can_be_cut and "draft_len" not in config.model_fields_set
         if may_grow and "draft_len" in type(config).model_fields:
             config = config.model_copy(update={"draft_len": ADAPTIVE_LEN})
-        proposer: Proposer = load(self.declaration.proposer)(config, replace(dependencies, method=self.declaration))
+        own = replace(dependencies, method=self.declaration, build=partial(_guarded, dependencies))
+        proposer: Proposer = load(self.declaration.proposer)(config, own)
         return proposer
+
+
+def _guarded(dependencies: ProposerDependencies, name: str) -> Proposer:
+    """Return the proposer of a method with its default parameters, whose failure leaves other proposers alone."""
+    selected = select_method(name, "", dependencies.drafters, {})
+    return Guarded(selected._as_member(dependencies), dependencies.vocab_size)
 
 
 def select_method(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from orchestrator.core.context import Context
@@ -11,12 +9,11 @@ from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts, Surface
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Acceptance, FloatArray, StepOptions
+from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.ledger import Meter
+from orchestrator.proposers.ranks import RankEstimates, paying
 
-#: The chance of a node, or of a level, before any outcome: optimistic, so that drafts are tried.
-PRIOR = 0.8
 #: Where no draft pays, one is made at every PROBE-th step, to see whether that has changed.
 PROBE = 64
 #: Weight of all earlier measurements in the mean time and in the mean rows of a level.
@@ -37,7 +34,7 @@ class Sized(Proposer):
 
     def __init__(self, proposer: Proposer, costs: StepCosts, estimates: AcceptanceEstimates) -> None:
         self.name = proposer.name
-        self._proposer, self._estimates = proposer, estimates
+        self._proposer, self._ranks = proposer, RankEstimates(estimates, proposer.name)
         self._meter = Meter(costs)
         self._drafted = Proposal.empty()
         self._limits: Budget | None = None
@@ -72,12 +69,14 @@ class Sized(Proposer):
         if levels and not self._meter.is_first:
             self._level_s = DISCOUNT * self._level_s + (1 - DISCOUNT) * self._meter.draft_s / levels
             self._level_rows = DISCOUNT * self._level_rows + (1 - DISCOUNT) * self._drafted.tree.num_nodes / levels
-        return self._cut(sent, surface) if surface else sent
+        if not surface:
+            return sent
+        return sent.only(paying(self._ranks.path_chances(sent.tree), surface, self._meter.draft_s))
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Learn how far the whole draft agrees with the text, and what the step cost."""
         self._proposer.observe(tree, acceptance)
-        self._learn(acceptance.tokens(tree))
+        self._ranks.learn(self._drafted.tree, acceptance.tokens(tree))
         self._num_steps += 1
         self._meter.answered(tree, acceptance)
 
@@ -93,49 +92,10 @@ class Sized(Proposer):
     def _depth(self, budget: Budget, surface: Surface) -> int:
         """Return the number of levels with the highest rate, γ for a chain; a level has as many rows as lately."""
         most = min(budget.max_depth, budget.max_nodes)
-        chances = np.cumprod([self._chance(depth, 0) for depth in range(1, most + 1)])
+        chances = np.cumprod([self._ranks.chance(depth, 0) for depth in range(1, most + 1)])
         tokens = 1.0 + surface.others_tokens + np.concatenate([[0.0], np.cumsum(chances)])
         levels = np.arange(most + 1)
         rows = np.minimum(self._level_rows * levels, len(surface.seconds) - 1).astype(np.intp)
         rates = tokens / (surface.seconds[rows] + self._level_s * levels)
         best = int(rates.argmax()) if rates.max() > surface.rate else 0
         return best if best or self._num_steps % PROBE else min(most, 1)
-
-    def _cut(self, proposal: Proposal, surface: Surface) -> Proposal:
-        """Return the nodes with the highest rate; the time to draft them is spent."""
-        chances = self._path_chances(proposal.tree)
-        order = np.argsort(-chances, kind="stable")  # of equal chances the parent first
-        tokens = 1.0 + surface.others_tokens + np.concatenate([[0.0], chances[order].cumsum()])
-        gains = tokens - surface.rate * (surface.seconds[: len(tokens)] - surface.seconds[0])
-        rates = tokens / (surface.seconds[: len(tokens)] + self._meter.draft_s)
-        best = int(rates.argmax()) if gains.max() > gains[0] else 0
-        return proposal.only(np.sort(order[:best]).astype(np.int32) + 1)
-
-    def _path_chances(self, tree: TokenTree) -> FloatArray:
-        """Return for the nodes 1…m the chance that all nodes of their paths are accepted, (m,) float64."""
-        chances = [1.0] * (tree.num_nodes + 1)
-        for parent, rank, node in _ranked(tree):
-            chances[node] = chances[parent] * self._chance(int(tree.depths[node]), rank)
-        return np.array(chances[1:])
-
-    def _chance(self, depth: int, rank: int) -> float:
-        return self._estimates.probability((self.name, depth, rank), PRIOR if rank == 0 else PRIOR / 4)
-
-    def _learn(self, tokens: list[int]) -> None:
-        """Count the outcomes of all children on the way of the text through the draft."""
-        tree, node = self._drafted.tree, 0
-        for depth, token in enumerate(tokens, start=1):
-            children = tree.children[node]
-            for rank, candidate in enumerate(children):
-                self._estimates.observe((self.name, depth, rank), candidate == token)
-            if token not in children:
-                return
-            node = children[token]
-
-
-def _ranked(tree: TokenTree) -> Iterator[tuple[int, int, int]]:
-    """Yield the parent, the rank among its siblings and the number of every node; parents before their children."""
-    num_children = [0] * (tree.num_nodes + 1)
-    for node, parent in enumerate(tree.parents.tolist(), start=1):
-        yield parent, num_children[parent], node
-        num_children[parent] += 1

@@ -20,6 +20,7 @@ from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.registry import select_method
 from orchestrator.proposers.tables import load_tables
+from orchestrator.proposers.yields import HeadYields
 from orchestrator.sampling.grammar import Grammars
 from orchestrator.wire.target import StepRequest
 
@@ -33,7 +34,7 @@ class ProposerSources:
     def __init__(self, config: ServingConfig, checkpoint: Checkpoint, memory: Memory | None = None) -> None:
         self.grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
         self._checkpoint, self._memory = checkpoint, memory
-        self._step_costs, self._estimates = StepCosts(), AcceptanceEstimates()
+        self._step_costs, self._estimates, self._yields = StepCosts(), AcceptanceEstimates(), HeadYields()
         self._corpus = load_corpus_index(config.corpus_index, checkpoint.tokenizer) if config.corpus_index else None
         self._matrices = SharedMatrices(checkpoint.vocab_size) if config.remember_tokens else None
         self._tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
@@ -45,8 +46,12 @@ class ProposerSources:
         max_nodes: int,
         cache_salt: str,
         drafter_client: Callable[[str], DrafterClient],
+        drafters: frozenset[str] = frozenset(),
     ) -> ProposerDependencies:
-        """Return what the proposers of one request may draft from; drafter_client: makes its client of a drafter."""
+        """Return what the proposers of one request may draft from.
+
+        drafter_client: makes the request's client of a drafter. drafters: those in this process.
+        """
         options = sampling.logits_options
         return ProposerDependencies(
             drafter_client=drafter_client,
@@ -61,6 +66,8 @@ class ProposerSources:
             matcher=self.grammars.matcher(options.grammar, options.end_ids) if options.grammar else None,
             step_costs=self._step_costs,
             estimates=self._estimates,
+            drafters=drafters,
+            yields=self._yields,
         )
 
 
@@ -85,7 +92,9 @@ class RunProposers:
             run.limits.max_nodes,
             salt,
             lambda name: LocalDrafterClient(name, self._drafters[name], salt, self._limit_s),
+            frozenset(self._drafters),
         )
         plan = select_method(run.method, run.config, frozenset(self._drafters), {})
         # A drafter keeps to its limit by itself, and drafts again when the machine is less busy.
-        return plan.proposer(dependencies, math.inf if plan.drafter else self._limit_s)
+        calls = plan.drafter or (self._drafters and plan.declaration.uses_drafters)
+        return plan.proposer(dependencies, math.inf if calls else self._limit_s)

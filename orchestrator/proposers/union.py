@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 from pydantic import Field
 
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree, TreeBuilder
-from orchestrator.core.types import Acceptance, HiddenStates, StepOptions
+from orchestrator.core.types import Acceptance, FloatArray, HiddenStates, StepOptions
 from orchestrator.proposers.parameters import MethodConfig
 
 
@@ -49,7 +50,7 @@ class Union(Proposer):
         for place, (member, cap) in enumerate(zip(self._members, self._caps, strict=True)):
             share = -(-(budget.max_nodes - tree.num_nodes) // (len(self._members) - place))
             member_budget = Budget(min(share, cap), budget.max_depth)
-            _merge(tree, sources, member.propose(context, sampling, member_budget).cut(member_budget))
+            merge(tree, sources, member.propose(context, sampling, member_budget).cut(member_budget))
         return Proposal(tree.build(), tuple(sources))
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
@@ -64,7 +65,35 @@ class Union(Proposer):
             member.close()
 
 
-def _merge(tree: TreeBuilder, sources: list[str], proposal: Proposal) -> None:
+def united(
+    grown: Proposal, chances: FloatArray, drafted: Proposal, drafted_chances: Sequence[float]
+) -> tuple[Proposal, FloatArray]:
+    """Return both trees in one, the nodes of `grown` first, and the chances of all paths, (k,) float64.
+
+    chances: (m,) float64, of the paths of `grown`. drafted_chances: of each node of `drafted`, if its parent comes.
+    A token that stands beside others can only come where they do not. No path is likelier than the one to its parent.
+    """
+    tree, sources, paths = TreeBuilder(), list[str](), [1.0, *chances.tolist()]
+    merge(tree, sources, grown)
+    rest = [1.0] * len(paths)  # of each node: what its children leave
+    for node, parent in enumerate(grown.tree.parents.tolist(), start=1):
+        rest[parent] = max(rest[parent] - paths[node] / paths[parent], 0.0)
+    nodes = [0]
+    edges = zip(drafted.tree.parents.tolist(), drafted.tree.tokens.tolist(), drafted_chances, strict=True)
+    for (parent, token, chance), source in zip(edges, drafted.sources, strict=True):
+        above = nodes[parent]
+        node = tree.add(above, token)
+        if node > len(sources):
+            sources.append(source)
+            paths.append(paths[above] * chance * (rest[above] if above < len(rest) else 1.0))
+        else:
+            sources[node - 1] += f"+{source}"
+            paths[node] = max(paths[node], paths[above] * chance)
+        nodes.append(node)
+    return Proposal(tree.build(), tuple(sources)), np.array(paths[1:])
+
+
+def merge(tree: TreeBuilder, sources: list[str], proposal: Proposal) -> None:
     """Add a proposal's nodes to the tree; a node that exists already gets another source."""
     nodes = [0]
     edges = zip(proposal.tree.parents.tolist(), proposal.tree.tokens.tolist(), proposal.sources, strict=True)

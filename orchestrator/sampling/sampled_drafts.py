@@ -47,6 +47,18 @@ def sample_draft(q: Distribution, position: int, sampling: Sampling, prefix_len:
     return int(q.ids[(log(q.probs) + noise).argmax()])
 
 
+def sample_siblings(q: Distribution, position: int, sampling: Sampling, prefix_len: int, count: int) -> IdArray:
+    """Return `count` tokens sampled from q without replacement, in the order in which they were; all if q has fewer.
+
+    Invariant: the first has the law q, each other one that of q without those before it. They are the tokens with the
+    highest log q + noise of the drafter (Gumbel-top-k; Kool et al. 2019, arXiv:1903.06059).
+    """
+    noise = gumbel(sampling.seed, position, q.ids, Stream.DRAFT, prefix_len)
+    order = np.argsort(-(log(q.probs) + noise), kind="stable")
+    tokens: IdArray = q.ids[order[:count]]
+    return tokens
+
+
 def truncated(q: Distribution, sampling: Sampling) -> Distribution:
     """Return q under a request's temperature and truncation."""
     if (compiled := sampler()) is not None:

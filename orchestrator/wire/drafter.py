@@ -70,7 +70,7 @@ def unpack_draft_request(tensors: Incoming) -> DraftRequest:
 
 def _pack_head_input(head: HeadInput) -> Tensors:
     tensors = pack_ids("choice_ranks", head.choices.tokens) | pack_ids("choice_parents", head.choices.parents)
-    tensors |= pack_nonzero(width=head.width)
+    tensors |= pack_nonzero(width=head.width, draws=int(head.draws))
     if head.min_prob:
         tensors["min_prob"] = np.array([head.min_prob])
     if head.features is None or not len(head.features):
@@ -86,7 +86,8 @@ def _unpack_head_input(tensors: Incoming) -> HeadInput:
     if not 0.0 <= min_prob <= 1.0:
         raise EngineError(f"min_prob must be in 0..1, got {min_prob} in an engine call")
     width = bounded(tensors, "width", MAX_WIDTH, 0)
-    return HeadInput(features, scalar(tensors, "features_start", 0), choices, width, min_prob)
+    draws = bool(bounded(tensors, "draws", 1, 0))
+    return HeadInput(features, scalar(tensors, "features_start", 0), choices, width, min_prob, draws)
 
 
 def pack_draft_response(response: DraftResponse) -> Tensors:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from orchestrator.core.sampling_params import Rule, Sampling
+from orchestrator.core.sampling_params import Rule
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Distribution, DraftResponse
-from orchestrator.sampling.sampled_drafts import MAX_CANDIDATES, draft_distribution, sample_draft
+from orchestrator.core.types import DraftResponse
+from orchestrator.sampling.sampled_drafts import sample_draft
 from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import EngineCall
 from runtime.engine.paged import PagedEngine
@@ -20,7 +18,7 @@ from runtime.kv.batch import Segment
 from runtime.native.chains import NativeChain
 from runtime.native.model import NativeModel
 from runtime.sampling import served
-from runtime.sampling.elementary import exp
+from runtime.sampling.drafts import candidates
 
 DraftCall = EngineCall[DraftRequest]
 
@@ -122,18 +120,9 @@ def _next_tokens(calls: list[DraftCall], logits: Tensor) -> list[int]:
             for row, (score,) in zip(coupled, best.scores.tolist(), strict=True):
                 calls[row].score += score
     if others := [row for row in range(len(calls)) if row not in tokens]:
-        sampled_from = _candidates(logits[others], [samplings[row] for row in others])
+        sampled_from = candidates(logits[others], [samplings[row] for row in others])
         for row, q in zip(others, sampled_from, strict=True):
             calls[row].q.append(q)
             tokens[row] = sample_draft(q, positions[row], samplings[row], calls[row].delta.prefix_len)
             calls[row].score += float(np.log(q.probs[np.searchsorted(q.ids, tokens[row])]))
     return [tokens[row] for row in range(len(calls))]
-
-
-def _candidates(logits: Tensor, samplings: Sequence[Sampling]) -> list[Distribution]:
-    """Return q of every row, its MAX_CANDIDATES most probable tokens; logits: (n, V)."""
-    log_q = served.log_p(logits, samplings)
-    top = log_q.topk(min(MAX_CANDIDATES, log_q.shape[-1]), dim=-1)
-    ids, order = top.indices.sort(dim=-1)
-    probs = exp(top.values.gather(-1, order))
-    return [draft_distribution(*row) for row in zip(ids.int().cpu().numpy(), probs.cpu().numpy(), strict=True)]

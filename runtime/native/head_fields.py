@@ -34,5 +34,7 @@ class DraftingFields(Structure):
             "states",
         )),
         *((name, c_int32) for name in ("num_positions", "num_slots", "block_tokens")),
-        *((name, c_void_p) for name in ("tree_sizes", "tree_tokens", "tree_parents", "selection_s")),
+        *((name, c_void_p) for name in (
+            "tree_sizes", "tree_tokens", "tree_parents", "q_sizes", "q_tokens", "q_weights", "selection_s",
+        )),
     ]  # fmt: skip

@@ -27,6 +27,8 @@ const char* Head::refusal(const Drafting& d) const {
 const char* Head::refusal_of(const Drafting& d, const DraftCall& c) const {
   if (c.root < 0 || c.root >= vocab_size) return "root: a token outside the vocabulary";
   if (c.max_nodes < 1 || c.max_nodes > d.max_tree) return "max_nodes: beyond the arrays of the trees";
+  if (c.ranking.draws && (!d.q_sizes || !c.num_choices || c.ranking.takes_argmax))
+    return "draws: for static trees of sampled tokens, with room for q";
   if (c.max_depth < 1 || (c.num_choices ? c.num_choices > c.max_nodes : c.width < 1 || c.width > d.max_tree))
     return "the tree has no shape";
   if (c.num_rows < 1 || !is_within(c.first_row, c.num_rows, d.num_rows)) return "first_row: beyond the rows";
@@ -49,7 +51,7 @@ void Head::draft(const Drafting& drafting) {
     const DraftCall& c = drafting.calls[i];
     all.emplace_back(i, c, TreeShape{c.max_nodes, c.max_depth, c.width, is_beam_search(), c.num_choices,
                                   drafting.choice_parents + c.first_choice, drafting.choice_ranks + c.first_choice,
-                                  c.min_score});
+                                  c.min_score, c.ranking.draws});
   }
   Drafts live;
   for (Draft& draft : all) live.push_back(&draft);
@@ -79,9 +81,14 @@ void Head::add_level(const Drafts& drafts, double& selection_s) {
     const int64_t position = draft->call.position + tree.candidates[tree.frontier[0]].depth;
     guesses_.resize(size_t(count) * k);
     counts_.resize(count);
-    for (int i = 0; i < count; ++i, rows += num_logits())
+    for (int i = 0; i < count; ++i, rows += num_logits()) {
       counts_[i] = ranker_.rank(rows, num_logits(), draft_ids(), draft->call.ranking, position, k,
                                 guesses_.data() + size_t(i) * k);
+      if (!draft->call.ranking.draws) continue;
+      draft->q.resize(tree.candidates.size());
+      if (!shares_row()) draft->q[tree.frontier[i]] = ranker_.weights();
+      else for (const int node : tree.frontier) draft->q[node] = ranker_.weights();
+    }
     tree.add_children({guesses_.data(), counts_.data(), k}, shares_row());
     draft->states.resize(tree.candidates.size(), -1);
   }
@@ -100,6 +107,20 @@ void Head::write(const Drafting& drafting, const std::vector<Draft>& drafts) con
       drafting.tree_parents[place] = number[tree.candidates[nodes[i]].parent];
     }
     drafting.tree_sizes[call] = int32_t(nodes.size());
+    if (drafting.q_sizes) write_q(drafting, call, drafts[call], number);
+  }
+}
+
+// number: of each candidate in the tree, 0 for those that are not in it, and for the root.
+void Head::write_q(const Drafting& drafting, size_t call, const Draft& draft,
+                   const std::vector<int32_t>& number) const {
+  for (size_t node = 0; node < draft.q.size(); ++node) {
+    if (node && !number[node]) continue;
+    const size_t place = call * (size_t(drafting.max_tree) + 1) + number[node];
+    const Weights& q = draft.q[node];
+    drafting.q_sizes[place] = int32_t(q.tokens.size());
+    std::copy(q.tokens.begin(), q.tokens.end(), drafting.q_tokens + place * kMaxSampled);
+    std::copy(q.weights.begin(), q.weights.end(), drafting.q_weights + place * kMaxSampled);
   }
 }
 

@@ -42,6 +42,10 @@ struct Drafting {
   float *cache, *states;                     // (2, kv_heads, num_slots, head_dim) and (num_slots, hidden_size)
   int32_t num_positions, num_slots, block_tokens;
   int32_t *tree_sizes, *tree_tokens, *tree_parents;  // (num_calls) and (num_calls, max_tree): the drafts
+  // (num_calls, max_tree + 1) and (num_calls, max_tree + 1, kMaxSampled): what the children of each node of the tree,
+  // the root first, were sampled from; null if no call draws
+  int32_t *q_sizes, *q_tokens;
+  float* q_weights;
   double* selection_s;                               // seconds of the drafting that went into ranking and trees
 };
 
@@ -55,6 +59,7 @@ struct Draft {
   GrowingTree tree;
   std::vector<int> states;
   int num_read = 0;  // candidates that the head has read
+  std::vector<Weights> q;  // of each candidate that has been expanded, if the call draws
 };
 
 using Drafts = std::vector<Draft*>;
@@ -107,6 +112,7 @@ class Head {
   const char* refusal_of(const Drafting& drafting, const DraftCall& call) const;
   void add_level(const Drafts& drafts, double& selection_s);
   void write(const Drafting& drafting, const std::vector<Draft>& drafts) const;
+  void write_q(const Drafting& drafting, size_t call, const Draft& draft, const std::vector<int32_t>& number) const;
 
   Ranker ranker_;
   std::vector<Guess> guesses_;

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_double, c_int, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from orchestrator.core.errors import EngineError
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
-from orchestrator.core.types import Features, IdArray
+from orchestrator.core.types import Distribution, DraftResponse, Features, IdArray
+from orchestrator.sampling.sampled_drafts import MAX_CANDIDATES
 from runtime.heads.modules.eagle import Eagle3Head, EagleHead
 from runtime.heads.modules.layers import head_dim
 from runtime.heads.modules.medusa import MedusaHeads
@@ -46,6 +47,7 @@ class NativeDraft:
     position: of the tokens below the root. choices: the shape of a static tree; bare for a dynamic one of `width`.
     tokens: of the context rows to read, the root last. features: the target's, a row for each of them.
     max_s: no level is begun that would end later, in seconds from now. min_score: the least log-confidence of a path.
+    draws: the nodes are sampled from q.
     A head with a cache also has its blocks, the slot of the first row, and the slots that hold no row.
     """
 
@@ -62,6 +64,7 @@ class NativeDraft:
     first_slot: int = 1
     gap: range = range(0)
     min_score: float = -math.inf
+    draws: bool = False
 
 
 @cache
@@ -131,8 +134,8 @@ class NativeHead:
         """Seconds of the last call that went into ranking tokens and choosing nodes."""
         return self._selection_s.value
 
-    def draft(self, drafts: Sequence[NativeDraft], cache: KVCache | None = None) -> list[TokenTree]:
-        """Return the tree of each request. cache: of a head that has one; its features hold the head's outputs."""
+    def draft(self, drafts: Sequence[NativeDraft], cache: KVCache | None = None) -> list[DraftResponse]:
+        """Return the draft of each request. cache: of a head that has one; its features hold the head's outputs."""
         calls = (DraftCallFields * len(drafts))()
         choices: list[TokenTree] = []
         blocks: list[int] = []
@@ -157,6 +160,11 @@ class NativeHead:
             "tree_tokens": np.empty((len(drafts), MAX_NODES), np.int32),
             "tree_parents": np.empty((len(drafts), MAX_NODES), np.int32),
         }
+        if any(draft.draws for draft in drafts):
+            shape = len(drafts), MAX_NODES + 1
+            arrays["q_sizes"] = np.zeros(shape, np.int32)
+            arrays["q_tokens"] = np.empty((*shape, MAX_CANDIDATES), np.int32)
+            arrays["q_weights"] = np.empty((*shape, MAX_CANDIDATES), np.float32)
         num_threads = self.num_threads or self._choice.choose(len(tokens))
         fields = DraftingFields(
             num_calls=len(drafts),
@@ -178,10 +186,7 @@ class NativeHead:
             raise EngineError(f"the native head refused its arguments: {wrong.decode()}")
         if self.num_threads is None:
             self._choice.observe(len(tokens), num_threads, self.call_s)
-        return [
-            TokenTree(arrays["tree_tokens"][place, :size].copy(), arrays["tree_parents"][place, :size].copy())
-            for place, size in enumerate(arrays["tree_sizes"].tolist())
-        ]
+        return [_drafted(arrays, place, draft.draws) for place, draft in enumerate(drafts)]
 
     def _describe_cache(self, fields: DraftingFields, cache: KVCache, num_positions: int) -> None:
         assert self._rotations is not None
@@ -279,9 +284,25 @@ class NativeHead:
             raise EngineError(f"the native head has no vector {name!r}")
 
 
+def _drafted(arrays: Mapping[str, npt.NDArray[Any]], place: int, draws: bool) -> DraftResponse:
+    """Return the draft of the request at this place of the arrays."""
+    size = int(arrays["tree_sizes"][place])
+    parents = arrays["tree_parents"][place, :size].copy()
+    tree = TokenTree(arrays["tree_tokens"][place, :size].copy(), parents)
+    if not draws:
+        return DraftResponse(tree)
+    q = {}
+    for parent in set(parents.tolist()):
+        count = int(arrays["q_sizes"][place, parent])
+        tokens, weights = (arrays[name][place, parent, :count] for name in ("q_tokens", "q_weights"))
+        ascending = np.argsort(tokens)
+        q[parent] = Distribution(tokens[ascending], weights[ascending])
+    return DraftResponse(tree, tuple(q[parent] for parent in parents.tolist()))
+
+
 def _fill(call: DraftCallFields, draft: NativeDraft) -> None:
     """Set the fields that do not depend on the other requests."""
-    call.ranking = ranking_of(draft.sampling)
+    call.ranking = ranking_of(draft.sampling, draft.draws, draft.position)
     call.max_s, call.min_score = draft.max_s, draft.min_score
     call.position, call.root = draft.position, draft.tokens[-1]
     call.max_nodes, call.max_depth, call.width = draft.max_nodes, draft.max_depth, draft.width

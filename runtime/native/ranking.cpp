@@ -14,6 +14,8 @@ namespace {
 // As in ranking.py, which says why.
 constexpr double kSharpness = 0.3;
 constexpr int kCandidates = 256;
+// Streams of orchestrator/core/noise.py.
+constexpr uint32_t kTargetStream = 0, kDraftStream = 1;
 
 struct Extent {
   float least, most;
@@ -61,9 +63,9 @@ bool is_truncated(const Ranking& r) {
   return r.temperature > 0.0 && (r.top_k > 0 || r.top_p < 1.0 || r.min_p > 0.0 || r.typical_p < 1.0);
 }
 
-// −log(−log u) for the u of orchestrator/core/noise.py, stream TARGET, epoch 0.
-double target_noise(uint64_t seed, uint32_t position, uint32_t token) {
-  uint32_t c[4] = {position, token, 0, 0}, key[2] = {uint32_t(seed), uint32_t(seed >> 32)};
+// −log(−log u) for the u of orchestrator/core/noise.py.
+double gumbel(uint64_t seed, uint32_t position, uint32_t token, uint32_t stream, uint32_t epoch) {
+  uint32_t c[4] = {position, token, stream, epoch}, key[2] = {uint32_t(seed), uint32_t(seed >> 32)};
   for (int round = 0; round < 10; ++round) {
     const uint64_t product0 = uint64_t(c[0]) * 0xD2511F53u, product1 = uint64_t(c[2]) * 0xCD9E8D57u;
     const uint32_t next[4] = {uint32_t(product1 >> 32) ^ c[1] ^ key[0], uint32_t(product1),
@@ -89,9 +91,10 @@ int Ranker::rank(const float* logits, int size, const int32_t* ids, const Rankin
   if (is_truncated(ranking)) truncate(ranking);
   else if (!ranking.takes_argmax) normalise();  // sharpening normalises anyway
   if (ranking.takes_argmax) {
-    if (ranking.temperature > 0.0) add_noise(ids, ranking.seed, position);
+    if (ranking.temperature > 0.0) add_noise(ids, ranking.seed, position, kTargetStream, 0);
     sharpen();
   }
+  if (ranking.draws) draw(ids, ranking, position);
   const auto middle = columns_.begin() + std::min<size_t>(size_t(k), columns_.size());
   std::partial_sort(columns_.begin(), middle, columns_.end(), [](const Column& a, const Column& b) {
     return a.score != b.score ? a.score > b.score : a.index < b.index;
@@ -99,7 +102,7 @@ int Ranker::rank(const float* logits, int size, const int32_t* ids, const Rankin
   int count = 0;
   for (auto column = columns_.begin(); column < middle; ++column)
     if (column->score > -std::numeric_limits<double>::infinity())
-      found[count++] = {ids ? ids[column->index] : column->index, column->score};
+      found[count++] = {ids ? ids[column->index] : column->index, ranking.draws ? double(column->logit) : column->score};
   return count;
 }
 
@@ -133,9 +136,26 @@ void Ranker::sharpen() {
   normalise();
 }
 
-void Ranker::add_noise(const int32_t* ids, uint64_t seed, int64_t position) {
+void Ranker::add_noise(const int32_t* ids, uint64_t seed, int64_t position, uint32_t stream, uint32_t epoch) {
   for (Column& column : columns_)
-    column.score += target_noise(seed, uint32_t(position), uint32_t(ids ? ids[column.index] : column.index));
+    column.score += gumbel(seed, uint32_t(position), uint32_t(ids ? ids[column.index] : column.index), stream, epoch);
+}
+
+// Score the likeliest columns by log q + noise: their order is that of tokens sampled without replacement. q has the
+// bits of the weights that are sent. The columns keep log q in place of the logit.
+void Ranker::draw(const int32_t* ids, const Ranking& ranking, int64_t position) {
+  std::sort(columns_.begin(), columns_.end(), is_likelier);
+  keep(kMaxSampled);
+  weights_ = {};
+  for (Column& column : columns_) {
+    const float weight = float(std::exp(column.score));
+    column.score = std::log(double(weight));
+    column.logit = float(column.score);
+    if (weight <= 0.0f) continue;
+    weights_.tokens.push_back(ids ? ids[column.index] : column.index);
+    weights_.weights.push_back(weight);
+  }
+  add_noise(ids, ranking.seed, position, kDraftStream, uint32_t(ranking.epoch));
 }
 
 // The truncations of runtime/sampling/distribution.py, in its order.

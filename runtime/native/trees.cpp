@@ -25,7 +25,7 @@ void GrowingTree::add_children(const GuessRows& rows, bool shares_row) {
 }
 
 bool GrowingTree::is_likely(int parent, const Guess& guess) const {
-  return candidates[parent].score + guess.score >= shape_.min_score;
+  return candidates[parent].score + (shape_.draws ? 0.0 : guess.score) >= shape_.min_score;
 }
 
 int GrowingTree::add(int parent, const Guess& guess) {

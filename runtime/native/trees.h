@@ -21,11 +21,12 @@ struct GuessRows {
 
 // A dynamic tree expands `width` candidates a level. A static tree has num_choices nodes: node i + 1 is the guess of
 // rank choice_ranks[i] below node choice_parents[i]; parents come before their children. No candidate scores below
-// min_score.
+// min_score; in a tree that draws, where a token must not be left out because of what it is, none that has children.
 struct TreeShape {
   int32_t max_nodes, max_depth, width, beam_search, num_choices;
   const int32_t *choice_parents, *choice_ranks;
   double min_score;
+  int32_t draws;
 };
 
 // Candidates for a draft, numbered in the order in which they are added; candidate 0 is the root. A score is the

@@ -81,13 +81,14 @@ def request(
     choices: TokenTree | None = None,
     min_prob: float = 0.0,
     salt: str = "",
+    draws: bool = False,
 ) -> DraftRequest:
     """Return a draft call: `features` are the rows of the positions start …, `sent` ids are known to the engine.
 
     Without a sampling it is one under which the head ranks by its plain law, log q.
     """
     rows = None if features is None else features.astype(np.float32)
-    head = HeadInput(rows, start, choices if choices is not None else TokenTree.bare(), width, min_prob)
+    head = HeadInput(rows, start, choices if choices is not None else TokenTree.bare(), width, min_prob, draws)
     delta = delta_of(Context(ids), sent, sequence_id, salt)
     return DraftRequest(delta, sampling or Sampling(1.0, rule=Rule.REJECTION), max_nodes, max_depth, head)
 

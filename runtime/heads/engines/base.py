@@ -12,16 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from orchestrator.core.elementary import log
 from orchestrator.core.errors import EngineError, RequestError, ServingError
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import DraftResponse
+from orchestrator.core.types import Distribution, DraftResponse, FloatArray, IdArray
+from orchestrator.sampling.sampled_drafts import sample_siblings
 from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import EngineCall, Progress
 from runtime.heads.engines.ranking import rank
-from runtime.heads.engines.trees import DynamicTree, GrowingTree, StaticTree
+from runtime.heads.engines.trees import DynamicTree, GrowingTree, StaticTree, in_sibling_order
 from runtime.kv.blocks import BlockPool
 from runtime.kv.sequences import SequenceTable
 from runtime.native.heads import NativeDraft, NativeHead
+from runtime.sampling.drafts import candidates
 
 #: Share of a call's time that is left for its answer's way back.
 REPLY_MARGIN = 0.1
@@ -32,7 +35,7 @@ MAX_PASS_ROWS = 512
 
 HeadCall = EngineCall[DraftRequest]
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class TimeBudget:
@@ -67,13 +70,19 @@ class DraftInProgress:
     """A call and its growing tree.
 
     states: what the head keeps of each candidate that it has read. slots: the cache slot of each such candidate, for a
-    head with a KV cache.
+    head with a KV cache. q: what the children of each candidate were sampled from, if they were.
     """
 
     call: HeadCall
     tree: GrowingTree
     states: dict[int, Tensor] = field(default_factory=dict)
     slots: dict[int, int] = field(default_factory=dict)
+    q: dict[int, Distribution] = field(default_factory=dict)
+
+    def drafted(self) -> DraftResponse:
+        """Return the tree, and what each node was sampled from."""
+        nodes, tree = self.tree.drafted(), self.tree.token_tree()
+        return DraftResponse(tree, tuple(self.q[self.tree.parents[node]] for node in nodes) if self.q else ())
 
 
 class HeadEngine(ABC):
@@ -123,8 +132,8 @@ class HeadEngine(ABC):
         num_rows = np.cumsum([len(rows) if (rows := call.request.head.features) is not None else 0 for call in calls])
         count = max(int((num_rows <= MAX_PASS_ROWS).sum()), 1)
         opened = [call for call in calls[:count] if self._opens(call)]
-        for call, tree in zip(opened, self._draft(opened) if opened else [], strict=True):
-            call.reply(DraftResponse(tree, cached_len=self.cached_len(call)))
+        for call, drafted in zip(opened, self._draft(opened) if opened else [], strict=True):
+            call.reply(drafted._replace(cached_len=self.cached_len(call)))
         return calls[count:]
 
     def _opens(self, call: HeadCall) -> bool:
@@ -137,7 +146,7 @@ class HeadEngine(ABC):
             call.reply(error)
             return False
         if obstacle:
-            log.debug("no draft for sequence %d: %s", call.sequence_id, obstacle)
+            logger.debug("no draft for sequence %d: %s", call.sequence_id, obstacle)
             call.reply(DraftResponse(TokenTree.bare(), cached_len=self.cached_len(call)))
         return not obstacle
 
@@ -153,7 +162,7 @@ class HeadEngine(ABC):
         if not np.isfinite(features).all():
             raise EngineError("features have numbers that are not finite")
 
-    def _draft(self, calls: list[HeadCall]) -> list[TokenTree]:
+    def _draft(self, calls: list[HeadCall]) -> list[DraftResponse]:
         budget = TimeBudget()
         if self.native is not None:
             return self.draft_natively(self.native, calls, budget)
@@ -168,9 +177,9 @@ class HeadEngine(ABC):
                 rows = iter(states)
                 for draft in live:
                     draft.states |= {node: next(rows) for node in draft.tree.frontier}
-        return [draft.tree.token_tree() for draft in drafts]
+        return [draft.drafted() for draft in drafts]
 
-    def draft_natively(self, native: NativeHead, calls: list[HeadCall], budget: TimeBudget) -> list[TokenTree]:
+    def draft_natively(self, native: NativeHead, calls: list[HeadCall], budget: TimeBudget) -> list[DraftResponse]:
         """Return the tree of each call; a head without a cache reads the newest state and the root."""
         return native.draft(
             [
@@ -194,6 +203,7 @@ class HeadEngine(ABC):
             features=request.head.features[first - request.head.features_start :],
             max_s=budget.limit_s(call),
             min_score=request.head.min_score,
+            draws=self.draws(call),
         )
 
     def _add_level(self, drafts: list[DraftInProgress]) -> None:
@@ -203,12 +213,36 @@ class HeadEngine(ABC):
         positions = [draft.call.delta.prefix_len + draft.tree.depth for draft in owners]
         samplings = [draft.call.request.sampling for draft in owners]
         k = max(draft.tree.fan_out for draft in drafts)
-        found = rank(self.logits(drafts), positions, samplings, k, self.draft_ids)
+        logits = self.logits(drafts)
+        found = rank(logits, positions, samplings, k, self.draft_ids)
         ids, scores = found.ids.int().cpu().numpy(), found.scores.cpu().numpy()
         for draft, count, end in zip(drafts, num_rows, np.cumsum(num_rows), strict=True):
             rows, times = slice(end - count, end), len(draft.tree.frontier) // count
             columns = slice(draft.tree.fan_out)
+            if self.draws(draft.call):
+                q = self._sample(draft, positions[rows.start], logits[rows], ids[rows], scores[rows])
+                draft.q |= zip(draft.tree.frontier, [each for each in q for _ in range(times)], strict=True)
             draft.tree.add_children(ids[rows, columns].repeat(times, 0), scores[rows, columns].repeat(times, 0))
+
+    def _sample(
+        self, draft: DraftInProgress, position: int, logits: Tensor, ids: IdArray, scores: FloatArray
+    ) -> list[Distribution]:
+        """Replace the ranked tokens of each row by sampled ones, and return what they were sampled from.
+
+        logits: (r, V or V_d). ids, scores: (r, k), written; a score of −inf where q has fewer tokens.
+        """
+        delta, sampling = draft.call.delta, draft.call.request.sampling
+        found = candidates(logits, [sampling] * len(logits), self.draft_ids)
+        scores[:] = -np.inf
+        for row, q in enumerate(found):
+            tokens = sample_siblings(q, position, sampling, delta.prefix_len, ids.shape[1])
+            ids[row, : len(tokens)] = tokens
+            scores[row, : len(tokens)] = log(q.probs)[np.searchsorted(q.ids, tokens)]
+        return found
+
+    def draws(self, call: HeadCall) -> bool:
+        """Return whether the nodes of the call's tree are sampled: of a static one, if the call asks for it."""
+        return call.request.head.draws and self.choices_of(call).num_nodes > 0
 
     def open(self, call: HeadCall) -> str:
         """Prepare for a call; return why there can be no draft for it, or ""; raises ServingError."""
@@ -243,13 +277,16 @@ class HeadEngine(ABC):
         request, choices = call.request, call.request.head.choices
         if not choices.num_nodes and not request.head.width and self.default_choices:
             choices = self.default_choices
-        return choices.only(choices.within(request.max_nodes, self.max_depth(call))) if choices.num_nodes else choices
+        if not choices.num_nodes:
+            return choices
+        choices = choices.only(choices.within(request.max_nodes, self.max_depth(call)))
+        return in_sibling_order(choices) if request.head.draws else choices
 
     def new_tree(self, call: HeadCall) -> GrowingTree:
         """Return an empty tree of the call's shape."""
         choices, request = self.choices_of(call), call.request
         if choices.num_nodes:
-            return StaticTree(choices, request.head.min_score)
+            return StaticTree(choices, request.head.min_score, request.head.draws)
         width, depth = max(request.head.width, 1), self.max_depth(call)
         return DynamicTree(width, request.max_nodes, depth, self.beam_search, request.head.min_score)
 

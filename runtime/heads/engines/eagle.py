@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.core.errors import RequestError
-from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import MAX_FEATURE_ROWS
+from orchestrator.core.types import MAX_FEATURE_ROWS, DraftResponse
 from runtime.heads.engines.base import (
     DraftInProgress,
     HeadCall,
@@ -146,7 +145,7 @@ class EagleEngine(HeadEngine):
             drafts.append(DraftInProgress(call, tree, {0: states[end - 1]}, {0: prefix_len - 1}))
         return drafts
 
-    def draft_natively(self, native: NativeHead, calls: list[HeadCall], budget: TimeBudget) -> list[TokenTree]:
+    def draft_natively(self, native: NativeHead, calls: list[HeadCall], budget: TimeBudget) -> list[DraftResponse]:
         """Return the tree of each call; the rows of what was committed since the last call are computed first."""
         drafts = []
         for call in calls:

@@ -44,8 +44,12 @@ class GrowingTree(ABC):
         """
 
     @abstractmethod
+    def drafted(self) -> list[int]:
+        """Return the candidates of the draft in its order, parents before their children."""
+
     def token_tree(self) -> TokenTree:
         """Return the draft."""
+        return self._tree_of(self.drafted())
 
     def _is_likely(self, parent: int, score: float) -> bool:
         """Return whether a guess below a candidate may become one; a score of −inf means that it has no probability."""
@@ -102,22 +106,27 @@ class DynamicTree(GrowingTree):
         self._levels_left -= 1
         self.frontier = self._last_level if self._levels_left > 0 else []
 
-    def token_tree(self) -> TokenTree:
-        """Return the draft, the best nodes first."""
+    def drafted(self) -> list[int]:
+        """Return the candidates of the draft, the best first."""
         nodes: Sequence[int] = range(1, len(self.tokens))
         if self._beam_search:
             nodes = sorted({node for leaf in self._last_level for node in self.path(leaf)})
-        return self._tree_of(self._best(nodes, self._max_nodes))
+        return self._best(nodes, self._max_nodes)
 
     def _best(self, nodes: Sequence[int], count: int) -> list[int]:
         return sorted(nodes, key=lambda node: (-self.scores[node], self.depths[node], node))[:count]
 
 
 class StaticTree(GrowingTree):
-    """A tree of a given shape: the token of each node of `choices` is its rank among its parent's children."""
+    """A tree of a given shape: the token of each node of `choices` is its rank among its parent's children.
 
-    def __init__(self, choices: TokenTree, min_score: float = -np.inf) -> None:
+    draws: the children were sampled. Whether one stands must not depend on which it is, so that min_score says which
+    candidates have children.
+    """
+
+    def __init__(self, choices: TokenTree, min_score: float = -np.inf, draws: bool = False) -> None:
         super().__init__(int(choices.tokens.max()) + 1, min_score)
+        self._draws = draws
         self._choices = choices
         self._candidates = {0: 0}  # node of `choices` → candidate
 
@@ -135,6 +144,14 @@ class StaticTree(GrowingTree):
                     if self._choices.children[child]:
                         self.frontier.append(self._candidates[child])
 
-    def token_tree(self) -> TokenTree:
-        """Return the draft, in the order of the choices."""
-        return self._tree_of([self._candidates[choice] for choice in sorted(self._candidates) if choice])
+    def _is_likely(self, parent: int, score: float) -> bool:
+        return super()._is_likely(parent, 0.0 if self._draws and score > -np.inf else score)
+
+    def drafted(self) -> list[int]:
+        """Return the candidates of the draft, in the order of the choices."""
+        return [self._candidates[choice] for choice in sorted(self._candidates) if choice]
+
+
+def in_sibling_order(choices: TokenTree) -> TokenTree:
+    """Return the shape whose ranks are the places among siblings: the i-th sibling is the i-th that is sampled."""
+    return TokenTree(np.array(choices.ranks, np.int32), choices.parents)

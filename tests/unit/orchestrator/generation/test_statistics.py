@@ -131,6 +131,22 @@ def test_to_dict_has_both_lengths_and_is_json() -> None:
     assert model["best_gamma"] == best_gamma(2 / 3, model["c"])
 
 
+def test_gains_are_measured_against_the_plain_steps_of_the_text() -> None:
+    statistics = Statistics()
+    statistics.observe(Proposal.empty(), accepting([]), 1, 0.0, 9.0)  # holds the prompt
+    for _ in range(3):
+        statistics.observe(Proposal.chain([1, 2], "s"), accepting([1]), 2, 0.4, 3.0)
+        statistics.observe(Proposal.empty(), accepting([]), 1, 0.0, 1.0)
+    model = statistics.to_dict()["model"]
+    assert model["verify_cost"] == pytest.approx(2.0)
+    assert model["c"] == pytest.approx(0.2)
+    gamma = model["gamma"]
+    assert model["realised_gain"] == pytest.approx(statistics.acceptance_length / (gamma * 0.2 + 2.0))
+    lost = model["lost_to_acceptance"] + model["lost_to_verification"]
+    assert model["expected_gain"] - lost == pytest.approx(model["realised_gain"])
+    assert model["lost_to_verification"] > 0.0
+
+
 def test_to_dict_before_any_step_and_without_a_draft() -> None:
     assert Statistics().to_dict()["acceptance_length"] == 0
     statistics = Statistics()

@@ -78,6 +78,7 @@ def test_compiled_trees_are_those_of_the_reference(number: int, is_chain: bool) 
             assert found.tree.tokens.tolist() == expected.tree.tokens.tolist()
             assert found.tree.parents.tolist() == expected.tree.parents.tolist()
             assert found.sources == expected.sources
+            assert compiled.chances.tolist() == pytest.approx(reference.chances.tolist())
             num_nodes += found.tree.num_nodes
             came = ids[len(context) : len(context) + int(rng.integers(1, 6))]
             for each in (compiled, reference):

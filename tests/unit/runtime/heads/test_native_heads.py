@@ -63,6 +63,7 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"choices": tree_of_choices(published_choices("eagle1_25")), "max_depth": 2, "max_nodes": 9},
     {"width": 4, "max_depth": 1, "max_nodes": 2},
     {"width": 5, "max_depth": 4, "max_nodes": 30, "min_prob": 0.05},
+    {"choices": tree_of_choices(published_choices("eagle1_25")), "max_depth": 9, "draws": True, "min_prob": 0.3},
 )
 
 
@@ -86,7 +87,7 @@ class Pair:
             return MedusaEngine(self.head, chosen)
         if self.kind == "redrafter":
             return RedrafterEngine(self.head, chosen)
-        return EagleEngine(self.head, memory_mb=1, block_tokens=4, native=chosen)
+        return EagleEngine(self.head, memory_mb=2, block_tokens=4, native=chosen)
 
     def requests(self, **changes: Any) -> list[Any]:
         """Return calls of every sampling and shape, with contexts of several lengths."""
@@ -98,6 +99,8 @@ class Pair:
                 features = rng.normal(0, 1, (length - 1, self.width))
                 sequence_id = len(found) + 1
                 salt = str(number)
+                draws = shape.get("draws", False) and sampling.rule.uses_q
+                shape = {**shape, "draws": draws}
                 found.append(
                     request(ids, features, sampling=sampling, sequence_id=sequence_id, salt=salt, **shape | changes)
                 )
@@ -120,6 +123,10 @@ def test_the_trees_are_those_of_the_torch_engine(pair: Pair) -> None:
         (expected,), (found,) = draft(pair.engine(native=False), call), draft(pair.engine(), call)
         assert paths_of(found) == paths_of(expected), call
         assert found.cached_len == expected.cached_len
+        assert bool(found.q) == call.head.draws
+        for ours, theirs in zip(found.q, expected.q, strict=True):
+            assert ours.ids.tolist() == theirs.ids.tolist()
+            assert ours.probs == pytest.approx(theirs.probs, rel=1e-5)
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
@@ -178,6 +185,8 @@ BAD: tuple[tuple[dict[str, Any], str], ...] = (
     ({"first_slot": 2}, "first_slot"),
     ({"position": 40}, "first_slot"),
     ({"gap": range(1, 3)}, "the newest row is missing"),
+    ({"draws": True}, "draws"),
+    ({"draws": True, "sampling": Sampling(1.0, rule=Rule.REJECTION)}, "draws"),
 )
 
 
@@ -191,7 +200,7 @@ def test_arguments_that_would_leave_their_arrays_are_refused(
     sound = NativeDraft(
         Sampling(), 3, 8, 3, 2, TokenTree.bare(), [5, 6], np.ones((2, HIDDEN_SIZE), np.float32), 1.0, [3, 4, 9]
     )
-    assert pair.native.draft([sound], engine.cache)[0].num_nodes == 8
+    assert pair.native.draft([sound], engine.cache)[0].tree.num_nodes == 8
     pair.native.draft([replace(sound, max_nodes=2)], engine.cache)
     with pytest.raises(EngineError, match=words):
         pair.native.draft([sound, replace(sound, **changes)], engine.cache)
@@ -199,8 +208,8 @@ def test_arguments_that_would_leave_their_arrays_are_refused(
 
 def test_the_layouts_are_the_library_s() -> None:
     """A field that is added on one side alone would shift the others."""
-    assert ctypes.sizeof(native_heads.DraftCallFields) == 128
-    assert ctypes.sizeof(native_heads.DraftingFields) == 24 + 10 * 8 + 16 + 4 * 8
+    assert ctypes.sizeof(native_heads.DraftCallFields) == 136
+    assert ctypes.sizeof(native_heads.DraftingFields) == 24 + 10 * 8 + 16 + 7 * 8
 
 
 def test_what_native_code_lacks_is_left_to_torch(

@@ -1,0 +1,67 @@
+"""How likely the nodes of any method's trees are, from their depth and their rank among their siblings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from orchestrator.core.step_costs import Surface
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import FloatArray, IdArray
+from orchestrator.proposers.estimates import AcceptanceEstimates
+
+#: The chance of a node before any outcome: optimistic, so that drafts are tried.
+PRIOR = 0.8
+
+
+class RankEstimates:
+    """The chances of the nodes of one kind of drafts. kind: what tells them apart from others in the counts."""
+
+    def __init__(self, estimates: AcceptanceEstimates, *kind: str | int) -> None:
+        self._estimates, self._kind = estimates, kind
+
+    def chance(self, depth: int, rank: int) -> float:
+        """Return the probability that a node comes if its parent has come."""
+        return self._estimates.probability((*self._kind, depth, rank), PRIOR if rank == 0 else PRIOR / 4)
+
+    def chances(self, tree: TokenTree) -> list[float]:
+        """Return for the nodes 1…m the probability that each comes if its parent has come."""
+        return [self.chance(depth, rank) for depth, rank in zip(tree.depths[1:].tolist(), tree.ranks, strict=True)]
+
+    def path_chances(self, tree: TokenTree) -> FloatArray:
+        """Return for the nodes 1…m the chance that all nodes of their paths are accepted, (m,) float64.
+
+        Invariant: none is higher than an earlier sibling's, so that of sampled siblings the first are kept.
+        """
+        paths, before = [1.0], dict[int, float]()
+        for parent, chance in zip(tree.parents.tolist(), self.chances(tree), strict=True):
+            before[parent] = min(chance, before.get(parent, 1.0))
+            paths.append(paths[parent] * before[parent])
+        return np.array(paths[1:])
+
+    def learn(self, tree: TokenTree, tokens: Sequence[int]) -> int:
+        """Count the outcomes of all children on the way of the text through the draft; return how far it goes."""
+        node = 0
+        for depth, token in enumerate(tokens, start=1):
+            children = tree.children[node]
+            for rank, candidate in enumerate(children):
+                self._estimates.observe((*self._kind, depth, rank), candidate == token)
+            if token not in children:
+                return depth - 1
+            node = children[token]
+        return len(tokens)
+
+
+def paying(chances: FloatArray, surface: Surface, draft_s: float) -> IdArray:
+    """Return the nodes of 1…m that give the highest rate, (k,) int32, ascending; the time to draft them is spent.
+
+    chances: (m,) float64, of the whole paths; none is higher than its parent's.
+    Invariant: with a node its parent is returned.
+    """
+    order = np.argsort(-chances, kind="stable")  # of equal chances the parent first
+    tokens = 1.0 + surface.others_tokens + np.concatenate([[0.0], chances[order].cumsum()])
+    gains = tokens - surface.rate * (surface.seconds[: len(tokens)] - surface.seconds[0])
+    rates = tokens / (surface.seconds[: len(tokens)] + draft_s)
+    best = int(rates.argmax()) if gains.max() > gains[0] else 0
+    return np.sort(order[:best]).astype(np.int32) + 1

@@ -1,0 +1,26 @@
+"""What drafters sample from: q of each row, a distribution over its most probable tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.types import Distribution
+from orchestrator.sampling.sampled_drafts import MAX_CANDIDATES, draft_distribution
+from runtime.sampling import served
+from runtime.sampling.elementary import exp
+
+
+def candidates(logits: Tensor, samplings: Sequence[Sampling], ids: Tensor | None = None) -> list[Distribution]:
+    """Return q of every row, its MAX_CANDIDATES most probable tokens.
+
+    logits: (n, V). samplings: n, of the row's request. ids: (V,) int64, the token of each column; None: 0 … V − 1.
+    """
+    log_q = served.log_p(logits, samplings)
+    top = log_q.topk(min(MAX_CANDIDATES, log_q.shape[-1]), dim=-1)
+    tokens = top.indices if ids is None else ids[top.indices]
+    ascending, order = tokens.sort(dim=-1)
+    probs = exp(top.values.gather(-1, order))
+    return [draft_distribution(*row) for row in zip(ascending.int().cpu().numpy(), probs.cpu().numpy(), strict=True)]

@@ -1,0 +1,159 @@
+"""`auto` with a drafter on texts that are known beforehand: it uses it where it pays, and loses nothing elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from orchestrator.core.context import Context
+from orchestrator.core.proposal import Budget, Proposal
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.step_costs import StepCosts, surface_of
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import NO_HEAD_INPUT, DraftResponse, HeadInput
+from orchestrator.proposers.dependencies import DrafterClient, ProposerDependencies
+from orchestrator.proposers.estimates import AcceptanceEstimates
+from orchestrator.proposers.ranks import RankEstimates, paying
+from orchestrator.proposers.registry import select_method
+from orchestrator.proposers.union import united
+from orchestrator.proposers.yields import TRIED, HeadYields
+from tests.support.decode import dependencies
+from tests.unit.orchestrator.proposers.test_auto import SURFACES, VOCAB, Clock, generate, novel, repetitive
+
+#: Surfaces on which a chain of five tokens that mostly come is worth its rows.
+CHEAP_ROWS = ("flat", "stairs")
+
+
+@dataclass
+class KnowingClient(DrafterClient):
+    """A draft model that knows the text but for some of its tokens, and takes its time.
+
+    skill: how often a token is right. took_s: of a draft.
+    """
+
+    clock: Clock
+    text: Sequence[int]
+    skill: float
+    took_s: float
+    num_calls: int = 0
+    gave_up: bool = False
+
+    def begin(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT) -> None:
+        return
+
+    def propose(
+        self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT
+    ) -> DraftResponse:
+        self.num_calls += 1
+        self.clock.now_s += self.took_s
+        at = len(context)
+        right = np.random.default_rng(at).random(budget.max_nodes) < self.skill
+        ids = self.text[at : at + budget.max_nodes]
+        return DraftResponse(
+            TokenTree.chain([token if is_right else VOCAB + 1 for token, is_right in zip(ids, right, strict=False)])
+        )
+
+    def close(self) -> None:
+        return
+
+
+def rate_of(
+    method: str, texts: Iterable[Sequence[int]], surface: str, skill: float, took_s: float = 0.3
+) -> tuple[float, int]:
+    """Generate texts one after the other; return tokens per plain pass, and the calls of the draft model."""
+    clock = Clock()
+    shared = replace(dependencies(), step_costs=StepCosts(clock), drafters=frozenset({"draft"}))
+    tokens = calls = 0
+    for ids in texts:
+        client = KnowingClient(clock, ids, skill, took_s)
+        given: ProposerDependencies = replace(shared, drafter_client=lambda name, client=client: client)
+        proposer = select_method(method, "", frozenset({"draft"}), {}).proposer(given)
+        tokens += len(ids) - generate(proposer, ids, clock, SURFACES[surface], 0)
+        calls += client.num_calls
+    return tokens / clock.now_s * SURFACES[surface](1), calls
+
+
+@pytest.mark.parametrize("surface", CHEAP_ROWS)
+def test_auto_uses_a_drafter_where_nothing_else_drafts(surface: str) -> None:
+    texts = [novel(1500)[start:] for start in range(4)]
+    alone, _ = rate_of("draft_model", texts, surface, 0.8)
+    found, _ = rate_of("auto", texts, surface, 0.8)
+    assert found >= 0.9 * alone > 1.5
+
+
+@pytest.mark.parametrize("surface", SURFACES)
+@pytest.mark.parametrize(("skill", "took_s"), [(0.0, 0.3), (0.8, 4.0), (0.2, 0.5)])
+def test_a_drafter_that_does_not_pay_costs_next_to_nothing(surface: str, skill: float, took_s: float) -> None:
+    texts = [novel(1500)[start:] for start in range(4)]
+    found, calls = rate_of("auto", texts, surface, skill, took_s)
+    assert calls > 0
+    assert found >= 0.98
+
+
+@pytest.mark.parametrize("surface", SURFACES)
+@pytest.mark.parametrize("skill", [0.0, 0.3])
+def test_a_drafter_that_does_not_pay_takes_nothing_from_the_other_sources(surface: str, skill: float) -> None:
+    texts = [repetitive(1500)] * 2
+    without = dependencies_rate(texts, surface)
+    found, _ = rate_of("auto", texts, surface, skill)
+    assert found >= 0.97 * without
+
+
+def dependencies_rate(texts: Sequence[Sequence[int]], surface: str) -> float:
+    """Return the rate of `auto` without any drafter."""
+    clock, tokens = Clock(), 0
+    shared = replace(dependencies(), step_costs=StepCosts(clock))
+    for ids in texts:
+        proposer = select_method("auto", "", frozenset(), {}).proposer(shared)
+        tokens += len(ids) - generate(proposer, ids, clock, SURFACES[surface], 0)
+    return tokens / clock.now_s * SURFACES[surface](1)
+
+
+@pytest.mark.parametrize("surface", CHEAP_ROWS)
+def test_auto_beats_the_drafter_and_the_other_sources_where_each_has_its_part(surface: str) -> None:
+    texts = [part for number in range(4) for part in (novel(900)[number:], repetitive(900 + number))]
+    drafter, _ = rate_of("draft_model", texts, surface, 0.8)
+    found, _ = rate_of("auto", texts, surface, 0.8)
+    assert found > max(drafter, dependencies_rate(texts, surface))
+
+
+def test_trials_take_no_more_than_their_part_of_the_time() -> None:
+    yields = HeadYields(elapsed_s=100.0, tried_s=100.0 * TRIED - 0.1)
+    assert yields.may_try
+    yields.tried_s += 0.2
+    assert not yields.may_try
+
+
+def test_a_united_tree_holds_both_and_no_path_is_likelier_than_the_one_to_its_parent() -> None:
+    grown = Proposal.chain([1, 2], "suffix")
+    drafted = Proposal.of(TokenTree(np.array([1, 3, 5, 4], np.int32), np.array([0, 0, 1, 2], np.int32)), "eagle2")
+    proposal, chances = united(grown, np.array([0.6, 0.3]), drafted, [0.9, 0.5, 0.5, 0.8])
+    assert proposal.tree.paths[1:] == [(1,), (1, 2), (3,), (1, 5), (3, 4)]
+    assert proposal.sources == ("suffix+eagle2", "suffix", "eagle2", "eagle2", "eagle2")
+    assert chances.tolist() == pytest.approx([0.9, 0.3, 0.5 * 0.4, 0.9 * 0.5 * 0.5, 0.5 * 0.4 * 0.8])
+    above = [1.0, *chances]
+    assert all(chances[node] <= above[parent] for node, parent in enumerate(proposal.tree.parents))
+
+
+def test_what_is_sent_is_a_tree_whatever_the_chances() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        parents = np.array([int(rng.integers(0, node + 1)) for node in range(12)], np.int32)
+        chances = [1.0]
+        for parent in parents.tolist():
+            chances.append(chances[parent] * float(rng.choice([0.2, 0.9, 1.0])))
+        tree = TokenTree(np.arange(12, dtype=np.int32), parents)
+        nodes = paying(np.array(chances[1:]), surface_of(1.0 + 0.2 * np.arange(129)), 0.5)
+        kept = {0, *nodes.tolist()}
+        assert all(int(tree.parents[node - 1]) in kept for node in nodes)
+
+
+def test_ranks_learn_on_the_way_of_the_text_and_say_how_far_it_goes() -> None:
+    tree = TokenTree(np.array([1, 2, 3], np.int32), np.array([0, 0, 1], np.int32))
+    ranks = RankEstimates(AcceptanceEstimates(), "eagle2", 0)
+    for _ in range(200):
+        assert ranks.learn(tree, [1, 9]) == 1
+    assert ranks.chances(tree) == pytest.approx([1.0, 0.0, 0.0], abs=0.05)
