@@ -2,17 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from orchestrator.core.errors import ConfigError, shown
+from orchestrator.core.errors import ConfigError, ServingError, shown
+from orchestrator.core.methods import DRAFTERS
 from orchestrator.deployment.config import CHECKPOINTS, ServingConfig
-from orchestrator.deployment.reload import live_keys
+from orchestrator.deployment.reload import Phase, Reload, live_keys
 
 #: The keys that name files.
 FOLDERS = (*CHECKPOINTS, "ngram_tables")
 
 Stamps = dict[str, int]
+
+
+class Reloader:
+    """Lets the processes of a running server take over new settings, one reload at a time.
+
+    config: what the processes have now. load: reads the deployment file anew, raises ConfigError. folder: the places.
+    limit_s: how long a phase may take.
+    """
+
+    def __init__(
+        self,
+        config: ServingConfig,
+        load: Callable[[], tuple[ServingConfig, list[str]]],
+        folder: Path,
+        limit_s: float,
+    ) -> None:
+        self.config = config
+        self._load, self._folder, self._limit_s = load, folder, limit_s
+        self._stamps, self._number = stamps_of(config), 0
+        self._lock = threading.Lock()
+
+    def reload(self, processes: Mapping[int, str]) -> str:
+        """Take over what has changed; return it in words. processes: {process id: model} of the server's models.
+
+        Raises ServingError where the file is refused, or a process cannot take it over; then nothing has changed.
+        """
+        with self._lock:
+            before, (after, _) = self.config, self._load()
+            stamps = stamps_of(after)
+            changed = changed_keys(before, after, self._stamps, stamps)
+            if not changed:
+                return "reload: nothing has changed"
+            self._number += 1
+            reload = Reload(self._folder, self._number, after, changed)
+            engines = {*DRAFTERS} if before.has_runs else {"target", *DRAFTERS}  # which read nothing that can change
+            asked = {pid: model for pid, model in processes.items() if model not in engines}
+            for phase in Phase:
+                if why := reload.ask(phase, asked, self._limit_s):
+                    raise ServingError(why)
+            self.config, self._stamps = after, stamps
+            return f"reload: {described(before, after, changed)}"
 
 
 def stamps_of(config: ServingConfig) -> Stamps:

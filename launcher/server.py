@@ -19,17 +19,15 @@ from launcher.command import LOG_LEVELS, Launch, stub_environment
 from launcher.deployment import models_to_load
 from launcher.engines import read_kernels
 from launcher.health import HealthServer
-from launcher.reloading import Stamps, changed_keys, described, stamps_of
+from launcher.reloading import Reloader
 from launcher.settings import Ports, Settings, free_ports
 from launcher.triton import find_triton
 from launcher.triton_process import TritonProcess
 from launcher.watch import Watch
 from launcher.workfolder import WorkFolder
 from orchestrator.core.errors import ConfigError, ServingError, unknown_name
-from orchestrator.core.methods import DRAFTERS
 from orchestrator.deployment.config import ServingConfig, load_config
 from orchestrator.deployment.drain import Drain, wait_until_idle
-from orchestrator.deployment.reload import Phase, Reload
 from orchestrator.deployment.stubs import living_stubs
 
 REPOSITORY = Path(__file__).resolve().parent.parent / "model_repository"
@@ -93,9 +91,7 @@ class Server:
         self._triton: TritonProcess | None = None
         self._watch: Watch | None = None
         self._health: HealthServer | None = None
-        self._config: ServingConfig | None = None
-        self._stamps: Stamps = {}
-        self._reloading, self._num_reloads = threading.Lock(), 0
+        self._reloader: Reloader | None = None
         self._key = secrets.token_hex(16)
         address = "127.0.0.1" if host == "0.0.0.0" else host
         self._admin = Admin(address, self.ports.http, self._key)
@@ -125,12 +121,12 @@ class Server:
         began_s = time.monotonic()
         if self._log_level not in LOG_LEVELS:
             raise ConfigError(unknown_name("log level", self._log_level, LOG_LEVELS, "LOG_LEVEL"))
-        config = load_config(self.config_path, self._environ)
-        self.models, self.drafters = models_to_load(config, self.repository), config.drafters
+        config, self.models = self._load_config()
+        self.drafters = config.drafters
         self.models += (aliases := names_of(config.aliases, self.models))
-        self._stamps = stamps_of(config)
         self.ports.check_free(self.host)
         self._work = WorkFolder()
+        reloader = Reloader(config, self._load_config, self._work.path / _PLACES, self._ready_limit_s)
         try:
             write_repository(self._work.path / _ALIASES, self.repository, aliases)
             self._health = HealthServer(self.host, self.ports.health, self, self.drain)
@@ -139,7 +135,7 @@ class Server:
         except BaseException:
             self._abandon()
             raise
-        self.started_in_s, self._config = time.monotonic() - began_s, config
+        self.started_in_s, self._reloader = time.monotonic() - began_s, reloader
         # Only a Python model has a process of its own, which may die.
         folders = self._repositories(self._work)
         python_models = [name for name in self.models if any(any((at / name).glob("*/model.py")) for at in folders)]
@@ -220,12 +216,14 @@ class Server:
         Raises ConfigError where the file cannot be served or changes what only a restart can, ServingError where a
         model cannot take it over; then nothing has changed.
         """
-        with self._reloading:
-            try:
-                done = self._reload()
-            except ServingError as error:
-                self._say(f"reload refused, nothing has changed: {error}")
-                raise
+        try:
+            if self._reloader is None:
+                raise ServingError("the server's models are being loaded")
+            done = self._reloader.reload({pid: model for pid, model in self.pids().items() if model in self.models})
+        except ServingError as error:
+            self._say(f"reload refused, nothing has changed: {error}")
+            raise
+        self.drafters = self._reloader.config.drafters
         self._say(done)
         return done
 
@@ -280,25 +278,10 @@ class Server:
         with contextlib.suppress(ServingError):  # it has been said
             self.reload()
 
-    def _reload(self) -> str:
-        before = self._config
-        if before is None:
-            raise ServingError("the server's models are being loaded")
-        after = load_config(self.config_path, self._environ)
-        models_to_load(after, self.repository)  # which finds missing checkpoints
-        stamps = stamps_of(after)
-        changed = changed_keys(before, after, self._stamps, stamps)
-        if not changed:
-            return "reload: nothing has changed"
-        self._num_reloads += 1
-        reload = Reload(self.log_path.with_name(_PLACES), self._num_reloads, after, changed)
-        engines = {*DRAFTERS} if before.has_runs else {"target", *DRAFTERS}  # which read nothing that can change
-        processes = {pid: model for pid, model in self.pids().items() if model in self.models and model not in engines}
-        for phase in Phase:
-            if why := reload.ask(phase, processes, self._ready_limit_s):
-                raise ServingError(why)
-        self._config, self._stamps, self.drafters = after, stamps, after.drafters
-        return f"reload: {described(before, after, changed)}"
+    def _load_config(self) -> tuple[ServingConfig, list[str]]:
+        """Return what the deployment file says now, and the models that it needs."""
+        config = load_config(self.config_path, self._environ)
+        return config, models_to_load(config, self.repository)
 
     def _repositories(self, work: WorkFolder) -> tuple[Path, ...]:
         return tuple(path for path in (self.repository, work.path / _ALIASES) if path.exists())
@@ -352,4 +335,4 @@ class Server:
             self._watch.end()
         if self._triton:
             self._triton.end()
-        self._watch = self._triton = None
+        self._watch = self._triton = self._reloader = None
