@@ -72,7 +72,9 @@ def test_a_server_does_not_outlive_a_gateway_that_is_killed(tmp_path: Path) -> N
         "replica = LocalReplica(Path('serving.toml'), os.environ); print(replica.process.pid, flush=True)\n"
         "replica.process.wait()\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as gateway:
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True) as gateway:
         assert gateway.stdout
         server = psutil.Process(int(gateway.stdout.readline()))
         try:

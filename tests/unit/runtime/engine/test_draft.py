@@ -243,5 +243,5 @@ def test_drafts_that_break_harm_nobody_else(bench: Bench, plain: StockModel, mon
     bench.thread.start()
     truth = reference.generate(plain.logits, context.ids, Sampling(), 4)
     assert [chain_of(answer.get(timeout=30)) for answer in good] == [truth, truth]
-    assert "RuntimeError" in str(bad.get(timeout=30))
+    assert "the engine failed on this request" in str(bad.get(timeout=30))
     assert time.monotonic() - began_s < 20
