@@ -210,7 +210,7 @@ def test_the_command_uses_the_deployment_s_target_and_replaces_an_index(
         (["bad.jsonl"], "bad.jsonl, line 2 "),
         (["text.md", "--shard-tokens", "9"], "--shard-tokens must be in 1000..268435456, got 9"),
         (["text.md", "--out", "."], "exists and is no corpus index"),
-        (["text.md", "--target", "nowhere"], "nowhere"),
+        (["text.md", "--target", "./nowhere"], "nowhere"),
     ],
 )
 def test_bad_arguments_are_one_line(

@@ -1,4 +1,7 @@
-"""Under `coupled` a million tokens of table models are the reference's, one by one; planted bugs are seen in 30,000."""
+"""Under `coupled` 300,000 tokens of table models are the reference's, one by one; planted bugs are seen in 30,000.
+
+A million: `python -m tests.laws`.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from runtime.engine.verify import VerifyInput
 from runtime.sampling import distribution, noise, served
 from tests.support.pathwise import compare
 
-NUM_TOKENS, NUM_PLANTED = 1_000_000, 30_000
+NUM_TOKENS, NUM_PLANTED = 300_000, 30_000
 
 pytestmark = pytest.mark.usefixtures("without_collector")
 
 
 @pytest.mark.timeout(600)
-def test_a_million_tokens_are_the_reference_s_whatever_was_drafted() -> None:
+def test_all_tokens_are_the_reference_s_whatever_was_drafted() -> None:
     found = compare(NUM_TOKENS)
     assert found.tokens >= NUM_TOKENS
     assert (found.wrong_tokens, found.wrong_paths) == (0, 0), found
