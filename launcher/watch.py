@@ -28,6 +28,8 @@ _WINDOW_S = 60.0
 _FAILURES, _DEATHS = 2, 4
 #: How often Triton may be started again within how many seconds.
 _STARTS, _STARTS_WINDOW_S = 3, 600.0
+#: From a start that failed to the next.
+_RETRY_S = 2.0
 
 
 class Silence:
@@ -124,22 +126,25 @@ class Watch(threading.Thread):
             self._triton.kill()
 
     def _start_again(self, ended: str) -> None:
-        """Start Triton again, unless it has been often enough, or Triton chose to end. ended: how and why."""
-        if self._ended.is_set():
-            return
-        if not self._triton.is_killed or _count(self._starts, _STARTS_WINDOW_S) > _STARTS:
+        """Start Triton again, unless it has been often enough, or Triton chose to end. ended: how and why.
+
+        A start that fails counts, too: a port may be taken for a moment, or the new process be killed at once.
+        """
+        self.is_starting = self._triton.is_killed
+        while self.is_starting and not self._ended.is_set() and _count(self._starts, _STARTS_WINDOW_S) <= _STARTS:
+            self._say(f"{ended}; starting it again")
+            started_s = time.monotonic()
+            try:
+                self._triton.start()
+                self._say(f"the server is ready again after {time.monotonic() - started_s:.1f} s")
+                break
+            except ServingError as error:
+                ended = str(error)
+                self._ended.wait(_RETRY_S)
+        else:
             self.failure = ended
-            return
-        self._say(f"{ended}; starting it again")
-        self.is_starting, started_s = True, time.monotonic()
-        try:
-            self._triton.start()
-            self._say(f"the server is ready again after {time.monotonic() - started_s:.1f} s")
-        except ServingError as error:
-            self.failure = str(error)
-        finally:
-            self._stubs, self._silent = self._living_stubs(), {}
-            self.is_starting = False
+        self._stubs, self._silent = self._living_stubs(), {}
+        self.is_starting = False
 
     def _living_stubs(self) -> dict[psutil.Process, str]:
         try:

@@ -34,7 +34,7 @@ def serving(config: Path, **options: Any) -> Iterator[Server]:
             pids, regions = server.pids(), server.shared_memory()
             assert regions and len(pids) == 1 + len(server.models)
             yield server
-            assert server.failure() is None, server.failure()
+            assert server.failure() in (None, "the server is not running")  # a test may have stopped it
             pids |= server.pids()  # others by now where one was killed
             regions |= server.shared_memory()
     except BaseException:

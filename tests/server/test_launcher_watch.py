@@ -11,7 +11,6 @@ import pytest
 from launcher import process, workfolder
 from tests.support.throwaway import (
     answers_from_another,
-    find_server,
     infer,
     launched,
     make_deployment,
@@ -101,17 +100,16 @@ def test_command_model_that_keeps_dying_ends_the_launcher(deployment, running):
 def test_command_server_that_dies_is_started_again_and_too_often_ends_the_launcher(deployment, running):
     started, line = running
     url, region = url_in(line), region_of(url_in(line))
-    for number in range(4):
-        dead, stub = server_of(started.pid), infer(url, 0)
-        os.kill(dead, signal.SIGKILL)
-        if number < 3:
-            until(lambda dead=dead: find_server(started.pid) not in (None, dead), limit_s=60)
-            until(lambda stub=stub: answers_from_another(url, stub), limit_s=60)
+    while started.poll() is None:
+        stub = infer(url, 0)
+        os.kill(server_of(started.pid), signal.SIGKILL)
+        until(lambda stub=stub: started.poll() is not None or answers_from_another(url, stub), limit_s=60)
     _, errors = started.communicate(timeout=30)
     assert started.returncode == 1
-    assert re.findall(r"the server ended by signal 9: .*; starting it again", errors)
-    assert len(re.findall(r"the server is ready again after", errors)) == 3
-    assert "error: the server ended by signal 9" in errors.splitlines()[-1]
+    assert len(re.findall(r"; starting it again", errors)) == 3
+    assert "the server is ready again after" in errors
+    # A kill may come while the launcher still asks whether the server is ready.
+    assert re.search(r"^error: the server (ended by signal 9|did not start)", errors.splitlines()[-1])
     assert deployment.leaves_nothing(region)
 
 
@@ -146,8 +144,7 @@ def test_server_stopped_while_it_is_started_again_leaves_nothing(deployment, tmp
         flag.touch()
         (dead,) = [pid for pid, name in server.pids().items() if name == "tritonserver"]
         os.kill(dead, signal.SIGKILL)
-        until(lambda: server.pids() and dead not in server.pids())
-        (group,) = [pid for pid, name in server.pids().items() if name == "tritonserver"]
+        (group,) = until(lambda: {pid for pid, name in server.pids().items() if name == "tritonserver"} - {dead})
     assert process.group_members(group) == []
     assert deployment.leaves_nothing(region)
 

@@ -285,7 +285,8 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["the guide is not a regex", "unclosed group", "guided_decoding_guide"],
     ),
     "too many stop words": ({"stop_words": ["x"] * 65}, ["stop_words has 65 entries", "at most 64"]),
-    "a long method": ({"speculation": "x" * 20_000}, ["unknown method 'xxx", "draft_model, eagle"]),
+    "a long method": ({"speculation": "x" * 20_000}, ["speculation has a text of 20000 bytes", "at most 1024"]),
+    "an unknown method": ({"speculation": "x" * 900}, ["unknown method 'xxx", "draft_model, eagle"]),
     "config word": (
         {"speculation": "prompt_lookup", "speculation_config": '{"match": "best"}'},
         ["match must be one of recent, frequent, leftmost", "got 'best'"],

@@ -194,10 +194,11 @@ def test_a_silent_model_is_named_before_it_is_killed(
 
 
 @pytest.fixture
-def serving(watched: Any) -> tuple[Watch, ScriptedTriton]:
+def serving(watched: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Watch, ScriptedTriton]:
     """A watch over a Triton without models."""
     watch, _, _ = watched
     watch._python_models = set()
+    monkeypatch.setattr(module, "_RETRY_S", 0.01)
     return watch, watch._triton
 
 
@@ -233,7 +234,17 @@ def test_triton_that_does_not_come_up_again_ends_the_watch(serving: Any) -> None
     triton.ended, triton.error = "the server ended by signal 6: lock_exception", StartError("not ready after 180 s")
     watch.start()
     watch.join(10)
-    assert watch.failure == "not ready after 180 s" and not watch.is_starting
+    assert watch.failure == "not ready after 180 s" and not watch.is_starting and triton.num_starts == 3
+
+
+def test_triton_whose_start_fails_for_a_while_is_started_once_more(serving: Any, watched: Any) -> None:
+    watch, triton = serving
+    triton.ended, triton.error = "the server ended by signal 6: lock_exception", StartError("address already in use")
+    lines = watched[2]
+    watch._say = lambda line: (lines.append(line), setattr(triton, "error", None)) if "in use" in line else None
+    watch.start()
+    until(lambda: triton.num_starts == 2)
+    assert lines == ["address already in use; starting it again"] and watch.failure is None
 
 
 def test_triton_that_does_not_answer_is_killed_at_the_limit_and_started_again(
