@@ -1,4 +1,4 @@
-"""Liveness that means it: a token is generated, by the whole server, for the one who asks."""
+"""A liveness probe that has the whole server generate one token."""
 
 from __future__ import annotations
 

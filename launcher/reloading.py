@@ -24,13 +24,7 @@ class Reloader:
     limit_s: how long a phase may take.
     """
 
-    def __init__(
-        self,
-        config: ServingConfig,
-        load: Callable[[], tuple[ServingConfig, list[str]]],
-        folder: Path,
-        limit_s: float,
-    ) -> None:
+    def __init__(self, config: ServingConfig, load: Callable[[], ServingConfig], folder: Path, limit_s: float) -> None:
         self.config = config
         self._load, self._folder, self._limit_s = load, folder, limit_s
         self._stamps, self._number = stamps_of(config), 0
@@ -42,7 +36,7 @@ class Reloader:
         Raises ServingError where the file is refused, or a process cannot take it over; then nothing has changed.
         """
         with self._lock:
-            before, (after, _) = self.config, self._load()
+            before, after = self.config, self._load()
             stamps = stamps_of(after)
             changed = changed_keys(before, after, self._stamps, stamps)
             if not changed:

@@ -121,8 +121,8 @@ class Server:
         began_s = time.monotonic()
         if self._log_level not in LOG_LEVELS:
             raise ConfigError(unknown_name("log level", self._log_level, LOG_LEVELS, "LOG_LEVEL"))
-        config, self.models = self._load_config()
-        self.drafters = config.drafters
+        config = load_config(self.config_path, self._environ)
+        self.models, self.drafters = models_to_load(config, self.repository), config.drafters
         self.models += (aliases := names_of(config.aliases, self.models))
         self.ports.check_free(self.host)
         self._work = WorkFolder()
@@ -278,10 +278,11 @@ class Server:
         with contextlib.suppress(ServingError):  # it has been said
             self.reload()
 
-    def _load_config(self) -> tuple[ServingConfig, list[str]]:
-        """Return what the deployment file says now, and the models that it needs."""
+    def _load_config(self) -> ServingConfig:
+        """Return what the deployment file says now; raises ConfigError for a missing checkpoint, too."""
         config = load_config(self.config_path, self._environ)
-        return config, models_to_load(config, self.repository)
+        models_to_load(config, self.repository)
+        return config
 
     def _repositories(self, work: WorkFolder) -> tuple[Path, ...]:
         return tuple(path for path in (self.repository, work.path / _ALIASES) if path.exists())

@@ -130,9 +130,10 @@ EXPERIMENTS = (
             Published("EAGLE-2, the same", "4.26 ×, τ 4.83", "arXiv:2406.16858"),
             Published("EAGLE-3, the same", "5.58 ×, τ 6.65", "arXiv:2503.01840"),
         ),
-        "Trees of 25 to 60 nodes are nearly free on a GPU, which reads the weights once for all rows. Heads choose "
-        "their drafts (the likeliest tokens, not drawn ones), so under `rejection` at T = 1 a draft is accepted with "
-        "p of its token. With and without the sampled token: [heads-ablation](heads-ablation.md), from training.",
+        "Trees of 25 to 60 nodes are nearly free on a GPU, which reads the weights once for all rows. Under "
+        "`rejection` at T = 1 the static trees of `eagle` are sampled from q; `eagle2` and `eagle3` draft the "
+        "likeliest tokens, so there a draft is accepted with p of its token. With and without the sampled token: "
+        "[heads-ablation](heads-ablation.md), from training.",
     ),
     Experiment(
         "medusa",
