@@ -38,8 +38,9 @@ def _training(provenance: dict[str, Any]) -> str:
         "shape": ", ".join(f"{key} {value}" for key, value in recipe["shape"].items()),
         "tokens": f"{provenance['tokens']:,} in {provenance['wall_minutes']} minutes",
         "schedule": ", ".join(f"{key} {value}" for key, value in plan.items()),
-        "optimizer": f"AdamW, weight decay {recipe['weight_decay']}, gradient norm at most {recipe['max_grad_norm']}, "
-        f"seed {recipe['seed']}, bfloat16 autocast, torch {provenance['torch']}",
+        "optimizer": f"{recipe['optimizer']}, weight decay {recipe['weight_decay']}, "
+        f"gradient norm at most {recipe['max_grad_norm']}, seed {recipe['seed']}, bfloat16 autocast, "
+        f"torch {provenance['torch']}",
     }
     if recipe["teacher_weight"]:
         rows["distilled from"] = f"{recipe['teacher']}, with weight {recipe['teacher_weight']}"

@@ -117,7 +117,7 @@ class Recipe:
     """Everything that determines a trained model, given corpus and tokenizer.
 
     teacher: name of the model whose distribution p this one's q is trained to follow, or None. teacher_weight: share of
-    KL(p || q) in the loss; with 0 the model learns from the text alone.
+    KL(p || q) in the loss; with 0 the model learns from the text alone. optimizer: what `build.train` steps with.
     """
 
     name: str
@@ -128,6 +128,7 @@ class Recipe:
     seed: int = 20_261_121
     weight_decay: float = 0.1
     max_grad_norm: float = 1.0
+    optimizer: str = "Muon for the layers' matrices, AdamW for the rest"
 
     @property
     def sha256(self) -> str:

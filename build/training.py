@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Generic, TypeVar
@@ -87,7 +88,7 @@ class Run(ABC, Generic[Model]):
     """
 
     model: Model
-    optimizer: torch.optim.Optimizer
+    optimizers: Sequence[torch.optim.Optimizer]
     progress: Progress
     stream: Tokens
     seed: int
@@ -119,13 +120,14 @@ class Run(ABC, Generic[Model]):
     def train_step(self) -> dict[str, float]:
         """Run one optimizer step; return its losses in nats per token, by name."""
         rate = self.progress.plan.rate(self.progress.step)
-        for group in self.optimizer.param_groups:
+        for group in chain.from_iterable(optimizer.param_groups for optimizer in self.optimizers):
             group["lr"] = rate * self.peak_rate(group)
         losses = self._gradients(self.windows())
         for module in self.clipped_modules():
             nn.utils.clip_grad_norm_(module.parameters(), self.max_grad_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.model.zero_grad()
         self.progress.step += 1
         kept = self.progress.losses
         self.progress.losses = {name: kept.get(name, loss) * 0.95 + 0.05 * loss for name, loss in losses.items()}
@@ -149,8 +151,9 @@ class Run(ABC, Generic[Model]):
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
-        states = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        torch.save(states | {"progress": asdict(self.progress)}, partial)
+        optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
+        state = {"model": self.model.state_dict(), "optimizers": optimizers, "progress": asdict(self.progress)}
+        torch.save(state, partial)
         partial.replace(path)
 
     def resume(self, path: Path) -> None:
@@ -160,7 +163,8 @@ class Run(ABC, Generic[Model]):
             if getattr(progress, key) != getattr(self.progress, key):
                 raise BuildError(f"{path} is of another corpus, teacher, target or settings; delete it to start anew")
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         self.progress = progress
 
     def measure_rate(self) -> float:
@@ -172,7 +176,7 @@ class Run(ABC, Generic[Model]):
         began_s = time.perf_counter()
         self.backward(windows)  # reads its losses, so that it ends when the device has
         rate = self.workers.size * windows[:, 1:].numel() / (time.perf_counter() - began_s)
-        self.optimizer.zero_grad()
+        self.model.zero_grad()
         return rate
 
     def fit(self, path: Path, limit_s: float) -> float:
@@ -246,12 +250,12 @@ def _log(progress: Progress, recent: list[dict[str, float]], seconds: float) -> 
     )
 
 
-def new_optimizer(modules: Mapping[str, nn.Module], weight_decay: float) -> torch.optim.Optimizer:
-    """Return AdamW with two groups for each module: matrices decay, gains and biases do not."""
+def adamw(parameters: Mapping[str, Iterable[nn.Parameter]], weight_decay: float) -> torch.optim.Optimizer:
+    """Return AdamW with two groups for each name, the group's `head`: matrices decay, gains and biases do not."""
     groups: list[dict[str, Any]] = []
-    for name, module in modules.items():
-        matrices = [parameter for parameter in module.parameters() if parameter.dim() >= 2]
-        vectors = [parameter for parameter in module.parameters() if parameter.dim() < 2]
+    for name, named in ((name, list(named)) for name, named in parameters.items()):
+        matrices = [parameter for parameter in named if parameter.dim() >= 2]
+        vectors = [parameter for parameter in named if parameter.dim() < 2]
         groups.append({"params": matrices, "weight_decay": weight_decay, "head": name})
         groups.append({"params": vectors, "weight_decay": 0.0, "head": name})
     return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), fused=True)

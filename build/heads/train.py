@@ -17,7 +17,7 @@ from build.heads.make import make_heads
 from build.heads.settings import ABLATED, KINDS, Settings
 from build.heads.target import Batch, FrozenTarget, computing_in
 from build.parallel import Workers
-from build.training import Progress, Run, new_optimizer
+from build.training import Progress, Run, adamw
 from runtime.heads.modules.medusa import MedusaHeads
 
 #: Options that set a number of the plan; the others have defaults.
@@ -117,9 +117,9 @@ def begin_run(
     """Return a run at step 0 with seeded parameters. stream: (n,), the training text; own_text: the target's own."""
     heads = make_heads(target, settings, stream)
     progress = Progress(settings.plan, corpus_sha256, settings_sha256=f"{settings.sha256} {target.identity}")
-    optimizer = new_optimizer(dict(heads.items()), settings.weight_decay)
+    optimizer = adamw({name: head.parameters() for name, head in heads.items()}, settings.weight_decay)
     run = HeadsRun(
-        heads, optimizer, progress, stream, settings.seed, settings.max_grad_norm, settings, target, own_text,
+        heads, [optimizer], progress, stream, settings.seed, settings.max_grad_norm, settings, target, own_text,
         workers=workers,
     )  # fmt: skip
     target.fit_scale(run.windows())
