@@ -22,7 +22,7 @@ from build.errors import BuildError
 from build.parallel import Workers
 from build.recipe import Plan
 
-CHECKPOINT_EVERY_S = 120.0
+CHECKPOINT_EVERY_S = 400.0
 #: The share of a time limit that a plan uses, for a short burst is faster than a long run.
 MARGIN = 0.85
 LOG_EVERY_STEPS = 20
