@@ -96,10 +96,8 @@ int Model::count_pieces() {
     unit_ = kRowsOfPiece, count = pass_.num_rows;
   } else if (step_ != Step::attend) {
     const int pair = step_ == Step::gate_up ? 2 : 1;  // a gate and its up
-    const int most = std::max(pair, blocks_at_once((step_ == Step::lm_head ? logit_tiles_ : tiles_).rows(0)));
     count = linear().num_blocks;
-    const int fair = count / (kPiecesOfThread * pass_.num_threads) / most * most;
-    unit_ = fair ? fair : std::max(pair, std::min(most, count / pass_.num_threads / pair * pair));
+    unit_ = std::max(pair, count / (kPiecesOfThread * pass_.num_threads) / pair * pair);
   }
   return (count + unit_ - 1) / unit_;
 }

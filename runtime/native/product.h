@@ -65,52 +65,45 @@ class Linear {
 };
 
 // sums[row][32] of one block of outputs for a tile of rows. x: [k][rows].
-template <int Rows, int Blocks, bool Bfloat16>
+//
+// One block at a time, so that its weights are one stream of memory: for a single row, whose time is that of reading
+// them, several blocks at once were slower, although more independent sums hide the latency of an addition.
+template <int Rows, bool Bfloat16>
 void block_product(const Linear& w, int block, const float* x, float* sums) {
-  f32x16 sum[Rows][2 * Blocks] = {};
+  f32x16 sum[Rows][2] = {};
   const int num_inputs = w.num_inputs;
-  const uint32_t* words[Blocks];
-  for (int b = 0; b < Blocks; ++b) words[b] = w.block(block + b);
+  const uint32_t* words = w.block(block);
   for (int k = 0; k < num_inputs; ++k) {
-    f32x16 weight[2 * Blocks];
-#pragma GCC unroll 8
-    for (int b = 0; b < Blocks; ++b) {
-      if (Bfloat16) {
-        u32x16 pair;
-        std::memcpy(&pair, words[b] + size_t(k) * kLanes, sizeof pair);
-        weight[2 * b] = (f32x16)(pair << 16);
-        weight[2 * b + 1] = (f32x16)(pair & 0xffff0000u);
-      } else {
-        std::memcpy(&weight[2 * b], words[b] + size_t(k) * kBlock, 2 * sizeof(f32x16));
-      }
+    f32x16 weight[2];
+    if (Bfloat16) {
+      u32x16 pair;
+      std::memcpy(&pair, words + size_t(k) * kLanes, sizeof pair);
+      weight[0] = (f32x16)(pair << 16);
+      weight[1] = (f32x16)(pair & 0xffff0000u);
+    } else {
+      std::memcpy(weight, words + size_t(k) * kBlock, sizeof weight);
     }
 #pragma GCC unroll 12
     for (int row = 0; row < Rows; ++row) {
       const f32x16 value = splat(x[size_t(k) * Rows + row]);
-#pragma GCC unroll 8
-      for (int half = 0; half < 2 * Blocks; ++half) sum[row][half] = fma16(value, weight[half], sum[row][half]);
+      sum[row][0] = fma16(value, weight[0], sum[row][0]);
+      sum[row][1] = fma16(value, weight[1], sum[row][1]);
     }
   }
-  for (int b = 0; b < Blocks; ++b)
-    for (int row = 0; row < Rows; ++row)
-      std::memcpy(sums + (size_t(b) * Rows + row) * kBlock, &sum[row][2 * b], 2 * sizeof(f32x16));
+  std::memcpy(sums, sum, sizeof sum);
 }
 
 using BlockProduct = void (*)(const Linear&, int, const float*, float*);
 
-// Few rows take several blocks at once, so that enough independent sums hide the latency of an addition.
-constexpr int blocks_at_once(int rows) { return 4 * rows <= kMaxRows ? 4 : 2 * rows <= kMaxRows ? 2 : 1; }
-
-template <bool Bfloat16, bool Several, int... Row>
+template <bool Bfloat16, int... Row>
 BlockProduct choose_product(int rows, std::integer_sequence<int, Row...>) {
-  static constexpr BlockProduct table[] = {block_product<Row + 1, Several ? blocks_at_once(Row + 1) : 1, Bfloat16>...};
+  static constexpr BlockProduct table[] = {block_product<Row + 1, Bfloat16>...};
   return table[rows - 1];
 }
 
-inline BlockProduct product_for(const Linear& w, int rows, bool several) {
+inline BlockProduct product_for(const Linear& w, int rows) {
   constexpr auto all = std::make_integer_sequence<int, kMaxRows>{};
-  if (w.is_bfloat16) return several ? choose_product<true, true>(rows, all) : choose_product<true, false>(rows, all);
-  return several ? choose_product<false, true>(rows, all) : choose_product<false, false>(rows, all);
+  return w.is_bfloat16 ? choose_product<true>(rows, all) : choose_product<false>(rows, all);
 }
 
 // The rows of a pass in tiles of at most kMaxRows, as equal as can be, larger ones first. An activation of width k lies
@@ -149,19 +142,13 @@ inline PackedRow packed_row(float* packed, const Tiles& tiles, int row, int widt
 template <class Write>
 void multiply(const Linear& w, Range blocks, const Tiles& tiles, const float* packed, Write write) {
   alignas(64) float sums[kMaxRows * kBlock];
-  const int most = blocks_at_once(tiles.rows(0));  // 1 if there are several tiles, since none of them is small
-  for (int block = blocks.first; block < blocks.last;) {
-    const int step = blocks.last - block >= most ? most : 1;
+  for (int block = blocks.first; block < blocks.last; ++block) {
+    const int output = block * kBlock, count = std::min(kBlock, w.num_outputs - output);
     for (int tile = 0; tile < tiles.count; ++tile) {
       const int rows = tiles.rows(tile), first = tiles.first(tile);
-      product_for(w, rows, step > 1)(w, block, packed + size_t(first) * w.num_inputs, sums);
-      for (int b = 0; b < step; ++b) {
-        const int output = (block + b) * kBlock;
-        const int count = std::min(kBlock, w.num_outputs - output);
-        for (int row = 0; row < rows; ++row) write(first + row, output, count, sums + (b * rows + row) * kBlock);
-      }
+      product_for(w, rows)(w, block, packed + size_t(first) * w.num_inputs, sums);
+      for (int row = 0; row < rows; ++row) write(first + row, output, count, sums + row * kBlock);
     }
-    block += step;
   }
 }
 
