@@ -9,6 +9,7 @@ from pathlib import Path
 
 from launcher.settings import Ports
 from launcher.triton import Triton
+from orchestrator.core.errors import ConfigError, unknown_name
 from orchestrator.deployment.config import ENGINE_KEY, PLACES_FOLDER
 
 #: Variables that the stubs inherit unless the user's environment sets them.
@@ -52,6 +53,11 @@ class Launch:
     exit_limit_s: int
     log_level: str
     uses_gpu: bool
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for an unknown log level."""
+        if self.log_level not in LOG_LEVELS:
+            raise ConfigError(unknown_name("log level", self.log_level, LOG_LEVELS, "LOG_LEVEL"))
 
     def command(self, triton: Triton) -> list[str]:
         """Return the command line without the flags that this Triton does not know: it would not start with them."""

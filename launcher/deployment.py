@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from orchestrator.core.errors import ConfigError
@@ -30,6 +31,11 @@ def models_to_load(config: ServingConfig, repository: Path) -> list[str]:
             _check_model(model, repository, "python -m build.trtllm.repository writes it; key engine")
         named = backend + named
     return named + [name for name in PUBLIC if (repository / name / "config.pbtxt").is_file()]
+
+
+def python_models(models: Iterable[str], repositories: Sequence[Path]) -> list[str]:
+    """Return the models that are written in Python: only these have a process of their own, which may die."""
+    return [name for name in models if any(any((folder / name).glob("*/model.py")) for folder in repositories)]
 
 
 def _check_model(model: str, repository: Path, where: str) -> None:

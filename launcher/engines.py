@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import urllib.request
+from collections.abc import Iterable
 
 LIMIT_S = 5.0
 _INFO = re.compile(r"^spec_engine_info\{(.*)\} ", re.MULTILINE)
@@ -17,10 +18,11 @@ def kernels_of(metrics: str) -> dict[str, str]:
     return {one["model"]: one["kernels"] for one in labels if "model" in one and "kernels" in one}
 
 
-def read_kernels(metrics_url: str) -> dict[str, str]:
-    """Return the same of a running server; empty when its port does not answer."""
+def with_kernels(models: Iterable[str], metrics_url: str) -> list[str]:
+    """Return the names of models, each followed by what computes its passes where the metrics port tells it."""
     try:
         with _NO_PROXY.open(metrics_url, timeout=LIMIT_S) as answer:
-            return kernels_of(answer.read().decode())
+            kernels = kernels_of(answer.read().decode())
     except OSError:
-        return {}
+        kernels = {}
+    return [f"{name} ({kernels[name]})" if name in kernels else name for name in models]

@@ -10,33 +10,28 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 
 from launcher import log
 from launcher.admin import Admin
 from launcher.aliases import names_of, write_repository
-from launcher.command import LOG_LEVELS, Launch, stub_environment
-from launcher.deployment import models_to_load
-from launcher.engines import read_kernels
+from launcher.command import Launch, stub_environment
+from launcher.deployment import models_to_load, python_models
+from launcher.engines import with_kernels
 from launcher.health import HealthServer
 from launcher.reloading import Reloader
 from launcher.settings import Ports, Settings, free_ports
-from launcher.triton import find_triton
 from launcher.triton_process import TritonProcess
 from launcher.watch import Watch
 from launcher.workfolder import WorkFolder
-from orchestrator.core.errors import ConfigError, ServingError, unknown_name
+from orchestrator.core.errors import ServingError
 from orchestrator.deployment.config import ServingConfig, load_config
 from orchestrator.deployment.drain import Drain, wait_until_idle
 from orchestrator.deployment.stubs import living_stubs
 
 REPOSITORY = Path(__file__).resolve().parent.parent / "model_repository"
 DEFAULTS = Settings()
-_ALIASES = "aliases"
-_PLACES = "places"  # within the work folder
 # How long Triton may take to end. It waits as long as a client keeps a connection open, even where nothing runs on it.
 _EXIT_LIMIT_S = 5
-_KILL_AFTER_S = 3.0  # what Triton gets beyond its own exit timeout
 
 
 def _print_error(text: str) -> None:
@@ -95,9 +90,7 @@ class Server:
         self._key = secrets.token_hex(16)
         address = "127.0.0.1" if host == "0.0.0.0" else host
         self._admin = Admin(address, self.ports.http, self._key)
-        #: for urllib and browsers; tritonclient.http wants it without the scheme
-        self.http_url = f"http://{address}:{self.ports.http}"
-        #: for tritonclient.grpc
+        self.http_url = f"http://{address}:{self.ports.http}"  # tritonclient.http wants it without the scheme
         self.grpc_url = f"{address}:{self.ports.grpc}"
         self.metrics_url = f"http://{address}:{self.ports.metrics}/metrics"
         self.health_url = f"http://{address}:{self.ports.health}"
@@ -106,9 +99,7 @@ class Server:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:
@@ -119,33 +110,28 @@ class Server:
             StartError: the server ended, or was not ready in time.
         """
         began_s = time.monotonic()
-        if self._log_level not in LOG_LEVELS:
-            raise ConfigError(unknown_name("log level", self._log_level, LOG_LEVELS, "LOG_LEVEL"))
         config = load_config(self.config_path, self._environ)
         self.models, self.drafters = models_to_load(config, self.repository), config.drafters
         self.models += (aliases := names_of(config.aliases, self.models))
         self.ports.check_free(self.host)
         self._work = WorkFolder()
-        reloader = Reloader(config, self._load_config, self._work.path / _PLACES, self._ready_limit_s)
+        reloader = Reloader(config, self._load_config, self._work.places, self._ready_limit_s)
         try:
-            write_repository(self._work.path / _ALIASES, self.repository, aliases)
+            write_repository(self._work.aliases, self.repository, aliases)
             self._health = HealthServer(self.host, self.ports.health, self, self.drain)
             self._triton = triton = self._make_triton(self._work, config.device)
             triton.start()
         except BaseException:
-            self._abandon()
+            self._end(keeps_log=not self.stop_requested)
             raise
         self.started_in_s, self._reloader = time.monotonic() - began_s, reloader
-        # Only a Python model has a process of its own, which may die.
-        folders = self._repositories(self._work)
-        python_models = [name for name in self.models if any(any((at / name).glob("*/model.py")) for at in folders)]
         self._watch = Watch(
             triton,
-            python_models,
+            python_models(self.models, (self.repository, self._work.aliases)),
             self._admin,
             say=self._say,
             load_limit_s=self._ready_limit_s,
-            heartbeats=self._work.path / _PLACES,
+            heartbeats=self._work.places,
             hang_limit_s=self._hang_limit_s,
         )
         self._watch.start()
@@ -172,22 +158,14 @@ class Server:
 
     def why_not_live(self) -> str | None:
         """Return in one line why the server must be restarted; while its models are loaded, only if it has ended."""
-        if (failure := self.failure()) or self._watch is None or self._watch.is_starting:
-            return failure
-        if not self._watch.is_alive():
-            return "nothing watches over the models' processes any more"
-        return None if self._admin.is_live() else "Triton does not answer over HTTP"
+        return self._watch.why_not_live() if self._watch else self.failure()
 
     def why_not_ready(self) -> str | None:
         """Return in one line why the server takes no requests now, None when it takes them."""
         if self._watch is None:
             return "the server's models are being loaded"
-        if self._watch.is_starting:
-            return "the server has ended and is being started again"
-        if dead := self._watch.dead_models():
-            return f"no process runs the model {', '.join(sorted(dead))}"
-        if silent := self._watch.silent_models():
-            return ", ".join(f"model {model} has been silent for {since_s:g} s" for model, since_s in silent.items())
+        if why := self._watch.why_not_ready():
+            return why
         if self.drain.is_requested:
             return "the server is draining"
         return None if self._admin.is_ready() else "Triton does not say that it is ready"
@@ -195,7 +173,7 @@ class Server:
     @property
     def drain(self) -> Drain:
         """The drain of the running server; it is over when the server has been stopped."""
-        return Drain(self.log_path.with_name(_PLACES))
+        return Drain(self._started.places)
 
     def finish_requests(self) -> bool:
         """Refuse new requests and wait for the running ones; False when some still ran at the limit.
@@ -205,8 +183,7 @@ class Server:
         self.drain.begin()
         if num_running := self.drain.num_running():
             self._say(f"draining: {num_running} sequences run, stopping in {self._stop_limit_s:g} s at the latest")
-        is_idle = wait_until_idle(self.drain.num_running, self._stop_limit_s, lambda: self._stop_at_once)
-        if not is_idle:
+        if not (is_idle := wait_until_idle(self.drain.num_running, self._stop_limit_s, lambda: self._stop_at_once)):
             self._say("stopping: requests still run")
         return is_idle
 
@@ -239,9 +216,6 @@ class Server:
     def stop(self) -> None:
         """End the server and what it left: processes, shared memory, files. Bounded; may be called twice."""
         self._end()
-        if self._work:
-            self._work.remove()
-            self._work = None
 
     def log(self) -> str:
         """Return what the server and its models have written."""
@@ -250,9 +224,7 @@ class Server:
     @property
     def log_path(self) -> Path:
         """The server's log; it goes with the server, except after a failed start."""
-        if self._work is None:
-            raise ServingError("the server has not been started")
-        return self._work.log
+        return self._started.log
 
     def pids(self) -> dict[int, str]:
         """Return {process id: model name, or "tritonserver"} of the server's living processes."""
@@ -266,9 +238,7 @@ class Server:
 
     def ready_line(self) -> str:
         """Return the one line that says where the server is and what computes its models."""
-        kernels = read_kernels(self.metrics_url)
-        names = dict.fromkeys((*self.models, *self.drafters))
-        models = [f"{name} ({kernels[name]})" if name in kernels else name for name in names]
+        models = with_kernels(dict.fromkeys((*self.models, *self.drafters)), self.metrics_url)
         return (
             f"ready in {self.started_in_s:.1f} s: {self.http_url}, gRPC {self.grpc_url}, metrics {self.metrics_url}, "
             f"health {self.health_url}; models {', '.join(models)}"
@@ -284,51 +254,37 @@ class Server:
         models_to_load(config, self.repository)
         return config
 
-    def _repositories(self, work: WorkFolder) -> tuple[Path, ...]:
-        return tuple(path for path in (self.repository, work.path / _ALIASES) if path.exists())
+    @property
+    def _started(self) -> WorkFolder:
+        if self._work is None:
+            raise ServingError("the server has not been started")
+        return self._work
 
     def _make_triton(self, work: WorkFolder, device: str) -> TritonProcess:
         """Return the process to be started over a work folder; device: of the deployment."""
-        triton = find_triton(self._environ, work.path)
-        if triton.from_wheel and self.host not in ("127.0.0.1", "localhost"):
-            self._say(
-                f"warning: listening on {self.host}; the wheel's Triton 2.51 is not safe on networks you do not trust"
-            )
-        exit_limit_s = min(self._stop_limit_s, _EXIT_LIMIT_S)
         launch = Launch(
-            repositories=self._repositories(work),
+            repositories=tuple(path for path in (self.repository, work.aliases) if path.exists()),
             models=tuple(self.models),
             host=self.host,
             ports=self.ports,
             key=self._key,
             region_prefix=work.region_prefix,
-            exit_limit_s=exit_limit_s,
+            exit_limit_s=min(self._stop_limit_s, _EXIT_LIMIT_S),
             log_level=self._log_level,
             uses_gpu=device != "cpu",
         )
         return TritonProcess(
-            launch.command(triton),
-            triton.environment(stub_environment(self._environ, self.config_path, work.path / _PLACES)),
-            self.models,
+            launch,
+            stub_environment(self._environ, self.config_path, work.places),
             work,
             self._admin,
             ready_limit_s=self._ready_limit_s,
-            exit_limit_s=exit_limit_s + _KILL_AFTER_S,
             say=self._say,
             is_stopped=lambda: self.stop_requested,
         )
 
-    def _abandon(self) -> None:
-        """End a server that did not come up; its log stays for a day when it has something to say."""
-        self._end()
-        if self._work and not self.stop_requested and self.log():
-            self._say(f"the server's log: {self._work.keep_log()}")
-        elif self._work:
-            self._work.remove()
-        self._work = None
-
-    def _end(self) -> None:
-        """End the health port, the watch and the processes."""
+    def _end(self, keeps_log: bool = False) -> None:
+        """End the processes and remove the work folder. keeps_log: for a day, if the log has something to say."""
         if self._health:
             self._health.close()
             self._health = None
@@ -337,3 +293,8 @@ class Server:
         if self._triton:
             self._triton.end()
         self._watch = self._triton = self._reloader = None
+        if self._work and keeps_log and self.log():
+            self._say(f"the server's log: {self._work.keep_log()}")
+        elif self._work:
+            self._work.remove()
+        self._work = None

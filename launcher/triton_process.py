@@ -6,14 +6,17 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from launcher import log, process
 from launcher.admin import Admin
+from launcher.command import Launch
+from launcher.triton import find_triton
 from launcher.workfolder import WorkFolder
 from orchestrator.core.errors import ServingError
 
 _POLL_S = 0.1
+_KILL_AFTER_S = 3.0  # what Triton gets beyond its own exit timeout
 
 
 class StartError(ServingError):
@@ -27,34 +30,37 @@ class AbortedStart(StartError):
 class TritonProcess:
     """One tritonserver at a time, with all that it leaves behind; safe to end from another thread while it starts.
 
+    Raises ConfigError when no Triton is installed that can run here.
+
     Args:
-        command: its command line.
-        environ: its whole environment.
-        models: what it loads.
+        launch: its settings.
+        environ: its environment, and where its installation is found (TRITON_ROOT).
         work: where its log and its shared memory are.
         admin: asks it whether it is ready.
         ready_limit_s: how long it may load.
-        exit_limit_s: how long it may take to end before it is killed.
         say: takes the launcher's own lines.
         is_stopped: returns whether a start is no longer wanted.
     """
 
     def __init__(
         self,
-        command: Sequence[str],
+        launch: Launch,
         environ: Mapping[str, str],
-        models: Sequence[str],
         work: WorkFolder,
         admin: Admin,
         *,
         ready_limit_s: float,
-        exit_limit_s: float,
         say: Callable[[str], None],
         is_stopped: Callable[[], bool],
     ) -> None:
-        self._command, self._environ, self._models = list(command), environ, tuple(models)
-        self._work, self._admin = work, admin
-        self._ready_limit_s, self._exit_limit_s = ready_limit_s, exit_limit_s
+        triton = find_triton(environ, work.path)
+        if triton.from_wheel and launch.host not in ("127.0.0.1", "localhost"):
+            say(
+                f"warning: listening on {launch.host}; the wheel's Triton 2.51 is not safe on networks you do not trust"
+            )
+        self._command, self._environ = launch.command(triton), triton.environment(environ)
+        self._models, self._work, self._admin = launch.models, work, admin
+        self._ready_limit_s, self._exit_limit_s = ready_limit_s, launch.exit_limit_s + _KILL_AFTER_S
         self._say, self._is_stopped = say, is_stopped
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()

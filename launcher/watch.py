@@ -107,6 +107,23 @@ class Watch(threading.Thread):
                 self.num_errors += 1
                 self._say(f"the watch over the models' processes failed {self.num_errors} times, goes on: {error!r}")
 
+    def why_not_live(self) -> str | None:
+        """Return in one line why the server must be restarted, None when it need not be."""
+        if self.failure or self.is_starting:
+            return self.failure
+        if not self.is_alive():
+            return "nothing watches over the models' processes any more"
+        return None if self._admin.is_live() else "Triton does not answer over HTTP"
+
+    def why_not_ready(self) -> str | None:
+        """Return in one line why the processes take no requests now, None when they take them."""
+        if self.is_starting:
+            return "the server has ended and is being started again"
+        if dead := self.dead_models():
+            return f"no process runs the model {', '.join(sorted(dead))}"
+        silent = [f"model {model} has been silent for {since_s:g} s" for model, since_s in self.silent_models().items()]
+        return ", ".join(silent) or None
+
     def dead_models(self) -> set[str]:
         """Return the models without a living process, those included that died before they were seen."""
         return self._python_models - {model for process, model in self._stubs.items() if is_alive(process)}

@@ -38,6 +38,16 @@ class WorkFolder:
         return self.path / "server.log"
 
     @property
+    def places(self) -> Path:
+        """The folder that the server's processes share, with heartbeats and the drain; it need not exist yet."""
+        return self.path / "places"
+
+    @property
+    def aliases(self) -> Path:
+        """The model repository of the public model's further names; it need not exist."""
+        return self.path / "aliases"
+
+    @property
     def region_prefix(self) -> str:
         """The beginning of the names of this server's shared-memory regions."""
         return f"{self.path.name}-"

@@ -119,22 +119,24 @@ def _run_stage(stage: Stage, plan: Plan, out: Path, label: str) -> None:
 
 
 def _check_rope(stage: Stage, plan: Plan, out: Path) -> None:
-    """Raise StageFailed when a conversion has lost numbers of the source's rope_scaling.
+    """Raise StageFailed when a conversion has lost numbers of the source's rotary positions.
 
     The converters of Medusa and EAGLE keep the type alone (tensorrt_llm/models/medusa/config.py, eagle/config.py), and
-    an engine with other positions than the model's is wrong without an error.
+    an engine with other positions than the model's is wrong without an error. transformers 5 writes the numbers, the
+    base among them, to rope_parameters, which the converters of these releases do not read.
     """
     engine = next((engine for engine in plan.engines if engine.checkpoint_folder == stage.output), None)
     if engine is None:
         return
     config = json.loads((_source(engine, out) / "config.json").read_text(encoding="utf-8"))
     converted = json.loads((out / stage.output / "config.json").read_text(encoding="utf-8"))
-    wanted = {k: v for k, v in (config.get("rope_scaling") or {}).items() if isinstance(v, int | float)}
-    found = converted.get("rotary_scaling") or {}
-    if lost := {key: value for key, value in wanted.items() if found.get(key) != value}:
+    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    wanted = {name: value for name, value in (config.get(key) or {}).items() if isinstance(value, int | float)}
+    found = (converted.get("rotary_scaling") or {}) | {"rope_theta": converted.get("rotary_base")}
+    if lost := {name: value for name, value in wanted.items() if found.get(name) != value}:
         raise StageFailed(
-            f"{stage.name} has lost rope_scaling of {_source(engine, out)}: "
-            f"{', '.join(f'{key} {value} became {found.get(key)}' for key, value in lost.items())} "
+            f"{stage.name} has lost {key} of {_source(engine, out)}: "
+            f"{', '.join(f'{name} {value} became {found.get(name)}' for name, value in lost.items())} "
             f"({out / stage.output}/config.json)"
         )
 

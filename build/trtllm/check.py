@@ -63,6 +63,7 @@ def check(cases: dict[str, tuple[str, str]], folder: Path, options: argparse.Nam
                 job = {"case": case, "target": target, "drafter": drafter, "gpu": options.gpu}
                 job |= {"folder": str(folder / case), "device": options.device, "repository": options.model_repository}
                 job |= {"examples": options.examples_dir, "heads_tokens": str(options.heads_tokens)}
+                job |= {"heads_corpus": options.heads_corpus}
                 outcome = _run(case, stage, job, options.limit_s or LIMITS_S[stage])
             is_broken = outcome.status != "ok"
             outcomes.append(outcome)
@@ -145,6 +146,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--target", default="", help="another target for every case: a folder or a hub id")
     made.add_argument("--drafter", default="", help="another drafter, for cases that have one")
     made.add_argument("--heads-tokens", type=int, default=300_000, help="to train a head with that has no checkpoint")
+    made.add_argument("--heads-corpus", default="", help="its text, as of build.heads (default: standard library)")
     made.add_argument("--device", default="cuda", help="of the torch engine, and of training")
     made.add_argument("--examples-dir", default="/app/examples", metavar="DIR", help="TensorRT-LLM's examples")
     made.add_argument("--model-repository", default="", metavar="DIR", help="another than the launcher's own")

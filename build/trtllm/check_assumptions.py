@@ -7,7 +7,7 @@ import re
 #: (what the log would say, the assumption, where it is made)
 _BY_WORDS = (
     (r"unrecognized arguments|invalid choice|error: argument", "flags of a command", "build/trtllm/commands.py"),
-    (r"has lost rope_scaling", "the converter keeps rope_scaling", "build/trtllm/builder.py"),
+    (r"has lost rope_(scaling|parameters)", "the converter keeps rotary positions", "build/trtllm/builder.py"),
     (r"is not on PATH|does not exist: run this|has no package", "tools and folders of the container", "docs/docker.md"),
     (r"incompatible (constructor|function) arguments", "argument names of the bindings", "runtime/trtllm/executor/"),
     (r"DecodingMode is not set", "the decoding mode beside its configuration", "runtime/trtllm/executor/library.py"),

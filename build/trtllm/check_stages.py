@@ -29,7 +29,7 @@ PROMPTS = (
     "The capital of France is",
 )
 NUM_TOKENS = 48
-#: Longest common start of two texts, as a share of the shorter, below which they are not near ties.
+#: Longest common start of two texts, as a share of the longer, below which they are not near ties.
 LEAST_EQUAL = 0.25
 SEQ_LEN, BATCH = 512, 4
 POLL_S, STOP_LIMIT_S = 0.5, 60.0
@@ -47,10 +47,10 @@ def run_stage(stage: str, job: Job) -> int:
 
 
 def _stage_heads(job: Job) -> dict[str, Any]:
-    """Train the case's heads for its target on the Python standard library; text of its own would take longer."""
+    """Train the case's heads for its target, without text of the target's own, which would take longer."""
     command = [sys.executable, "-m", "build.heads", "--target", job["target"], "--heads", job["case"]]
     command += ["--out", str(_trained(job).parent), "--device", job["device"]]
-    command += ["--tokens", job["heads_tokens"], "--own-tokens", "0"]
+    command += ["--corpus", job["heads_corpus"], "--tokens", job["heads_tokens"], "--own-tokens", "0"]
     if status := subprocess.run(command, check=False).returncode:
         raise OSError(f"python -m build.heads ended with exit status {status}")
     return {"tokens": int(job["heads_tokens"])}
@@ -97,7 +97,7 @@ def _stage_torch(job: Job) -> dict[str, Any]:
 
 
 def _stage_engine(job: Job) -> dict[str, Any]:
-    """Generate with the engine, first a token a step, then with its method."""
+    """Generate with the engine and its method."""
     engines = Path(job["folder"]) / "build/engines"
     lines = [f'target = "{engines / "target"}"', 'engine = "tensorrt_llm"', f'default_speculation = "{job["case"]}"']
     if (engines / "draft").is_dir():

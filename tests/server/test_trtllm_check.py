@@ -3,61 +3,35 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from build.trtllm.check import main
+from orchestrator.deployment.engine_manifest import read_manifest
 from tests.server.conftest import repository
+from tests.standin.container_tools import install
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
-# The container's tools, which leave what the stand-in for the library loads: a rank file that names the checkpoint.
-TOOL = """#!{python}
-import json, sys
-from pathlib import Path
-words = sys.argv[1:]
-if words[0] == "-c":
-    print("1.2.1"); sys.exit()
-flags = dict(zip(words[0::2] if words[0].startswith("--") else words[1::2],
-                 words[1::2] if words[0].startswith("--") else words[2::2]))
-out = Path(flags["--output_dir"])
-out.mkdir(parents=True, exist_ok=True)
-if "--checkpoint_dir" not in flags:
-    (out / "config.json").write_text("{{}}")
-    (out / "source").write_text(flags["--model_dir"])
-    sys.exit()
-if flags.get("--speculative_decoding_mode") == "lookahead_decoding":
-    sys.exit("trtllm-build: error: argument --speculative_decoding_mode: invalid choice")
-drafts = int(flags.get("--max_draft_len", 0))
-limits = {{"max_batch_size": int(flags["--max_batch_size"]), "max_seq_len": int(flags["--max_seq_len"]) + drafts,
-          "max_draft_len": drafts, "speculative_decoding_mode": flags.get("--speculative_decoding_mode", "")}}
-(out / "config.json").write_text(json.dumps({{"version": "1.2.1", "pretrained_config": {{}}, "build_config": limits}}))
-(out / "rank0.engine").write_text(Path(flags["--checkpoint_dir"], "source").read_text())
-"""
+
+def outcomes_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str, **scripted: str) -> dict[Any, Any]:
+    """Run the kit; return its report's outcomes by case and stage. scripted: models over the stand-in."""
+    models = repository(tmp_path, "speculative", "speculative_unary", **scripted)
+    arguments = ["--out", str(tmp_path / "out"), "--device", "cpu", "--model-repository", str(models), *words]
+    status = main([*arguments, "--examples-dir", str(install(tmp_path, monkeypatch))])
+    found = json.loads((tmp_path / "out/report.json").read_text())["outcomes"]
+    assert status == int(any(each["status"] != "ok" for each in found))
+    return {(each["case"], each["stage"]): each for each in found}
 
 
 def test_kit_runs_dry_and_reports_what_broke(
     checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tools, examples = tmp_path / "bin", tmp_path / "examples"
-    tools.mkdir()
-    for name in ("python3", "trtllm-build"):
-        (tools / name).write_text(TOOL.format(python=sys.executable))
-        (tools / name).chmod(0o755)
-    for script in ("models/core/llama/convert_checkpoint.py", "quantization/quantize.py"):
-        (examples / script).parent.mkdir(parents=True)
-        (examples / script).touch()
-    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
-    models = repository(tmp_path, "speculative", "speculative_unary", target="standin.py", draft="standin.py")
-    arguments = ["--out", str(tmp_path / "out"), "--cases", "draft_model,lookahead", "--device", "cpu"]
+    arguments = ["--cases", "draft_model,lookahead", "--limit-s", "400"]
     arguments += ["--target", str(checkpoints / "target"), "--drafter", str(checkpoints / "draft")]
-    arguments += ["--examples-dir", str(examples), "--model-repository", str(models), "--limit-s", "120"]
-    assert main(arguments) == 1  # one case breaks
-    outcomes = json.loads((tmp_path / "out/report.json").read_text())["outcomes"]
-    found = {(each["case"], each["stage"]): each for each in outcomes}
+    found = outcomes_of(tmp_path, monkeypatch, *arguments, target="standin.py", draft="standin.py")
     drafted = [found["draft_model", stage] for stage in ("plan", "build", "torch", "engine", "compare")]
     assert [each["status"] for each in drafted] == ["ok"] * 5, [each["tail"] for each in drafted]
     assert found["draft_model", "engine"]["found"]["total_draft_tokens"] > 0
@@ -65,3 +39,25 @@ def test_kit_runs_dry_and_reports_what_broke(
     assert found["lookahead", "build"]["assumption"] == "flags of a command (build/trtllm/commands.py)"
     assert found["lookahead", "engine"]["status"] == "skipped"
     assert "report.md" in capsys.readouterr().out
+
+
+def test_kit_trains_a_head_that_has_no_checkpoint_and_carries_it_into_an_engine(
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = tmp_path / "corpus.txt"  # six documents, of which one is held out
+    corpus.write_text("\n".join(f"line {number} of a text without any meaning" for number in range(1200)))
+    arguments = ["--cases", "redrafter", "--target", str(checkpoints / "target"), "--limit-s", "400"]
+    arguments += ["--heads-tokens", "4096", "--heads-corpus", str(corpus)]
+    found = outcomes_of(tmp_path, monkeypatch, *arguments, target="standin.py")
+    stages = ["heads", "plan", "build", "torch", "engine", "compare"]
+    assert [(stage, each["status"]) for (_, stage), each in found.items()] == [(stage, "ok") for stage in stages], [
+        each["tail"] for each in found.values()
+    ]
+    built = tmp_path / "out/redrafter/build"
+    done = list(json.loads((built / "stages.json").read_text()))
+    assert done == ["convert-target-base", "convert-target", "build-target"]
+    manifest = read_manifest(built / "engines/target")
+    assert (manifest.method, manifest.mode, manifest.max_draft_len) == ("redrafter", "explicit_draft_tokens", 25)
+    engine = found["redrafter", "engine"]["found"]
+    assert engine["num_steps"] < 3 * 48 and engine["total_accepted_draft_tokens"] > 0
+    assert found["redrafter", "compare"]["found"]["of"] == 3

@@ -81,25 +81,32 @@ def calls(tools):
 ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192}
 
 
+OF_TRANSFORMERS_5 = {"rope_parameters": {**ROPE, "rope_theta": 500000.0}}
+
+
 @pytest.mark.parametrize(
-    ("converted", "lost"),
+    ("source", "converted", "lost"),
     [
-        (ROPE, ""),
-        ({"type": "llama3"}, "factor 8.0 became None, low_freq_factor 1.0 became None"),
-        ({**ROPE, "factor": 1.0}, "factor 8.0 became 1.0"),
-        (None, "factor 8.0 became None"),
+        ({"rope_scaling": ROPE}, {"rotary_scaling": ROPE}, ""),
+        ({"rope_scaling": None}, {}, ""),
+        ({"rope_scaling": ROPE}, {"rotary_scaling": {"type": "llama3"}}, "factor 8.0 became None, low_freq_factor 1.0"),
+        ({"rope_scaling": ROPE}, {"rotary_scaling": {**ROPE, "factor": 1.0}}, "factor 8.0 became 1.0"),
+        ({"rope_scaling": ROPE}, {"rotary_scaling": None}, "factor 8.0 became None"),
+        (OF_TRANSFORMERS_5, {"rotary_scaling": ROPE, "rotary_base": 500000.0}, ""),
+        (OF_TRANSFORMERS_5, {"rotary_scaling": ROPE, "rotary_base": 10000.0}, "rope_theta 500000.0 became 10000.0"),
+        (OF_TRANSFORMERS_5, {"rotary_base": 10000.0}, "factor 8.0 became None"),
     ],
 )
-def test_conversion_that_loses_rope_scaling_is_refused(tools, out, tmp_path, monkeypatch, converted, lost):
-    config = json.loads((CHECKPOINTS / "llama-3.1-8b/config.json").read_text()) | {"rope_scaling": ROPE}
+def test_conversion_that_loses_rope_scaling_is_refused(tools, out, tmp_path, monkeypatch, source, converted, lost):
+    config = json.loads((CHECKPOINTS / "llama-3.1-8b/config.json").read_text()) | source
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text(json.dumps(config))
-    monkeypatch.setenv("STANDIN_CONFIG", json.dumps({"rotary_scaling": converted}))
+    monkeypatch.setenv("STANDIN_CONFIG", json.dumps(converted))
     plan = plan_with(tools, {**LLAMA_8B, "target": str(tmp_path / "model")})
     if not lost:
         build(plan, out)
     else:
-        with pytest.raises(StageFailed, match=f"convert-target has lost rope_scaling .*: {lost}"):
+        with pytest.raises(StageFailed, match=f"convert-target has lost {next(iter(source))} .*: {lost}"):
             build(plan, out)
         assert calls(tools) == ["convert"]  # nothing was built from it
 

@@ -117,12 +117,14 @@ def test_heads_without_a_checkpoint_are_trained_and_planned_with(
     def trained(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
         options = heads_parser().parse_args(command[3:])
         assert (options.heads, options.target, options.tokens, options.own_tokens) == ("redrafter", target, 4096, 0)
+        assert options.corpus == "chats.jsonl"
         shutil.copytree(REDRAFTER["drafter"], options.out / "redrafter")
         return subprocess.CompletedProcess(command, 0)
 
     target = str(REDRAFTER["target"])
     job = {"case": "redrafter", "target": target, "drafter": "", "gpu": "h100", "folder": str(tmp_path)}
     job |= {"device": "cuda", "repository": "", "examples": "/app/examples", "heads_tokens": "4096"}
+    job |= {"heads_corpus": "chats.jsonl"}
     assert run_stage("plan", job) == 1
     assert "method 'redrafter' needs the heads' checkpoint" in capsys.readouterr().err
     monkeypatch.setattr(check_stages.subprocess, "run", trained)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.engines import kernels_of, read_kernels
+from launcher.engines import kernels_of, with_kernels
 from launcher.settings import free_ports
 
 METRICS = """# TYPE spec_engine_info gauge
@@ -17,4 +17,4 @@ def test_each_model_has_its_kernels() -> None:
 
 
 def test_a_port_that_does_not_answer_says_nothing() -> None:
-    assert read_kernels(f"http://127.0.0.1:{free_ports().metrics}/metrics") == {}
+    assert with_kernels(["target"], f"http://127.0.0.1:{free_ports().metrics}/metrics") == ["target"]
