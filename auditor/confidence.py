@@ -15,15 +15,15 @@ CONFIDENCE = 0.99
 MIN_EXPECTED = 5.0
 
 
-def max_error_rate(num_wrong: int, num_seen: int, confidence: float = CONFIDENCE) -> float:
-    """Return the highest rate of wrong steps that is compatible with the observed count.
+def max_error_rate(num_wrong: int, num_seen: int) -> float:
+    """Return the highest rate of wrong steps that is compatible with the observed count, with CONFIDENCE.
 
-    For num_wrong = 0 it is −log(1 − confidence) / n, the rule of three.
+    For num_wrong = 0 it is −log(1 − CONFIDENCE) / n, the rule of three.
     Source: Clopper and Pearson 1934.
     """
     if num_wrong >= num_seen:
         return 1.0
-    return float(stats.beta.ppf(confidence, num_wrong + 1, num_seen - num_wrong))
+    return float(stats.beta.ppf(CONFIDENCE, num_wrong + 1, num_seen - num_wrong))
 
 
 def total_variation(counts: FloatArray, probs: FloatArray) -> float:
@@ -34,8 +34,8 @@ def total_variation(counts: FloatArray, probs: FloatArray) -> float:
     return float(np.abs(counts / counts.sum() - probs).sum() / 2)
 
 
-def max_total_variation(counts: FloatArray, probs: FloatArray, confidence: float = CONFIDENCE) -> float:
-    """Return the greatest total variation distance from `probs` that is compatible with the observed counts.
+def max_total_variation(counts: FloatArray, probs: FloatArray) -> float:
+    """Return the greatest total variation distance from `probs` that fits the observed counts, with CONFIDENCE.
 
     P(|p̂ − p|₁ ≥ ε) ≤ (2^k − 2)·exp(−n ε² / 2) for k outcomes and n draws.
     counts, probs: (k,) float64, as for `total_variation`.
@@ -43,7 +43,7 @@ def max_total_variation(counts: FloatArray, probs: FloatArray, confidence: float
     """
     num_cells, num_draws = len(probs), counts.sum()
     log_cells = num_cells * math.log(2) + math.log1p(-(2.0 ** (1 - num_cells)))
-    epsilon = math.sqrt(2 * (log_cells - math.log(1 - confidence)) / num_draws)
+    epsilon = math.sqrt(2 * (log_cells - math.log(1 - CONFIDENCE)) / num_draws)
     return min(1.0, total_variation(counts, probs) + epsilon / 2)
 
 

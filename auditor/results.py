@@ -30,7 +30,7 @@ class Result:
     """One line of the report.
 
     counts: how much was examined. bounds: sentences that say how wrong the server may still be.
-    lossy: whether the rule changes the distribution by design; its findings are shown and are no faults.
+    lossy: whether the rule changes the distribution by design; its findings are shown and do not count as faults.
     """
 
     check: str

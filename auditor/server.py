@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from types import TracebackType
 
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
@@ -27,9 +26,7 @@ class AuditedServer:
     def __enter__(self) -> AuditedServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._clients.close()
 
     def ask(self, prompt: str, options: Options) -> Answer:

@@ -17,7 +17,7 @@ TASKS = ("completion", "edit", "repetitive", "docstring")
 #: A late draft costs speed, not text; but a test of speculation needs drafts on a busy machine too.
 ENVIRONMENT = {"SERVING_DRAFT_TIMEOUT_MS": "10000"}
 #: The engines report twice a second; metrics that stand still for this long are complete.
-SETTLED_S = 1.2
+SETTLED_S, SETTLE_LIMIT_S = 1.2, 10.0
 _SERIES = re.compile(r'^spec_(\w+)\{model="(\w+)"(?:,state="(\w+)")?\} (\S+)$', re.MULTILINE)
 
 
@@ -36,10 +36,10 @@ def engine_metrics(server: Server) -> dict[tuple[str, ...], float]:
     return {tuple(key for key in (m[2], m[1], m[3]) if key): float(m[4]) for m in matches}
 
 
-def settled_metrics(server: Server, limit_s: float = 10.0) -> dict[tuple[str, ...], float]:
-    """Return the engines' metrics once they have stood still for SETTLED_S, or as they are after `limit_s`."""
+def settled_metrics(server: Server) -> dict[tuple[str, ...], float]:
+    """Return the engines' metrics once they have stood still for SETTLED_S, or as they are after SETTLE_LIMIT_S."""
     metrics, since_s = engine_metrics(server), time.monotonic()
-    end_s = since_s + limit_s
+    end_s = since_s + SETTLE_LIMIT_S
     while time.monotonic() - since_s < SETTLED_S and time.monotonic() < end_s:
         time.sleep(0.1)
         newest = engine_metrics(server)

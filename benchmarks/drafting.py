@@ -162,7 +162,7 @@ def target_states(paged: PagedModel, ids: Sequence[int]) -> Features:
 
 
 def pass_ms(paged: PagedModel, num_context: int, num_timed: int) -> tuple[float, float]:
-    """Return the medians of plain passes, one row behind `num_context` tokens, in milliseconds and of CPU time."""
+    """Return the medians of plain passes, one row after `num_context` tokens, in milliseconds and of CPU time."""
     (sequence,) = paged.sequences._live.values()
     times_ms, cpu_ms = [], []
     for _ in range(num_timed):

@@ -125,7 +125,7 @@ class Passes:
             self._paged.sequences.drop(1 + number)
 
     def _segment(self, case: Case, number: int) -> Segment:
-        """Return a chain of drafts behind a context whose rows are in the cache."""
+        """Return a chain of drafts after a context whose rows are in the cache."""
         ids = [(7 * place + number) % self._model.vocab_size for place in range(case.num_cached + 1)]
         tree = TokenTree.chain([1 + node for node in range(case.num_rows - 1)])
         sequence = self._paged.sequences.open(delta_of(Context(ids), 0, 1 + number, ""), tree.num_nodes, tree.num_nodes)

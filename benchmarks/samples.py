@@ -22,7 +22,7 @@ class Run:
     num_accepted: draft tokens in the output. num_cached_tokens: prompt tokens that the target found in its cache.
     requests_per_pass: mean number of requests that shared a pass. None stands for a figure that is not known.
     step_ms: mean time of a step and of its parts (docs/statistics.md); empty where it is not known.
-    tested, accepted: by depth from 1 on, steps that had a draft there behind an accepted path, and how many were
+    tested, accepted: by depth from 1 on, steps that had a draft there after an accepted path, and how many were
     accepted. num_levels: levels drafted. histogram: steps by their number of accepted drafts, from 0 on.
     """
 

@@ -1,17 +1,13 @@
-"""Held-out prompts, and requests to a running server by the shipped client, one or many at once."""
+"""Held-out prompts, and requests to a running server by the shipped client."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import tritonclient.grpc as grpcclient
 from tokenizers import Tokenizer
 
 from benchmarks.deployment import ROOT
@@ -19,9 +15,6 @@ from clients.demo import Prompt
 from clients.generate import generate
 
 PROMPTS = ROOT / "tests/data/prompts"
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -47,7 +40,7 @@ def read_prompts() -> dict[str, list[Prompt]]:
 def prompts_of_length(
     target: str, held_out: Mapping[str, Sequence[Prompt]], task: str, num_tokens: int, count: int
 ) -> list[Prompt]:
-    """Return up to `count` prompts of `num_tokens` tokens each, cut from the held-out prompts one behind the other."""
+    """Return up to `count` prompts of `num_tokens` tokens each, cut from the held-out prompts one after the other."""
     tokenizer = Tokenizer.from_file(str(Path(target) / "tokenizer.json"))
     ids = tokenizer.encode("\n".join(prompt.text for some in held_out.values() for prompt in some)).ids
     starts = range(0, len(ids) - num_tokens, num_tokens)[:count]
@@ -73,28 +66,3 @@ def ask(client: Any, text: str, **options: Any) -> Answer:
         totals["total_accepted_draft_tokens"],
         json.loads(totals["stats"])["requests_per_pass"],
     )
-
-
-class ClientPool:
-    """`size` gRPC clients, each on its own thread."""
-
-    def __init__(self, url: str, size: int) -> None:
-        self._url, self._size = url, size
-        self._own = threading.local()
-        self._clients: list[Any] = []
-
-    def map(self, run: Callable[[Any, Item], Result], items: Iterable[Item]) -> list[Result]:
-        """Return run(client, item) for every item, in order; `size` of them run at once."""
-        with contextlib.ExitStack() as stack, ThreadPoolExecutor(self._size) as pool:
-            stack.callback(self._close)
-            return list(pool.map(lambda item: run(self._client(), item), items))
-
-    def _client(self) -> Any:
-        if not hasattr(self._own, "client"):
-            self._own.client = grpcclient.InferenceServerClient(self._url)
-            self._clients.append(self._own.client)
-        return self._own.client
-
-    def _close(self) -> None:
-        while self._clients:
-            self._clients.pop().close()

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from build.errors import BuildError, run_command
-from build.heads.json_documents import parse_line
+from build.heads.json_documents import parse_lines
 from build.heads.text import TargetTokenizer, target_tokenizer
 from build.workspace import MODELS
 from orchestrator.core.errors import ConfigError
@@ -39,21 +39,12 @@ def documents_of(files: Sequence[Path], reader: TargetTokenizer) -> Iterator[str
         try:
             with file.open(encoding="utf-8", newline="\n") as stream:
                 if file.suffix == ".jsonl":
-                    yield from _json_lines(file, stream, reader)
+                    yield from (parsed.text for parsed in parse_lines(file, stream, reader.template))
                 else:
                     while lines := stream.readlines(PIECE_CHARS):
                         yield "".join(lines)
         except (OSError, UnicodeDecodeError) as error:
             raise BuildError(f"{file} cannot be read as UTF-8 text: {error}") from None
-
-
-def _json_lines(file: Path, lines: Iterator[str], reader: TargetTokenizer) -> Iterator[str]:
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                yield parse_line(line, reader.template).text
-            except BuildError as error:
-                raise BuildError(f"{file}, line {number} {error}") from None
 
 
 def encoded(documents: Iterator[str], reader: TargetTokenizer) -> Iterator[list[int]]:
@@ -98,7 +89,7 @@ def sorted_ends(tokens: IdArray, separator: int) -> Ends:
 def build_index(files: Sequence[Path], target: str, folder: Path, shard_tokens: int = SHARD_TOKENS) -> int:
     """Write the index of the files into `folder`, the manifest last; return the number of its tokens."""
     if folder.exists() and not (folder / MANIFEST).exists() and any(folder.iterdir()):
-        raise BuildError(f"{folder} exists and is no corpus index: choose another folder (--out)")
+        raise BuildError(f"{folder} exists and is not a corpus index: choose another folder (--out)")
     reader = target_tokenizer(target)
     vocabulary = vocabulary_of(reader.tokenizer)
     partial = folder.with_name(f"{folder.name}.partial")

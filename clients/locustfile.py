@@ -386,7 +386,7 @@ def _outputs(response: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         if tensor.name == "text_output":
-            found["text_output"] = raw[4:].decode()  # behind four bytes of its length
+            found["text_output"] = raw[4:].decode()  # after four bytes of its length
         elif tensor.name in ("num_output_tokens", "num_steps"):
             found[tensor.name] = struct.unpack("<i", raw)[0]
     return found

@@ -29,12 +29,12 @@ from gateway.tokenizer import read_checkpoint
 PAGE = Path(__file__).parent / "playground"
 
 
-def create_app(settings: Settings, replicas: Replicas | None = None) -> FastAPI:
+def create_app(settings: Settings) -> FastAPI:
     """Return the gateway as an ASGI application; raises SettingsError."""
     checkpoint = read_checkpoint(
         settings.tokenizer, settings.chat_template, settings.model_name, settings.max_model_len
     )
-    gateway = Gateway(settings, checkpoint, replicas or Replicas(settings))
+    gateway = Gateway(settings, checkpoint, Replicas(settings))
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -58,7 +58,7 @@ class Delta:
 
 
 class Refusal(ApiError):
-    """A replica found the request wrong; the message is the replica's, in words of its inputs."""
+    """A replica found the request wrong; the message is the replica's, in terms of the server's inputs."""
 
     status, type, code = 400, "invalid_request_error", "invalid_value"
 

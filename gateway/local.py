@@ -58,8 +58,8 @@ class LocalReplica:
 
     def _start(self) -> subprocess.Popen[str]:
         # A session of its own: Ctrl-C in the terminal is the gateway's, whose requests end before their server does.
-        # The launcher gets SIGTERM when the thread that starts it ends, so that it outlives no gateway that is killed;
-        # the first thread and the one that watches live as long as the gateway.
+        # The launcher gets SIGTERM when the thread that starts it ends, so that it does not outlive a gateway that is
+        # killed; the first thread and the one that watches live as long as the gateway.
         return subprocess.Popen(
             [sys.executable, "-IS", str(_CHILD), str(os.getpid()), *self._command],
             env=self._environ,

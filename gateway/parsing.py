@@ -70,7 +70,7 @@ def _check_characters(name: str, value: Any) -> None:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         half = error.object[error.start]
-        raise BadRequest(f"{name} has half of a surrogate pair, {half!r}, which is no character", name) from None
+        raise BadRequest(f"{name} has half of a surrogate pair, {half!r}, which is not a character", name) from None
 
 
 def _printable(name: str) -> str:

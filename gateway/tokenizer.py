@@ -149,7 +149,7 @@ def read_checkpoint(source: str, template_file: str = "", name: str = "", max_po
 
 
 def find_file(source: str, name: str) -> Path | None:
-    """Return a checkpoint's file, from the hub if the checkpoint is no folder; None if there is none."""
+    """Return a checkpoint's file, from the hub if the checkpoint is not a folder; None if there is none."""
     if Path(source).is_dir():
         file = Path(source) / name
         return file if file.is_file() else None

@@ -123,7 +123,7 @@ class TritonClient:
         Raises ReplicaError; Late where sending the request or its first response takes longer than its limit, Silent
         where a later response does.
         """
-        # Every wait below has its own limit; the call's ends a stream that goes on behind the request's deadline.
+        # Every wait below has its own limit; the call's ends a stream that goes on after the request's deadline.
         call = self._stub.ModelStreamInfer(
             metadata=_METADATA, timeout=inputs["timeout_ms"] / 1000 + first_limit_s + silence_limit_s
         )
@@ -154,7 +154,7 @@ async def _send(call: Any, request: service_pb2.ModelInferRequest) -> None:
 
 
 def _error(code: grpc.StatusCode, message: str) -> ReplicaError:
-    # Of a dead process Triton says so under the code of an invalid request (seen with 2.51).
+    # Triton reports a dead process with the code of an invalid request (seen with 2.51).
     if "Stub process" in message:
         return Lost(message)
     if code is grpc.StatusCode.INVALID_ARGUMENT:

@@ -15,7 +15,7 @@ _NAME_LINE = re.compile(r'^name: "(.*)"$', re.MULTILINE)
 
 
 def names_of(aliases: str, taken: Iterable[str]) -> list[str]:
-    """Return the names in a comma-separated list; raises ConfigError for one that is no name, or is taken."""
+    """Return the names in a comma-separated list; raises ConfigError for one that is not a name, or is taken."""
     names = [name.strip() for name in aliases.split(",") if name.strip()]
     for name in names:
         if not _NAME.fullmatch(name):

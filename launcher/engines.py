@@ -1,4 +1,4 @@
-"""What computes each model of a running server, read from its metrics port."""
+"""What the engines of a running server tell on its metrics port."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import urllib.request
 from collections.abc import Iterable
 
 LIMIT_S = 5.0
+#: An opener without proxies: the ports are on this machine.
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _INFO = re.compile(r"^spec_engine_info\{(.*)\} ", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
-_NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_PASSES = re.compile(r'^spec_passes_total\{model="target"\} (\S+)$', re.MULTILINE)
 
 
 def kernels_of(metrics: str) -> dict[str, str]:
@@ -20,9 +22,20 @@ def kernels_of(metrics: str) -> dict[str, str]:
 
 def with_kernels(models: Iterable[str], metrics_url: str) -> list[str]:
     """Return the names of models, each followed by what computes its passes where the metrics port tells it."""
-    try:
-        with _NO_PROXY.open(metrics_url, timeout=LIMIT_S) as answer:
-            kernels = kernels_of(answer.read().decode())
-    except OSError:
-        kernels = {}
+    kernels = kernels_of(_read(metrics_url, LIMIT_S))
     return [f"{name} ({kernels[name]})" if name in kernels else name for name in models]
+
+
+def num_passes(metrics_url: str, limit_s: float) -> float | None:
+    """Return how many passes the target has made, None if it cannot be known."""
+    found = _PASSES.search(_read(metrics_url, limit_s))
+    return float(found[1]) if found else None
+
+
+def _read(metrics_url: str, limit_s: float) -> str:
+    """Return the text of a metrics port, "" when it does not answer."""
+    try:
+        with DIRECT.open(metrics_url, timeout=limit_s) as response:
+            return str(response.read().decode(errors="replace"))
+    except OSError:
+        return ""

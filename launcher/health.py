@@ -62,7 +62,7 @@ class _Listener(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Write nothing: a probe that has gone away before its answer concerns nobody."""
+        """Write nothing: that a probe has gone away before its answer is no trouble."""
 
 
 class _Handler(BaseHTTPRequestHandler):

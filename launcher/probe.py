@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 import time
 import urllib.error
 import urllib.request
 
+from launcher.engines import DIRECT, num_passes
+
 #: How long a token may take, and for how long an answer serves others who ask: probes must not become a load.
 LIMIT_S, FRESH_S = 10.0, 2.0
+METRICS_LIMIT_S = 2.0
 _REQUEST = {"text_input": "a", "max_tokens": 1, "speculation": "none", "timeout_ms": int(LIMIT_S * 1000)}
 #: What a well server says that takes no request now: it is full, or drains.
 _WELL = ("max_running", "draining")
-_PASSES = re.compile(r'^spec_passes_total\{model="target"\} (\S+)$', re.MULTILINE)
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Probe:
@@ -39,16 +39,16 @@ class Probe:
             return self._trouble
 
     def _ask(self) -> str | None:
-        before = self._num_passes()
+        before = num_passes(self._metrics_url, METRICS_LIMIT_S)
         trouble = self._generate()
-        if trouble and before is not None and (self._num_passes() or 0.0) > before:
+        if trouble and before is not None and (num_passes(self._metrics_url, METRICS_LIMIT_S) or 0.0) > before:
             return None
         return trouble
 
     def _generate(self) -> str | None:
         request = urllib.request.Request(self._url, json.dumps(_REQUEST).encode())
         try:
-            with _DIRECT.open(request, timeout=LIMIT_S + 1) as response:
+            with DIRECT.open(request, timeout=LIMIT_S + 1) as response:
                 error = json.loads(response.read()).get("error", "")
         except urllib.error.HTTPError as refused:
             with refused:
@@ -58,12 +58,3 @@ class Probe:
         if not error or any(word in error for word in _WELL):
             return None
         return f"no token came within {LIMIT_S:g} s: {error[:300]}"
-
-    def _num_passes(self) -> float | None:
-        """Return how many passes the target has made, None if it cannot be known."""
-        try:
-            with _DIRECT.open(self._metrics_url, timeout=2) as response:
-                found = _PASSES.search(response.read().decode(errors="replace"))
-        except OSError:
-            return None
-        return float(found[1]) if found else None

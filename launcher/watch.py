@@ -58,7 +58,7 @@ class Watch(threading.Thread):
     Attributes:
         failure: why it gave up, in one line; None while all is well.
         is_starting: Triton has ended and is being started again.
-        num_errors: how often a look at the processes raised an exception; the watch goes on behind it.
+        num_errors: how often a look at the processes raised an exception; the watch goes on after it.
     """
 
     def __init__(

@@ -17,10 +17,11 @@ from typing import Any
 import psutil
 
 from benchmarks.deployment import CONFIG, engine_metrics
-from benchmarks.traffic import ClientPool, Prompt, read_prompts
+from benchmarks.traffic import Prompt, read_prompts
 from clients.generate import stream
 from launcher import Server
 from orchestrator.core.methods import METHODS
+from tests.support.client_pool import ClientPool
 from tests.support.mixed_traffic import NUM_AT_ONCE, Traffic
 
 #: The drafters that keep a cache.

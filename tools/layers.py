@@ -75,7 +75,7 @@ def _wrong(path: Path, module: str) -> str:
 def _goes_up(own: str, module: str, room: str) -> str:
     for name in (own, room):
         if name != "__init__.py" and _row(name) is None:
-            return f"orchestrator.{name.removesuffix('.py')} is no room of the orchestrator (tools/layers.py, ROOMS)"
+            return f"orchestrator.{name.removesuffix('.py')} is not a room of the orchestrator (tools/layers.py, ROOMS)"
     return f"orchestrator.{own} may not import {module}, a layer above" if (_row(room) or 0) > (_row(own) or 0) else ""
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from build.errors import BuildError
@@ -51,7 +53,17 @@ class ChatTemplate:
         return f"{self._tokenizer.chat_template}\n{line}"
 
 
-def parse_line(line: str, template: ChatTemplate | None) -> ParsedText:
+def parse_lines(file: Path, lines: Iterable[str], template: ChatTemplate | None) -> Iterator[ParsedText]:
+    """Yield the document of each line that is not blank; raises BuildError naming the file and the line."""
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                yield _parse_line(line, template)
+            except BuildError as error:
+                raise BuildError(f"{file}, line {number} {error}") from None
+
+
+def _parse_line(line: str, template: ChatTemplate | None) -> ParsedText:
     """Return the text of a line of JSON; a chat is written in the template. Raises BuildError for other values."""
     try:
         value = json.loads(line)

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from build.corpus import Corpus, Document, decoded, load_corpus
 from build.data import cached_stream
 from build.errors import BuildError
-from build.heads.json_documents import ChatTemplate, ParsedText, parse_line
+from build.heads.json_documents import ChatTemplate, ParsedText, parse_lines
 from build.workspace import TrainingText, Workspace
 from orchestrator.core.errors import ConfigError, first_line
 from orchestrator.deployment.checkpoint import read_checkpoint
@@ -102,12 +102,7 @@ def _texts(file: Path, template: ChatTemplate | None) -> Iterator[ParsedText]:
         yield from (ParsedText(text, text) for text in _split(content))
         return
     # Not splitlines(): JSON text may contain other characters that it takes for the end of a line.
-    for number, line in enumerate(content.split("\n"), start=1):
-        if line.strip():
-            try:
-                yield parse_line(line, template)
-            except BuildError as error:
-                raise BuildError(f"{file}, line {number} {error}") from None
+    yield from parse_lines(file, content.split("\n"), template)
 
 
 def _split(content: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Runs a plan's stages in order inside the container, resuming where an earlier run ended; knows no sizes."""
+"""Runs a plan's stages in order inside the container, resuming where an earlier run ended; it does not know sizes."""
 
 from __future__ import annotations
 

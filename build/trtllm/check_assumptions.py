@@ -32,19 +32,23 @@ _BY_WORDS = (
     (r"differs from the torch engine's", "greedy text is the target's", "docs/numerics.md"),
     (r"does not fit: GPU", "the smallest engines fit the GPU", "build/trtllm/memory.py"),
 )
+_TORCH_ALONE = ("heads", "torch")
 _BY_STAGE = {
     "heads": "heads can be trained for this target on this device (build/README.md)",
     "plan": "the planner reads these checkpoints (build/trtllm/shapes.py)",
     "build": "the converters and trtllm-build run with these flags (build/trtllm/commands.py)",
-    "torch": "the torch engine runs the checkpoint on this device (docs/numerics.md)",
+    "torch": "the torch engine runs the checkpoint in float32 on this device (docs/numerics.md)",
     "engine": "the engine loads and answers through the executor (runtime/trtllm/executor/)",
     "compare": "greedy text is the target's (docs/losslessness.md)",
 }
 
 
 def assumption_of(stage: str, log: str) -> str:
-    """Return the assumption that a stage's log contradicts: by its words, else by its stage."""
+    """Return the assumption that a stage's log contradicts: by its words, else by its stage.
+
+    The words are TensorRT-LLM's and the plan's: where torch runs alone, the same words say nothing of either.
+    """
     for pattern, what, where in _BY_WORDS:
-        if re.search(pattern, log):
+        if stage not in _TORCH_ALONE and re.search(pattern, log):
             return f"{what} ({where})"
     return _BY_STAGE[stage]

@@ -154,8 +154,8 @@ def _ask(url: str, prompt: str, method: str) -> dict[str, Any]:
     """Return the answer of /generate to one greedy request; raises OSError when the server does not give one."""
     body = {"text_input": prompt, "max_tokens": NUM_TOKENS, "speculation": method, "temperature": 0.0}
     body |= {"return_num_output_tokens": True, "return_stats": True}
-    door = f"{url}/v2/models/speculative/generate"
-    request = urllib.request.Request(door, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    endpoint = f"{url}/v2/models/speculative/generate"
+    request = urllib.request.Request(endpoint, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=150) as response:
             answer: dict[str, Any] = json.load(response)

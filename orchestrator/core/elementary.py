@@ -111,7 +111,7 @@ def total(x: FloatArray) -> FloatArray:
 def running_total(x: FloatArray) -> FloatArray:
     """Return the sums of the first 1, 2, 3 … numbers of the last axis.
 
-    For d = 1, 2, 4 … the number d places before is added. A sum does not depend on the numbers behind it.
+    For d = 1, 2, 4 … the number d places before is added. A sum does not depend on the numbers after it.
     """
     distance = 1
     while distance < x.shape[-1]:

@@ -1,6 +1,6 @@
 """One deployment: `serving.toml` and `SERVING_<KEY>` in the environment; every key stands beside its default.
 
-The launcher, the engines and the orchestrator read it alike. It knows no model and opens no checkpoint.
+The launcher, the engines and the orchestrator read it alike. It knows nothing of models and opens no checkpoint.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The drain of a deployment: running requests end, new ones are refused; decided by the launcher, heeded by the models.
+"""The drain of a deployment: running requests end, new ones are refused; the launcher decides it, the models obey it.
 
 It lies in the folder of the places (`orchestrator/triton/places.py`), which all processes of a deployment share: a file
 asks for the drain, and the locked files of places say how many sequences still run.

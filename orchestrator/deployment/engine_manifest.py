@@ -122,7 +122,7 @@ def served_checkpoint(config: ServingConfig) -> Checkpoint:
             f"the engine {folder} has {manifest.vocab_size} tokens in its vocabulary, {folder / CHECKPOINT} has "
             f"{checkpoint.vocab_size} (put the target's own files there)"
         )
-    # Every step hands the engine the whole text as a prompt; the token behind the longest one still comes.
+    # Every step hands the engine the whole text as a prompt; the token after the longest one still comes.
     longest = min(manifest.max_seq_len, manifest.max_input_len + 1)
     return replace(checkpoint, max_positions=min(checkpoint.max_positions, longest))
 

@@ -78,7 +78,7 @@ class StepByStep:
 class StepsOfRun:
     """Takes the steps that the target's engine makes in a run, several at a time (docs/protocol.md, Runs).
 
-    take: returns the next steps behind the sequence's context, at least one.
+    take: returns the next steps after the sequence's context, at least one.
     """
 
     def __init__(self, sequence: SequenceState, take: Callable[[], Sequence[Step]]) -> None:

@@ -55,7 +55,7 @@ class SourceCount:
 class Statistics:
     """Running totals of the steps of one sequence.
 
-    num_accepted_tokens: accepted draft tokens that the client gets; tokens behind a stop do not count.
+    num_accepted_tokens: accepted draft tokens that the client gets; tokens after a stop do not count.
     step_lengths: tokens that each step added to the output. step_drafts, step_accepted: draft tokens of each step, and
     those of them that the client gets; an engine that drafts by itself reports the former for all its passes at once.
     drafted, tested, accepted: per depth d ≥ 1 (index d − 1), the draft tokens proposed there; the steps whose accepted

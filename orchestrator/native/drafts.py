@@ -34,7 +34,7 @@ TABLES = np.dtype([("levels", np.uint64), ("num_levels", np.int64), ("vocab_size
 
 
 class LikeliestFollowers(NamedTuple):
-    """The likeliest token behind each context of one length.
+    """The likeliest token after each context of one length.
 
     keys: (c,) int64, the packed contexts, ascending. tokens, evidence: (c,) int32.
     """

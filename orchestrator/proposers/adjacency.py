@@ -1,4 +1,4 @@
-"""What the target held likeliest behind each token when it last saw it: Token Recycling's adjacency matrix."""
+"""What the target held likeliest after each token when it last saw it: Token Recycling's adjacency matrix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from orchestrator.core.types import IdArray
 
-#: Tokens kept behind each token, the paper's k.
+#: Tokens kept after each token, the paper's k.
 NUM_FOLLOWERS = 8
 #: All shared matrices of a process together; the one that was used longest ago makes room.
 MAX_SHARED_BYTES = 64 << 20
@@ -24,7 +24,7 @@ class AdjacencyMatrix:
     """For each token of a vocabulary up to NUM_FOLLOWERS followers, the most probable first; any thread may call.
 
     Tokens go in and out as id + 1, so that 0 is the unknown token and has unknown followers.
-    Invariant: the followers of a token are distinct, and none comes behind an unknown one.
+    Invariant: the followers of a token are distinct, and none comes after an unknown one.
     Memory: 32 bytes a token of the vocabulary, taken by the system as rows are written.
     Source: Token Recycling, Luo et al. 2024, arXiv:2408.08696, section 3.1.
     """

@@ -24,7 +24,7 @@ class Match(NamedTuple):
 
 
 class Latest(NamedTuple):
-    """The token seen last behind a string, how often it was seen there, and its share of all that followed."""
+    """The token seen last after a string, how often it was seen there, and its share of all that followed."""
 
     token: int
     times: int
@@ -32,7 +32,7 @@ class Latest(NamedTuple):
 
 
 class Follower(NamedTuple):
-    """A token seen behind a string: how often, and where it was seen last."""
+    """A token seen after a string: how often, and where it was seen last."""
 
     token: int
     times: int
@@ -43,7 +43,7 @@ class Automaton:
     """All substrings of one or more sequences; a token costs O(1) amortised and at most max_depth + 1 increments.
 
     max_depth: longest string that is matched. Occurrences are exact for strings of up to max_depth + 1 tokens: matched
-    strings with one token behind them.
+    strings with one token after them.
     """
 
     def __init__(self, max_depth: int) -> None:
@@ -89,7 +89,7 @@ class Automaton:
         return self._continuing(match)
 
     def follow(self, match: Match, token: int) -> Match:
-        """Return the match with one of its followers behind it, cut to its last max_depth tokens.
+        """Return the match with one of its followers after it, cut to its last max_depth tokens.
 
         Where the text ends, return the longest suffix that continues: so a period is followed beyond its end.
         """
@@ -113,7 +113,7 @@ class Automaton:
     def followers(self, match: Match) -> list[Follower]:
         """Return the first MAX_FOLLOWERS tokens that followed the string, in the order in which they were first seen.
 
-        Invariant: a count is that of the string with the token behind it.
+        Invariant: a count is that of the string with the token after it.
         """
         seen = islice(self._next[match.state].items(), MAX_FOLLOWERS)
         return [Follower(token, self._count[state], self._end[state]) for token, state in seen]

@@ -28,18 +28,18 @@ class Candidate(NamedTuple):
 
 
 class CandidateSource(Protocol):
-    """Names candidates behind the committed text and behind every continuation of it.
+    """Names candidates after the committed text and after every continuation of it.
 
-    A state is what the source knows behind a continuation; None: nothing.
+    A state is what the source knows after a continuation; None: nothing.
     """
 
     name: str
 
     def start(self, context: Context) -> Any:
-        """Return the state behind the committed text."""
+        """Return the state after the committed text."""
 
     def after(self, state: Any, token: int) -> Any:
-        """Return the state behind one more token."""
+        """Return the state after one more token."""
 
     def candidates(self, state: Any) -> Sequence[Candidate]:
         """Return candidates with different tokens, the likeliest first."""
@@ -111,11 +111,11 @@ class TableCandidates:
         return tuple(context.ids[1 - MAX_ORDER :])
 
     def after(self, state: tuple[int, ...], token: int) -> tuple[int, ...]:
-        """Return the last tokens behind one more."""
+        """Return the last tokens after one more."""
         return (*state, token)[1 - MAX_ORDER :]
 
     def candidates(self, state: tuple[int, ...]) -> Sequence[Candidate]:
-        """Return the candidate behind the longest known context that ends here, if there is one."""
+        """Return the candidate after the longest known context that ends here, if there is one."""
         for length in range(min(len(state), len(self._levels)), 0, -1):
             level, key = self._levels[length - 1], packed(state[-length:], self._vocab_size)
             row = int(level.keys.searchsorted(key))

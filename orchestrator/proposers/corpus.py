@@ -36,7 +36,7 @@ class Shard:
 
     tokens: (n,) int32, documents one after the other, each ended by the separator, whose id is the vocabulary's size.
     ends: (e,) uint32, the places of tokens that follow another token of their document, sorted by the text before them,
-    read backwards, up to MAX_DEPTH tokens; so the places behind equal text are neighbours.
+    read backwards, up to MAX_DEPTH tokens; so the places after equal text are neighbours.
     """
 
     tokens: IdArray
@@ -54,7 +54,7 @@ class Shard:
         return max((_common(backwards, other) for other in beside), default=0)
 
     def places(self, backwards: list[int]) -> Ends:
-        """Return the places behind these tokens, the nearest first."""
+        """Return the places after these tokens, the nearest first."""
         size = len(backwards)
         first = bisect_left(self.ends, backwards, key=lambda end: self.before(int(end), size))
         last = bisect_right(self.ends, backwards, lo=first, key=lambda end: self.before(int(end), size))
@@ -102,7 +102,7 @@ class Corpus:
         return Found(length, [(shard, shard.places(backwards[:length])) for shard in found])
 
     def continuations(self, found: Found, num_tokens: int) -> IdArray:
-        """Return what follows at up to MAX_PLACES places, (k, num_tokens) int32, the separator behind a document."""
+        """Return what follows at up to MAX_PLACES places, (k, num_tokens) int32, the separator after a document."""
         total = sum(len(places) for _, places in found.places)
         rows = [
             _following(

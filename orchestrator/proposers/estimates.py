@@ -30,7 +30,7 @@ class AcceptanceEstimates:
         self.compiled = compiled_estimates()
 
     def observe(self, kind: Hashable, is_accepted: bool) -> None:
-        """Count the outcome of a candidate behind accepted tokens."""
+        """Count the outcome of a candidate after accepted tokens."""
         accepted, tested = self._counts.get(kind, (0.0, 0.0))
         self._counts[kind] = (DISCOUNT * accepted + is_accepted, DISCOUNT * tested + 1.0)
 

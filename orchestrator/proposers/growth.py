@@ -51,7 +51,7 @@ Waiting = tuple[float, int, int, int, Option, States]
 
 
 class Grown:
-    """A tree while it grows. options: behind the text, index 0, and behind each node."""
+    """A tree while it grows. options: after the text, index 0, and after each node."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []

@@ -30,7 +30,7 @@ class JacobiConfig(MethodConfig):
 
 
 class Jacobi(Proposer):
-    """Proposes its guesses y of the tokens behind the root, then replaces them by the target's tokens.
+    """Proposes its guesses y of the tokens after the root, then replaces them by the target's tokens.
 
     Invariant: y_i ← target token after (x, y_<i), at all positions at once. Accepted guesses leave at the front, tokens
     of the text enter at the end. Each step makes at least one more guess right.

@@ -44,7 +44,7 @@ class Ledger:
         return self._pause
 
     def begin_pause(self, num_steps: int, lost_s: float = 0.0) -> None:
-        """Begin a pause that is no consequence of a loss. lost_s: what plain decoding would not have spent on it."""
+        """Begin a pause that does not follow from a loss. lost_s: what plain decoding would not have spent on it."""
         self._pause = num_steps
         self._balance_s -= lost_s
 

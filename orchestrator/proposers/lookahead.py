@@ -37,7 +37,7 @@ class Window:
 
     @property
     def is_full(self) -> bool:
-        """True when a column and the target's token behind it are an n-gram."""
+        """True when a column and the target's token after it are an n-gram."""
         return len(self.rows) == self._num_rows
 
     @property
@@ -48,7 +48,7 @@ class Window:
     def advance(self, num_accepted: int, target_tokens: list[int], root: int) -> None:
         """Move on to the new root, num_accepted + 1 positions further.
 
-        target_tokens: (k,), the target's tokens behind the first k columns of the last row; they become a new row.
+        target_tokens: (k,), the target's tokens after the first k columns of the last row; they become a new row.
         Invariant: every token keeps its absolute position. A full window drops its oldest row, which moves each row by
         one position; while the window fills, the rows stay and lose one more column.
         """

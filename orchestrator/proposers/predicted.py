@@ -57,7 +57,7 @@ class Predicted(Proposer):
             self._num_rejected = 0 if acceptance.path else self._num_rejected + 1
 
     def follow(self, context: Context) -> bool:
-        """Move to the expected place behind the text; return whether the prediction fits there."""
+        """Move to the expected place after the text; return whether the prediction fits there."""
         self._read(context)
         if not self._agrees:
             self._find(context.ids)

@@ -1,4 +1,4 @@
-"""Token Recycling: a static tree of what the target held likeliest behind the same tokens before (Luo et al. 2024)."""
+"""Token Recycling: a static tree of what the target held likeliest after the same tokens earlier (Luo et al. 2024)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Level(NamedTuple):
 class Recycling(Proposer):
     """Lays the followers of the root, their followers and so on into a static tree, breadth first.
 
-    What a step's target holds likeliest behind each verified token, accepted or not, replaces what was known of it. A
+    What a step's target holds likeliest after each verified token, accepted or not, replaces what was known of it. A
     token that this request does not know is looked up in the matrix that the deployment lets requests share.
     A proposal costs one look-up per level, whatever the context.
     Source: Token Recycling, Luo et al. 2024, arXiv:2408.08696; docs/methods/recycling.md.
@@ -99,7 +99,7 @@ class Recycling(Proposer):
         return Proposal.of(tree, self.name).cut(budget)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Learn what the target holds likeliest behind each node; of equal tokens the one on the path counts."""
+        """Learn what the target holds likeliest after each node; of equal tokens the one on the path counts."""
         if acceptance.node_top_ids is None:
             return
         is_accepted = np.zeros(tree.num_nodes + 1, np.bool_)

@@ -1,4 +1,4 @@
-"""A client's request: every input by name, read and checked by its declaration; it knows no Triton.
+"""A client's request: every input by name, read and checked by its declaration; it does not know Triton.
 
 Names and neutral values are those of TensorRT-LLM's BLS model, and ours beside them (docs/protocol.md). Limits that
 depend on the deployment or on another input are checked in `generation_request` and `sampling_inputs`.
@@ -60,7 +60,7 @@ def text(max_bytes: int = MAX_TEXT_BYTES) -> BeforeValidator:
         # With surrogatepass, half a surrogate pair is refused as invalid bytes are.
         raw = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
         if not isinstance(raw, bytes):
-            return value  # which is refused, since it is no string
+            return value  # which is refused, since it is not a string
         name = info.field_name
         if len(raw) > max_bytes:
             raise RequestError(f"{name} has a text of {len(raw)} bytes, at most {max_bytes} allowed (input {name})")
@@ -213,9 +213,9 @@ INPUTS = fields_of(RequestInputs)
 
 
 def read(tensors: Mapping[str, npt.NDArray[Any]], parameters: str) -> RequestInputs:
-    """Read a request's tensors and its parameters, a JSON object: over /generate, keys that are no tensor become these.
+    """Read a request's tensors and its parameters, a JSON object.
 
-    A tensor goes before the parameter of the same name.
+    Over /generate, keys that are not tensors become parameters. A tensor goes before the parameter of the same name.
     Raises RequestError for an unknown name, a value that an input cannot have, and an unsupported option.
     """
     if len(parameters) > MAX_PARAMETERS_BYTES:

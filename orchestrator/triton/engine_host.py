@@ -28,7 +28,7 @@ Request = TypeVar("Request")
 Contra = TypeVar("Contra", contravariant=True)
 
 DEFAULT_DEADLINE_MS = 60_000
-# Every new request is prepared, some behind the compilation of a grammar: many, so that none waits for those.
+# Every new request is prepared, some after the compilation of a grammar: many, so that none waits for those.
 NUM_PREPARING = 8
 # A preparation gives up by itself before this (grammar.LIMIT_S, once to begin and once to end).
 PREPARATION_LIMIT_S = 5.0

@@ -50,7 +50,7 @@ def _arrays(tensors: Iterable[Any]) -> Tensors:
 
 
 def parameters_of(request: Any) -> str:
-    """Return a request's parameters as JSON; raises RequestError when they are no text."""
+    """Return a request's parameters as JSON; raises RequestError when they are not text."""
     try:
         return str(request.parameters())
     except UnicodeDecodeError as error:

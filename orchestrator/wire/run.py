@@ -45,7 +45,7 @@ class RunOptions:
     """What an engine needs to draft for a sequence by itself, besides its context and its sampling.
 
     method, config: the drafting method and the JSON of its parameters. prediction: what the client expects as output.
-    stop_ids: the run ends behind one of these that comes after the first `min_tokens` of the output.
+    stop_ids: the run ends after one of these that comes after the first `min_tokens` of the output.
     """
 
     method: str

@@ -1,12 +1,14 @@
 """When a pass begins: the engine waits a moment for sequences that it has just answered, as long as that pays.
 
 The requests that one pass has answered come back a moment later. Without the wait the others would already be running
-by then, and the load would settle into alternating groups (docs/architecture.md, Batching).
+by then, and the load would settle into alternating groups (docs/architecture.md, The engine).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+from runtime.kv.sequences import IDLE_S
 
 IDLE_POLL_S = 0.5
 SMOOTHING = 0.3
@@ -55,10 +57,10 @@ class BatchingPolicy:
         """Note that a sequence has ended."""
         self._live.pop(sequence_id, None)
 
-    def forget_idle(self, now_s: float, idle_s: float = 2.0) -> None:
-        """Stop expecting the sequences that have not called for `idle_s` since their answer."""
+    def forget_idle(self, now_s: float) -> None:
+        """Stop expecting the sequences that have not called for IDLE_S since their answer."""
         for sequence_id, live in list(self._live.items()):
-            if live.answered_s is not None and now_s - live.answered_s > idle_s:
+            if live.answered_s is not None and now_s - live.answered_s > IDLE_S:
                 del self._live[sequence_id]
 
     def wait_s(self, now_s: float, oldest_call_s: float | None) -> float:

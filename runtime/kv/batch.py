@@ -1,7 +1,7 @@
 """The layout of a forward pass: the tokens of many requests in one row, their positions, slots and attention masks.
 
 A segment is one request's part of the row: the context tokens that are not computed yet (the root last), then the nodes
-of its tree. In the cache, a sequence's slots 0 … prefix_len − 1 hold the context; the slots behind them hold the nodes.
+of its tree. In the cache, a sequence's slots 0 … prefix_len − 1 hold the context; the slots after them hold the nodes.
 """
 
 from __future__ import annotations

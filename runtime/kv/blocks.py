@@ -1,4 +1,4 @@
-"""Blocks of KV slots, found by content: which are held, cached, free or to be evicted; knows no tensors."""
+"""Blocks of KV slots, found by content: which are held, cached, free or to be evicted; knows nothing of tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BlockKey:
         return cls(_digest(b"salt:" + cache_salt.encode()), b"")
 
     def child(self, ids: Sequence[int]) -> BlockKey:
-        """Return the key of the block that holds `ids` behind this one."""
+        """Return the key of the block that holds `ids` after this one."""
         content = np.array(ids, np.int32).tobytes()
         return BlockKey(_digest(self.digest + content), content)
 
@@ -74,7 +74,7 @@ class BlockPool:
         return block
 
     def allocate(self, count: int, after: int | None) -> list[int]:
-        """Hold `count` blocks without content, if possible as one run (consecutive blocks) behind block `after`.
+        """Hold `count` blocks without content, if possible as one run (consecutive blocks) after block `after`.
 
         Attention reads a run without a copy. Raises Unavailable when too few blocks are free or cached.
         """

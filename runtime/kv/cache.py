@@ -1,4 +1,4 @@
-"""The memory of the blocks: keys, values and features of every slot; knows no requests."""
+"""The memory of the blocks: keys, values and features of every slot; knows nothing of requests."""
 
 from __future__ import annotations
 

@@ -10,6 +10,9 @@ from orchestrator.wire.context import Delta
 from runtime.kv.blocks import BlockKey, BlockPool
 from runtime.sampling.logits_processors import LogitsProcessors
 
+#: A sequence without a call for so long is taken for gone: its client may have died without a word.
+IDLE_S = 2.0
+
 
 class CachedSequence:
     """One request's tokens in the KV cache.
@@ -124,17 +127,16 @@ class CachedSequence:
 
 
 class SequenceTable:
-    """The live sequences of one engine; those without a step for `idle_s` lose their blocks.
+    """The live sequences of one engine; those without a step for IDLE_S lose their blocks.
 
     share: a new sequence may begin with blocks that other sequences have computed. num_preempted: how often a sequence
     has given its blocks up for an older one.
     """
 
-    def __init__(self, pool: BlockPool, max_positions: int, share: bool = True, idle_s: float = 2.0) -> None:
+    def __init__(self, pool: BlockPool, max_positions: int, share: bool = True) -> None:
         self.pool = pool
         self.max_positions = max_positions
         self.share = share
-        self.idle_s = idle_s
         self._live: dict[int, CachedSequence] = {}
         self._num_begun = 0
         self.num_preempted = 0
@@ -222,5 +224,5 @@ class SequenceTable:
     def drop_idle(self, now_s: float, busy: set[int]) -> None:
         """Forget the sequences that have been idle too long; busy: ids of those with a call waiting."""
         for sequence in list(self._live.values()):
-            if sequence.sequence_id not in busy and now_s - sequence.last_used_s > self.idle_s:
+            if sequence.sequence_id not in busy and now_s - sequence.last_used_s > IDLE_S:
                 self.drop(sequence.sequence_id)

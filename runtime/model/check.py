@@ -56,7 +56,7 @@ def check_against_stock(model: CausalModel | NativeModel, expected: Tensor, name
     """Raise ConfigError when our forward pass does not reproduce the stock model.
 
     The first quarter of the ids is context in a pass of its own, the second is context in one pass with the drafts, and
-    the rest are drafts, each behind a wrong sibling. So rows that read the cache, context and tree are all compared.
+    the rest are drafts, each after a wrong sibling. So rows that read the cache, context and tree are all compared.
     """
     probe = _Probe(model)
     quarter, half = NUM_CHECKED // 4, NUM_CHECKED // 2
@@ -85,9 +85,9 @@ def check_bits(model: NativeModel, name: str) -> None:
 
 
 class _Probe:
-    """Passes over the fixed ids with a cache of their own: a tree behind the first half holds the rest of the ids.
+    """Passes over the fixed ids with a cache of their own: a tree after the first half holds the rest of the ids.
 
-    In it each of them stands behind a wrong sibling.
+    In it each of them stands after a wrong sibling.
     """
 
     def __init__(self, model: CausalModel | NativeModel) -> None:

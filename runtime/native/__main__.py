@@ -19,7 +19,7 @@ LIBRARIES: tuple[NativeLibrary, ...] = (FORWARD, SAMPLING, DRAFTS)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compile, or only look for a compiler; a library that cannot be built is reported, and is no failure."""
+    """Compile, or only look for a compiler; a library that cannot be built is reported, which is not a failure."""
     parser = argparse.ArgumentParser(prog="python -m runtime.native", description=__doc__)
     parser.add_argument("--find-compiler", action="store_true", help="exit with 1 if there is no compiler")
     try:

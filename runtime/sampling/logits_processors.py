@@ -36,7 +36,7 @@ class LogitsProcessors:
         """Return the processed logits, (n, V) float64; in a row where a mask would forbid every token, it is ignored.
 
         logits: (n, V), not changed. prefix_len: number of committed tokens of the context. paths: (n,), for each row
-        the tokens behind the committed ones.
+        the tokens after the committed ones.
         """
         logits, ids = logits.to(torch.float64, copy=True), context.ids[:prefix_len]
         if self.sampling.penalised:

@@ -67,7 +67,7 @@ def check_tokens(tokens: list[int], most: int, vocab_size: int) -> list[int]:
 
 
 def generated_tokens(request: EngineRequest, result: Any, vocab_size: int) -> list[int]:
-    """Return the tokens behind the input, which a result repeats; raises EngineError when there are none."""
+    """Return the tokens after the input, which a result repeats; raises EngineError when there are none."""
     output: list[int] = list(result.output_token_ids[0])
     if not output:
         raise no_token_error(result)

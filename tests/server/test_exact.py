@@ -10,9 +10,10 @@ import pytest
 
 from benchmarks.deployment import CONFIG, serving, settled_metrics
 from benchmarks.settings import SETTINGS, by_method
-from benchmarks.traffic import ClientPool, ask, mixed_prompts
+from benchmarks.traffic import ask, mixed_prompts
 from launcher import Server
 from orchestrator.deployment.config import load_config
+from tests.support.client_pool import ClientPool
 from tests.support.exactness import SAMPLINGS
 from tests.support.suite import ALONE, AT_ONCE, Row, Suite
 

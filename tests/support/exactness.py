@@ -19,10 +19,11 @@ from tokenizers import Tokenizer
 from auditor.equality import first_difference
 from benchmarks.settings import inputs_of
 from benchmarks.stock_model import StockModel
-from benchmarks.traffic import Answer, ClientPool, Prompt, ask
+from benchmarks.traffic import Answer, Prompt, ask
 from orchestrator.core.noise import gumbel
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.sampling.distribution import log_p, sample
+from tests.support.client_pool import ClientPool
 
 NEAR_TIE = 1e-4
 LIMIT_S = 900  # long enough for a busy machine: a deadline would cut a text short

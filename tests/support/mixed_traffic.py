@@ -14,9 +14,10 @@ from typing import Any
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.settings import inputs_of, served
-from benchmarks.traffic import ClientPool, Prompt
+from benchmarks.traffic import Prompt
 from clients.generate import stream
 from launcher import Server
+from tests.support.client_pool import ClientPool
 
 NUM_AT_ONCE = 8
 MAX_TOKENS = 40

@@ -98,7 +98,7 @@ class InProcessSystem:
         self._sequence_ids = itertools.count(1)
 
     def ask(self, prompt: str, options: Options) -> Answer:
-        """Serve one request, as orchestrator/triton/public_host.py does."""
+        """Serve one request, as orchestrator/triton/generation_handler.py does."""
         sent: list[dict[str, Any]] = []
         try:
             job = self._builder.build(read({}, json.dumps({"text_input": prompt, **options})))

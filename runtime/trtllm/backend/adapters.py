@@ -75,7 +75,7 @@ class StepAdapter(BackendAdapter[StepRequest]):
 class EngineSideAdapter(BackendAdapter[StepRequest]):
     """Answers target steps of an engine that drafts by itself, up to MAX_LENGTH tokens a call.
 
-    The first pass of a call computes the end of the context anew and has no drafts; tokens behind a stop are dropped.
+    The first pass of a call computes the end of the context anew and has no drafts; tokens after a stop are dropped.
     Invariant: at temperature 0, the only one that it serves, the text is the target's.
     """
 

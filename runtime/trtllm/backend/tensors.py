@@ -74,7 +74,7 @@ def engine_side_tensors(request: StepRequest, context_ids: IdArray, length: int,
 
 
 def draft_tensors(context_ids: IdArray, length: int, backend: Backend) -> Tensors:
-    """Return the input tensors of a draft model's call: `length` greedy tokens behind context_ids, (n,) int32."""
+    """Return the input tensors of a draft model's call: `length` greedy tokens after context_ids, (n,) int32."""
     return _prompt_tensors(context_ids, length) | _sampling_tensors(Sampling(), 0, backend.seed_input)
 
 
@@ -94,7 +94,7 @@ def read_acceptance(answer: Incoming, drafts: Sequence[int], context_ids: IdArra
     answer: the tensors of the response; they do not contain the accepted length, which the growth of the sequence
     tells. drafts, context_ids: as sent.
     Invariant: the answer's ids are context_ids and the acceptance's tokens.
-    Raises EngineError: no tokens, those of another context, or such as the drafts do not allow.
+    Raises EngineError: no tokens, those of another context, or tokens that the drafts do not allow.
     """
     tokens = read_tokens(answer, context_ids, backend)
     num_accepted = len(tokens) - 1
@@ -104,7 +104,7 @@ def read_acceptance(answer: Incoming, drafts: Sequence[int], context_ids: IdArra
 
 
 def read_tokens(answer: Incoming, context_ids: IdArray, backend: Backend) -> list[int]:
-    """Return the tokens behind the context; arguments and errors as of `read_acceptance`."""
+    """Return the tokens after the context; arguments and errors as of `read_acceptance`."""
     ids, n = _answered_ids(answer), len(context_ids)
     if not np.array_equal(ids[:n], context_ids):
         raise EngineError(
@@ -135,7 +135,7 @@ def _answered_ids(answer: Incoming) -> npt.NDArray[np.int32]:
 
 
 def _prompt_tensors(context_ids: IdArray, num_tokens: int) -> Tensors:
-    """Return the tensors of every call: the context, and how many tokens to generate behind it."""
+    """Return the tensors of every call: the context, and how many tokens to generate after it."""
     return {
         "input_ids": context_ids.astype(np.int32)[None],
         "input_lengths": _scalar(len(context_ids), np.int32),

@@ -11,7 +11,7 @@ from orchestrator.core.sampling_params import Sampling
 
 
 def sampling_config(api: Any, sampling: Sampling, prefix_len: int, num_output: int) -> Any:
-    """Return the SamplingConfig of the step behind `prefix_len` tokens, `num_output` of them output.
+    """Return the SamplingConfig of the step after `prefix_len` tokens, `num_output` of them output.
 
     Invariant: the steps of one request have independent seeds. Each step is a request of its own to the executor, which
     would begin every step with the same random number if they shared a seed.

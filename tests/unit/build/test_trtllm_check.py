@@ -47,6 +47,8 @@ def test_unknown_case_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         ("engine", "EAGLE-1 requires Eagle-tree depth being equal", "shape of trees"),
         ("engine", "TypeError: __init__(): incompatible function arguments", "argument names of the bindings"),
         ("compare", "compare: the text differs from the torch engine's: 'a'", "greedy text is the target's"),
+        ("engine", "CUDA out of memory", "the memory arithmetic of the plan"),
+        ("torch", "CUDA out of memory", "the torch engine runs the checkpoint in float32"),
         ("engine", "nothing known", "the engine loads and answers through the executor"),
     ],
 )

@@ -209,7 +209,7 @@ def test_the_command_uses_the_deployment_s_target_and_replaces_an_index(
         (["empty.txt"], "there is no text to index"),
         (["bad.jsonl"], "bad.jsonl, line 2 "),
         (["text.md", "--shard-tokens", "9"], "--shard-tokens must be in 1000..268435456, got 9"),
-        (["text.md", "--out", "."], "exists and is no corpus index"),
+        (["text.md", "--out", "."], "exists and is not a corpus index"),
         (["text.md", "--target", "./nowhere"], "nowhere"),
     ],
 )

@@ -31,8 +31,8 @@ PROMPT = [1, 2, 3]
 
 @pytest.fixture
 def ticket(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The module of tickets, imported without Triton, its target a table."""
-    with imported("public_host") as module:
+    """The module of the request handler, imported without Triton, its target a table."""
+    with imported("generation_handler") as module:
         monkeypatch.setattr(module, "BlsTargetClient", lambda salt, deadline_s, max_len: TableTarget(VOCAB_SIZE))
         yield module
 

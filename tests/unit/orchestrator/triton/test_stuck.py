@@ -146,7 +146,7 @@ def test_stopping_is_not_held_up_by_preparations_and_each_call_is_answered_once(
 
 @pytest.fixture
 def ticket(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> Iterator[ModuleType]:
-    with imported("public_host") as module:
+    with imported("generation_handler") as module:
         listen(module, monkeypatch, answers)
         monkeypatch.setattr(module, "GRACE_S", 0.3)
         yield module

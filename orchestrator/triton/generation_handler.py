@@ -1,0 +1,150 @@
+"""One request of a public model, from its admission to its FINAL flag; knows neither the queue nor a reload."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import wait
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from orchestrator.core.errors import EngineLost, ServingError, Unavailable
+from orchestrator.core.worker_pool import WorkerPool
+from orchestrator.generation.loop import SequenceState, Steps, generate
+from orchestrator.generation.responses import ResponseMerger, Responses, Send
+from orchestrator.generation.text import FinishReason
+from orchestrator.proposers.memory import Memory
+from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
+from orchestrator.requests.inputs import RequestInputs
+from orchestrator.triton import pb
+from orchestrator.triton.clients import BlsTargetClient
+from orchestrator.triton.request_metrics import RequestMetrics, RequestTimes, reason_of
+from orchestrator.triton.tracing import Traces
+
+# How often Triton is asked whether the client has gone: the question takes 0.1 ms.
+CANCEL_POLL_S = 0.02
+# A sequence ends by the deadline, plus two calls of a target that does not answer them (clients.GRACE_S each).
+GRACE_S = 30.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class GenerationHandler:
+    """One client request; implements `orchestrator.triton.admission.RequestHandler`.
+
+    Invariant: whatever happens, the client gets its responses or one error, then the FINAL flag, once.
+    """
+
+    inputs: RequestInputs
+    sender: Any
+    deadline_s: float
+    builder: RequestBuilder
+    steps: Callable[[GenerationRequest, SequenceState, BlsTargetClient], Steps]
+    refuse: Callable[[str, Any], None]
+    memory: Memory | None
+    metrics: RequestMetrics
+    traces: Traces | None = None
+    times: RequestTimes = field(default_factory=RequestTimes)
+    _failed: bool = False
+    _cancelled: bool = False
+    _asked_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.num_places = self.builder.num_sequences(self.inputs)
+        self.priority, self.tenant = self.inputs.priority, self.inputs.cache_salt
+
+    def is_cancelled(self) -> bool:
+        """True when the client has gone."""
+        return bool(self.sender.is_cancelled())
+
+    def give_up(self, reason: str) -> None:
+        """Answer a request that never ran."""
+        self.refuse(reason, self.sender)
+
+    def run(self) -> None:
+        """Serve the request to its end."""
+        self.times.started_s = time.monotonic()
+        try:
+            request = self.builder.build(self.inputs)
+            outputs = self._serve(request)
+        except Exception as error:
+            self.metrics.refused(reason_of(error))
+            send_error(self.sender, error)
+        else:
+            if self.builder.streams:
+                pb.send_final(self.sender)
+            if self.memory:
+                for output in outputs:
+                    self.memory.learn(request.cache_salt, output)
+
+    def _serve(self, request: GenerationRequest) -> list[list[int]]:
+        """Generate the request's sequences side by side; return those that came to their own end.
+
+        A sequence that is stuck is left behind GRACE_S after the deadline, and nothing of it is sent any more.
+        """
+        merger = ResponseMerger(request.num_sequences, request.stream, self._send)
+        sequences = [partial(self._generate, request, i, merger.sender(i)) for i in range(request.num_sequences)]
+        if len(sequences) == 1:
+            return [sequences[0]()]
+        pool: WorkerPool[list[int]] = WorkerPool("sequence")
+        futures = [pool.start(partial(self._stop_others_on_error, sequence)).future for sequence in sequences]
+        left_s = max(self.deadline_s - time.monotonic(), 0.0) + GRACE_S
+        _, stuck = wait(futures, min(left_s, threading.TIMEOUT_MAX))
+        is_answered = merger.close()
+        pool.close("a sequence did not end by the request's deadline")
+        return [future.result() for future in futures if not (is_answered and future in stuck)]
+
+    def _stop_others_on_error(self, sequence: Callable[[], list[int]]) -> list[int]:
+        """Generate one of several sequences; if it fails, the others need not go on."""
+        try:
+            return sequence()
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _generate(self, request: GenerationRequest, index: int, send: Send) -> list[int]:
+        """Run the loop to its end; return the output if it is worth remembering, else nothing."""
+        sequence = request.sequence(index, self.builder.checkpoint.tokenizer)
+        target = BlsTargetClient(request.cache_salt, self.deadline_s, request.max_len)
+        steps = self.steps(request, sequence, target)
+        responses = Responses(request, sequence, send)
+        try:
+            generate(sequence, steps, self._reason_to_stop, responses.emit)
+        except (Unavailable, EngineLost):
+            if time.monotonic() < self.deadline_s - 0.1:
+                raise
+            responses.finish_late()
+        finally:
+            steps.close()
+            target.release()
+        self.metrics.ended(self.times, sequence, request.plan.method)
+        if self.traces:
+            self.traces.ended(self.times, sequence, request.plan.method)
+        ended = sequence.output.finish in (FinishReason.STOP, FinishReason.LENGTH)
+        return sequence.context.output[: sequence.output.num_tokens] if ended else []
+
+    def _reason_to_stop(self) -> FinishReason | None:
+        now_s = time.monotonic()
+        if not self._cancelled and now_s - self._asked_s >= CANCEL_POLL_S:
+            self._cancelled, self._asked_s = self.is_cancelled(), now_s
+        if self._failed or self._cancelled:
+            return FinishReason.CANCELLED
+        return FinishReason.DEADLINE if now_s >= self.deadline_s else None
+
+    def _send(self, tensors: dict[str, Any]) -> None:
+        # The one response of a model that does not stream takes the flag along: a flag after it crashes Triton
+        # when the unary call was cancelled meanwhile (SIGSEGV in ResponseFactorySendFlags, 2.51; like server#7265).
+        pb.send(self.sender, tensors, final=not self.builder.streams)
+
+
+def send_error(sender: Any, error: Exception) -> None:
+    """Answer with an error and the FINAL flag; the log alone has the cause of an error that is not ours."""
+    if not isinstance(error, ServingError):
+        log.error("a request failed", exc_info=error)
+        error = ServingError("internal error; the server's log has the cause")
+    # With its flag: unary gRPC answers OK to an error whose flag comes after it.
+    pb.send_error(sender, str(error), error)
