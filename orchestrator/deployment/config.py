@@ -31,7 +31,6 @@ FOLDERS = (*CHECKPOINTS, "ngram_tables", "corpus_index")
 Compiled = Literal["tensorrt_llm", "tensorrtllm_backend"]
 Engine = Literal["torch", Compiled, "llm_api"]
 COMPILED: tuple[str, ...] = get_args(Compiled)
-ENGINES: tuple[str, ...] = get_args(Engine)
 #: The model of NVIDIA's backend behind each of ours, with engine = "tensorrtllm_backend".
 BACKEND_MODELS = {"target": "tensorrt_llm", "draft": "tensorrt_llm_draft"}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
