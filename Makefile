@@ -65,7 +65,7 @@ exact: $(VENV)/.dev ## every method against transformers, 40 prompts x 128 token
 failover: $(VENV)/.dev ## 100 streams through the gateway while servers are killed: make failover ARGS=--help
 	@GRPC_ENABLE_FORK_SUPPORT=0 $(PY) -m tests.failover $(ARGS)
 
-soak: $(VENV)/.dev ## 30 minutes of every kind of request while processes are killed and stopped: make soak ARGS=--help
+soak: $(VENV)/.dev ## 30 minutes of every kind of request while processes are killed, stopped and reloaded: make soak ARGS=--help
 	@GRPC_ENABLE_FORK_SUPPORT=0 $(PY) -m tests.chaos $(ARGS)
 
 overload: $(VENV)/.dev ## ten times the capacity offered: who is refused how soon, who is served how late: make overload ARGS=--help
