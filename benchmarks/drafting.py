@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -140,10 +141,10 @@ def requests_of(
         head, max_nodes, max_depth = HeadInput(), 0, 0
         if method == "draft_model":
             max_nodes = max_depth = config.draft_len
+            head = HeadInput(min_prob=config.min_prob)
         else:
             first = max(sent - 1, 0) if METHODS[method].reads_every_state else length - 2
-            shape = config.shape
-            head = HeadInput(features[first : length - 1], first, shape.choices, shape.width)
+            head = replace(config.shape, features=features[first : length - 1], features_start=first)
             max_nodes, max_depth = config.max_nodes, config.max_depth
         delta = delta_of(Context(list(ids[:length])), sent, 1, "")
         found.append(DraftRequest(delta, sampling, max_nodes, max_depth, head))

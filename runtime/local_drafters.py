@@ -13,8 +13,6 @@ from runtime.engine.calls import WARM_UP_LIMIT_S
 from runtime.engine.local_drafter import LocalDrafter
 from runtime.engine.torch_engine import draft_warm_up, hidden_states_of, load_draft
 from runtime.heads.build import head_warm_up, load_engine
-from runtime.native.model import NativeModel
-from runtime.native.threads import drafting_threads
 
 
 def load_drafters(config: ServingConfig) -> dict[str, LocalDrafter]:
@@ -47,8 +45,6 @@ def reloaded(
 def _load(name: str, config: ServingConfig) -> LocalDrafter:
     if name == "draft":
         draft = load_draft(config)
-        if isinstance(draft.paged.model, NativeModel):
-            draft.paged.model.limit_threads(drafting_threads())
         return _warm(LocalDrafter(draft), draft_warm_up(draft))
     _, head = load_engine(name, config)
     return _warm(LocalDrafter(head), head_warm_up(head))

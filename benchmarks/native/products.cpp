@@ -72,7 +72,7 @@ double products_run(Products* products, int rows, int num_threads) {
   products->at = -1;
   products->num_threads = num_threads;
   const double began_s = now_s();
-  products->pool.run(num_threads, static_cast<native::Job&>(*products));
+  products->pool.run(num_threads, *products);
   return now_s() - began_s;
 }
 

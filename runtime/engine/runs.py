@@ -19,12 +19,13 @@ from orchestrator.core.types import EngineStatus
 from orchestrator.wire.run import RunOptions, TakeSteps
 from orchestrator.wire.target import StepRequest
 from runtime.engine.run import Answer, Reply, Run
-from runtime.engine.target_thread import TargetThread
+from runtime.engine.thread import EngineThread
 
 log = logging.getLogger(__name__)
 
-#: For so long after an answer, steps are collected, for each run at the same time: a call takes processor time too.
-HOLD_S, MAX_HOLD_S = 0.008, 0.040
+#: For so long after an answer, steps are collected, for each run at the same time: a call takes about 2 ms of processor
+#: time in the loop, Triton and the client, as much as a small pass. A reader sees a text grow 60 times a second.
+HOLD_S, MAX_HOLD_S = 0.016, 0.040
 
 StepCall = StepRequest | TakeSteps
 
@@ -35,7 +36,7 @@ class Runs:
     new_proposer: builds the proposer of a run; raises RequestError. It is called on a thread that may take its time.
     """
 
-    def __init__(self, engine: TargetThread, new_proposer: Callable[[StepRequest], Proposer]) -> None:
+    def __init__(self, engine: EngineThread[StepRequest], new_proposer: Callable[[StepRequest], Proposer]) -> None:
         self._engine, self._new_proposer = engine, new_proposer
         self.kernels = engine.kernels
         self._behind_pass: list[Callable[[], None]] = []
@@ -50,10 +51,11 @@ class Runs:
         self._new_proposer = new_proposer
 
     def preparation(self, request: StepCall) -> Callable[[], None] | None:
-        """Return work that must precede `submit`: the compilation of a run's grammar, and its first proposal."""
-        if isinstance(request, TakeSteps) or not request.run:
+        """Return work that must precede `submit`: the engine's own, and the first proposal of a run."""
+        if isinstance(request, TakeSteps):
             return None
-        return partial(self._prepare, request, request.run)
+        work = self._engine.preparation(request)
+        return partial(self._prepare, request, request.run, work) if request.run else work
 
     def submit(self, request: StepCall, deadline_s: float, on_answer: Reply) -> None:
         """Queue a step, begin a run or take the steps of one; `on_answer` is called once."""
@@ -86,10 +88,11 @@ class Runs:
         self._engine.close()
         self._answers.put(None)
 
-    def _prepare(self, request: StepRequest, options: RunOptions) -> None:
-        matcher = self._engine.matcher(request.sampling)
+    def _prepare(self, request: StepRequest, options: RunOptions, work: Callable[[], None] | None) -> None:
+        if work:
+            work()
         proposer = self._new_proposer(request)
-        run = Run(request, options, proposer, matcher, self._behind_pass.append, self._hold_s)
+        run = Run(request, options, proposer, self._behind_pass.append, self._hold_s)
         self._prepared[request.delta.sequence_id] = run
 
     def _begin(self, request: StepRequest, deadline_s: float, on_answer: Reply) -> None:

@@ -95,6 +95,7 @@ const char* native_draft_chains(Model* model, const SegmentPass* first, const na
   if (const char* wrong = native::refusal(*model, *first, *chains)) return wrong;
   const Pass pass = model->segment_rows.fill(*first);
   if (const char* wrong = model->refusal(pass)) return wrong;
+  const native::Pool::Awake awake(*model->pool, pass.num_threads);
   model->forward(pass);
 
   const int vocab_size = model->shape.vocab_size;

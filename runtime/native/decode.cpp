@@ -63,6 +63,7 @@ const char* native_decode(Model* model, const SegmentPass* first, native::Decodi
   std::vector<Segment> segments(first->segments, first->segments + count);
   SegmentPass next = *first;
   next.segments = segments.data();
+  const native::Pool::Awake awake(*model->pool, first->num_threads);
   const auto began = native::Clock::now();
   for (auto since = began;;) {
     const Pass pass = model->segment_rows.fill(next);

@@ -15,7 +15,7 @@ bool holds_row(const DraftCall& c, int index) { return index >= 1 && !(c.gap_sta
 }  // namespace
 
 Eagle::Eagle(const Shape& shape, int feature_width, int vocab_size, bool fuses, bool reads_token, int max_threads)
-    : Head(shape.hidden_size, feature_width, vocab_size, max_threads), layer(shape, max_threads), fuses_(fuses),
+    : Head(shape.hidden_size, feature_width, vocab_size, max_threads), layer(shape, pool_), fuses_(fuses),
       reads_token_(reads_token) {
   layer.output_feature_column = 0;
 }

@@ -16,7 +16,7 @@ double seconds_since(std::chrono::steady_clock::time_point began) {
 
 const char* Head::refusal(const Drafting& d) const {
   if (d.num_calls < 1 || d.num_rows < 1) return "a drafting needs calls and rows";
-  if (d.num_threads < 1 || d.num_threads > pool_.size()) return "num_threads is above the pool's";
+  if (d.num_threads < 1 || d.num_threads > pool_->size()) return "num_threads is above the pool's";
   for (int row = 0; row < d.num_rows; ++row)
     if (d.tokens[row] < 0 || d.tokens[row] >= vocab_size) return "tokens: a token outside the vocabulary";
   for (int call = 0; call < d.num_calls; ++call)
@@ -45,6 +45,7 @@ const char* Head::refusal_of(const Drafting& d, const DraftCall& c) const {
 void Head::draft(const Drafting& drafting) {
   const auto began = Clock::now();
   num_threads_ = drafting.num_threads;
+  const Pool::Awake awake(*pool_, num_threads_);
   std::vector<Draft> all;
   all.reserve(drafting.num_calls);
   for (int i = 0; i < drafting.num_calls; ++i) {
@@ -132,8 +133,9 @@ void Head::multiply_rows(const Affine& affine, int num_rows, const float* x, flo
     const PackedRow packed = packed_row(packed_.data(), tiles, row, w.num_inputs);
     for (int i = 0; i < w.num_inputs; ++i) packed.base[size_t(i) * packed.stride] = x[size_t(row) * w.num_inputs + i];
   }
-  pool_.run(num_threads_, [&](int thread, int num_threads) {
-    multiply(w, share(w.num_blocks, thread, num_threads), tiles, packed_.data(),
+  const int num_pieces = num_threads_ == 1 ? 1 : std::min(kPiecesOfThread * num_threads_, w.num_blocks);
+  pool_->run(num_threads_, num_pieces, [&](int piece, int) {
+    multiply(w, share(w.num_blocks, piece, num_pieces), tiles, packed_.data(),
              [&](int row, int first, int count, const float* sums) {
                float* outputs = target + size_t(row) * w.num_outputs + first;
                const float* bias = affine.bias.empty() ? nullptr : affine.bias.data() + first;

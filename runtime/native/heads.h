@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "pool.h"
@@ -68,7 +69,7 @@ using Drafts = std::vector<Draft*>;
 class Head {
  public:
   Head(int hidden_size, int feature_width, int vocab_size, int max_threads)
-      : hidden_size(hidden_size), feature_width(feature_width), vocab_size(vocab_size), pool_(max_threads) {}
+      : hidden_size(hidden_size), feature_width(feature_width), vocab_size(vocab_size), pool_(std::make_shared<Pool>(max_threads)) {}
   virtual ~Head() = default;
 
   // Return what is wrong with a drafting, or null. No index of one that has no refusal leaves its array.
@@ -103,7 +104,7 @@ class Head {
   // x += silu(W x + b), a residual block of Medusa or ReDrafter, in place.
   void apply_block(const Affine& affine, int num_rows, float* x);
 
-  Pool pool_;
+  const std::shared_ptr<Pool> pool_;
   int num_threads_ = 1;
 
  private:

@@ -33,7 +33,7 @@ from runtime.native.head_fields import DraftCallFields, DraftingFields
 from runtime.native.library import Shape, load
 from runtime.native.ranking import ranking_of
 from runtime.native.rotations import Rotations
-from runtime.native.threads import ThreadChoice, drafting_threads
+from runtime.native.threads import ThreadChoice, available_threads
 from runtime.native.weights import Weights
 
 #: Threads that a draft can use.
@@ -118,7 +118,7 @@ class NativeHead:
 
     def __init__(self, head: nn.Module) -> None:
         self.num_threads: int | None = None
-        self._choice = ThreadChoice(min(drafting_threads(), MAX_THREADS))
+        self._choice = ThreadChoice(min(available_threads(), MAX_THREADS))
         self.call_s = 0.0
         self._library = load_heads()
         self._rotations: Rotations | None = None

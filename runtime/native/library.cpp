@@ -23,7 +23,9 @@ std::vector<float> copy_of(const float* values, int count) { return {values, val
 
 extern "C" {
 
-Model* native_new(const Shape* shape, int max_threads) { return new (std::nothrow) Model(*shape, max_threads); }
+Model* native_new(const Shape* shape, int max_threads) {
+  return new (std::nothrow) Model(*shape, std::make_shared<native::Pool>(max_threads));
+}
 
 void native_delete(Model* model) { delete model; }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace native {
 
@@ -10,8 +11,6 @@ namespace {
 // Rows so few that one thread is done with them before another has heard of them.
 constexpr int kFewRows = 6;
 constexpr int kRowsOfPiece = 4;
-// Pieces of a product for each thread: enough that none waits long for the last one.
-constexpr int kPiecesOfThread = 4;
 
 void scatter(const float* source, int first, int count, PackedRow target) {
   for (int i = 0; i < count; ++i) target.base[size_t(first + i) * target.stride] = source[i];
@@ -42,11 +41,11 @@ void grow(std::vector<float>& buffer, size_t size) {
 
 }  // namespace
 
-Model::Model(const Shape& shape, int max_threads)
-    : shape(shape), layers(shape.num_layers), pool_(max_threads), scratch_(max_threads) {}
+Model::Model(const Shape& shape, std::shared_ptr<Pool> pool)
+    : shape(shape), layers(shape.num_layers), pool(std::move(pool)), scratch_(this->pool->size()) {}
 
 const char* Model::refusal(const Pass& p) const {
-  if (p.num_threads < 1 || p.num_threads > pool_.size()) return "num_threads is above the pool's";
+  if (p.num_threads < 1 || p.num_threads > pool->size()) return "num_threads is above the pool's";
   if (const char* wrong = Layout::refusal(p, shape.vocab_size)) return wrong;
   const int last = std::max(final_feature_column, output_feature_column);
   const int needed = std::accumulate(layers.begin(), layers.end(), last, [](int most, const Layer& layer) {
@@ -72,7 +71,7 @@ void Model::forward(const Pass& pass) {
   for (Scratch& scratch : scratch_) grow(scratch.row, width), grow(scratch.gates, rows * kBlock);
   layer_ = 0;
   step_ = Step::none;
-  pool_.run(pass.num_threads, static_cast<Job&>(*this));
+  pool->run(pass.num_threads, *this);
 }
 
 int Model::begin() {

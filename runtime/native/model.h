@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "attention.h"
@@ -33,7 +34,7 @@ struct Layer {
 
 class Model : private Job {
  public:
-  Model(const Shape& shape, int max_threads);
+  Model(const Shape& shape, std::shared_ptr<Pool> pool);
 
   // Return what is wrong with a pass, or null. No index of a pass that has no refusal leaves its array.
   const char* refusal(const Pass& pass) const;
@@ -48,6 +49,7 @@ class Model : private Job {
   int final_feature_column = -1;   // of the state after the final norm; -1: it is not kept
   int output_feature_column = -1;  // of the last layer's output
   SegmentRows segment_rows;        // for passes that come as segments
+  const std::shared_ptr<Pool> pool;
 
  private:
   // The phases of a pass; those from enter to down are done for every layer.
@@ -78,7 +80,6 @@ class Model : private Job {
   void multiply_blocks(Range blocks, Scratch& scratch);
   void multiply_mlp(Range blocks, Scratch& scratch);
 
-  Pool pool_;
   // The pass under work.
   Pass pass_ = {};
   Layout layout_;

@@ -66,10 +66,6 @@ class NativeModel:
         if handle := getattr(self, "_handle", None):
             self._library.native_delete(handle)
 
-    def limit_threads(self, most: int) -> None:
-        """Choose among at most so many threads from now on, unless num_threads fixes their number."""
-        self._choice = ThreadChoice(most)
-
     def prepare(self) -> None:
         """Nothing is needed per thread."""
 

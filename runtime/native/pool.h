@@ -1,6 +1,7 @@
 // Threads that share the work of one pass, piece by piece.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -37,8 +38,9 @@ class Job {
 
 constexpr int kMaxPieces = 1 << 16;
 
-// Workers sleep between jobs. Within one, every thread claims pieces; nobody waits for a thread, only for a piece that
-// another thread has begun. So a worker that wakes late, or has lost its core, costs no more than its help.
+// Workers sleep between jobs, unless they are kept awake. Within a job, every thread claims pieces; nobody waits for a
+// thread, only for a piece that another thread has begun. So a worker that wakes late, or has lost its core, costs no
+// more than its help.
 class Pool {
  public:
   explicit Pool(int size) {
@@ -71,23 +73,38 @@ class Pool {
     num_done_.store(0, std::memory_order_relaxed);
     ++generation_;
     state_.store(packed(generation_, 0, pieces, 0), std::memory_order_release);
-    for (int index = 1; index < num_threads; ++index) workers_[index - 1]->call();
+    if (!is_awake_.load(std::memory_order_relaxed)) call(num_threads);
     help(0);
   }
 
-  // Call body(part, num_threads) once for every part below num_threads.
+  // Call body(piece, thread) once for every piece below num_pieces.
   template <class Body>
-  void run(int num_threads, const Body& body) {
-    struct Parts : Job {
-      Parts(int count, const Body& body) : count(count), body(body) {}
+  void run(int num_threads, int num_pieces, const Body& body) {
+    struct Pieces : Job {
+      Pieces(int count, const Body& body) : left(count), body(body) {}
       int begin() override { return std::exchange(left, 0); }
-      void work(int piece, int) override { body(piece, count); }
-      const int count;
-      int left = count;
+      void work(int piece, int thread) override { body(piece, thread); }
+      int left;
       const Body& body;
-    } parts(num_threads, body);
-    run(num_threads, static_cast<Job&>(parts));
+    } pieces(num_pieces, body);
+    run(num_threads, static_cast<Job&>(pieces));
   }
+
+  // Keeps workers awake for jobs that follow closely: waking one takes as long as a small job.
+  class Awake {
+   public:
+    Awake(Pool& pool, int num_threads) : pool_(pool) {
+      pool_.is_awake_.store(true, std::memory_order_relaxed);
+      pool_.call(std::min(num_threads, pool_.size()));  // the jobs' own numbers are checked later
+    }
+    ~Awake() { pool_.is_awake_.store(false, std::memory_order_relaxed); }
+
+    Awake(const Awake&) = delete;
+    Awake& operator=(const Awake&) = delete;
+
+   private:
+    Pool& pool_;
+  };
 
  private:
   struct Worker {
@@ -111,6 +128,10 @@ class Pool {
     return uint64_t(generation) << 48 | uint64_t(phase) << 32 | uint64_t(pieces) << 16 | uint64_t(next);
   }
 
+  void call(int num_threads) {
+    for (int index = 1; index < num_threads; ++index) workers_[index - 1]->call();
+  }
+
   void serve(Worker& worker, int index) {
     for (;;) {
       {
@@ -119,20 +140,26 @@ class Pool {
         worker.is_called = false;
       }
       if (is_closing_.load()) return;
-      help(index);
+      for (int spin = 0;;) {
+        if (help(index)) spin = 0;
+        if (!is_awake_.load(std::memory_order_relaxed)) break;
+        wait_a_moment(spin);
+      }
     }
   }
 
-  // Claim and do pieces until the job is over.
-  void help(int thread) {
+  // Claim and do pieces until the job is over; return whether there was one.
+  bool help(int thread) {
+    bool has_helped = false;
     uint64_t state = state_.load(std::memory_order_acquire);
     for (int spin = 0;;) {
       const int pieces = int(state >> 16 & 0xffff), next = int(state & 0xffff);
-      if (!pieces) return;
+      if (!pieces) return has_helped;
       if (next == pieces) {
-        ++spin < kSpins ? pause_cpu() : std::this_thread::yield();
+        wait_a_moment(spin);
         state = state_.load(std::memory_order_acquire);
       } else if (state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
+        has_helped = true;
         job_->work(next, thread);
         if (num_done_.fetch_add(1, std::memory_order_acq_rel) + 1 == pieces) begin_next(state);
         state = state_.load(std::memory_order_acquire);
@@ -147,10 +174,14 @@ class Pool {
     state_.store(packed(uint16_t(state >> 48), uint16_t((state >> 32) + 1), pieces, 0), std::memory_order_release);
   }
 
-  static constexpr int kSpins = 4000;  // about 50 µs; then the core may be what the thread with the piece lacks
+  // Spin for about 50 µs; then the core may be what the thread with the piece lacks.
+  static void wait_a_moment(int& spin) {
+    constexpr int kSpins = 4000;
+    ++spin < kSpins ? pause_cpu() : std::this_thread::yield();
+  }
 
   std::vector<std::unique_ptr<Worker>> workers_;
-  std::atomic<bool> is_closing_{false};
+  std::atomic<bool> is_closing_{false}, is_awake_{false};
   uint16_t generation_ = 0;
   Job* job_ = nullptr;
   alignas(64) std::atomic<uint64_t> state_{0};

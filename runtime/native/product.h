@@ -15,6 +15,9 @@ namespace native {
 
 constexpr int kBlock = 32;  // outputs of a packed block of weights
 
+// Pieces of a product for each thread: enough that none waits long for the last one.
+constexpr int kPiecesOfThread = 4;
+
 // Sums of 16 lanes that fit the registers beside what they are summed from.
 #if defined(__AVX512F__)
 constexpr int kMaxSums = 24;

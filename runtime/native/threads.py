@@ -17,11 +17,6 @@ def available_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def drafting_threads() -> int:
-    """Return how many processors a draft may use: one is left to the loop, which has the last step's tokens by then."""
-    return max(available_threads() - 1, 1)
-
-
 class ThreadChoice:
     """Chooses the number of threads of each pass, 1, 2, 4, … up to `most`, by its average time in passes of that size.
 

@@ -30,8 +30,8 @@ from orchestrator.wire.context import delta_of
 from orchestrator.wire.message import decode, encode
 from orchestrator.wire.run import RunOptions, TakeSteps, pack_take, unpack_steps
 from orchestrator.wire.target import StepRequest, pack_answer, pack_step, unpack_call
-from runtime.engine.run import MAX_AHEAD, SLOW_DRAFT_S
-from runtime.engine.runs import Runs
+from runtime.engine.run import MAX_AHEAD
+from runtime.engine.runs import MAX_HOLD_S, Runs
 from tests.support import decode as support
 from tests.support.engines import LIMIT_S, EngineTarget, make_paged, start_target
 from tests.support.tiny_models import VOCAB_SIZE
@@ -350,7 +350,7 @@ class Gate(Proposer):
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         assert self.permits.acquire(timeout=LIMIT_S)
-        time.sleep(2 * SLOW_DRAFT_S)
+        time.sleep(2 * MAX_HOLD_S)
         return Proposal.empty()
 
 
@@ -364,7 +364,7 @@ def test_the_caller_gets_a_step_before_the_slow_draft_of_the_next_one(served: Se
         sequence.context.commit(first.tokens)
         gate.permits.release()
         (second,) = take()  # while the third one waits
-        assert second.draft_s >= SLOW_DRAFT_S
+        assert second.draft_s >= MAX_HOLD_S
     finally:
         gate.permits.release(MAX_TOKENS)
         served.runs.release(4711)
