@@ -4,6 +4,9 @@ PYTHON ?= python3
 # TORCH_INDEX= takes PyPI's build, which brings gigabytes of CUDA along.
 TORCH ?= 2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# Every package with the hashes of its files (`make lock`). LOCK= takes the versions of constraints.txt from whatever files
+# the index has, LOCK= CONSTRAINTS= the newest that fit.
+LOCK ?= requirements.lock
 CONSTRAINTS ?= constraints.txt
 CONFIG ?= serving.toml
 ARGS ?=
@@ -21,12 +24,19 @@ WITH_TORCH = --build-arg TORCH=$(TORCH) $(if $(filter-out file,$(origin TORCH_IN
 VENV := .venv
 PY := $(VENV)/bin/python
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
-PIP := $(PY) -m pip --disable-pip-version-check --quiet install $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
+INSTALL := $(PY) -m pip --disable-pip-version-check --quiet install
+PIP := $(INSTALL) $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
+comma := ,
+space := $(subst ,, )
+# $(call locked,GROUPS): these groups of the lock. $(call extras,EXTRAS): the project, in place, with these extras.
+locked = $(PY) docker/environment.py locked $(1) > $(VENV)/requirements.txt && $(INSTALL) --require-hashes --requirement $(VENV)/requirements.txt
+extras = $(if $(LOCK),$(call locked,project build $(1)) && $(INSTALL) --no-deps --no-build-isolation --editable .,$(PIP) --editable '.[$(subst $(space),$(comma),$(filter-out triton,$(1)))]')
+PINS = pyproject.toml $(or $(LOCK),$(CONSTRAINTS))
 TORCH_FITS := from importlib.metadata import version as v; exit(not (2, 11) <= tuple(map(int, v("torch").split(".")[:2])) < (2, 14))
 
 .DEFAULT_GOAL := help
 # build, tests, docker, gateway and clients are folders: no target may be mistaken for one.
-.PHONY: help setup demo serve reload gateway test failover soak overload exact audit audit-full fuzz fuzz-parsers bench paper profile load load-ui lint models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
+.PHONY: help setup demo serve reload gateway test failover soak overload exact audit audit-full fuzz fuzz-parsers bench paper profile load load-ui lint lock models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,7 +65,7 @@ exact: $(VENV)/.dev ## every method against transformers, 40 prompts x 128 token
 failover: $(VENV)/.dev ## 100 streams through the gateway while servers are killed: make failover ARGS=--help
 	@GRPC_ENABLE_FORK_SUPPORT=0 $(PY) -m tests.failover $(ARGS)
 
-soak: $(VENV)/.dev ## 30 minutes of every kind of request while processes are killed and stopped: make soak ARGS=--help
+soak: $(VENV)/.dev ## 30 minutes of every kind of request while processes are killed, stopped and reloaded: make soak ARGS=--help
 	@GRPC_ENABLE_FORK_SUPPORT=0 $(PY) -m tests.chaos $(ARGS)
 
 overload: $(VENV)/.dev ## ten times the capacity offered: who is refused how soon, who is served how late: make overload ARGS=--help
@@ -95,6 +105,9 @@ lint: $(VENV)/.dev ## style, types, import layers, size of the shipped models
 	@$(PY) -m tools.layers
 	@$(PY) -m build.sizes
 
+lock: $(VENV)/.dev ## write requirements.lock anew: what pyproject.toml and constraints.txt ask for, with hashes
+	@$(PY) -m tools.lock $(ARGS)
+
 models: $(VENV)/.serve ## train the demo models anew (hours): make models ARGS=--any-corpus
 	@$(PY) -m build.models $(ARGS)
 
@@ -116,43 +129,43 @@ clean: ## remove .venv, caches and whatever was generated
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 # A stamp per extra: made again when the packages that are asked for change.
-$(VENV)/.serve: pyproject.toml $(CONSTRAINTS) | $(VENV)/.torch
+$(VENV)/.serve: $(PINS) | $(VENV)/.torch
 	@echo "setup: installing the server's packages"
-	@$(PIP) --editable '.[serve,clients]'
+	@$(call extras,serve triton clients)
 	@$(PY) -m runtime.native --find-compiler || { \
 		echo "setup: no C++ compiler, installing one as a package (ziglang)"; \
-		$(PIP) --editable '.[compiler]' || true; }
+		$(call extras,compiler) || true; }
 	@$(PY) -m runtime.native
 	@touch $@
 
 $(VENV)/.gateway: $(VENV)/.serve
 	@echo "setup: installing what the gateway needs"
-	@$(PIP) --editable '.[gateway]'
+	@$(call extras,gateway)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.gateway
 	@echo "setup: installing the tools for tests and lint"
-	@$(PIP) --editable '.[dev]'
+	@$(call extras,dev)
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.serve
 	@echo "setup: installing what the benchmark needs"
-	@$(PIP) --editable '.[bench]'
+	@$(call extras,bench)
 	@touch $@
 
 $(VENV)/.load: $(VENV)/.serve
 	@echo "setup: installing what the load tests need"
-	@$(PIP) --editable '.[load]'
+	@$(call extras,load)
 	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.dev
 	@echo "setup: installing the fuzzer"
-	@$(PIP) --editable '.[fuzz]'
+	@$(call extras,fuzz)
 	@touch $@
 
 $(VENV)/.profile: $(VENV)/.serve
 	@echo "setup: installing the profiler"
-	@$(PIP) --editable '.[profile]'
+	@$(call extras,profile)
 	@touch $@
 
 # torch first. Its version without CUDA, 2.13.0+cpu, is taken before PyPI's 2.13.0; an index that is out of reach is
@@ -163,5 +176,5 @@ $(VENV)/.torch:
 	@$(PY) -c '$(TORCH_FITS)' 2>/dev/null || { \
 		test $(TORCH) != skip || { echo "setup: TORCH=skip, but no torch 2.11-2.13 is installed" >&2; exit 2; }; \
 		echo "setup: installing torch $(TORCH)"; \
-		$(PIP) torch==$(TORCH) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX) --timeout 30 --retries 1); }
+		$(if $(LOCK),$(call locked,torch) && )$(PIP) torch==$(TORCH) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX) --timeout 30 --retries 1); }
 	@touch $@

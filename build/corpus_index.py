@@ -10,7 +10,6 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from build.errors import BuildError, run_command
 from build.heads.json_documents import parse_lines
@@ -29,8 +28,6 @@ BATCH = 256
 #: Building a shard takes about 100 bytes of memory a token.
 SHARD_TOKENS = 4_000_000
 MAX_SHARDS = 1000
-
-Ranks = npt.NDArray[np.int64]
 
 
 def documents_of(files: Sequence[Path], reader: TargetTokenizer) -> Iterator[str]:

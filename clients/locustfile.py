@@ -11,7 +11,6 @@ import hashlib
 import http.client
 import itertools
 import json
-import logging
 import os
 import random
 import struct
@@ -34,12 +33,11 @@ HELD_OUT = Path(__file__).resolve().parent.parent / "tests/data/prompts"
 #: Type and protobuf field of the inputs that a request may have.
 INPUTS = {
     **dict.fromkeys(("text_input", "speculation", "cache_salt"), ("BYTES", "bytes_contents")),
-    **dict.fromkeys(("max_tokens",), ("INT32", "int_contents")),
-    **dict.fromkeys(("temperature", "top_p"), ("FP32", "fp32_contents")),
-    **dict.fromkeys(("stream", "ignore_eos"), ("BOOL", "bool_contents")),
-    **dict.fromkeys(("seed",), ("UINT64", "uint64_contents")),
+    "max_tokens": ("INT32", "int_contents"),
+    "temperature": ("FP32", "fp32_contents"),
+    "stream": ("BOOL", "bool_contents"),
+    "seed": ("UINT64", "uint64_contents"),
 }
-log = logging.getLogger("load")
 
 
 class Refused(Exception):
@@ -132,10 +130,14 @@ class Ledger:
         if self._known.setdefault(key, record["text"]) != record["text"]:
             raise TextDiffers(f"prompt {record['prompt']} with {record['method']}: another text than before")
 
+    def take(self) -> list[dict[str, Any]]:
+        """Return the pending records and forget them."""
+        taken, self.pending = self.pending, []
+        return taken
+
     def write(self) -> None:
         """Append the pending records to their file, and write the texts."""
-        pending, self.pending = self.pending, []
-        if self._records and pending:
+        if (pending := self.take()) and self._records:
             with Path(self._records).open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(record) + "\n" for record in pending)
         if self._texts_file:
@@ -198,16 +200,12 @@ def prepare(environment: Any, **_: Any) -> None:
     environment.prompts = read_prompts(Path(options.prompts))
     environment.numbers = itertools.count()
     if is_worker:
-        environment.events.report_to_master.add_listener(lambda client_id, data: _send(ledger, data))
+        environment.events.report_to_master.add_listener(lambda client_id, data: data.update(records=ledger.take()))
     elif isinstance(environment.runner, MasterRunner):
         environment.events.worker_report.add_listener(lambda client_id, data: _receive(environment, ledger, data))
     if not is_worker:
         environment.events.test_stop.add_listener(lambda **_: ledger.write())
         environment.events.quitting.add_listener(lambda **_: ledger.write())
-
-
-def _send(ledger: Ledger, data: dict[str, Any]) -> None:
-    data["records"], ledger.pending = ledger.pending, []
 
 
 def _receive(environment: Environment, ledger: Ledger, data: dict[str, Any]) -> None:

@@ -2,6 +2,8 @@
 
 `make FOLDER` makes it: our packages first, the container's behind them, our code found in place. So what the container
 needs keeps its versions, and Triton's Python stub, which ignores PYTHONPATH, finds all three.
+`locked GROUP ...` prints the lines of requirements.lock that the project, these extras, torch or Triton need, for
+`pip install --require-hashes`.
 `requirements [EXTRA ...]` prints what pyproject.toml asks for, less Triton and torch, which are the container's own or
 have a layer to themselves (`--all`: not less them); with `--lacking` less what the container has in a version that will
 do; with `--only NAME` that package's requirement alone.
@@ -16,7 +18,7 @@ import site
 import sys
 import tomllib
 import venv
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,18 @@ def make(folder: Path) -> None:
     behind = [f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages() if Path(path).is_dir()]
     (packages / "container.pth").write_text("".join(behind), encoding="utf-8")
     (packages / "specserve.pth").write_text(f"{APP}\n", encoding="utf-8")
+
+
+def locked(lock: str, groups: Collection[str]) -> list[str]:
+    """Return the packages that these groups need, each with its hashes; raises ValueError for a group without one.
+
+    lock: the text of requirements.lock, in whose lines the groups stand behind the hashes.
+    """
+    pairs = [line.split("  # ") for line in lock.splitlines() if not line.startswith("#")]
+    known = {group for _, needed_by in pairs for group in needed_by.split()}
+    if unknown := sorted({*groups} - known):
+        raise ValueError(f"requirements.lock has no group {unknown[0]!r} (it has {', '.join(sorted(known))})")
+    return [requirement for requirement, needed_by in pairs if not {*groups}.isdisjoint(needed_by.split())]
 
 
 def requirements(project: dict[str, Any], extras: Sequence[str]) -> list[str]:
@@ -67,6 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("make").add_argument("folder", type=Path)
+    verbs.add_parser("locked").add_argument("groups", nargs="+")
     listed = verbs.add_parser("requirements")
     listed.add_argument("extras", nargs="*")
     listed.add_argument("--all", action="store_true", help="Triton and torch, too: the container has neither")
@@ -75,6 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.verb == "make":
         make(options.folder)
+    elif options.verb == "locked":
+        try:
+            print("\n".join(locked((APP / "requirements.lock").read_text(encoding="utf-8"), options.groups)))
+        except ValueError as error:
+            parser.error(str(error))
     else:
         project = tomllib.loads((APP / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         wanted = requirements(project, options.extras)

@@ -8,11 +8,8 @@ from pathlib import Path
 
 from orchestrator.core.errors import ConfigError, ServingError, shown
 from orchestrator.core.methods import DRAFTERS
-from orchestrator.deployment.config import CHECKPOINTS, ServingConfig
+from orchestrator.deployment.config import FOLDERS, ServingConfig
 from orchestrator.deployment.reload import Phase, Reload, live_keys
-
-#: The keys that name files.
-FOLDERS = (*CHECKPOINTS, "ngram_tables")
 
 Stamps = dict[str, int]
 

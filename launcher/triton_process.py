@@ -118,7 +118,7 @@ class TritonProcess:
                 self._work.remove_regions()
             if self._has_ended:
                 raise StartError("stopped before the server was ready")
-            self._log_offset = len(self._log())
+            self._log_offset = self._work.log.stat().st_size if self._work.log.exists() else 0
             self._process = process.spawn(self._command, self._environ, self._work.log)
             return self._process
 

@@ -2,8 +2,8 @@
 
 Two replicas of a tiny random target with all drafters. Readers stream through the gateway, and each must get the text
 of the undisturbed replica; visitors come to the replicas directly, cancel, are slow, late or wrong, and may get an
-error where a process was lost. One process at a time is killed (SIGKILL) or stopped (SIGSTOP), of each kind in turn.
-The kinds with a fault of their own (the whole `tritonserver`) hurt the first replica alone, so that whatever grows in
+error where a process was lost. One process at a time is killed (SIGKILL) or stopped (SIGSTOP), of each kind in turn,
+and between two of these a replica reloads its deployment file, in which drafters and limits have changed. The kinds with a fault of their own (the whole `tritonserver`) hurt the first replica alone, so that whatever grows in
 the second one has time to.
 """
 
@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from launcher import Server
+from launcher.drain import LauncherClient
 from tests.failover import LETTERS, SAMPLINGS, Case, Readers, ask_all, pid_of
 from tests.support.clients import ask, metric, until
 from tests.support.gateway import RunningGateway, running_gateway
@@ -40,6 +41,7 @@ METHODS = (
 LENGTHS = (1, 20, 60, 150)
 HEADS = ("medusa", "eagle", "eagle3", "redrafter")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+RELOAD = "reload"
 KINDS = ("tritonserver", "target", "speculative", "speculative_unary")
 NUM_READERS, NUM_VISITORS = 6, 4
 #: What each client waits between two requests: a replica that loads its models beside a full load takes a minute.
@@ -48,18 +50,22 @@ HANG_LIMIT_S = 4.0
 READY_LIMIT_S, HEAL_LIMIT_S = 90.0, 300.0
 #: How long behind a fault's end a request may still feel it: its answer, or its client's limit, comes so much later.
 AFTERMATH_S = 45.0
+#: The launcher looks twice a second, and says so when it starts a Triton again: so long after its end at most.
+NOTICE_S = 2.0
 #: Preemptions need pools that the requests fill.
 SERVING = """target = "target"
-draft = "draft"
 medusa = "medusa"
 eagle = "eagle"
 eagle3 = "eagle3"
 redrafter = "redrafter"
 kv_memory_mb = 1
-max_running = 16
 max_waiting = 256
-remember_tokens = 2000
 """
+#: What the reloads of a replica change, by turns; no request needs more than the smaller limits.
+SETTINGS = (
+    'draft = "draft"\nmax_running = 16\nmax_nodes = 128\nremember_tokens = 2000\n',
+    'draft = "draft2"\nmax_running = 12\nmax_nodes = 64\nremember_tokens = 1000\n',
+)
 
 
 class Fault(NamedTuple):
@@ -74,6 +80,15 @@ class Fault(NamedTuple):
     began_s: float
     healed_s: float
     aborted: bool
+
+
+class Reload(NamedTuple):
+    """A reload that a replica was asked for. said: the answer. took_s: until it came."""
+
+    replica: int
+    took_s: float
+    status: int
+    said: str
 
 
 class End(NamedTuple):
@@ -106,7 +121,30 @@ class Chaos:
     servers: Sequence[Server]
     ends: list[End]
     faults: list[Fault] = field(default_factory=list)
+    reloads: list[Reload] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
     num_supervised: int = 0
+
+    def reload(self, replica: int) -> Reload:
+        """Change a replica's deployment file and let its launcher reload it, as `make reload` does, under requests.
+
+        It must be taken over, unless the replica's Triton has ended by itself meanwhile.
+        """
+        server = self.servers[replica]
+        until(lambda: self._is_well(server), f"replica {replica}", HEAL_LIMIT_S)
+        earlier = [each for each in self.reloads if each.replica == replica]
+        write_settings(server.config_path, len(earlier) + 1)
+        began_s = time.monotonic()
+        launcher = LauncherClient(server.host, server.ports.health)
+        status, said = launcher.request("PUT", "/reload", HEAL_LIMIT_S)
+        done = Reload(replica, time.monotonic() - began_s, status, said)
+        self.reloads.append(done)
+        # After one that was not taken over, the file may be again what the processes have.
+        is_taken = status == 200 and ("->" in said or any(each.status != 200 for each in earlier))
+        has_ended = any(end.replica == replica and end.at_s >= began_s - NOTICE_S for end in self.ends)
+        if not (is_taken or has_ended):
+            self.wrong.append(f"a reload was not taken over: {done}")
+        return done
 
     def hurt(self, replica: int, kind: str, way: str) -> Fault:
         """Kill or stop a process and wait until its replica serves again."""
@@ -194,12 +232,14 @@ def deployment(folder: Path, ends: list[End]) -> Iterator[tuple[list[Server], Ru
     make_target(folder / "draft", **shape)
     for kind in HEADS:
         make_head(kind, folder / kind, wide=True)
-    (folder / "serving.toml").write_text(SERVING)
+    make_target(folder / "draft2", seed=2, **shape)
+    for replica in range(2):
+        write_settings(folder / f"serving-{replica}.toml", 0)
     with ExitStack() as stack:
         servers = [
             stack.enter_context(
                 Server(
-                    folder / "serving.toml",
+                    folder / f"serving-{replica}.toml",
                     say=partial(_note, ends, replica),
                     hang_limit_s=HANG_LIMIT_S,
                     ready_limit_s=READY_LIMIT_S,
@@ -210,6 +250,11 @@ def deployment(folder: Path, ends: list[End]) -> Iterator[tuple[list[Server], Ru
         urls = ",".join(server.grpc_url for server in servers)
         limits = {"silence_limit_s": 10, "first_limit_s": 30, "recovery_limit_s": 120, "health_interval_s": 0.5}
         yield servers, stack.enter_context(running_gateway(urls, folder / "target", **limits))
+
+
+def write_settings(file: Path, number: int) -> None:
+    """Write a replica's deployment file with the settings of its reload of this number, 0 = its start."""
+    file.write_text(SERVING + SETTINGS[number % len(SETTINGS)])
 
 
 def _note(ends: list[End], replica: int, line: str) -> None:
@@ -236,7 +281,7 @@ class Result:
 
     def faults(self) -> list[str]:
         """Return wrong texts, lost requests, and what was still held at rest."""
-        found = [*self.readers.faults, *self.visitors.faults]
+        found = [*self.readers.faults, *self.visitors.faults, *self.chaos.wrong]
         found += [
             f"a visit failed, but nothing was hurt: {visit}" for visit in self.visitors.visits if self._is_odd(visit)
         ]
@@ -249,8 +294,7 @@ class Result:
         if visit.outcome not in ("error", "cut", "unanswered") or visit.kind == "deadline":
             return False
         hurt = [(fault.replica, fault.began_s, fault.began_s + fault.healed_s) for fault in self.chaos.faults]
-        # The launcher looks twice a second, and says so when it starts a Triton again.
-        hurt += [(end.replica, end.at_s - 2.0, end.at_s + READY_LIMIT_S) for end in self.chaos.ends]
+        hurt += [(end.replica, end.at_s - NOTICE_S, end.at_s + READY_LIMIT_S) for end in self.chaos.ends]
         return not any(
             replica == visit.replica and visit.began_s <= until_s + AFTERMATH_S and visit.ended_s >= since_s
             for replica, since_s, until_s in hurt
@@ -265,11 +309,21 @@ class Result:
                 f"(as the processes that live at the end have counted), {self.num_moved} streams moved by the gateway, "
                 f"{self.chaos.num_supervised} replicas that the launcher had given up and a supervisor started again. "
                 f"Triton ended by itself {len(self.chaos.ended_itself())} times.",
+                self._reloads(),
                 f"Through the gateway: {outcomes}.",
                 self._visits(),
                 self._healing(),
                 self._footprints(),
             ]
+        )
+
+    def _reloads(self) -> str:
+        if not (times := sorted(reload.took_s for reload in self.chaos.reloads)):
+            return "No reload."
+        taken = sum(reload.status == 200 for reload in self.chaos.reloads)
+        return (
+            f"{len(times)} reloads of a changed draft model and changed limits, {taken} taken over, in "
+            f"{times[len(times) // 2]:.1f} s (p50), {times[-1]:.1f} s (max)."
         )
 
     def _visits(self) -> str:
@@ -302,18 +356,23 @@ class Result:
         return "\n".join(lines)
 
 
-#: Which replica, which process, in which way.
+#: Which replica, which process (the launcher, for a reload), in which way.
 Hurt = tuple[int, str, str]
 
 
 def script(minutes: float) -> Iterator[Hurt]:
-    """Return faults of every kind for so many minutes, by turns on both replicas; `tritonserver` on the first alone."""
+    """Return faults of every kind for so many minutes, by turns on both replicas; `tritonserver` on the first alone.
+
+    After each fault the other replica reloads, so that the requests that it took over meet the change.
+    """
     end_s = time.monotonic() + minutes * 60
     for turn in itertools.count():
         for kind, way in itertools.product(KINDS, SIGNALS):
-            if time.monotonic() >= end_s:
-                return
-            yield (0 if kind == "tritonserver" else turn % 2), kind, way
+            replica = 0 if kind == "tritonserver" else turn % 2
+            for hurt in ((replica, kind, way), (1 - replica, "launcher", RELOAD)):
+                if time.monotonic() >= end_s:
+                    return
+                yield hurt
 
 
 def run(
@@ -337,9 +396,9 @@ def run(
     try:
         for replica, kind, way in hurts():
             next_s = time.monotonic() + pause_s
-            fault = chaos.hurt(replica, kind, way)
-            print(f"{time.monotonic() - began_s:.0f} s: {fault}; {dict(readers.outcomes)}", flush=True)
-            if readers.faults or visitors.faults:
+            done = chaos.reload(replica) if way == RELOAD else chaos.hurt(replica, kind, way)
+            print(f"{time.monotonic() - began_s:.0f} s: {done}; {dict(readers.outcomes)}", flush=True)
+            if readers.faults or visitors.faults or chaos.wrong:
                 break
             time.sleep(max(next_s - time.monotonic(), 0.5))
     except KeyboardInterrupt:

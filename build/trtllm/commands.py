@@ -164,8 +164,7 @@ def _build_stage(engine: Engine, spec: EngineSpec) -> Stage:
     }
     if engine.mode:
         flags |= {"--speculative_decoding_mode": engine.mode, "--max_draft_len": limits.max_draft_len}
-    switches = ("--gather_context_logits",) if spec.gather_context_logits else ()
-    argv = ("trtllm-build", *_words(flags), *switches)
+    argv = ("trtllm-build", *_words(flags))
     return Stage(f"build-{engine.role}", argv, engine.engine_folder, (engine.checkpoint_folder,))
 
 

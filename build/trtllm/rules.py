@@ -27,8 +27,6 @@ def check_spec(spec: EngineSpec) -> None:
     allowed = MODES[spec.method].quantisations
     if allowed and spec.quantisation not in allowed:
         _refuse("quantisation", f"one of {', '.join(allowed)} for method {spec.method}", spec.quantisation)
-    if spec.gather_context_logits and spec.method != "none":
-        _refuse("gather_context_logits", "false for an engine that takes drafts", True)
 
 
 def check_target(spec: EngineSpec, shape: ModelShape) -> None:

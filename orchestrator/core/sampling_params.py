@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -100,6 +100,12 @@ class Sampling:
     def penalised(self) -> bool:
         """True if tokens that occurred before are penalised."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    @property
+    def unguided(self) -> Sampling:
+        """The same without a grammar: what a drafter samples from, whose drafts the grammar prunes."""
+        options = self.logits_options
+        return replace(self, logits_options=replace(options, grammar=None)) if options.grammar else self
 
     @property
     def needs_logits_processors(self) -> bool:

@@ -25,11 +25,12 @@ PLACES_FOLDER = "SPECSERVE_PLACES"
 ENGINE_KEY = "SPECSERVE_ENGINE_KEY"
 #: The keys that name a model: a folder, a hub id (`owner/name`), or empty = not loaded.
 CHECKPOINTS = ("target", *DRAFTERS)
+#: All keys that name a folder or a hub id: a path in them starts at the file's folder, and a reload looks into them.
+FOLDERS = (*CHECKPOINTS, "ngram_tables", "corpus_index")
 #: What runs the models from engine folders of TensorRT-LLM, as the builder leaves them.
 Compiled = Literal["tensorrt_llm", "tensorrtllm_backend"]
 Engine = Literal["torch", Compiled, "llm_api"]
 COMPILED: tuple[str, ...] = get_args(Compiled)
-ENGINES: tuple[str, ...] = get_args(Engine)
 #: The model of NVIDIA's backend behind each of ours, with engine = "tensorrtllm_backend".
 BACKEND_MODELS = {"target": "tensorrt_llm", "draft": "tensorrt_llm_draft"}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -130,7 +131,7 @@ def load_config(path: str | os.PathLike[str], environ: Mapping[str, str] = os.en
     if not config.target:
         raise ConfigError(f"target is missing: name the model to serve, a folder or a hub id (key target in {file})")
     _check_consistent(config, file)
-    paths = {key: resolved(getattr(config, key), file.parent) for key in (*CHECKPOINTS, "ngram_tables", "corpus_index")}
+    paths = {key: resolved(getattr(config, key), file.parent) for key in FOLDERS}
     return config.model_copy(update=paths)
 
 

@@ -95,7 +95,7 @@ class DrafterSession(ABC):
         # The call may outlive this step, so it takes a snapshot of the context.
         delta = delta_of(context, self._num_sent, self._sequence_id, self._cache_salt)
         limit_ms = max(int(self._limit_s * 1000), 1)
-        return self._call(DraftRequest(delta, sampling, budget.max_nodes, budget.max_depth, head, limit_ms))
+        return self._call(DraftRequest(delta, sampling.unguided, budget.max_nodes, budget.max_depth, head, limit_ms))
 
     @property
     def _is_busy(self) -> bool:

@@ -15,6 +15,7 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.sampling.grammar_matcher import Matcher
+from orchestrator.sampling.guided_drafts import legal_drafts
 from orchestrator.sampling.sampled_drafts import nodes_with_valid_q
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,8 @@ class Guarded(Proposer):
                 proposal = self._proposer.propose(context, sampling, budget)
                 self._check_time(time.monotonic() - began_s, is_first=len(context) == context.prompt_len)
                 if self._matcher:
-                    proposal = self._pruned(self._matcher, proposal, context, sampling)
+                    self._matcher.follow(context.output)
+                    proposal = legal_drafts(self._matcher, proposal, sampling, self._proposer.options)
                 proposal = proposal.cut(budget)
                 sound = self._well_sampled(proposal)
                 TokenTree.checked(sound.tree.tokens, sound.tree.parents, self._vocab_size, budget.max_nodes)
@@ -88,18 +90,6 @@ class Guarded(Proposer):
         if took_s > self._limit_s and not is_first:
             log.error("%s took %.0f ms: the request goes on without drafts", self.name, 1e3 * took_s)
             self._failed = True
-
-    def _pruned(self, matcher: Matcher, proposal: Proposal, context: Context, sampling: Sampling) -> Proposal:
-        """Return the nodes that the grammar allows.
-
-        Invariant: the text stays the same, since the target would accept none of the others. Two kinds of proposals are
-        not pruned: drafts sampled from q under a rule that reads q, where leaving out a node because of its token would
-        bias the text; and those of a proposer that learns from the target's tokens at all its nodes.
-        """
-        if self._proposer.options.target_tokens or not proposal.tree.num_nodes or (proposal.q and sampling.rule.uses_q):
-            return proposal
-        matcher.follow(context.output)
-        return proposal.only(matcher.legal_nodes(proposal.tree))
 
     def _well_sampled(self, proposal: Proposal) -> Proposal:
         """Return the nodes above the first invalid q of each path; dropping them as well would bias the text."""

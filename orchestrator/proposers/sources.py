@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from orchestrator.core.proposal import Proposer
-from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts
 from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.deployment.config import ServingConfig
@@ -22,6 +21,7 @@ from orchestrator.proposers.registry import select_method
 from orchestrator.proposers.tables import load_tables
 from orchestrator.proposers.yields import HeadYields
 from orchestrator.sampling.grammar import Grammars
+from orchestrator.sampling.grammar_matcher import Matcher
 from orchestrator.wire.target import StepRequest
 
 
@@ -41,18 +41,18 @@ class ProposerSources:
 
     def dependencies(
         self,
-        sampling: Sampling,
         prediction: Sequence[int],
         max_nodes: int,
         cache_salt: str,
         drafter_client: Callable[[str], DrafterClient],
         drafters: frozenset[str] = frozenset(),
+        matcher: Matcher | None = None,
     ) -> ProposerDependencies:
         """Return what the proposers of one request may draft from.
 
-        drafter_client: makes the request's client of a drafter. drafters: those in this process.
+        drafter_client: makes the request's client of a drafter. drafters: those in this process. matcher: of the
+        request's grammar, if its drafts are pruned where they are proposed.
         """
-        options = sampling.logits_options
         return ProposerDependencies(
             drafter_client=drafter_client,
             vocab_size=self._checkpoint.vocab_size,
@@ -63,7 +63,7 @@ class ProposerSources:
             memory=self._memory.of(cache_salt) if self._memory else None,
             corpus=self._corpus,
             shared_adjacency=partial(self._matrices.of, cache_salt) if self._matrices else None,
-            matcher=self.grammars.matcher(options.grammar, options.end_ids) if options.grammar else None,
+            matcher=matcher,
             step_costs=self._step_costs,
             estimates=self._estimates,
             drafters=drafters,
@@ -73,6 +73,8 @@ class ProposerSources:
 
 class RunProposers:
     """Builds the proposers of runs, in the process of the target's engine; any thread may call.
+
+    What a grammar forbids they propose all the same: a run prunes it, on a thread that no other request waits for.
 
     drafters: those in this process, by name.
     """
@@ -87,7 +89,6 @@ class RunProposers:
         run, salt = request.run, request.delta.cache_salt
         assert run is not None
         dependencies = self._sources.dependencies(
-            request.sampling,
             run.prediction,
             run.limits.max_nodes,
             salt,

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -40,6 +40,13 @@ LIMITS = LLParserLimits(
 )
 
 
+class Compiled(NamedTuple):
+    """A compiled grammar, which is only copied. lock: held by whoever works with a copy (`Matcher`)."""
+
+    library: LLMatcher
+    lock: threading.Lock
+
+
 class Grammars:
     """All grammars of one process; any thread may call.
 
@@ -55,7 +62,7 @@ class Grammars:
         self._source, self._vocab_size, self._eos_ids = str(tokenizer), vocab_size, frozenset(eos_ids)
         self._lock = threading.Lock()
         self._tokenizer: GrammarTokenizer | None = None
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[Grammar, Compiled] = OrderedDict()
         self._compiling: WorkerPool[LLMatcher] = WorkerPool("grammar", NUM_COMPILING, NUM_LATE)
 
     def check(self, grammar: Grammar) -> None:
@@ -72,34 +79,43 @@ class Grammars:
 
     def matcher(self, grammar: Grammar, end_ids: Collection[int]) -> Matcher:
         """Return a matcher at the start of an output that any of `end_ids` ends; raise as `check` does."""
+        pristine = self._pristine(grammar)
         with panics_as_errors():
-            library = self._pristine(grammar).deep_copy()
-        return Matcher(library, partial(self._compile, grammar), self._read_tokenizer(), self._vocab_size, end_ids)
+            library = pristine.library.deep_copy()
+        return Matcher(
+            library,
+            lambda: self._compile(grammar).library.deep_copy(),
+            self._read_tokenizer(),
+            self._vocab_size,
+            end_ids,
+            pristine.lock,
+        )
 
-    def _cached(self, grammar: Grammar) -> LLMatcher | None:
+    def _cached(self, grammar: Grammar) -> Compiled | None:
         with self._lock:
             if grammar in self._compiled:
                 self._compiled.move_to_end(grammar)
             return self._compiled.get(grammar)
 
-    def _pristine(self, grammar: Grammar) -> LLMatcher:
+    def _pristine(self, grammar: Grammar) -> Compiled:
         # Compiled without the lock, since it may take long. At worst two threads do the same work.
         return self._cached(grammar) or self._compile(grammar)
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
-        """Compile the grammar, keep the result, and return a copy of it."""
+    def _compile(self, grammar: Grammar) -> Compiled:
+        """Compile the grammar, keep the result, and return it."""
         try:
-            pristine = self._compiling.run(partial(_compile_matcher, self._read_tokenizer().library, grammar), LIMIT_S)
+            library = self._compiling.run(partial(_compile_matcher, self._read_tokenizer().library, grammar), LIMIT_S)
         except Late:
             raise RequestError(f"the guide takes longer than {LIMIT_S:g} s to compile ({GUIDE})") from None
         except Busy:
             raise Unavailable(f"other guides take too long to compile; try again later ({GUIDE})") from None
         with self._lock:
-            self._compiled[grammar] = pristine
+            lock = self._compiled[grammar].lock if grammar in self._compiled else threading.Lock()
+            pristine = self._compiled[grammar] = Compiled(library, lock)
             self._compiled.move_to_end(grammar)
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
-        return pristine.deep_copy()
+        return pristine
 
     def _read_tokenizer(self) -> GrammarTokenizer:
         with self._lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import takewhile
 from typing import NamedTuple, TypeVar
 
@@ -18,9 +18,11 @@ from orchestrator.core.tree import BoolArray, IntArray, TokenTree
 Result = TypeVar("Result")
 
 GUIDE = "input guided_decoding_guide"
-# The engine's thread makes the masks, and the other requests wait for it. So much time of the processor a guide may
-# take, and so much more for each token of the output: several times what a large schema takes, on a slow machine.
+# So much time of the processor a guide may take, and so much more for each token of the output: several times what a
+# large schema takes, on a slow machine. Its request alone waits for it, but the processors are everybody's.
 FIRST_MASKS_S, TOKEN_MASKS_S = 0.25, 0.02
+#: Tokens that the library consumes in one call: it keeps the interpreter's lock meanwhile, as it does not for masks.
+NUM_CONSUMED = 32
 
 
 class Exhausted(RequestError):
@@ -39,6 +41,8 @@ class Matcher:
 
     library: a fresh copy of the compiled grammar. compile_again: returns a copy that was compiled anew.
     vocab_size: width of the masks. end_ids: the ids that end the output.
+    lock: of the grammar. Its copies share the lexer's states, for which the library would wait with the interpreter's
+    lock in hand, and with that hold up every thread of the process.
 
     Invariant: an answer is a function of grammar, output and path only, not of earlier calls.
     An output that broke the grammar or has ended is no longer restricted: every token is legal after it.
@@ -53,8 +57,9 @@ class Matcher:
         tokenizer: GrammarTokenizer,
         vocab_size: int,
         end_ids: Collection[int],
+        lock: AbstractContextManager[object],
     ) -> None:
-        self._library, self._compile_again = library, compile_again
+        self._library, self._compile_again, self._lock = library, compile_again, lock
         self._vocab_size, self._num_known = vocab_size, len(tokenizer.first_bytes)
         self._first_bytes = tokenizer.first_bytes
         self._end_ids = frozenset(end_ids)
@@ -69,7 +74,7 @@ class Matcher:
         output = list(output)
         common = _num_common(self._output, output)
         was_open = len(self._consumed) >= common
-        with panics_as_errors():
+        with self._lock, panics_as_errors():
             self._retreat(min(common, len(self._consumed)))
         self._output = output
         if was_open:
@@ -86,6 +91,10 @@ class Matcher:
         if self._is_closed:
             return np.ones(self._vocab_size, np.bool_)
         return self._with_retry(lambda: self._legal(path))
+
+    def legal_rows(self, tree: TokenTree) -> BoolArray:
+        """Return which tokens may follow the root and every node, (m + 1, vocab_size) bool, as `legal` does."""
+        return np.stack([self.legal(path) for path in tree.paths])
 
     def legal_nodes(self, tree: TokenTree) -> IntArray:
         """Return the nodes whose whole path is legal and has no end id before its last node; the state does not change.
@@ -133,11 +142,19 @@ class Matcher:
     def _advance(self, tokens: Sequence[int]) -> int:
         """Consume tokens up to the first that is illegal or an end id; return how many were consumed."""
         content = list(takewhile(lambda token: self._is_known(token) and token not in self._end_ids, tokens))
-        number = self._library.try_consume_tokens(content)
+        number = self._consume(content)
         if number < len(content):
             self._bits()  # at a limit the library refuses tokens without an error; computing a mask raises it
         self._consumed += content[:number]
         return number
+
+    def _consume(self, tokens: Sequence[int]) -> int:
+        """Let the library consume tokens up to the first that it refuses; return how many it has consumed."""
+        for start in range(0, len(tokens), NUM_CONSUMED):
+            part = list(tokens[start : start + NUM_CONSUMED])
+            if (number := self._library.try_consume_tokens(part)) < len(part):
+                return start + number
+        return len(tokens)
 
     def _mask(self) -> BoolArray:
         satisfied = self._library.is_accepting()
@@ -182,7 +199,7 @@ class Matcher:
     def _rebuild(self) -> None:
         """Compile the grammar anew and consume everything again: an error never leaves a matcher or shared states."""
         self._library = self._compile_again()
-        if self._library.try_consume_tokens(self._consumed) < len(self._consumed):
+        if self._consume(self._consumed) < len(self._consumed):
             raise Exhausted(wrap_error("grows too complex", self._library.get_error(), len(self._consumed)))
 
     def _with_retry(self, work: Callable[[], Result]) -> Result:
@@ -190,11 +207,11 @@ class Matcher:
         start = len(self._consumed)
         began_s = time.thread_time()  # of this thread alone: a busy machine makes no guide slow
         try:
-            with panics_as_errors():
+            with self._lock, panics_as_errors():
                 return work()
         except Exhausted:
             del self._consumed[start:]
-            with panics_as_errors():
+            with self._lock, panics_as_errors():
                 self._rebuild()
                 return work()
         finally:

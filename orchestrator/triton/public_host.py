@@ -189,11 +189,12 @@ class PublicHost:
         return StepByStep(sequence, target, request.plan.proposer(self._dependencies(served, request)))
 
     def _dependencies(self, served: Served, request: GenerationRequest) -> ProposerDependencies:
-        vocab_size = self._checkpoint.vocab_size
+        vocab_size, options = self._checkpoint.vocab_size, request.sampling.logits_options
+        matcher = served.sources.grammars.matcher(options.grammar, options.end_ids) if options.grammar else None
         return served.sources.dependencies(
-            request.sampling,
             request.prediction,
             request.limits.max_nodes,
             request.cache_salt,
             lambda name: BlsDrafterClient(name, self._breakers[name], vocab_size, request.cache_salt),
+            matcher=matcher,
         )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from orchestrator.core.errors import ServingError
+from orchestrator.core.tree import BoolArray
 from orchestrator.core.types import Acceptance, Distribution, DraftResponse
 from orchestrator.wire.context import Delta
 from orchestrator.wire.drafter import DraftRequest
@@ -35,6 +36,13 @@ class PlainSteps(StepRequest):
 
     max_steps: int = 1
     limit_s: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class GuidedStep(StepRequest):
+    """A step under a grammar. legal: (m + 1, V), the tokens that the grammar allows at the root and at every node."""
+
+    legal: BoolArray = field(kw_only=True)
 
 
 @dataclass
@@ -107,9 +115,6 @@ class Engine(Protocol[Request]):
     @property
     def sequences(self) -> SequenceTable:
         """The live sequences; the thread drops those that have ended or are idle."""
-
-    def preparation(self, request: Request) -> Callable[[], None] | None:
-        """Return slow work to do on another thread before the request is submitted; None = none is needed."""
 
     def advance(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
         """Run one pass, or several of PlainSteps; answer the calls that are complete, and return the others."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Generic, Protocol
 
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor
 from orchestrator.core.errors import RequestError, ServingError
 from orchestrator.core.types import HiddenStates
 from orchestrator.native.sampling import sampler
-from orchestrator.sampling.grammar import Grammars
 from runtime.engine.calls import EngineCall, Progress, Request
 from runtime.kv.batch import Pass, Segment
 from runtime.kv.blocks import BlockPool
@@ -144,29 +142,18 @@ class PagedModel:
 
 
 class PagedEngine(Generic[Request]):
-    """An engine over a paged model; implements `runtime.engine.calls.Engine`.
+    """An engine over a paged model; implements `runtime.engine.calls.Engine`."""
 
-    grammars: the checkpoint's grammar compiler; None = the engine has no tokenizer.
-    """
-
-    def __init__(self, paged: PagedModel, grammars: Grammars | None = None) -> None:
+    def __init__(self, paged: PagedModel) -> None:
         self.paged = paged
         self.sequences = paged.sequences
         self.progress = Progress()
-        self._grammars = grammars
         sampler()  # compiled now, if it is not yet, and not in the first pass
 
     @property
     def kernels(self) -> str:
         """What computes the passes: torch or native."""
         return self.paged.model.kernels
-
-    def preparation(self, request: Request) -> Callable[[], None] | None:
-        """Return the compilation of a new sequence's grammar, too slow for the engine's thread; None = not needed."""
-        grammars, grammar = self._grammars, request.sampling.logits_options.grammar
-        if grammars is None or grammar is None or request.delta.context_start or grammars.is_ready(grammar):
-            return None
-        return partial(grammars.check, grammar)
 
     def advance(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
         """Run one pass, or several of PlainSteps; answer the calls that are complete, and return the others."""
@@ -201,7 +188,5 @@ class PagedEngine(Generic[Request]):
     def _processors(self, call: EngineCall[Request]) -> LogitsProcessors | None:
         """Return the logits processors of a call's sequence, which are kept from step to step."""
         sequence, request = call.opened, call.request
-        sequence.logits_processors = processors_for(
-            request.sampling, call.delta.prompt_len, self._grammars, sequence.logits_processors
-        )
+        sequence.logits_processors = processors_for(request.sampling, call.delta.prompt_len, sequence.logits_processors)
         return sequence.logits_processors

@@ -13,17 +13,22 @@ from orchestrator.core.context import Context
 from orchestrator.core.drafting import Drafting, Step
 from orchestrator.core.errors import EngineError, ServingError, Unavailable, UnknownSequence
 from orchestrator.core.proposal import Proposal, Proposer
+from orchestrator.core.tree import BoolArray
 from orchestrator.core.types import Acceptance, StepOptions
+from orchestrator.sampling.grammar_matcher import Matcher
+from orchestrator.sampling.guided_drafts import legal_drafts
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.run import RunOptions
 from orchestrator.wire.target import StepRequest
-from runtime.engine.calls import PlainSteps
-from runtime.engine.thread import EngineThread
+from runtime.engine.calls import GuidedStep, PlainSteps
+from runtime.engine.target_thread import TargetThread
 
 log = logging.getLogger(__name__)
 
 #: Steps that a run may be ahead of its caller.
 MAX_AHEAD = 16
+RELEASED = "the sequence was released"
+
 Answer = list[Step] | Acceptance | ServingError
 Reply = Callable[[Any], None]
 #: (answer's receiver, answer) → None; must not block.
@@ -33,6 +38,8 @@ Deliver = Callable[[Reply, Answer], None]
 class Run:
     """The run of one sequence; any thread may call.
 
+    matcher: the beginning of the output in its grammar, None = it has none. What the grammar forbids is pruned, and the
+    masks are made, on a thread of the run's own: others share the engine's.
     behind_pass: calls a function on the engine's thread when all calls of a pass have been answered, so that the drafts
     of all runs share the passes of their drafters.
     hold_s: how long after an answer the caller gets no further one, unless the run has stopped.
@@ -45,12 +52,14 @@ class Run:
         request: StepRequest,
         options: RunOptions,
         proposer: Proposer,
+        matcher: Matcher | None,
         behind_pass: Callable[[Callable[[], None]], None],
         hold_s: Callable[[], float],
     ) -> None:
         self.deadline_s = 0.0
         self._behind_pass = behind_pass
         self._request, self._options, self._proposer, self._hold_s = request, options, proposer, hold_s
+        self._matcher, self._guide_s = matcher, 0.0
         context = Context(request.delta.context_ids.tolist())
         context.prompt_len = request.delta.prompt_len
         self._drafting = Drafting(context, request.sampling, options.limits, proposer, request.options)
@@ -63,7 +72,7 @@ class Run:
         self._called_s = self._answered_s = 0.0
         self._lock = threading.RLock()  # an engine that has stopped answers within `submit`
 
-    def begin(self, engine: EngineThread[StepRequest], deliver: Deliver, deadline_s: float, caller: Reply) -> None:
+    def begin(self, engine: TargetThread, deliver: Deliver, deadline_s: float, caller: Reply) -> None:
         """Make the first step, whose answer `caller` gets."""
         self._engine, self._deliver, self.deadline_s, self._caller = engine, deliver, deadline_s, caller
         with self._lock:
@@ -85,24 +94,49 @@ class Run:
         with self._lock:
             self._is_closed = True
             if self._caller:
-                self._deliver(self._caller, Unavailable("the sequence was released"))
+                self._deliver(self._caller, Unavailable(RELEASED))
             if not self._is_busy:  # else the engine's thread does it
                 self._proposer.close()
 
     def _call(self, start: int) -> None:
-        """Submit the next step, with the tokens from `start` on; the caller holds the lock."""
-        proposal, options = self._next
+        """Make the next step, whose tokens from `start` on the engine lacks; the caller holds the lock."""
+        self._is_busy, self._called_s = True, time.monotonic()
+        if self._matcher is None:
+            self._submit(start, self._next[0])
+        else:
+            self._engine.guide(partial(self._guided, self._matcher), partial(self._submit_guided, start))
+
+    def _guided(self, matcher: Matcher) -> tuple[Proposal, BoolArray]:
+        """Return the drafts that the grammar allows, and its masks for them; on a thread of the run's own."""
+        began_s, (proposal, options) = time.monotonic(), self._next
+        matcher.follow(self._drafting.context.output)
+        proposal = legal_drafts(matcher, proposal, self._request.sampling, options)
+        legal = matcher.legal_rows(proposal.tree)
+        self._guide_s = time.monotonic() - began_s
+        return proposal, legal
+
+    def _submit_guided(self, start: int, guided: tuple[Proposal, BoolArray] | ServingError) -> None:
+        with self._lock:
+            if not (self._is_closed or isinstance(guided, ServingError)):
+                self._submit(start, *guided)
+                return
+        self._answered(Proposal.empty(), guided if isinstance(guided, ServingError) else Unavailable(RELEASED))
+
+    def _submit(self, start: int, proposal: Proposal, legal: BoolArray | None = None) -> None:
+        """Submit the next step with its masks, if it has some; the caller holds the lock."""
+        options = self._next[1]
         first, context = self._request.delta, self._drafting.context
         delta, sampling = delta_of(context, start, first.sequence_id, first.cache_salt), self._request.sampling
         q, max_len = proposal.q if sampling.rule.uses_q else (), self._request.max_len
         request = StepRequest(delta, proposal.tree, sampling, options, 0, q, None, max_len)
-        if start and (num_plain := self._drafting.proposer.num_plain) and options == StepOptions():
+        if legal is not None:
+            request = GuidedStep(delta, proposal.tree, sampling, options, 0, q, None, max_len, legal=legal)
+        elif start and (num_plain := self._drafting.proposer.num_plain) and options == StepOptions():
             tokens_left = self._options.limits.budget(context).max_depth + 1
             max_steps = min(tokens_left, MAX_AHEAD - len(self._ready), num_plain)
             request = PlainSteps(
                 delta, proposal.tree, sampling, options, 0, (), None, max_len, max_steps, self._hold_s()
             )
-        self._is_busy, self._called_s = True, time.monotonic()
         self._engine.submit(request, self.deadline_s, partial(self._answered, proposal))
 
     def _answered(self, proposal: Proposal, answer: Acceptance | list[Acceptance] | ServingError) -> None:
@@ -116,8 +150,8 @@ class Run:
             self._proposed()
         else:
             self._attempt(self._drafting.begin)
-            # A reader waits for the first token, and need not wait for a slow draft.
-            if not self._answered_s or self._drafting.draft_s >= self._hold_s():
+            # A reader waits for the first token, and need not wait for a slow draft or a slow grammar.
+            if not self._answered_s or self._drafting.draft_s + self._guide_s >= self._hold_s():
                 with self._lock:
                     self._answer()
             self._behind_pass(self._propose)

@@ -19,7 +19,7 @@ from orchestrator.core.types import EngineStatus
 from orchestrator.wire.run import RunOptions, TakeSteps
 from orchestrator.wire.target import StepRequest
 from runtime.engine.run import Answer, Reply, Run
-from runtime.engine.thread import EngineThread
+from runtime.engine.target_thread import TargetThread
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Runs:
     new_proposer: builds the proposer of a run; raises RequestError. It is called on a thread that may take its time.
     """
 
-    def __init__(self, engine: EngineThread[StepRequest], new_proposer: Callable[[StepRequest], Proposer]) -> None:
+    def __init__(self, engine: TargetThread, new_proposer: Callable[[StepRequest], Proposer]) -> None:
         self._engine, self._new_proposer = engine, new_proposer
         self.kernels = engine.kernels
         self._behind_pass: list[Callable[[], None]] = []
@@ -51,11 +51,10 @@ class Runs:
         self._new_proposer = new_proposer
 
     def preparation(self, request: StepCall) -> Callable[[], None] | None:
-        """Return work that must precede `submit`: the engine's own, and the first proposal of a run."""
-        if isinstance(request, TakeSteps):
+        """Return work that must precede `submit`: the compilation of a run's grammar, and its first proposal."""
+        if isinstance(request, TakeSteps) or not request.run:
             return None
-        work = self._engine.preparation(request)
-        return partial(self._prepare, request, request.run, work) if request.run else work
+        return partial(self._prepare, request, request.run)
 
     def submit(self, request: StepCall, deadline_s: float, on_answer: Reply) -> None:
         """Queue a step, begin a run or take the steps of one; `on_answer` is called once."""
@@ -88,11 +87,10 @@ class Runs:
         self._engine.close()
         self._answers.put(None)
 
-    def _prepare(self, request: StepRequest, options: RunOptions, work: Callable[[], None] | None) -> None:
-        if work:
-            work()
+    def _prepare(self, request: StepRequest, options: RunOptions) -> None:
+        matcher = self._engine.matcher(request.sampling)
         proposer = self._new_proposer(request)
-        run = Run(request, options, proposer, self._behind_pass.append, self._hold_s)
+        run = Run(request, options, proposer, matcher, self._behind_pass.append, self._hold_s)
         self._prepared[request.delta.sequence_id] = run
 
     def _begin(self, request: StepRequest, deadline_s: float, on_answer: Reply) -> None:

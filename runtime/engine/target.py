@@ -10,15 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from orchestrator.core.errors import ServingError
+from orchestrator.core.errors import RequestError
 from orchestrator.core.sampling_params import Rule
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import MAX_FEATURE_ROWS, Acceptance, StepOptions
 from orchestrator.native.sampling import requests_of, sampler
 from orchestrator.sampling.accept import AcceptedPath
-from orchestrator.sampling.grammar import Grammars
 from orchestrator.wire.target import StepRequest
-from runtime.engine.calls import EngineCall, PlainSteps
+from runtime.engine.calls import EngineCall, GuidedStep, PlainSteps
 from runtime.engine.paged import PagedEngine, PagedModel
 from runtime.engine.verify import VerifyInput, VerifyResult, verify
 from runtime.kv.batch import Segment
@@ -43,8 +42,8 @@ class TargetEngine(PagedEngine[StepRequest]):
     torch up to rounding.
     """
 
-    def __init__(self, paged: PagedModel, grammars: Grammars | None = None) -> None:
-        super().__init__(paged, grammars)
+    def __init__(self, paged: PagedModel) -> None:
+        super().__init__(paged)
         self.pressure = BlockPressure(paged.sequences, self._on_preempt)
         self._calls: list[StepCall] = []
 
@@ -64,6 +63,8 @@ class TargetEngine(PagedEngine[StepRequest]):
 
     def _open(self, call: StepCall) -> None:
         tree = call.request.tree
+        if call.request.sampling.logits_options.grammar and not isinstance(call.request, GuidedStep):
+            raise RequestError("this engine was started without a tokenizer, which a grammar needs")
         self.paged.check_ids(call)
         self.sequences.check_capacity(call.request.max_len)
         depth = int(tree.depths.max())
@@ -98,18 +99,14 @@ class TargetEngine(PagedEngine[StepRequest]):
         results = verify([self._verify_input(call) for call, _ in complete], [part for _, part in complete])
         forward_us, verify_us = _us(computed_s - began_s), _us(time.monotonic() - computed_s)
         for (call, part), result in zip(complete, results, strict=True):
-            if isinstance(result, ServingError):
-                self.sequences.drop(call.sequence_id)
-                call.reply(result)
-            else:
-                answer = replace(
-                    self._settle(call, part, result),
-                    queue_us=_us(began_s - call.arrived_s),
-                    forward_us=forward_us,
-                    verify_us=verify_us,
-                    num_in_pass=len(planned),
-                )
-                call.reply(answer)
+            answer = replace(
+                self._settle(call, part, result),
+                queue_us=_us(began_s - call.arrived_s),
+                forward_us=forward_us,
+                verify_us=verify_us,
+                num_in_pass=len(planned),
+            )
+            call.reply(answer)
 
     def _plain_steps(self, planned: list[tuple[StepCall, Segment]]) -> Decoding | None:
         """Return the plain steps that native code can make for all of these calls, or None: a pass, and no more."""
@@ -166,6 +163,7 @@ class TargetEngine(PagedEngine[StepRequest]):
             call.opened.context,
             self._processors(call),
             request.options.target_tokens,
+            request.legal if isinstance(request, GuidedStep) else None,
         )
 
     def _settle(self, call: StepCall, logits: Tensor, result: VerifyResult) -> Acceptance:

@@ -66,8 +66,8 @@ class EngineThread(Generic[Request]):
         self._thread.start()
 
     def preparation(self, request: Request) -> Callable[[], None] | None:
-        """Return work that is too slow for this thread and must precede `submit`; None = none is needed."""
-        return self._engine.preparation(request)
+        """Return None: no call needs work that must precede `submit`."""
+        return None
 
     def submit(self, request: Request, deadline_s: float, on_answer: Reply) -> None:
         """Queue a call; `on_answer` is called once, on the engine's thread (after `close`, on the caller's).

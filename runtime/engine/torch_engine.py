@@ -23,8 +23,9 @@ from orchestrator.wire.target import StepRequest
 from runtime.engine.build import ModelCaller
 from runtime.engine.calls import Request, submit_and_wait
 from runtime.engine.draft import DraftEngine
-from runtime.engine.paged import Model, PagedEngine, PagedModel
+from runtime.engine.paged import Model, PagedModel
 from runtime.engine.target import TargetEngine
+from runtime.engine.target_thread import TargetThread
 from runtime.engine.thread import EngineThread
 from runtime.kv.batch import Segment
 from runtime.model.load import load_model
@@ -38,7 +39,7 @@ NUM_CONTEXT, NUM_DRAFTS, NUM_TIMED = 64, 8, 10
 GAIN = 0.9
 
 
-def build_target(config: ServingConfig, caller: ModelCaller) -> tuple[EngineThread[StepRequest], Model]:
+def build_target(config: ServingConfig, caller: ModelCaller) -> tuple[TargetThread, Model]:
     """Load the target and start its engine; raises ConfigError when it cannot be served."""
     return start_target(_load(config.target, config, hidden_states_of(config)), config)
 
@@ -49,26 +50,29 @@ def hidden_states_of(config: ServingConfig) -> HiddenStates:
     return last | (HiddenStates.LAYERS if config.eagle3 else HiddenStates.NONE)
 
 
-def start_target(paged: PagedModel, config: ServingConfig) -> tuple[EngineThread[StepRequest], Model]:
+def start_target(paged: PagedModel, config: ServingConfig) -> tuple[TargetThread, Model]:
     """Start a target engine over a loaded model; the warm-up is one prefill, one plain step and one tree."""
     delta, tree = _warm_up_delta(paged), TokenTree.from_paths([[0, 1], [1]])
     warm_up = [
         StepRequest(delta, TokenTree.bare(), Sampling(), StepOptions(), 1000),
         StepRequest(delta, tree, Sampling(1.0, top_p=0.9), StepOptions(), 1000),
     ]
-    return _start(TargetEngine(paged, _grammars(config, paged)), "target-engine", warm_up), paged.model
+    thread = TargetThread(TargetEngine(paged), "target-engine", paged.model.prepare, _grammars(config, paged))
+    _warm_up(thread, warm_up)
+    return thread, paged.model
 
 
 def build_draft(config: ServingConfig, caller: ModelCaller) -> tuple[EngineThread[DraftRequest], Model]:
     """Load the draft model and start its engine; raises ConfigError when it cannot be served."""
     engine = load_draft(config)
-    return _start(engine, "draft-engine", draft_warm_up(engine)), engine.paged.model
+    thread = EngineThread(engine, "draft-engine", engine.paged.model.prepare)
+    _warm_up(thread, draft_warm_up(engine))
+    return thread, engine.paged.model
 
 
 def load_draft(config: ServingConfig) -> DraftEngine:
     """Load the draft model; raises ConfigError when it cannot be served."""
-    paged = _load(config.draft, config, HiddenStates.NONE)
-    return DraftEngine(paged, _grammars(config, paged))
+    return DraftEngine(_load(config.draft, config, HiddenStates.NONE))
 
 
 def draft_warm_up(engine: DraftEngine) -> list[DraftRequest]:
@@ -77,13 +81,11 @@ def draft_warm_up(engine: DraftEngine) -> list[DraftRequest]:
     return [DraftRequest(delta, sampling, 4, 4) for sampling in (Sampling(), Sampling(1.0, top_p=0.9))]
 
 
-def _start(engine: PagedEngine[Request], name: str, warm_up: Sequence[Request]) -> EngineThread[Request]:
-    thread = EngineThread(engine, name, engine.paged.model.prepare)
+def _warm_up(thread: EngineThread[Request], calls: Sequence[Request]) -> None:
     thread.start()
-    for request in warm_up:
+    for request in calls:
         submit_and_wait(thread.submit, request)
     thread.release(1)
-    return thread
 
 
 def _warm_up_delta(paged: PagedModel) -> Delta:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from orchestrator.core.context import Context
-from orchestrator.core.errors import ServingError
+from orchestrator.core.tree import BoolArray
 from orchestrator.sampling.accept import AcceptedPath
 from runtime.sampling.accept import AcceptInput
 from runtime.sampling.logits_processors import LogitsProcessors
@@ -22,11 +22,13 @@ class VerifyInput(AcceptInput):
 
     context: the committed tokens. logits_processors: None when the request changes no logits.
     wants_target_tokens: return the target's tokens at the root and every node.
+    legal: (m + 1, V), the tokens that the grammar allows at the root and every node; None: no grammar.
     """
 
     context: Context
     logits_processors: LogitsProcessors | None
     wants_target_tokens: bool
+    legal: BoolArray | None = None
 
 
 class VerifyResult(NamedTuple):
@@ -36,22 +38,17 @@ class VerifyResult(NamedTuple):
     target_tokens: list[int] | None
 
 
-def verify(inputs: Sequence[VerifyInput], logits: Sequence[Tensor]) -> list[VerifyResult | ServingError]:
-    """Verify the trees of a pass; a request whose processors fail (its grammar grew too complex) gets the error.
+def verify(inputs: Sequence[VerifyInput], logits: Sequence[Tensor]) -> list[VerifyResult]:
+    """Verify the trees of a pass.
 
     logits: per input (m + 1, V) in the model's dtype, of the root and the nodes; not changed.
     Invariant: a result depends on its own input and rows alone.
     """
-    rows = list(logits)
-    errors: dict[int, ServingError] = {}
-    for index, each in enumerate(inputs):
-        if each.logits_processors is not None:
-            try:
-                rows[index] = each.logits_processors.apply(rows[index], each.context, each.prefix_len, each.tree.paths)
-            except ServingError as error:
-                errors[index] = error
-    sound = [index for index in range(len(inputs)) if index not in errors]
-    wanted = [inputs[index].wants_target_tokens for index in sound]
-    found = decide([inputs[index] for index in sound], [rows[index] for index in sound], wanted)
-    results = iter(VerifyResult(AcceptedPath(path, token), target_tokens) for path, token, target_tokens in found)
-    return [errors.get(index) or next(results) for index in range(len(inputs))]
+    rows = [
+        own
+        if each.logits_processors is None
+        else each.logits_processors.apply(own, each.context, each.prefix_len, each.tree.paths, each.legal)
+        for each, own in zip(inputs, logits, strict=True)
+    ]
+    found = decide(inputs, rows, [each.wants_target_tokens for each in inputs])
+    return [VerifyResult(AcceptedPath(path, token), target_tokens) for path, token, target_tokens in found]

@@ -9,34 +9,38 @@ import torch
 from torch import Tensor
 
 from orchestrator.core.context import Context
-from orchestrator.core.errors import RequestError
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.sampling.grammar import Grammars
-from orchestrator.sampling.grammar_matcher import Matcher
+from orchestrator.core.tree import BoolArray
 from orchestrator.sampling.logits_processors import completes
 
 Path = Sequence[int]
 
 
 class LogitsProcessors:
-    """Changes the logits of one request as its sampling says; keeps token counts and grammar state between steps.
+    """Changes the logits of one request as its sampling says; keeps token counts between steps.
 
-    prompt_len: tokens of the context that are prompt. matcher: the state of the output in its grammar, if it has one.
+    prompt_len: tokens of the context that are prompt.
     Invariant: a row equals that of `orchestrator.sampling.logits_processors.process_logits` for the prompt and the
     output followed by the row's path.
     """
 
-    def __init__(self, sampling: Sampling, prompt_len: int, matcher: Matcher | None) -> None:
+    def __init__(self, sampling: Sampling, prompt_len: int) -> None:
         self.sampling = sampling
         self._prompt_len = prompt_len
-        self._matcher = matcher
         self._counts = TokenCounts(prompt_len)
 
-    def apply(self, logits: Tensor, context: Context, prefix_len: int, paths: Sequence[Path]) -> Tensor:
+    def apply(
+        self,
+        logits: Tensor,
+        context: Context,
+        prefix_len: int,
+        paths: Sequence[Path],
+        legal: BoolArray | None = None,
+    ) -> Tensor:
         """Return the processed logits, (n, V) float64; in a row where a mask would forbid every token, it is ignored.
 
         logits: (n, V), not changed. prefix_len: number of committed tokens of the context. paths: (n,), for each row
-        the tokens after the committed ones.
+        the tokens after the committed ones. legal: (n, V), the tokens that the grammar allows there; None: no grammar.
         """
         logits, ids = logits.to(torch.float64, copy=True), context.ids[:prefix_len]
         if self.sampling.penalised:
@@ -45,7 +49,7 @@ class LogitsProcessors:
         if bias := self.sampling.logits_options.bias:  # each token once
             tokens, weights = zip(*bias, strict=True)
             logits[:, list(tokens)] += torch.tensor(weights, dtype=torch.float64, device=logits.device)
-        for forbidden in self._masks(logits, ids, paths):
+        for forbidden in self._masks(logits, ids, paths, legal):
             masked = logits.masked_fill(forbidden, -torch.inf)
             leaves_a_token = masked.isfinite().any(dim=-1, keepdim=True)
             logits = torch.where(leaves_a_token, masked, logits)
@@ -63,13 +67,11 @@ class LogitsProcessors:
         changed -= self.sampling.presence_penalty * (times > 0)
         logits[:, columns] = changed
 
-    def _masks(self, logits: Tensor, ids: list[int], paths: Sequence[Path]) -> list[Tensor]:
+    def _masks(self, logits: Tensor, ids: list[int], paths: Sequence[Path], legal: BoolArray | None) -> list[Tensor]:
         """Return what each mask forbids, (n, V) or (1, V) bool."""
         logits_options, device = self.sampling.logits_options, logits.device
         vocab_size, masks = logits.shape[-1], []
-        if self._matcher:
-            self._matcher.follow(ids[self._prompt_len :])
-            legal = np.stack([self._matcher.legal(path) for path in paths])
+        if legal is not None:
             masks.append(torch.from_numpy(~legal).to(device))
         if logits_options.allowed:
             masks.append(~_members([logits_options.allowed], vocab_size, device))
@@ -84,25 +86,16 @@ class LogitsProcessors:
         return masks
 
 
-def processors_for(
-    sampling: Sampling, prompt_len: int, grammars: Grammars | None, kept: LogitsProcessors | None
-) -> LogitsProcessors | None:
+def processors_for(sampling: Sampling, prompt_len: int, kept: LogitsProcessors | None) -> LogitsProcessors | None:
     """Return the processors of a request, or None when it changes no logits.
 
-    grammars: the checkpoint's grammar compiler; None = the engine has no tokenizer. kept: the processors of the
-    sequence's last step, which are returned if they have this sampling. Raises RequestError for a grammar that cannot
-    be followed.
+    kept: the processors of the sequence's last step, which are returned if they have this sampling.
     """
     if not sampling.needs_logits_processors:
         return None
     if kept is not None and kept.sampling == sampling:
         return kept
-    matcher = None
-    if (grammar := sampling.logits_options.grammar) is not None:
-        if grammars is None:
-            raise RequestError("this engine was started without a tokenizer, which a grammar needs")
-        matcher = grammars.matcher(grammar, sampling.logits_options.end_ids)
-    return LogitsProcessors(sampling, prompt_len, matcher)
+    return LogitsProcessors(sampling, prompt_len)
 
 
 def _members(rows: Sequence[Sequence[int]], vocab_size: int, device: torch.device) -> Tensor:

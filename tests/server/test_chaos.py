@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.chaos import KINDS, End, Result, deployment, run
+from tests.chaos import KINDS, RELOAD, End, Result, deployment, run
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
 #: The second replica is hurt first, so that no two faults in a row meet the same one.
 HURTS = (
     (1, "speculative", "kill"),
+    (0, "launcher", RELOAD),
     (0, "target", "stop"),
+    (1, "launcher", RELOAD),
     (1, "speculative_unary", "kill"),
     (0, "tritonserver", "kill"),
 )
@@ -38,3 +40,8 @@ def test_every_kind_of_process_was_lost_under_every_kind_of_request(result: Resu
     assert {fault.kind for fault in result.chaos.faults} == set(KINDS)
     assert result.num_moved > 0
     assert {visit.outcome for visit in result.visitors.visits} >= {"text", "beginning", "refused"}
+
+
+def test_both_replicas_reloaded_under_requests(result: Result) -> None:
+    assert [(reload.replica, reload.status) for reload in result.chaos.reloads] == [(0, 200), (1, 200)]
+    assert all("draft" in reload.said and "max_running 16 -> 12" in reload.said for reload in result.chaos.reloads)

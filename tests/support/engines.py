@@ -12,10 +12,12 @@ from orchestrator.core.errors import ServingError
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, HiddenStates, StepOptions
+from orchestrator.sampling.grammar import Grammars
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
 from runtime.engine.paged import PagedModel
 from runtime.engine.target import TargetEngine
+from runtime.engine.target_thread import TargetThread
 from runtime.engine.thread import EngineThread
 from runtime.model.load import load_model
 
@@ -81,9 +83,9 @@ def ask(engine: EngineThread[Any], request: Any) -> Any:
     return answer
 
 
-def start_target(paged: PagedModel) -> EngineThread[StepRequest]:
+def start_target(paged: PagedModel, grammars: Grammars | None = None) -> TargetThread:
     """Start a target engine over a paged model."""
-    engine = EngineThread(TargetEngine(paged), "test-target")
+    engine = TargetThread(TargetEngine(paged), "test-target", grammars=grammars)
     engine.start()
     return engine
 

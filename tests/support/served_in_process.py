@@ -90,8 +90,8 @@ class InProcessSystem:
         checkpoint = self._checkpoint
         grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
         self._builder = RequestBuilder(config, checkpoint, DRAFTERS, grammars)
-        self._target = Inline(TargetEngine(make_paged(target), grammars))
-        self._draft = Inline(DraftEngine(make_paged(draft), grammars))
+        self._target = Inline(TargetEngine(make_paged(target)))
+        self._draft = Inline(DraftEngine(make_paged(draft)))
         self._memory = Memory(100_000)
         for text in learnt:
             self._memory.learn("", checkpoint.tokenizer.encode(text).ids)

@@ -258,6 +258,13 @@ CORRECTIONS = [
         f"{_SOURCE}test_draft_engine_draws_with_another_seed_than_the_target",
     ),
     Correction(
+        "16 rope_parameters",
+        "build/trtllm/builder.py",
+        'key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"',
+        'key = "rope_scaling"',
+        f"{_BUILD}test_trtllm_builder.py::test_conversion_that_loses_rope_scaling_is_refused",
+    ),
+    Correction(
         "16 rope_scaling",
         "build/trtllm/builder.py",
         "    _check_rope(stage, plan, out)\n",

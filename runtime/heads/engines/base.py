@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -121,10 +120,6 @@ class HeadEngine(ABC):
     def sequences(self) -> SequenceTable:
         """The sequences that the engine holds."""
         return self._sequences
-
-    def preparation(self, request: DraftRequest) -> Callable[[], None] | None:
-        """Return None: a draft call needs no preparation."""
-        return None
 
     @torch.inference_mode()
     def advance(self, calls: list[HeadCall]) -> list[HeadCall]:

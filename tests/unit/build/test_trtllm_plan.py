@@ -70,7 +70,6 @@ def test_json_has_the_whole_plan(name):
 
 VARIANTS = {
     "plain": LLAMA_8B,
-    "logits": {**LLAMA_8B, "gather_context_logits": True},
     "pipeline": {**LLAMA_8B, "num_gpus": 4, "pipeline_parallel": 2},
     "awq": {**LLAMA_8B, "quantisation": "int4_awq"},
     "nvfp4": {**LLAMA_8B, "quantisation": "nvfp4", "gpu": "b200", "kv_cache_dtype": "fp8"},

@@ -74,7 +74,6 @@ def test_spec_paths_start_at_their_file_and_hub_ids_stay(write, tmp_path):
         ("lookahead_window = 1", "lookahead_window must be an integer in 2..64, got 1"),
         ("max_input_len = 40", "unknown key 'max_input_len'; did you mean 'max_seq_len'?"),
         ("gpu = 3", "gpu must be a string, got 3"),
-        ('gather_context_logits = "no"', "gather_context_logits must be true or false, got 'no'"),
         (
             'quantisation = "fp9"',
             "quantisation must be one of none, bf16, fp16, fp8, int4_awq, nvfp4, int8_sq, got 'fp9'; did you mean 'fp8'?",
@@ -93,7 +92,6 @@ def test_spec_file_is_refused(write, text, expected):
 def test_spec_flag_is_refused_by_its_name():
     words = refusal(load_spec, None, {"max_batch_size": "many"})
     assert words == "max_batch_size must be an integer in 1..65536, got 'many' (flag --max-batch-size)"
-    assert load_spec(None, {"gather_context_logits": "true"}).gather_context_logits is True
 
 
 def test_tree_may_stand_in_the_file_as_lists_and_says_how_long_drafts_are(write):
@@ -138,7 +136,6 @@ REFUSED = [
     ({**EAGLE, "kv_cache_dtype": "fp8"}, "kv_cache_dtype must be auto for the target, whose weights are none; fp8 needs fp8 or nvfp4"),
     ({**LLAMA_8B, "quantisation": "int4_awq", "kv_cache_dtype": "fp8"}, "kv_cache_dtype must be auto for the target, whose weights are int4_awq"),
     ({**DRAFT, "quantisation": "fp8", "drafter_quantisation": "none", "kv_cache_dtype": "fp8"}, "kv_cache_dtype must be auto for the draft, whose weights are none"),
-    ({**PROMPT_LOOKUP, "gather_context_logits": True}, "gather_context_logits must be false for an engine that takes drafts"),
     # the tree
     ({**MEDUSA, "draft_len": 16}, "choices is missing: TensorRT-LLM's own tree has 63 nodes, and draft_len is 16"),
     ({**EAGLE, "draft_len": 128}, "choices is missing: TensorRT-LLM's own tree has 63 nodes, and draft_len is 128"),

@@ -9,6 +9,8 @@ from gateway.errors import BadRequest
 from gateway.fields import ChatFields, CompletionFields
 from gateway.parsing import MAX_DEPTH, parse
 from gateway.triton import to_request
+from orchestrator.core.declarations import MAX_JSON_DEPTH, json_object
+from orchestrator.core.errors import RequestError
 
 pytestmark = pytest.mark.unit
 
@@ -95,3 +97,18 @@ def test_the_deepest_field_that_is_allowed_is_read() -> None:
     levels = MAX_DEPTH - 1
     body = f'{{"prompt": "a", "metadata": {"[" * levels}{"]" * levels}}}'
     assert parse(CompletionFields, body.encode()).prompt == "a"
+
+
+@pytest.mark.parametrize("levels", [MAX_JSON_DEPTH, MAX_JSON_DEPTH + 1])
+def test_the_gateway_and_the_server_allow_the_same_nesting(levels: int) -> None:
+    """The gateway's image has no orchestrator, so each has the limit; what passes one door must pass the other."""
+    text = "{" + '"metadata": {' * (levels - 1) + "}" * levels
+    body = f'{{"prompt": "a", {text[1:]}'
+    if levels > MAX_JSON_DEPTH:
+        with pytest.raises(RequestError, match="nested more than 100 levels"):
+            json_object(body, "the body", RequestError)
+        with pytest.raises(BadRequest, match="nested more than 100 levels"):
+            parse(CompletionFields, body.encode())
+    else:
+        assert json_object(body, "the body", RequestError)["prompt"] == "a"
+        assert parse(CompletionFields, body.encode()).prompt == "a"

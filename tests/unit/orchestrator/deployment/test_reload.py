@@ -12,7 +12,7 @@ import pytest
 from launcher.reloading import changed_keys, described, stamps_of
 from orchestrator.core.errors import ConfigError
 from orchestrator.deployment import reload as module
-from orchestrator.deployment.config import ServingConfig
+from orchestrator.deployment.config import FOLDERS, ServingConfig, load_config
 from orchestrator.deployment.reload import Commit, Phase, Reload, ReloadListener
 
 CONFIG = ServingConfig(target="t")
@@ -99,3 +99,23 @@ def test_what_a_reload_may_change(tmp_path: Path) -> None:
         changed_keys(apart, apart.model_copy(update={"draft": "d"}), stamps, stamps)
     with pytest.raises(ConfigError, match=r"target \(its files\): target cannot be changed"):
         changed_keys(CONFIG, CONFIG, stamps, stamps | {"target": 1})
+
+
+def test_every_key_that_names_a_folder_starts_at_the_file_and_is_looked_into(tmp_path: Path) -> None:
+    """Tables and corpora are read anew, drafters loaded anew, and of the target a reload says that it cannot."""
+    values = {key: f"a folder/{key}" for key in FOLDERS}
+    lines = [f'{key} = "{folder}"\n' for key, folder in values.items()]
+    (tmp_path / "serving.toml").write_text("".join(lines))
+    config = load_config(tmp_path / "serving.toml", {})
+    assert {key: getattr(config, key) for key in FOLDERS} == {key: str(tmp_path / name) for key, name in values.items()}
+    before = stamps_of(config)
+    for key, folder in values.items():
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "file").touch()
+        after = stamps_of(config)
+        if key == "target":
+            with pytest.raises(ConfigError, match=r"target \(its files\)"):
+                changed_keys(config, config, before, after)
+        else:
+            assert changed_keys(config, config, before, after) == [key]
+        before = after

@@ -117,7 +117,7 @@ def test_a_panic_midway_is_mended_once_by_compiling_anew(grammars: Grammars, met
 def test_a_panic_that_comes_back_refuses_the_request(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     matcher, others = grammars.matcher(WORDS, [EOS]), grammars.matcher(WORDS, [EOS])
     matcher._library = Panicking(matcher._library, "compute_bitmask")
-    matcher._compile_again = lambda: Panicking(grammars._compile(WORDS), "compute_bitmask")
+    matcher._compile_again = lambda: Panicking(grammars._compile(WORDS).library, "compute_bitmask")
     with pytest.raises(RequestError, match="broke the library"):
         matcher.legal([])
     assert others.legal([]).any()

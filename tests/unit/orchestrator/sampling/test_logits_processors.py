@@ -117,16 +117,6 @@ def test_a_mask_that_would_leave_nothing_is_not_applied(sampling: Sampling, lega
 # The twin
 
 
-class ScriptedMatcher:
-    """Allows tokens by the length of output and path."""
-
-    def follow(self, output: Sequence[int]) -> None:
-        self.length = len(output)
-
-    def legal(self, path: Sequence[int]) -> np.ndarray:
-        return legal_behind([0] * self.length + list(path))
-
-
 def legal_behind(output: Sequence[int]) -> np.ndarray:
     return (np.arange(V) + len(output)) % 3 > 0
 
@@ -162,13 +152,14 @@ def test_the_twin_equals_the_reference_at_every_node_step_by_step(
 ) -> None:
     """Bitwise: the same operations on the same numbers."""
     context = Context(prompt)
-    logits_processors = LogitsProcessors(sampling, len(prompt), ScriptedMatcher() if with_grammar else None)  # type: ignore[arg-type]
+    logits_processors = LogitsProcessors(sampling, len(prompt))
     rng = np.random.default_rng(1)
     for committed in [[], *steps]:
         context.commit(committed)
         rows = rng.normal(size=(tree.num_nodes + 1, V)) * 3
         ours = torch.from_numpy(rows.copy())
-        ours = logits_processors.apply(ours, context, len(context), tree.paths)
+        legal_rows = np.stack([legal_behind([*context.output, *path]) for path in tree.paths])
+        ours = logits_processors.apply(ours, context, len(context), tree.paths, legal_rows if with_grammar else None)
         for row, path, own in zip(rows, tree.paths, ours.numpy(), strict=True):
             output = [*context.output, *path]
             legal = legal_behind(output) if with_grammar else None
@@ -177,7 +168,7 @@ def test_the_twin_equals_the_reference_at_every_node_step_by_step(
 
 def test_the_twin_follows_a_context_that_was_taken_back() -> None:
     sampling = Sampling(frequency_penalty=1.0)
-    logits_processors, context = LogitsProcessors(sampling, 1, None), Context([0])
+    logits_processors, context = LogitsProcessors(sampling, 1), Context([0])
     for kept, new in ((1, [2, 2, 3]), (2, [4]), (2, [4, 4, 4]), (1, [5, 5, 5, 5])):
         context.truncate(kept)
         context.commit(new)
@@ -188,7 +179,7 @@ def test_the_twin_follows_a_context_that_was_taken_back() -> None:
 
 def test_the_twin_leaves_what_lies_behind_the_prefix_to_the_paths() -> None:
     """A draft engine's context holds its drafts; they count by the path alone."""
-    logits_processors, context = LogitsProcessors(Sampling(frequency_penalty=1.0), 1, None), Context([0])
+    logits_processors, context = LogitsProcessors(Sampling(frequency_penalty=1.0), 1), Context([0])
     context.commit([2, 3, 3])
     ours = torch.zeros(1, V, dtype=torch.float64)
     ours = logits_processors.apply(ours, context, 2, [[3, 3]])
@@ -196,7 +187,7 @@ def test_the_twin_leaves_what_lies_behind_the_prefix_to_the_paths() -> None:
 
 
 def test_processors_are_kept_from_step_to_step_and_made_anew_for_another_sampling() -> None:
-    first = processors_for(Sampling(repetition_penalty=1.5), 3, None, None)
-    assert first is not None and processors_for(Sampling(repetition_penalty=1.5), 3, None, first) is first
-    assert processors_for(Sampling(repetition_penalty=1.2), 3, None, first) not in (None, first)
-    assert processors_for(Sampling(1.0, top_k=3), 3, None, first) is None
+    first = processors_for(Sampling(repetition_penalty=1.5), 3, None)
+    assert first is not None and processors_for(Sampling(repetition_penalty=1.5), 3, first) is first
+    assert processors_for(Sampling(repetition_penalty=1.2), 3, first) not in (None, first)
+    assert processors_for(Sampling(1.0, top_k=3), 3, first) is None

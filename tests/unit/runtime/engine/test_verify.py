@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from orchestrator.core.context import Context
-from orchestrator.core.errors import RequestError
 from orchestrator.core.sampling_params import OUR_RULES, LogitsOptions, Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution
@@ -50,9 +49,7 @@ def random_input(rng: np.random.Generator, number: int) -> tuple[VerifyInput, li
     tree, q = sampled_chain(rng, 3) if is_sampled else (random_tree(rng, rule is Rule.BLOCK), ())
     context = Context(rng.integers(0, V, 5).tolist())
     context.commit(rng.integers(0, V, number % 4).tolist())
-    logits_processors = (
-        LogitsProcessors(sampling, context.prompt_len, None) if sampling.needs_logits_processors else None
-    )
+    logits_processors = LogitsProcessors(sampling, context.prompt_len) if sampling.needs_logits_processors else None
     prompt = context.ids[:5]
     return VerifyInput(tree, q, len(context), sampling, context, logits_processors, number % 2 == 0), prompt
 
@@ -101,28 +98,19 @@ def test_rows_without_processors_are_not_copied_to_float64(monkeypatch: pytest.M
     monkeypatch.setattr(distribution, "target_tokens", record)
     context, penalised = Context([1, 2, 3]), Sampling(repetition_penalty=1.5)
     plain = VerifyInput(TokenTree.chain([4, 5]), (), 3, Sampling(), context, None, False)
-    processed = replace(plain, sampling=penalised, logits_processors=LogitsProcessors(penalised, 3, None))
+    processed = replace(plain, sampling=penalised, logits_processors=LogitsProcessors(penalised, 3))
     verify([plain, processed, plain], list(torch.randn(9, V, dtype=torch.bfloat16).split(3)))
     assert set(dtypes) == {(6, torch.bfloat16), (3, torch.float64)}
 
 
-class Refusing(LogitsProcessors):
-    """A grammar that has grown too complex."""
-
-    def apply(self, *args: object) -> None:
-        raise RequestError("too complex")
-
-
-def test_a_request_whose_processors_fail_gets_the_error_and_the_others_get_their_results() -> None:
-    rng = np.random.default_rng(6)
-    inputs = [random_input(rng, number)[0] for number in range(10)]
-    logits = random_logits(rng, inputs)
-    sound = verify(inputs, logits)
-    for broken in range(10):
-        refusing = Refusing(inputs[broken].sampling, 5, None)
-        results = verify(
-            [replace(each, logits_processors=refusing) if i == broken else each for i, each in enumerate(inputs)],
-            logits,
-        )
-        assert isinstance(results.pop(broken), RequestError)
-        assert results == sound[:broken] + sound[broken + 1 :]
+def test_masks_of_one_request_forbid_nothing_to_the_others() -> None:
+    """A mask per node: what a node allows is what may follow it, and each request has rows of its own."""
+    context, tree = Context([1, 2, 3]), TokenTree.from_paths([[4, 5], [6]])
+    legal = np.zeros((4, V), np.bool_)
+    legal[[0, 1, 2, 3], [4, 5, 7, 8]] = True
+    plain = VerifyInput(tree, (), 3, Sampling(), context, None, True)
+    guided = replace(plain, logits_processors=LogitsProcessors(Sampling(), 3), legal=legal)
+    rows = torch.randn(4, V, generator=torch.Generator().manual_seed(3))
+    first, between, last = verify([plain, guided, plain], [rows] * 3)
+    assert between.target_tokens == [4, 5, 7, 8] and between.accepted == ((1, 2), 7)
+    assert first == last and first.target_tokens == rows.argmax(-1).tolist()

@@ -1,0 +1,86 @@
+"""The reloads of the soak (tests/chaos.py): between the faults, of what a running server can change, and judged."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.reloading import changed_keys, stamps_of
+from orchestrator.deployment.config import load_config
+from tests import chaos
+from tests.chaos import KINDS, RELOAD, SIGNALS, Chaos, End, script, write_settings
+
+pytestmark = pytest.mark.unit
+
+
+def test_each_fault_is_followed_by_a_reload_of_the_other_replica() -> None:
+    num_faults = len(KINDS) * len(SIGNALS)
+    hurts = list(itertools.islice(script(60.0), 4 * num_faults))
+    faults, reloads = hurts[::2], hurts[1::2]
+    assert {(kind, way) for _, kind, way in faults} == set(itertools.product(KINDS, SIGNALS))
+    assert all(reload == (1 - fault[0], "launcher", RELOAD) for fault, reload in zip(faults, reloads, strict=True))
+    assert {replica for replica, _, _ in reloads} == {0, 1}
+    assert list(script(0.0)) == []
+
+
+def test_a_running_server_can_change_what_the_reloads_change(tmp_path: Path) -> None:
+    for name in ("target", "draft", "draft2", *chaos.HEADS):
+        (tmp_path / name).mkdir()
+    configs = []
+    for number in range(3):
+        write_settings(tmp_path / "serving.toml", number)
+        configs.append(load_config(tmp_path / "serving.toml", {}))
+    before, after, again = configs
+    assert before == again
+    changed = changed_keys(before, after, stamps_of(before), stamps_of(after))
+    assert changed == ["draft", "max_running", "max_nodes", "remember_tokens"]
+
+
+class Launcher:
+    """Answers each reload with the next of these."""
+
+    def __init__(self, *answers: tuple[int, str]) -> None:
+        self.answers = iter(answers)
+
+    def request(self, method: str, path: str, limit_s: float) -> tuple[int, str]:
+        assert (method, path) == ("PUT", "/reload") and limit_s
+        return next(self.answers)
+
+
+TAKEN, REFUSED, SAME = (200, "reload: max_running 16 -> 12"), (500, "no"), (200, "reload: nothing has changed")
+
+
+@pytest.mark.parametrize(
+    ("answers", "num_wrong"),
+    [([TAKEN, TAKEN], 0), ([SAME], 1), ([REFUSED], 1), ([REFUSED, SAME, TAKEN], 1)],
+    ids=["taken over", "nothing happened", "refused", "what comes after a refusal is not counted again"],
+)
+def test_a_reload_that_is_not_taken_over_is_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: list[tuple[int, str]], num_wrong: int
+) -> None:
+    launcher = Launcher(*answers)
+    monkeypatch.setattr(chaos, "LauncherClient", lambda host, port: launcher)
+    monkeypatch.setattr(Chaos, "_is_well", lambda self, server: True)
+    server: Any = SimpleNamespace(
+        config_path=tmp_path / "serving.toml", host="127.0.0.1", ports=SimpleNamespace(health=1)
+    )
+    run = Chaos([server], [])
+    for number in range(len(answers)):
+        run.reload(0)
+        assert chaos.SETTINGS[(number + 1) % 2] in server.config_path.read_text()
+    assert len(run.wrong) == num_wrong and len(run.reloads) == len(answers)
+
+
+def test_a_reload_that_meets_the_end_of_triton_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chaos, "LauncherClient", lambda host, port: Launcher(REFUSED))
+    monkeypatch.setattr(Chaos, "_is_well", lambda self, server: True)
+    server: Any = SimpleNamespace(
+        config_path=tmp_path / "serving.toml", host="127.0.0.1", ports=SimpleNamespace(health=1)
+    )
+    run = Chaos([server], [End(0, float("inf"), "by signal 11")])
+    run.reload(0)
+    assert not run.wrong
