@@ -27,7 +27,6 @@ from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import EngineCall
 from runtime.heads.checkpoint.load import load_head
-from runtime.heads.engines import ranking
 from runtime.heads.engines.eagle import EagleEngine
 from runtime.heads.engines.redrafter import RedrafterEngine
 
@@ -70,17 +69,17 @@ def greedy_text(model: Any, prompt: list[int]) -> Text:
     return Text(len(prompt), ids, torch.cat(states).numpy())
 
 
-def steps_along(engine: Any, text: Text, keeps: bool, width: int, max_depth: int) -> int:
+def steps_along(engine: Any, text: Text, keeps: bool, width: int, max_depth: int, sharpness: float) -> int:
     """Return the steps that a head needs for a text; the first step yields one token without drafts.
 
     keeps: whether the head has a KV cache and is sent only the rows that it lacks.
-    width, max_depth: of the head's trees.
+    width, max_depth: of the head's trees, which grow by confidences of this sharpness.
     """
     length, num_steps, sent, start = text.prompt_len + 1, 1, 0, 0
     while length < len(text.ids):
         start = start if keeps else length - 2
         rows = text.states[start : length - 1]
-        head = HeadInput(rows.astype(np.float32), start, TokenTree.bare(), width)
+        head = HeadInput(rows.astype(np.float32), start, TokenTree.bare(), width, sharpness=sharpness)
         delta = delta_of(Context(text.ids[:length]), sent if keeps else 0, 1, "")
         answer = draft(engine, DraftRequest(delta, Sampling(), MAX_NODES, max_depth, head))
         if keeps:
@@ -125,18 +124,18 @@ def main() -> None:
     folders, cpu = {kind: str(ROOT / "models" / kind) for kind in ("eagle", "redrafter")}, torch.device("cpu")
     eagle, redrafter = (load_head(kind, folder, TARGET, torch.float32, cpu) for kind, folder in folders.items())
     groups = {"reported": list(texts(REPORTED)), "others": list(texts(OTHERS))}
-    for ranking.SHARPNESS in options.sharpness:
+    for sharpness in options.sharpness:
         for name, some in groups.items():
             rows = [
                 (
-                    steps_along(EagleEngine(eagle, 64, 16), text, keeps=True, width=6, max_depth=7),
-                    steps_along(RedrafterEngine(redrafter), text, keeps=False, width=5, max_depth=5),
+                    steps_along(EagleEngine(eagle, 64, 16), text, True, 6, 7, sharpness),
+                    steps_along(RedrafterEngine(redrafter), text, False, 5, 5, sharpness),
                 )
                 for text in some
             ]
             for place, method in enumerate(("eagle2", "redrafter")):
                 pairs = np.array([(NUM_TOKENS, row[place]) for row in rows])
-                print(f"sharpness {ranking.SHARPNESS:g}, {name}: {method} {summary(pairs)}", flush=True)
+                print(f"sharpness {sharpness:g}, {name}: {method} {summary(pairs)}", flush=True)
 
 
 if __name__ == "__main__":

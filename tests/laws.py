@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from tests.support.pathwise import Found, compare
-from tests.support.rule_laws import SETTINGS, Distance, Setting, emitted, golden, mixed
+from tests.support.rule_laws import SETTINGS, Distance, Grown, Setting, emitted, golden, mixed
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "figures" / "laws.md"
 NUM_TOKENS = 3
@@ -34,7 +34,8 @@ def row(setting: Setting, first: Distance, joint: Distance, acceptance: float) -
     """Return a row of the table."""
     cells = [
         f"`{setting.rule}`",
-        f"{'sampled' if setting.sampled else 'deterministic'}, {' × '.join(map(str, setting.branching))}",
+        f"{'sampled' if setting.sampled else 'deterministic'}, "
+        + (f"grown to {setting.max_nodes}" if isinstance(setting, Grown) else " × ".join(map(str, setting.branching))),
         *(f"{each.variation:.5f} | {each.floor:.5f} | {each.p_value:.2f}" for each in (first, joint)),
         f"{acceptance:.4f}",
     ]
@@ -48,7 +49,8 @@ def page(rows: Sequence[str], num_draws: int, found: Found) -> str:
 Made by `python -m tests.laws` ({time.strftime("%Y-%m-%d", time.gmtime())}, CPU, float64): {num_draws:,} seeds for every \
 row and law. TV: total variation from the target's law. Floor: what chance alone makes of it at this number of draws. \
 p: chi-square test. Drafts: children by depth. First token: the pair of distributions of 8 tokens where rejection \
-accepts 0.5 and the coupling 0.4246; three tokens: a language of 5 tokens, several steps, 125 sequences.
+accepts 0.5 and the coupling 0.4246; three tokens: a language of 5 tokens, several steps, 125 sequences. Grown trees \
+are sampled by a recurrent head with random weights and its own q, in native code, whatever the language.
 
 | rule | drafts | first token: TV | floor | p | three tokens: TV | floor | p | accepted at depth 1 |
 |---|---|---:|---:|---:|---:|---:|---:|---:|

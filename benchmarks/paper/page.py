@@ -55,8 +55,10 @@ def _experiment(experiment: Experiment, measured: Measured) -> Iterator[str]:
         yield _turn_table(measured, ran)
     if left_out:
         yield f"Not run, because the server lacks the drafter: {'; '.join(left_out)}."
-    lines = ["| the paper reports | | where |", "|---|---|---|"]
-    yield "\n".join([*lines, *(f"| {each.what} | {each.figure} | {each.source} |" for each in experiment.published)])
+    if experiment.published:
+        lines = ["| the paper reports | | where |", "|---|---|---|"]
+        lines += [f"| {each.what} | {each.figure} | {each.source} |" for each in experiment.published]
+        yield "\n".join(lines)
     yield f"Why ours differ. {experiment.why}"
 
 

@@ -81,7 +81,7 @@ def measure(head: nn.Module, recorded: Recorded) -> dict[str, Any]:
 def ranks_of(head: nn.Module, batch: Batch, depth: int = DEPTH) -> Ranks:
     """Return the ranks of the batch's own tokens; a token outside a draft vocabulary ranks last."""
     roots = all_rows(batch.num_rows, depth, batch.last.device)
-    columns = _columns(head, batch.p.shape[-1]).to(batch.tokens.device)
+    columns = draft_columns(head, batch.p.shape[-1]).to(batch.tokens.device)
     ranks = []
     for j, logits in enumerate(draft_logits(head, batch, roots, depth), start=1):
         column = columns[roots.take(batch.tokens, j + 1)]  # (B, m)
@@ -91,7 +91,7 @@ def ranks_of(head: nn.Module, batch: Batch, depth: int = DEPTH) -> Ranks:
     return np.stack(ranks, axis=-1).astype(np.int64)
 
 
-def _columns(head: nn.Module, vocab_size: int) -> Tensor:
+def draft_columns(head: nn.Module, vocab_size: int) -> Tensor:
     """Return the column of each token in the head's logits, −1 if it has none, (V,) int64."""
     ids = getattr(head, "ids", None)
     if ids is None:

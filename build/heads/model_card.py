@@ -65,6 +65,11 @@ def _measured(provenance: dict[str, Any]) -> str:
             lines.append(f"| {depth} | {' | '.join(f'{row[key]:.1%}' for key in keys)} |")
         lengths = ", ".join(f"{length:.2f} with a {tree}" for tree, length in found["acceptance_length"].items())
         lines += ["", f"Simulated tokens a step, the target's own included: {lengths}.\n"]
+    sharpness = provenance["sharpness"]
+    lines += [
+        f"Sharpness, recorded in config.json: {sharpness['argmax']:g} of guesses, {sharpness['sampled']:g} of sampled "
+        "tokens.\n"
+    ]
     return "\n".join(lines)
 
 

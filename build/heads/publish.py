@@ -19,11 +19,12 @@ from build.heads.layout import layout_of
 from build.heads.measure import Recorded, measure, record_greedy, record_text
 from build.heads.model_card import head_card, write_comparison
 from build.heads.settings import ABLATED, Settings
+from build.heads.sharpness import measure_sharpness
 from build.heads.target import FrozenTarget
 from build.heads.text import HeadsText
 from build.heads.train import HeadsRun
 from build.recipe import Plan
-from runtime.heads.checkpoint.checks import ACCURACY, FINGERPRINT
+from runtime.heads.checkpoint.checks import ACCURACY, FINGERPRINT, SHARPNESS
 
 MEASURED_WINDOWS = 48
 #: Heads with static trees of their own, which are built from their accuracy on what they meet in service.
@@ -76,7 +77,7 @@ def _is_result(file: Path, kind: str, settings: Settings, target: FrozenTarget) 
 
 def _provenance(name: str, run: HeadsRun, text: HeadsText, recorded: Mapping[str, Recorded]) -> dict[str, Any]:
     """Return how a head was trained and how good it is: enough to train it again."""
-    settings, progress = run.settings, run.progress
+    settings, progress, head = run.settings, run.progress, as_published(run.heads[name])
     return {
         "script": "python -m build.heads",
         "head": name,
@@ -88,7 +89,8 @@ def _provenance(name: str, run: HeadsRun, text: HeadsText, recorded: Mapping[str
         "part": asdict(settings.part(name)),
         "parameters": sum(parameter.numel() for parameter in run.heads[name].parameters()),
         "losses": {key: round(value, 4) for key, value in progress.losses.items() if key == name},
-        "measured": {key: measure(as_published(run.heads[name]), found) for key, found in recorded.items()},
+        "measured": {key: measure(head, found) for key, found in recorded.items()},
+        SHARPNESS: measure_sharpness(head, run.target, recorded[SERVED_ON], text.held_out)._asdict(),
     }
 
 
@@ -118,7 +120,7 @@ def _write_head(name: str, run: HeadsRun, provenance: dict[str, Any], folder: Pa
     save_file(dict(layout.tensors), folder / layout.file, metadata={"format": "pt"})
     (folder / layout.file).chmod(0o644)  # safetensors creates its files for the owner alone
     hits = provenance["measured"][SERVED_ON]["hits"]
-    config = dict(layout.config) | ({ACCURACY: hits} if name in STATIC else {})
+    config = {**layout.config, SHARPNESS: provenance[SHARPNESS], **({ACCURACY: hits} if name in STATIC else {})}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (folder / "provenance.json").write_text(json.dumps(provenance, indent=2) + "\n")
     (folder / "README.md").write_text(head_card(provenance))

@@ -29,6 +29,10 @@ class Stream(IntEnum):
     ACCEPT = 2
     RECOVER = 3
 
+    def of_node(self, node: int) -> int:
+        """Return the stream of the numbers that belong to a node alone; node 0, the root, has this one."""
+        return self + len(Stream) * node
+
 
 def philox(seed: int, counter: tuple[Words, Words, Words, Words]) -> tuple[Words, ...]:
     """Return the four output words of Philox4x32-10.
@@ -55,12 +59,13 @@ def uniform(
     seed: int,
     positions: npt.ArrayLike,
     tokens: npt.ArrayLike,
-    stream: Stream,
+    stream: int,
     epoch: int = 0,
 ) -> FloatArray:
     """Return u in the open interval (0, 1), made of 52 bits: word 0, then the upper 20 bits of word 1.
 
-    positions, tokens: broadcastable integers < 2³². epoch: 0 in stream TARGET, else the step's prefix_len.
+    positions, tokens: broadcastable integers < 2³². stream: a Stream, or that of a node (`Stream.of_node`).
+    epoch: 0 in stream TARGET, else the step's prefix_len.
     Returns float64 in the broadcast shape.
     """
     position, token, stream_word, epoch_word = (np.asarray(x, np.uint64) for x in (positions, tokens, stream, epoch))
@@ -78,7 +83,7 @@ def gumbel(
     seed: int,
     positions: npt.ArrayLike,
     tokens: npt.ArrayLike,
-    stream: Stream = Stream.TARGET,
+    stream: int = Stream.TARGET,
     epoch: int = 0,
 ) -> FloatArray:
     """Return g = −log(−log u) for the u of `uniform`; argmax(log p + g) is then a sample of p."""

@@ -174,9 +174,11 @@ class HeadInput:
     width: nodes that each level of a dynamic tree expands, or beams.
     min_prob: how likely a path must seem to the drafter: a head's tree has no less likely node, and a draft model's
     chain ends behind one.
-    draws: the children of each node of a static tree are sampled from q without replacement, in the order in which they
-    stand in `choices`. A sampled token must not be left out because of what it is, so min_prob then says how likely the
-    path to a node must seem for it to have children.
+    draws: the children of each node are sampled from q without replacement, in the order in which they are tried, for
+    a rule that reads q. A sampled token must not be left out because of what it is: min_prob then says how likely the
+    path to a node of a static tree must seem for it to have children, and to a place of a dynamic one for a token to be
+    sampled there.
+    sharpness: how sure the drafter is of its guesses, 1 = as sure as its q; 0 = as it was measured for the head.
     Without choices and width, the head uses its own static tree.
     """
 
@@ -186,6 +188,7 @@ class HeadInput:
     width: int = 0
     min_prob: float = 0.0
     draws: bool = False
+    sharpness: float = 0.0
 
     @property
     def min_score(self) -> float:

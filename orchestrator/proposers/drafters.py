@@ -14,17 +14,24 @@ from orchestrator.core.static_trees import MAX_DEPTH, MAX_WIDTH
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, HeadInput, StepOptions
 from orchestrator.proposers.dependencies import ProposerDependencies
-from orchestrator.proposers.parameters import Choices, MethodConfig
+from orchestrator.proposers.draft_sampling import DraftSamplingConfig
+from orchestrator.proposers.parameters import Choices
 
 #: A row of a pass costs a CPU about a tenth of a plain pass (docs/performance.md, Drafting heads).
 MIN_PROB = 0.2
+#: That of a draft model, whose own is not measured: the one that was found for the demo's first EAGLE head.
+DRAFT_MODEL_SHARPNESS = 0.3
 
 
-class DraftModelConfig(MethodConfig):
-    """draft_len: most tokens proposed (γ). min_prob: the chain ends behind a token whose path seems less likely."""
+class DraftModelConfig(DraftSamplingConfig):
+    """draft_len: most tokens proposed (γ). min_prob: the chain ends behind a token whose path seems less likely.
+
+    sharpness: how sure the draft model is of its tokens, 1 = as sure as its q.
+    """
 
     draft_len: int = Field(5, ge=1, le=MAX_NODES)
     min_prob: float = Field(MIN_PROB, ge=0.0, le=1.0)
+    sharpness: float = Field(DRAFT_MODEL_SHARPNESS, ge=0.01, le=1.0)
 
 
 class DraftModel(Proposer):
@@ -34,19 +41,21 @@ class DraftModel(Proposer):
 
     def __init__(self, config: DraftModelConfig, dependencies: ProposerDependencies) -> None:
         self._client = dependencies.drafter_client(dependencies.method.drafter)
+        self._config = config
         self._draft_len = config.draft_len
-        self._input = HeadInput(min_prob=config.min_prob)
+        self._input = HeadInput(min_prob=config.min_prob, sharpness=config.sharpness)
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
         """Begin the call of the draft model."""
         if length := budget.clipped(self._draft_len):
-            self._client.begin(context, sampling, Budget(length, length), self._input)
+            self._client.begin(context, self._config.draft_sampling(sampling), Budget(length, length), self._input)
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the draft model's chain of at most draft_len tokens."""
         length = budget.clipped(self._draft_len)
         if not length:
             return Proposal.empty()
+        sampling = self._config.draft_sampling(sampling)
         response = self._client.propose(context, sampling, Budget(length, length), self._input)
         return Proposal(response.tree, (self.name,) * response.tree.num_nodes, response.q)
 
@@ -55,16 +64,22 @@ class DraftModel(Proposer):
         self._client.close()
 
 
-class HeadConfig(MethodConfig):
-    """Parameters of a drafting head. min_prob: how likely the path to a node must seem to the head."""
+class HeadConfig(DraftSamplingConfig):
+    """Parameters of a drafting head. min_prob: how likely the path to a node must seem to the head.
+
+    draws: under a rule that reads q, the nodes are sampled from it. sharpness: how sure the head is of its guesses,
+    1 = as sure as its q; None = as it was measured.
+    """
 
     max_nodes: int = Field(24, ge=0, le=MAX_NODES)
     min_prob: float = Field(MIN_PROB, ge=0.0, le=1.0)
+    draws: bool = True
+    sharpness: float | None = Field(None, ge=0.01, le=1.0)
 
     @property
     def shape(self) -> HeadInput:
         """The head's input with the shape of the tree and no hidden states."""
-        raise NotImplementedError
+        return HeadInput(min_prob=self.min_prob, sharpness=self.sharpness or 0.0)
 
     @property
     def is_chain(self) -> bool:
@@ -78,18 +93,21 @@ class HeadConfig(MethodConfig):
         return MAX_DEPTH
 
     def under(self, sampling: Sampling, head: HeadInput) -> HeadInput:
-        """Return a head's input for a request with this sampling."""
-        return head
+        """Let the head sample where the rule weighs p against q; sampling: that of the draft."""
+        return replace(head, draws=self.draws and sampling.rule.uses_q and not sampling.greedy)
+
+    def as_member(self) -> Self:
+        """Return the parameters beside other methods' drafts, among which sampled ones would lose their q."""
+        return self.model_copy(update={"draws": False})
 
 
 class StaticConfig(HeadConfig):
     """choices: the tree, as all its nodes or as its leaf paths; empty = the head's own, its best `max_nodes` nodes.
 
-    Choices are cut only if max_nodes is set. draws: under a rule that reads q, the nodes are sampled from it.
+    Choices are cut only if max_nodes is set.
     """
 
     choices: Choices = TokenTree.bare()
-    draws: bool = True
 
     @model_validator(mode="after")
     def _make_room(self) -> Self:
@@ -101,15 +119,7 @@ class StaticConfig(HeadConfig):
     @property
     def shape(self) -> HeadInput:
         """The static tree, and how likely its nodes must seem."""
-        return HeadInput(choices=self.choices, min_prob=self.min_prob)
-
-    def under(self, sampling: Sampling, head: HeadInput) -> HeadInput:
-        """Let the head sample where the rule weighs p against q."""
-        return replace(head, draws=self.draws and sampling.rule.uses_q and not sampling.greedy)
-
-    def as_member(self) -> Self:
-        """Return the parameters beside other methods' drafts, among which sampled ones would lose their q."""
-        return self.model_copy(update={"draws": False})
+        return replace(super().shape, choices=self.choices)
 
 
 class DynamicConfig(HeadConfig):
@@ -121,7 +131,7 @@ class DynamicConfig(HeadConfig):
     @property
     def shape(self) -> HeadInput:
         """How many nodes a level expands, and how likely they must seem."""
-        return HeadInput(width=self.top_k, min_prob=self.min_prob)
+        return replace(super().shape, width=self.top_k)
 
     @property
     def max_depth(self) -> int:
@@ -138,7 +148,7 @@ class RedrafterConfig(HeadConfig):
     @property
     def shape(self) -> HeadInput:
         """How many beams there are, and how likely they must seem."""
-        return HeadInput(width=self.beams, min_prob=self.min_prob)
+        return replace(super().shape, width=self.beams)
 
     @property
     def max_depth(self) -> int:
@@ -170,13 +180,13 @@ class HeadProposer(Proposer):
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
         """Begin the call of the head."""
-        head, budget = self._call(sampling, budget)
+        head, sampling, budget = self._call(sampling, budget)
         if budget.max_nodes:
             self._client.begin(context, sampling, budget, head)
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the head's tree."""
-        head, budget = self._call(sampling, budget)
+        head, sampling, budget = self._call(sampling, budget)
         self._features = None
         self._lacks_from = len(context) - 1
         if not budget.max_nodes:
@@ -186,11 +196,12 @@ class HeadProposer(Proposer):
             self._lacks_from = response.cached_len
         return Proposal(response.tree, (self.name,) * response.tree.num_nodes, response.q)
 
-    def _call(self, sampling: Sampling, budget: Budget) -> tuple[HeadInput, Budget]:
+    def _call(self, sampling: Sampling, budget: Budget) -> tuple[HeadInput, Sampling, Budget]:
         """Return what the head gets, and the budget of its tree: without nodes if it is not to be called."""
+        sampling = self._config.draft_sampling(sampling)
         head, depth = self._features or self._config.shape, min(self._config.max_depth, budget.max_depth)
         can_draft = depth and (head.features is not None or self._method.reads_every_state)
-        return self._config.under(sampling, head), Budget(budget.max_nodes if can_draft else 0, depth)
+        return self._config.under(sampling, head), sampling, Budget(budget.max_nodes if can_draft else 0, depth)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Keep the new states for the next call; a head without a cache gets the newest only."""

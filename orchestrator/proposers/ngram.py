@@ -15,12 +15,12 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Distribution
 from orchestrator.proposers.dependencies import ProposerDependencies
-from orchestrator.proposers.parameters import MethodConfig
+from orchestrator.proposers.draft_sampling import DraftSamplingConfig
 from orchestrator.proposers.tables import MAX_ORDER, Followers
 from orchestrator.sampling.sampled_drafts import draft_distribution, sample_draft, truncated
 
 
-class NgramConfig(MethodConfig):
+class NgramConfig(DraftSamplingConfig):
     """order: a token is drafted from the order − 1 tokens before it, or from fewer if these are unknown; 1 = unigrams.
 
     draft_len: tokens proposed (γ).
@@ -48,6 +48,7 @@ class Ngram(Proposer):
                 "method 'ngram' needs token statistics, and this server has none "
                 "(keys ngram_tables, corpus_index and remember_tokens in serving.toml)"
             )
+        self._config = config
         self._draft_len = config.draft_len
         self._context_len = config.order - 1
         self._tables = dependencies.tables
@@ -55,6 +56,7 @@ class Ngram(Proposer):
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return a chain with its q; it ends where no context is known."""
+        sampling = self._config.draft_sampling(sampling)
         recent = context.ids[len(context) - self._context_len :] if self._context_len < len(context) else context.ids[:]
         tokens: list[int] = []
         q: list[Distribution] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from orchestrator.core.step_costs import Surface
 from orchestrator.core.tree import TokenTree
@@ -59,9 +60,29 @@ def paying(chances: FloatArray, surface: Surface, draft_s: float) -> IdArray:
     chances: (m,) float64, of the whole paths; none is higher than its parent's.
     Invariant: with a node its parent is returned.
     """
+    order, gains, rates = _by_chance(chances, surface, draft_s)
+    best = int(rates.argmax()) if gains.max() > gains[0] else 0
+    return np.sort(order[:best]).astype(np.int32) + 1
+
+
+def paying_in_turn(chances: FloatArray, surface: Surface, draft_s: float) -> IdArray:
+    """Return the nodes of 1…m up to the first, in the order of their chances, that does not pay by itself.
+
+    Invariant: as of `paying`; and whether a node is returned depends on the likelier ones alone, so not on those below
+    it, of which a sampled token may decide how many there are.
+    """
+    order, gains, rates = _by_chance(chances, surface, draft_s)
+    stops = np.flatnonzero((np.diff(gains) <= 0.0) | (np.diff(rates) < 0.0))
+    best = int(stops[0]) if len(stops) else len(order)
+    return np.sort(order[:best]).astype(np.int32) + 1
+
+
+def _by_chance(
+    chances: FloatArray, surface: Surface, draft_s: float
+) -> tuple[npt.NDArray[np.intp], FloatArray, FloatArray]:
+    """Return the nodes, the likeliest first, and the gain and the rate of the first 0 … m of them."""
     order = np.argsort(-chances, kind="stable")  # of equal chances the parent first
     tokens = 1.0 + surface.others_tokens + np.concatenate([[0.0], chances[order].cumsum()])
     gains = tokens - surface.rate * (surface.seconds[: len(tokens)] - surface.seconds[0])
     rates = tokens / (surface.seconds[: len(tokens)] + draft_s)
-    best = int(rates.argmax()) if gains.max() > gains[0] else 0
-    return np.sort(order[:best]).astype(np.int32) + 1
+    return order, gains, rates

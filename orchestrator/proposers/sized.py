@@ -12,7 +12,7 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.ledger import Meter
-from orchestrator.proposers.ranks import RankEstimates, paying
+from orchestrator.proposers.ranks import RankEstimates, paying, paying_in_turn
 
 #: Where no draft pays, one is made at every PROBE-th step, to see whether that has changed.
 PROBE = 64
@@ -26,8 +26,9 @@ class Sized(Proposer):
     The chance of a node is the product along its path of how often nodes of the same depth and rank among their
     siblings were accepted. Both decisions maximise the rate of the batch, (expected tokens + tokens of the others) ÷
     seconds, time to draft included.
-    Invariant: they depend on earlier steps and on the shape of the tree, never on its tokens, so that every acceptance
-    rule keeps its law for sampled drafts too.
+    Invariant: they depend on earlier steps and on the shape of the tree, never on its tokens. Of a sampled draft, whose
+    shape may follow from its tokens, a node is sent or not whatever its later siblings and its descendants are, so that
+    every acceptance rule keeps its law.
     Source: γ from α and c, Leviathan et al. 2023, arXiv:2211.17192, section 3.5, with the price of a verified row;
     goodput, TurboSpec (arXiv:2406.14066).
     """
@@ -71,7 +72,9 @@ class Sized(Proposer):
             self._level_rows = DISCOUNT * self._level_rows + (1 - DISCOUNT) * self._drafted.tree.num_nodes / levels
         if not surface:
             return sent
-        return sent.only(paying(self._ranks.path_chances(sent.tree), surface, self._meter.draft_s))
+        chances, draft_s = self._ranks.path_chances(sent.tree), self._meter.draft_s
+        is_sampled = bool(sent.q) and sampling.rule.uses_q
+        return sent.only((paying_in_turn if is_sampled else paying)(chances, surface, draft_s))
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Learn how far the whole draft agrees with the text, and what the step cost."""

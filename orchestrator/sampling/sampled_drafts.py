@@ -47,13 +47,17 @@ def sample_draft(q: Distribution, position: int, sampling: Sampling, prefix_len:
     return int(q.ids[(log(q.probs) + noise).argmax()])
 
 
-def sample_siblings(q: Distribution, position: int, sampling: Sampling, prefix_len: int, count: int) -> IdArray:
+def sample_siblings(
+    q: Distribution, position: int, sampling: Sampling, prefix_len: int, count: int, parent: int = 0
+) -> IdArray:
     """Return `count` tokens sampled from q without replacement, in the order in which they were; all if q has fewer.
 
-    Invariant: the first has the law q, each other one that of q without those before it. They are the tokens with the
-    highest log q + noise of the drafter (Gumbel-top-k; Kool et al. 2019, arXiv:1903.06059).
+    parent: number of the node whose children they are, 0 for the root.
+    Invariant: the first has the law q, each other one that of q without those before it, and those of one parent are
+    independent of those of any other. They are the tokens with the highest log q + noise of the drafter (Gumbel-top-k;
+    Kool et al. 2019, arXiv:1903.06059).
     """
-    noise = gumbel(sampling.seed, position, q.ids, Stream.DRAFT, prefix_len)
+    noise = gumbel(sampling.seed, position, q.ids, Stream.DRAFT.of_node(parent), prefix_len)
     order = np.argsort(-(log(q.probs) + noise), kind="stable")
     tokens: IdArray = q.ids[order[:count]]
     return tokens

@@ -71,8 +71,8 @@ def unpack_draft_request(tensors: Incoming) -> DraftRequest:
 def _pack_head_input(head: HeadInput) -> Tensors:
     tensors = pack_ids("choice_ranks", head.choices.tokens) | pack_ids("choice_parents", head.choices.parents)
     tensors |= pack_nonzero(width=head.width, draws=int(head.draws))
-    if head.min_prob:
-        tensors["min_prob"] = np.array([head.min_prob])
+    shares = {"min_prob": head.min_prob, "sharpness": head.sharpness}
+    tensors |= {name: np.array([share]) for name, share in shares.items() if share}
     if head.features is None or not len(head.features):
         return tensors
     return tensors | {"features": head.features} | pack_scalars(features_start=head.features_start)
@@ -82,12 +82,18 @@ def _unpack_head_input(tensors: Incoming) -> HeadInput:
     ranks, parents = ids(tensors, "choice_ranks"), ids(tensors, "choice_parents")
     choices = TokenTree.checked(ranks, parents, MAX_CANDIDATES, MAX_NODES)
     features = unpack_features(tensors)
-    (min_prob,) = [0.0] if (given := table(tensors, "min_prob", np.float64, 1, 1)) is None else given.tolist()
-    if not 0.0 <= min_prob <= 1.0:
-        raise EngineError(f"min_prob must be in 0..1, got {min_prob} in an engine call")
+    min_prob, sharpness = (_unpack_share(tensors, name) for name in ("min_prob", "sharpness"))
     width = bounded(tensors, "width", MAX_WIDTH, 0)
     draws = bool(bounded(tensors, "draws", 1, 0))
-    return HeadInput(features, scalar(tensors, "features_start", 0), choices, width, min_prob, draws)
+    start = scalar(tensors, "features_start", 0)
+    return HeadInput(features, start, choices, width, min_prob, draws, sharpness)
+
+
+def _unpack_share(tensors: Incoming, name: str) -> float:
+    (share,) = [0.0] if (given := table(tensors, name, np.float64, 1, 1)) is None else given.tolist()
+    if not 0.0 <= share <= 1.0:
+        raise EngineError(f"{name} must be in 0..1, got {share} in an engine call")
+    return float(share)
 
 
 def pack_draft_response(response: DraftResponse) -> Tensors:

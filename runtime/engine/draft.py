@@ -80,7 +80,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
         for row, call in ready.items():
             num_drafted = len(call.opened.ids) - call.delta.prefix_len
             left, head = self._length(call) - num_drafted, call.request.head
-            chains.append(NativeChain(row, left, call.request.sampling, head.min_score))
+            chains.append(NativeChain(row, left, call.request.sampling, head.min_score, head.sharpness or 1.0))
         for call, tokens in zip(ready.values(), self.paged.draft_chains(segments, chains), strict=True):
             call.opened.context.commit(tokens)
             call.opened.num_computed = len(call.opened.ids) - 1
@@ -116,7 +116,13 @@ def _next_tokens(calls: list[DraftCall], logits: Tensor) -> list[int]:
         )
         tokens |= zip(coupled, found, strict=True)
         if any(calls[row].request.head.min_prob for row in coupled):
-            best = rank(logits[coupled], [positions[row] for row in coupled], [samplings[row] for row in coupled], k=1)
+            best = rank(
+                logits[coupled],
+                [positions[row] for row in coupled],
+                [samplings[row] for row in coupled],
+                k=1,
+                sharpness=[calls[row].request.head.sharpness or 1.0 for row in coupled],
+            )
             for row, (score,) in zip(coupled, best.scores.tolist(), strict=True):
                 calls[row].score += score
     if others := [row for row in range(len(calls)) if row not in tokens]:

@@ -103,7 +103,7 @@ const char* native_draft_chains(Model* model, const SegmentPass* first, const na
   std::vector<double> scores(chains->num_chains, 0.0);
   const auto draft = [&](int number, int place, const float* logits) {
     const native::Chain& chain = chains->chains[number];
-    Guess best{0, 0.0};  // stays token 0 if the logits are no numbers
+    Guess best{0, 0.0, 0.0};  // stays token 0 if the logits are no numbers
     const int64_t position = int64_t(first->segments[chain.segment].last) + place;
     ranker.rank(logits, vocab_size, nullptr, chain.ranking, position, 1, &best);
     chains->tokens[size_t(number) * chains->max_length + place] = best.token;

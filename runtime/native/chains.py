@@ -14,13 +14,14 @@ from runtime.native.ranking import RankingFields
 class NativeChain:
     """The chain behind one segment of a pass: at most `length` tokens, each argmax(log q + the target's noise).
 
-    min_score: the log-confidence of a path below which the chain ends.
+    min_score: the log-confidence of a path below which the chain ends. sharpness: of this confidence.
     """
 
     segment: int
     length: int
     sampling: Sampling
     min_score: float = -math.inf
+    sharpness: float = 1.0
 
 
 class ChainFields(Structure):

@@ -27,8 +27,9 @@ const char* Head::refusal(const Drafting& d) const {
 const char* Head::refusal_of(const Drafting& d, const DraftCall& c) const {
   if (c.root < 0 || c.root >= vocab_size) return "root: a token outside the vocabulary";
   if (c.max_nodes < 1 || c.max_nodes > d.max_tree) return "max_nodes: beyond the arrays of the trees";
-  if (c.ranking.draws && (!d.q_sizes || !c.num_choices || c.ranking.takes_argmax))
-    return "draws: for static trees of sampled tokens, with room for q";
+  if (c.ranking.draws && (!d.q_sizes || c.ranking.takes_argmax || c.ranking.temperature <= 0.0))
+    return "draws: for trees of sampled tokens, with room for q";
+  if (!(c.ranking.sharpness > 0.0 && c.ranking.sharpness <= 1.0)) return "sharpness: outside 0 … 1";
   if (c.max_depth < 1 || (c.num_choices ? c.num_choices > c.max_nodes : c.width < 1 || c.width > d.max_tree))
     return "the tree has no shape";
   if (c.num_rows < 1 || !is_within(c.first_row, c.num_rows, d.num_rows)) return "first_row: beyond the rows";
@@ -50,7 +51,7 @@ void Head::draft(const Drafting& drafting) {
   all.reserve(drafting.num_calls);
   for (int i = 0; i < drafting.num_calls; ++i) {
     const DraftCall& c = drafting.calls[i];
-    all.emplace_back(i, c, TreeShape{c.max_nodes, c.max_depth, c.width, is_beam_search(), c.num_choices,
+    all.emplace_back(i, c, TreeShape{c.max_nodes, c.max_depth, c.width, is_beam_search() && !c.ranking.draws, c.num_choices,
                                   drafting.choice_parents + c.first_choice, drafting.choice_ranks + c.first_choice,
                                   c.min_score, c.ranking.draws});
   }
@@ -80,20 +81,34 @@ void Head::add_level(const Drafts& drafts, double& selection_s) {
     GrowingTree& tree = draft->tree;
     const int count = shares_row() ? 1 : int(tree.frontier.size()), k = std::min(tree.fan_out, num_logits());
     const int64_t position = draft->call.position + tree.candidates[tree.frontier[0]].depth;
-    guesses_.resize(size_t(count) * k);
-    counts_.resize(count);
-    for (int i = 0; i < count; ++i, rows += num_logits()) {
-      counts_[i] = ranker_.rank(rows, num_logits(), draft_ids(), draft->call.ranking, position, k,
-                                guesses_.data() + size_t(i) * k);
-      if (!draft->call.ranking.draws) continue;
-      draft->q.resize(tree.candidates.size());
-      if (!shares_row()) draft->q[tree.frontier[i]] = ranker_.weights();
-      else for (const int node : tree.frontier) draft->q[node] = ranker_.weights();
+    guesses_.resize(tree.frontier.size() * k);
+    counts_.resize(tree.frontier.size());
+    if (draft->call.ranking.draws) {
+      sample_children(*draft, rows, position, k);
+    } else {
+      for (int i = 0; i < count; ++i)
+        counts_[i] = ranker_.rank(rows + size_t(i) * num_logits(), num_logits(), draft_ids(), draft->call.ranking,
+                                  position, k, guesses_.data() + size_t(i) * k);
     }
-    tree.add_children({guesses_.data(), counts_.data(), k}, shares_row());
+    tree.add_children({guesses_.data(), counts_.data(), k}, shares_row() && !draft->call.ranking.draws);
     draft->states.resize(tree.candidates.size(), -1);
+    rows += size_t(count) * num_logits();
   }
   selection_s += seconds_since(began);
+}
+
+// Sample the children of every candidate of the frontier, each with its own noise, also where they share a row.
+void Head::sample_children(Draft& draft, const float* rows, int64_t position, int k) {
+  const std::vector<int>& frontier = draft.tree.frontier;
+  const Ranking& ranking = draft.call.ranking;
+  draft.q.resize(draft.tree.candidates.size());
+  for (size_t i = 0; i < frontier.size(); ++i) {
+    if (i == 0 || !shares_row())
+      draft.q[frontier[i]] = ranker_.find_q(rows + i * num_logits(), num_logits(), draft_ids(), ranking);
+    else
+      draft.q[frontier[i]] = draft.q[frontier[0]];
+    counts_[i] = ranker_.sample(ranking, position, frontier[i], k, guesses_.data() + i * k);
+  }
 }
 
 void Head::write(const Drafting& drafting, const std::vector<Draft>& drafts) const {

@@ -112,6 +112,7 @@ class Head {
 
   const char* refusal_of(const Drafting& drafting, const DraftCall& call) const;
   void add_level(const Drafts& drafts, double& selection_s);
+  void sample_children(Draft& draft, const float* rows, int64_t position, int k);
   void write(const Drafting& drafting, const std::vector<Draft>& drafts) const;
   void write_q(const Drafting& drafting, size_t call, const Draft& draft, const std::vector<int32_t>& number) const;
 

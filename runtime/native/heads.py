@@ -47,7 +47,7 @@ class NativeDraft:
     position: of the tokens below the root. choices: the shape of a static tree; bare for a dynamic one of `width`.
     tokens: of the context rows to read, the root last. features: the target's, a row for each of them.
     max_s: no level is begun that would end later, in seconds from now. min_score: the least log-confidence of a path.
-    draws: the nodes are sampled from q.
+    draws: the nodes are sampled from q. sharpness: of the confidences by which the tree grows.
     A head with a cache also has its blocks, the slot of the first row, and the slots that hold no row.
     """
 
@@ -65,6 +65,7 @@ class NativeDraft:
     gap: range = range(0)
     min_score: float = -math.inf
     draws: bool = False
+    sharpness: float = 1.0
 
 
 @cache
@@ -302,7 +303,7 @@ def _drafted(arrays: Mapping[str, npt.NDArray[Any]], place: int, draws: bool) ->
 
 def _fill(call: DraftCallFields, draft: NativeDraft) -> None:
     """Set the fields that do not depend on the other requests."""
-    call.ranking = ranking_of(draft.sampling, draft.draws, draft.position)
+    call.ranking = ranking_of(draft.sampling, draft.sharpness, draft.draws, draft.position)
     call.max_s, call.min_score = draft.max_s, draft.min_score
     call.position, call.root = draft.position, draft.tokens[-1]
     call.max_nodes, call.max_depth, call.width = draft.max_nodes, draft.max_depth, draft.width

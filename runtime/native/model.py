@@ -86,7 +86,10 @@ class NativeModel:
         The keys and values of all drafts but the last of a chain are computed.
         """
         fields = (ChainFields * len(chains))(
-            *(ChainFields(ranking_of(each.sampling), each.min_score, each.segment, each.length) for each in chains)
+            *(
+                ChainFields(ranking_of(each.sampling, each.sharpness), each.min_score, each.segment, each.length)
+                for each in chains
+            )
         )
         longest = max(chain.length for chain in chains)
         tokens, lengths = (ctypes.c_int32 * (len(chains) * longest))(), (ctypes.c_int32 * len(chains))()

@@ -11,11 +11,11 @@ namespace native {
 
 namespace {
 
-// As in ranking.py, which says why.
-constexpr double kSharpness = 0.3;
+// As in runtime/heads/engines, ranking.py and sampled.py, which say why.
 constexpr int kCandidates = 256;
-// Streams of orchestrator/core/noise.py.
-constexpr uint32_t kTargetStream = 0, kDraftStream = 1;
+constexpr double kLaterShare = 0.42;
+// Streams of orchestrator/core/noise.py; each node has one of its own.
+constexpr uint32_t kTargetStream = 0, kDraftStream = 1, kNumStreams = 4;
 
 struct Extent {
   float least, most;
@@ -91,10 +91,9 @@ int Ranker::rank(const float* logits, int size, const int32_t* ids, const Rankin
   if (is_truncated(ranking)) truncate(ranking);
   else if (!ranking.takes_argmax) normalise();  // sharpening normalises anyway
   if (ranking.takes_argmax) {
-    if (ranking.temperature > 0.0) add_noise(ids, ranking.seed, position, kTargetStream, 0);
-    sharpen();
+    if (ranking.temperature > 0.0) add_noise(ids, ranking.seed, position);
+    sharpen(ranking.sharpness);
   }
-  if (ranking.draws) draw(ids, ranking, position);
   const auto middle = columns_.begin() + std::min<size_t>(size_t(k), columns_.size());
   std::partial_sort(columns_.begin(), middle, columns_.end(), [](const Column& a, const Column& b) {
     return a.score != b.score ? a.score > b.score : a.index < b.index;
@@ -102,7 +101,53 @@ int Ranker::rank(const float* logits, int size, const int32_t* ids, const Rankin
   int count = 0;
   for (auto column = columns_.begin(); column < middle; ++column)
     if (column->score > -std::numeric_limits<double>::infinity())
-      found[count++] = {ids ? ids[column->index] : column->index, ranking.draws ? double(column->logit) : column->score};
+      found[count++] = {ids ? ids[column->index] : column->index, column->score, column->score};
+  return count;
+}
+
+const Weights& Ranker::find_q(const float* logits, int size, const int32_t* ids, const Ranking& ranking) {
+  choose_columns(logits, size, std::min(kCandidates, size));
+  for (Column& column : columns_) column.score = double(column.logit) / ranking.temperature;
+  if (is_truncated(ranking)) truncate(ranking);
+  std::sort(columns_.begin(), columns_.end(), is_likelier);
+  keep(kMaxSampled);
+  q_ = {};
+  for (const Column& column : columns_) {
+    const float weight = float(std::exp(column.score));
+    if (weight <= 0.0f) continue;
+    q_.tokens.push_back(ids ? ids[column.index] : column.index);
+    q_.weights.push_back(weight);
+  }
+  return q_;
+}
+
+int Ranker::sample(const Ranking& ranking, int64_t position, int node, int k, Guess* found) {
+  const int size = int(q_.tokens.size());
+  const uint32_t stream = kDraftStream + kNumStreams * uint32_t(node);
+  keys_.clear();
+  for (int i = 0; i < size; ++i)
+    keys_.push_back({std::log(double(q_.weights[i])) + gumbel(ranking.seed, uint32_t(position), uint32_t(q_.tokens[i]),
+                                                              stream, uint32_t(ranking.epoch)), i});
+  std::sort(keys_.begin(), keys_.end(), [this](const Key& a, const Key& b) {
+    return a.value != b.value ? a.value > b.value : q_.tokens[a.place] < q_.tokens[b.place];
+  });
+  is_drawn_.assign(size, false);
+  double total = 0.0, left = 1.0, missed = 1.0, place = 1.0;
+  for (const float weight : q_.weights) total += weight;
+  int count = 0;
+  for (int best = 0; count < std::min(k, size) && missed > 0.0 && left > 0.0; ++count) {
+    while (is_drawn_[best]) ++best;
+    const int drawn = keys_[count].place;
+    const double doubt = count ? 1.0 - (1.0 - ranking.sharpness) * kLaterShare : ranking.sharpness;
+    const double probability = q_.weights[drawn] / total;
+    const auto chance_of = [&](double q) { return missed * (1.0 - doubt + doubt * std::min(q / left, 1.0)); };
+    place = std::min(place, chance_of(q_.weights[best] / total));
+    const double chance = std::min(place, chance_of(probability));
+    found[count] = {q_.tokens[drawn], std::log(chance), std::log(place)};
+    is_drawn_[drawn] = true;
+    missed -= chance;
+    left -= probability;
+  }
   return count;
 }
 
@@ -131,31 +176,15 @@ void Ranker::normalise() {
   for (Column& column : columns_) column.score -= shift;
 }
 
-void Ranker::sharpen() {
-  for (Column& column : columns_) column.score /= kSharpness;
+void Ranker::sharpen(double sharpness) {
+  for (Column& column : columns_) column.score /= sharpness;
   normalise();
 }
 
-void Ranker::add_noise(const int32_t* ids, uint64_t seed, int64_t position, uint32_t stream, uint32_t epoch) {
+void Ranker::add_noise(const int32_t* ids, uint64_t seed, int64_t position) {
   for (Column& column : columns_)
-    column.score += gumbel(seed, uint32_t(position), uint32_t(ids ? ids[column.index] : column.index), stream, epoch);
-}
-
-// Score the likeliest columns by log q + noise: their order is that of tokens sampled without replacement. q has the
-// bits of the weights that are sent. The columns keep log q in place of the logit.
-void Ranker::draw(const int32_t* ids, const Ranking& ranking, int64_t position) {
-  std::sort(columns_.begin(), columns_.end(), is_likelier);
-  keep(kMaxSampled);
-  weights_ = {};
-  for (Column& column : columns_) {
-    const float weight = float(std::exp(column.score));
-    column.score = std::log(double(weight));
-    column.logit = float(column.score);
-    if (weight <= 0.0f) continue;
-    weights_.tokens.push_back(ids ? ids[column.index] : column.index);
-    weights_.weights.push_back(weight);
-  }
-  add_noise(ids, ranking.seed, position, kDraftStream, uint32_t(ranking.epoch));
+    column.score +=
+        gumbel(seed, uint32_t(position), uint32_t(ids ? ids[column.index] : column.index), kTargetStream, 0);
 }
 
 // The truncations of runtime/sampling/distribution.py, in its order.

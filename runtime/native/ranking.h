@@ -10,9 +10,10 @@
 namespace native {
 
 // How the target samples, as far as the ranking depends on it. takes_argmax: of its logits, or of log p + noise.
-// draws: tokens are sampled from q without replacement, with the drafter's noise of the step `epoch`.
+// draws: tokens are sampled from q without replacement, with the drafter's noise of the step `epoch`. sharpness: how
+// much surer a guess is than its q, 1 for not at all.
 struct Ranking {
-  double temperature, top_p, min_p, typical_p;  // temperature 0: greedy
+  double temperature, top_p, min_p, typical_p, sharpness;  // temperature 0: greedy
   uint64_t seed;
   int32_t top_k, takes_argmax, draws, epoch;
 };
@@ -32,8 +33,12 @@ class Ranker {
   int rank(const float* logits, int size, const int32_t* ids, const Ranking& ranking, int64_t position, int k,
            Guess* found);
 
-  // Of the last ranking that draws.
-  const Weights& weights() const { return weights_; }
+  // Find what the tokens after a row are sampled from; the arguments are those of `rank`.
+  const Weights& find_q(const float* logits, int size, const int32_t* ids, const Ranking& ranking);
+
+  // Write up to k tokens that the noise of `node` samples without replacement from the q that was found last, in their
+  // order; return how many there are. runtime/heads/engines/sampled.py says what their scores and places are.
+  int sample(const Ranking& ranking, int64_t position, int node, int k, Guess* found);
 
  private:
   struct Column {
@@ -47,12 +52,18 @@ class Ranker {
   void truncate(const Ranking& ranking);
   void keep(size_t count);
   void normalise();
-  void sharpen();
-  void add_noise(const int32_t* ids, uint64_t seed, int64_t position, uint32_t stream, uint32_t epoch);
-  void draw(const int32_t* ids, const Ranking& ranking, int64_t position);
+  void sharpen(double sharpness);
+  void add_noise(const int32_t* ids, uint64_t seed, int64_t position);
+
+  struct Key {
+    double value;
+    int place;  // in q
+  };
 
   std::vector<Column> columns_;
-  Weights weights_;
+  Weights q_;  // the likeliest first
+  std::vector<Key> keys_;
+  std::vector<char> is_drawn_;  // of q
 };
 
 }  // namespace native

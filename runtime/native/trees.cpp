@@ -7,7 +7,7 @@
 namespace native {
 
 GrowingTree::GrowingTree(const TreeShape& shape)
-    : candidates{{-1, -1, 0, 0.0}}, frontier{0}, fan_out(shape.width), shape_(shape), levels_left_(shape.max_depth) {
+    : candidates{{-1, -1, 0, 0.0, 0.0}}, frontier{0}, fan_out(shape.width), shape_(shape), levels_left_(shape.max_depth) {
   if (!shape.num_choices) return;
   choice_children_.resize(shape.num_choices + 1);
   candidate_of_choice_.assign(shape.num_choices + 1, 0);
@@ -25,12 +25,13 @@ void GrowingTree::add_children(const GuessRows& rows, bool shares_row) {
 }
 
 bool GrowingTree::is_likely(int parent, const Guess& guess) const {
-  return candidates[parent].score + (shape_.draws ? 0.0 : guess.score) >= shape_.min_score;
+  const bool stands_anyway = shape_.draws && shape_.num_choices;
+  return candidates[parent].score + (stands_anyway ? 0.0 : guess.place) >= shape_.min_score;
 }
 
 int GrowingTree::add(int parent, const Guess& guess) {
   const Candidate& above = candidates[parent];
-  candidates.push_back({guess.token, parent, above.depth + 1, above.score + guess.score});
+  candidates.push_back({guess.token, parent, above.depth + 1, above.score + guess.score, above.score + guess.place});
   return int(candidates.size()) - 1;
 }
 
@@ -46,12 +47,12 @@ void GrowingTree::grow_dynamic(const GuessRows& rows, bool shares_row) {
     }
   }
   if (level.empty()) return frontier.clear();  // the last beams stay those of the level before
-  last_level_ = best(std::move(level), fan_out);
+  last_level_ = best(std::move(level), fan_out, &Candidate::score);
   if (!shape_.beam_search) {
     // A candidate that is not among the best now never will be, and nor will its descendants.
     std::vector<int> all(candidates.size() - 1);
     std::iota(all.begin(), all.end(), 1);
-    const std::vector<int> kept = best(std::move(all), shape_.max_nodes);
+    const std::vector<int> kept = best(std::move(all), shape_.max_nodes, &Candidate::place);
     const auto is_dropped = [&](int node) { return std::find(kept.begin(), kept.end(), node) == kept.end(); };
     last_level_.erase(std::remove_if(last_level_.begin(), last_level_.end(), is_dropped), last_level_.end());
   }
@@ -93,13 +94,13 @@ std::vector<int> GrowingTree::drafted() const {
     nodes.resize(candidates.size() - 1);
     std::iota(nodes.begin(), nodes.end(), 1);
   }
-  return best(std::move(nodes), shape_.max_nodes);
+  return best(std::move(nodes), shape_.max_nodes, &Candidate::place);
 }
 
 // Of equal scores the smaller depth comes first, then the smaller number: no ancestor ranks below its descendant.
-std::vector<int> GrowingTree::best(std::vector<int> nodes, int count) const {
-  const auto key = [this](int node) {
-    return std::make_tuple(-candidates[node].score, candidates[node].depth, node);
+std::vector<int> GrowingTree::best(std::vector<int> nodes, int count, double Candidate::*value) const {
+  const auto key = [&](int node) {
+    return std::make_tuple(-(candidates[node].*value), candidates[node].depth, node);
   };
   const auto middle = nodes.begin() + std::min<size_t>(size_t(count), nodes.size());
   std::partial_sort(nodes.begin(), middle, nodes.end(), [&](int a, int b) { return key(a) < key(b); });

@@ -6,10 +6,11 @@
 
 namespace native {
 
-// A guess for the token after a candidate, with its log-confidence.
+// A guess for the token after a candidate, with its log-confidence. place: the most that the score of a token in its
+// place among its siblings could be, known before it was sampled; the score itself of a token that was not.
 struct Guess {
   int32_t token;
-  double score;
+  double score, place;
 };
 
 // The guesses after each candidate of a frontier, the best first: row i holds counts[i] of them at guesses[i * stride].
@@ -20,8 +21,8 @@ struct GuessRows {
 };
 
 // A dynamic tree expands `width` candidates a level. A static tree has num_choices nodes: node i + 1 is the guess of
-// rank choice_ranks[i] below node choice_parents[i]; parents come before their children. No candidate scores below
-// min_score; in a tree that draws, where a token must not be left out because of what it is, none that has children.
+// rank choice_ranks[i] below node choice_parents[i]; parents come before their children. No candidate has a place below
+// min_score; in a static tree that draws, where all have theirs, none that has children scores below it.
 struct TreeShape {
   int32_t max_nodes, max_depth, width, beam_search, num_choices;
   const int32_t *choice_parents, *choice_ranks;
@@ -30,12 +31,13 @@ struct TreeShape {
 };
 
 // Candidates for a draft, numbered in the order in which they are added; candidate 0 is the root. A score is the
-// log-confidence of the whole path, so that no candidate scores above its ancestors.
+// log-confidence of the whole path, so that no candidate scores above its ancestors; a place is that before the
+// candidate's own token was sampled.
 class GrowingTree {
  public:
   struct Candidate {
     int32_t token, parent, depth;
-    double score;
+    double score, place;
   };
 
   explicit GrowingTree(const TreeShape& shape);
@@ -56,7 +58,7 @@ class GrowingTree {
   int add(int parent, const Guess& guess);
   void grow_dynamic(const GuessRows& rows, bool shares_row);
   void grow_static(const GuessRows& rows, bool shares_row);
-  std::vector<int> best(std::vector<int> nodes, int count) const;
+  std::vector<int> best(std::vector<int> nodes, int count, double Candidate::*value) const;
 
   const TreeShape shape_;
   int levels_left_;

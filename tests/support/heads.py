@@ -82,13 +82,15 @@ def request(
     min_prob: float = 0.0,
     salt: str = "",
     draws: bool = False,
+    sharpness: float = 0.0,
 ) -> DraftRequest:
     """Return a draft call: `features` are the rows of the positions start …, `sent` ids are known to the engine.
 
     Without a sampling it is one under which the head ranks by its plain law, log q.
     """
     rows = None if features is None else features.astype(np.float32)
-    head = HeadInput(rows, start, choices if choices is not None else TokenTree.bare(), width, min_prob, draws)
+    shape = choices if choices is not None else TokenTree.bare()
+    head = HeadInput(rows, start, shape, width, min_prob, draws, sharpness)
     delta = delta_of(Context(ids), sent, sequence_id, salt)
     return DraftRequest(delta, sampling or Sampling(1.0, rule=Rule.REJECTION), max_nodes, max_depth, head)
 

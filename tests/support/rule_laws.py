@@ -7,7 +7,10 @@ samples), and the p-value of a chi-square test.
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +22,8 @@ from orchestrator.core.noise import Stream
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution, FloatArray
+from runtime.heads.modules.redrafter import RedrafterHead
+from runtime.native.heads import NativeDraft, NativeHead
 from runtime.sampling.accept import AcceptInput
 from runtime.sampling.noise import gumbel, seed_words
 from runtime.sampling.served import decide
@@ -26,6 +31,7 @@ from runtime.sampling.served import decide
 CHUNK = 25_000
 START = 7  # tokens before the first one sampled
 CPU = torch.device("cpu")
+HEAD_WIDTH = 16
 
 #: The pair whose rates are known: rejection accepts 1 − TV, coupled noise Σ 1 / Σ max(pⱼ/pᵢ, qⱼ/qᵢ).
 GOLDEN_P = np.array([0.30, 0.20, 0.15, 0.10, 0.10, 0.05, 0.05, 0.05])
@@ -123,6 +129,21 @@ class Setting:
             depths += [depths[node] + 1] * width
         return torch.stack(tokens, dim=-1)
 
+    def inputs(
+        self, language: Language, samplings: list[Sampling], texts: list[list[int]]
+    ) -> tuple[list[AcceptInput], Sequence[Tensor]]:
+        """Return each text's next draft, and log p at its root and nodes, (m + 1, V)."""
+        last = torch.tensor([text[-1] if text else language.vocab_size for text in texts])
+        prefix_lens = [START + len(text) for text in texts]
+        key = seed_words([sampling.seed for sampling in samplings], CPU)
+        tokens = self.draft(language, last, key, torch.tensor(prefix_lens)[:, None])
+        proposals = [self.proposal(language, tuple(row)) for row in tokens.tolist()]
+        made = [
+            AcceptInput(*proposal, prefix_len, sampling)
+            for proposal, prefix_len, sampling in zip(proposals, prefix_lens, samplings, strict=True)
+        ]
+        return made, list(torch.from_numpy(np.log(language.p))[tokens])
+
     def proposal(self, language: Language, tokens: tuple[int, ...]) -> tuple[TokenTree, tuple[Distribution, ...]]:
         """Return tree and q; seeds that drafted the same share them. tokens: root and nodes."""
         if (language, tokens) not in self._known:
@@ -133,21 +154,66 @@ class Setting:
         return self._known[language, tokens]
 
 
+@dataclass(frozen=True, eq=False)
+class Grown(Setting):
+    """Trees that a recurrent head in native code samples while they grow, three levels of at most `max_nodes` nodes.
+
+    Its q follows from the whole path; the language's own q is not used.
+    """
+
+    rule: Rule = Rule.REJECTION
+    branching: tuple[int, ...] = ()
+    sampled: bool = True
+    width: int = 2
+    max_nodes: int = 4
+
+    def __str__(self) -> str:
+        return f"{self.rule}-grown-{self.max_nodes}"
+
+    @property
+    def single(self) -> Setting:
+        return self
+
+    def inputs(
+        self, language: Language, samplings: list[Sampling], texts: list[list[int]]
+    ) -> tuple[list[AcceptInput], Sequence[Tensor]]:
+        state, vocab_size = np.full((1, HEAD_WIDTH), 0.3, np.float32), language.vocab_size
+        drafts = [
+            NativeDraft(
+                sampling, START + len(text), self.max_nodes, 3, self.width, TokenTree.bare(), [text[-1] if text else 0],
+                state, math.inf, min_score=math.log(0.02), draws=True, sharpness=0.6,
+            )
+            for sampling, text in zip(samplings, texts, strict=True)
+        ]  # fmt: skip
+        head = small_head(vocab_size)
+        answers = [answer for first in range(0, len(drafts), 500) for answer in head.draft(drafts[first : first + 500])]
+        made = [
+            AcceptInput(answer.tree, answer.q, draft.position, draft.sampling)
+            for answer, draft in zip(answers, drafts, strict=True)
+        ]
+        log_p = torch.from_numpy(np.log(language.p))
+        rows = [
+            log_p[[text[-1] if text else vocab_size, *each.tree.tokens.tolist()]]
+            for each, text in zip(made, texts, strict=True)
+        ]
+        return made, rows
+
+
+@cache
+def small_head(vocab_size: int) -> NativeHead:
+    """Return a recurrent head with random weights."""
+    generator = torch.Generator().manual_seed(4)
+    head = RedrafterHead(torch.randn(vocab_size, HEAD_WIDTH, generator=generator), 0, 2 * HEAD_WIDTH, rnn=False)
+    head.lm_head[0].weight.data = 0.25 * torch.randn(vocab_size, 2 * HEAD_WIDTH, generator=generator)
+    return NativeHead(head.eval().requires_grad_(False))
+
+
 def step(setting: Setting, language: Language, samplings: list[Sampling], texts: list[list[int]]) -> int:
     """Let every text grow by one step; return how many drafts were accepted at depth 1."""
-    last = torch.tensor([text[-1] if text else language.vocab_size for text in texts])
-    prefix_lens = [START + len(text) for text in texts]
-    key = seed_words([sampling.seed for sampling in samplings], CPU)
-    tokens = setting.draft(language, last, key, torch.tensor(prefix_lens)[:, None])
-    drafts = [tuple(row) for row in tokens.tolist()]
-    inputs = [
-        AcceptInput(*setting.proposal(language, draft), prefix_len, sampling)
-        for draft, prefix_len, sampling in zip(drafts, prefix_lens, samplings, strict=True)
-    ]
-    log_p = torch.from_numpy(np.log(language.p))[tokens]
-    found = decide(inputs, list(log_p), [False] * len(inputs))
-    for text, draft, accepted in zip(texts, drafts, found, strict=True):
-        text += [*(draft[node] for node in accepted.path), accepted.next_token]
+    inputs, log_p = setting.inputs(language, samplings, texts)
+    found = decide(inputs, log_p, [False] * len(inputs))
+    for text, each, accepted in zip(texts, inputs, found, strict=True):
+        text += [*each.tree.tokens[np.array(accepted.path, int) - 1].tolist(), accepted.next_token]
     return sum(1 for accepted in found if accepted.path)
 
 
@@ -202,4 +268,5 @@ DETERMINISTIC = Setting(Rule.REJECTION, (3, 1), sampled=False)
 BLOCK = Setting(Rule.BLOCK, (1, 1), sampled=True)
 DETERMINISTIC_BLOCK = Setting(Rule.BLOCK, (1, 1), sampled=False)
 BLOCK_KEYED_BY_POSITION = Setting(Rule.BLOCK, (1, 1), sampled=True, keyed_per_step=False)
-SETTINGS = [COUPLED, CHAIN, SIBLINGS, DETERMINISTIC, BLOCK, DETERMINISTIC_BLOCK]
+GROWN = Grown()
+SETTINGS = [COUPLED, CHAIN, SIBLINGS, GROWN, DETERMINISTIC, BLOCK, DETERMINISTIC_BLOCK]

@@ -17,17 +17,25 @@ from orchestrator.core.types import FloatArray
 from runtime.heads.checkpoint.files import HeadFiles
 from runtime.heads.checkpoint.target_tables import TargetTables
 from runtime.heads.modules.eagle import Eagle3Norms
+from runtime.heads.sharpness import LEAST
 from runtime.model.features import layers_of
 from runtime.model.load import check_supported
 
 #: Keys of config.json that build/heads writes.
-FINGERPRINT, ACCURACY = "target_fingerprint", "accuracy"
+FINGERPRINT, ACCURACY, SHARPNESS = "target_fingerprint", "accuracy", "sharpness"
 #: The key that describes rotary positions, and its former name.
 ROPES = ("rope_parameters", "rope_scaling")
 #: Rotary types that need a factor.
 SCALED_ROPES = ("linear", "llama3", "yarn")
 
 log = logging.getLogger(__name__)
+
+
+class SharpnessKeys(ConfigKeys):
+    """`runtime.heads.sharpness.Sharpness`, as measured for a head."""
+
+    argmax: float = Field(1.0, ge=LEAST, le=1.0)
+    sampled: float = Field(1.0, ge=LEAST, le=1.0)
 
 
 class HeadKeys(ConfigKeys):
@@ -38,6 +46,7 @@ class HeadKeys(ConfigKeys):
     hidden_size: int | None = Field(None, ge=1)
     #: whether an EAGLE layer reads the token beside the target's state
     reads_token: bool = True
+    sharpness: SharpnessKeys = SharpnessKeys()
 
 
 class RopeKeys(ConfigKeys):

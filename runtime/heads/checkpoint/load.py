@@ -5,6 +5,7 @@ Layouts, names and their sources: docs/heads-formats.md.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from orchestrator.core.static_trees import best_choices
 from orchestrator.core.tree import MAX_NODES
 from runtime.heads.checkpoint.checks import (
     ACCURACY,
+    SHARPNESS,
     HeadKeys,
     check_draft_ids,
     check_eagle3_layers,
@@ -32,6 +34,9 @@ from runtime.heads.modules.eagle import Eagle3Head, EagleHead
 from runtime.heads.modules.layers import HeadAttention
 from runtime.heads.modules.medusa import MedusaHeads
 from runtime.heads.modules.redrafter import RedrafterHead
+from runtime.heads.sharpness import Sharpness
+
+log = logging.getLogger(__name__)
 
 #: Published tensors that are not parameters: the embedding is compared with the target's, t2d follows from d2t.
 NOT_LOADED = ("embed_tokens.weight", "t2d")
@@ -50,6 +55,10 @@ def load_head(kind: str, folder: str, target: str, dtype: torch.dtype, device: t
         ) from error
     if isinstance(files.config.get(ACCURACY), list):  # other trainers write a number under this key
         head.default_choices = best_choices(read_accuracy(files), MAX_NODES)
+    measured = files.read(HeadKeys).sharpness
+    head.sharpness = Sharpness(measured.argmax, measured.sampled)
+    if SHARPNESS not in files.config:
+        log.info("%s: its sharpness was not measured, 1 is assumed (python -m build.heads.sharpness)", folder)
     return _cast(head, dtype, device).eval().requires_grad_(False)
 
 

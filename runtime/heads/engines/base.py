@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from orchestrator.core.elementary import log
 from orchestrator.core.errors import EngineError, RequestError, ServingError
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Distribution, DraftResponse, FloatArray, IdArray
-from orchestrator.sampling.sampled_drafts import sample_siblings
+from orchestrator.core.types import Distribution, DraftResponse
 from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import EngineCall, Progress
 from runtime.heads.engines.ranking import rank
+from runtime.heads.engines.sampled import sampled_children
 from runtime.heads.engines.trees import DynamicTree, GrowingTree, StaticTree, in_sibling_order
+from runtime.heads.sharpness import Sharpness
 from runtime.kv.blocks import BlockPool
 from runtime.kv.sequences import SequenceTable
 from runtime.native.heads import NativeDraft, NativeHead
@@ -98,12 +98,20 @@ class HeadEngine(ABC):
     draft_ids: Tensor | None = None
     beam_search = False
 
-    def __init__(self, feature_width: int, vocab_size: int, weight: Tensor, native: NativeHead | None = None) -> None:
+    def __init__(
+        self,
+        feature_width: int,
+        vocab_size: int,
+        weight: Tensor,
+        sharpness: Sharpness,
+        native: NativeHead | None = None,
+    ) -> None:
         """feature_width: numbers in a row of features. vocab_size: the target's. weight: any tensor of the head.
 
-        native: the head in native code, which then drafts instead of the torch module.
+        sharpness: the head's own. native: the head in native code, which then drafts instead of the torch module.
         """
         self.native = native
+        self._sharpness = sharpness
         self.feature_width = feature_width
         self._vocab_size = vocab_size
         self._device, self._dtype = weight.device, weight.dtype
@@ -147,7 +155,9 @@ class HeadEngine(ABC):
 
     def _check(self, call: HeadCall) -> None:
         """Refuse ids and features that would harm other calls: a cache keeps NaN and infinity, masked or not."""
-        ids, features = call.delta.context_ids, call.request.head.features
+        ids, features, sampling = call.delta.context_ids, call.request.head.features, call.request.sampling
+        if call.request.head.draws and (sampling.greedy or not sampling.rule.uses_q):
+            raise EngineError(f"draws is for a temperature above 0 and a rule that reads q, not for {sampling.rule!r}")
         if len(ids) and (ids.min() < 0 or ids.max() >= self._vocab_size):
             raise RequestError(f"context_ids has an id outside 0..{self._vocab_size - 1}")
         if features is None:
@@ -198,7 +208,8 @@ class HeadEngine(ABC):
             features=request.head.features[first - request.head.features_start :],
             max_s=budget.limit_s(call),
             min_score=request.head.min_score,
-            draws=self.draws(call),
+            draws=request.head.draws,
+            sharpness=self.sharpness(call),
         )
 
     def _add_level(self, drafts: list[DraftInProgress]) -> None:
@@ -209,35 +220,33 @@ class HeadEngine(ABC):
         samplings = [draft.call.request.sampling for draft in owners]
         k = max(draft.tree.fan_out for draft in drafts)
         logits = self.logits(drafts)
-        found = rank(logits, positions, samplings, k, self.draft_ids)
+        found = rank(logits, positions, samplings, k, self.draft_ids, [self.sharpness(each.call) for each in owners])
         ids, scores = found.ids.int().cpu().numpy(), found.scores.cpu().numpy()
         for draft, count, end in zip(drafts, num_rows, np.cumsum(num_rows), strict=True):
             rows, times = slice(end - count, end), len(draft.tree.frontier) // count
             columns = slice(draft.tree.fan_out)
-            if self.draws(draft.call):
-                q = self._sample(draft, positions[rows.start], logits[rows], ids[rows], scores[rows])
-                draft.q |= zip(draft.tree.frontier, [each for each in q for _ in range(times)], strict=True)
-            draft.tree.add_children(ids[rows, columns].repeat(times, 0), scores[rows, columns].repeat(times, 0))
+            if draft.call.request.head.draws:
+                self._add_sampled(draft, positions[rows.start], logits[rows])
+            else:
+                draft.tree.add_children(ids[rows, columns].repeat(times, 0), scores[rows, columns].repeat(times, 0))
 
-    def _sample(
-        self, draft: DraftInProgress, position: int, logits: Tensor, ids: IdArray, scores: FloatArray
-    ) -> list[Distribution]:
-        """Replace the ranked tokens of each row by sampled ones, and return what they were sampled from.
-
-        logits: (r, V or V_d). ids, scores: (r, k), written; a score of −inf where q has fewer tokens.
-        """
-        delta, sampling = draft.call.delta, draft.call.request.sampling
+    def _add_sampled(self, draft: DraftInProgress, position: int, logits: Tensor) -> None:
+        """Add sampled children to the draft's frontier; logits: (r, V or V_d), of its candidates or of all of them."""
+        tree, prefix_len, sampling = draft.tree, draft.call.delta.prefix_len, draft.call.request.sampling
         found = candidates(logits, [sampling] * len(logits), self.draft_ids)
-        scores[:] = -np.inf
-        for row, q in enumerate(found):
-            tokens = sample_siblings(q, position, sampling, delta.prefix_len, ids.shape[1])
-            ids[row, : len(tokens)] = tokens
-            scores[row, : len(tokens)] = log(q.probs)[np.searchsorted(q.ids, tokens)]
-        return found
+        q = dict(zip(tree.frontier, found * (len(tree.frontier) // len(found)), strict=True))
+        sharpness = self.sharpness(draft.call)
+        rows = [
+            sampled_children(each, position, sampling, prefix_len, tree.fan_out, node, sharpness)
+            for node, each in q.items()
+        ]
+        draft.q |= q
+        tree.add_children(*(np.concatenate(arrays) for arrays in zip(*rows, strict=True)))
 
-    def draws(self, call: HeadCall) -> bool:
-        """Return whether the nodes of the call's tree are sampled: of a static one, if the call asks for it."""
-        return call.request.head.draws and self.choices_of(call).num_nodes > 0
+    def sharpness(self, call: HeadCall) -> float:
+        """Return the sharpness of the call's confidences: the request's or, for what it asks for, the head's own."""
+        own, head = self._sharpness, call.request.head
+        return head.sharpness or (own.sampled if head.draws else own.argmax)
 
     def open(self, call: HeadCall) -> str:
         """Prepare for a call; return why there can be no draft for it, or ""; raises ServingError."""
@@ -283,7 +292,9 @@ class HeadEngine(ABC):
         if choices.num_nodes:
             return StaticTree(choices, request.head.min_score, request.head.draws)
         width, depth = max(request.head.width, 1), self.max_depth(call)
-        return DynamicTree(width, request.max_nodes, depth, self.beam_search, request.head.min_score)
+        # A beam that is lost takes its tokens along for what they are, which sampled ones must not be left out for.
+        beam_search = self.beam_search and not request.head.draws
+        return DynamicTree(width, request.max_nodes, depth, beam_search, request.head.min_score)
 
     def features_of(self, call: HeadCall, first: int) -> Tensor:
         """Return the target's features of the positions from `first` to the newest, (r, width)."""

@@ -90,7 +90,7 @@ class EagleEngine(HeadEngine):
         native: NativeHead | None = None,
     ) -> None:
         config, weight = head.config, head.get_buffer("embedding")
-        super().__init__(head.feature_width, len(weight), weight, native)
+        super().__init__(head.feature_width, len(weight), weight, head.sharpness, native)
         # Native code keeps the outputs of its rows beside their keys and values.
         width = config.hidden_size if native else 0
         shape = CacheShape(1, config.num_key_value_heads or config.num_attention_heads, head_dim(config), width)

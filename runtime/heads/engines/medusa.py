@@ -18,7 +18,7 @@ class MedusaEngine(HeadEngine):
 
     def __init__(self, heads: MedusaHeads, native: NativeHead | None = None) -> None:
         weight = next(iter(heads.parameters()))
-        super().__init__(weight.shape[1], heads.vocab_size, weight, native)
+        super().__init__(weight.shape[1], heads.vocab_size, weight, heads.sharpness, native)
         self._heads = heads
         self.default_choices = heads.default_choices
 

@@ -10,9 +10,6 @@ from torch import Tensor
 from orchestrator.core.sampling_params import Rule, Sampling
 from runtime.sampling.served import log_p, target_noise
 
-# Where the target takes an argmax, of its logits or of log p + noise, a head's best guess is right far more often than
-# its probability says, and trees built by these probabilities are too wide (docs/methods/eagle.md, Confidence).
-SHARPNESS = 0.3
 # Only so many of a row's V tokens get noise and are sorted in float64: for a vocabulary of 128,256 that costs most.
 CANDIDATES = 256
 
@@ -28,12 +25,18 @@ class Ranked(NamedTuple):
 
 
 def rank(
-    logits: Tensor, positions: Sequence[int], samplings: Sequence[Sampling], k: int, ids: Tensor | None = None
+    logits: Tensor,
+    positions: Sequence[int],
+    samplings: Sequence[Sampling],
+    k: int,
+    ids: Tensor | None = None,
+    sharpness: Sequence[float] = (),
 ) -> Ranked:
     """Return the k best tokens of every row.
 
     logits: (n, V) float. positions: n, the position of the drafted token. samplings: n, of the row's request.
-    ids: (V,) int64, the token of each column; None means 0 … V − 1.
+    ids: (V,) int64, the token of each column; None means 0 … V − 1. sharpness: n, what the scores of a row are divided
+    by where the target takes an argmax (docs/methods/eagle.md, Confidence); empty: 1 for all.
     Invariant: a score is log q, where q is over the row's CANDIDATES likeliest tokens. Where the target takes an argmax
     (at temperature 0, and under `coupled`, where the target's own noise is added) scores are sharpened and normalised
     again, so that with q = p the first token is the one that the target will choose. Tokens outside the support of q
@@ -45,7 +48,8 @@ def rank(
     if noisy := [row for row, s in enumerate(samplings) if not s.greedy and s.rule is Rule.COUPLED]:
         scores[noisy] += _noise([(samplings[row].seed, positions[row]) for row in noisy], tokens[noisy])
     if argmax := [row for row, s in enumerate(samplings) if s.greedy or s.rule is Rule.COUPLED]:
-        scores[argmax] = (scores[argmax] / SHARPNESS).log_softmax(dim=-1)
+        divisors = scores.new_tensor([sharpness[row] if sharpness else 1.0 for row in argmax])
+        scores[argmax] = (scores[argmax] / divisors[:, None]).log_softmax(dim=-1)
     top = scores.topk(min(k, scores.shape[-1]), dim=-1)
     return Ranked(tokens.gather(-1, top.indices), top.values)
 

@@ -21,7 +21,7 @@ class RedrafterEngine(HeadEngine):
 
     def __init__(self, head: RedrafterHead, native: NativeHead | None = None) -> None:
         embedding = head.get_buffer("embedding")
-        super().__init__(embedding.shape[1], len(embedding), embedding, native)
+        super().__init__(embedding.shape[1], len(embedding), embedding, head.sharpness, native)
         self._head = head
 
     def begin(self, calls: list[HeadCall]) -> list[DraftInProgress]:

@@ -17,6 +17,7 @@ from transformers import LlamaConfig
 from orchestrator.core.static_trees import EAGLE_LEAVES, best_first, tree_of_choices, usual_accuracy
 from orchestrator.core.tree import TokenTree
 from runtime.heads.modules.layers import Attend, Eagle3Layer, EagleLayer, norm_of
+from runtime.heads.sharpness import Sharpness
 from runtime.model.fused import BorrowedLinear
 
 #: Accuracy of the first level, and the factor for each further level: a head that reads the drafted tokens stays about
@@ -35,8 +36,10 @@ class EagleHead(nn.Module):
 
     Its parameters are the published ones: fc, layers.0. embedding, lm_head: (V, d), the target's, frozen. reads_token:
     False hides the sampled token, for the ablation (docs/methods/eagle.md). default_choices: the static tree for a
-    request that names no shape.
+    request that names no shape. sharpness: of its confidences.
     """
+
+    sharpness = Sharpness()
 
     def __init__(self, config: LlamaConfig, embedding: Tensor, lm_head: Tensor, reads_token: bool = True) -> None:
         super().__init__()
@@ -99,6 +102,8 @@ class Eagle3Head(nn.Module):
     draft id i to the target's id; EAGLE-3.1 adds fc_norm or input_norm. Invariant: a drafted row reads the layer's own
     output, before the norm; with norm_output behind it, and then the LM head reads the same.
     """
+
+    sharpness = Sharpness()
 
     def __init__(
         self,

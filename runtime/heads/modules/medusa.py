@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from orchestrator.core.static_trees import best_choices, usual_accuracy
 from orchestrator.core.tree import MAX_NODES
+from runtime.heads.sharpness import Sharpness
 from runtime.model.fused import BorrowedLinear
 
 #: Accuracy of the first head, and the factor for each further head, where it was not measured.
@@ -30,8 +31,11 @@ class ResBlock(nn.Module):
 class MedusaHeads(nn.ModuleList):
     """K heads, each of residual blocks and an LM head; parameters are named as published: k.l.linear, k.L.weight.
 
-    default_choices: the static tree for a request that names no shape, its nodes the best first.
+    default_choices: the static tree for a request that names no shape, its nodes the best first. sharpness: of their
+    confidences.
     """
+
+    sharpness = Sharpness()
 
     def __init__(self, num_heads: int, num_layers: int, lm_head: Tensor, own_outputs: bool = True) -> None:
         """lm_head: (V, d), the target's. own_outputs: each head starts with its own copy; False: all use lm_head."""

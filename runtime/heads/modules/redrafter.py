@@ -7,14 +7,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from runtime.heads.modules.medusa import ResBlock
+from runtime.heads.sharpness import Sharpness
 
 
 class RedrafterHead(nn.Module):
     """s_i = SiLU(W e(y_{i−1}) + U s_{i−1} + b), or e + s without `rnn`; the LM head reads cat(h, s_i).
 
     Parameters are named as published: rnn_w, rnn_u, input_proj (where exit_dim differs from 2d), lm_head.
-    embedding: (V, d), the target's, frozen.
+    embedding: (V, d), the target's, frozen. sharpness: of its confidences.
     """
+
+    sharpness = Sharpness()
 
     def __init__(self, embedding: Tensor, num_layers: int, exit_dim: int, rnn: bool = True) -> None:
         super().__init__()

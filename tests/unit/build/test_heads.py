@@ -26,6 +26,8 @@ from build.heads.make import frequent_tokens, make_heads
 from build.heads.measure import Recorded, acceptance_length, accuracies, best_tree, chain, measure, ranks_of
 from build.heads.publish import as_published
 from build.heads.settings import ABLATED, KINDS, Part, Settings, Sizes, kinds_named
+from build.heads.sharpness import TRIED, argmax_sharpness, sampled_sharpness
+from build.heads.sharpness import main as measure_again
 from build.heads.target import Batch, FrozenTarget, load_target
 from build.heads.teacher_forcing import RootRows, all_rows, draft_logits, sampled_rows
 from build.heads.text import heads_text, read_corpus
@@ -38,6 +40,7 @@ from runtime.heads.checkpoint.load import load_head
 from runtime.heads.modules.eagle import Eagle3Head, EagleHead
 from runtime.heads.modules.medusa import MedusaHeads
 from runtime.heads.modules.redrafter import RedrafterHead
+from runtime.heads.sharpness import LEAST
 from runtime.model.features import layers_of
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
 
@@ -442,6 +445,33 @@ def test_perfect_head_accepts_its_whole_chain(target: FrozenTarget):
     assert found["places"] == 2 * (64 - 6)
 
 
+def test_a_head_is_as_sure_of_its_guesses_as_it_is_right(target: FrozenTarget):
+    """Of a flat head, whose best guess is always right, and of one that is always wrong and should be less sure."""
+    head = make_heads(target, replace(TINY, sizes=replace(SIZES, medusa_heads=1)), STREAM)["medusa"]
+    batch = target.read(torch.zeros(2, 65, dtype=torch.int64))
+    head[0][-1].weight.data.mul_(0.01)
+    head[0][-1].weight.data[0] = 0.5 * batch.last.mean((0, 1)) / batch.last.mean((0, 1)).square().sum()
+    assert argmax_sharpness(head, Recorded([batch])) == min(TRIED)
+    wrong = batch._replace(tokens=torch.full_like(batch.tokens, 9))
+    assert argmax_sharpness(head, Recorded([wrong])) == 1.0
+
+
+def test_a_sampled_token_is_as_surely_accepted_as_q_resembles_p(target: FrozenTarget):
+    head = make_heads(target, replace(TINY, sizes=replace(SIZES, medusa_heads=1)), STREAM)["medusa"]
+    batch = target.read(torch.from_numpy(STREAM[:660].astype(np.int64)).view(10, 66))
+    with torch.no_grad():
+        q = (0.3 * head[0](batch.last)).softmax(-1)
+    head[0][-1].weight.data.mul_(0.3)
+    same, other = (batch.p.clone() for _ in range(2))
+    same[:, 1:] = q[:, :-1]
+    # A p that is a token drawn from q: a second one drawn from q is accepted if it is the same.
+    drawn = torch.multinomial(q.flatten(0, 1), 1, generator=torch.Generator().manual_seed(0)).view(*q.shape[:2], 1)
+    other[:, 1:] = torch.zeros_like(q).scatter_(-1, drawn, 1.0)[:, :-1]
+    assert sampled_sharpness(head, [batch._replace(p=same)]) == LEAST
+    assert sampled_sharpness(head, [batch._replace(p=other)]) == pytest.approx(1.0, abs=0.02)
+    assert sampled_sharpness(head, [batch._replace(p=0.5 * (same + other))]) == pytest.approx(0.5, abs=0.02)
+
+
 # The command, its files, its errors
 
 
@@ -502,6 +532,35 @@ def test_published_head_loads_and_says_what_the_trained_one_says(
         other = draft_logits(loaded, stored, roots, 2)
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
     assert "lm_head.weight" not in state or kind == "eagle3"
+
+
+def test_the_sharpness_of_a_head_is_recorded_with_its_files(published: Path, folder: Path, tmp_path: Path):
+    for kind in KINDS:
+        config = json.loads((published / kind / "config.json").read_text())
+        assert config["sharpness"] == json.loads((published / kind / "provenance.json").read_text())["sharpness"]
+        assert (
+            load_head(kind, str(published / kind), str(folder), torch.float32, CPU).sharpness._asdict()
+            == (config["sharpness"])
+        )
+    shutil.copytree(published / "eagle3", tmp_path / "eagle3")
+    measured, others = config_without_sharpness(tmp_path / "eagle3")
+    arguments = [str(tmp_path / "eagle3"), "--kind=eagle3", f"--target={folder}", f"--out={tmp_path}", "--windows=4"]
+    arguments.append(f"--corpus={write_corpus(tmp_path)}")
+    measure_again([*arguments, "--dry-run"])
+    assert json.loads((tmp_path / "eagle3" / "config.json").read_text()) == others
+    measure_again(arguments)
+    found = json.loads((tmp_path / "eagle3" / "config.json").read_text())
+    assert found == others | {"sharpness": pytest.approx(measured, abs=0.1)}
+    with pytest.raises(BuildError, match=r"has no config\.json"):
+        measure_again([str(tmp_path), "--kind=eagle3"])
+
+
+def config_without_sharpness(folder: Path) -> tuple[dict, dict]:
+    """Take the sharpness out of a head's config.json; return it, and the rest."""
+    config = json.loads((folder / "config.json").read_text())
+    measured = config.pop("sharpness")
+    (folder / "config.json").write_text(json.dumps(config))
+    return measured, config
 
 
 def test_published_folders_say_how_they_were_made(published: Path, target: FrozenTarget):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,12 +11,12 @@ import pytest
 from orchestrator.core.context import Context
 from orchestrator.core.errors import RequestError
 from orchestrator.core.methods import METHODS
-from orchestrator.core.proposal import Budget
-from orchestrator.core.sampling_params import Rule, Sampling
+from orchestrator.core.proposal import Budget, Proposer
+from orchestrator.core.sampling_params import Rule, Sampling, as_float32
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, DraftResponse, HeadInput, HiddenStates, StepOptions
 from orchestrator.proposers.dependencies import NO_ANSWER
-from orchestrator.proposers.drafters import DynamicConfig, HeadProposer, StaticConfig
+from orchestrator.proposers.drafters import DraftModel, DraftModelConfig, DynamicConfig, HeadProposer, StaticConfig
 from orchestrator.proposers.registry import select_method
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest, pack_draft_request, unpack_draft_request
@@ -34,8 +35,10 @@ class Line:
     def __init__(self, *answers: DraftResponse) -> None:
         self.answers = list(answers)
         self.calls: list[tuple[int, Budget, HeadInput]] = []
+        self.samplings: list[Sampling] = []
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput) -> DraftResponse:
+        self.samplings.append(sampling)
         self.calls.append((len(context), budget, head))
         return self.answers.pop(0)
 
@@ -128,11 +131,12 @@ def test_without_room_the_head_is_left_alone(budget: Budget) -> None:
 def test_what_a_head_is_told_crosses_the_wire(method: str) -> None:
     config = select_method(method, "", frozenset({"medusa", "eagle", "eagle3", "redrafter"}), {}).config
     head = config.shape  # type: ignore[attr-defined]
-    told = HeadInput(rows(1, 2), 5, head.choices, head.width)
+    told = HeadInput(rows(1, 2), 5, head.choices, head.width, 0.25, True, 0.35)
     sent = DraftRequest(delta_of(Context([1, 2, 3]), 1, 9, ""), Sampling(), 7, 3, told)
     found = unpack_draft_request(pack_draft_request(sent)).head
     assert np.array_equal(found.features, told.features)
     assert (found.features_start, found.width, found.choices.paths) == (5, head.width, head.choices.paths)
+    assert (found.min_prob, found.draws, found.sharpness) == (0.25, True, 0.35)
 
 
 @pytest.mark.parametrize("states", [HiddenStates.LAST, HiddenStates.LAYERS, HiddenStates.LAST | HiddenStates.LAYERS])
@@ -151,11 +155,72 @@ def test_which_states_are_wanted_crosses_the_wire(states: HiddenStates) -> None:
         ("eagle3", {"depth": 0}, r"depth must be an integer in 1\.\.16, got 0"),
         ("redrafter", {"beam": 3}, "beams"),
         ("eagle2", {"choices": [[0]]}, "choices"),
+        ("eagle2", {"sharpness": 0.0}, r"sharpness must be a number in 0\.01\.\.1, got 0\.0"),
+        ("eagle3", {"sharpnes": 0.5}, "sharpness"),
+        ("redrafter", {"draft_temperature": -1.0}, r"draft_temperature must be a number in 0\.\.100, got -1\.0"),
+        ("medusa", {"draft_top_p": 0}, "draft_top_p must be a number above 0 and at most 1, got 0"),
+        ("eagle", {"draft_top_k": -1}, r"draft_top_k must be an integer"),
     ],
 )
 def test_parameters_out_of_range_are_refused(method: str, parameters: dict[str, object], words: str) -> None:
     with pytest.raises(RequestError, match=words):
         select_method(method, json.dumps(parameters), frozenset({"medusa", "eagle", "eagle3", "redrafter"}), {})
+
+
+REJECTION = Sampling(0.8, top_k=40, top_p=0.75, min_p=0.125, seed=5, rule=Rule.REJECTION)
+HEADS = ("eagle", "eagle2", "eagle3", "redrafter")
+
+
+def proposer_of(method: str, line: Line, **parameters: object) -> Proposer:
+    """A head that has the states it needs."""
+    config = select_method(method, json.dumps(parameters), frozenset({"eagle", "eagle3", "redrafter"}), {}).config
+    proposer = HeadProposer(config, dependencies(method, drafter_client=lambda name: line))  # type: ignore[arg-type]
+    proposer.observe(TREE, Acceptance((), 1, features=rows(1), features_start=18))
+    return proposer
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_heads_sample_where_the_rule_reads_q(method: str) -> None:
+    samplings = {REJECTION: True, replace(REJECTION, rule=Rule.COUPLED): False, Sampling(rule=Rule.REJECTION): False}
+    for sampling, draws in samplings.items():
+        line = Line(DraftResponse(TREE))
+        proposer_of(method, line).propose(Context(list(range(20))), sampling, BUDGET)
+        assert line.calls[0][2].draws == draws
+    for parameters in ({"draws": False}, {"draft_temperature": 0}):
+        line = Line(DraftResponse(TREE))
+        proposer_of(method, line, **parameters).propose(Context(list(range(20))), REJECTION, BUDGET)
+        assert not line.calls[0][2].draws
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_beside_other_methods_no_head_samples(method: str) -> None:
+    loaded = frozenset({"eagle", "eagle3", "redrafter"})
+    (member, _) = select_method(f"{method}+suffix", "", loaded, {}).members
+    assert not member.config.as_member().draws  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_a_draft_may_have_a_sampling_of_its_own(method: str) -> None:
+    line = Line(DraftResponse(TREE))
+    keys = {"draft_temperature": 0.1, "draft_top_k": 0, "draft_top_p": 1.0, "sharpness": 0.5}
+    proposer_of(method, line, **keys).propose(Context(list(range(20))), REJECTION, BUDGET)
+    assert line.samplings == [replace(REJECTION, temperature=as_float32(0.1), top_k=0, top_p=1.0)]
+    assert line.calls[0][2].sharpness == 0.5
+
+
+def test_a_draft_is_sampled_as_the_target_unless_the_request_says_otherwise() -> None:
+    for keys, sampling in (({}, REJECTION), ({"draft_temperature": 0.5, "draft_top_k": 3}, Sampling())):
+        line = Line(DraftResponse(TREE))
+        proposer_of("eagle2", line, **keys).propose(Context(list(range(20))), sampling, BUDGET)
+        assert line.samplings == [sampling]
+
+
+def test_a_draft_model_may_have_a_sampling_of_its_own() -> None:
+    line = Line(DraftResponse(TREE))
+    config = DraftModelConfig(draft_temperature=0.5, draft_top_k=7)
+    proposer = DraftModel(config, dependencies("draft_model", drafter_client=lambda name: line))
+    proposer.propose(Context([1, 2]), REJECTION, BUDGET)
+    assert line.samplings == [replace(REJECTION, temperature=0.5, top_k=7)]
 
 
 def test_a_static_tree_that_is_a_chain_may_be_verified_as_a_block() -> None:

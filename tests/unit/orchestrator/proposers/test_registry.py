@@ -21,6 +21,8 @@ from orchestrator.proposers.parameters import MethodConfig
 from orchestrator.proposers.registry import SelectedMethod, load, select_method
 
 LOADED = frozenset(DRAFTERS)
+DRAFT_SAMPLING = {"draft_temperature": None, "draft_top_k": None, "draft_top_p": None}
+HEAD = {"max_nodes": 24, "min_prob": 0.2, "draws": True, "sharpness": None, **DRAFT_SAMPLING}
 DEFAULTS = {
     "none": {"max_nodes": 128},
     "prompt_lookup": {
@@ -35,16 +37,16 @@ DEFAULTS = {
     "lookahead": {"max_nodes": 128, "window": 0, "ngram": 0, "guesses": 0, "pool_from_prompt": True, "fill": "prompt"},
     "jacobi": {"max_nodes": 128, "draft_len": 3, "fill": "prompt"},
     "recycling": {"max_nodes": 4, "choices": TokenTree.bare(), "from_prompt": True},
-    "ngram": {"max_nodes": 128, "order": 4, "draft_len": 2},
+    "ngram": {"max_nodes": 128, "order": 4, "draft_len": 2} | DRAFT_SAMPLING,
     "auto": {"max_nodes": 48, "draft_len": 128, "tree": True},
     "suffix": {"max_nodes": 128, "max_depth": 24, "factor": 4.0, "min_prob": 0.1, "draft_len": 32, "tree": True},
     "predicted": {"max_nodes": 128, "draft_len": 16, "max_ngram": 6},
-    "draft_model": {"max_nodes": 128, "draft_len": 5, "min_prob": 0.2},
-    "medusa": {"max_nodes": 24, "min_prob": 0.2, "choices": TokenTree.bare(), "draws": True},
-    "eagle": {"max_nodes": 24, "min_prob": 0.2, "choices": TokenTree.bare(), "draws": True},
-    "eagle2": {"max_nodes": 24, "min_prob": 0.2, "top_k": 6, "depth": 10},
-    "eagle3": {"max_nodes": 24, "min_prob": 0.2, "top_k": 6, "depth": 10},
-    "redrafter": {"max_nodes": 24, "min_prob": 0.2, "beams": 5, "beam_len": 5},
+    "draft_model": {"max_nodes": 128, "draft_len": 5, "min_prob": 0.2, "sharpness": 0.3} | DRAFT_SAMPLING,
+    "medusa": HEAD | {"choices": TokenTree.bare()},
+    "eagle": HEAD | {"choices": TokenTree.bare()},
+    "eagle2": HEAD | {"top_k": 6, "depth": 10},
+    "eagle3": HEAD | {"top_k": 6, "depth": 10},
+    "redrafter": HEAD | {"beams": 5, "beam_len": 5},
 }
 
 

@@ -11,12 +11,14 @@ import pytest
 from orchestrator.core.context import Context
 from orchestrator.core.errors import RequestError
 from orchestrator.core.proposal import Budget, Proposal, Proposer
-from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.step_costs import StepCosts
+from orchestrator.core.sampling_params import Rule, Sampling
+from orchestrator.core.step_costs import StepCosts, Surface
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Acceptance
+from orchestrator.core.types import Acceptance, Distribution
+from orchestrator.proposers import sized
 from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.ledger import FIRST_PAUSE, Meter
+from orchestrator.proposers.ranks import paying, paying_in_turn
 from orchestrator.proposers.registry import select_method
 from orchestrator.proposers.sized import PROBE, Sized
 from orchestrator.sampling.accept import accept_coupled
@@ -122,6 +124,42 @@ def test_adaptive_drafts_lose_little_where_the_method_loses_much(method: str, su
     texts = [TEXTS[text](800)]
     adaptive = run(method, texts, SURFACES[surface], config='{"adaptive": true}')
     assert adaptive >= 0.97 * run("none", texts, SURFACES[surface])
+
+
+def test_whether_a_sampled_node_is_sent_does_not_depend_on_those_below_it() -> None:
+    """Whether a node has children may follow from its token, and that token must not decide whether it is sent."""
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        chances = -np.sort(-rng.random(12))
+        seconds = 1.0 + np.concatenate([[0.0], np.cumsum(rng.choice([0.0, 0.02, 0.6], 12))])
+        surface = Surface(seconds, np.diff(seconds, append=seconds[-1]), 0.0, 1.0 / seconds[0])
+        whole = paying_in_turn(chances, surface, 0.1)
+        for fewer in range(12):
+            assert paying_in_turn(chances[:fewer], surface, 0.1).tolist() == whole[whole <= fewer].tolist()
+    stairs = Surface(np.array([1.0, 1.8, 1.8, 1.8, 1.8]), np.zeros(5), 0.0, 1.0)
+    assert len(paying(np.full(4, 0.6), stairs, 0.0)) == 4 and len(paying_in_turn(np.full(4, 0.6), stairs, 0.0)) == 0
+
+
+@pytest.mark.parametrize("q", [False, True])
+def test_a_sampled_draft_is_cut_in_turn_under_a_rule_that_reads_q(monkeypatch: pytest.MonkeyPatch, q: bool) -> None:
+    tried: list[str] = []
+    for name in ("paying", "paying_in_turn"):
+        monkeypatch.setattr(sized, name, lambda chances, *rest, name=name: tried.append(name) or np.empty(0, np.int32))
+
+    class Sampled(Proposer):
+        name = "sampled"
+
+        def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+            found = Distribution(np.array([3], np.int32), np.ones(1, np.float32))
+            return Proposal(TokenTree.chain([3]), (self.name,), (found,) if q else ())
+
+    clock = Clock()
+    costs = StepCosts(clock)
+    costs.observe_plain(1, 1.0)
+    proposer = Sized(Sampled(), costs, AcceptanceEstimates())
+    for rule in (Rule.REJECTION, Rule.COUPLED):
+        proposer.propose(Context([0]), Sampling(1.0, rule=rule), Budget(4, 4))
+    assert tried == ["paying_in_turn" if q else "paying", "paying"]
 
 
 @pytest.mark.parametrize("key", ["draft_len", "max_nodes"])

@@ -67,7 +67,7 @@ def request(
 ) -> DraftRequest:
     ids = np.random.default_rng(sequence_id).integers(1, VOCAB_SIZE, length).tolist()
     delta = delta_of(Context(ids), sent, sequence_id, str(sequence_id))
-    return DraftRequest(delta, sampling, draft_len, draft_len, HeadInput(min_prob=min_prob))
+    return DraftRequest(delta, sampling, draft_len, draft_len, HeadInput(min_prob=min_prob, sharpness=0.3))
 
 
 def tokens(answers: list[Any]) -> list[list[int]]:

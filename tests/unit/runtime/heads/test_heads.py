@@ -18,7 +18,6 @@ from runtime.engine.calls import EngineCall
 from runtime.heads.engines import base, ranking
 from runtime.heads.engines.eagle import EagleEngine
 from runtime.heads.engines.medusa import MedusaEngine
-from runtime.heads.engines.ranking import SHARPNESS
 from runtime.heads.engines.redrafter import RedrafterEngine
 from runtime.heads.engines.trees import DynamicTree
 from tests.support import heads_oracle as oracle
@@ -257,10 +256,10 @@ def test_children_are_ranked_by_the_law_of_the_rule(eagle: Eagle, sampling: Samp
         if not sampling.greedy:
             place = len(ids) + len(path)
             log_q = log_q + noise.gumbel(77, place, np.arange(VOCAB_SIZE), noise.Stream.TARGET)
-        return oracle.log_softmax(log_q / SHARPNESS)
+        return oracle.log_softmax(log_q / 0.3)
 
-    (answer,) = draft(eagle.new_engine(), request(ids, features, sampling=sampling, width=3, max_depth=3, max_nodes=9))
-    assert same_dynamic(answer, dynamic_tree(scores, top_k=3, levels=3, max_nodes=9))
+    call = request(ids, features, sampling=sampling, width=3, max_depth=3, max_nodes=9, sharpness=0.3)
+    assert same_dynamic(draft(eagle.new_engine(), call)[0], dynamic_tree(scores, top_k=3, levels=3, max_nodes=9))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from orchestrator.core.errors import ConfigError
+from runtime.heads.sharpness import Sharpness
 from tests.support.heads import load, make_head, make_target
 
 WHOLE_NUMBERS = "must be a list in which each value is an integer"
@@ -153,6 +154,21 @@ def test_nested_layers_are_named_where_they_stand(heads: dict[str, Path], target
     assert "eagle_config.eagle_aux_hidden_state_layer_ids must be a list" in refusal(heads, target, "eagle3", changes)
 
 
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "redrafter"])
+def test_the_sharpness_of_a_head_is_read_or_1(heads: dict[str, Path], target: Path, kind: str) -> None:
+    given = {"sharpness": {"argmax": 0.25}}
+    assert "sharpness.argmax must be a number in 0.01..1, got 0" in refusal(
+        heads, target, kind, {"sharpness": {"argmax": 0}}
+    )
+    config = json.loads((heads[kind] / "config.json").read_text())
+    (heads[kind] / "config.json").write_text(json.dumps(config | given))
+    try:
+        assert load(kind, heads[kind], target).sharpness == Sharpness(0.25, 1.0)
+    finally:
+        (heads[kind] / "config.json").write_text(json.dumps(config))
+    assert load(kind, heads[kind], target).sharpness == Sharpness(1.0, 1.0)
+
+
 @pytest.mark.parametrize(
     ("kind", "key", "value", "words"),
     [
@@ -162,6 +178,7 @@ def test_nested_layers_are_named_where_they_stand(heads: dict[str, Path], target
         ("redrafter", "hidden_size", "32", "must be an integer"),
         ("redrafter", "hidden_size", 0, "must be an integer"),
         ("eagle", "reads_token", "no", "must be true or false, got 'no'"),
+        ("eagle3", "sharpness", 0.3, "must be an object"),
     ],
 )
 def test_other_values_are_named(

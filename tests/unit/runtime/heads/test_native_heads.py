@@ -62,7 +62,10 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"choices": tree_of_choices(published_choices("eagle1_25")), "max_depth": 9},
     {"choices": tree_of_choices(published_choices("eagle1_25")), "max_depth": 2, "max_nodes": 9},
     {"width": 4, "max_depth": 1, "max_nodes": 2},
-    {"width": 5, "max_depth": 4, "max_nodes": 30, "min_prob": 0.05},
+    {"width": 5, "max_depth": 4, "max_nodes": 30, "min_prob": 0.05, "sharpness": 0.3},
+    {"width": 4, "max_depth": 4, "max_nodes": 12, "draws": True},
+    {"width": 5, "max_depth": 4, "max_nodes": 40, "draws": True, "min_prob": 0.1, "sharpness": 0.2},
+    {"width": 1, "max_depth": 4, "draws": True, "sharpness": 0.5},
     {"choices": tree_of_choices(published_choices("eagle1_25")), "max_depth": 9, "draws": True, "min_prob": 0.3},
 )
 
@@ -186,7 +189,9 @@ BAD: tuple[tuple[dict[str, Any], str], ...] = (
     ({"position": 40}, "first_slot"),
     ({"gap": range(1, 3)}, "the newest row is missing"),
     ({"draws": True}, "draws"),
-    ({"draws": True, "sampling": Sampling(1.0, rule=Rule.REJECTION)}, "draws"),
+    ({"draws": True, "sampling": Sampling(1.0)}, "draws"),
+    ({"sharpness": 0.0}, "sharpness"),
+    ({"sharpness": 1.5}, "sharpness"),
 )
 
 
@@ -208,7 +213,7 @@ def test_arguments_that_would_leave_their_arrays_are_refused(
 
 def test_the_layouts_are_the_library_s() -> None:
     """A field that is added on one side alone would shift the others."""
-    assert ctypes.sizeof(native_heads.DraftCallFields) == 136
+    assert ctypes.sizeof(native_heads.DraftCallFields) == 144
     assert ctypes.sizeof(native_heads.DraftingFields) == 24 + 10 * 8 + 16 + 7 * 8
 
 

@@ -1,0 +1,131 @@
+"""`python -m build.heads.sharpness FOLDER --kind KIND`: measure how sure a head may be; its config.json records it.
+
+`python -m build.heads` does the same for the heads that it trains (docs/methods/eagle.md, Confidence).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from build.data import Tokens
+from build.errors import BuildError, run_command
+from build.heads import measure
+from build.heads.measure import DEPTH, TOP_K, Recorded, draft_columns, record_greedy
+from build.heads.settings import KINDS
+from build.heads.target import Batch, FrozenTarget, load_target
+from build.heads.teacher_forcing import all_rows, draft_logits
+from build.heads.text import heads_text
+from build.losses import spread_windows
+from build.workspace import MODELS, Workspace
+from orchestrator.core.errors import ConfigError
+from orchestrator.sampling.sampled_drafts import MAX_CANDIDATES
+from runtime.heads.checkpoint.checks import SHARPNESS
+from runtime.heads.checkpoint.load import load_head
+from runtime.heads.engines.ranking import CANDIDATES
+from runtime.heads.sharpness import LEAST, Sharpness
+
+#: The values that are tried where the target takes an argmax.
+TRIED = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1)
+#: Windows of text on which q is compared with p, which is too large to be kept.
+P_WINDOWS = 8
+
+
+def measure_sharpness(head: nn.Module, target: FrozenTarget, greedy: Recorded, stream: Tokens) -> Sharpness:
+    """Return the sharpness that fits a head. greedy: the target's continuations. stream: (n,), held-out text."""
+    length = min(measure.WINDOW, len(stream) - 1)
+    windows = (target.read(window.to(target.device)) for window in spread_windows(stream, P_WINDOWS, length))
+    return Sharpness(argmax_sharpness(head, greedy), sampled_sharpness(head, windows))
+
+
+@torch.no_grad()
+def argmax_sharpness(head: nn.Module, greedy: Recorded) -> float:
+    """Return what to divide log q by, so that it tells best whether a guess is the target's argmax.
+
+    That is the least Brier score of the best guesses at all depths, given that all tokens before are right: temperature
+    scaling (Guo et al. 2017, arXiv:1706.04599) with a loss that the few guesses far from right cannot dominate.
+    """
+    scores = torch.zeros(len(TRIED))
+    for batch in greedy.batches:
+        roots = all_rows(batch.num_rows, DEPTH, batch.last.device)
+        columns = draft_columns(head, batch.p.shape[-1]).to(batch.last.device)
+        for depth, logits in enumerate(draft_logits(head, batch, roots, DEPTH), start=1):
+            best = logits.float().topk(min(CANDIDATES, logits.shape[-1]), dim=-1)
+            is_right = best.indices == columns[roots.take(batch.tokens, depth + 1)][..., None]
+            for number, sharpness in enumerate(TRIED):
+                misses = ((best.values / sharpness).softmax(-1) - is_right.float())[:, greedy.first :, : max(TOP_K)]
+                scores[number] += misses.square().sum().cpu()
+    return TRIED[int(scores.argmin())]
+
+
+@torch.no_grad()
+def sampled_sharpness(head: nn.Module, batches: Iterable[Batch]) -> float:
+    """Return κ, by which the mean rejection of a token sampled from q, 1 − Σ min(p, q), is that of κ · (1 − Σ q²).
+
+    batches: with the target's p. q: the head's MAX_CANDIDATES best tokens at temperature 1.
+    """
+    rejected = doubted = 0.0
+    for batch in batches:
+        roots = all_rows(batch.num_rows, DEPTH, batch.last.device)
+        ids: Tensor | None = getattr(head, "ids", None)
+        p = batch.p if ids is None else batch.p[..., ids]
+        for depth, logits in enumerate(draft_logits(head, batch, roots, DEPTH), start=1):
+            best = logits.float().topk(min(MAX_CANDIDATES, logits.shape[-1]), dim=-1)
+            q = best.values.softmax(-1)
+            accepted = torch.minimum(q, roots.take(p, depth).gather(-1, best.indices)).sum(-1)
+            rejected += float((1.0 - accepted).sum())
+            doubted += float((1.0 - q.square().sum(-1)).sum())
+    return round(min(max(rejected / doubted if doubted else 1.0, LEAST), 1.0), 3)
+
+
+def record(folder: Path, sharpness: Sharpness) -> None:
+    """Write a head's sharpness into its config.json, all or nothing."""
+    file = folder / "config.json"
+    config: dict[str, Any] = json.loads(file.read_text()) | {SHARPNESS: sharpness._asdict()}
+    unfinished = file.with_suffix(".json.new")
+    unfinished.write_text(json.dumps(config, indent=2) + "\n")
+    unfinished.replace(file)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
+    found = argparse.ArgumentParser(
+        prog="python -m build.heads.sharpness", description="Measure how sure a head may be, and record it."
+    )
+    add = found.add_argument
+    add("folder", type=Path, help="of the head; its config.json gets the key `sharpness`")
+    add("--kind", choices=KINDS, required=True)
+    add("--target", default=str(MODELS / "target"), help="folder or hub id of the model that it drafts for")
+    add("--corpus", default="", help="FILE.txt, FILE.jsonl or a folder (default: the Python standard library)")
+    add("--out", type=Path, default=MODELS, help="folder whose .train keeps the corpus as tokens (default: models)")
+    add("--windows", type=int, default=16, help="greedy continuations that are drafted along (default: %(default)s)")
+    add("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    add("--dry-run", action="store_true", help="print the figures and record nothing")
+    return found
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command."""
+    options = parser().parse_args(arguments)
+    if not (options.folder / "config.json").is_file():
+        raise BuildError(f"{options.folder} has no config.json; name the folder of a head")
+    target = load_target(options.target, options.device, reads_layers=options.kind == "eagle3")
+    try:
+        head = load_head(options.kind, str(options.folder), options.target, torch.float32, torch.device(options.device))
+    except ConfigError as error:
+        raise BuildError(str(error)) from error
+    text = heads_text(options.target, options.corpus, Workspace(options.out), options.out / ".train" / "heads")
+    found = measure_sharpness(head, target, record_greedy(target, text.held_out, options.windows), text.held_out)
+    print(f"{options.folder}: sharpness {found.argmax:g} of guesses, {found.sampled:g} of sampled tokens", flush=True)
+    if not options.dry_run:
+        record(options.folder, found)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,35 @@
+"""The sampling of a draft: the target's, unless the request standardises the drafter's distribution in another way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pydantic import Field
+
+from orchestrator.core.sampling_params import Sampling, as_float32
+from orchestrator.proposers.parameters import MethodConfig
+
+
+class DraftSamplingConfig(MethodConfig):
+    """The temperature and the cuts by which a drafter's logits become q; None = those of the target.
+
+    draft_temperature 0 is the argmax, draft_top_k 0 and draft_top_p 1 cut nothing. Any q keeps the target's law, and
+    under `coupled` the text.
+    Source: standardised sampling, Leviathan et al. 2023, arXiv:2211.17192, section 2.2: M_q may have its own.
+    """
+
+    draft_temperature: float | None = Field(None, ge=0.0, le=100.0)
+    draft_top_k: int | None = Field(None, ge=0)
+    draft_top_p: float | None = Field(None, gt=0.0, le=1.0, description="a number above 0 and at most 1")
+
+    def draft_sampling(self, sampling: Sampling) -> Sampling:
+        """Return the sampling by which a draft is made; where the target is greedy, the drafter is, too."""
+        if sampling.greedy:
+            return sampling
+        temperature, top_k, top_p = self.draft_temperature, self.draft_top_k, self.draft_top_p
+        return replace(
+            sampling,
+            temperature=sampling.temperature if temperature is None else as_float32(temperature),
+            top_k=sampling.top_k if top_k is None else top_k,
+            top_p=sampling.top_p if top_p is None else as_float32(top_p),
+        )

@@ -1,0 +1,68 @@
+"""Sampled children of a candidate: their tokens, and how likely each seems to be accepted, before and after its draw.
+
+Why a tree is shaped by the scores before the draw: docs/losslessness.md, Trees that are sampled while they grow.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from orchestrator.core.elementary import log
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.types import Distribution, FloatArray, IdArray
+from orchestrator.sampling.sampled_drafts import sample_siblings
+
+#: Where an error of q's logits is small, the part of the residual max(p − q, 0) that a second token sampled from q
+#: meets: the mean of min(z⁺ / m, 1) for a normal z, where z⁺ = max(z, 0) and m is its mean.
+LATER_SHARE = 0.42
+
+
+class Children(NamedTuple):
+    """Guesses for the tokens after some candidates, in the order in which siblings are tried.
+
+    ids: (n, k) int32. scores: (n, k) float64, the log-confidence of each token. places: (n, k) float64, the most that
+    the score of a token in this place can be, which is known before it is sampled and never rises along a row; for
+    tokens that are not sampled the scores themselves. −inf where q has no token left.
+    """
+
+    ids: IdArray
+    scores: FloatArray
+    places: FloatArray
+
+
+def sampled_children(
+    q: Distribution, position: int, sampling: Sampling, prefix_len: int, count: int, parent: int, sharpness: float
+) -> Children:
+    """Return up to `count` children of the candidate `parent`, sampled from q without replacement, as one row."""
+    tokens = sample_siblings(q, position, sampling, prefix_len, count, parent)
+    children = Children(np.full((1, count), -1, np.int32), *np.full((2, 1, count), -np.inf))
+    children.ids[0, : len(tokens)] = tokens
+    chances = _chances(q.probs, np.searchsorted(q.ids, tokens).tolist(), sharpness)
+    children.scores[0, : len(tokens)], children.places[0, : len(tokens)] = log(chances)
+    return children
+
+
+def _chances(probs: FloatArray, drawn: list[int], sharpness: float) -> FloatArray:
+    """Return (2, len(drawn)) float64, how likely each token seems to be the accepted child, and the most for its place.
+
+    probs: (n,) float64, of q. drawn: the places of the sampled tokens in q.
+    The first token y is taken to be accepted with 1 − sharpness · (1 − q(y)): with sharpness 1 that is EAGLE-2's
+    confidence q(y), and 0 would be a head whose q is p. A later one meets a residual, of which a sharp head leaves
+    LATER_SHARE; with sharpness 1 its chance to be reached and accepted is q(y) again.
+    """
+    found = np.zeros((2, len(drawn)))
+    order, is_drawn = np.argsort(-probs, kind="stable").tolist(), set[int]()
+    left = missed = place = 1.0  # mass of q that is not drawn; chance that no child was accepted so far; last place
+    for number, token in enumerate(drawn):
+        best = float(probs[next(each for each in order if each not in is_drawn)])
+        doubt = sharpness if number == 0 else 1.0 - (1.0 - sharpness) * LATER_SHARE
+        place = min(place, missed * (1.0 - doubt + doubt * min(best / left, 1.0)))
+        chance = min(place, missed * (1.0 - doubt + doubt * min(float(probs[token]) / left, 1.0)))
+        found[:, number] = chance, place
+        is_drawn.add(token)
+        missed, left = missed - chance, left - float(probs[token])
+        if missed <= 0.0 or left <= 0.0:
+            break
+    return found
