@@ -449,8 +449,9 @@ def test_a_head_is_as_sure_of_its_guesses_as_it_is_right(target: FrozenTarget):
     """Of a flat head, whose best guess is always right, and of one that is always wrong and should be less sure."""
     head = make_heads(target, replace(TINY, sizes=replace(SIZES, medusa_heads=1)), STREAM)["medusa"]
     batch = target.read(torch.zeros(2, 65, dtype=torch.int64))
-    head[0][-1].weight.data.mul_(0.01)
-    head[0][-1].weight.data[0] = 0.5 * batch.last.mean((0, 1)) / batch.last.mean((0, 1)).square().sum()
+    mean = batch.last.mean((0, 1))
+    head[0][-1].weight.data.zero_()
+    head[0][-1].weight.data[0] = mean / (batch.last @ mean).max()
     assert argmax_sharpness(head, Recorded([batch])) == min(TRIED)
     wrong = batch._replace(tokens=torch.full_like(batch.tokens, 9))
     assert argmax_sharpness(head, Recorded([wrong])) == 1.0
