@@ -448,10 +448,10 @@ def test_perfect_head_accepts_its_whole_chain(target: FrozenTarget):
 def test_a_head_is_as_sure_of_its_guesses_as_it_is_right(target: FrozenTarget):
     """Of a flat head, whose best guess is always right, and of one that is always wrong and should be less sure."""
     head = make_heads(target, replace(TINY, sizes=replace(SIZES, medusa_heads=1)), STREAM)["medusa"]
-    batch = target.read(torch.zeros(2, 65, dtype=torch.int64))
-    mean = batch.last.mean((0, 1))
+    batch = target.read(torch.full((2, 65), 5))
+    head[0][0].linear.bias.data.fill_(100.0)  # which drowns the state, so that token 5 has about the logit 1
     head[0][-1].weight.data.zero_()
-    head[0][-1].weight.data[0] = mean / (batch.last @ mean).max()
+    head[0][-1].weight.data[5] = 0.01 / batch.last.shape[-1]
     assert argmax_sharpness(head, Recorded([batch])) == min(TRIED)
     wrong = batch._replace(tokens=torch.full_like(batch.tokens, 9))
     assert argmax_sharpness(head, Recorded([wrong])) == 1.0
