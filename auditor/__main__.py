@@ -21,9 +21,9 @@ from auditor.reference_model import NEAR_TIES, ReferenceModel
 from auditor.requests import AuditedSystem, AuditRequest, ask_all
 from auditor.results import Result
 from auditor.server import AuditedServer
+from auditor.settings import inputs_of
 from auditor.workload import HEADS, QUICK, SETTINGS, Size
 from benchmarks.deployment import CONFIG, serving
-from benchmarks.settings import inputs_of
 from benchmarks.traffic import mixed_prompts
 from orchestrator.deployment.config import load_config
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from auditor.distributions import SAMPLED
 from auditor.requests import AuditRequest, Options
-from benchmarks.settings import inputs_of
+from auditor.settings import inputs_of
 from orchestrator.core.sampling_params import OUR_RULES, Rule
 
-#: Settings of benchmarks/settings.py: chains and trees, deterministic and sampled drafts.
+#: Settings of auditor/settings.py: chains and trees, deterministic and sampled drafts.
 SETTINGS = ("none", "prompt_lookup", "ngram", "draft_model 4", "prompt_lookup branches", "suffix wide", "lookahead")
 #: Settings whose drafters read hidden states, which only a server has; their drafts are deterministic trees.
 HEADS = ("medusa leaves", "eagle narrow", "eagle2 small", "eagle3 small", "redrafter 2 3", "prompt_lookup+eagle2 8")

@@ -1,31 +1,17 @@
-"""Held-out prompts, and requests to a running server by the shipped client."""
+"""Held-out prompts, by task, mixed, or cut to a length."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 
 from benchmarks.deployment import ROOT
 from clients.demo import Prompt
-from clients.generate import generate
 
 PROMPTS = ROOT / "tests/data/prompts"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer to a request; num_in_pass: mean number of requests in its passes of the target."""
-
-    ids: list[int]
-    num_steps: int
-    num_drafted: int
-    num_accepted: int
-    num_in_pass: float
 
 
 def read_prompts() -> dict[str, list[Prompt]]:
@@ -53,16 +39,3 @@ def mixed_prompts(count: int) -> list[Prompt]:
     most = max(len(some) for some in tasks.values())
     turns = [some[i] for i in range(most) for some in tasks.values() if i < len(some)]
     return turns[:count]
-
-
-def ask(client: Any, text: str, **options: Any) -> Answer:
-    """Run one streamed request to its end."""
-    done = generate(client, text, return_stats=True, **options)
-    totals = done.chunks[-1].totals
-    return Answer(
-        done.ids,
-        totals["num_steps"],
-        totals["total_draft_tokens"],
-        totals["total_accepted_draft_tokens"],
-        json.loads(totals["stats"])["requests_per_pass"],
-    )

@@ -20,11 +20,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from auditor.settings import SETTINGS
 from benchmarks.deployment import CONFIG, ROOT, serving
-from benchmarks.settings import SETTINGS
-from benchmarks.traffic import Answer, Prompt, mixed_prompts
+from benchmarks.traffic import Prompt, mixed_prompts
 from launcher import Server
 from orchestrator.deployment.config import CHECKPOINTS, ServingConfig, load_config
+from tests.support.client_pool import Answer
 from tests.support.exactness import NEAR_TIE, SAMPLINGS
 from tests.support.suite import ALONE, AT_ONCE, Row, Suite, Unit
 
@@ -129,7 +130,7 @@ temperature {rule.temperature:.3g}, top-p {rule.top_p:.3g}, one seed a prompt: `
 model's log p plus the keyed noise, everything else with `none` alone. *alone* starts from a cold cache; \
 *{AT_ONCE}* mixes the settings of its run and shares KV blocks. A near tie is a difference whose two tokens are less \
 than {NEAR_TIE:g} apart when recomputed in float64; *differences* are those that are none. The settings are those of \
-`benchmarks/settings.py`.
+`auditor/settings.py`.
 
 {HEADER}
 {chr(10).join(lines)}

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from auditor.settings import SETTINGS
 from benchmarks.deployment import CONFIG, ROOT
-from benchmarks.settings import SETTINGS, by_method
 from benchmarks.traffic import mixed_prompts
 from orchestrator.deployment.config import load_config
 from tests.exact import BASE, STORE, Store, answers_of, fingerprint, say
 from tests.support.exactness import TEMPERATURES
-from tests.support.suite import ALONE, AT_ONCE, Row, Suite
+from tests.support.suite import ALONE, AT_ONCE, Row, Suite, by_method
 
 PAGE = ROOT / "docs" / "figures" / "invariance.md"
 GREEDY = "greedy"
@@ -55,7 +55,7 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
 
 Made by `make audit-full` on the real server in float64: {requests:,} requests, {tokens:,} tokens, \
 **{len(found)} differences**. Every cell: differences / tokens. Each prompt goes through every method, whose settings \
-(`benchmarks/settings.py`) take turns. *{ALONE}*: one request at a time, each method with a cache of its own; \
+(`auditor/settings.py`) take turns. *{ALONE}*: one request at a time, each method with a cache of its own; \
 *{AT_ONCE}*: the methods of one run mixed. Everything is compared with `none` alone, and that with transformers: its \
 `generate` at temperature 0, above it the stock model's log p plus the keyed noise. The columns are temperatures \
 and seeds; a dash was not run.

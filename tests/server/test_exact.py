@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from auditor.settings import SETTINGS
 from benchmarks.deployment import CONFIG, serving, settled_metrics
-from benchmarks.settings import SETTINGS, by_method
-from benchmarks.traffic import ask, mixed_prompts
+from benchmarks.traffic import mixed_prompts
 from launcher import Server
 from orchestrator.deployment.config import load_config
-from tests.support.client_pool import ClientPool
+from tests.support.client_pool import ClientPool, ask
 from tests.support.exactness import SAMPLINGS
-from tests.support.suite import ALONE, AT_ONCE, Row, Suite
+from tests.support.suite import ALONE, AT_ONCE, Row, Suite, by_method
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(1800)]
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
+from auditor.settings import SETTINGS, inputs_of
 from benchmarks.deployment import serving
-from benchmarks.settings import SETTINGS, inputs_of
 from launcher import Server
 from orchestrator.core.context import Context
 from orchestrator.core.noise import child_seed

@@ -1,17 +1,45 @@
-"""Many requests to a running server at once, by shipped clients that are kept."""
+"""Requests to a running server by the shipped client, one or many at once."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import tritonclient.grpc as grpcclient
 
+from clients.generate import generate
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a request; num_in_pass: mean number of requests in its passes of the target."""
+
+    ids: list[int]
+    num_steps: int
+    num_drafted: int
+    num_accepted: int
+    num_in_pass: float
+
+
+def ask(client: Any, text: str, **options: Any) -> Answer:
+    """Run one streamed request to its end."""
+    done = generate(client, text, return_stats=True, **options)
+    totals = done.chunks[-1].totals
+    return Answer(
+        done.ids,
+        totals["num_steps"],
+        totals["total_draft_tokens"],
+        totals["total_accepted_draft_tokens"],
+        json.loads(totals["stats"])["requests_per_pass"],
+    )
 
 
 class ClientPool:

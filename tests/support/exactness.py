@@ -17,13 +17,13 @@ import torch
 from tokenizers import Tokenizer
 
 from auditor.equality import first_difference
-from benchmarks.settings import inputs_of
+from auditor.settings import inputs_of
 from benchmarks.stock_model import StockModel
-from benchmarks.traffic import Answer, Prompt, ask
+from benchmarks.traffic import Prompt
 from orchestrator.core.noise import gumbel
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.sampling.distribution import log_p, sample
-from tests.support.client_pool import ClientPool
+from tests.support.client_pool import Answer, ClientPool, ask
 
 NEAR_TIE = 1e-4
 LIMIT_S = 900  # long enough for a busy machine: a deadline would cut a text short

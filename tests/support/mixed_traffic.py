@@ -13,10 +13,11 @@ from typing import Any
 
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.settings import inputs_of, served
+from auditor.settings import SETTINGS, inputs_of
 from benchmarks.traffic import Prompt
 from clients.generate import stream
 from launcher import Server
+from orchestrator.core.methods import METHODS, names_in
 from tests.support.client_pool import ClientPool
 
 NUM_AT_ONCE = 8
@@ -40,7 +41,11 @@ class Traffic:
         self.num_steps = 0
         self.outcomes: Counter[str] = Counter()
         self._server, self._prompts, self._seed = server, prompts, seed
-        self._settings = served(server.drafters)
+        self._settings = [
+            name
+            for name, (method, _) in SETTINGS.items()
+            if {METHODS[part].drafter for part in names_in(method)} <= {"", *server.drafters}
+        ]
         self._lock = threading.Lock()
         self._goal = 0
         self._kinds: Sequence[Callable[[Any, random.Random], int]] = (

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.settings import SETTINGS
-from benchmarks.traffic import Answer, Prompt
+from auditor.settings import SETTINGS
+from benchmarks.traffic import Prompt
 from orchestrator.deployment.config import ServingConfig
+from tests.support.client_pool import Answer
 from tests.support.exactness import SAMPLINGS, Case, Difference, Judge, Oracle, cases_of, run
 
 NUM_AT_ONCE = 8
 ALONE, AT_ONCE = "alone", f"{NUM_AT_ONCE} at once"
+
+
+def by_method() -> list[list[str]]:
+    """Return the settings of each method, `none` first."""
+    methods: dict[str, list[str]] = {}
+    for name, (method, _) in SETTINGS.items():
+        methods.setdefault(method, []).append(name)
+    return list(methods.values())
 
 
 @dataclass(frozen=True)

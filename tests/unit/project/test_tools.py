@@ -27,7 +27,7 @@ def test_layers_this_repository_keeps_to_them():
             "import triton_python_backend_utils as pb_utils",
             "only orchestrator/triton",
         ),
-        ("orchestrator/novel.py", "from orchestrator.core.tree import TokenTree", "orchestrator.novel is no room"),
+        ("orchestrator/novel.py", "from orchestrator.core.tree import TokenTree", "orchestrator.novel is not a room"),
         ("runtime/engine.py", "from orchestrator.generation.loop import generate", "runtime may import"),
         ("runtime/engine.py", "import triton_python_backend_utils", "runtime may not import"),
         ("launcher/server.py", "from orchestrator.wire.tensors import Tensors", "launcher may import"),

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from benchmarks.settings import SETTINGS
+from auditor.settings import SETTINGS
 from orchestrator.core.context import Context
 from orchestrator.core.errors import RequestError
 from orchestrator.core.methods import DRAFTERS, METHODS, PROPOSED

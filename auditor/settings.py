@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from typing import Any
-
-from orchestrator.core.methods import METHODS, names_in
 
 #: name of a setting → (method, its parameters).
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -60,23 +57,6 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "medusa+eagle3": ("medusa+eagle3", {}),
     "medusa+eagle3 40": ("medusa+eagle3", {"max_nodes": 40, "medusa": {"max_nodes": 12}}),
 }
-
-
-def served(drafters: Collection[str]) -> list[str]:
-    """Return the settings that a server with these drafters supports."""
-    return [
-        name
-        for name, (method, _) in SETTINGS.items()
-        if {METHODS[part].drafter for part in names_in(method)} <= {"", *drafters}
-    ]
-
-
-def by_method() -> list[list[str]]:
-    """Return the settings of each method, `none` first."""
-    methods: dict[str, list[str]] = {}
-    for name, (method, _) in SETTINGS.items():
-        methods.setdefault(method, []).append(name)
-    return list(methods.values())
 
 
 def inputs_of(setting: str, prompt: str) -> dict[str, Any]:
