@@ -87,12 +87,14 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
+        gateway.replicas.check_room()  # before anything is read: under a flood, refusals must cost little
         fields = await _fields(CompletionFields, request, gateway)
         job = await asyncio.to_thread(gateway.completion, fields, request.state.request_id)
         return await answer(request, fields.stream, job, ping_interval_s)
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
+        gateway.replicas.check_room()
         fields = await _fields(ChatFields, request, gateway)
         job = await asyncio.to_thread(gateway.chat, fields, request.state.request_id)
         return await answer(request, fields.stream, job, ping_interval_s)

@@ -144,8 +144,8 @@ class Generation:
         ready = [replica for replica in self.replicas.all.values() if replica.is_ready]
         if isinstance(error, Full) and not self.ids and all(replica in attempts.tried for replica in ready):
             raise Busy(f"all replicas are full: {error}", retry_after_s=error.retry_after_s)
-        if not attempts.tried and not self.ids and (full_for_s := self.replicas.full_for_s):
-            raise Busy("all replicas have just said that they are full", retry_after_s=full_for_s)
+        if not attempts.tried and not self.ids:
+            self.replicas.check_room()
         if attempts.num_failed >= MAX_TRIES:
             raise Failed(f"the request failed {attempts.num_failed} times in a row, the last time: {error}")
         end_s = min(attempts.since_s + self.settings.recovery_limit_s, self.deadline_s)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from gateway.errors import Busy
 from gateway.routing import choose
 from gateway.settings import Settings, SettingsError
 from gateway.triton import Full, Lost, ReplicaError, Silent, TritonClient
@@ -123,6 +124,11 @@ class Replicas:
         if not ready or any(replica.is_usable or not replica.is_full for replica in ready):
             return None
         return min(replica.retry_after_s for replica in ready)
+
+    def check_room(self) -> None:
+        """Raise Busy if every replica that is ready has just said that it is full."""
+        if (full_for_s := self.full_for_s) is not None:
+            raise Busy("all replicas have just said that they are full", retry_after_s=full_for_s)
 
     async def watch(self) -> None:
         """Look up and check the replicas for ever."""

@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import json
 import logging
+import socket
 import threading
 import tomllib
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -194,3 +196,25 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
     assert (answer.status_code, error["param"]) == (400, "messages" if is_chat else "prompt")
     assert "100000 bytes" in error["message"] and "512 tokens" in error["message"]
     assert len(replica.requests) == num_requests
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_full_deployment_refuses_before_the_body_is_read(replica: StandInReplica, folder: Path, path: str) -> None:
+    """A body that never comes, on a connection that stays open, is refused all the same."""
+    with gateway_over(replica, folder) as gateway:
+        (one,) = gateway.state.replicas.all.values()
+        one.rest(7)
+        one.resting_until_s = float("inf")
+        assert gateway.post(path, {"prompt": 3, "nonsense": True}).status_code == 429
+        head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9000\r\n\r\n"
+        with socket.create_connection(urllib.parse.urlsplit(gateway.url).netloc.split(":"), LIMIT_S) as connection:
+            connection.sendall(head.encode())
+            answer = connection.recv(65536).decode()
+        assert answer.startswith("HTTP/1.1 429 ") and "retry-after: 7\r\n" in answer.lower()
+        assert not replica.requests
+        one.is_full = False
+        one.resting_until_s = 0.0
+        assert gateway.post("/v1/completions", BODY).status_code == 200
