@@ -25,8 +25,8 @@ from runtime.engine.target_thread import TargetThread
 
 log = logging.getLogger(__name__)
 
-#: Steps that a run may be ahead of its caller.
-MAX_AHEAD = 16
+#: Steps that a run may be ahead of its caller: those of the longest hold and of the time until the caller asks again.
+MAX_AHEAD = 64
 RELEASED = "the sequence was released"
 
 Answer = list[Step] | Acceptance | ServingError

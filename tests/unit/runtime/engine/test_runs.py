@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -219,8 +220,10 @@ def test_many_runs_at_once_tell_what_each_tells_alone(served: Served, folder: Pa
 
 
 def test_a_run_waits_for_a_caller_that_stays_away_and_goes_on_when_it_returns(served: Served, folder: Path) -> None:
-    sequence = sequence_of(folder, Sampling(), StopRule(MAX_TOKENS), StepOptions())
-    caller = Caller(served, 21, sequence, run_of(*METHODS[0], StopRule(MAX_TOKENS)))
+    stop = StopRule(MAX_AHEAD + 8)
+    sequence = sequence_of(folder, Sampling(), stop, StepOptions())
+    run = run_of(*METHODS[0], stop)
+    caller = Caller(served, 21, sequence, replace(run, limits=replace(run.limits, max_tokens=stop.max_tokens)))
     first = caller()
     limit_s = time.monotonic() + LIMIT_S
     before = -1
