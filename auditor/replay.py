@@ -14,10 +14,13 @@ from orchestrator.core.context import Context
 from orchestrator.core.elementary import log
 from orchestrator.core.noise import Stream, gumbel
 from orchestrator.core.sampling_params import Rule, Sampling
+from orchestrator.core.static_trees import MAX_DEPTH, MAX_WIDTH
 from orchestrator.generation.responses import RULE_NAMES
 from orchestrator.sampling.accept import AcceptedPath
 
 REPLAY = "replay"
+#: Most candidates that a drafter makes for one tree, and how many of their numbers are tried at once.
+MAX_CANDIDATES, NUMBERS_AT_ONCE = MAX_WIDTH * MAX_WIDTH * MAX_DEPTH, 512
 
 
 class ReplayCheck:
@@ -79,17 +82,27 @@ class ReplayCheck:
         if not step.q or not sampling.rule.uses_q:
             return
         for parent, siblings in enumerate(step.tree.children):
-            if siblings:
-                order = sampled_order(step, next(iter(siblings.values())), parent, sampling)
-                self.result.expect("drafts sampled from q", where, order[: len(siblings)], list(siblings))
+            if siblings and not is_sampled(step, parent, list(siblings), sampling):
+                q = step.q[next(iter(siblings.values())) - 1]
+                self.result.add("drafts sampled from q", where, f"a sample of {q.ids.tolist()}", str(list(siblings)))
 
 
-def sampled_order(step: ReportedStep, node: int, parent: int, sampling: Sampling) -> list[int]:
-    """Return the tokens of the q of `node`, a child of `parent`, in the order in which the noise samples them."""
-    q, position = step.q[node - 1], step.prefix_len + int(step.tree.depths[parent])
-    noise = gumbel(sampling.seed, position, q.ids, Stream.DRAFT, step.prefix_len)
-    order: list[int] = q.ids[np.argsort(-(log(q.probs) + noise), kind="stable")].tolist()
-    return order
+def is_sampled(step: ReportedStep, parent: int, siblings: list[int], sampling: Sampling) -> bool:
+    """Return whether the children of a node are what the drafter's noise samples from their q, in this order.
+
+    The noise of a node's children is that of the number which the drafter gave the node while the tree grew. The root's
+    is 0; a report has the kept nodes alone, so that below the root any number will do.
+    """
+    q = step.q[next(iter(step.tree.children[parent].values())) - 1]
+    position = step.prefix_len + int(step.tree.depths[parent])
+    for first in range(0, MAX_CANDIDATES if parent else 1, NUMBERS_AT_ONCE):
+        numbers = np.arange(first, first + (NUMBERS_AT_ONCE if parent else 1))
+        streams = Stream.DRAFT + len(Stream) * numbers[:, None]
+        noise = gumbel(sampling.seed, position, q.ids[None], streams, step.prefix_len)
+        order = np.argsort(-(log(q.probs) + noise), axis=-1, kind="stable")[:, : len(siblings)]
+        if (q.ids[order] == siblings).all(axis=-1).any():
+            return True
+    return False
 
 
 def requested_sampling(options: Options) -> dict[str, object]:

@@ -59,12 +59,12 @@ def uniform(
     seed: int,
     positions: npt.ArrayLike,
     tokens: npt.ArrayLike,
-    stream: int,
+    stream: npt.ArrayLike,
     epoch: int = 0,
 ) -> FloatArray:
     """Return u in the open interval (0, 1), made of 52 bits: word 0, then the upper 20 bits of word 1.
 
-    positions, tokens: broadcastable integers < 2³². stream: a Stream, or that of a node (`Stream.of_node`).
+    positions, tokens, stream: broadcastable integers < 2³². stream: a Stream, or that of a node (`Stream.of_node`).
     epoch: 0 in stream TARGET, else the step's prefix_len.
     Returns float64 in the broadcast shape.
     """
@@ -83,7 +83,7 @@ def gumbel(
     seed: int,
     positions: npt.ArrayLike,
     tokens: npt.ArrayLike,
-    stream: int = Stream.TARGET,
+    stream: npt.ArrayLike = Stream.TARGET,
     epoch: int = 0,
 ) -> FloatArray:
     """Return g = −log(−log u) for the u of `uniform`; argmax(log p + g) is then a sample of p."""
