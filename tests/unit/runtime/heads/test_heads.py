@@ -613,4 +613,4 @@ def test_ranks_are_those_of_the_whole_vocabulary(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ranking, "CANDIDATES", 5000)
     every = ranking.rank(logits, [5, 6, 7], samplings, 4, ids)
     assert few.ids.tolist() == every.ids.tolist()
-    assert torch.allclose(few.scores, every.scores, atol=0.02)
+    assert torch.allclose(few.scores, every.scores, atol=0.04)

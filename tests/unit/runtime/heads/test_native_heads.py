@@ -169,7 +169,7 @@ def test_of_equal_tokens_the_lowest_come_first() -> None:
 def test_a_draft_without_time_has_one_level(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.heads.engines.base.TimeBudget.limit_s", lambda budget, call: 0.0)
     answers = pair.draft_together(pair.requests())
-    assert {int(answer.tree.depths.max()) for answer in answers} == {1}
+    assert max(int(answer.tree.depths.max()) for answer in answers) == 1
 
 
 BAD: tuple[tuple[dict[str, Any], str], ...] = (
