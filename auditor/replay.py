@@ -15,6 +15,7 @@ from orchestrator.core.elementary import log
 from orchestrator.core.noise import Stream, gumbel
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.static_trees import MAX_DEPTH, MAX_WIDTH
+from orchestrator.core.types import Distribution
 from orchestrator.generation.responses import RULE_NAMES
 from orchestrator.sampling.accept import AcceptedPath
 
@@ -82,22 +83,23 @@ class ReplayCheck:
         if not step.q or not sampling.rule.uses_q:
             return
         for parent, siblings in enumerate(step.tree.children):
-            if siblings and not is_sampled(step, parent, list(siblings), sampling):
-                q = step.q[next(iter(siblings.values())) - 1]
+            if not siblings:
+                continue
+            q = step.q[next(iter(siblings.values())) - 1]
+            if not is_sampled(step, parent, list(siblings), q, sampling):
                 self.result.add("drafts sampled from q", where, f"a sample of {q.ids.tolist()}", str(list(siblings)))
 
 
-def is_sampled(step: ReportedStep, parent: int, siblings: list[int], sampling: Sampling) -> bool:
+def is_sampled(step: ReportedStep, parent: int, siblings: list[int], q: Distribution, sampling: Sampling) -> bool:
     """Return whether the children of a node are what the drafter's noise samples from their q, in this order.
 
     The noise of a node's children is that of the number which the drafter gave the node while the tree grew. The root's
     is 0; a report has the kept nodes alone, so that below the root any number will do.
     """
-    q = step.q[next(iter(step.tree.children[parent].values())) - 1]
     position = step.prefix_len + int(step.tree.depths[parent])
-    for first in range(0, MAX_CANDIDATES if parent else 1, NUMBERS_AT_ONCE):
-        numbers = np.arange(first, first + (NUMBERS_AT_ONCE if parent else 1))
-        streams = Stream.DRAFT + len(Stream) * numbers[:, None]
+    numbers = np.arange(MAX_CANDIDATES if parent else 1)
+    for first in range(0, len(numbers), NUMBERS_AT_ONCE):
+        streams = Stream.DRAFT.of_node(numbers[first : first + NUMBERS_AT_ONCE, None])
         noise = gumbel(sampling.seed, position, q.ids[None], streams, step.prefix_len)
         order = np.argsort(-(log(q.probs) + noise), axis=-1, kind="stable")[:, : len(siblings)]
         if (q.ids[order] == siblings).all(axis=-1).any():

@@ -250,10 +250,10 @@ def _log(progress: Progress, recent: list[dict[str, float]], seconds: float) -> 
     )
 
 
-def adamw(parameters: Mapping[str, Iterable[nn.Parameter]], weight_decay: float) -> torch.optim.Optimizer:
+def adamw(parameters: Mapping[str, list[nn.Parameter]], weight_decay: float) -> torch.optim.Optimizer:
     """Return AdamW with two groups for each name, the group's `head`: matrices decay, gains and biases do not."""
     groups: list[dict[str, Any]] = []
-    for name, named in ((name, list(named)) for name, named in parameters.items()):
+    for name, named in parameters.items():
         matrices = [parameter for parameter in named if parameter.dim() >= 2]
         vectors = [parameter for parameter in named if parameter.dim() < 2]
         groups.append({"params": matrices, "weight_decay": weight_decay, "head": name})

@@ -117,7 +117,7 @@ def begin_run(
     """Return a run at step 0 with seeded parameters. stream: (n,), the training text; own_text: the target's own."""
     heads = make_heads(target, settings, stream)
     progress = Progress(settings.plan, corpus_sha256, settings_sha256=f"{settings.sha256} {target.identity}")
-    optimizer = adamw({name: head.parameters() for name, head in heads.items()}, settings.weight_decay)
+    optimizer = adamw({name: list(head.parameters()) for name, head in heads.items()}, settings.weight_decay)
     run = HeadsRun(
         heads, [optimizer], progress, stream, settings.seed, settings.max_grad_norm, settings, target, own_text,
         workers=workers,

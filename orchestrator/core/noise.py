@@ -6,6 +6,7 @@ Source: Philox4x32-10, Salmon et al. 2011 (Random123); docs/protocol.md, Noise. 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from orchestrator.core.elementary import log
 
 Words = npt.NDArray[np.uint64]
 FloatArray = npt.NDArray[np.float64]
+Node = TypeVar("Node", int, npt.NDArray[np.int64])
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -29,9 +31,9 @@ class Stream(IntEnum):
     ACCEPT = 2
     RECOVER = 3
 
-    def of_node(self, node: int) -> int:
-        """Return the stream of the numbers that belong to a node alone; node 0, the root, has this one."""
-        return self + len(Stream) * node
+    def of_node(self, node: Node) -> Node:
+        """Return the stream of a node's own numbers, or of each of several nodes; that of the root, node 0, is this one."""
+        return self.value + len(Stream) * node
 
 
 def philox(seed: int, counter: tuple[Words, Words, Words, Words]) -> tuple[Words, ...]:

@@ -7,7 +7,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Generic, Protocol, TypeVar
 
 from orchestrator.core.errors import ServingError
@@ -43,6 +43,11 @@ class GuidedStep(StepRequest):
     """A step under a grammar. legal: (m + 1, V), the tokens that the grammar allows at the root and at every node."""
 
     legal: BoolArray = field(kw_only=True)
+
+    @classmethod
+    def of(cls, request: StepRequest, legal: BoolArray) -> GuidedStep:
+        """Return the step `request` under a grammar."""
+        return cls(**{each.name: getattr(request, each.name) for each in fields(StepRequest)}, legal=legal)
 
 
 @dataclass

@@ -130,7 +130,7 @@ class Run:
         q, max_len = proposal.q if sampling.rule.uses_q else (), self._request.max_len
         request = StepRequest(delta, proposal.tree, sampling, options, 0, q, None, max_len)
         if legal is not None:
-            request = GuidedStep(delta, proposal.tree, sampling, options, 0, q, None, max_len, legal=legal)
+            request = GuidedStep.of(request, legal)
         elif start and (num_plain := self._drafting.proposer.num_plain) and options == StepOptions():
             tokens_left = self._options.limits.budget(context).max_depth + 1
             max_steps = min(tokens_left, MAX_AHEAD - len(self._ready), num_plain)

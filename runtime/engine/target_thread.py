@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -124,8 +124,7 @@ class TargetThread(EngineThread[StepRequest]):
             raise
         finally:
             sequence.used_s, sequence.is_busy = time.monotonic(), False
-        values = {each.name: getattr(request, each.name) for each in fields(StepRequest)}
-        return GuidedStep(**values, legal=legal)
+        return GuidedStep.of(request, legal)
 
     def _begin(self, request: StepRequest) -> GuidedSequence:
         """Return the sequence of a step, for this call alone; raises ServingError."""

@@ -69,7 +69,8 @@ using Drafts = std::vector<Draft*>;
 class Head {
  public:
   Head(int hidden_size, int feature_width, int vocab_size, int max_threads)
-      : hidden_size(hidden_size), feature_width(feature_width), vocab_size(vocab_size), pool_(std::make_shared<Pool>(max_threads)) {}
+      : hidden_size(hidden_size), feature_width(feature_width), vocab_size(vocab_size),
+        pool_(std::make_shared<Pool>(max_threads)) {}
   virtual ~Head() = default;
 
   // Return what is wrong with a drafting, or null. No index of one that has no refusal leaves its array.

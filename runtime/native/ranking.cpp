@@ -132,7 +132,7 @@ int Ranker::sample(const Ranking& ranking, int64_t position, int node, int k, Gu
     return a.value != b.value ? a.value > b.value : q_.tokens[a.place] < q_.tokens[b.place];
   });
   is_drawn_.assign(size, false);
-  double total = 0.0, left = 1.0, missed = 1.0, place = 1.0;
+  double total = 0.0, left = 1.0, missed = 1.0, bound = 1.0;
   for (const float weight : q_.weights) total += weight;
   int count = 0;
   for (int best = 0; count < std::min(k, size) && missed > 0.0 && left > 0.0; ++count) {
@@ -141,9 +141,9 @@ int Ranker::sample(const Ranking& ranking, int64_t position, int node, int k, Gu
     const double doubt = count ? 1.0 - (1.0 - ranking.sharpness) * kLaterShare : ranking.sharpness;
     const double probability = q_.weights[drawn] / total;
     const auto chance_of = [&](double q) { return missed * (1.0 - doubt + doubt * std::min(q / left, 1.0)); };
-    place = std::min(place, chance_of(q_.weights[best] / total));
-    const double chance = std::min(place, chance_of(probability));
-    found[count] = {q_.tokens[drawn], std::log(chance), std::log(place)};
+    bound = std::min(bound, chance_of(q_.weights[best] / total));
+    const double chance = std::min(bound, chance_of(probability));
+    found[count] = {q_.tokens[drawn], std::log(chance), std::log(bound)};
     is_drawn_[drawn] = true;
     missed -= chance;
     left -= probability;

@@ -37,7 +37,7 @@ class Ranker {
   const Weights& find_q(const float* logits, int size, const int32_t* ids, const Ranking& ranking);
 
   // Write up to k tokens that the noise of `node` samples without replacement from the q that was found last, in their
-  // order; return how many there are. runtime/heads/engines/sampled.py says what their scores and places are.
+  // order; return how many there are. runtime/heads/engines/sampled.py says what their scores and bounds are.
   int sample(const Ranking& ranking, int64_t position, int node, int k, Guess* found);
 
  private:

@@ -26,12 +26,12 @@ void GrowingTree::add_children(const GuessRows& rows, bool shares_row) {
 
 bool GrowingTree::is_likely(int parent, const Guess& guess) const {
   const bool stands_anyway = shape_.draws && shape_.num_choices;
-  return candidates[parent].score + (stands_anyway ? 0.0 : guess.place) >= shape_.min_score;
+  return candidates[parent].score + (stands_anyway ? 0.0 : guess.bound) >= shape_.min_score;
 }
 
 int GrowingTree::add(int parent, const Guess& guess) {
   const Candidate& above = candidates[parent];
-  candidates.push_back({guess.token, parent, above.depth + 1, above.score + guess.score, above.score + guess.place});
+  candidates.push_back({guess.token, parent, above.depth + 1, above.score + guess.score, above.score + guess.bound});
   return int(candidates.size()) - 1;
 }
 
@@ -52,7 +52,7 @@ void GrowingTree::grow_dynamic(const GuessRows& rows, bool shares_row) {
     // A candidate that is not among the best now never will be, and nor will its descendants.
     std::vector<int> all(candidates.size() - 1);
     std::iota(all.begin(), all.end(), 1);
-    const std::vector<int> kept = best(std::move(all), shape_.max_nodes, &Candidate::place);
+    const std::vector<int> kept = best(std::move(all), shape_.max_nodes, &Candidate::bound);
     const auto is_dropped = [&](int node) { return std::find(kept.begin(), kept.end(), node) == kept.end(); };
     last_level_.erase(std::remove_if(last_level_.begin(), last_level_.end(), is_dropped), last_level_.end());
   }
@@ -94,7 +94,7 @@ std::vector<int> GrowingTree::drafted() const {
     nodes.resize(candidates.size() - 1);
     std::iota(nodes.begin(), nodes.end(), 1);
   }
-  return best(std::move(nodes), shape_.max_nodes, &Candidate::place);
+  return best(std::move(nodes), shape_.max_nodes, &Candidate::bound);
 }
 
 // Of equal scores the smaller depth comes first, then the smaller number: no ancestor ranks below its descendant.

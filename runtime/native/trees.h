@@ -6,11 +6,11 @@
 
 namespace native {
 
-// A guess for the token after a candidate, with its log-confidence. place: the most that the score of a token in its
-// place among its siblings could be, known before it was sampled; the score itself of a token that was not.
+// A guess for the token after a candidate, with its log-confidence. bound: the most that its score could be, known
+// before it was sampled; the score itself of a token that was not.
 struct Guess {
   int32_t token;
-  double score, place;
+  double score, bound;
 };
 
 // The guesses after each candidate of a frontier, the best first: row i holds counts[i] of them at guesses[i * stride].
@@ -21,7 +21,7 @@ struct GuessRows {
 };
 
 // A dynamic tree expands `width` candidates a level. A static tree has num_choices nodes: node i + 1 is the guess of
-// rank choice_ranks[i] below node choice_parents[i]; parents come before their children. No candidate has a place below
+// rank choice_ranks[i] below node choice_parents[i]; parents come before their children. No candidate has a bound below
 // min_score; in a static tree that draws, where all have theirs, none that has children scores below it.
 struct TreeShape {
   int32_t max_nodes, max_depth, width, beam_search, num_choices;
@@ -31,13 +31,13 @@ struct TreeShape {
 };
 
 // Candidates for a draft, numbered in the order in which they are added; candidate 0 is the root. A score is the
-// log-confidence of the whole path, so that no candidate scores above its ancestors; a place is that before the
+// log-confidence of the whole path, so that no candidate scores above its ancestors; a bound is that before the
 // candidate's own token was sampled.
 class GrowingTree {
  public:
   struct Candidate {
     int32_t token, parent, depth;
-    double score, place;
+    double score, bound;
   };
 
   explicit GrowingTree(const TreeShape& shape);

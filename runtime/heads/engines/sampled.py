@@ -22,14 +22,14 @@ LATER_SHARE = 0.42
 class Children(NamedTuple):
     """Guesses for the tokens after some candidates, in the order in which siblings are tried.
 
-    ids: (n, k) int32. scores: (n, k) float64, the log-confidence of each token. places: (n, k) float64, the most that
-    the score of a token in this place can be, which is known before it is sampled and never rises along a row; for
+    ids: (n, k) int32. scores: (n, k) float64, the log-confidence of each token. bounds: (n, k) float64, the most that
+    the score of each token can be, which is known before the token is sampled and never rises along a row; for
     tokens that are not sampled the scores themselves. −inf where q has no token left.
     """
 
     ids: IdArray
     scores: FloatArray
-    places: FloatArray
+    bounds: FloatArray
 
 
 def sampled_children(
@@ -40,12 +40,12 @@ def sampled_children(
     children = Children(np.full((1, count), -1, np.int32), *np.full((2, 1, count), -np.inf))
     children.ids[0, : len(tokens)] = tokens
     chances = _chances(q.probs, np.searchsorted(q.ids, tokens).tolist(), sharpness)
-    children.scores[0, : len(tokens)], children.places[0, : len(tokens)] = log(chances)
+    children.scores[0, : len(tokens)], children.bounds[0, : len(tokens)] = log(chances)
     return children
 
 
 def _chances(probs: FloatArray, drawn: list[int], sharpness: float) -> FloatArray:
-    """Return (2, len(drawn)) float64, how likely each token seems to be the accepted child, and the most for its place.
+    """Return (2, len(drawn)) float64, how likely each token seems to be the accepted child, and the bound of that.
 
     probs: (n,) float64, of q. drawn: the places of the sampled tokens in q.
     The first token y is taken to be accepted with 1 − sharpness · (1 − q(y)): with sharpness 1 that is EAGLE-2's
@@ -54,13 +54,13 @@ def _chances(probs: FloatArray, drawn: list[int], sharpness: float) -> FloatArra
     """
     found = np.zeros((2, len(drawn)))
     order, is_drawn = np.argsort(-probs, kind="stable").tolist(), set[int]()
-    left = missed = place = 1.0  # mass of q that is not drawn; chance that no child was accepted so far; last place
+    left = missed = bound = 1.0  # mass of q that is not drawn; chance that no child was accepted so far; last bound
     for number, token in enumerate(drawn):
         best = float(probs[next(each for each in order if each not in is_drawn)])
         doubt = sharpness if number == 0 else 1.0 - (1.0 - sharpness) * LATER_SHARE
-        place = min(place, missed * (1.0 - doubt + doubt * min(best / left, 1.0)))
-        chance = min(place, missed * (1.0 - doubt + doubt * min(float(probs[token]) / left, 1.0)))
-        found[:, number] = chance, place
+        bound = min(bound, missed * (1.0 - doubt + doubt * min(best / left, 1.0)))
+        chance = min(bound, missed * (1.0 - doubt + doubt * min(float(probs[token]) / left, 1.0)))
+        found[:, number] = chance, bound
         is_drawn.add(token)
         missed, left = missed - chance, left - float(probs[token])
         if missed <= 0.0 or left <= 0.0:

@@ -15,16 +15,16 @@ class GrowingTree(ABC):
     """Candidates for a draft tree, numbered in the order in which they are added; candidate 0 is the root.
 
     tokens, parents, depths, scores: of each candidate. A score is the log-confidence of the whole path, so that no
-    candidate scores above its ancestors. places: the most that the score of a token in this place could be; of
-    candidates that were sampled this was known before (runtime/heads/engines/sampled.py), of others it is the score.
+    candidate scores above its ancestors. bounds: the most that the score of a sampled token could be, known before it
+    was sampled (runtime/heads/engines/sampled.py); of other tokens the score.
     frontier: the candidates to expand next, all at one depth; empty when the tree is complete.
-    fan_out: how many children each of them may get. min_score: no candidate's place is below it.
+    fan_out: how many children each of them may get. min_score: no candidate's bound is below it.
     """
 
     def __init__(self, fan_out: int, min_score: float) -> None:
         self.fan_out = fan_out
         self._min_score = min_score
-        self.tokens, self.parents, self.scores, self.places, self.depths = [-1], [-1], [0.0], [0.0], [0]
+        self.tokens, self.parents, self.scores, self.bounds, self.depths = [-1], [-1], [0.0], [0.0], [0]
         self.frontier = [0]
 
     @property
@@ -37,12 +37,12 @@ class GrowingTree(ABC):
         return [*self.path(self.parents[node]), node] if node else []
 
     @abstractmethod
-    def add_children(self, ids: IdArray, scores: FloatArray, places: FloatArray | None = None) -> None:
+    def add_children(self, ids: IdArray, scores: FloatArray, bounds: FloatArray | None = None) -> None:
         """Add the frontier's children and choose the next frontier.
 
         ids: (frontier, fan_out) int32, guesses for the token after each candidate of the frontier, in their order.
         scores: (frontier, fan_out) float64, the log-confidence of each; −inf where a token has no probability.
-        places: (frontier, fan_out) float64, what was known of each before it was sampled; None = they were not sampled.
+        bounds: (frontier, fan_out) float64, of each score, known before its token was sampled; None: no token is.
         """
 
     @abstractmethod
@@ -53,16 +53,16 @@ class GrowingTree(ABC):
         """Return the draft."""
         return self._tree_of(self.drafted())
 
-    def _is_likely(self, parent: int, place: float) -> bool:
-        """Return whether a guess below a candidate may become one; a place of −inf means that there is none."""
-        return place > -np.inf and self.scores[parent] + place >= self._min_score
+    def _is_likely(self, parent: int, bound: float) -> bool:
+        """Return whether a guess below a candidate may become one; a bound of −inf means that there is none."""
+        return bound > -np.inf and self.scores[parent] + bound >= self._min_score
 
-    def _add(self, parent: int, token: int, score: float, place: float) -> int:
+    def _add(self, parent: int, token: int, score: float, bound: float) -> int:
         """Add a candidate and return its number."""
         self.tokens.append(int(token))
         self.parents.append(parent)
         self.scores.append(self.scores[parent] + float(score))
-        self.places.append(self.scores[parent] + float(place))
+        self.bounds.append(self.scores[parent] + float(bound))
         self.depths.append(self.depths[parent] + 1)
         return len(self.tokens) - 1
 
@@ -77,7 +77,7 @@ class DynamicTree(GrowingTree):
     """EAGLE-2's tree (arXiv:2406.16858, section 4), or a beam search (ReDrafter, arXiv:2403.09919, section 3.3).
 
     Each level expands the `width` candidates with the highest scores. The tree holds the `max_nodes` candidates in the
-    best places, of all (EAGLE-2), or of those on one of the last beams (beam search). Of equal ones the smaller depth
+    best bounds, of all (EAGLE-2), or of those on one of the last beams (beam search). Of equal ones the smaller depth
     comes first, then the smaller number, so that no ancestor ranks below its descendant.
     Invariant: whether a candidate that was sampled is in the tree depends neither on its token, nor on those of later
     siblings, nor on what stands below these, as long as `beam_search` is False (docs/losslessness.md).
@@ -92,13 +92,13 @@ class DynamicTree(GrowingTree):
         self._beam_search = beam_search
         self._last_level: list[int] = []
 
-    def add_children(self, ids: IdArray, scores: FloatArray, places: FloatArray | None = None) -> None:
+    def add_children(self, ids: IdArray, scores: FloatArray, bounds: FloatArray | None = None) -> None:
         """Add the frontier's children; the best of them are the next frontier."""
         level = [
-            self._add(parent, token, score, place)
-            for parent, *row in zip(self.frontier, ids, scores, scores if places is None else places, strict=True)
-            for token, score, place in zip(*row, strict=True)
-            if self._is_likely(parent, place)
+            self._add(parent, token, score, bound)
+            for parent, *row in zip(self.frontier, ids, scores, scores if bounds is None else bounds, strict=True)
+            for token, score, bound in zip(*row, strict=True)
+            if self._is_likely(parent, bound)
         ]
         if not level:  # the last beams stay those of the level before
             self.frontier = []
@@ -106,7 +106,7 @@ class DynamicTree(GrowingTree):
         self._last_level = self._best(level, self.fan_out, self.scores)
         if not self._beam_search:
             # A candidate that is not among the best now never will be, and nor will its descendants.
-            best = set(self._best(range(1, len(self.tokens)), self._max_nodes, self.places))
+            best = set(self._best(range(1, len(self.tokens)), self._max_nodes, self.bounds))
             self._last_level = [node for node in self._last_level if node in best]
         self._levels_left -= 1
         self.frontier = self._last_level if self._levels_left > 0 else []
@@ -116,7 +116,7 @@ class DynamicTree(GrowingTree):
         nodes: Sequence[int] = range(1, len(self.tokens))
         if self._beam_search:
             nodes = sorted({node for leaf in self._last_level for node in self.path(leaf)})
-        return self._best(nodes, self._max_nodes, self.places)
+        return self._best(nodes, self._max_nodes, self.bounds)
 
     def _best(self, nodes: Sequence[int], count: int, values: Sequence[float]) -> list[int]:
         return sorted(nodes, key=lambda node: (-values[node], self.depths[node], node))[:count]
@@ -135,23 +135,23 @@ class StaticTree(GrowingTree):
         self._choices = choices
         self._candidates = {0: 0}  # node of `choices` → candidate
 
-    def add_children(self, ids: IdArray, scores: FloatArray, places: FloatArray | None = None) -> None:
+    def add_children(self, ids: IdArray, scores: FloatArray, bounds: FloatArray | None = None) -> None:
         """Add the children that the shape names; those with children of their own are the next frontier."""
-        places = scores if places is None else places
+        bounds = scores if bounds is None else bounds
         rows = {node: row for row, node in enumerate(self.frontier)}
         self.frontier = []
         for choice, node in list(self._candidates.items()):
             if node not in rows:
                 continue
-            guesses = list(zip(*(array[rows[node]] for array in (ids, scores, places)), strict=True))
+            guesses = list(zip(*(array[rows[node]] for array in (ids, scores, bounds)), strict=True))
             for rank, child in self._choices.children[choice].items():
                 if rank < len(guesses) and self._is_likely(node, guesses[rank][-1]):
                     self._candidates[child] = self._add(node, *guesses[rank])
                     if self._choices.children[child]:
                         self.frontier.append(self._candidates[child])
 
-    def _is_likely(self, parent: int, place: float) -> bool:
-        return super()._is_likely(parent, 0.0 if self._draws and place > -np.inf else place)
+    def _is_likely(self, parent: int, bound: float) -> bool:
+        return super()._is_likely(parent, 0.0 if self._draws and bound > -np.inf else bound)
 
     def drafted(self) -> list[int]:
         """Return the candidates of the draft, in the order of the choices."""

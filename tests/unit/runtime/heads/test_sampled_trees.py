@@ -37,7 +37,7 @@ def table(vocab_size: int, seed: int, reads: int = 2) -> Table:
 
 @dataclass(frozen=True)
 class Growth:
-    """How trees grow. ranks_by_token: the tree holds the best tokens, as EAGLE-2's does, not the best places.
+    """How trees grow. ranks_by_token: the tree holds the best tokens, as EAGLE-2's does, not those of the best bounds.
 
     shares_noise: candidates of one level with the same q get the same children.
     """
@@ -75,8 +75,8 @@ def grown(growth: Growth, branch: Branch, q: Table, monkeypatch: pytest.MonkeyPa
             )
             for node in tree.frontier
         ]
-        ids, scores, places = (np.concatenate(arrays) for arrays in zip(*rows, strict=True))
-        tree.add_children(ids, scores, None if growth.ranks_by_token else places)
+        ids, scores, bounds = (np.concatenate(arrays) for arrays in zip(*rows, strict=True))
+        tree.add_children(ids, scores, None if growth.ranks_by_token else bounds)
     return tree
 
 
@@ -120,19 +120,19 @@ def test_with_sharpness_1_a_score_is_the_paper_s_confidence() -> None:
     children = sampled_children(q, 3, replace(SAMPLING, seed=7), 3, 5, 0, 1.0)
     drawn, left = children.ids[0], q.probs.copy()
     assert np.exp(children.scores[0]) == pytest.approx(q.probs[drawn], abs=EXACT)
-    for token, place in zip(drawn.tolist(), np.exp(children.places[0]).tolist(), strict=True):
-        assert place == pytest.approx(left.max(), abs=EXACT)
+    for token, bound in zip(drawn.tolist(), np.exp(children.bounds[0]).tolist(), strict=True):
+        assert bound == pytest.approx(left.max(), abs=EXACT)
         left[token] = 0.0
 
 
 @pytest.mark.parametrize("sharpness", [0.01, 0.2, 0.7, 1.0])
-def test_places_never_rise_and_no_token_scores_above_its_place(sharpness: float) -> None:
+def test_bounds_never_rise_and_no_token_scores_above_its_bound(sharpness: float) -> None:
     rng = np.random.default_rng(0)
     for seed in range(200):
         q = distribution(rng.dirichlet(np.full(12, rng.choice([0.05, 0.5, 5.0]))) + 1e-9)
         children = sampled_children(q, 3, replace(SAMPLING, seed=seed), 3, 8, 0, sharpness)
-        assert (children.scores <= children.places).all()
-        assert (children.places[0, 1:] <= children.places[0, :-1]).all()
+        assert (children.scores <= children.bounds).all()
+        assert (children.bounds[0, 1:] <= children.bounds[0, :-1]).all()
         first = np.searchsorted(q.ids, children.ids[0, 0])
         assert np.exp(children.scores[0, 0]) == pytest.approx(1 - sharpness * (1 - q.probs[first]), abs=1e-9)
         assert np.exp(children.scores[0]).sum() <= 1 + 1e-9, "the children exclude one another"
@@ -162,7 +162,7 @@ def test_three_levels_keep_the_law(growth: Growth, seed: int, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("sharpness", [1.0, 0.4])
-def test_a_chain_that_ends_before_an_unlikely_place_keeps_the_law_of_block(
+def test_a_chain_that_ends_before_an_unlikely_token_keeps_the_law_of_block(
     sharpness: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     growth = Growth(1, 3, 3, sharpness, min_prob=0.4)
