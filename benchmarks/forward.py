@@ -67,7 +67,7 @@ class Cost(NamedTuple):
 class Products:
     """The matrix products of one model's passes alone."""
 
-    def __init__(self, config: Any, is_bfloat16: bool, max_threads: int) -> None:
+    def __init__(self, config: Any, is_bfloat16: bool, rounds_inputs: bool, max_threads: int) -> None:
         """config: the transformers configuration of the model."""
         self._library = PRODUCTS.load()
         self._library.products_new.restype = ctypes.c_void_p
@@ -84,7 +84,7 @@ class Products:
         head = config.vocab_size, config.hidden_size
         self._matrices: list[tuple[int, int]] = [*layer * config.num_hidden_layers, head]
         for outputs, inputs in self._matrices:
-            self._library.products_add(self._handle, outputs, inputs, int(is_bfloat16))
+            self._library.products_add(self._handle, outputs, inputs, int(is_bfloat16), int(rounds_inputs))
 
     @property
     def flops_of_row(self) -> int:
@@ -163,6 +163,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.forward", description=__doc__)
     parser.add_argument("--target", default="", help="a checkpoint folder; without it the demo's target")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the products")
     parser.add_argument("--rounds", type=int, default=20, help="measured passes of each case")
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS, help="tokens in the cache")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="threads of a pass")
@@ -174,14 +175,13 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     torch.set_num_threads(1)
     folder = options.target or load_config(CONFIG).target
-    model = load_model(folder, "cpu", "float32", kernels="native")
+    model = load_model(folder, "cpu", options.dtype, kernels="native")
     if not isinstance(model, NativeModel):
         print("there is no native forward pass of this model here", file=sys.stderr)
         return 1
-    passes, products = (
-        Passes(model),
-        Products(AutoConfig.from_pretrained(folder), model.is_bfloat16, max(options.threads)),
-    )
+    rounds_inputs = options.dtype == "bfloat16"
+    passes = Passes(model)
+    products = Products(AutoConfig.from_pretrained(folder), model.is_bfloat16, rounds_inputs, max(options.threads))
     print("| rows | KV tokens | threads | pass, ms: median (least) | products alone, ms | ratio | share of the peak |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for num_threads in options.threads:

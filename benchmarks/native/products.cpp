@@ -50,14 +50,14 @@ Products* products_new(int max_threads) { return new (std::nothrow) Products(max
 
 void products_delete(Products* products) { delete products; }
 
-// Add a matrix of numbers between 1 and 2 that bfloat16 holds, or only float32 does.
-void products_add(Products* products, int num_outputs, int num_inputs, int is_bfloat16) {
+// Add a matrix of numbers between 1 and 2 that bfloat16 holds, or only float32 does. rounds_inputs: as of Linear.
+void products_add(Products* products, int num_outputs, int num_inputs, int is_bfloat16, int rounds_inputs) {
   std::vector<float> weight(size_t(num_outputs) * num_inputs);
   for (size_t i = 0; i < weight.size(); ++i) {
     const uint32_t bits = uint32_t(i) * 2654435761u, word = 0x3f800000u | (bits & (is_bfloat16 ? 0x7f0000u : 0x7fffffu));
     std::memcpy(&weight[i], &word, sizeof word);
   }
-  products->matrices.emplace_back(weight.data(), num_outputs, num_inputs);
+  products->matrices.emplace_back(weight.data(), num_outputs, num_inputs, rounds_inputs);
 }
 
 // Return the seconds of all products of `rows` rows.
@@ -67,7 +67,7 @@ double products_run(Products* products, int rows, int num_threads) {
     inputs = std::max(inputs, size_t(w.num_inputs)), outputs = std::max(outputs, size_t(w.num_outputs));
   }
   products->tiles = native::Tiles(rows);
-  products->input.assign(rows * inputs, 0.5f);
+  products->input.assign(rows * inputs, 0.5f);  // as pairs of bfloat16, too, these are numbers of ordinary size
   products->output.resize(rows * outputs);
   products->at = -1;
   products->num_threads = num_threads;

@@ -32,7 +32,7 @@ class Stream(IntEnum):
     RECOVER = 3
 
     def of_node(self, node: Node) -> Node:
-        """Return the stream of a node's own numbers, or of each of several nodes; that of the root, node 0, is this one."""
+        """Return the stream of a node's own numbers, or of several nodes'; the root, node 0, has this one."""
         return self.value + len(Stream) * node
 
 

@@ -25,9 +25,12 @@ COMPILE_LIMIT_S = 300
 #: compiles (an image); unset: this machine.
 LEVELS_VARIABLE = "NATIVE_LEVELS"
 _AVX2 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
-#: The levels of the x86-64 psABI, and the flags of /proc/cpuinfo that a processor of the level has.
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+#: The levels of the x86-64 psABI, and one with products of bfloat16; the flags of /proc/cpuinfo that a processor of the
+#: level has.
 LEVELS = {
-    "x86-64-v4": _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "x86-64-v4-bf16": _AVX512 | {"avx512_bf16"},
+    "x86-64-v4": _AVX512,
     "x86-64-v3": _AVX2,
 }
 
@@ -71,8 +74,14 @@ class NativeLibrary:
 
     def _compile(self, file: Path) -> None:
         partial = file.with_suffix(f".{os.getpid()}.part")
-        target = f"-march={_level() or 'native'}"
-        command = [*compiler(), *FLAGS, target, *(str(self.folder / name) for name in self.sources), "-o", str(partial)]
+        command = [
+            *compiler(),
+            *FLAGS,
+            *_target(),
+            *(str(self.folder / name) for name in self.sources),
+            "-o",
+            str(partial),
+        ]
         try:
             subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_LIMIT_S, check=True)
             partial.replace(file)
@@ -121,6 +130,12 @@ def _level() -> str | None:
     if unknown := [level for level in named if level not in LEVELS]:
         raise Unbuilt(f"{LEVELS_VARIABLE} must name some of {', '.join(LEVELS)}, got {unknown[0]!r}")
     return next((level for level in named if _runs(level)), named[-1] if named else None)
+
+
+def _target() -> list[str]:
+    """Return the compiler's options for the level, or for this machine."""
+    level = _level() or "native"
+    return [f"-march={level.removesuffix('-bf16')}", *(["-mavx512bf16"] if level.endswith("-bf16") else [])]
 
 
 def _runs(level: str) -> bool:

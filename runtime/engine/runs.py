@@ -24,8 +24,8 @@ from runtime.engine.target_thread import TargetThread
 log = logging.getLogger(__name__)
 
 #: Steps are collected for HOLD_S times the number of runs, at most MAX_HOLD_S, before they are answered. An answer
-#: takes about 2 ms of processor time in the loop, Triton and the client, as much as a small pass. With one run, a reader sees
-#: the text grow 60 times a second.
+#: takes about 2 ms of processor time in the loop, Triton and the client, as much as a small pass. With one run, a
+#: reader sees the text grow 60 times a second.
 HOLD_S, MAX_HOLD_S = 0.016, 0.100
 
 StepCall = StepRequest | TakeSteps

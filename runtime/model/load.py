@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from orchestrator.core.errors import ConfigError, first_line
 from orchestrator.core.types import HiddenStates
 from orchestrator.native.build import Unbuilt
 from runtime.model.causal_lm import CausalModel, adapt
-from runtime.model.check import check_against_stock, check_bits, stock_log_probs
+from runtime.model.check import check_against_stock, check_bits, products_in_bfloat16, stock_log_probs
 from runtime.native.families import unsupported
 from runtime.native.model import NativeModel
 
@@ -77,9 +78,12 @@ def _native(model: Any, features: HiddenStates, folder: str, kernels: Kernels) -
     try:
         if reason := unsupported(model):
             raise Unsupported(f"it does not support {reason}")
-        stock = model.float().eval()  # bfloat16 weights, float32 arithmetic
-        native = NativeModel(stock, features)
-        check_against_stock(native, stock_log_probs(stock), folder)
+        rounds_inputs = model.dtype == torch.bfloat16
+        stock = model.float().eval()
+        native = NativeModel(stock, features, rounds_inputs)
+        with products_in_bfloat16(stock) if rounds_inputs else nullcontext():
+            expected = stock_log_probs(stock)
+        check_against_stock(native, expected, folder)
         check_bits(native, folder)
     except (Unsupported, Unbuilt, ConfigError) as error:
         level = logging.INFO if kernels == "auto" and isinstance(error, Unsupported) else logging.WARNING

@@ -54,8 +54,8 @@ def _activation(config: Any) -> str:
     return str(getattr(config, "hidden_activation", None) or config.hidden_act)
 
 
-def shape_of(model: Any) -> Shape:
-    """Return the sizes and constants of a supported model."""
+def shape_of(model: Any, rounds_inputs: bool) -> Shape:
+    """Return the sizes and constants of a supported model. rounds_inputs: its products are in bfloat16."""
     config, decoder = model.config.get_text_config(), model.get_decoder()
     frequencies = next(iter(rotations(model))).frequencies
     return Shape(
@@ -73,6 +73,7 @@ def shape_of(model: Any) -> Shape:
         embedding_scale=getattr(model.get_input_embeddings(), "scalar_embed_scale", 0.0),
         is_gelu=_activation(config) in GELU,
         rotary_size=2 * len(frequencies),
+        rounds_inputs=rounds_inputs,
     )
 
 

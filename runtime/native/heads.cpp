@@ -144,10 +144,8 @@ void Head::multiply_rows(const Affine& affine, int num_rows, const float* x, flo
   const Linear& w = affine.weight;
   const Tiles tiles(num_rows);
   packed_.resize(std::max(packed_.size(), size_t(num_rows) * w.num_inputs));
-  for (int row = 0; row < num_rows; ++row) {
-    const PackedRow packed = packed_row(packed_.data(), tiles, row, w.num_inputs);
-    for (int i = 0; i < w.num_inputs; ++i) packed.base[size_t(i) * packed.stride] = x[size_t(row) * w.num_inputs + i];
-  }
+  for (int row = 0; row < num_rows; ++row)
+    pack(x + size_t(row) * w.num_inputs, 0, w.num_inputs, packed_row(packed_.data(), tiles, row, w));
   const int num_pieces = num_threads_ == 1 ? 1 : std::min(kPiecesOfThread * num_threads_, w.num_blocks);
   pool_->run(num_threads_, num_pieces, [&](int piece, int) {
     multiply(w, share(w.num_blocks, piece, num_pieces), tiles, packed_.data(),

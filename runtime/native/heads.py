@@ -1,4 +1,4 @@
-"""Drafting heads in native code on the CPU, in float32: one call drafts the trees of several requests.
+"""Drafting heads in native code on the CPU: one call drafts the trees of several requests.
 
 Invariant: a tree depends on the head and on its own request alone, bit for bit, whatever shares the call.
 """
@@ -81,7 +81,7 @@ def load_heads() -> ctypes.CDLL:
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, c_void_p
     library.native_head_delete.argtypes = [c_void_p]
-    library.native_head_add_linear.argtypes = [c_void_p, c_void_p, c_void_p, c_int, c_int]
+    library.native_head_add_linear.argtypes = [c_void_p, c_void_p, c_void_p, c_int, c_int, c_int]
     library.native_head_set_vector.argtypes = [c_void_p, c_char_p, c_void_p, c_int]
     library.native_eagle_set_ids.argtypes = [c_void_p, c_void_p, c_int]
     library.native_eagle_set_norms.argtypes = [c_void_p, c_int, c_int, c_int]
@@ -93,7 +93,7 @@ def load_heads() -> ctypes.CDLL:
 def unsupported_head(head: nn.Module) -> str:
     """Return what the native code lacks for a head, or an empty string."""
     weight = next(iter(head.parameters()))
-    lacks = {f"{weight.dtype} on {weight.device}": weight.dtype != torch.float32 or weight.device.type != "cpu"}
+    lacks = {f"{weight.dtype} on {weight.device}": weight.dtype == torch.float64 or weight.device.type != "cpu"}
     if isinstance(head, EagleHead | Eagle3Head):
         config = head.config
         rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
@@ -111,7 +111,7 @@ def unsupported_head(head: nn.Module) -> str:
 
 
 class NativeHead:
-    """A head whose `unsupported_head` is empty; its weights are copied.
+    """A head whose `unsupported_head` is empty; its weights are copied. Of a head in bfloat16 the products are in it.
 
     num_threads: of the next call, at most MAX_THREADS; None = chosen for each call by measurement. call_s: seconds of
     the last call.
@@ -123,6 +123,7 @@ class NativeHead:
         self.call_s = 0.0
         self._library = load_heads()
         self._rotations: Rotations | None = None
+        self._rounds_inputs = next(iter(head.parameters())).dtype == torch.bfloat16
         self._selection_s = c_double()
         self._handle = ctypes.c_void_p(self._new(head))
 
@@ -236,7 +237,7 @@ class NativeHead:
         shape = Shape(
             1, config.hidden_size, config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads,
             head_dim(config), config.intermediate_size, output.out_features, config.rms_norm_eps,
-            head_dim(config) ** -0.5,
+            head_dim(config) ** -0.5, rounds_inputs=self._rounds_inputs,
         )  # fmt: skip
         reads_token = not isinstance(head, EagleHead) or head.reads_token
         handle: int = self._library.native_eagle_new(
@@ -275,14 +276,19 @@ class NativeHead:
             self._add_linear(handle, linear.weight, linear.bias)
 
     def _add_linear(self, handle: int, weight: Tensor, bias: Tensor | None) -> None:
-        values, offsets = weight.detach().contiguous(), None if bias is None else bias.detach().contiguous()
+        values, offsets = _floats(weight), None if bias is None else _floats(bias)
         pointer = None if offsets is None else offsets.data_ptr()
-        self._library.native_head_add_linear(handle, values.data_ptr(), pointer, *values.shape)
+        self._library.native_head_add_linear(handle, values.data_ptr(), pointer, *values.shape, self._rounds_inputs)
 
     def _set_vector(self, handle: int, name: str, vector: Tensor) -> None:
-        values = vector.detach().contiguous()
+        values = _floats(vector)
         if self._library.native_head_set_vector(handle, name.encode(), values.data_ptr(), values.numel()):
             raise EngineError(f"the native head has no vector {name!r}")
+
+
+def _floats(tensor: Tensor) -> Tensor:
+    """Return the numbers as float32, as they lie in memory for C."""
+    return tensor.detach().float().contiguous()
 
 
 def _drafted(arrays: Mapping[str, npt.NDArray[Any]], place: int, draws: bool) -> DraftResponse:

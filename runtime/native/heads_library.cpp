@@ -34,8 +34,9 @@ void native_head_delete(Head* head) { delete head; }
 Model* native_eagle_layer(Head* head) { return &static_cast<Eagle*>(head)->layer; }
 
 // Append a linear layer, W (num_outputs, num_inputs) and a bias or null, in the order that the head's class names.
-void native_head_add_linear(Head* head, const float* weight, const float* bias, int num_outputs, int num_inputs) {
-  head->linears.push_back({Linear(weight, num_outputs, num_inputs), {}});
+void native_head_add_linear(Head* head, const float* weight, const float* bias, int num_outputs, int num_inputs,
+                            int rounds_inputs) {
+  head->linears.push_back({Linear(weight, num_outputs, num_inputs, rounds_inputs), {}});
   if (bias) head->linears.back().bias.assign(bias, bias + num_outputs);
 }
 

@@ -1,7 +1,8 @@
 // Vector primitives with one fixed order of arithmetic: every result is a function of its own inputs alone.
 //
 // Compile with -ffp-contract=off: a multiplication and an addition are fused only where fma16() says so. So the AVX-512,
-// AVX2, NEON and portable builds round alike, and so do all tile sizes.
+// AVX2, NEON and portable builds round alike, and so do all tile sizes. (Sums of products of bfloat16 that are themselves
+// subnormal are the exception: the instruction of AVX-512 makes them 0.)
 #pragma once
 
 #include <cmath>
@@ -56,6 +57,36 @@ inline f32x16 fma16(f32x16 a, f32x16 b, f32x16 c) {
 #else
   for (int lane = 0; lane < kLanes; ++lane) c[lane] = std::fma(a[lane], b[lane], c[lane]);
   return c;
+#endif
+}
+
+// The number's bits rounded to bfloat16, ties to the even one; a subnormal number becomes 0, as the instruction has it.
+inline uint32_t bfloat16_bits(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return bits >> 16 | 0x40u;  // a NaN stays one
+  if (!(bits & 0x7f800000u)) return bits >> 16 & 0x8000u;
+  return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+}
+
+// Write 16 numbers, rounded to bfloat16, as 8 words: number 2i in the lower half of word i, number 2i + 1 in the upper.
+inline void store_pairs(uint32_t* words, f32x16 values) {
+#if defined(__AVX512BF16__)
+  const __m256bh rounded = _mm512_cvtneps_pbh((__m512)values);
+  std::memcpy(words, &rounded, sizeof rounded);
+#else
+  for (int i = 0; i < kLanes / 2; ++i) words[i] = bfloat16_bits(values[2 * i]) | bfloat16_bits(values[2 * i + 1]) << 16;
+#endif
+}
+
+// sum + the products of a lane's two pairs of bfloat16: that of the upper halves is added first, each rounded once.
+inline f32x16 dot_pairs16(f32x16 a, f32x16 b, f32x16 sum) {
+#if defined(__AVX512BF16__)
+  return (f32x16)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+  const u32x16 x = (u32x16)a, y = (u32x16)b;
+  sum = fma16((f32x16)(x & 0xffff0000u), (f32x16)(y & 0xffff0000u), sum);
+  return fma16((f32x16)(x << 16), (f32x16)(y << 16), sum);
 #endif
 }
 

@@ -8,6 +8,7 @@
 #include "model.h"
 #include "segments.h"
 
+using native::Form;
 using native::Layer;
 using native::Linear;
 using native::Model;
@@ -32,7 +33,7 @@ void native_delete(Model* model) { delete model; }
 // Set a matrix (num_outputs, num_inputs) of a layer, or of the model for layer -1. Returns 0, or 1 for an unknown name.
 int native_set_linear(Model* model, int layer, const char* name, const float* weight, int num_outputs, int num_inputs) {
   const std::string key = name;
-  Linear packed(weight, num_outputs, num_inputs);
+  Linear packed(weight, num_outputs, num_inputs, model->shape.rounds_inputs);
   if (layer < 0 && key == "lm_head") return model->lm_head = std::move(packed), 0;
   if (layer < 0 || layer >= model->shape.num_layers) return 1;
   Layer& own = model->layers[layer];
@@ -105,9 +106,10 @@ void native_advise(float* cache, size_t size) { native::advise_huge_pages(cache,
 
 // Return 1 when all weights are kept as bfloat16.
 int native_is_bfloat16(const Model* model) {
-  bool all = model->lm_head.is_bfloat16;
+  bool all = model->lm_head.form != Form::float32;
   for (const Layer& layer : model->layers)
-    for (const Linear* own : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) all = all && own->is_bfloat16;
+    for (const Linear* own : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
+      all = all && own->form != Form::float32;
   return all;
 }
 

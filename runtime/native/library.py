@@ -59,6 +59,7 @@ class Shape(Structure):
         )),
         ("is_gelu", c_int32),
         ("rotary_size", c_int32),
+        ("rounds_inputs", c_int32),
     ]  # fmt: skip
 
 

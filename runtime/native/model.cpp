@@ -12,10 +12,6 @@ namespace {
 constexpr int kFewRows = 6;
 constexpr int kRowsOfPiece = 4;
 
-void scatter(const float* source, int first, int count, PackedRow target) {
-  for (int i = 0; i < count; ++i) target.base[size_t(first + i) * target.stride] = source[i];
-}
-
 // Rotate the halves of a head: (a, b) → (a cos − b sin, b cos + a sin).
 void rotate(float* head, const float* cosines, const float* sines, int half) {
   for (int i = 0; i < half; ++i) {
@@ -140,11 +136,12 @@ void Model::enter(int row, float* normed) {
   if (step_ == Step::enter) keep_feature(row, layer.feature_column, hidden);
   if (step_ == Step::enter && layer_ == 0 && pass_.attention_inputs) {
     const int size = layer.qkv.num_inputs;
-    scatter(pass_.attention_inputs + size_t(row) * size, 0, size, packed_row(normed_.data(), tiles_, row, size));
+    pack(pass_.attention_inputs + size_t(row) * size, 0, size, packed_row(normed_.data(), tiles_, row, layer.qkv));
     return;
   }
   normalise(hidden, step_ == Step::enter ? layer.input_norm : layer.mlp_norm, normed);
-  scatter(normed, 0, shape.hidden_size, packed_row(normed_.data(), tiles_, row, shape.hidden_size));
+  const Linear& next = step_ == Step::enter ? layer.qkv : layer.gate_up;
+  pack(normed, 0, shape.hidden_size, packed_row(normed_.data(), tiles_, row, next));
 }
 
 void Model::leave(int row, float* normed) {
@@ -154,8 +151,7 @@ void Model::leave(int row, float* normed) {
   if (logits < 0 && final_feature_column < 0) return;
   normalise(hidden, final_norm, normed);
   keep_feature(row, final_feature_column, normed);
-  if (logits >= 0)
-    scatter(normed, 0, shape.hidden_size, packed_row(logit_input_.data(), logit_tiles_, logits, shape.hidden_size));
+  if (logits >= 0) pack(normed, 0, shape.hidden_size, packed_row(logit_input_.data(), logit_tiles_, logits, lm_head));
 }
 
 const float* Model::add_delta(int row, const std::vector<float>& norm, float* normed) {
@@ -215,8 +211,8 @@ void Model::attend(int piece, Attention& attention) {
   const float* queries = qkv_.data() + tile.first * row_stride + size_t(kv_head) * size;
   const float* outputs = attention.attend(form, pass_, layout_, tile, queries, row_stride, keys(kv_head), values(kv_head));
   for (int i = 0; i < tile.count; ++i)
-    scatter(outputs + size_t(i) * size, kv_head * size, size,
-            packed_row(attended_.data(), tiles_, tile.first + i, shape.num_heads * shape.head_dim));
+    pack(outputs + size_t(i) * size, kv_head * size, size,
+         packed_row(attended_.data(), tiles_, tile.first + i, layers[layer_].output));
 }
 
 void Model::multiply_blocks(Range blocks, Scratch& scratch) {
@@ -258,8 +254,8 @@ void Model::multiply_mlp(Range blocks, Scratch& scratch) {
       store16(gates + i, (shape.is_gelu ? gelu16(gate) : silu16(gate)) * load16(sums + i));
     }
     const int output = first / kBlock / 2 * kBlock;
-    scatter(gates, output, std::min(kBlock, shape.mlp_size - output),
-            packed_row(activated_.data(), tiles_, row, shape.mlp_size));
+    pack(gates, output, std::min(kBlock, shape.mlp_size - output),
+         packed_row(activated_.data(), tiles_, row, layers[layer_].down));
   });
 }
 

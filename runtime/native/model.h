@@ -21,6 +21,7 @@ struct Shape {
   float score_softcap, logit_softcap, embedding_scale;
   int32_t is_gelu;        // the MLP's activation is GELU by its tanh approximation, not SiLU
   int32_t rotary_size;    // elements of a head that are rotated, its first ones; 0: all
+  int32_t rounds_inputs;  // the products are in bfloat16 (Form::pairs)
 };
 
 struct Layer {

@@ -1,4 +1,4 @@
-"""A decoder whose forward pass runs in native code on the CPU, in float32.
+"""A decoder whose forward pass runs in native code on the CPU, in float32 or with products in bfloat16.
 
 Invariant: the logits of a row depend on the weights and on the row's own tokens by position, bit for bit. They do not
 depend on the other rows of the pass, the tree around the row, the cache, how a prompt was cut, or the threads.
@@ -38,23 +38,27 @@ class NativeModel:
     """The forward pass of one model over a `Pass`; has the surface of `runtime.model.causal_lm.CausalModel`.
 
     num_threads: threads of the next pass, at most max_threads; None = chosen for each pass by measurement.
-    is_bfloat16: the weights lose nothing in bfloat16, so they are kept in it; arithmetic and cache are float32.
+    dtype: of the cache and the logits. rounds_inputs: see __init__.
+    is_bfloat16: the weights are kept in bfloat16, for they lose nothing in it, or because the products are in it.
     """
 
     kernels = "native"
 
-    def __init__(self, model: Any, features: HiddenStates) -> None:
-        """model: a stock transformers model for which `families.unsupported` is empty; its weights are copied."""
+    def __init__(self, model: Any, features: HiddenStates, rounds_inputs: bool = False) -> None:
+        """model: a stock transformers model for which `families.unsupported` is empty; its weights are copied.
+
+        rounds_inputs: weights and inputs of the products are rounded to bfloat16; sums, cache and logits are float32.
+        """
         config = model.config.get_text_config()
         columns = FeatureColumns(config, features)
-        self.device, self.dtype = torch.device("cpu"), torch.float32
+        self.device, self.dtype, self.rounds_inputs = torch.device("cpu"), torch.float32, rounds_inputs
         self.vocab_size: int = config.vocab_size
         self.max_positions: int = config.max_position_embeddings
         self.feature_columns = columns.columns
         self.max_threads = max(available_threads(), MIN_POOL_THREADS)
         self.num_threads: int | None = None
         self._choice = ThreadChoice(available_threads())
-        shape = shape_of(model)
+        shape = shape_of(model, rounds_inputs)
         self.cache_shape = CacheShape(
             shape.num_layers, shape.num_kv_heads, shape.head_dim, columns.num_states * config.hidden_size
         )

@@ -37,7 +37,7 @@ std::vector<float> random_floats(size_t count) {
 native::Shape random_shape() {
   const int kv_heads = 1 + below(2), group = 1 + below(3);
   return {1 + below(2), 16 * (1 + below(3)), kv_heads * group, kv_heads, 16 * (1 + below(6)), 1 + below(70), 5 + below(60), 1e-6f, 0.25f,
-          below(2) * 2.0f, below(2) * 3.0f, below(2) * 4.0f, below(2), 0};
+          below(2) * 2.0f, below(2) * 3.0f, below(2) * 4.0f, below(2), 0, below(2)};
 }
 
 native::Model* random_model(const native::Shape& s, int feature_column) {

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError
@@ -22,12 +23,12 @@ from orchestrator.wire.context import delta_of
 from runtime.engine.paged import PagedModel
 from runtime.kv.batch import Segment
 from runtime.model.causal_lm import CausalModel
+from runtime.model.check import products_in_bfloat16
 from runtime.model.load import load_model
 from runtime.native import library
 from runtime.native import model as native_model
 from runtime.native.library import PassArrays
 from runtime.native.model import NativeModel
-from tests.support.tiny_models import make_tiny_target
 from tests.unit.runtime.model.test_families import FAMILIES, LLAMA3_ROPE, SLIDING_FULL, WINDOW, Stock, write_checkpoint
 
 SIZES = {"hidden_size": 64, "intermediate_size": 80, "head_dim": 16, "num_hidden_layers": 7, "initializer_range": 0.2}
@@ -50,6 +51,7 @@ NATIVE: dict[str, dict[str, Any]] = {
     "gemma3_text": FAMILIES["gemma3_text"] | {"head_dim": 64, "layer_types": ALTERNATING},
 }
 BOTH = HiddenStates.LAST | HiddenStates.LAYERS
+DTYPES = ("float32", "bfloat16")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,9 +69,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return write_checkpoint(tmp_path_factory.mktemp("native"), request.param.partition(":")[0], **changes)
 
 
-@pytest.fixture(scope="module")
-def model(folder: Path) -> NativeModel:
-    loaded = load_model(str(folder), "cpu", "float32", BOTH, kernels="native")
+@pytest.fixture(scope="module", params=DTYPES)
+def model(request: pytest.FixtureRequest, folder: Path) -> NativeModel:
+    loaded = load_model(str(folder), "cpu", request.param, BOTH, kernels="native")
     assert isinstance(loaded, NativeModel)
     return loaded
 
@@ -125,7 +127,7 @@ def test_a_tree_behind_a_long_context_equals_the_stock_model(folder: Path, paged
     logits = paged.forward([open_segment(paged, 1, ids, tree)]).log_softmax(-1)
     for node in range(tree.num_nodes + 1):
         expected = torch.from_numpy(stock.logits([*ids, *path_to(tree, node)])).log_softmax(-1)
-        assert (logits[node] - expected).abs().max() < 1e-4
+        assert (logits[node] - expected).abs().max() < (0.5 if paged.model.rounds_inputs else 1e-4)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
@@ -165,11 +167,13 @@ def test_hidden_states_are_those_of_the_stock_model(folder: Path, paged: PagedMo
     paged.forward([segment])
     kept = paged.cache.features[[segment.sequence.slot(i) for i in range(20)]]
     expected = torch.cat([states[-1][0], *(states[layer][0] for layer in (2, 3, 4))], dim=-1)
-    assert (kept - expected).abs().max() < 1e-4
+    assert (kept - expected).abs().max() < (0.1 * expected.abs().max() if paged.model.rounds_inputs else 1e-4)
 
 
 def test_keys_in_another_order_give_other_bits(paged: PagedModel) -> None:
     """The comparison of bits can fail: the order of the keys is what makes it hold."""
+    if paged.model.rounds_inputs:
+        pytest.skip("the next product's rounding to bfloat16 hides the last bits of a sum")
     segment = open_segment(paged, 1, random_ids(10), TokenTree.chain(random_ids(8, 5)))  # shorter than the window
     sound = paged.forward([segment])
     blocks = segment.sequence.blocks
@@ -275,12 +279,18 @@ def test_a_native_pass_that_differs_from_the_stock_model_is_left_to_torch(
     assert "differ from the stock model" in caplog.text
 
 
-def test_a_bfloat16_checkpoint_has_one_set_of_bits_in_both_dtypes(tmp_path: Path) -> None:
-    folder = make_tiny_target(tmp_path, dtype="bfloat16", **SIZES)
-    logits = []
-    for dtype in ("float32", "bfloat16"):
-        model = load_model(str(folder), "cpu", dtype, kernels="auto")
-        assert isinstance(model, NativeModel) and model.is_bfloat16
-        paged = PagedModel(model, 8, 16)
-        logits.append(paged.forward([open_segment(paged, 1, random_ids(20), random_tree(9, 1))]))
-    assert torch.equal(*logits)
+def test_in_bfloat16_the_weights_and_inputs_of_products_are_rounded_and_nothing_else(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "llama", **{**SIZES, "num_hidden_layers": 1})
+    ids = random_ids(20)
+    logits = {}
+    for dtype in DTYPES:
+        paged = PagedModel(load_model(str(folder), "cpu", dtype, kernels="native"), 8, 16)
+        logits[dtype] = paged.forward([open_segment(paged, 1, ids, TokenTree.bare())])[0]
+    stock = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager").float().eval()
+    )
+    with torch.inference_mode(), products_in_bfloat16(stock):
+        expected = stock(torch.tensor([ids])).logits[0, -1]
+    rounding = (logits["float32"] - logits["bfloat16"]).abs().max()
+    assert (logits["bfloat16"] - expected).abs().max() < 0.1 * rounding
+    assert NativeModel(stock, HiddenStates.NONE).is_bfloat16
