@@ -16,7 +16,7 @@ FloatArray = npt.NDArray[np.float64]
 NUM_RESAMPLES = 10_000
 LEVEL = 95
 #: What follows a peer's name if it decodes plainly.
-PLAIN = ("", "float32", "float16")
+PLAIN = ("", "float32", "float16", "bfloat16")
 #: The task of a row over all tasks.
 ALL = "all"
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -28,7 +27,8 @@ LAYER_TENSORS = {
     "mlp.down_proj": "ffn_down",
 }
 MODEL_TENSORS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16}
+#: dtype of the matrices → its name in GGUF.
+DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 class UnsupportedCheckpoint(Exception):
@@ -38,9 +38,10 @@ class UnsupportedCheckpoint(Exception):
 def write_gguf(checkpoint: str | Path, file: Path, dtype: str) -> None:
     """Write a checkpoint's weights and shape; without a tokenizer, since the benchmark sends token ids.
 
-    dtype: float32 or float16, of the matrices; vectors are always float32. Raises UnsupportedCheckpoint.
+    dtype: of the matrices, one of DTYPES; vectors are always float32. Raises UnsupportedCheckpoint.
     """
-    from gguf import GGUFWriter
+    from gguf import GGMLQuantizationType, GGUFWriter
+    from gguf.quants import quantize
 
     model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     config = model.config
@@ -62,7 +63,8 @@ def write_gguf(checkpoint: str | Path, file: Path, dtype: str) -> None:
     writer.add_tokenizer_model("none")
     for name, weight in model.state_dict().items():
         values = _rotated_in_pairs(name, weight, config).numpy()
-        writer.add_tensor(gguf_name(name), values.astype(DTYPES[dtype] if values.ndim > 1 else np.float32))
+        kind = GGMLQuantizationType[DTYPES[dtype] if values.ndim > 1 else "F32"]
+        writer.add_tensor(gguf_name(name), quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -20,7 +20,7 @@ def tensors_of(file: Path) -> dict[str, np.ndarray]:
     return {tensor.name: np.asarray(tensor.data) for tensor in GGUFReader(file).tensors}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_every_tensor_is_written_and_only_queries_and_keys_change_their_order(tmp_path: Path, dtype: str) -> None:
     folder, file = make_tiny_target(tmp_path), tmp_path / "model.gguf"
 
@@ -37,9 +37,10 @@ def test_every_tensor_is_written_and_only_queries_and_keys_change_their_order(tm
         "blk.0.ffn_down": layer.mlp.down_proj,
     }
     for name, module in pairs.items():
-        expected = module.weight.detach().numpy()
-        matrix = np.float16 if dtype == "float16" and expected.ndim > 1 else np.float32
-        np.testing.assert_array_equal(found[f"{name}.weight"], expected.astype(matrix))
+        expected, written = module.weight.detach(), torch.from_numpy(found[f"{name}.weight"].copy())
+        if expected.ndim > 1:
+            expected, written = expected.to(getattr(torch, dtype)), written.view(getattr(torch, dtype))
+        assert torch.equal(written, expected)
     assert len(found) == len(set(model.state_dict()))
 
 
