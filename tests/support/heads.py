@@ -52,7 +52,7 @@ def load(kind: str, folder: Path, target: Path, dtype: torch.dtype = torch.float
 
 
 def native_or_skip(head: Any) -> NativeHead:
-    """Return a float32 head in native code; skip the test where there is no compiler."""
+    """Return a head in native code; skip the test where there is no compiler."""
     assert not unsupported_head(head)
     try:
         return NativeHead(head)

@@ -23,6 +23,7 @@ from runtime.heads.engines.medusa import MedusaEngine
 from runtime.heads.engines.ranking import rank
 from runtime.heads.engines.redrafter import RedrafterEngine
 from runtime.heads.modules.medusa import MedusaHeads
+from runtime.model.check import products_in_bfloat16
 from runtime.native import heads as native_heads
 from runtime.native.heads import NativeDraft, NativeHead, unsupported_head
 from tests.support.choice_trees import published_choices
@@ -76,12 +77,18 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Pair:
-    """A random head's engines in torch and in native code, in float32."""
+    """A random head's engines in torch and in native code; torch computes in float32.
 
-    def __init__(self, kind: str, folder: Path, target: Path, **options: Any) -> None:
+    dtype: of the products. Torch's inputs are rounded to bfloat16 by whoever compares with it.
+    """
+
+    def __init__(
+        self, kind: str, folder: Path, target: Path, dtype: torch.dtype = torch.float32, **options: Any
+    ) -> None:
         self.kind = kind
-        self.head = load(kind, make_head(kind, folder, **options), target, torch.float32)
+        self.head = load(kind, make_head(kind, folder, **options), target, dtype)
         self.native = native_or_skip(self.head)
+        self.head.float()
         self.width = HIDDEN_SIZE * (3 if kind == "eagle3" else 1)
 
     def engine(self, native: bool = True) -> HeadEngine:
@@ -130,6 +137,24 @@ def test_the_trees_are_those_of_the_torch_engine(pair: Pair) -> None:
         for ours, theirs in zip(found.q, expected.q, strict=True):
             assert ours.ids.tolist() == theirs.ids.tolist()
             assert ours.probs == pytest.approx(theirs.probs, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "redrafter:projected"])
+def test_in_bfloat16_the_products_are_those_of_rounded_inputs(kind: str, target: Path, tmp_path: Path) -> None:
+    """An input that another order of sums rounds differently moves a logit, so that now and then a tree differs."""
+    name, options = KINDS[kind]
+    pair = Pair(name, tmp_path, target, torch.bfloat16, **options)
+    calls = pair.requests()
+    alone = [draft(pair.engine(), call)[0] for call in calls]
+    assert [paths_of(answer) for answer in pair.draft_together(calls)] == [paths_of(answer) for answer in alone]
+    with products_in_bfloat16(pair.head):
+        expected = [draft(pair.engine(native=False), call)[0] for call in calls]
+    unrounded = [draft(pair.engine(native=False), call)[0] for call in calls]
+    assert _num_equal(alone, expected) >= 0.95 * len(calls) > _num_equal(alone, unrounded)
+
+
+def _num_equal(answers: list[Any], others: list[Any]) -> int:
+    return sum(paths_of(answer) == paths_of(other) for answer, other in zip(answers, others, strict=True))
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
