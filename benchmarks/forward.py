@@ -69,7 +69,7 @@ class Products:
 
     def __init__(self, config: Any, is_bfloat16: bool, rounds_inputs: bool, max_threads: int) -> None:
         """config: the transformers configuration of the model."""
-        self._library = PRODUCTS.load()
+        self._library, self._rounds_inputs = PRODUCTS.load(), int(rounds_inputs)
         self._library.products_new.restype = ctypes.c_void_p
         self._library.products_run.restype = self._library.products_peak.restype = ctypes.c_double
         self._handle = ctypes.c_void_p(self._library.products_new(max_threads))
@@ -84,7 +84,7 @@ class Products:
         head = config.vocab_size, config.hidden_size
         self._matrices: list[tuple[int, int]] = [*layer * config.num_hidden_layers, head]
         for outputs, inputs in self._matrices:
-            self._library.products_add(self._handle, outputs, inputs, int(is_bfloat16), int(rounds_inputs))
+            self._library.products_add(self._handle, outputs, inputs, int(is_bfloat16), self._rounds_inputs)
 
     @property
     def flops_of_row(self) -> int:
@@ -97,7 +97,7 @@ class Products:
 
     def peak_flops(self) -> float:
         """Return what one thread can do in a second."""
-        return float(self._library.products_peak())
+        return float(self._library.products_peak(self._rounds_inputs))
 
 
 class Passes:
@@ -179,9 +179,10 @@ def main(arguments: Sequence[str]) -> int:
     if not isinstance(model, NativeModel):
         print("there is no native forward pass of this model here", file=sys.stderr)
         return 1
-    rounds_inputs = options.dtype == "bfloat16"
     passes = Passes(model)
-    products = Products(AutoConfig.from_pretrained(folder), model.is_bfloat16, rounds_inputs, max(options.threads))
+    products = Products(
+        AutoConfig.from_pretrained(folder), model.is_bfloat16, model.rounds_inputs, max(options.threads)
+    )
     print("| rows | KV tokens | threads | pass, ms: median (least) | products alone, ms | ratio | share of the peak |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for num_threads in options.threads:

@@ -17,6 +17,7 @@ from runtime.kv.batch import Pass, Segment
 from runtime.kv.blocks import BlockPool
 from runtime.kv.sequences import CachedSequence, SequenceTable
 from runtime.model.causal_lm import CausalModel
+from runtime.model.fused import BorrowedLinear
 from runtime.native.model import NativeModel
 
 NUM_CHECKED = 64
@@ -33,13 +34,14 @@ class Tolerance(NamedTuple):
 
 # The stock norms round to float32, so float64 gets float32's tolerance. In bfloat16, rounding may make a router send a
 # token to another expert, so a few rows of a correct model may be far off. Native products in bfloat16 are compared
-# with products of the same rounded numbers; an input that another order of sums rounds differently moves log p a bit.
+# with products of the same rounded numbers; inputs that another order of sums rounds differently move log p by 0.013 at
+# most on the demo target, and by 0.2 in 28 layers of large random weights.
 TOLERANCE = {
     torch.float64: Tolerance(1.0, 1e-3),
     torch.float32: Tolerance(1.0, 1e-3),
     torch.bfloat16: Tolerance(0.75, 1.0),
 }
-NATIVE_BFLOAT16 = Tolerance(1.0, 0.25)
+NATIVE_BFLOAT16 = Tolerance(0.75, 0.5)
 
 
 def probe_ids(vocab_size: int) -> list[int]:
@@ -57,10 +59,14 @@ def stock_log_probs(model: Any) -> Tensor:
 
 
 @contextmanager
-def products_in_bfloat16(model: Any) -> Iterator[None]:
-    """Let the inputs of a float32 model's products be rounded to bfloat16, as the native pass does."""
-    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    hooks = [linear.register_forward_pre_hook(lambda _, inputs: (inputs[0].bfloat16().float(),)) for linear in linears]
+def products_in_bfloat16(model: nn.Module) -> Iterator[None]:
+    """Let the inputs of a model's products be rounded to bfloat16, as the native pass does."""
+
+    def rounded(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+        return (inputs[0].bfloat16().to(inputs[0].dtype),)
+
+    products = [module for module in model.modules() if isinstance(module, nn.Linear | BorrowedLinear)]
+    hooks = [product.register_forward_pre_hook(rounded) for product in products]
     try:
         yield
     finally:

@@ -53,7 +53,8 @@ def load_model(
             f"{folder}: {type(model).__name__} does not let its attention be replaced (_supports_attention_backend)"
         )
     try:
-        return _native(model, features, folder, kernels) or _adapted(model.to(device, dtype).eval(), features, folder)
+        native = _native(model, features, folder, kernels) if device.type == "cpu" else None
+        return native or _adapted(_cast(model, device, dtype).eval(), features, folder)
     except ConfigError:
         raise
     except Exception as error:
@@ -61,6 +62,14 @@ def load_model(
             f"{folder}: {type(model).__name__} does not run with its attention replaced, so it is not "
             f"supported ({type(error).__name__}: {first_line(error)})"
         ) from error
+
+
+def _cast(model: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """Move a model and cast its weights; its rotary frequencies keep the precision that the stock model gave them."""
+    model.to(device)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
 def _adapted(model: Any, features: HiddenStates, folder: str) -> CausalModel:

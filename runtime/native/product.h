@@ -33,8 +33,8 @@ enum class Form {
   pairs,     // [block][k / 2][32] words: inputs k and k + 1 of an output as bfloat16, to which the inputs are rounded
 };
 
-// y = x Wᵀ for W (num_outputs, num_inputs). rounds_inputs: weights and inputs are rounded to bfloat16 (Form::pairs), so
-// that a processor with bfloat16 products multiplies two numbers at a time.
+// y = x Wᵀ for W (num_outputs, num_inputs). rounds_inputs: weights and inputs are rounded to bfloat16 (Form::pairs), for
+// processors with dot products of bfloat16 pairs.
 class Linear {
  public:
   Linear() = default;

@@ -1,6 +1,6 @@
 """The exactness law on the real server, in float64: 0 differences, and proof that there was something to get wrong.
 
-The full size is `make exact` (tests/exact.py); this is its small brother: 6 prompts × 48 tokens per method, the settings
+The full size is `make exact` (tests/exact.py); this is its small brother: 6 prompts × 36 tokens per method, the settings
 of which take turns over the prompts.
 """
 
@@ -19,7 +19,7 @@ from tests.support.suite import ALONE, AT_ONCE, Row, Suite, by_method
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(1800)]
 
-NUM_PROMPTS, NUM_TOKENS = 6, 48
+NUM_PROMPTS, NUM_TOKENS = 6, 36
 NUM_EQUAL, NUM_EQUAL_TOKENS = 16, 32
 TURNS = by_method()
 

@@ -76,9 +76,9 @@ class GrowingTree(ABC):
 class DynamicTree(GrowingTree):
     """EAGLE-2's tree (arXiv:2406.16858, section 4), or a beam search (ReDrafter, arXiv:2403.09919, section 3.3).
 
-    Each level expands the `width` candidates with the highest scores. The tree holds the `max_nodes` candidates in the
-    best bounds, of all (EAGLE-2), or of those on one of the last beams (beam search). Of equal ones the smaller depth
-    comes first, then the smaller number, so that no ancestor ranks below its descendant.
+    Each level expands the `width` candidates with the highest scores. The tree holds the `max_nodes` candidates with
+    the highest bounds, of all (EAGLE-2), or of those on one of the last beams (beam search). Of equal ones the smaller
+    depth comes first, then the smaller number, so that no ancestor ranks below its descendant.
     Invariant: whether a candidate that was sampled is in the tree depends neither on its token, nor on those of later
     siblings, nor on what stands below these, as long as `beam_search` is False (docs/losslessness.md).
     """

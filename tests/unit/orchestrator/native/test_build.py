@@ -118,6 +118,19 @@ def test_an_image_has_a_library_for_each_level_and_a_processor_takes_the_best_th
     assert len(set(built.values())) == len(build.LEVELS)
 
 
+def test_a_level_with_products_of_bfloat16_is_its_base_and_one_instruction_set(
+    library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = []
+    monkeypatch.setattr(build.subprocess, "run", lambda command, **_: commands.append(command))
+    for level in ("x86-64-v4-bf16", "x86-64-v3"):
+        monkeypatch.setenv(build.LEVELS_VARIABLE, level)
+        with pytest.raises(Unbuilt):  # nothing was compiled
+            library.build()
+    targets = [[option for option in command if option.startswith("-m")] for command in commands]
+    assert targets == [["-march=x86-64-v4", "-mavx512bf16"], ["-march=x86-64-v3"]]
+
+
 def test_a_processor_below_every_level_is_a_reason_not_a_crash(
     library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:

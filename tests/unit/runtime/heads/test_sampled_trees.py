@@ -37,7 +37,7 @@ def table(vocab_size: int, seed: int, reads: int = 2) -> Table:
 
 @dataclass(frozen=True)
 class Growth:
-    """How trees grow. ranks_by_token: the tree holds the best tokens, as EAGLE-2's does, not those of the best bounds.
+    """How trees grow. ranks_by_token: the tree holds the best tokens, as EAGLE-2's does, not those with the highest bounds.
 
     shares_noise: candidates of one level with the same q get the same children.
     """
