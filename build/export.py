@@ -48,7 +48,9 @@ def teacher_sha256(recipe: Recipe, workspace: Workspace) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
 
 
-def export_model(recipe: Recipe, workspace: Workspace, text: TrainingText, max_windows: int) -> None:
+def export_model(
+    recipe: Recipe, workspace: Workspace, text: TrainingText, max_windows: int, device: str = "cpu"
+) -> None:
     """Write models/<name> from the checkpoint, all files at once; max_windows: most windows for held-out losses."""
     path = workspace.checkpoint(recipe.name)
     if not path.exists():
@@ -70,7 +72,7 @@ def export_model(recipe: Recipe, workspace: Workspace, text: TrainingText, max_w
             "interpreter": text.corpus.origin,
             **text.corpus.provenance,
         },
-        **_measured(recipe, folder, workspace, text, max_windows),
+        **_measured(recipe, folder, workspace, text, max_windows, device),
     }
     (folder / "provenance.json").write_text(json.dumps(provenance, indent=2) + "\n")
     (folder / "README.md").write_text(model_card(provenance))
@@ -101,23 +103,24 @@ def _write_weights(recipe: Recipe, state: dict[str, Any], folder: Path) -> None:
 
 
 def _measured(
-    recipe: Recipe, folder: Path, workspace: Workspace, text: TrainingText, max_windows: int
+    recipe: Recipe, folder: Path, workspace: Workspace, text: TrainingText, max_windows: int, device: str
 ) -> dict[str, Any]:
     """Return losses in nats per token of the published bfloat16 weights, computed in float32."""
-    model = _load(folder)
+    model = _load(folder, device)
     measured: dict[str, Any] = {
         "train_loss": _rounded(held_out_loss(model, text.train, min(TRAIN_LOSS_WINDOWS, max_windows))),
         "held_out_loss": _rounded(held_out_loss(model, text.held_out, max_windows)),
     }
     if recipe.teacher is not None:
-        teacher = _load(workspace.models / recipe.teacher)
+        teacher = _load(workspace.models / recipe.teacher, device)
         found = asdict(agreement(model, teacher, text.held_out, min(AGREEMENT_WINDOWS, max_windows)))
         measured["agreement"] = {"with": recipe.teacher} | {key: round(value, 4) for key, value in found.items()}
     return measured
 
 
-def _load(folder: Path) -> LlamaForCausalLM:
+def _load(folder: Path, device: str) -> LlamaForCausalLM:
     model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    torch.nn.Module.to(model, device)
     return model.eval()
 
 

@@ -87,8 +87,8 @@ def agreement(draft: LlamaForCausalLM, target: LlamaForCausalLM, stream: Tokens,
 
 
 def _logits(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
-    """Return the logits (B, n, V) of ids (B, n)."""
-    logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
+    """Return the logits (B, n, V) of ids (B, n), on the model's device."""
+    logits: torch.Tensor = model(input_ids=ids.to(model.device), use_cache=False).logits
     return logits
 
 

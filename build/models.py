@@ -45,7 +45,7 @@ def make_model(recipe: Recipe, workspace: Workspace, any_corpus: bool, limits: L
         return
     if not train_model(recipe.name, workspace, any_corpus, limits=limits):
         raise BuildError(f"{recipe.name} was stopped before its end; the same command resumes it")
-    export_model(recipe, workspace, training_text(workspace, recipe.name, any_corpus), ALL_WINDOWS)
+    export_model(recipe, workspace, training_text(workspace, recipe.name, any_corpus), ALL_WINDOWS, limits.device)
     print(f"{recipe.name}: wrote models/{recipe.name}")
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -43,7 +44,7 @@ class Workers:
         if self.size == 1:
             return dict(values)
         total = torch.tensor([weight * values.get(name, 0.0) for name in names], dtype=torch.float64)
-        dist.all_reduce(total, group=_host_group())
+        dist.all_reduce(total, group=_groups[-1])
         return dict(zip(names, total.tolist(), strict=True))
 
     def any(self, flag: bool) -> bool:
@@ -54,18 +55,16 @@ class Workers:
     def first_before_others(self) -> Iterator[None]:
         """Let the first process go through the block before the others begin it: it makes the files that they read."""
         if not self.is_first:
-            dist.barrier()
+            dist.barrier(group=_groups[-1])
         yield
         if self.is_first and self.size > 1:
-            dist.barrier()
+            dist.barrier(group=_groups[-1])
 
 
-_groups: list[dist.ProcessGroup | None] = []
-
-
-def _host_group() -> dist.ProcessGroup | None:
-    """Return the group for numbers on the host; NCCL adds tensors on GPUs only."""
-    return _groups[-1] if _groups else None
+#: For numbers on the host, and to wait for the first process as long as it works: NCCL ends a process that waits longer
+#: than ten minutes.
+_groups: list[dist.ProcessGroup] = []
+HOST_LIMIT = timedelta(hours=12)
 
 
 @contextmanager
@@ -74,8 +73,9 @@ def joined_workers(device: str) -> Iterator[Workers]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Workers()
         return
-    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
-    _groups.append(dist.new_group(backend="gloo") if device.startswith("cuda") else None)
+    gpu = torch.device(own_device(device)) if device.startswith("cuda") else None
+    dist.init_process_group("nccl" if gpu else "gloo", device_id=gpu)
+    _groups.append(dist.new_group(backend="gloo", timeout=HOST_LIMIT))
     try:
         yield Workers(dist.get_rank(), dist.get_world_size())
     finally:

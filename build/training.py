@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import sysconfig
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -263,7 +264,10 @@ def adamw(parameters: Mapping[str, list[nn.Parameter]], weight_decay: float) -> 
 
 def can_compile(device: torch.device) -> bool:
     """Return whether torch.compile works here; without it a run is slower, and equal but for rounding."""
-    if device.type == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-        print("no C++ compiler was found: training continues without torch.compile, more slowly")
-        return False
-    return True
+    compilers = ("c++", "g++", "clang++") if device.type == "cpu" else ("gcc", "clang")
+    lacks = [] if any(shutil.which(name) for name in compilers) else [f"a compiler ({', '.join(compilers)})"]
+    if device.type != "cpu" and not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        lacks.append("Python.h")
+    if lacks:
+        print(f"training continues without torch.compile, more slowly: {' and '.join(lacks)} is missing")
+    return not lacks

@@ -6,6 +6,8 @@ import logging
 import time
 from typing import Generic
 
+from torch import AcceleratorError
+
 from orchestrator.core.errors import EngineError, ServingError
 from orchestrator.core.types import EngineStatus
 from runtime.engine.calls import Engine, EngineCall, Progress, Request
@@ -52,9 +54,14 @@ class Passes(Generic[Request]):
         )
 
     def _advance(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
-        """Run a pass; if it fails, run each call alone, so that only the call at fault is refused."""
+        """Run a pass; if it fails, run each call alone, so that only the call at fault is refused.
+
+        Raises AcceleratorError: after an error of its kernels, a GPU answers the process with errors alone.
+        """
         try:
             return self.engine.advance(calls)
+        except AcceleratorError:
+            raise
         except Exception as error:
             log.exception("a pass over %d requests failed", len(calls))
             if len(calls) == 1:

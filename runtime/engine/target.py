@@ -89,6 +89,8 @@ class TargetEngine(PagedEngine[StepRequest]):
             if segment.last == call.delta.prefix_len:  # otherwise a part of a long context, without its tree
                 segment.tree = call.request.tree
         logits = self.paged.forward([segment for _, segment in planned])
+        if logits.is_cuda:
+            torch.cuda.synchronize(logits.device)  # for the times below alone: verification waits for the logits anyway
         computed_s = time.monotonic()
         parts = (logits,) if len(planned) == 1 else logits.split([segment.tree.num_nodes + 1 for _, segment in planned])
         complete = [

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Sequence
 
 import torch
+from transformers import AutoConfig
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import ConfigError
@@ -29,10 +31,13 @@ from runtime.engine.target_thread import TargetThread
 from runtime.engine.thread import EngineThread
 from runtime.kv.batch import Segment
 from runtime.model.load import load_model
+from runtime.native.families import head_dim_of
 from runtime.native.model import NativeModel
 
 log = logging.getLogger(__name__)
 
+# Most tokens of long contexts in a pass on a GPU, which takes about as long for fewer.
+GPU_PASS_TOKENS = 2048
 # The pass that is timed to choose the number of threads, and how often.
 NUM_CONTEXT, NUM_DRAFTS, NUM_TIMED = 64, 8, 10
 # More threads are chosen only if they take less than this part of the time.
@@ -71,14 +76,23 @@ def build_draft(config: ServingConfig, caller: ModelCaller) -> tuple[EngineThrea
 
 
 def load_draft(config: ServingConfig) -> DraftEngine:
-    """Load the draft model; raises ConfigError when it cannot be served."""
-    return DraftEngine(_load(config.draft, config, HiddenStates.NONE))
+    """Load the draft model, with room for as many tokens as the target's; raises ConfigError if it cannot be served."""
+    share = _kv_numbers(config.draft) / _kv_numbers(config.target)
+    memory_mb = max(math.ceil(config.kv_memory_mb * share), 1)
+    return DraftEngine(_load(config.draft, config.model_copy(update={"kv_memory_mb": memory_mb}), HiddenStates.NONE))
 
 
 def draft_warm_up(engine: DraftEngine) -> list[DraftRequest]:
     """Return the calls that warm the draft model up: one greedy, one sampled."""
     delta = _warm_up_delta(engine.paged)
     return [DraftRequest(delta, sampling, 4, 4) for sampling in (Sampling(), Sampling(1.0, top_p=0.9))]
+
+
+def _kv_numbers(checkpoint: str) -> int:
+    """Return how many numbers a model's keys and values of one token are."""
+    config = AutoConfig.from_pretrained(checkpoint).get_text_config()
+    num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return int(2 * config.num_hidden_layers * num_heads * head_dim_of(config))
 
 
 def _warm_up(thread: EngineThread[Request], calls: Sequence[Request]) -> None:
@@ -97,6 +111,8 @@ def _load(checkpoint: str, config: ServingConfig, features: HiddenStates) -> Pag
         raise ConfigError(f"device = {config.device!r}, but torch sees no CUDA device (serving.toml)")
     model = load_model(checkpoint, config.device, config.dtype, features, config.kernels)
     paged = PagedModel(model, config.kv_memory_mb, config.block_tokens, share=config.prefix_sharing)
+    if model.device.type == "cuda":
+        paged.max_pass_tokens = GPU_PASS_TOKENS
     if isinstance(model, NativeModel):
         torch.set_num_threads(1)  # what torch still does, around the pass, is small
         model.num_threads = _fixed_threads(model.max_threads)

@@ -31,11 +31,13 @@ class FusedRMSNorm(nn.Module):
 
 
 def _replace_modules(model: nn.Module, replacement: Callable[[Any], nn.Module | None]) -> None:
-    """Replace every submodule for which `replacement` returns a module."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if (new := replacement(child)) is not None:
-                setattr(parent, name, new)
+    """Replace every submodule for which `replacement` returns a module; the old ones are freed one after another."""
+    for name in [name for name, _ in model.named_children()]:
+        child = getattr(model, name)
+        if (new := replacement(child)) is not None:
+            setattr(model, name, new)
+        else:
+            _replace_modules(child, replacement)
 
 
 @torch.no_grad()

@@ -57,6 +57,8 @@ def load_model(
         return native or _adapted(_cast(model, device, dtype).eval(), features, folder)
     except ConfigError:
         raise
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(f"{folder}: the memory of {device_name} is too small for the weights") from error
     except Exception as error:
         raise ConfigError(
             f"{folder}: {type(model).__name__} does not run with its attention replaced, so it is not "
@@ -66,6 +68,9 @@ def load_model(
 
 def _cast(model: Any, device: torch.device, dtype: torch.dtype) -> Any:
     """Move a model and cast its weights; its rotary frequencies keep the precision that the stock model gave them."""
+    if device.type == "cuda":
+        # cuDNN's attention, which torch prefers on some GPUs, plans anew for each number of cached tokens.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     model.to(device)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
@@ -77,6 +82,8 @@ def _adapted(model: Any, features: HiddenStates, folder: str) -> CausalModel:
     expected = stock_log_probs(model)
     adapted = adapt(model, features)
     check_against_stock(adapted, expected, folder)
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()  # of the weights that were replaced; other processes use the GPU, too
     return adapted
 
 

@@ -61,7 +61,8 @@ class LogitsProcessors:
         columns = torch.from_numpy(tokens).to(logits.device)
         is_repeated, times = (torch.from_numpy(x).to(logits.device) for x in (occurs, counts))
         found = logits[:, columns]
-        penalty = self.sampling.repetition_penalty
+        # A tensor: CUDA divides by a number of the host's as a product with its reciprocal, which has other bits.
+        penalty = found.new_tensor(self.sampling.repetition_penalty)
         changed = torch.where(is_repeated, torch.where(found > 0, found / penalty, found * penalty), found)
         changed -= self.sampling.frequency_penalty * times
         changed -= self.sampling.presence_penalty * (times > 0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from build import export, recipe, train
+from build import export, recipe, train, training
 from build.corpus import Corpus, Document
 from build.errors import BuildError
 from build.limits import NO_LIMITS, SHARES, Limits
@@ -23,6 +23,15 @@ PLAN = Plan(tokens=10 * 64, peak_rate=1e-2, step_tokens=64, short_length=16, lon
 TINY = Recipe("tiny", Shape(hidden=16, layers=2, heads=2, kv_heads=1, head_dim=8, mlp=24, vocab=32), PLAN)
 UNCUT = Plan(tokens=8_000_000, peak_rate=1.5e-3)
 STREAM = np.random.default_rng(0).integers(0, 32, 5_000).astype(np.uint16)
+
+
+@pytest.mark.parametrize(("device", "words"), [("cpu", "c++, g++, clang++"), ("cuda", "gcc, clang")])
+def test_without_a_compiler_training_goes_on_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], device: str, words: str
+) -> None:
+    monkeypatch.setattr(training.shutil, "which", lambda name: None)
+    assert not training.can_compile(torch.device(device))
+    assert f"a compiler ({words})" in capsys.readouterr().out
 
 
 def tiny_run() -> ModelRun:

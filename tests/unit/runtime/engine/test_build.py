@@ -1,4 +1,4 @@
-"""Only the engine that `engine` names is imported."""
+"""Only the engine that `engine` names is imported; how large the caches are."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-from orchestrator.deployment.config import Engine
+import pytest
+
+from orchestrator.deployment.config import Engine, ServingConfig
 from runtime.engine.build import BUILDERS
+from runtime.engine.torch_engine import build_target, load_draft
 from tests.support.tiny_models import make_tiny_target
 
 PROGRAM = """
@@ -31,6 +34,16 @@ def test_torch_engine_imports_nothing_of_tensorrt_llm(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(checkpoint)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+def test_the_draft_model_has_room_for_as_many_tokens_as_the_target(tmp_path: Path) -> None:
+    target = make_tiny_target(tmp_path / "target", num_hidden_layers=6)
+    draft = make_tiny_target(tmp_path / "draft", num_hidden_layers=2)
+    config = ServingConfig(target=str(target), draft=str(draft), kv_memory_mb=12)
+    thread, model = build_target(config, None)  # type: ignore[arg-type]
+    thread.close()
+    blocks = model.new_cache(config.kv_memory_mb, config.block_tokens).num_blocks
+    assert load_draft(config).paged.cache.num_blocks == pytest.approx(blocks, rel=0.01)
 
 
 def test_entry_point_imports_no_engine() -> None:

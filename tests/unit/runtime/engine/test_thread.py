@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, EngineLost, ServingError, Unavailable
@@ -45,12 +46,14 @@ class ScriptedSequences:
 class ScriptedEngine:
     """Answers each call with its sequence id as the next token.
 
-    passes: how many passes a sequence's call takes (1 where nothing is said). failing: whose calls break a pass.
+    passes: how many passes a sequence's call takes (1 where nothing is said). failing: whose calls break a pass, with
+    `error`.
     gate: while it is shut, a pass stands still, so that a test can arrange what waits behind it.
     """
 
     passes: dict[int, int] = field(default_factory=dict)
     failing: set[int] = field(default_factory=set)
+    error: type[Exception] = RuntimeError
     gate: threading.Event = field(default_factory=threading.Event)
     entered: threading.Event = field(default_factory=threading.Event)
     seen: list[list[int]] = field(default_factory=list)
@@ -68,7 +71,7 @@ class ScriptedEngine:
         left = []
         for call in calls:
             if call.sequence_id in self.failing:
-                raise RuntimeError("boom")
+                raise self.error("boom")
             self.passes[call.sequence_id] = self.passes.get(call.sequence_id, 1) - 1
             if self.passes[call.sequence_id] > 0:
                 left.append(call)
@@ -299,6 +302,17 @@ def test_an_engine_that_breaks_outside_a_pass_answers_every_call_and_then_says_s
     assert answered_at_end == [1, 1, 1] and held.token() == 100
     for answers in (*waiting, bench.submit(3)):
         assert isinstance(answers.only(), EngineLost)
+
+
+def test_an_engine_whose_gpu_has_failed_is_broken_for_all_calls(bench: Bench) -> None:
+    """After an error of a kernel, CUDA refuses the process everything else, too."""
+    broken = threading.Event()
+    bench.thread.on_broken(broken.set)
+    bench.script.error = torch.AcceleratorError
+    bench.script.failing.add(1)
+    for answers in (bench.submit(1), bench.submit(2)):
+        assert isinstance(answers.only(), EngineLost)
+    assert broken.wait(LIMIT_S)
 
 
 def test_an_engine_that_broke_before_anyone_listened_says_so_at_once(bench: Bench) -> None:
