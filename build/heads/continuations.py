@@ -14,8 +14,9 @@ from build.heads.target import FrozenTarget
 from build.losses import spread_windows
 
 PROMPT_TOKENS, CONTINUED_TOKENS = 128, 384
-#: Rows that are continued at once: a part, which a killed run does not lose.
+#: Rows that are continued at once: a part, which a killed run does not lose. On a GPU at most so many as have room.
 ROWS = {"cpu": 32, "cuda": 512}
+CACHE_BYTES = 4 << 30
 
 
 def continuations(
@@ -27,7 +28,9 @@ def continuations(
     limit_s: after the first part there are as many more as fit into this time; 0: all.
     """
     length = min(PROMPT_TOKENS, (len(stream) - 1) // 2)
-    rows = ROWS["cuda" if target.device.type == "cuda" else "cpu"]
+    rows = ROWS["cpu"]
+    if target.device.type == "cuda":
+        rows = min(ROWS["cuda"], CACHE_BYTES // (target.token_bytes * (length + CONTINUED_TOKENS)))
     rows = max(min(rows, num_tokens // (length + CONTINUED_TOKENS)), 1)
     num_parts = max(num_tokens // (rows * (length + CONTINUED_TOKENS)), 1)
     key = f"{target.identity} {hashlib.sha256(stream.tobytes()).hexdigest()} {rows} {num_parts} {length} {seed}"
@@ -37,7 +40,7 @@ def continuations(
     for number, part in enumerate(prompts.split(rows)):
         path = folder / f"part-{number:04}.npy"
         if not path.exists():
-            generator = torch.Generator().manual_seed(seed + number) if number % 2 else None
+            generator = torch.Generator(target.device).manual_seed(seed + number) if number % 2 else None
             began_s = time.perf_counter()
             text = target.continued(part.to(target.device), CONTINUED_TOKENS, generator)
             spent_s = time.perf_counter() - began_s

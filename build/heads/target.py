@@ -16,6 +16,7 @@ from build.errors import BuildError
 from orchestrator.core.errors import ConfigError, first_line
 from runtime.heads.checkpoint.target_tables import fingerprint
 from runtime.model.features import layers_of
+from runtime.native.families import kv_numbers
 
 
 class Batch(NamedTuple):
@@ -100,6 +101,11 @@ class FrozenTarget:
         features = torch.cat(layers, dim=-1) if layers else last[..., :0]
         return Batch(tokens, last.float(), features.float() / self.layer_scale, logits.float().softmax(-1))
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's keys and values."""
+        return kv_numbers(self.model.config.get_text_config()) * int(self.model.dtype.itemsize)
+
     @torch.no_grad()
     def continued(self, tokens: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
         """Append the continuation of each row, greedy, or sampled at temperature 1 with a generator.
@@ -113,7 +119,7 @@ class FrozenTarget:
             if generator is None:
                 newest = logits.argmax(-1, keepdim=True)
             else:
-                newest = torch.multinomial(logits.softmax(-1).cpu(), 1, generator=generator).to(logits.device)
+                newest = torch.multinomial(logits.softmax(-1), 1, generator=generator)
             tokens = torch.cat([tokens, newest], dim=1)
         self._states.clear()
         return tokens

@@ -31,7 +31,7 @@ from runtime.engine.target_thread import TargetThread
 from runtime.engine.thread import EngineThread
 from runtime.kv.batch import Segment
 from runtime.model.load import load_model
-from runtime.native.families import head_dim_of
+from runtime.native.families import kv_numbers
 from runtime.native.model import NativeModel
 
 log = logging.getLogger(__name__)
@@ -77,8 +77,8 @@ def build_draft(config: ServingConfig, caller: ModelCaller) -> tuple[EngineThrea
 
 def load_draft(config: ServingConfig) -> DraftEngine:
     """Load the draft model, with room for as many tokens as the target's; raises ConfigError if it cannot be served."""
-    share = _kv_numbers(config.draft) / _kv_numbers(config.target)
-    memory_mb = max(math.ceil(config.kv_memory_mb * share), 1)
+    draft, target = (AutoConfig.from_pretrained(model).get_text_config() for model in (config.draft, config.target))
+    memory_mb = max(math.ceil(config.kv_memory_mb * kv_numbers(draft) / kv_numbers(target)), 1)
     return DraftEngine(_load(config.draft, config.model_copy(update={"kv_memory_mb": memory_mb}), HiddenStates.NONE))
 
 
@@ -86,13 +86,6 @@ def draft_warm_up(engine: DraftEngine) -> list[DraftRequest]:
     """Return the calls that warm the draft model up: one greedy, one sampled."""
     delta = _warm_up_delta(engine.paged)
     return [DraftRequest(delta, sampling, 4, 4) for sampling in (Sampling(), Sampling(1.0, top_p=0.9))]
-
-
-def _kv_numbers(checkpoint: str) -> int:
-    """Return how many numbers a model's keys and values of one token are."""
-    config = AutoConfig.from_pretrained(checkpoint).get_text_config()
-    num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return int(2 * config.num_hidden_layers * num_heads * head_dim_of(config))
 
 
 def _warm_up(thread: EngineThread[Request], calls: Sequence[Request]) -> None:

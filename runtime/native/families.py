@@ -24,6 +24,12 @@ def head_dim_of(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
+def kv_numbers(config: Any) -> int:
+    """Return how many numbers the keys and values of one token are. config: of a transformers model, its text part."""
+    num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return int(2 * config.num_hidden_layers * num_heads * head_dim_of(config))
+
+
 def unsupported(model: Any) -> str:
     """Return what the native forward pass lacks for a stock transformers model, or an empty string."""
     config = model.config.get_text_config()
