@@ -247,7 +247,7 @@ def test_image_is_what_the_documentation_says(file):
         settings = Settings.from_environment(env)
         assert exposed == list(asdict(settings.ports()).values()) == list(asdict(Ports()).values())
         assert settings.host == "0.0.0.0"
-        assert settings.ready_limit_s == (1800 if file == TRTLLM else 180)
+        assert settings.ready_limit_s == {CPU: 180, TORCH: 600, TRTLLM: 1800}[file]
     folders = f"install --directory --owner=1000 --group=1000 {' '.join(VOLUMES[file])}"
     assert [words for words in all_of(found, "RUN") if folders in words] and all_of(found, "USER") == ["1000:1000"]
 
