@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,12 @@ from tests.support.tiny_models import make_tiny_target
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 SCRIPTED = Path(__file__).parent / "scripted"
+
+
+def pytest_configure() -> None:
+    """Let SIGTERM end a run as Ctrl-C does, so that the servers that it has started are stopped."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @contextlib.contextmanager
