@@ -61,8 +61,8 @@ class Workers:
             dist.barrier(group=_groups[-1])
 
 
-#: For numbers on the host, and to wait for the first process as long as it works: NCCL ends a process that waits longer
-#: than ten minutes.
+#: The processes' group for numbers on the host and for waiting. NCCL ends a process that waits longer than ten minutes;
+#: the first process may work for hours before the others go on.
 _groups: list[dist.ProcessGroup] = []
 HOST_LIMIT = timedelta(hours=12)
 

@@ -74,14 +74,8 @@ class NativeLibrary:
 
     def _compile(self, file: Path) -> None:
         partial = file.with_suffix(f".{os.getpid()}.part")
-        command = [
-            *compiler(),
-            *FLAGS,
-            *_target(),
-            *(str(self.folder / name) for name in self.sources),
-            "-o",
-            str(partial),
-        ]
+        sources = (str(self.folder / name) for name in self.sources)
+        command = [*compiler(), *FLAGS, *_target(), *sources, "-o", str(partial)]
         try:
             subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_LIMIT_S, check=True)
             partial.replace(file)
