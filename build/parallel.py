@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -13,12 +13,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 
+#: How long a process may wait for the others: the first may work for hours before the others go on.
+HOST_LIMIT = timedelta(hours=12)
+
+
 @dataclass(frozen=True)
 class Workers:
-    """The processes of a run, which hold equal parameters. rank: of this one; the first has rank 0."""
+    """The processes of a run, which hold equal parameters.
+
+    rank: of this one; the first has rank 0. size: their number. host: their group for numbers on the host and for
+    waiting, since NCCL ends a process that waits longer than ten minutes; a single process needs no group.
+    """
 
     rank: int = 0
     size: int = 1
+    host: dist.ProcessGroup | None = field(default=None, repr=False, compare=False)
 
     @property
     def is_first(self) -> bool:
@@ -44,7 +53,7 @@ class Workers:
         if self.size == 1:
             return dict(values)
         total = torch.tensor([weight * values.get(name, 0.0) for name in names], dtype=torch.float64)
-        dist.all_reduce(total, group=_groups[-1])
+        dist.all_reduce(total, group=self.host)
         return dict(zip(names, total.tolist(), strict=True))
 
     def any(self, flag: bool) -> bool:
@@ -55,16 +64,10 @@ class Workers:
     def first_before_others(self) -> Iterator[None]:
         """Let the first process go through the block before the others begin it: it makes the files that they read."""
         if not self.is_first:
-            dist.barrier(group=_groups[-1])
+            dist.barrier(group=self.host)
         yield
         if self.is_first and self.size > 1:
-            dist.barrier(group=_groups[-1])
-
-
-#: The processes' group for numbers on the host and for waiting. NCCL ends a process that waits longer than ten minutes;
-#: the first process may work for hours before the others go on.
-_groups: list[dist.ProcessGroup] = []
-HOST_LIMIT = timedelta(hours=12)
+            dist.barrier(group=self.host)
 
 
 @contextmanager
@@ -75,11 +78,10 @@ def joined_workers(device: str) -> Iterator[Workers]:
         return
     gpu = torch.device(own_device(device)) if device.startswith("cuda") else None
     dist.init_process_group("nccl" if gpu else "gloo", device_id=gpu)
-    _groups.append(dist.new_group(backend="gloo", timeout=HOST_LIMIT))
     try:
-        yield Workers(dist.get_rank(), dist.get_world_size())
+        host = dist.new_group(backend="gloo", timeout=HOST_LIMIT)
+        yield Workers(dist.get_rank(), dist.get_world_size(), host)
     finally:
-        _groups.pop()
         dist.destroy_process_group()
 
 

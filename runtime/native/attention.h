@@ -10,8 +10,6 @@
 
 namespace native {
 
-constexpr int kMaxHeadDim = 512;
-
 struct AttentionShape {
   int head_dim, group, window;  // group: query heads of a key head; window: keys that a row sees, its own too; 0: all
   float scale, softcap;         // softcap: the bound of the scores; 0: there is none

@@ -437,9 +437,9 @@ def test_ranks_of_a_draft_vocabulary_put_what_it_lacks_behind_all(target: Frozen
 def test_perfect_head_accepts_its_whole_chain(target: FrozenTarget):
     """Medusa's new heads say what the LM head says of row i: on a constant text that is always right or always wrong."""
     heads = make_heads(target, TINY, STREAM)
-    batch = target.read(torch.zeros(2, 65, dtype=torch.int64))
+    batch = target.read(torch.full((2, 65), 5))
     heads["medusa"][0][-1].weight.data.zero_()
-    heads["medusa"][0][-1].weight.data[0] = batch.last.mean((0, 1))
+    heads["medusa"][0][-1].weight.data[5] = batch.last.mean((0, 1))
     found = measure(heads["medusa"], Recorded([batch]))
     assert found["accuracy"][0]["top1"] == 1.0
     assert found["places"] == 2 * (64 - 6)

@@ -180,10 +180,10 @@ def test_hidden_states_are_those_of_the_stock_model(folder: Path, paged: PagedMo
     assert (kept - expected).abs().max() < (0.1 * expected.abs().max() if rounds_inputs(paged) else 1e-4)
 
 
+# Not in bfloat16, where the next product's rounding of its inputs hides the last bits of a sum.
+@pytest.mark.parametrize("model", ["float32"], indirect=True)
 def test_keys_in_another_order_give_other_bits(paged: PagedModel) -> None:
     """The comparison of bits can fail: the order of the keys is what makes it hold."""
-    if rounds_inputs(paged):
-        pytest.skip("the next product's rounding to bfloat16 hides the last bits of a sum")
     segment = open_segment(paged, 1, random_ids(10), TokenTree.chain(random_ids(8, 5)))  # shorter than the window
     sound = paged.forward([segment])
     blocks = segment.sequence.blocks
