@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-
 #: How long a process may wait for the others: the first may work for hours before the others go on.
 HOST_LIMIT = timedelta(hours=12)
 

@@ -50,7 +50,7 @@ _OPTIONS = [
 _METADATA = (("triton_grpc_error", "true"),)
 
 
-#: What a server says that is well but cannot take the request now; any other UNAVAILABLE means that it stops.
+#: Error texts of a healthy server that cannot take the request now; any other UNAVAILABLE means that it is stopping.
 FULL = ("max_running", "pool full", "too long to compile", "until its deadline")
 _RETRY_AFTER = re.compile(r"try again in (\d{1,6}) s\b")
 

@@ -1,4 +1,4 @@
-"""Further names of the public model, under which clients of other servers look for it: a small model repository."""
+"""Aliases of the public model, for clients that expect another server's model name, as a small model repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engines of a running server tell on its metrics port."""
+"""Reads the engines' figures from a running server's metrics port."""
 
 from __future__ import annotations
 

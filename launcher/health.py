@@ -1,4 +1,4 @@
-"""The launcher's own HTTP port: is the server alive, is it ready, and its drain; what probes and preStop hooks ask.
+"""The launcher's own HTTP port for probes and preStop hooks: liveness, readiness, drain and reload.
 
 GET /live     200, or 503 and why the server must be restarted
 GET /ready    200, or 503 and why it takes no requests
@@ -23,7 +23,7 @@ from orchestrator.deployment.drain import Drain
 
 
 class Watched(Protocol):
-    """The server that is asked for."""
+    """The server whose health is reported."""
 
     http_url: str
     metrics_url: str

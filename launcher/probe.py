@@ -15,7 +15,7 @@ LIMIT_S, FRESH_S = 10.0, 2.0
 METRICS_LIMIT_S = 2.0
 _REQUEST = {"text_input": "a", "max_tokens": 1, "speculation": "none", "timeout_ms": int(LIMIT_S * 1000)}
 #: What a well server says that takes no request now: it is full, or drains.
-_WELL = ("max_running", "draining")
+_HEALTHY_REFUSALS = ("max_running", "draining")
 
 
 class Probe:
@@ -55,6 +55,6 @@ class Probe:
                 error = refused.read().decode(errors="replace").strip()
         except (OSError, ValueError) as failed:
             error = str(failed) or type(failed).__name__
-        if not error or any(word in error for word in _WELL):
+        if not error or any(word in error for word in _HEALTHY_REFUSALS):
             return None
         return f"no token came within {LIMIT_S:g} s: {error[:300]}"

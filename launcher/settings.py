@@ -36,7 +36,7 @@ class Ports:
 
 def free_ports() -> Ports:
     """Return four ports that are free on this machine now."""
-    with contextlib.ExitStack() as stack:  # all three held at once, so that they differ
+    with contextlib.ExitStack() as stack:  # all four held at once, so that they differ
         listeners = [stack.enter_context(_listen("127.0.0.1", 0)) for _ in range(4)]
         return Ports(*(listener.getsockname()[1] for listener in listeners))
 

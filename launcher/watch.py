@@ -1,4 +1,4 @@
-"""Watches a server's processes: Triton calls a dead stub ready for ever and starts no other (triton#8604).
+"""Watches a server's processes: Triton reports a dead stub as ready for ever and does not restart it (triton#8604).
 
 A process that lives but is silent (stopped, or stuck in a pass or a lock) is killed, and healed as a dead one. Triton
 itself aborts when a process dies that holds one of its locks in shared memory (triton#8882): it is started again.

@@ -66,7 +66,7 @@ class WorkFolder:
         self._unlock()
 
     def keep_log(self) -> Path:
-        """Delete everything but the log; return where it is now (a day long)."""
+        """Delete everything but the log, and return its new path; it is kept for a day."""
         kept = self.path.with_name(self.path.name.replace(_PREFIX, _FAILED, 1) + ".log")
         with contextlib.suppress(OSError):
             shutil.move(self.log, kept)

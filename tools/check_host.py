@@ -11,7 +11,7 @@ _FREE_GIB = 4  # torch (CPU), Triton and their dependencies
 
 
 def problems(folder: str) -> "list[str]":
-    """Return one sentence for each thing that is missing, best mended in this order."""
+    """Return one sentence for each thing that is missing, in the order in which to fix them."""
     checks = (_platform(), _python(), _venv(), _libpython(), _disk(folder))
     return [problem for problem in checks if problem]
 

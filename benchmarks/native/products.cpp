@@ -48,8 +48,6 @@ extern "C" {
 
 Products* products_new(int max_threads) { return new (std::nothrow) Products(max_threads); }
 
-void products_delete(Products* products) { delete products; }
-
 // Add a matrix of numbers between 1 and 2 that bfloat16 holds, or only float32 does. rounds_inputs: as of Linear.
 void products_add(Products* products, int num_outputs, int num_inputs, int is_bfloat16, int rounds_inputs) {
   std::vector<float> weight(size_t(num_outputs) * num_inputs);

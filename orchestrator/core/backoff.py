@@ -1,4 +1,4 @@
-"""How long to leave alone what has failed."""
+"""Exponential back-off after failures."""
 
 from __future__ import annotations
 

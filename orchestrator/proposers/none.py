@@ -1,4 +1,4 @@
-"""No draft: plain autoregressive decoding. As short as it is, it has a file of its own: one file a method."""
+"""Plain autoregressive decoding, as a method."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class RequestTimes:
 class RequestMetrics:
     """The metrics of a public model's requests.
 
-    gauges: returns what changes by itself; called before each report.
+    gauges: reads the gauges' present values; called before each report.
     """
 
     def __init__(self, model: str, gauges: Callable[[], Mapping[str, float]]) -> None:

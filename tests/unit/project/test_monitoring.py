@@ -1,4 +1,4 @@
-"""Board and alert rules: made from their sources, valid for Prometheus, and about series that there are."""
+"""Board and alert rules: valid for Prometheus, and about series that there are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from tests.support.series import (
     read_names,
 )
 from tests.support.without_triton import imported
-from tools import board
 
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is missing (Debian: apt-get install prometheus)")
@@ -46,10 +45,6 @@ def declared() -> Iterator[set[str]]:
     kinds = dict(line.split()[2:4] for line in lines if line.startswith("# TYPE"))
     parts = {"histogram": ("_bucket", "_sum", "_count")}
     yield names | {name + part for name, kind in kinds.items() for part in parts.get(kind, ("",))}
-
-
-def test_board_is_the_one_that_its_source_makes() -> None:
-    assert BOARD.read_text(encoding="utf-8") == board.text(), "run python -m tools.board"
 
 
 def test_every_series_that_board_alerts_and_manifests_read_is_declared(declared: set[str]) -> None:
