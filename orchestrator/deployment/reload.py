@@ -2,7 +2,8 @@
 
 It has two phases, so that either all processes have the new settings or none: each prepares them (reads tables, loads
 drafters) and says whether that went well, and then each takes them over. Requests and answers are files in the folder
-of the places, which is the launcher's own (`orchestrator/deployment/drain.py`): nothing outside the machine can write there.
+of the places, which is the launcher's own (`orchestrator/deployment/drain.py`): nothing outside the machine can write
+there.
 """
 
 from __future__ import annotations
