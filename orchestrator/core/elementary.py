@@ -1,7 +1,7 @@
 """log, exp and sums made of float64 +, −, ×, ÷ and integer operations alone: the same bits on every machine.
 
 The libraries' own functions differ in the last bit from processor to processor, and an argmax over noise would show it.
-The definition is docs/protocol.md, Arithmetic. Torch: `runtime/sampling/elementary.py`; C++: `orchestrator/native/`.
+The definition is docs/wire.md, Arithmetic. Torch: `runtime/sampling/elementary.py`; C++: `orchestrator/native/`.
 """
 
 from __future__ import annotations

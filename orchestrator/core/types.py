@@ -24,7 +24,7 @@ MAX_FEATURE_ROWS = 512
 
 
 class HiddenStates(IntFlag):
-    """The target's hidden states that a drafting head reads (docs/protocol.md, Which hidden state).
+    """The target's hidden states that a drafting head reads (docs/wire.md, Which hidden state).
 
     LAST: after the final norm, d numbers per token. LAYERS: the inputs of decoder layers 2, L // 2 and L − 3,
     concatenated, 3d numbers per token. If both are requested, LAST comes first.

@@ -1,6 +1,6 @@
 """What an engine can serve, declared at load, and the reason for what it cannot.
 
-docs/protocol.md, Target wire: a target that lacks something says so, and what needs it is refused with the reason.
+docs/wire.md, Target wire: a target that lacks something says so, and what needs it is refused with the reason.
 """
 
 from __future__ import annotations

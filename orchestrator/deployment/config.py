@@ -89,7 +89,7 @@ class ServingConfig(Declaration):
     structured_output: bool = True
     #: more names of the model `speculative`, joined by commas, for clients that ask for another (docs/clients.md)
     aliases: str = ""
-    #: methods draft in the target's process, which then holds the drafters, for several steps a call (docs/protocol.md,
+    #: methods draft in the target's process, which then holds the drafters, for several steps a call (docs/wire.md,
     #: Runs); false = the loop drafts, and each drafter is a Triton model of its own
     runs: bool = True
     #: requests that begin alike share KV blocks

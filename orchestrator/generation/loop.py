@@ -76,7 +76,7 @@ class StepByStep:
 
 
 class StepsOfRun:
-    """Takes the steps that the target's engine makes in a run, several at a time (docs/protocol.md, Runs).
+    """Takes the steps that the target's engine makes in a run, several at a time (docs/wire.md, Runs).
 
     take: returns the next steps after the sequence's context, at least one.
     """

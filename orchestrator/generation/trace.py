@@ -23,7 +23,7 @@ class Trace:
         """Record a step whose tokens have been committed.
 
         It holds the length and the hash of the context before the step, the tree with the q of its nodes, and what was
-        accepted. With seed and rule these are the keys of all its noise (docs/protocol.md, Noise).
+        accepted. With seed and rule these are the keys of all its noise (docs/wire.md, Noise).
         """
         prefix_len = len(self.context) - acceptance.num_tokens
         self.steps.append(

@@ -1,5 +1,5 @@
 // log, exp and sums made of float64 +, -, *, / and integer operations alone: the bits of orchestrator/core/elementary.py
-// (docs/protocol.md, Arithmetic). Compile with -ffp-contract=off: no product and sum may be fused.
+// (docs/wire.md, Arithmetic). Compile with -ffp-contract=off: no product and sum may be fused.
 #pragma once
 
 #include <cstddef>

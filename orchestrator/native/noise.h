@@ -1,4 +1,4 @@
-// Philox4x32-10 noise, eight tokens at a time: the bits of orchestrator/core/noise.py (docs/protocol.md, Noise).
+// Philox4x32-10 noise, eight tokens at a time: the bits of orchestrator/core/noise.py (docs/wire.md, Noise).
 #pragma once
 
 #if defined(__AVX2__)

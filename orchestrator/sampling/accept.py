@@ -39,7 +39,7 @@ class NoiseSource(Protocol):
 
 @dataclass(frozen=True)
 class KeyedNoise:
-    """Noise keyed by seed, position, token and step (docs/protocol.md, Noise).
+    """Noise keyed by seed, position, token and step (docs/wire.md, Noise).
 
     prefix_len: identifies the step. Without it in the key, a position at which one step rejects would be decided by the
     same noise again in the next step.

@@ -1,6 +1,6 @@
 """Sampled drafts: the distribution q that each draft token was sampled from, and the noise that sampled it.
 
-docs/protocol.md, Siblings: the children of one node are sampled without replacement from one q.
+docs/wire.md, Siblings: the children of one node are sampled without replacement from one q.
 """
 
 from __future__ import annotations

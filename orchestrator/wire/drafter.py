@@ -1,4 +1,4 @@
-"""A drafter's call and its answer as flat tensors (docs/protocol.md, Drafter wire); knows neither Triton nor torch."""
+"""A drafter's call and its answer as flat tensors (docs/wire.md, Drafter wire); knows neither Triton nor torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options and results of an engine that drafts by itself, as flat tensors (docs/protocol.md, Engines that draft)."""
+"""Options and results of an engine that drafts by itself, as flat tensors (docs/wire.md, Engines that draft)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of steps that the target's engine makes by itself, as flat tensors (docs/protocol.md, Runs)."""
+"""Runs of steps that the target's engine makes by itself, as flat tensors (docs/wire.md, Runs)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A request's Sampling as flat tensors: a vector of numbers, the seed, the rule, and the logits options.
 
-Default values are omitted, except in the vector and the seed (docs/protocol.md, Target wire).
+Default values are omitted, except in the vector and the seed (docs/wire.md, Target wire).
 """
 
 from __future__ import annotations

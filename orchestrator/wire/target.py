@@ -1,4 +1,4 @@
-"""A target step and its answer as flat tensors (docs/protocol.md, Target wire); knows neither Triton nor torch."""
+"""A target step and its answer as flat tensors (docs/wire.md, Target wire); knows neither Triton nor torch."""
 
 from __future__ import annotations
 

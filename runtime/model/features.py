@@ -1,4 +1,4 @@
-"""Hidden states for drafting heads, tapped during the forward pass (docs/protocol.md, Which hidden state)."""
+"""Hidden states for drafting heads, tapped during the forward pass (docs/wire.md, Which hidden state)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Sampling as it is served: in C++ for logits on the CPU, in torch for the others and where C++ is not built.
 
-Both give the same bits (docs/protocol.md, Arithmetic).
+Both give the same bits (docs/wire.md, Arithmetic).
 """
 
 from __future__ import annotations

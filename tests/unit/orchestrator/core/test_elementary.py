@@ -1,4 +1,4 @@
-"""log, exp and sums: near the truth everywhere, and the bits that docs/protocol.md states."""
+"""log, exp and sums: near the truth everywhere, and the bits that docs/wire.md states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.core.types import FloatArray
 RNG = np.random.default_rng(83)
 NUM_POINTS = 1_000_000
 
-#: docs/protocol.md, Arithmetic: argument → result.
+#: docs/wire.md, Arithmetic: argument → result.
 LOGS = {
     2.0: "0x1.62e42fefa39efp-1",
     0.1: "-0x1.26bb1bbb55515p+1",
