@@ -54,9 +54,9 @@ class Responses:
         elif self._request.stream:
             self._send(self._delta())
 
-    def finish_late(self) -> None:
-        """End the output at its deadline and send what there is."""
-        self.emit(Chunk(self._sequence.output.close(FinishReason.DEADLINE), [], []))
+    def finish(self, reason: FinishReason) -> None:
+        """End the output for a reason from outside, and send what there is."""
+        self.emit(Chunk(self._sequence.output.close(reason), [], []))
 
     def _delta(self) -> Tensors:
         held, statistics, first = self._held, self._sequence.statistics, self._num_steps_sent

@@ -12,7 +12,15 @@ from typing import TypeVar
 
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Step
-from orchestrator.core.errors import ConfigError, EngineLost, RequestError, ServingError, Unavailable, UnknownSequence
+from orchestrator.core.errors import (
+    ConfigError,
+    EngineLost,
+    RequestError,
+    ServingError,
+    Unavailable,
+    UnknownSequence,
+    Unwanted,
+)
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, StepOptions
@@ -44,14 +52,23 @@ class BlsTargetClient:
     """Calls the Triton model `target` for one request; implements `orchestrator.core.types.Target`.
 
     deadline_s: when the request is due, by time.monotonic(). max_len: most tokens of its context, drafts included.
+    is_unwanted: asked while a call waits, four times a second; True = the client has gone.
     """
 
-    def __init__(self, cache_salt: str, deadline_s: float, max_len: int = 0) -> None:
+    def __init__(
+        self,
+        cache_salt: str,
+        deadline_s: float,
+        max_len: int = 0,
+        is_unwanted: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._max_len = max_len
         self._sequence_id = new_sequence_id()
         self._cache_salt = cache_salt
         self._deadline_s = deadline_s
+        self._is_unwanted = is_unwanted
         self._num_sent = 0
+        self._was_called = False  # since the target was lost: it may hold something of the sequence
 
     def step(
         self,
@@ -65,7 +82,8 @@ class BlsTargetClient:
 
         If the target lost the sequence, the whole context is sent, once. The target waits for KV blocks by itself. If
         it cannot take the step now, a new request fails, and a running one tries again until its deadline. If its
-        process died, the client waits for the new one and sends the whole context, so that the text goes on.
+        process died, the client waits for the new one and sends the whole context, so that the text goes on. Raises
+        Unwanted when the client has gone meanwhile.
         """
         request = partial(self._request, context, tree, sampling, options, q if sampling.rule.uses_q else ())
         return self._persist(context, lambda: unpack_acceptance(self._call(context, pack_step(request())), tree))
@@ -81,8 +99,8 @@ class BlsTargetClient:
         return self._persist(context, lambda: unpack_steps(self._call(context, message())))
 
     def release(self) -> None:
-        """Let the target forget the sequence; a hint that may fail."""
-        if not self._num_sent:
+        """Let the target forget the sequence, also one whose first step failed; a hint that may fail."""
+        if not self._was_called:
             return
         try:
             pb.call(TARGET, pack_release(self._sequence_id), GRACE_S)
@@ -92,7 +110,7 @@ class BlsTargetClient:
     def _persist(self, context: Context, call: Callable[[], Answer]) -> Answer:
         """Return the answer of a call, which is made anew as long as that may help."""
         lost_s = 0.0
-        while True:
+        while not self._is_unwanted():
             try:
                 return call()
             except UnknownSequence:
@@ -105,11 +123,12 @@ class BlsTargetClient:
                     raise
                 time.sleep(POOL_RETRY_S)
             except EngineLost:
-                self._num_sent = 0
+                self._num_sent, self._was_called = 0, False  # a release would wait for the target once more
                 if lost_s >= LOST_LIMIT_S or time.monotonic() + LOST_RETRY_S > self._deadline_s:
                     raise
                 time.sleep(LOST_RETRY_S)
                 lost_s += LOST_RETRY_S
+        raise Unwanted("the client has gone")
 
     def _request(
         self,
@@ -124,7 +143,8 @@ class BlsTargetClient:
         return StepRequest(delta, tree, sampling, options, self._left_ms(), q, run, self._max_len)
 
     def _call(self, context: Context, tensors: Tensors) -> Tensors:
-        answer = pb.call(TARGET, tensors, self._left_ms() / 1000 + GRACE_S)
+        self._was_called = True
+        answer = pb.call(TARGET, tensors, self._left_ms() / 1000 + GRACE_S, self._is_unwanted)
         self._num_sent = len(context)
         return answer
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from orchestrator.core.errors import EngineLost, ServingError, Unavailable
+from orchestrator.core.errors import EngineLost, ServingError, Unavailable, Unwanted
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.generation.loop import SequenceState, Steps, generate
 from orchestrator.generation.responses import ResponseMerger, Responses, Send
@@ -109,15 +109,17 @@ class GenerationHandler:
     def _generate(self, request: GenerationRequest, index: int, send: Send) -> list[int]:
         """Run the loop to its end; return the output if it is worth remembering, else nothing."""
         sequence = request.sequence(index, self.builder.checkpoint.tokenizer)
-        target = BlsTargetClient(request.cache_salt, self.deadline_s, request.max_len)
+        target = BlsTargetClient(request.cache_salt, self.deadline_s, request.max_len, self._is_unwanted)
         steps = self.steps(request, sequence, target)
         responses = Responses(request, sequence, send)
         try:
             generate(sequence, steps, self._reason_to_stop, responses.emit)
+        except Unwanted:
+            responses.finish(FinishReason.CANCELLED)
         except (Unavailable, EngineLost):
             if time.monotonic() < self.deadline_s - 0.1:
                 raise
-            responses.finish_late()
+            responses.finish(FinishReason.DEADLINE)
         finally:
             steps.close()
             target.release()
@@ -126,6 +128,10 @@ class GenerationHandler:
             self.traces.ended(self.times, sequence, request.plan.method)
         ended = sequence.output.finish in (FinishReason.STOP, FinishReason.LENGTH)
         return sequence.context.output[: sequence.output.num_tokens] if ended else []
+
+    def _is_unwanted(self) -> bool:
+        """Return whether nobody waits for a step that the target makes; it keeps to the deadline by itself."""
+        return self._reason_to_stop() is FinishReason.CANCELLED
 
     def _reason_to_stop(self) -> FinishReason | None:
         now_s = time.monotonic()

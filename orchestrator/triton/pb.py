@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from orchestrator.core.errors import EngineError, EngineLost, RequestError, Unavailable, first_line
+from orchestrator.core.errors import EngineError, EngineLost, RequestError, Unavailable, Unwanted, first_line
 from orchestrator.core.worker_pool import Late, WorkerPool
 from orchestrator.deployment.config import ENGINE_KEY
 from orchestrator.deployment.stubs import Stubs, is_alive
@@ -125,12 +125,13 @@ def execute(model: str, tensors: Incoming) -> Tensors:
     return decode(tensors[MESSAGE])
 
 
-def call(model: str, tensors: Incoming, limit_s: float) -> Tensors:
+def call(model: str, tensors: Incoming, limit_s: float, is_unwanted: Callable[[], bool] = lambda: False) -> Tensors:
     """Call one of our engines as `execute` does, on a thread that can be left behind.
 
-    Raises EngineLost also if the model's process died, or did not answer within `limit_s`.
+    Raises EngineLost also if the model's process died, or did not answer within `limit_s`; Unwanted if `is_unwanted`,
+    which is asked while the call waits, says that nobody needs the answer.
     """
-    found: Tensors = _run(model, partial(execute, model, tensors), limit_s)
+    found: Tensors = _run(model, partial(execute, model, tensors), limit_s, is_unwanted)
     return found
 
 
@@ -142,10 +143,15 @@ def call_foreign(model: str, tensors: Incoming, outputs: Sequence[str], request_
     return _arrays(response.output_tensors())
 
 
-def _run(model: str, function: Callable[[], Any], limit_s: float) -> Any:
+def _run(
+    model: str, function: Callable[[], Any], limit_s: float, is_unwanted: Callable[[], bool] = lambda: False
+) -> Any:
+    is_lost = lost_check(model)
     try:
-        return _CALLS.run(function, limit_s, lost_check(model))
+        return _CALLS.run(function, limit_s, lambda: is_lost() or is_unwanted())
     except Late:
+        if is_unwanted():
+            raise Unwanted("the client has gone") from None
         raise EngineLost(f"the process of Triton model {model!r} has died, or does not answer") from None
 
 

@@ -43,8 +43,9 @@ class Run:
     behind_pass: calls a function on the engine's thread when all calls of a pass have been answered, so that the drafts
     of all runs share the passes of their drafters.
     hold_s: how long after an answer the caller gets no further one, unless the run has stopped.
+    deadline_s: of the request; it is set before others know the run.
     Invariant: the caller gets every step once and in order; a take is answered by the run's deadline. An error comes
-    behind the steps before it, and ends the run.
+    behind the steps before it, and closes the run.
     """
 
     def __init__(
@@ -72,11 +73,14 @@ class Run:
         self._called_s = self._answered_s = 0.0
         self._lock = threading.RLock()  # an engine that has stopped answers within `submit`
 
-    def begin(self, engine: TargetThread, deliver: Deliver, deadline_s: float, caller: Reply) -> None:
-        """Make the first step, whose answer `caller` gets."""
-        self._engine, self._deliver, self.deadline_s, self._caller = engine, deliver, deadline_s, caller
+    def begin(self, engine: TargetThread, deliver: Deliver, failed: Callable[[Run], None], caller: Reply) -> None:
+        """Make the first step, whose answer `caller` gets; failed: called when the run has answered an error."""
         with self._lock:
-            self._call(0)
+            self._engine, self._deliver, self._failed, self._caller = engine, deliver, failed, caller
+            if self._is_closed:  # released, or begun anew, in the moment before this one
+                self._reply(Unavailable(RELEASED))
+            else:
+                self._call(0)
 
     def take(self, prefix_len: int, caller: Reply) -> None:
         """Answer `caller` with the next steps; prefix_len: tokens that the caller has."""
@@ -89,12 +93,21 @@ class Run:
                 self._caller = caller
                 self._go_on()
 
+    def answer_if_due(self) -> None:
+        """Answer a caller whose hold is over: the run's next step may have to wait for blocks, or for its grammar."""
+        if self._caller and self._ready:  # looked at again under the lock
+            with self._lock:
+                if self._is_due:
+                    self._answer()
+
     def close(self) -> None:
-        """Make no further step."""
+        """Make no further step; called again, it does nothing."""
         with self._lock:
+            if self._is_closed:
+                return
             self._is_closed = True
             if self._caller:
-                self._deliver(self._caller, Unavailable(RELEASED))
+                self._reply(Unavailable(RELEASED))
             if not self._is_busy:  # else the engine's thread does it
                 self._proposer.close()
 
@@ -207,11 +220,15 @@ class Run:
     def _has_stopped(self) -> bool:
         return self._has_ended or self._error is not None
 
+    @property
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._answered_s >= self._hold_s()
+
     def _go_on(self) -> None:
         """Make the next step if there is room for it, and answer the caller if it is time; under the lock."""
         if not (self._has_stopped or self._is_busy) and len(self._ready) < MAX_AHEAD:
             self._call(len(self._drafting.context) - 1)
-        if not self._is_busy or time.monotonic() - self._answered_s >= self._hold_s():
+        if not self._is_busy or self._is_due:
             self._answer()
 
     def _answer(self) -> None:
@@ -224,6 +241,8 @@ class Run:
             self._ready = []
         elif self._error:
             self._reply(self._error)
+            self.close()
+            self._failed(self)
 
     def _reply(self, answer: Answer) -> None:
         assert self._caller is not None

@@ -41,8 +41,10 @@ class Runs:
         self._engine, self._new_proposer = engine, new_proposer
         self.kernels = engine.kernels
         self._behind_pass: list[Callable[[], None]] = []
-        self._prepared: dict[int, Run] = {}
+        self._lock = threading.Lock()  # of the two below: any thread may begin, release or take; a run may end itself
+        self._starting: dict[int, StepRequest] = {}  # what each sequence prepares, until it is released
         self._runs: dict[int, Run] = {}
+        self._prepared: dict[StepRequest, Run] = {}
         self._answers: queue.SimpleQueue[tuple[Reply, Answer] | None] = queue.SimpleQueue()
         engine.after_pass(self._go_on)
         threading.Thread(target=self._deliver, name="answers", daemon=True).start()
@@ -55,6 +57,8 @@ class Runs:
         """Return work that must precede `submit`: the compilation of a run's grammar, and its first proposal."""
         if isinstance(request, TakeSteps) or not request.run:
             return None
+        with self._lock:
+            self._starting[request.delta.sequence_id] = request
         return partial(self._prepare, request, request.run)
 
     def submit(self, request: StepCall, deadline_s: float, on_answer: Reply) -> None:
@@ -71,7 +75,10 @@ class Runs:
 
     def release(self, sequence_id: int) -> None:
         """End a sequence."""
-        if run := self._runs.pop(sequence_id, None):
+        with self._lock:
+            self._starting.pop(sequence_id, None)
+            run = self._runs.pop(sequence_id, None)
+        if run:
             run.close()
         self._engine.release(sequence_id)
 
@@ -89,25 +96,64 @@ class Runs:
         self._answers.put(None)
 
     def _prepare(self, request: StepRequest, options: RunOptions) -> None:
-        matcher = self._engine.matcher(request.sampling)
-        proposer = self._new_proposer(request)
-        run = Run(request, options, proposer, matcher, self._behind_pass.append, self._hold_s)
-        self._prepared[request.delta.sequence_id] = run
+        try:
+            matcher = self._engine.matcher(request.sampling)
+            proposer = self._new_proposer(request)
+            run = Run(request, options, proposer, matcher, self._behind_pass.append, self._hold_s)
+        except BaseException:
+            self._end_start(request)
+            raise
+        self._prepared[request] = run
 
     def _begin(self, request: StepRequest, deadline_s: float, on_answer: Reply) -> None:
+        run = self._prepared.pop(request)
+        run.deadline_s = deadline_s  # before others see it, who close the late ones
+        for other in self._replaced_by(run, request):
+            other.close()
+        run.begin(
+            self._engine,
+            lambda reply, answer: self._answers.put((reply, answer)),
+            partial(self._forget, request.delta.sequence_id),
+            on_answer,
+        )
+
+    def _replaced_by(self, run: Run, request: StepRequest) -> list[Run]:
+        """Take a run in, unless it was released; return what is to be closed: runs that are late or begun anew."""
         now_s, sequence_id = time.monotonic(), request.delta.sequence_id
-        late = [other for other, run in list(self._runs.items()) if run.deadline_s < now_s]
-        for other in (*late, sequence_id):  # callers that died, and a run that is begun anew
-            if run := self._runs.pop(other, None):
-                run.close()
-        run = self._runs[sequence_id] = self._prepared.pop(sequence_id)
-        run.begin(self._engine, lambda reply, answer: self._answers.put((reply, answer)), deadline_s, on_answer)
+        is_wanted = self._end_start(request)
+        with self._lock:
+            late = [other for other, known in self._runs.items() if known.deadline_s < now_s and other != sequence_id]
+            closed = [self._runs.pop(other) for other in late]
+            if not is_wanted:
+                return [*closed, run]
+            if former := self._runs.get(sequence_id):
+                closed.append(former)
+            self._runs[sequence_id] = run
+            return closed
+
+    def _end_start(self, request: StepRequest) -> bool:
+        """Note that a request's preparation is over; return False if its sequence was released or begun anew since."""
+        with self._lock:
+            is_wanted = self._starting.get(request.delta.sequence_id) is request
+            if is_wanted:
+                del self._starting[request.delta.sequence_id]
+            return is_wanted
+
+    def _forget(self, sequence_id: int, run: Run) -> None:
+        """Forget a run that has failed, unless its sequence has a new one."""
+        with self._lock:
+            if self._runs.get(sequence_id) is run:
+                del self._runs[sequence_id]
 
     def _go_on(self) -> None:
-        """Let the runs propose whose steps the last pass has made."""
+        """Let the runs propose whose steps the last pass has made, and answer the others whose callers have waited."""
         actions, self._behind_pass[:] = list(self._behind_pass), []
         for action in actions:
             action()
+        with self._lock:
+            runs = list(self._runs.values())
+        for run in runs:
+            run.answer_if_due()
 
     def _hold_s(self) -> float:
         return min(HOLD_S * len(self._runs), MAX_HOLD_S)

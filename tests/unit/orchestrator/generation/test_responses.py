@@ -59,7 +59,7 @@ def responses_of(
             break
     else:
         if late:
-            responses.finish_late()
+            responses.finish(FinishReason.DEADLINE)
         elif reason:
             responses.emit(Chunk(output.close(reason), [], []))
     return [{name: value_of(tensor) for name, tensor in tensors.items()} for tensors in sent]

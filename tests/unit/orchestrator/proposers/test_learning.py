@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from orchestrator.core.errors import EngineError, EngineLost
+from orchestrator.core.errors import EngineError, EngineLost, Unwanted
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.deployment.config import ServingConfig
@@ -22,6 +22,7 @@ from orchestrator.requests.inputs import read
 from orchestrator.sampling import reference
 from orchestrator.sampling.grammar import Grammars
 from tests.support.decode import stepping
+from tests.support.hanging import until
 from tests.support.table_target import TableTarget
 from tests.support.tiny_models import VOCAB_SIZE, write_byte_tokenizer
 from tests.support.without_triton import NoMetrics, imported
@@ -33,7 +34,7 @@ PROMPT = [1, 2, 3]
 def ticket(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The module of the request handler, imported without Triton, its target a table."""
     with imported("generation_handler") as module:
-        monkeypatch.setattr(module, "BlsTargetClient", lambda salt, deadline_s, max_len: TableTarget(VOCAB_SIZE))
+        monkeypatch.setattr(module, "BlsTargetClient", lambda *given: TableTarget(VOCAB_SIZE))
         yield module
 
 
@@ -124,7 +125,7 @@ def test_request_that_was_broken_off_or_failed_leaves_nothing(
             time.sleep(0.02)
             return super().step(*args)
 
-    monkeypatch.setattr(ticket, "BlsTargetClient", lambda salt, deadline_s, max_len: Slow(VOCAB_SIZE))
+    monkeypatch.setattr(ticket, "BlsTargetClient", lambda *given: Slow(VOCAB_SIZE))
     late = run(ticket, builder, monkeypatch, deadline_s=time.monotonic() + 0.2, stream=True, max_tokens=400)
     assert late.count("send") > 2 and not learnt(late)
 
@@ -132,7 +133,7 @@ def test_request_that_was_broken_off_or_failed_leaves_nothing(
         def step(self, *args: Any) -> Any:
             raise EngineError("broken")
 
-    monkeypatch.setattr(ticket, "BlsTargetClient", lambda salt, deadline_s, max_len: Broken())
+    monkeypatch.setattr(ticket, "BlsTargetClient", lambda *given: Broken())
     assert run(ticket, builder, monkeypatch) == ["error"]
 
 
@@ -146,11 +147,34 @@ def test_text_so_far_is_sent_when_the_target_is_lost_until_the_deadline(
             time.sleep(0.1)
             raise EngineLost("it has gone")
 
-    monkeypatch.setattr(ticket, "BlsTargetClient", lambda salt, deadline_s, max_len: Lost(VOCAB_SIZE))
+    monkeypatch.setattr(ticket, "BlsTargetClient", lambda *given: Lost(VOCAB_SIZE))
     in_time = run(ticket, builder, monkeypatch, deadline_s=time.monotonic() + 60, speculation="none", stream=True)
     assert in_time == ["send"] * 5 + ["error"]
     late = run(ticket, builder, monkeypatch, deadline_s=time.monotonic() + 0.1, speculation="none", stream=True)
     assert late == ["send"] * 6 + ["final", ("learn", "s", [])]
+
+
+def test_a_client_that_goes_while_a_step_waits_ends_its_request(
+    ticket: ModuleType, builder: RequestBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polls = iter([False])
+    released: list[int] = []
+
+    class Waiting(TableTarget):
+        def __init__(self, salt: str, deadline_s: float, max_len: int, is_unwanted: Callable[[], bool]) -> None:
+            super().__init__(VOCAB_SIZE)
+            self.is_unwanted = is_unwanted
+
+        def step(self, *args: Any) -> Any:
+            until(self.is_unwanted)
+            raise Unwanted("the client has gone")
+
+        def release(self) -> None:
+            released.append(self.num_steps)
+
+    monkeypatch.setattr(ticket, "BlsTargetClient", Waiting)
+    events = run(ticket, builder, monkeypatch, is_cancelled=lambda: next(polls, True), stream=True)
+    assert events == ["send", "final", ("learn", "s", [])] and released == [0]
 
 
 def test_ngram_without_statistics_is_one_error_to_the_client(

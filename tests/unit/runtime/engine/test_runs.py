@@ -31,7 +31,7 @@ from orchestrator.wire.context import delta_of
 from orchestrator.wire.message import decode, encode
 from orchestrator.wire.run import RunOptions, TakeSteps, pack_take, unpack_steps
 from orchestrator.wire.target import StepRequest, pack_answer, pack_step, unpack_call
-from runtime.engine.run import MAX_AHEAD
+from runtime.engine.run import MAX_AHEAD, Run
 from runtime.engine.runs import MAX_HOLD_S, Runs
 from tests.support import decode as support
 from tests.support.engines import LIMIT_S, EngineTarget, make_paged, start_target
@@ -329,6 +329,110 @@ def test_a_method_that_lacks_its_data_is_refused(served: Served, folder: Path) -
     sequence = sequence_of(folder, Sampling(), StopRule(MAX_TOKENS), StepOptions())
     with pytest.raises(RequestError, match="no tables"):
         Caller(served, 71, sequence, run_of(*METHODS[0], StopRule(MAX_TOKENS)))()
+
+
+def first_step(sequence_id: int, max_len: int = 0) -> StepRequest:
+    """Return the call that begins a run."""
+    delta = delta_of(Context(PROMPT), 0, sequence_id, "")
+    run = run_of("none", "{}", StopRule(MAX_TOKENS))
+    return StepRequest(delta, support.TokenTree.bare(), Sampling(), StepOptions(), 60_000, (), run, max_len)
+
+
+class Closing(Proposer):
+    """Notes that it was closed."""
+
+    name = "closing"
+    is_closed = False
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+        return Proposal.empty()
+
+    def close(self) -> None:
+        assert not self.is_closed
+        self.is_closed = True
+
+
+def test_a_run_that_answers_an_error_is_forgotten_and_begun_anew(served: Served) -> None:
+    made: list[Closing] = []
+    served.wrap = lambda proposer: made.append(Closing()) or made[-1]
+    with pytest.raises(RequestError, match="KV blocks"):
+        served.call(pack_step(first_step(91, max_len=10**6)))
+    assert 91 not in served.runs._runs and made[0].is_closed
+    with pytest.raises(UnknownSequence):
+        served.call(pack_take(TakeSteps(91, len(PROMPT))))
+    assert unpack_steps(served.call(pack_step(first_step(91))))
+    served.runs.release(91)
+    assert 91 not in served.runs._runs and not served.runs._prepared
+
+
+def test_a_run_whose_later_step_fails_is_forgotten_when_its_caller_knows(served: Served) -> None:
+    served.wrap = Raising
+    served.call(pack_step(first_step(92)))
+    taken = len(PROMPT) + 1
+    with pytest.raises(EngineError, match="the run failed"):
+        while True:
+            taken += sum(len(step.tokens) for step in unpack_steps(served.call(pack_take(TakeSteps(92, taken)))))
+    assert 92 not in served.runs._runs
+    served.runs.release(92)
+
+
+def test_a_starting_run_is_not_late(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another run begins in the moment between a run's entry and its first step."""
+    begin, answers = Run.begin, queue.SimpleQueue[Any]()
+
+    def begin_another(run: Run, *given: Any) -> None:
+        monkeypatch.setattr(Run, "begin", begin)
+        served.call(pack_step(first_step(94)))
+        begin(run, *given)
+
+    monkeypatch.setattr(Run, "begin", begin_another)
+    request = first_step(93)
+    work = served.runs.preparation(request)
+    assert work
+    work()
+    served.runs.submit(request, time.monotonic() + LIMIT_S, answers.put)
+    assert isinstance(answers.get(timeout=LIMIT_S), list)
+    for number in (93, 94):
+        served.runs.release(number)
+
+
+@pytest.mark.parametrize("is_prepared", (False, True))
+def test_a_run_that_is_released_before_its_first_step_makes_none_and_is_answered(
+    served: Served, is_prepared: bool
+) -> None:
+    closing, answers = Closing(), queue.SimpleQueue[Any]()
+    served.wrap = lambda proposer: closing
+    request = first_step(95)
+    work = served.runs.preparation(request)
+    assert work
+    if is_prepared:
+        work()
+    served.runs.release(95)
+    if not is_prepared:
+        work()
+    served.runs.submit(request, time.monotonic() + LIMIT_S, answers.put)
+    assert isinstance(answers.get(timeout=LIMIT_S), Unavailable)
+    assert closing.is_closed and 95 not in served.runs._runs and not served.runs._starting
+
+
+def test_the_steps_that_are_made_are_answered_while_the_next_one_waits(served: Served) -> None:
+    """The passes of others go on while a run waits for blocks."""
+    served.call(pack_step(first_step(96)))
+    run, answers = served.runs._runs[96], queue.SimpleQueue[Any]()
+    limit_s = time.monotonic() + LIMIT_S
+    while len(run._ready) < MAX_TOKENS - 1 and time.monotonic() < limit_s:
+        time.sleep(0.01)
+    with run._lock:  # as if a further step waited, and the last answer was a moment ago
+        run._has_ended, run._is_busy, run._answered_s = False, True, time.monotonic()
+        run.take(len(PROMPT) + 1, answers.put)
+        assert run._caller
+    time.sleep(MAX_HOLD_S)
+    served.call(pack_step(first_step(97)))
+    assert len(answers.get(timeout=5.0)) == MAX_TOKENS - 1
+    with run._lock:
+        run._is_busy = False
+    for number in (96, 97):
+        served.runs.release(number)
 
 
 def test_two_takes_at_once_are_refused(served: Served, folder: Path) -> None:
