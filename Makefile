@@ -43,13 +43,13 @@ help: ## this list
 
 setup: $(VENV)/.serve ## check the machine, install what serving needs into .venv
 
-demo: $(VENV)/.serve ## the same text, sooner: three prompts with and without speculation
+demo: $(VENV)/.serve ## the same text, faster: three prompts with and without speculation
 	@$(PY) -m clients.demo
 
 serve: $(VENV)/.serve ## run a deployment: make serve CONFIG=serving.toml
 	@$(PY) -m launcher $(CONFIG)
 
-reload: $(VENV)/.serve ## let a running server take over what has changed in its file: make reload ARGS=--help
+reload: $(VENV)/.serve ## apply the changed deployment file to a running server: make reload ARGS=--help
 	@$(PY) -m launcher.reload $(ARGS)
 
 gateway: $(VENV)/.gateway ## a server, OpenAI's API before it, the playground: make gateway ARGS=--help
@@ -71,7 +71,7 @@ soak: $(VENV)/.dev ## 30 minutes of every kind of request while processes are ki
 overload: $(VENV)/.dev ## ten times the capacity offered: who is refused how soon, who is served how late: make overload ARGS=--help
 	@GRPC_ENABLE_FORK_SUPPORT=0 $(PY) -m tests.overload $(ARGS)
 
-audit: $(VENV)/.dev ## prove on a running server that its text is the target's own: make audit ARGS=--help
+audit: $(VENV)/.dev ## check on a running server that its text is the target's own: make audit ARGS=--help
 	@$(PY) -m auditor $(ARGS)
 
 audit-full: $(VENV)/.dev ## one text per seed: every method, four temperatures, alone and 8 at once (two hours)

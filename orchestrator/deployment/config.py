@@ -19,7 +19,7 @@ from orchestrator.core.methods import DRAFTERS, METHODS, PROPOSED, find_methods
 from orchestrator.core.tree import MAX_NODES
 
 PREFIX = "SERVING_"
-#: The environment variable with the folder in which the public models share `max_running` (docs/operations.md, Places).
+#: The environment variable with the folder in which the public models share `max_running` (docs/operations.md).
 PLACES_FOLDER = "SPECSERVE_PLACES"
 #: The environment variable with the secret that calls of the engine models carry; without it they are open to all.
 ENGINE_KEY = "SPECSERVE_ENGINE_KEY"
