@@ -7,6 +7,7 @@ ids that were received, any replica continues as the first one would have.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -15,10 +16,10 @@ from typing import Any
 
 from gateway.errors import ApiError, Busy, Failed, Unavailable
 from gateway.metrics import Metrics
-from gateway.replicas import Replica, Replicas
+from gateway.replicas import Replica, Replicas, Visit
 from gateway.routing import affinity_key
 from gateway.settings import Settings
-from gateway.triton import Full, Lost, Refused, ReplicaError
+from gateway.triton import Full, Lost, Refused, ReplicaError, Stopping
 
 #: A replica that stops gives its requests this reason; the client has not cancelled, so another replica goes on.
 CANCELLED = "cancelled"
@@ -65,7 +66,7 @@ class Refusal(ApiError):
 
 @dataclass(frozen=True)
 class Attempts:
-    """The attempts since a request last got a token. num_failed: those whose replica was not just full.
+    """The attempts since a request last got a token. num_failed: those whose replica was not just full or stopping.
 
     since_s: when it began to wait for a replica; how long a replica was silent does not count.
     """
@@ -77,7 +78,7 @@ class Attempts:
 
     def with_failure(self, replica: Replica, error: ReplicaError) -> Attempts:
         """Return the attempts with one more."""
-        if isinstance(error, Full):
+        if isinstance(error, Full | Stopping):
             return replace(self, tried=(*self.tried, replica), error=error)
         return Attempts((*self.tried, replica), self.num_failed + 1, error)
 
@@ -101,11 +102,17 @@ class Generation:
         """Yield what is new with each response, up to the one with a finish reason; raises ApiError."""
         attempts = Attempts()
         while True:
-            replica = await self._next_replica(attempts)
+            try:
+                replica = await self._next_replica(attempts)
+            except (Failed, Unavailable):
+                if not self._is_cut:
+                    raise
+                yield Delta(finish_reason="deadline", num_input_tokens=len(self.inputs.get("input_ids", ())))
+                return
             num_before, began_s = len(self.ids), time.monotonic()
             try:
-                with replica.running():
-                    async with contextlib.aclosing(self._from(replica)) as deltas:
+                with replica.running() as visit:
+                    async with contextlib.aclosing(self._from(replica, visit)) as deltas:
                         async for delta in deltas:
                             yield delta
                             if delta.finish_reason:
@@ -119,11 +126,18 @@ class Generation:
                 self.metrics.failovers.labels(reason=error.reason).inc()
                 attempts = (attempts if len(self.ids) == num_before else Attempts()).with_failure(replica, error)
 
-    async def _from(self, replica: Replica) -> AsyncGenerator[Delta, None]:
+    @property
+    def _is_cut(self) -> bool:
+        """True where a text has begun and its deadline has passed: the reader keeps what came in time."""
+        return bool(self.ids) and time.monotonic() >= self.deadline_s
+
+    async def _from(self, replica: Replica, visit: Visit) -> AsyncGenerator[Delta, None]:
         limits = (self.settings.first_limit_s, self.settings.silence_limit_s)
-        stream = replica.client.stream(self._inputs(), *limits, self.request_id)
+        last_sign_s = functools.partial(replica.last_sign_s, visit)
+        stream = replica.client.stream(self._inputs(), *limits, self.request_id, last_sign_s)
         async with contextlib.aclosing(stream) as responses:
             async for outputs in responses:
+                replica.hear(visit)
                 if outputs.get("finish_reason") == CANCELLED:
                     raise Lost("the replica stopped the request")
                 delta = to_delta(outputs)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from gateway.errors import Busy
 from gateway.routing import choose
 from gateway.settings import Settings, SettingsError
-from gateway.triton import Full, Lost, ReplicaError, Silent, TritonClient
+from gateway.triton import Full, Lost, ReplicaError, Silent, Stopping, TritonClient
 
 DNS = "dns://"
 #: Longer than this a replica is never left alone: a text that only it can continue waits for it.
@@ -27,22 +27,37 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class Replica:
-    """One Triton server. num_running: requests that the gateway has on it. is_ready: as of the last health check.
+class Visit:
+    """A request on a replica. first_s, heard_s: when its first and its last response came."""
 
+    first_s: float = math.inf
+    heard_s: float = -math.inf
+
+
+@dataclass(eq=False)
+class Replica:
+    """One Triton server. visits: requests that the gateway has on it. is_ready: as of the last health check.
+
+    heard_s: when the last response of any request came.
     num_failures: outages in a row; each doubles the time for which the replica is ejected. ejected_s: when it last was.
     is_full: it rests because its queue was full. retry_after_s: when it may take requests again, as it said.
     """
 
     address: str
     client: TritonClient
-    num_running: int = 0
+    visits: set[Visit] = field(default_factory=set)
     is_ready: bool = False
     num_failures: int = 0
     resting_until_s: float = 0.0
     ejected_s: float = -math.inf
     is_full: bool = False
     retry_after_s: int = 1
+    heard_s: float = -math.inf
+
+    @property
+    def num_running(self) -> int:
+        """How many requests the gateway has on it."""
+        return len(self.visits)
 
     @property
     def is_usable(self) -> bool:
@@ -50,13 +65,26 @@ class Replica:
         return self.is_ready and time.monotonic() >= self.resting_until_s
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Count one request while it runs."""
-        self.num_running += 1
+    def running(self) -> Iterator[Visit]:
+        """Yield the visit of one request while it runs."""
+        visit = Visit()
+        self.visits.add(visit)
         try:
-            yield
+            yield visit
         finally:
-            self.num_running -= 1
+            self.visits.remove(visit)
+
+    def hear(self, visit: Visit) -> None:
+        """Note a response."""
+        visit.heard_s = self.heard_s = time.monotonic()
+        visit.first_s = min(visit.first_s, visit.heard_s)
+
+    def last_sign_s(self, visit: Visit) -> float:
+        """Return when the process that serves a request was last heard.
+
+        Requests that were answered before this one fell silent are of the same process; others may be of a new one.
+        """
+        return max(other.heard_s for other in self.visits if other.first_s <= visit.heard_s)
 
     def eject(self, began_s: float) -> None:
         """Leave it alone for 0.5 s, twice as long after each further outage, and until a health check says it is ready.
@@ -174,8 +202,12 @@ class Replicas:
         log.warning("replica %s: %s", replica.address, error)
         if isinstance(error, Full):
             replica.rest(error.retry_after_s)
-        elif isinstance(error, Lost | Silent):
+        elif isinstance(error, Lost | Stopping) or (isinstance(error, Silent) and self._is_silent(replica)):
             replica.eject(began_s)
+
+    def _is_silent(self, replica: Replica) -> bool:
+        """Return whether none of a replica's requests is answered, and not one alone."""
+        return time.monotonic() - replica.heard_s >= self.settings.silence_limit_s
 
     async def _update(self, addresses: Collection[str]) -> None:
         for address in set(self.all) - set(addresses):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import struct
-from collections.abc import AsyncGenerator, Mapping
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -45,14 +47,20 @@ _OPTIONS = [
     # A replica that was restarted is tried again soon, not after the library's back-off of up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Replicas are never behind the proxy that the environment names for the hub.
+    ("grpc.enable_http_proxy", 0),
 ]
 #: With this header Triton ends a stream with the status of its error; without it, an error is a text alone.
 _METADATA = (("triton_grpc_error", "true"),)
 
 
-#: Error texts of a healthy server that cannot take the request now; any other UNAVAILABLE means that it is stopping.
+#: Error texts of a healthy server that cannot take the request now.
 FULL = ("max_running", "pool full", "too long to compile", "until its deadline")
 _RETRY_AFTER = re.compile(r"try again in (\d{1,6}) s\b")
+#: Those of a server that finishes what it has and takes nothing new; the last one is Triton's own.
+STOPPING = ("server is draining", "server stops", "Server is stopping")
+#: The server ends a text at its deadline; so much later, its last response is no longer waited for.
+GRACE_S = 5.0
 
 
 class ReplicaError(Exception):
@@ -68,7 +76,7 @@ class Refused(ReplicaError):
 
 
 class Full(ReplicaError):
-    """The replica takes no request now: it is full, starts or drains. retry_after_s: when it may take one."""
+    """The replica takes no request now: it is full. retry_after_s: when it may take one."""
 
     reason = "unavailable"
 
@@ -78,6 +86,12 @@ class Full(ReplicaError):
         self.retry_after_s = int(hint[1]) if hint else 1
 
 
+class Stopping(ReplicaError):
+    """The replica drains or stops: it is well, but neither takes a request nor ends one."""
+
+    reason = "unavailable"
+
+
 class Lost(ReplicaError):
     """The replica, or the process of its public model, cannot be reached."""
 
@@ -85,7 +99,7 @@ class Lost(ReplicaError):
 
 
 class Late(ReplicaError):
-    """The first response did not come in time: the replica may be well, with a long queue or a long prompt."""
+    """The first response, or the last one at the deadline, did not come in time: the replica may be well, but busy."""
 
     reason = "late"
 
@@ -94,6 +108,17 @@ class Silent(ReplicaError):
     """The responses stopped; Triton never closes the streams of a killed process."""
 
     reason = "silent"
+
+
+_ERRORS: dict[grpc.StatusCode, type[ReplicaError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: Refused,
+    grpc.StatusCode.CANCELLED: Lost,
+    grpc.StatusCode.NOT_FOUND: Lost,
+}
+
+
+def _never() -> float:
+    return -math.inf
 
 
 class TritonClient:
@@ -116,26 +141,32 @@ class TritonClient:
         return bool(answer.ready)
 
     async def stream(
-        self, inputs: Mapping[str, Any], first_limit_s: float, silence_limit_s: float, request_id: str = ""
+        self,
+        inputs: Mapping[str, Any],
+        first_limit_s: float,
+        silence_limit_s: float,
+        request_id: str = "",
+        last_sign_s: Callable[[], float] = _never,
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Send one request; yield the outputs of each response. Leaving the iterator cancels the request.
 
-        Raises ReplicaError; Late where sending the request or its first response takes longer than its limit, Silent
-        where a later response does.
+        last_sign_s: when the process that serves the request was last heard; until the silence limit after that, a
+        response is waited for.
+
+        Raises ReplicaError; Late where sending the request or its first response takes longer than its limit, or where
+        the request goes on after its deadline, Silent where a later response takes longer than its limit.
         """
-        # Every wait below has its own limit; the call's ends a stream that goes on after the request's deadline.
-        call = self._stub.ModelStreamInfer(
-            metadata=_METADATA, timeout=inputs["timeout_ms"] / 1000 + first_limit_s + silence_limit_s
-        )
-        limit_s = first_limit_s
+        call = self._stub.ModelStreamInfer(metadata=_METADATA, timeout=inputs["timeout_ms"] / 1000 + GRACE_S)
+        limit_s, sign_s = first_limit_s, _never
         too_long: type[ReplicaError] = Late
         try:
-            await asyncio.wait_for(_send(call, to_request(inputs, request_id)), limit_s)
-            while (message := await asyncio.wait_for(call.read(), limit_s)) is not grpc.aio.EOF:
+            async with asyncio.timeout(limit_s):
+                await _send(call, to_request(inputs, request_id))
+            while (message := await _read(call, limit_s, sign_s)) is not grpc.aio.EOF:
                 if message.error_message:
                     raise _error(grpc.StatusCode.UNKNOWN, message.error_message)
                 if message.infer_response.outputs:
-                    limit_s, too_long = silence_limit_s, Silent
+                    limit_s, sign_s, too_long = silence_limit_s, last_sign_s, Silent
                     yield to_outputs(message.infer_response)
         except TimeoutError:
             raise too_long(f"no response for {limit_s:g} s") from None
@@ -153,17 +184,36 @@ async def _send(call: Any, request: service_pb2.ModelInferRequest) -> None:
     await call.done_writing()
 
 
+async def _read(call: Any, limit_s: float, last_sign_s: Callable[[], float]) -> Any:
+    """Return the next message; raises TimeoutError when neither it nor a sign has come for the limit.
+
+    Not asyncio.wait_for: in Python 3.11 it loses a cancellation that comes together with the message (cpython#86296).
+    """
+    reading, left_s = asyncio.ensure_future(call.read()), limit_s
+    try:
+        while not (await asyncio.wait({reading}, timeout=left_s))[0]:
+            if (left_s := last_sign_s() + limit_s - time.monotonic()) <= 0:
+                raise TimeoutError
+        return reading.result()
+    finally:
+        reading.cancel()
+
+
 def _error(code: grpc.StatusCode, message: str) -> ReplicaError:
     # Triton reports a dead process with the code of an invalid request (seen with 2.51).
     if "Stub process" in message:
         return Lost(message)
-    if code is grpc.StatusCode.INVALID_ARGUMENT:
-        return Refused(message)
-    if code is grpc.StatusCode.UNAVAILABLE and any(words in message for words in FULL):
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return _unavailable(message)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return Late("no end of the text at the request's deadline")
+    return _ERRORS.get(code, ReplicaError)(message or code.name)
+
+
+def _unavailable(message: str) -> ReplicaError:
+    if any(words in message for words in FULL):
         return Full(message)
-    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.NOT_FOUND):
-        return Lost(message or code.name)
-    return ReplicaError(message or code.name)
+    return Stopping(message) if any(words in message for words in STOPPING) else Lost(message or "UNAVAILABLE")
 
 
 def to_request(inputs: Mapping[str, Any], request_id: str = "") -> service_pb2.ModelInferRequest:

@@ -34,22 +34,30 @@ def text_of(seed: int, num_tokens: int) -> str:
 
 @dataclass
 class Fault:
-    """What a replica does behind so many tokens of a stream: end with a status, or with none, or fall silent."""
+    """What a replica does behind so many tokens of a stream: end with a status, or with none, or fall silent.
+
+    pause_s: how long it is silent where it goes on, as a sequence does that was preempted.
+    """
 
     after: int
     code: grpc.StatusCode | None = grpc.StatusCode.UNAVAILABLE
     message: str = "gone"
     is_silent: bool = False
+    pause_s: float = 0.0
 
 
 @dataclass
 class StandInReplica(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """One replica. faults: those of its next streams, one each. requests, ids: of the streams so far."""
+    """One replica. faults: those of its next streams, one each. requests, ids: of the streams so far.
+
+    pace_s: between two tokens.
+    """
 
     faults: list[Fault | None] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     is_up: bool = True
+    pace_s: float = 0.0
     num_cancelled: int = 0
     address: str = ""
     on_request: Callable[[], None] = lambda: None
@@ -87,11 +95,12 @@ class StandInReplica(service_pb2_grpc.GRPCInferenceServiceServicer):
         begun, total = len(inputs.get("generated_ids", [])), inputs["max_tokens"][0]
         for position in range(begun, total):
             if fault and position - begun == fault.after:
-                if fault.is_silent:
-                    await asyncio.sleep(60)
-                if fault.code is not None:
-                    await context.abort(fault.code, fault.message)
-                return
+                await asyncio.sleep(60 if fault.is_silent else fault.pause_s)
+                if not fault.pause_s:
+                    if fault.code is not None:
+                        await context.abort(fault.code, fault.message)
+                    return
+            await asyncio.sleep(self.pace_s)
             token = token_at(inputs["seed"][0], position)
             outputs: dict[str, Any] = {
                 "text_output": LETTERS[token - 1],

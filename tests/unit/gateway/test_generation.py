@@ -8,17 +8,24 @@ from collections.abc import Callable, Coroutine
 import grpc
 import pytest
 
+from gateway import triton
 from gateway.errors import ApiError, Busy, Failed, Unavailable
-from gateway.generation import Generation, Refusal
+from gateway.generation import MAX_TRIES, Attempts, Generation, Refusal
 from gateway.metrics import Metrics
-from gateway.replicas import Replicas
+from gateway.replicas import Replica, Replicas
 from gateway.settings import Settings
+from gateway.triton import ReplicaError, Stopping
 from tests.support.standin_replica import Fault, StandInReplica, text_of
 
 pytestmark = pytest.mark.unit
 
 SEED, LENGTH = 3, 12
 FULL = Fault(0, grpc.StatusCode.UNAVAILABLE, "32 requests run and 64 wait; try again later (max_running, max_waiting)")
+
+
+@pytest.fixture(autouse=True)
+def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "GRACE_S", 0.3)
 
 
 def run(test: Callable[..., Coroutine], num_replicas: int = 2, **settings) -> None:
@@ -196,6 +203,56 @@ def test_leaving_a_stream_cancels_it() -> None:
         assert all(replica.num_running == 0 for replica in replicas.all.values())
 
     run(test, num_replicas=1, silence_limit_s=20)
+
+
+DRAINING = Fault(0, message="the server is draining: send the request to another replica, or again in a second")
+
+
+def test_a_draining_replica_is_not_a_failure_of_the_request() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        made[0].faults = [DRAINING] * 3
+        with pytest.raises(Unavailable, match="draining") as refused:
+            await text(generation(replicas))
+        assert refused.value.retry_after_s and len(made[0].requests) == 2  # the second after the pause
+
+    run(test, num_replicas=1, recovery_limit_s=1)
+
+
+def test_refusals_of_a_draining_replica_use_up_no_tries() -> None:
+    failure = Fault(0, grpc.StatusCode.INTERNAL, "boom")
+    attempts = Attempts()
+    for error in [Stopping(DRAINING.message)] * MAX_TRIES + [ReplicaError(failure.message)]:
+        attempts = attempts.with_failure(Replica("a:1", None), error)
+    assert attempts.num_failed == 1
+
+
+def test_a_text_that_has_begun_ends_with_its_deadline_though_the_replica_is_silent() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        made[0].faults = [GONE["silence"]]
+        deltas = [delta async for delta in generation(replicas, limit_s=0.5, input_ids=[1, 2, 3]).deltas()]
+        assert "".join(delta.text for delta in deltas) == text_of(SEED, 4)
+        assert (deltas[-1].finish_reason, deltas[-1].num_input_tokens) == ("deadline", 3)
+
+    run(test, num_replicas=1, silence_limit_s=20)
+
+
+def test_a_text_that_finds_no_replica_before_its_deadline_ends_with_it() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        made[0].faults = [GONE["status"]]
+        made[0].on_request = lambda: setattr(made[0], "is_up", False)
+        deltas = [delta async for delta in generation(replicas, limit_s=0.5).deltas()]
+        assert "".join(delta.text for delta in deltas) == text_of(SEED, 4) and deltas[-1].finish_reason == "deadline"
+
+    run(test, num_replicas=1)
+
+
+def test_a_request_without_a_token_at_its_deadline_is_refused() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        made[0].faults = [Fault(0, is_silent=True)]
+        with pytest.raises(Unavailable, match="deadline"):
+            await text(generation(replicas, limit_s=0.3))
+
+    run(test, num_replicas=1, first_limit_s=20)
 
 
 def test_errors_are_of_the_api() -> None:

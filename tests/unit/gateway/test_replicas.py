@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncIterator
 
 import pytest
 
 from gateway.metrics import Metrics
-from gateway.replicas import Replicas
+from gateway.replicas import Replicas, Visit
 from gateway.settings import Settings, SettingsError
 from gateway.triton import Late
 from tests.support.standin_replica import Fault, StandInReplica, text_of
@@ -61,6 +62,48 @@ def test_a_replica_that_rests_is_still_asked_how_it_is() -> None:
         assert not replica.is_ready
 
     run(test, num_replicas=1, health_interval_s=60)
+
+
+async def two_streams(made: list[StandInReplica], replicas: Replicas, silence: Fault) -> list[str]:
+    """Return the texts of a long stream, and of one that falls silent beside it once both have begun."""
+    made[0].pace_s = 0.05
+    made[0].faults = [None, silence]
+    long = asyncio.create_task(text(generation(replicas, max_tokens=40)))
+    while not any(visit.first_s < math.inf for visit in made_visits(replicas)):
+        await asyncio.sleep(0.01)
+    return await asyncio.gather(long, text(generation(replicas)))
+
+
+def made_visits(replicas: Replicas) -> list[Visit]:
+    return [visit for replica in replicas.all.values() for visit in replica.visits]
+
+
+def test_a_preempted_stream_waits_while_older_ones_are_answered() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        (replica,) = replicas.all.values()
+        texts = await two_streams(made, replicas, Fault(4, pause_s=1.0))
+        assert texts == [text_of(SEED, 40), text_of(SEED, LENGTH)]
+        assert len(made[0].requests) == 2, "none was sent again"
+        assert replica.num_failures == 0 and replica.ejected_s == -math.inf
+
+    run(test, num_replicas=1)
+
+
+def test_a_stream_of_a_dead_process_is_moved_though_the_new_process_answers() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        (replica,) = replicas.all.values()
+        made[0].faults = [Fault(4, is_silent=True)]
+        dead = generation(replicas)
+        first = asyncio.create_task(text(dead))
+        while len(dead.ids) < 4:
+            await asyncio.sleep(0.01)
+        made[0].pace_s = 0.05
+        later = asyncio.create_task(text(generation(replicas, max_tokens=40)))
+        assert await first == text_of(SEED, LENGTH) and not later.done()
+        assert replica.ejected_s == -math.inf, "it serves others"
+        assert await later == text_of(SEED, 40)
+
+    run(test, num_replicas=1)
 
 
 def test_a_late_first_response_ejects_nobody() -> None:
