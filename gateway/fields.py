@@ -37,7 +37,9 @@ FIELD_OF_INPUT = {
 MAX_INT32 = 2**31 - 1
 #: As wide as the server's inputs; which of these numbers a field may have, the server says.
 Int = Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)]
-Tokens = list[Annotated[int, Field(ge=0, le=MAX_INT32)]]
+# fail_fast: a list's first wrong item refuses it; of a body full of wrong ones, each would else be an error of its own.
+Tokens = Annotated[list[Annotated[int, Field(ge=0, le=MAX_INT32)]], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
 _TOKENS = TypeAdapter(Tokens)
 
 
@@ -68,11 +70,14 @@ class TextPart(Fields):
     cache_control: Any = None
 
 
+Content = str | Annotated[list[TextPart], Field(fail_fast=True)]
+
+
 class Prediction(Fields):
     """The output that the client expects (predicted outputs)."""
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: Content
 
 
 class JsonSchema(Fields):
@@ -104,7 +109,7 @@ class GenerationFields(Fields):
     top_p: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    stop: str | list[str] = Field([], description="a string or a list of strings")
+    stop: str | Texts = Field([], description="a string or a list of strings")
     seed: int | None = None
     logit_bias: dict[str, float] = {}
     response_format: ResponseFormat = ResponseFormat(type="text")
@@ -117,7 +122,7 @@ class GenerationFields(Fields):
     min_tokens: Int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Tokens | None = None
-    bad_words: list[str] | None = None
+    bad_words: Texts | None = None
     allowed_token_ids: Tokens | None = None
     cache_salt: str | None = None
     priority: Int | None = None
@@ -206,7 +211,7 @@ class GenerationFields(Fields):
         return {"draft_text": text} if text else {}
 
 
-def joined_text(content: str | list[TextPart]) -> str:
+def joined_text(content: Content) -> str:
     """Return a text that may come in parts."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
@@ -214,7 +219,7 @@ def joined_text(content: str | list[TextPart]) -> str:
 class CompletionFields(GenerationFields):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | Tokens | list[Tokens] = Field(
+    prompt: str | Texts | Tokens | Annotated[list[Tokens], Field(fail_fast=True)] = Field(
         description="a string, a list of token ids, or a list of such prompts of one kind"
     )
     echo: bool = False
@@ -248,24 +253,27 @@ class Message(Fields):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
     role: str
-    content: str | list[TextPart] | None = None
+    content: Content | None = None
 
     def for_template(self) -> dict[str, Any]:
         """Return the message as chat templates expect it."""
         return {**self.model_dump(exclude_none=True), "content": joined_text(self.content or "")}
 
 
+Messages = Annotated[list[Message], Field(fail_fast=True)]
+
+
 class ChatFields(GenerationFields):
     """POST /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Messages = Field(min_length=1)
     max_completion_tokens: Int | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
     tools: Annotated[list[Any], Field(max_length=0)] = []
     tool_choice: Literal["none", "auto"] = "none"
     parallel_tool_calls: Any = None
-    modalities: list[Literal["text"]] = ["text"]
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] = ["text"]
     chat_template_kwargs: dict[str, Any] = {}
     add_generation_prompt: bool = True
 
@@ -287,7 +295,7 @@ class TokenizeFields(Fields):
 
     model: str = ""
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False

@@ -12,6 +12,8 @@ from gateway.fields import Fields
 
 #: Deepest nesting of a body's objects and lists, the body itself included.
 MAX_DEPTH = 100
+#: Most keys of an object: each may be an error of its own, and no field needs so many.
+MAX_KEYS = 4096
 
 Parsed = TypeVar("Parsed", bound=Fields)
 
@@ -48,12 +50,12 @@ def _object_of(raw: bytes | bytearray) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise BadRequest(f"the body must be a JSON object, got {type(body).__name__}")
     for name, value in body.items():
-        _check_depth(name, value)
+        _check_shape(name, value)
     return body
 
 
-def _check_depth(name: str, value: Any) -> None:
-    """Raise BadRequest for a field that is nested too deeply: what prints or converts it would fail later."""
+def _check_shape(name: str, value: Any) -> None:
+    """Raise BadRequest for a field that is nested too deeply, which nothing could print, or has too wide an object."""
     level, depth = [value], 1
     while level := [part for part in level if isinstance(part, dict | list)]:
         if (depth := depth + 1) > MAX_DEPTH:
@@ -61,6 +63,8 @@ def _check_depth(name: str, value: Any) -> None:
                 f"{shown(name)} is nested more than {MAX_DEPTH} levels deep, which is the most allowed",
                 _printable(name),
             )
+        if any(len(part) > MAX_KEYS for part in level if isinstance(part, dict)):
+            raise BadRequest(f"{shown(name)} has an object of more than {MAX_KEYS} keys", _printable(name))
         level = [part for whole in level for part in (whole.values() if isinstance(whole, dict) else whole)]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.errors import BadRequest, ModelNotFound, shown
-from gateway.fields import ChatFields, CompletionFields, GenerationFields, TokenizeFields
+from gateway.fields import ChatFields, CompletionFields, DetokenizeFields, GenerationFields, TokenizeFields
 from gateway.formats import ChatFormat, Format
 from gateway.generation import Generation
 from gateway.jobs import Job
@@ -102,6 +102,14 @@ class Gateway:
             ids = self.checkpoint.encode(text, special_tokens=False)
         strings = [self.checkpoint.tokenizer.id_to_token(token) for token in ids] if fields.return_token_strs else None
         return {"count": len(ids), "max_model_len": self.checkpoint.max_positions, "tokens": ids, "token_strs": strings}
+
+    def detokenize(self, fields: DetokenizeFields) -> dict[str, Any]:
+        """Return the text of tokens; raises BadRequest or ModelNotFound."""
+        self.check_model(fields.model)
+        vocab_size = self.checkpoint.vocab_size
+        if wrong := [token for token in fields.tokens if token >= vocab_size]:
+            raise BadRequest(f"tokens must be in 0..{vocab_size - 1}, got {wrong[0]}", "tokens")
+        return {"prompt": self.checkpoint.decode(fields.tokens)}
 
     def check_model(self, name: str) -> None:
         """Raise ModelNotFound for a model that is not served here."""

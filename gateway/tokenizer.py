@@ -98,7 +98,7 @@ class Checkpoint:
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         return environment.from_string(self.template)
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """Number of ids, added tokens included."""
         return int(self.tokenizer.get_vocab_size())

@@ -151,6 +151,18 @@ def test_a_refusal_behind_a_ping_is_an_event(gateway: RunningGateway, replica: S
 # Work that takes long
 
 
+def test_ids_beyond_the_vocabulary_are_refused_off_the_event_loop(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    size = property(lambda _: threads.append(threading.current_thread()) or 258)
+    monkeypatch.setattr(Checkpoint, "vocab_size", size)
+    answer = gateway.post("/detokenize", {"tokens": [1, 900]})
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tokens")
+    assert len(threads) == 1 and threads[0] is not gateway._thread
+
+
 @pytest.mark.parametrize(
     ("path", "body", "method"),
     [

@@ -4,10 +4,11 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from gateway.errors import BadRequest
-from gateway.fields import ChatFields, CompletionFields
-from gateway.parsing import MAX_DEPTH, parse
+from gateway.fields import ChatFields, CompletionFields, DetokenizeFields, Fields, TokenizeFields
+from gateway.parsing import MAX_DEPTH, MAX_KEYS, parse
 from gateway.triton import to_request
 from orchestrator.core.declarations import MAX_JSON_DEPTH, json_object
 from orchestrator.core.errors import RequestError
@@ -97,6 +98,56 @@ def test_the_deepest_field_that_is_allowed_is_read() -> None:
     levels = MAX_DEPTH - 1
     body = f'{{"prompt": "a", "metadata": {"[" * levels}{"]" * levels}}}'
     assert parse(CompletionFields, body.encode()).prompt == "a"
+
+
+CHAT = {"messages": [{"role": "user", "content": "a"}]}
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "wrong"),
+    [
+        (CompletionFields, {}, "prompt"),
+        (CompletionFields, {"prompt": "a"}, "stop"),
+        (CompletionFields, {"prompt": "a"}, "stop_token_ids"),
+        (CompletionFields, {"prompt": "a"}, "allowed_token_ids"),
+        (CompletionFields, {"prompt": "a"}, "bad_words"),
+        (ChatFields, {}, "messages"),
+        (ChatFields, CHAT, "modalities"),
+        (ChatFields, CHAT, "tools"),
+        (TokenizeFields, {}, "messages"),
+        (DetokenizeFields, {}, "tokens"),
+    ],
+)
+def test_a_list_of_wrong_items_is_a_few_errors(model: type[Fields], body: dict[str, Any], wrong: str) -> None:
+    for items in ([{}] * 1000, [[{}] * 1000] * 3):
+        with pytest.raises(ValidationError) as refused:
+            model.model_validate({**body, wrong: items})
+        assert refused.value.error_count() <= 6
+        with pytest.raises(BadRequest) as named:
+            parse(model, json.dumps({**body, wrong: items}).encode())
+        assert named.value.param.split(".")[0] == wrong
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (ChatFields, {"messages": [{"role": "user", "content": [{}] * 1000}]}),
+        (CompletionFields, {"prompt": "a", "prediction": {"type": "content", "content": [1] * 1000}}),
+        (CompletionFields, {"prompt": [[1], [""] * 1000]}),
+    ],
+)
+def test_a_list_of_wrong_items_within_a_field_is_a_few_errors(model: type[Fields], body: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as refused:
+        model.model_validate(body)
+    assert refused.value.error_count() <= 6
+
+
+@pytest.mark.parametrize("name", ["logit_bias", "stream_options", "metadata"])
+def test_an_object_of_too_many_keys_is_refused(name: str) -> None:
+    wide = {str(key): "" for key in range(MAX_KEYS + 1)}
+    for value in (wide, {"a": [wide]}):
+        with pytest.raises(BadRequest, match=f"{name}' has an object of more than {MAX_KEYS} keys"):
+            parse(CompletionFields, json.dumps({"prompt": "a", name: value}).encode())
 
 
 @pytest.mark.parametrize("levels", [MAX_JSON_DEPTH, MAX_JSON_DEPTH + 1])

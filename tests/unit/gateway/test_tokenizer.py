@@ -1,6 +1,7 @@
 """Tokens as bytes, chats as prompts: as transformers has them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,20 @@ def test_tokens_have_the_bytes_of_the_text(tmp_path: Path) -> None:
     assert b"".join(checkpoint.token_bytes(token) for token in checkpoint.encode(text)) == text.encode()
     assert checkpoint.decode(checkpoint.encode(text)) == text and checkpoint.name == "name"
     assert checkpoint.special_ids == {256, 257} and checkpoint.vocab_size == 258
+
+
+def test_the_size_of_the_vocabulary_is_asked_once(tmp_path: Path) -> None:
+    """The tokenizer builds a table of all its tokens to count them."""
+    checkpoint = read_checkpoint(str(write(tmp_path)), "", "name")
+    asked = []
+
+    class Counting:
+        def get_vocab_size(self) -> int:
+            asked.append(1)
+            return 258
+
+    checkpoint = replace(checkpoint, tokenizer=Counting())
+    assert [checkpoint.vocab_size for _ in range(9)] == [258] * 9 and len(asked) == 1
 
 
 def test_byte_fallback_and_spaces_of_sentencepiece(tmp_path: Path) -> None:
