@@ -145,7 +145,7 @@ def requests_of(
         else:
             first = max(sent - 1, 0) if METHODS[method].reads_every_state else length - 2
             head = replace(config.shape, features=features[first : length - 1], features_start=first)
-            max_nodes, max_depth = config.max_nodes, config.max_depth
+            max_nodes, max_depth = config.max_nodes, config.num_levels
         delta = delta_of(Context(list(ids[:length])), sent, 1, "")
         found.append(DraftRequest(delta, sampling, max_nodes, max_depth, head))
         sent = length

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from orchestrator.core.methods import METHODS, names_in
+from orchestrator.core.static_trees import EAGLE_LEAVES
 
 PLAIN = "none"
 
@@ -80,7 +81,8 @@ def _eagle() -> Iterator[Setting]:
     for temperature in (0.0, 1.0):
         for rule in ("coupled", "rejection") if temperature else ("coupled",):
             yield setting("eagle, chain of 5", "eagle", temperature, rule, choices=[[0] * 5], min_prob=0.0)
-            yield setting("eagle, published tree", "eagle", temperature, rule, min_prob=0.0, max_nodes=25)
+            leaves = [list(leaf) for leaf in EAGLE_LEAVES]
+            yield setting("eagle, published tree", "eagle", temperature, rule, choices=leaves, min_prob=0.0)
             yield setting("eagle2", "eagle2", temperature, rule)
             yield setting("eagle3", "eagle3", temperature, rule)
 

@@ -88,7 +88,7 @@ class HeadConfig(DraftSamplingConfig):
         return shape.choices.is_chain if shape.choices.num_nodes else shape.width == 1
 
     @property
-    def max_depth(self) -> int:
+    def num_levels(self) -> int:
         """Most levels of the tree."""
         return MAX_DEPTH
 
@@ -121,6 +121,11 @@ class StaticConfig(HeadConfig):
         """The static tree, and how likely its nodes must seem."""
         return replace(super().shape, choices=self.choices)
 
+    @property
+    def num_levels(self) -> int:
+        """Most levels of the tree."""
+        return int(self.choices.depths.max()) or super().num_levels
+
 
 class DynamicConfig(HeadConfig):
     """top_k: nodes that a level expands, and children of each. depth: most levels. max_nodes: kept at the end."""
@@ -134,7 +139,7 @@ class DynamicConfig(HeadConfig):
         return replace(super().shape, width=self.top_k)
 
     @property
-    def max_depth(self) -> int:
+    def num_levels(self) -> int:
         """Most levels of the tree."""
         return self.depth
 
@@ -151,7 +156,7 @@ class RedrafterConfig(HeadConfig):
         return replace(super().shape, width=self.beams)
 
     @property
-    def max_depth(self) -> int:
+    def num_levels(self) -> int:
         """Most levels of the tree."""
         return self.beam_len
 
@@ -199,7 +204,7 @@ class HeadProposer(Proposer):
     def _call(self, sampling: Sampling, budget: Budget) -> tuple[HeadInput, Sampling, Budget]:
         """Return what the head gets, and the budget of its tree: without nodes if it is not to be called."""
         sampling = self._config.draft_sampling(sampling)
-        head, depth = self._features or self._config.shape, min(self._config.max_depth, budget.max_depth)
+        head, depth = self._features or self._config.shape, min(self._config.num_levels, budget.max_depth)
         can_draft = depth and (head.features is not None or self._method.reads_every_state)
         return self._config.under(sampling, head), sampling, Budget(budget.max_nodes if can_draft else 0, depth)
 

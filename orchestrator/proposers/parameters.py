@@ -34,6 +34,11 @@ class MethodConfig(Declaration):
     adaptive: bool = False
 
     @property
+    def num_levels(self) -> int:
+        """Most levels of a tree, as far as the parameters say it."""
+        return min(self.max_nodes, getattr(self, "draft_len", self.max_nodes))
+
+    @property
     def is_chain(self) -> bool:
         """True when every proposal with these parameters is a chain, though the method has branches."""
         return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from orchestrator.core.step_costs import Surface
 from orchestrator.core.tree import TokenTree
@@ -58,31 +57,33 @@ def paying(chances: FloatArray, surface: Surface, draft_s: float) -> IdArray:
     """Return the nodes of 1…m that give the highest rate, (k,) int32, ascending; the time to draft them is spent.
 
     chances: (m,) float64, of the whole paths; none is higher than its parent's.
-    Invariant: with a node its parent is returned.
+    Invariant: with a node its parent is returned, and there are no more nodes than the surface has costs for.
     """
-    order, gains, rates = _by_chance(chances, surface, draft_s)
+    order = np.argsort(-chances, kind="stable")[: len(surface.seconds) - 1]  # of equal chances the parent first
+    tokens = 1.0 + surface.others_tokens + np.concatenate([[0.0], chances[order].cumsum()])
+    gains = tokens - surface.rate * (surface.seconds[: len(tokens)] - surface.seconds[0])
+    rates = tokens / (surface.seconds[: len(tokens)] + draft_s)
     best = int(rates.argmax()) if gains.max() > gains[0] else 0
     return np.sort(order[:best]).astype(np.int32) + 1
 
 
-def paying_in_turn(chances: FloatArray, surface: Surface, draft_s: float) -> IdArray:
-    """Return the nodes of 1…m up to the first, in the order of their chances, that does not pay by itself.
+def paying_in_turn(tree: TokenTree, chances: FloatArray, surface: Surface, draft_s: float) -> IdArray:
+    """Return the nodes of a sampled tree that each pay for themselves beside those before them, (k,) int32, ascending.
 
-    Invariant: as of `paying`; and whether a node is returned depends on the likelier ones alone, so not on those below
-    it, of which a sampled token may decide how many there are.
+    chances: as of `paying`. draft_s: the time to draft, as it was expected before a token was sampled.
+    Invariant: with a node its parent and its earlier siblings are returned; and whether a node is returned depends on
+    those before it alone, which are there whatever its token is. In the order of chances a node that is there because
+    of another's token could come before that one (docs/losslessness.md, Trees that are sampled while they grow).
     """
-    order, gains, rates = _by_chance(chances, surface, draft_s)
-    stops = np.flatnonzero((np.diff(gains) <= 0.0) | (np.diff(rates) < 0.0))
-    best = int(stops[0]) if len(stops) else len(order)
-    return np.sort(order[:best]).astype(np.int32) + 1
-
-
-def _by_chance(
-    chances: FloatArray, surface: Surface, draft_s: float
-) -> tuple[npt.NDArray[np.intp], FloatArray, FloatArray]:
-    """Return the nodes, the likeliest first, and the gain and the rate of the first 0 … m of them."""
-    order = np.argsort(-chances, kind="stable")  # of equal chances the parent first
-    tokens = 1.0 + surface.others_tokens + np.concatenate([[0.0], chances[order].cumsum()])
-    gains = tokens - surface.rate * (surface.seconds[: len(tokens)] - surface.seconds[0])
-    rates = tokens / (surface.seconds[: len(tokens)] + draft_s)
-    return order, gains, rates
+    kept, ended = [0], set[int]()  # parents that get no further child
+    seconds, tokens = surface.seconds.tolist(), 1.0 + surface.others_tokens
+    for node, (parent, chance) in enumerate(zip(tree.parents.tolist(), chances.tolist(), strict=True), start=1):
+        now_s, next_s = seconds[len(kept) - 1], seconds[min(len(kept), len(seconds) - 1)]
+        gains = chance > surface.rate * (next_s - now_s)
+        is_faster = (tokens + chance) * (now_s + draft_s) >= tokens * (next_s + draft_s)
+        if parent in ended or not (gains and is_faster):
+            ended |= {parent, node}
+            continue
+        kept.append(node)
+        tokens += chance
+    return np.array(kept[1:], np.int32)

@@ -99,7 +99,8 @@ class SelectedMethod(NamedTuple):
     def _build(self, dependencies: ProposerDependencies) -> Proposer:
         """Build the bare proposer; each member of a union is guarded, so that its failure leaves the others alone."""
         if self.config.adaptive and all(method.can_be_cut for method in self._declarations):
-            return Sized(self._unsized(dependencies), dependencies.step_costs, dependencies.estimates)
+            levels = max(each.num_levels for each in [member.config for member in self.members] or [self._grown_config])
+            return Sized(self._unsized(dependencies), dependencies.step_costs, dependencies.estimates, levels)
         return self._unsized(dependencies)
 
     def _as_member(self, dependencies: ProposerDependencies) -> Proposer:
@@ -109,13 +110,17 @@ class SelectedMethod(NamedTuple):
         if self.members:
             members = [Guarded(member._as_member(dependencies), dependencies.vocab_size) for member in self.members]
             return Union(members, [member.config.max_nodes for member in self.members])
+        own = replace(dependencies, method=self.declaration, build=partial(_guarded, dependencies))
+        proposer: Proposer = load(self.declaration.proposer)(self._grown_config, own)
+        return proposer
+
+    @property
+    def _grown_config(self) -> MethodConfig:
+        """The parameters, with a longer draft if it is adaptive and the request does not set its length."""
         config = self.config
         may_grow = config.adaptive and self.declaration.can_be_cut and "draft_len" not in config.model_fields_set
-        if may_grow and "draft_len" in type(config).model_fields:
-            config = config.model_copy(update={"draft_len": ADAPTIVE_LEN})
-        own = replace(dependencies, method=self.declaration, build=partial(_guarded, dependencies))
-        proposer: Proposer = load(self.declaration.proposer)(config, own)
-        return proposer
+        has_length = "draft_len" in type(config).model_fields
+        return config.model_copy(update={"draft_len": ADAPTIVE_LEN}) if may_grow and has_length else config
 
 
 def _guarded(dependencies: ProposerDependencies, name: str) -> Proposer:

@@ -23,6 +23,7 @@ from benchmarks.samples import BenchError, Run, Sample
 from clients.generate import Chunk, Generation
 from orchestrator.core.methods import DRAFTERS
 from orchestrator.core.sampling_params import Rule
+from orchestrator.core.static_trees import EAGLE_LEAVES, tree_of_choices
 from orchestrator.proposers.registry import select_method
 
 # Prompts
@@ -106,6 +107,15 @@ def test_every_setting_is_one_that_the_server_takes() -> None:
             plan.check_rule(Rule(each.rule))
             names.add(each.name)
     assert len(names) == len(set(settings_of(EXPERIMENTS, DRAFTERS))) - 2  # all but plain decoding, at 0 and 1
+
+
+def test_the_published_tree_of_eagle_is_the_published_one() -> None:
+    found = [each for each in settings_of(EXPERIMENTS, DRAFTERS) if each.label == "eagle, published tree"]
+    assert len(found) == 3
+    for each in found:
+        config = select_method(each.method, each.parameters, frozenset(DRAFTERS), {}).config
+        assert config.shape.choices.paths == tree_of_choices(EAGLE_LEAVES).paths  # type: ignore[attr-defined]
+        assert config.max_nodes == 25
 
 
 def test_settings_without_their_drafter_are_left_out_and_plain_decoding_comes_first() -> None:

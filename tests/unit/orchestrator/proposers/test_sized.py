@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,17 +13,19 @@ from orchestrator.core.context import Context
 from orchestrator.core.errors import RequestError
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Rule, Sampling
-from orchestrator.core.step_costs import StepCosts, Surface
+from orchestrator.core.step_costs import PLAIN, StepCosts, Surface, surface_of
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution
 from orchestrator.proposers import sized
-from orchestrator.proposers.estimates import AcceptanceEstimates
-from orchestrator.proposers.ledger import FIRST_PAUSE, Meter
-from orchestrator.proposers.ranks import paying, paying_in_turn
-from orchestrator.proposers.registry import select_method
+from orchestrator.proposers.estimates import AcceptanceEstimates, range_of
+from orchestrator.proposers.ledger import FIRST_PAUSE, MEASURED_STEPS, Meter
+from orchestrator.proposers.ranks import RankEstimates, paying, paying_in_turn
+from orchestrator.proposers.registry import ADAPTIVE_LEN, select_method
 from orchestrator.proposers.sized import PROBE, Sized
-from orchestrator.sampling.accept import accept_coupled
+from orchestrator.sampling.accept import accept_coupled, accept_rejection
+from orchestrator.sampling.reference import dense_q
 from tests.support.decode import dependencies
+from tests.support.enumeration import Branch, law
 from tests.unit.orchestrator.proposers.test_auto import FIXED, SURFACES, TEXTS, Clock, run
 
 
@@ -133,18 +136,200 @@ def test_whether_a_sampled_node_is_sent_does_not_depend_on_those_below_it() -> N
         chances = -np.sort(-rng.random(12))
         seconds = 1.0 + np.concatenate([[0.0], np.cumsum(rng.choice([0.0, 0.02, 0.6], 12))])
         surface = Surface(seconds, np.diff(seconds, append=seconds[-1]), 0.0, 1.0 / seconds[0])
-        whole = paying_in_turn(chances, surface, 0.1)
+        tree = TokenTree.chain(range(12))
+        whole = paying_in_turn(tree, chances, surface, 0.1)
         for fewer in range(12):
-            assert paying_in_turn(chances[:fewer], surface, 0.1).tolist() == whole[whole <= fewer].tolist()
-    stairs = Surface(np.array([1.0, 1.8, 1.8, 1.8, 1.8]), np.zeros(5), 0.0, 1.0)
-    assert len(paying(np.full(4, 0.6), stairs, 0.0)) == 4 and len(paying_in_turn(np.full(4, 0.6), stairs, 0.0)) == 0
+            found = paying_in_turn(TokenTree.chain(range(fewer)), chances[:fewer], surface, 0.1)
+            assert found.tolist() == whole[whole <= fewer].tolist()
+    stairs, tree = Surface(np.array([1.0, 1.8, 1.8, 1.8, 1.8]), np.zeros(5), 0.0, 1.0), TokenTree.chain(range(4))
+    assert len(paying(np.full(4, 0.6), stairs, 0.0)) == 4
+    assert len(paying_in_turn(tree, np.full(4, 0.6), stairs, 0.0)) == 0
+
+
+def test_of_a_sampled_tree_a_node_goes_with_its_later_siblings_and_those_below_them() -> None:
+    tree = TokenTree(np.arange(6, dtype=np.int32), np.array([0, 0, 0, 1, 2, 1], np.int32))
+    costs = surface_of(1.0 + 0.3 * np.arange(129))
+    assert paying_in_turn(tree, np.array([0.9, 0.1, 0.9, 0.8, 0.9, 0.2]), costs, 0.1).tolist() == [1, 4]
+
+
+def test_trees_of_more_nodes_than_have_costs_are_cut_to_them() -> None:
+    parents = np.arange(200, dtype=np.int32)
+    nodes = paying(np.full(200, 0.9), surface_of(1.0 + 0.001 * np.arange(129)), 0.1)
+    assert nodes.tolist() == list(range(1, 129)) and (parents[nodes - 1] < nodes).all()
+
+
+P, Q = np.array([0.375, 0.5, 0.125]), np.array([0.25, 0.25, 0.5])
+WHOLE = Distribution(np.arange(3, dtype=np.int32), Q.astype(np.float32))
+
+
+class Branching(Proposer):
+    """Samples two tokens below the root, and one more below the second of them if that is 0, else below the first.
+
+    So does EAGLE-2's tree: whichever of two tokens is the likelier gets a child.
+    """
+
+    name = "branching"
+
+    def __init__(self, branch: Branch) -> None:
+        self._branch = branch
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+        first = self._branch.choose(Q)
+        second = self._branch.choose(np.where(np.arange(3) == first, 0.0, Q))
+        tokens = np.array([first, second, self._branch.choose(Q)], np.int32)
+        parents = np.array([0, 0, 1 if second else 2], np.int32)
+        return Proposal(TokenTree(tokens, parents), (self.name,) * 3, (WHOLE,) * 3)
+
+
+class Lengthy(Proposer):
+    """Samples a chain of two tokens, and goes on behind 1 for a long time."""
+
+    name = "lengthy"
+
+    def __init__(self, branch: Branch, clock: Clock) -> None:
+        self._branch, self._clock = branch, clock
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+        tokens = [self._branch.choose(Q), self._branch.choose(Q)]
+        if tokens[-1] == 1:
+            self._clock.now_s += 5.0
+            tokens.append(self._branch.choose(Q))
+        return Proposal(TokenTree.chain(tokens), (self.name,) * len(tokens), (WHOLE,) * len(tokens))
+
+
+def emitted(proposer: Proposer, costs: StepCosts, branch: Branch) -> list[int]:
+    """The first two tokens that come of one adaptive proposal, p being the same everywhere."""
+    adaptive = Sized(proposer, costs, AcceptanceEstimates())
+    proposal = adaptive.propose(Context([0]), Sampling(1.0, rule=Rule.REJECTION), Budget(8, 3))
+    tree = proposal.tree
+    q = dense_q(tree, proposal.q, len(P))
+    tokens = Acceptance(*accept_rejection(tree, np.tile(P, (tree.num_nodes + 1, 1)), q, 1, branch)).tokens(tree)
+    return [*tokens, branch.choose(P), branch.choose(P)][:2]
+
+
+def costs_of(clock: Clock, *seconds: float) -> StepCosts:
+    """Return the costs of which passes of 1, 2, … rows have been measured."""
+    costs = StepCosts(clock)
+    for _ in range(40):
+        costs.observe_plain(1, seconds[0])
+    costs.surface = lambda: surface_of(np.pad(np.array(seconds), (0, 129 - len(seconds)), "edge"))  # type: ignore[method-assign]
+    return costs
+
+
+@pytest.mark.parametrize("name", ["branching", "lengthy"])
+def test_what_is_accepted_of_a_sampled_adaptive_draft_has_the_target_s_law(name: str) -> None:
+    """Neither the node that a token lets another one have, nor the time that it takes, decides whether it is sent."""
+    clock = Clock()
+    costs = costs_of(clock, 1.0, 1.0, 1.1, 1.7) if name == "branching" else costs_of(clock, 1.0, 1.05, 1.65)
+
+    def step(branch: Branch) -> tuple[int, ...]:
+        proposer = Branching(branch) if name == "branching" else Lengthy(branch, clock)
+        return tuple(emitted(proposer, costs, branch))
+
+    assert law(step) == pytest.approx({(a, b): P[a] * P[b] for a in range(3) for b in range(3)}, abs=1e-7)
+
+
+class Siblings(Proposer):
+    """Samples the tokens 0 and 1 below the root."""
+
+    name = "siblings"
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+        tree = TokenTree(np.array([0, 1], np.int32), np.zeros(2, np.int32))
+        return Proposal(tree, (self.name,) * 2, (WHOLE,) * 2)
+
+
+def test_sampled_tokens_that_were_not_sent_are_not_judged_and_a_probe_is_sent_whole() -> None:
+    """The token that comes without the draft is seldom a sampled one, which the rule would often have accepted."""
+    clock, estimates, sampling = Clock(), AcceptanceEstimates(), Sampling(1.0, rule=Rule.REJECTION)
+    proposer, sent = Sized(Siblings(), costs_of(clock, 1.0, 1.05, 3.0), estimates), list[int]()
+    ranks = RankEstimates(estimates, "siblings", range_of(sampling), True)
+    for comes in (False, True):
+        for _ in range(4 * PROBE):
+            tree = proposer.propose(Context([0]), sampling, Budget(8, 8)).tree
+            sent.append(tree.num_nodes)
+            proposer.observe(tree, Acceptance((1,), 2) if tree.num_nodes and comes else Acceptance((), 2))
+        if not comes:
+            assert set(sent[-PROBE:]) == {0, 2} and sent[-PROBE:].count(2) == 1
+            assert ranks.chance(1, 0) < 0.05 < 0.1 < ranks.chance(1, 1)
+    assert sent[-1] == 1
+
+
+def test_no_draft_is_sent_in_a_pause_though_it_has_begun_and_nothing_is_learnt_from_it() -> None:
+    clock, estimates = Clock(), AcceptanceEstimates()
+    costs, guesses = StepCosts(clock), Guesses(1.0, clock, 0.0)
+    costs.observe_plain(1, 1.0)
+    proposer, context, budget = Sized(guesses, costs, estimates), Context([0]), Budget(8, 8)
+    proposer.observe(proposer.propose(context, Sampling(), budget).tree, Acceptance((), 5))
+    ranks = RankEstimates(estimates, "guesses", 0, False)
+    before = ranks.chance(1, 0)
+    for _ in range(PLAIN):
+        costs.observe(4, 1, 1, 1.0)
+    proposer.begin(context, Sampling(), budget)
+    assert proposer.propose(context, Sampling(), budget).tree.num_nodes == 0 and guesses.num_calls == 2
+    assert proposer.num_plain == MEASURED_STEPS
+    for _ in range(MEASURED_STEPS):
+        proposer.observe(TokenTree.bare(), Acceptance((), 5))
+    assert proposer.num_plain == 0 and ranks.chance(1, 0) == before
+    assert proposer.propose(context, Sampling(), budget).tree.num_nodes
+
+
+def test_requests_of_other_temperatures_and_rules_teach_each_other_nothing() -> None:
+    clock, estimates = Clock(), AcceptanceEstimates()
+    for _ in range(100):
+        proposer = Sized(Guesses(0.0, clock, 0.0), costs_of(clock, 1.0, 1.01), estimates)
+        tree = proposer.propose(Context([0]), Sampling(), Budget(8, 8)).tree
+        proposer.observe(tree, Acceptance((), 5))
+    for sampling, is_sent in (
+        (Sampling(), False),
+        (Sampling(1.0), True),
+        (Sampling(0.2), True),
+        (Sampling(1.0, rule=Rule.REJECTION), True),
+    ):
+        proposer = Sized(Guesses(0.0, clock, 0.0), costs_of(clock, 1.0, 1.3, 5.0), estimates)
+        assert bool(proposer.propose(Context([0]), sampling, Budget(8, 8)).tree.num_nodes) == is_sent
+
+
+def test_no_more_levels_are_weighed_than_the_method_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    weighed: list[int] = []
+    monkeypatch.setattr(RankEstimates, "chance", lambda self, depth, rank: weighed.append(depth) or 0.5)
+    costs = costs_of(Clock(), 1.0)
+    for method, config, num_levels in (
+        ("suffix", {"draft_len": 5}, 5),
+        ("prompt_lookup", {}, ADAPTIVE_LEN),
+        ("prompt_lookup+suffix", {"suffix": {"draft_len": 7}}, 10),
+        ("suffix", {"draft_len": 9, "max_nodes": 3}, 3),
+    ):
+        selected = select_method(method, json.dumps({"adaptive": True, **config}), frozenset(), {})
+        selected.proposer(replace(dependencies(), step_costs=costs)).propose(
+            Context([1, 2, 3]), Sampling(), Budget(128, 128)
+        )
+        assert max(weighed) == num_levels
+        weighed.clear()
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "num_levels"),
+    [
+        ("eagle2", {}, 10),
+        ("eagle", {"choices": [[0, 0, 1]]}, 3),
+        ("medusa", {}, 16),
+        ("redrafter", {"beam_len": 4}, 4),
+        ("draft_model", {"draft_len": 6}, 6),
+    ],
+)
+def test_the_levels_of_a_drafter_are_those_of_its_parameters(
+    method: str, config: dict[str, object], num_levels: int
+) -> None:
+    drafters = frozenset({"draft", "eagle", "medusa", "redrafter"})
+    assert select_method(method, json.dumps(config), drafters, {}).config.num_levels == num_levels
 
 
 @pytest.mark.parametrize("q", [False, True])
 def test_a_sampled_draft_is_cut_in_turn_under_a_rule_that_reads_q(monkeypatch: pytest.MonkeyPatch, q: bool) -> None:
     tried: list[str] = []
     for name in ("paying", "paying_in_turn"):
-        monkeypatch.setattr(sized, name, lambda chances, *rest, name=name: tried.append(name) or np.empty(0, np.int32))
+        monkeypatch.setattr(sized, name, lambda *given, name=name: tried.append(name) or np.empty(0, np.int32))
 
     class Sampled(Proposer):
         name = "sampled"
