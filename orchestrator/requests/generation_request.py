@@ -121,7 +121,7 @@ class RequestBuilder:
         prediction = self._prediction(inputs)
         method = self._select_method(inputs, bool(prediction))
         limits = self._limits(inputs, len(prompt), method.config.max_nodes)
-        self._check_generated(inputs)
+        self._check_generated(inputs, limits.max_tokens)
         stop = self._stop(inputs, limits.max_tokens)
         self._check_switches(inputs, limits.max_tokens)
         logits_options, served = logits_options_of(inputs, self.checkpoint, stop.ids), self.capabilities
@@ -165,20 +165,36 @@ class RequestBuilder:
         return inputs.timeout_ms or self.config.request_timeout_ms
 
     def _prompt(self, inputs: RequestInputs) -> tuple[str, list[int]]:
+        """Return the prompt's text, empty where nobody will read it, and its ids."""
         text, ids = inputs.text_input, list(inputs.input_ids)
         if text and ids:
             raise RequestError("text_input and input_ids exclude each other; send one of them")
         if ids:
+            self._check_prompt_len(len(ids))  # before anything is done with each of them
             check_ids("input_ids", ids, self.checkpoint.vocab_size)
-            return self.checkpoint.tokenizer.decode(ids), ids
+            return "" if inputs.exclude_input_in_output else self.checkpoint.tokenizer.decode(ids), ids
         ids = self.checkpoint.encode(text)
         if not text or not ids:
             raise RequestError("the prompt is empty; text_input or input_ids must hold at least one token")
+        self._check_prompt_len(len(ids))
         check_ids("text_input", ids, self.checkpoint.vocab_size)  # a tokenizer may know more than the model
         return text, ids
 
-    def _check_generated(self, inputs: RequestInputs) -> None:
+    def _check_prompt_len(self, prompt_len: int) -> None:
+        """Raise RequestError for a prompt that leaves no room for a token."""
+        if prompt_len >= self.checkpoint.max_positions:
+            raise RequestError(
+                f"the prompt has {prompt_len} tokens, at most {self.checkpoint.max_positions - 1} allowed "
+                "(context of the target)"
+            )
+
+    def _check_generated(self, inputs: RequestInputs, max_tokens: int) -> None:
         """Raise RequestError for earlier output that cannot be continued."""
+        if len(inputs.generated_ids) > max_tokens:
+            raise RequestError(
+                f"generated_ids already end the output: it has {len(inputs.generated_ids)} tokens, max_tokens is "
+                f"{max_tokens} (input generated_ids)"
+            )
         check_ids("generated_ids", inputs.generated_ids, self.checkpoint.vocab_size)
         if inputs.generated_ids and (self.num_sequences(inputs) > 1 or not inputs.exclude_input_in_output):
             raise RequestError(
@@ -240,13 +256,7 @@ class RequestBuilder:
                 raise RequestError(refusal)
 
     def _limits(self, inputs: RequestInputs, prompt_len: int, max_nodes: int) -> Limits:
-        room = self.checkpoint.max_positions - prompt_len
-        if room < 1:
-            raise RequestError(
-                f"the prompt has {prompt_len} tokens, at most {self.checkpoint.max_positions - 1} allowed "
-                "(context of the target)"
-            )
-        largest = min(room, self.config.max_tokens_limit)
+        largest = min(self.checkpoint.max_positions - prompt_len, self.config.max_tokens_limit)
         max_tokens = inputs.max_tokens
         if max_tokens is None:
             max_tokens = min(self.config.default_max_tokens, largest)

@@ -35,6 +35,9 @@ MAX_PARAMETERS_BYTES = 8 << 20
 MAX_IDS = 1 << 20
 MAX_STOP_IDS = 256
 MAX_WORDS = 64
+# Of a word list, the empty ones included, with which clients fill up a tensor.
+MAX_WORD_ENTRIES = 1024
+MAX_BIASED = 1024
 MAX_WORD_BYTES = 1024
 MAX_TIMEOUT_MS = 86_400_000
 MAX_TOP = 20
@@ -119,9 +122,21 @@ _ROUNDED = AfterValidator(as_float32)
 _LISTED = BeforeValidator(lambda value: tuple(value) if isinstance(value, list | tuple) else (value,))
 Text = Annotated[str, text()]
 Name = Annotated[str, text(MAX_NAME_BYTES)]
-Words = Annotated[tuple[Annotated[str, text(MAX_WORD_BYTES)], ...], FailFast(), _LISTED, AfterValidator(_check_words)]
+# A list is bounded before its values are looked at one by one, which is Python's work for words and weights.
+Words = Annotated[
+    tuple[Annotated[str, text(MAX_WORD_BYTES)], ...],
+    FailFast(),
+    _LISTED,
+    at_most(MAX_WORD_ENTRIES),
+    AfterValidator(_check_words),
+]
 Ids = Annotated[tuple[int, ...], FailFast(), _LISTED, at_most(MAX_IDS)]
-Weights = Annotated[tuple[Annotated[float, Field(ge=-MAX_WEIGHT, le=MAX_WEIGHT), _ROUNDED], ...], FailFast(), _LISTED]
+Weights = Annotated[
+    tuple[Annotated[float, Field(ge=-MAX_WEIGHT, le=MAX_WEIGHT), _ROUNDED], ...],
+    FailFast(),
+    _LISTED,
+    at_most(MAX_BIASED),
+]
 Share = Annotated[float, Field(ge=0, le=1), _ROUNDED]
 Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY), _ROUNDED]
 Unsupported = Annotated[Any, PlainValidator(_refuse)]
@@ -156,7 +171,7 @@ class RequestInputs(Declaration):
     repetition_penalty: Annotated[float, Field(ge=MIN_PENALTY, le=MAX_PENALTY), _ROUNDED] = 1.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    logit_bias_ids: Ids = ()
+    logit_bias_ids: Annotated[Ids, at_most(MAX_BIASED)] = ()
     logit_bias_weights: Weights = ()
     embedding_bias_words: Words = ()
     embedding_bias_weights: Weights = ()
@@ -240,12 +255,11 @@ def _from_tensor(name: str, tensor: npt.NDArray[Any]) -> Any:
         return tensor
     if tensor.size > MAX_IDS:  # before a Python object is made of each
         raise RequestError(f"{name} has {tensor.size} values, at most {MAX_IDS} allowed (input {name})")
-    values = tensor.reshape(-1).tolist()
     if get_origin(kind) is tuple:
-        return values
-    if len(values) != 1:
-        raise RequestError(f"{name} must hold one value, got {len(values)} (input {name})")
-    return values[0]
+        return tensor.reshape(-1).tolist()
+    if tensor.size != 1:
+        raise RequestError(f"{name} must hold one value, got {tensor.size} (input {name})")
+    return tensor.reshape(-1).tolist()[0]
 
 
 def check_range(name: str, value: int, low: int, high: int) -> None:

@@ -8,11 +8,9 @@ from collections.abc import Collection, Sequence
 from orchestrator.core.errors import RequestError, shown, unknown_name
 from orchestrator.core.sampling_params import EPSILON, OUR_RULES, Grammar, LogitsOptions, Rule, Sampling
 from orchestrator.deployment.checkpoint import Checkpoint
-from orchestrator.requests.inputs import RequestInputs, check_ids
+from orchestrator.requests.inputs import MAX_BIASED, RequestInputs, check_ids
 from orchestrator.sampling.grammar import KINDS
 from orchestrator.sampling.logits_processors import merged_bias
-
-MAX_BIASED = 1024
 
 
 def sampling_of(

@@ -30,7 +30,8 @@ class LocalDrafter:
         self.kernels = engine.kernels
         self.counts = DraftCounts()
         self._passes = Passes(engine)
-        self._inbox: queue.SimpleQueue[EngineCall[DraftRequest]] = queue.SimpleQueue()
+        # Calls, and ids of sequences that have ended.
+        self._inbox: queue.SimpleQueue[EngineCall[DraftRequest] | int] = queue.SimpleQueue()
         self._calls: list[EngineCall[DraftRequest]] = []  # received, and not answered yet
         self._lock = threading.Lock()
 
@@ -60,22 +61,30 @@ class LocalDrafter:
         return answer
 
     def release(self, sequence_id: int) -> None:
-        """Forget a sequence."""
-        with self._lock:
-            self._passes.engine.sequences.drop(sequence_id)
+        """Queue the end of a sequence; the caller may be a thread that must not wait for a pass."""
+        self._inbox.put(sequence_id)
 
     def status(self) -> EngineStatus:
-        """Forget the idle sequences, and return the engine's figures."""
+        """Forget the sequences that have ended or are idle, and return the engine's figures."""
         with self._lock:
+            self._receive()
             busy = {call.sequence_id for call in self._calls}
             self._passes.engine.sequences.drop_idle(time.monotonic(), busy)
             return self._passes.status()
 
+    def _receive(self) -> None:
+        """Take the calls that have arrived, and forget the sequences that have ended; the caller holds the lock."""
+        while not self._inbox.empty():
+            item = self._inbox.get_nowait()
+            if isinstance(item, int):
+                self._passes.engine.sequences.drop(item)
+            else:
+                self._calls.append(item)
+                self.counts.num_calls += 1
+
     def _run_pass(self) -> None:
         """Run a pass over the calls that wait, and refuse those that are late; the caller holds the lock."""
-        while not self._inbox.empty():
-            self._calls.append(self._inbox.get_nowait())
-            self.counts.num_calls += 1
+        self._receive()
         now_s = time.monotonic()
         for call in self._calls:
             if call.deadline_s <= now_s:

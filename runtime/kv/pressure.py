@@ -33,10 +33,12 @@ class BlockPressure:
         others_wait: an older sequence waits for blocks, so that one without blocks may not begin.
         """
         is_within = bool(self._sequences.blocks_of(delta.sequence_id))
+        if others_wait and not is_within:
+            return None  # before anything is computed for it: it is asked about again before every pass
         sequence = self._sequences.enter(delta, num_drafts, max_depth)
         num_slots = delta.prefix_len + num_drafts
         missing = sequence.num_missing_blocks(num_slots)
-        if not is_within and (others_wait or not self._has_room(missing, sequence)):
+        if not (is_within or self._has_room(missing, sequence)):
             sequence.preempt()
             return None
         if missing > self._sequences.pool.num_available and not self._preempt_for(sequence, missing):

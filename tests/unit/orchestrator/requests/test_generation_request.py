@@ -283,7 +283,9 @@ def test_sampling_is_in_range_or_refused(temperature: float, top_p: float, min_p
         ({"logit_bias_ids": [64], "logit_bias_weights": [1.0]}, ["logit_bias_ids", "0..63", "got 64"]),
         ({"logit_bias_ids": [1]}, ["logit_bias_ids has 1 entries, but logit_bias_weights has 0"]),
         ({"logit_bias_ids": [1], "logit_bias_weights": [1e6]}, ["logit_bias_weights must be a list", "a number in -1000..1000"]),
-        ({"logit_bias_ids": [1] * 1025, "logit_bias_weights": [1.0] * 1025}, ["there are 1025 biased tokens", "at most 1024"]),
+        ({"logit_bias_ids": [1] * 1025}, ["logit_bias_ids has 1025 entries", "at most 1024"]),
+        ({"logit_bias_ids": [1] * 1024, "logit_bias_weights": [1.0] * 1024, "embedding_bias_words": ["a"], "embedding_bias_weights": [1.0]},
+         ["there are 1025 biased tokens", "at most 1024"]),
         ({"embedding_bias_words": ["a"]}, ["embedding_bias_words has 1 entries, but embedding_bias_weights has 0"]),
         ({"bad_words": ["a"] * 65}, ["bad_words has 65 entries", "at most 64"]),
         ({"num_return_sequences": 17}, ["num_return_sequences must be in 0..16", "got 17"]),
@@ -324,8 +326,17 @@ def test_job_prompt_that_fills_the_context_but_one_leaves_one_token(builder: Req
 
 
 def test_job_input_ids_are_the_prompt_and_its_text_is_decoded(builder: RequestBuilder) -> None:
-    job = built(builder, text_input="", input_ids=[3, 2, 1])
+    job = built(builder, text_input="", input_ids=[3, 2, 1], exclude_input_in_output=False)
     assert (job.prompt, job.prompt_text) == ([3, 2, 1], "cba")
+
+
+def test_job_ids_are_counted_before_each_is_looked_at_and_decoded_only_for_who_reads_the_text(
+    builder: RequestBuilder,
+) -> None:
+    assert built(builder, text_input="", input_ids=[3, 2, 1]).prompt_text == ""
+    said = refusal(builder, text_input="", input_ids=[-1] * CONTEXT)
+    assert said == f"the prompt has {CONTEXT} tokens, at most {CONTEXT - 1} allowed (context of the target)"
+    assert "already end the output" in refusal(builder, max_tokens=2, generated_ids=[-1] * 3)
 
 
 def test_job_text_that_the_tokenizer_knows_and_the_model_does_not_is_refused(builder: RequestBuilder) -> None:

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from orchestrator.core.errors import RequestError
 from orchestrator.requests.inputs import (
     INPUTS,
+    MAX_BIASED,
     MAX_GUIDE_BYTES,
     MAX_IDS,
     MAX_NAME_BYTES,
     MAX_PARAMETERS_BYTES,
     MAX_STOP_IDS,
     MAX_WORD_BYTES,
+    MAX_WORD_ENTRIES,
     MAX_WORDS,
     RESERVED,
     RequestInputs,
@@ -214,6 +216,19 @@ def test_read_words_have_limits() -> None:
     assert said == f"stop_words has {MAX_WORDS + 1} entries, at most {MAX_WORDS} allowed (input stop_words)"
     said = refusal({}, {"stop_words": ["a", "a" * (MAX_WORD_BYTES + 1)]})
     assert f"text of {MAX_WORD_BYTES + 1} bytes, at most {MAX_WORD_BYTES} allowed (input stop_words)" in said
+
+
+@pytest.mark.parametrize("name", ["stop_words", "bad_words", "embedding_bias_words"])
+def test_read_words_are_counted_before_each_is_looked_at(name: str) -> None:
+    assert read({}, json.dumps({name: [""] * MAX_WORD_ENTRIES})).model_dump()[name] == ()
+    said = refusal({name: np.array([["a" * (MAX_WORD_BYTES + 1)] * (MAX_WORD_ENTRIES + 1)], np.object_)}, {})
+    assert said == f"{name} has {MAX_WORD_ENTRIES + 1} entries, at most {MAX_WORD_ENTRIES} allowed (input {name})"
+
+
+@pytest.mark.parametrize("name", ["logit_bias_ids", "logit_bias_weights", "embedding_bias_weights"])
+def test_read_biases_are_counted_before_each_is_looked_at(name: str) -> None:
+    said = refusal({}, {name: ["not a number"] * (MAX_BIASED + 1)})
+    assert said == f"{name} has {MAX_BIASED + 1} entries, at most {MAX_BIASED} allowed (input {name})"
 
 
 # What Triton declares

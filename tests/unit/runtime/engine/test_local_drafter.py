@@ -167,6 +167,28 @@ def test_a_client_sends_what_is_new_and_all_of_it_to_a_drafter_that_lost_the_seq
     assert sent == [[1, 2, 3], [7, 8], [1, 2, 3, 7, 8]]
 
 
+def test_a_release_does_not_wait_for_a_pass_and_is_made_before_the_next_one() -> None:
+    engine, begun, go_on, dropped = Scripted(), threading.Event(), threading.Event(), list[int]()
+
+    def hold(calls: Calls) -> None:
+        begun.set()
+        assert go_on.wait(LIMIT_S)
+
+    engine.script, engine.sequences.drop = hold, dropped.append  # type: ignore[method-assign]
+    drafter = LocalDrafter(engine)
+    thread = threading.Thread(target=lambda: drafter.draft(request()), daemon=True)
+    thread.start()
+    assert begun.wait(LIMIT_S)
+    releasing = threading.Thread(target=lambda: drafter.release(5), daemon=True)
+    releasing.start()
+    releasing.join(2.0)
+    assert not releasing.is_alive() and dropped == []
+    go_on.set()
+    thread.join(LIMIT_S)
+    drafter.draft(request(2))
+    assert dropped == [5]
+
+
 def test_the_end_of_a_request_frees_the_drafter_s_blocks(folder: Path) -> None:
     drafter = LocalDrafter(DraftEngine(make_paged(folder)))
     client = client_of(drafter)

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import RequestError
-from orchestrator.wire.context import delta_of
+from orchestrator.wire.context import Delta, delta_of
 from runtime.kv.blocks import BlockPool
 from runtime.kv.pressure import MARGIN, BlockPressure
 from runtime.kv.sequences import CachedSequence, SequenceTable
@@ -53,6 +53,24 @@ def test_a_younger_sequence_waits_for_an_older_one_and_keeps_what_it_has() -> No
     assert pressed.open(2, 5) is None and pressed.preempted == [] and pressed.held() == {1: 2, 2: 2}
     pressed.table.drop(1)
     assert pressed.open(2, 5) and pressed.held() == {2: 5}
+
+
+def test_a_sequence_that_waits_for_an_older_one_costs_nothing_until_it_may_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pressed, entered = Pressed(12), list[int]()
+    enter = pressed.table.enter
+
+    def note(delta: Delta, num_drafts: int, max_depth: int) -> CachedSequence:
+        entered.append(delta.sequence_id)
+        return enter(delta, num_drafts, max_depth)
+
+    monkeypatch.setattr(pressed.table, "enter", note)
+    assert pressed.open(1, 2)
+    for _ in range(3):
+        assert pressed.open(2, 2, others_wait=True) is None
+    assert entered == [1]
+    assert pressed.open(1, 3, others_wait=True) and pressed.open(2, 2), "who holds blocks goes on"
 
 
 def test_a_preempted_sequence_comes_back_with_its_tokens_and_finds_its_blocks_by_content() -> None:
