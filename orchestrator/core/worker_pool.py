@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -13,10 +14,13 @@ from typing import Generic, TypeVar
 
 from orchestrator.core.errors import Unavailable
 
+log = logging.getLogger(__name__)
+
 Result = TypeVar("Result")
 
 #: How often a caller looks whether its call is lost.
 POLL_S = 0.25
+NO_THREAD = "the server can start no further thread; try again in a second"
 
 
 class CallState(Enum):
@@ -59,8 +63,10 @@ class Call(Generic[Result]):
 class WorkerPool(Generic[Result]):
     """Runs calls on daemon threads, at most `max_running` at once; an abandoned call does not count among these.
 
-    Threads are started as they are needed. The thread of an abandoned call ends with that call, because another thread
-    has taken its place. While `max_abandoned` abandoned calls still run, no further call is made.
+    Threads are started as they are needed. Where the system allows no further one, calls wait for those that there are,
+    or are refused if there is none; the next call tries to start what is lacking. The thread of an abandoned call ends
+    with that call, because another thread has taken its place. While `max_abandoned` abandoned calls still run, no
+    further call is made.
 
     The threads are daemons because the threads of ThreadPoolExecutor are joined when the process exits: a call that
     hangs would keep the process from exiting.
@@ -89,14 +95,22 @@ class WorkerPool(Generic[Result]):
         """Make a call as soon as a thread is free; fail it with Busy or Unavailable if the pool makes no more calls."""
         call = Call(function, is_lost)
         with self._lock:
-            if not self.is_refusing:
-                self._calls[CallState.WAITING].add(call)
-                self._queue.put(call)
-                self._start_threads()
-                return call
-            call.state = CallState.DONE
-        call.future.set_exception(Unavailable(self._refusal) if self._refusal else Busy())
+            refusal = self._take(call)
+        if refusal:
+            call.future.set_exception(refusal)
         return call
+
+    def _take(self, call: Call[Result]) -> Exception | None:
+        """Queue a new call, or return why it is not made; the caller holds the lock."""
+        if self.is_refusing:
+            call.state = CallState.DONE
+            return Unavailable(self._refusal) if self._refusal else Busy()
+        self._calls[CallState.WAITING].add(call)
+        if not self._start_threads():
+            self._move(call, CallState.DONE)
+            return Unavailable(NO_THREAD)
+        self._queue.put(call)
+        return None
 
     def run(
         self, function: Callable[[], Result], limit_s: float, is_lost: Callable[[], bool] = lambda: False
@@ -169,12 +183,17 @@ class WorkerPool(Generic[Result]):
         if state is not CallState.DONE:
             self._calls[state].add(call)
 
-    def _start_threads(self) -> None:
-        """Start a thread if there are more calls than threads; the caller holds the lock."""
+    def _start_threads(self) -> bool:
+        """Start a thread for each call that lacks one, if it may; return whether there is any. Call with the lock."""
         num_calls = len(self._calls[CallState.WAITING]) + len(self._calls[CallState.RUNNING])
-        if self._num_threads < num_calls and (self._max_running is None or self._num_threads < self._max_running):
-            self._num_threads += 1
-            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        num_wanted = num_calls if self._max_running is None else min(num_calls, self._max_running)
+        try:
+            while self._num_threads < num_wanted:
+                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+                self._num_threads += 1
+        except RuntimeError as error:  # "can't start new thread": the limit of the container, or no memory
+            log.error("%s: %s; it has %d of %d threads", self._name, error, self._num_threads, num_wanted)
+        return self._num_threads > 0
 
     def _work(self) -> None:
         """Make calls until the pool is closed or a call of this thread is abandoned."""

@@ -11,6 +11,8 @@ from tokenizers import Tokenizer
 # The last ids of the prompt tell the decoder whether the first new token begins with a space.
 NUM_PRIMING_IDS = 6
 MAX_CHARACTER_BYTES = 4
+#: Most ids whose text is held back: each new one decodes them all again.
+MAX_HELD_IDS = 64
 #: The decoder's replacement for bytes that are not a character, or not yet.
 REPLACEMENT = "\ufffd"
 
@@ -41,7 +43,8 @@ class Detokenizer:
     """Turns ids into whole characters.
 
     Invariant: the returned pieces, joined, are the decoded text of all ids. One exception: with byte fallback, a broken
-    byte turns its whole run of bytes into �, but pieces that were returned before stay as they are.
+    byte turns its whole run of bytes into �, but pieces that were returned before stay as they are; so do those of a
+    run that was held back for MAX_HELD_IDS.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
@@ -55,11 +58,12 @@ class Detokenizer:
         """Return the characters that this token completes."""
         self._ids.append(token)
         piece = self._hidden()
-        if not piece or piece.endswith(REPLACEMENT):
+        if piece and not piece.endswith(REPLACEMENT):
+            return self._shown(piece, len(self._ids))
+        if len(self._ids) - self._num_shown <= MAX_HELD_IDS:
             return ""
-        del self._ids[: self._num_shown]
-        self._num_shown = len(self._ids)
-        return piece
+        end = self._end_of_character()
+        return self._shown(self._hidden(end), end)
 
     def flush(self) -> str:
         """Return the incomplete character at the end, as the decoder shows it."""
@@ -67,10 +71,27 @@ class Detokenizer:
         self._num_shown = len(self._ids)
         return rest
 
-    def _hidden(self) -> str:
+    def _hidden(self, end: int | None = None) -> str:
+        """Return the text that was not returned yet of the ids before `end`, by default of all."""
         shown = self._tokenizer.decode(self._ids[: self._num_shown])
-        text: str = self._tokenizer.decode(self._ids)
+        text: str = self._tokenizer.decode(self._ids[:end])
         return text[len(shown) :]
+
+    def _shown(self, piece: str, end: int) -> str:
+        """Return a piece, and make the ids that it ends with the context of those from `end` on."""
+        if piece:
+            del self._ids[: self._num_shown]
+            self._num_shown = end - self._num_shown
+        else:  # special tokens, which are no context
+            del self._ids[self._num_shown : end]
+        return piece
+
+    def _end_of_character(self) -> int:
+        """Return where the newest ids begin that may be a part of a character."""
+        decode, ids = self._tokenizer.decode, self._ids
+        ends = [len(ids) - MAX_CHARACTER_BYTES - number for number in range(MAX_CHARACTER_BYTES)]
+        whole = decode(ids)
+        return next((end for end in ends if decode(ids[:end]) + decode(ids[end:]) == whole), ends[0])
 
 
 def _decodable_end(tokenizer: Tokenizer, prompt: Sequence[int]) -> Sequence[int]:

@@ -37,7 +37,7 @@ class Guarded(Proposer):
         self._proposer = proposer
         self._vocab_size = vocab_size
         self._matcher = matcher
-        self._failed = False
+        self._failed, self._is_first = False, True
 
     @property
     def num_plain(self) -> int:
@@ -64,7 +64,7 @@ class Guarded(Proposer):
             with self._catching("propose"):
                 began_s = time.monotonic()
                 proposal = self._proposer.propose(context, sampling, budget)
-                self._check_time(time.monotonic() - began_s, is_first=len(context) == context.prompt_len)
+                self._check_time(time.monotonic() - began_s)
                 if self._matcher:
                     self._matcher.follow(context.output)
                     proposal = legal_drafts(self._matcher, proposal, sampling, self._proposer.options)
@@ -85,8 +85,9 @@ class Guarded(Proposer):
         with self._catching("close"):
             self._proposer.close()
 
-    def _check_time(self, took_s: float, is_first: bool) -> None:
-        """Give up a proposer that is too slow; the first proposal, which reads the prompt, is not made among others."""
+    def _check_time(self, took_s: float) -> None:
+        """Give up a proposer that is too slow; the first proposal reads the context, and is not made among others."""
+        is_first, self._is_first = self._is_first, False
         if took_s > self._limit_s and not is_first:
             log.error("%s took %.0f ms: the request goes on without drafts", self.name, 1e3 * took_s)
             self._failed = True

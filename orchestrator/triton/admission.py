@@ -88,7 +88,7 @@ class Admission:
     tenant_limit: most places of one tenant, None = all. A tenant at its limit is passed over, and of a full queue the
     tenant with the most requests loses its last one.
     Invariant: places taken ≤ max_running and waiting ≤ max_waiting; every request is run or given up exactly once, by
-    its deadline (plus the poll) if it only ever waits. No request may need more places than there are.
+    its deadline (plus the poll) if it only ever waits. A request that needs more places than there are is refused.
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class Admission:
     ) -> None:
         self.max_running, self.num_running = max_running, 0
         self._max_waiting, self._shares = max_waiting, tenant_limit is not None
+        self._largest = min(max_running, tenant_limit or max_running)
         self._places = SharedPlaces(folder, max_running, tenant_limit) if folder else Places(max_running, tenant_limit)
         self._waiting: list[Waiting] = []
         self._rate = ServiceRate()
@@ -125,7 +126,9 @@ class Admission:
         It may take the place of another in the queue, which is given up then: full.
         """
         with self._lock:
-            if self._closed.is_set():
+            if (
+                self._closed.is_set() or request.num_places > self._largest
+            ):  # a reload may have lowered the limits since
                 return False
             if not self._waiting:
                 self._rate.restart()
@@ -143,8 +146,8 @@ class Admission:
         with self._lock:
             self.max_running, self._max_waiting = max_running, max_waiting
             self._shares = tenant_limit is not None
+            self._largest = largest = min(max_running, tenant_limit or max_running)
             self._places.resize(max_running, tenant_limit)
-        largest = min(max_running, tenant_limit or max_running)
         self._give_up(lambda request: "full" if request.num_places > largest else "")
 
     def close(self, timeout_s: float) -> bool:
@@ -188,7 +191,13 @@ class Admission:
 
     def _run(self, requests: list[RequestHandler]) -> None:
         for request in requests:
-            threading.Thread(target=self._work, args=(request,), name="request", daemon=True).start()
+            try:
+                threading.Thread(target=self._work, args=(request,), name="request", daemon=True).start()
+            except RuntimeError:  # "can't start new thread": the limit of the container, or no memory
+                log.exception("a request is refused")
+                with self._lock:
+                    self._give_back(request)
+                _guarded(partial(request.give_up, "full"))
 
     def _work(self, request: RequestHandler) -> None:
         """Run a request; then run, on the same thread, the first request for which its end has made room."""
@@ -201,10 +210,14 @@ class Admission:
 
     def _ended(self, request: RequestHandler) -> list[RequestHandler]:
         with self._lock:
-            self.num_running -= request.num_places
-            self._places.give_back(request.num_places, request.tenant)
+            self._give_back(request)
             self._rate.note(request.num_places)
             return self._start()
+
+    def _give_back(self, request: RequestHandler) -> None:
+        """Give a request's places back; the caller holds the lock."""
+        self.num_running -= request.num_places
+        self._places.give_back(request.num_places, request.tenant)
 
     def _poll(self) -> None:
         """Give up requests that need not wait any longer, and start those for which others have made room."""

@@ -13,7 +13,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from orchestrator.core.errors import EngineError, EngineLost, RequestError, Unavailable, Unwanted, first_line
-from orchestrator.core.worker_pool import Late, WorkerPool
+from orchestrator.core.worker_pool import NO_THREAD, Busy, Late, WorkerPool
 from orchestrator.deployment.config import ENGINE_KEY
 from orchestrator.deployment.stubs import Stubs, is_alive
 from orchestrator.wire.message import decode, encode
@@ -149,6 +149,8 @@ def _run(
     is_lost = lost_check(model)
     try:
         return _CALLS.run(function, limit_s, lambda: is_lost() or is_unwanted())
+    except Busy:
+        raise Unavailable(NO_THREAD) from None
     except Late:
         if is_unwanted():
             raise Unwanted("the client has gone") from None

@@ -100,8 +100,9 @@ class PublicHost:
         served = self._read(config, memory)
 
         def commit() -> None:
-            self._served = served
+            # The limits first: a request that is read with the new settings finds as many places as they say.
             self._admission.resize(config.max_running, config.max_waiting, config.max_running_per_salt or None)
+            self._served = served
 
         return commit
 

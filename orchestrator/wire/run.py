@@ -21,6 +21,7 @@ from orchestrator.wire.tensors import (
     ids,
     pack_ids,
     pack_text,
+    packed_us,
     scalar,
     split,
     table,
@@ -129,9 +130,9 @@ def pack_steps(steps: Sequence[Step]) -> Tensors:
 def _row(step: Step) -> tuple[int, ...]:
     tree, acceptance = step.proposal.tree, step.acceptance
     return (
-        tree.num_nodes, len(acceptance.path), acceptance.next_token, acceptance.queue_us, acceptance.forward_us,
-        acceptance.verify_us, acceptance.num_in_pass, acceptance.num_cached_tokens, int(1e6 * step.draft_s),
-        int(1e6 * step.target_s),
+        tree.num_nodes, len(acceptance.path), acceptance.next_token, packed_us(acceptance.queue_us),
+        packed_us(acceptance.forward_us), packed_us(acceptance.verify_us), acceptance.num_in_pass,
+        acceptance.num_cached_tokens, packed_us(1e6 * step.draft_s), packed_us(1e6 * step.target_s),
     )  # fmt: skip
 
 

@@ -38,6 +38,7 @@ from orchestrator.wire.tensors import (
     pack_ids,
     pack_nonzero,
     pack_scalars,
+    packed_us,
     scalar,
     table,
 )
@@ -128,9 +129,9 @@ def pack_acceptance(acceptance: Acceptance) -> Tensors:
     """Pack the answer to a target step; fields that are empty or were not requested are omitted."""
     tensors = pack_ids("path", acceptance.path) | pack_scalars(
         next_token=acceptance.next_token,
-        queue_us=acceptance.queue_us,
-        forward_us=acceptance.forward_us,
-        verify_us=acceptance.verify_us,
+        queue_us=packed_us(acceptance.queue_us),
+        forward_us=packed_us(acceptance.forward_us),
+        verify_us=packed_us(acceptance.verify_us),
         num_in_pass=acceptance.num_in_pass,
         num_cached_tokens=acceptance.num_cached_tokens,
     )

@@ -14,7 +14,7 @@ from orchestrator.core.errors import EngineError, EngineLost, RequestError, Serv
 Tensors = dict[str, npt.NDArray[Any]]
 Incoming = Mapping[str, npt.NDArray[Any]]
 
-#: One more than the largest token id that an INT32 can hold; the largest UINT64.
+#: One more than the largest token id, or number, that an INT32 can hold; the largest UINT64.
 MAX_VOCAB_SIZE, MAX_SCALAR = 1 << 31, (1 << 64) - 1
 
 # Triton carries an error as text only, whose first word is this code. Subclasses come before their base class.
@@ -40,6 +40,11 @@ def pack_ids(name: str, ids: Sequence[int] | npt.NDArray[np.int32]) -> Tensors:
 def pack_scalars(**values: int) -> Tensors:
     """Pack each integer as INT32[1] under its name."""
     return {name: np.array([value], np.int32) for name, value in values.items()}
+
+
+def packed_us(time_us: float) -> int:
+    """Return a time as INT32 holds it, in µs: at most 35 minutes, of a step that waited longer for blocks."""
+    return min(int(time_us), MAX_VOCAB_SIZE - 1)
 
 
 def pack_nonzero(**values: int) -> Tensors:

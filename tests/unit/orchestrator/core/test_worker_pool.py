@@ -32,6 +32,11 @@ def answers_of(calls: list[Call[str]]) -> list[list[str]]:
     return answers
 
 
+def no_thread(thread: threading.Thread) -> None:
+    """Stand for `Thread.start` where the system allows no further one."""
+    raise RuntimeError("can't start new thread")
+
+
 def num_threads(name: str) -> int:
     return sum(thread.name == name for thread in threading.enumerate())
 
@@ -52,6 +57,33 @@ def test_calls_are_made_by_no_more_threads_than_allowed_and_all_are_answered() -
     assert not wait([call.future for call in calls], WAIT_S).not_done
     assert [str(call.future.exception() or call.future.result()) for call in calls] == [str(n) for n in range(30)]
     assert len(here) == 3
+    pool.close("done")
+
+
+def test_a_call_that_gets_no_thread_is_refused_and_the_next_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool: WorkerPool[str] = WorkerPool("w", 2)
+    with monkeypatch.context() as system:
+        system.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(Unavailable, match="no further thread"):
+            pool.start(lambda: "a").future.result(WAIT_S)
+    assert [pool.start(lambda: "b").future.result(WAIT_S) for _ in range(3)] == ["b"] * 3
+    pool.close("done")
+
+
+def test_a_call_that_gets_no_thread_of_its_own_waits_for_another_s_and_later_calls_get_theirs(
+    hang: Hang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool: WorkerPool[str] = WorkerPool("w")
+    first = pool.start(hang)
+    assert hang.begun.wait(WAIT_S)
+    with monkeypatch.context() as system:
+        system.setattr(threading.Thread, "start", no_thread)
+        second = pool.start(lambda: "second")
+    assert not second.future.done()
+    assert pool.start(lambda: "third").future.result(WAIT_S) == "third"
+    assert second.future.result(WAIT_S) == "second"
+    hang.let_go.set()
+    assert first.future.result(WAIT_S) == "late"
     pool.close("done")
 
 

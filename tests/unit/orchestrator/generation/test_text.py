@@ -10,7 +10,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from orchestrator.generation.text import Chunk, Detokenizer, FinishReason, Output, StopFilter, StopRule
+from orchestrator.generation.text import (
+    MAX_HELD_IDS,
+    Chunk,
+    Detokenizer,
+    FinishReason,
+    Output,
+    StopFilter,
+    StopRule,
+)
 
 ROOT = Path(__file__).resolve().parents[4]
 #: The demo's byte-level BPE: characters outside its merges are torn into bytes.
@@ -75,6 +83,34 @@ def test_detokenizer_any_ids_give_the_decoded_text(prompt: list[int], ids: list[
     if not before.endswith(TORN):
         pieces, rest = pieces_of(DEMO, prompt, ids)
         assert before + "".join(pieces) + rest == DEMO.decode(prompt + ids)
+
+
+class Counting:
+    """Decodes with DEMO, and notes how many ids at once."""
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+
+    def decode(self, ids: Sequence[int]) -> str:
+        self.lengths.append(len(ids))
+        return DEMO.decode(ids)
+
+
+#: The bytes of characters outside DEMO's merges, in any order: most never make a character.
+torn_ids = st.lists(st.sampled_from([*DEMO.encode("漢🙂Ж�").ids, EOS]), min_size=100, max_size=300)
+
+
+@settings(deadline=None, max_examples=50)
+@given(torn_ids)
+@example(DEMO.encode("�" * 100).ids)
+@example(DEMO.encode("漢").ids[:1] * 300)
+@example([EOS] * 200 + DEMO.encode(" a漢").ids)
+def test_detokenizer_output_that_completes_no_character_is_shown_in_time_and_as_it_is(ids: list[int]) -> None:
+    counting = Counting()
+    detokenizer = Detokenizer(counting, [])  # type: ignore[arg-type]
+    pieces = [detokenizer.push(token) for token in ids]
+    assert "".join(pieces) + detokenizer.flush() == DEMO.decode(ids)
+    assert max(counting.lengths) <= 2 * (MAX_HELD_IDS + 1)
 
 
 def test_detokenizer_shows_a_character_with_its_last_byte() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -107,6 +108,20 @@ def test_proposer_that_raises_outside_propose_fails_neither_the_request_nor_its_
     tokens, _ = decode(target, proposer, [3], Sampling(), Limits(8, 100, 4))
     proposer.close()
     assert tokens == generate(target.logits, [3], Sampling(), 8)
+
+
+def test_proposer_whose_first_proposal_reads_a_long_context_may_take_its_time_once() -> None:
+    """Of a text that is continued or begun anew, the first proposal reads more than the prompt."""
+
+    class Reading(Faulty):
+        def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+            time.sleep(0.02)
+            return super().propose(context, sampling, budget)
+
+    guarded, context = Guarded(Reading(), VOCAB_SIZE, limit_s=0.01), Context([3])
+    context.commit([4, 5])
+    lengths = [guarded.propose(context, Sampling(), BUDGET).tree.num_nodes for _ in range(3)]
+    assert lengths[0] == 2 and lengths[2] == 0
 
 
 @pytest.mark.parametrize("name", TREES)

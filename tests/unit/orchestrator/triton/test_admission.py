@@ -130,6 +130,35 @@ def test_admission_crowd_larger_than_running_and_waiting_is_refused_exactly_beyo
     assert admission.admit(ScriptedRequest(crowd)), "a full queue is no lasting state"
 
 
+def test_admission_a_request_that_gets_no_thread_is_answered_and_leaves_its_place(
+    make: Callable[[int, int], Admission], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    admission, crowd = make(1, 5), Crowd()
+    refused = ScriptedRequest(crowd)
+    with monkeypatch.context() as system:
+        system.setattr(threading.Thread, "start", no_thread)
+        assert admission.admit(refused)
+    assert refused.reasons == ["full"] and admission.num_running == 0
+    served = ScriptedRequest(crowd)
+    assert admission.admit(served) and served.ended.wait(WAIT_S) and served.num_runs == 1
+
+
+def test_admission_a_request_that_is_larger_than_limits_lowered_since_is_refused(
+    make: Callable[[int, int], Admission],
+) -> None:
+    """It was read with the settings before a reload; nothing would ever begin behind it."""
+    admission, crowd = make(4, 5), Crowd()
+    admission.resize(2, 5, None)
+    large = ScriptedRequest(crowd)
+    large.num_places = 4
+    assert not admission.admit(large)
+    small = ScriptedRequest(crowd)
+    assert admission.admit(small) and small.ended.wait(WAIT_S)
+
+
 def test_admission_waiting_requests_run_in_the_order_of_their_arrival(make: Callable[[int, int], Admission]) -> None:
     admission, crowd = make(1, 50), Crowd()
     _, gate = occupied(admission, crowd)

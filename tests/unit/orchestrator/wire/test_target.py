@@ -8,11 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.context import Context
+from orchestrator.core.drafting import Step
 from orchestrator.core.errors import EngineError
+from orchestrator.core.proposal import Proposal
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, StepOptions
 from orchestrator.wire.context import Delta, delta_of
+from orchestrator.wire.run import pack_steps, unpack_steps
 from orchestrator.wire.target import StepRequest, pack_acceptance, pack_step, unpack_acceptance, unpack_step
 from tests.unit.orchestrator.wire.strategies import (
     MAX_NODES,
@@ -46,6 +49,17 @@ def test_unpacked_step_equals_the_packed_one(
 def test_unpacked_acceptance_equals_the_packed_one(case: tuple[TokenTree, Acceptance]) -> None:
     tree, acceptance = case
     assert same(acceptance, unpack_acceptance(crossed(pack_acceptance(acceptance)), tree))
+
+
+def test_times_beyond_an_int32_are_cut_and_the_answer_arrives() -> None:
+    """A step may wait for blocks for hours; 36 minutes have more µs than INT32 holds."""
+    most, hours = (1 << 31) - 1, 10**10
+    acceptance = Acceptance((), 5, queue_us=hours, forward_us=hours, verify_us=hours)
+    back = unpack_acceptance(crossed(pack_acceptance(acceptance)), TokenTree.bare())
+    (step,) = unpack_steps(crossed(pack_steps([Step(Proposal.empty(), acceptance, 1e4, 1e4)])))
+    for answer in (back, step.acceptance):
+        assert (answer.queue_us, answer.forward_us, answer.verify_us) == (most, most, most)
+    assert step.draft_s == step.target_s == most / 1e6
 
 
 @pytest.mark.parametrize(
