@@ -9,7 +9,7 @@ from pathlib import Path
 from orchestrator.core.errors import ConfigError, ServingError, shown
 from orchestrator.core.methods import DRAFTERS
 from orchestrator.deployment.config import FOLDERS, ServingConfig
-from orchestrator.deployment.reload import Phase, Reload, live_keys
+from orchestrator.deployment.reload import IN_TURN, Reload, live_keys
 
 Stamps = dict[str, int]
 
@@ -42,8 +42,9 @@ class Reloader:
             reload = Reload(self._folder, self._number, after, changed)
             engines = {*DRAFTERS} if before.has_runs else {"target", *DRAFTERS}  # which read nothing that can change
             asked = {pid: model for pid, model in processes.items() if model not in engines}
-            for phase in Phase:
+            for phase in IN_TURN:
                 if why := reload.ask(phase, asked, self._limit_s):
+                    reload.abort()
                     raise ServingError(why)
             self.config, self._stamps = after, stamps
             return f"reload: {described(before, after, changed)}"

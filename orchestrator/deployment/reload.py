@@ -45,6 +45,11 @@ class Phase(StrEnum):
     PREPARE = "prepare"
     COMMIT_ENGINE = "commit engine"
     COMMIT = "commit"
+    ABORT = "abort"
+
+
+#: The phases of a reload that nobody refuses, in order.
+IN_TURN = (Phase.PREPARE, Phase.COMMIT_ENGINE, Phase.COMMIT)
 
 
 def live_keys(config: ServingConfig) -> tuple[str, ...]:
@@ -88,8 +93,9 @@ class ReloadListener:
     def _carry_out(self, request: Mapping[str, Any]) -> str:
         """Return why a request could not be carried out, "" if it was."""
         try:
-            if request["phase"] == Phase.PREPARE:
+            if request["phase"] in (Phase.PREPARE, Phase.ABORT):
                 self._commit = None
+            if request["phase"] == Phase.PREPARE:
                 config = ServingConfig.model_validate(request["config"])
                 self._commit = self._prepare(config, request["changed"])
             elif request["phase"] == self._phase and self._commit is not None:
@@ -109,6 +115,10 @@ class Reload:
     def __init__(self, folder: Path, number: int, config: ServingConfig, changed: Collection[str]) -> None:
         self._folder = folder
         self._request = {"number": number, "config": config.model_dump(), "changed": list(changed)}
+
+    def abort(self) -> None:
+        """Let the processes drop what they have prepared, drafters among it; no answer is waited for."""
+        _write(self._folder / _REQUEST, {**self._request, "phase": Phase.ABORT})
 
     def ask(self, phase: Phase, processes: Mapping[int, str], limit_s: float) -> str:
         """Ask all processes for a phase and wait; return why the first that failed did, "" if none did."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.reloading import changed_keys, described, stamps_of
-from orchestrator.core.errors import ConfigError
+from launcher.reloading import Reloader, changed_keys, described, stamps_of
+from orchestrator.core.errors import ConfigError, ServingError
 from orchestrator.deployment import reload as module
 from orchestrator.deployment.config import FOLDERS, ServingConfig, load_config
 from orchestrator.deployment.reload import Commit, Phase, Reload, ReloadListener
@@ -71,6 +71,27 @@ def test_a_process_that_cannot_prepare_says_why(tmp_path: Path, error: Exception
     assert ask(tmp_path, Phase.PREPARE, process).startswith(words)
     ask(tmp_path, Phase.COMMIT, process)
     assert process.config == CONFIG
+
+
+def test_what_was_prepared_for_a_refused_reload_is_dropped(tmp_path: Path) -> None:
+    """It may hold drafters, as large as those in use."""
+    ready = Process(tmp_path)
+    reloader = Reloader(CONFIG, lambda: NEW, tmp_path, 5.0)
+    refused: list[str] = []
+
+    def reload() -> None:
+        with pytest.raises(ServingError) as caught:
+            reloader.reload({os.getpid(): "speculative", 2**22 + 1: "speculative_unary"})
+        refused.append(str(caught.value))
+
+    asking = threading.Thread(target=reload)
+    asking.start()
+    while asking.is_alive():
+        ready.listener.poll()
+        asking.join(0.01)
+    ready.listener.poll()
+    assert refused == ["the process of model speculative_unary ended"] and reloader.config == CONFIG
+    assert ready.listener._commit is None and ready.config == CONFIG
 
 
 def test_a_process_that_was_started_later_ignores_what_was_asked_before(tmp_path: Path) -> None:
