@@ -23,7 +23,8 @@ class Run:
     requests_per_pass: mean number of requests that shared a pass. None stands for a figure that is not known.
     step_ms: mean time of a step and of its parts (docs/statistics.md); empty where it is not known.
     tested, accepted: by depth from 1 on, steps that had a draft there after an accepted path, and how many were
-    accepted. num_levels: levels drafted. histogram: steps by their number of accepted drafts, from 0 on.
+    accepted. num_levels, num_timed_levels: levels drafted, and those behind the first step, which step_ms leaves out.
+    histogram: steps by their number of accepted drafts, from 0 on.
     """
 
     ids: tuple[int, ...]
@@ -39,6 +40,7 @@ class Run:
     tested: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
     num_levels: float = 0.0
+    num_timed_levels: int = 0
     histogram: tuple[int, ...] = ()
 
 

@@ -78,6 +78,7 @@ def to_run(done: Generation) -> Run:
         tested=tuple(depths.get("tested", ())),
         accepted=tuple(depths.get("accepted", ())),
         num_levels=model.get("gamma", 0.0) * numbers["num_steps"],
+        num_timed_levels=model.get("timed_levels", 0),
         histogram=tuple(Counter(length - 1 for length in lengths)[n] for n in range(max(lengths, default=0))),
     )
 

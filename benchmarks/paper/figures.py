@@ -93,7 +93,7 @@ def shares(counts: Sequence[int]) -> tuple[float, ...]:
 
 def draft_cost(mine: Sequence[Sample], plain: Sequence[Sample]) -> float:
     """Return c: the time of one drafted level ÷ the time of a plain step, as the papers define it."""
-    levels = sum(sample.run.num_levels for sample in mine)
+    levels = sum(sample.run.num_timed_levels for sample in mine)
     drafting = sum(sample.run.step_ms.get("draft", 0.0) * (sample.run.num_steps - 1) for sample in mine)
     decoding = 1e3 * sum(sample.run.decode_s for sample in plain)
     return ratio(ratio(drafting, levels), ratio(decoding, sum(sample.run.num_steps - 1 for sample in plain)))

@@ -255,6 +255,7 @@ class Statistics:
         return {
             "alpha": alpha,
             "gamma": gamma,
+            "timed_levels": self.timed_levels,
             "c": c,
             "expected_tokens_per_step": expected_tokens(alpha, gamma),
             "verify_cost": self.verify_cost,

@@ -27,8 +27,9 @@ DISCOUNT = 0.95
 
 
 class Ledger:
-    """Keeps what drafts lose against plain decoding within LOSS of a request's time.
+    """Keeps what drafts, and looks for them, lose against plain decoding within LOSS of a request's time.
 
+    Invariant: they lose at most LOSS of the time since a pause began and GRACE_STEPS before they pause again.
     Source: the on/off test of Cascade (arXiv:2506.20675), here on one balance with growing pauses instead of phases.
     """
 
@@ -43,10 +44,15 @@ class Ledger:
         """Steps for which drafts still pause."""
         return self._pause
 
-    def begin_pause(self, num_steps: int, lost_s: float = 0.0) -> None:
-        """Begin a pause that does not follow from a loss. lost_s: what plain decoding would not have spent on it."""
+    def begin_pause(self, num_steps: int) -> None:
+        """Begin a pause that does not follow from a loss."""
+        self._pause = num_steps
+
+    def begin_rest(self, num_steps: int, lost_s: float, plain_s: float) -> None:
+        """Begin a pause behind a look for a draft that found none. lost_s: what plain decoding would not have spent."""
         self._pause = num_steps
         self._balance_s -= lost_s
+        self._check(plain_s)
 
     def rest(self, rest_s: float = 0.0) -> None:
         """Enter a step of a pause, which was a plain one. rest_s: at its last step, what all took."""
@@ -57,11 +63,15 @@ class Ledger:
         """Enter a step that took step_s, drafting included. plain_s: what a plain step would have taken."""
         self._balance_s = min(self._balance_s + num_tokens * plain_s - step_s, CREDIT_STEPS * plain_s)
         self._elapsed_s += step_s
+        self._check(plain_s)
+
+    def _check(self, plain_s: float) -> None:
+        """Pause if too much is lost; plain_s: time of a plain step."""
         if self._balance_s > GRACE_STEPS * plain_s:
             self._next_pause = FIRST_PAUSE
         elif self._balance_s < -LOSS * self._elapsed_s - GRACE_STEPS * plain_s:
             self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, LONGEST_PAUSE)
-            self._balance_s = 0.0
+            self._balance_s = self._elapsed_s = 0.0
 
 
 class Rest(NamedTuple):
@@ -128,7 +138,8 @@ class Meter:
         if surface := self._costs.surface():
             lost_s = self.draft_s + float(surface.seconds[0]) - plain_s(surface)
             self._rest_len = min(max(2 * self._rest_len, 1), LONGEST_REST, int(lost_s / (LOSS * plain_s(surface))))
-            self._ledger.begin_pause(self._rest_len, lost_s if self._rest_len else 0.0)
+            if self._rest_len:
+                self._ledger.begin_rest(self._rest_len, lost_s, plain_s(surface))
 
     def answered(self, tree: TokenTree, acceptance: Acceptance) -> float:
         """Note the answer to a step; return what it cost. That excludes the wait for passes of other requests."""

@@ -80,6 +80,10 @@ class EngineCall(Generic[Request]):
     q: list[Distribution] = field(default_factory=list, init=False)
     score: float = field(default=0.0, init=False)
 
+    def is_late(self, now_s: float) -> bool:
+        """Return whether the call can be refused: not once a token is sampled, whose value may have cost the time."""
+        return self.deadline_s <= now_s and not self.q
+
     def reply(self, answer: Answer | ServingError) -> None:
         """Answer the call; called once. An error in `on_answer` is logged, so that the pass goes on."""
         self.answered = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,6 +22,9 @@ from runtime.native.model import NativeModel
 from runtime.sampling import served
 from runtime.sampling.drafts import candidates
 
+#: Share of a call's time after which its chain gets no further token; the rest is for the pass under way.
+CHAIN_SHARE = 0.5
+
 DraftCall = EngineCall[DraftRequest]
 
 
@@ -32,7 +37,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
     the target accepts are already there at the next call.
     Invariant: token i of a chain is argmax(log q + noise) at position prefix_len + i. Under `coupled` the noise is the
     one that the target adds to log p there: the closer q is to p, the more often both choose the same token. Under the
-    other rules the noise is the drafter's own, and q is part of the answer.
+    other rules the noise is the drafter's own, and q is part of the answer. A chain that takes too long is shorter.
     """
 
     def _open(self, call: DraftCall) -> None:
@@ -66,7 +71,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
             call.opened.publish(call.delta.prefix_len)
             call.opened.context.commit([token])
             is_full = len(call.opened.ids) - call.delta.prefix_len == self._length(call)
-            if is_full or call.score < call.request.head.min_score:
+            if is_full or call.score < call.request.head.min_score or _has_used_its_time(call):
                 call.reply(_drafted(call))
 
     def _is_native(self, call: DraftCall) -> bool:
@@ -93,6 +98,11 @@ class DraftEngine(PagedEngine[DraftRequest]):
         if processors is None:
             return logits
         return processors.apply(logits, context, prefix_len, [context.ids[prefix_len:]]).to(logits.dtype)
+
+
+def _has_used_its_time(call: DraftCall) -> bool:
+    """Return whether a chain should end with what it has: were it late as a whole, its tokens would decide on that."""
+    return time.monotonic() - call.arrived_s >= CHAIN_SHARE * (call.deadline_s - call.arrived_s)
 
 
 def _drafted(call: DraftCall) -> DraftResponse:

@@ -87,7 +87,7 @@ class LocalDrafter:
         self._receive()
         now_s = time.monotonic()
         for call in self._calls:
-            if call.deadline_s <= now_s:
+            if call.is_late(now_s):
                 self.counts.num_late += 1
                 self._passes.engine.sequences.drop(call.sequence_id)
                 call.reply(Unavailable("the deadline passed before the drafter could answer"))

@@ -181,7 +181,7 @@ class EngineThread(Generic[Request]):
     def _drop_late_and_idle(self) -> None:
         now_s = time.monotonic()
         for call in self._calls:
-            if call.deadline_s <= now_s:
+            if call.is_late(now_s):
                 self._drop(call.sequence_id, "the deadline passed before the engine could answer")
         self.batching.forget_idle(now_s)
         self._engine.sequences.drop_idle(now_s, {call.sequence_id for call in self._calls})

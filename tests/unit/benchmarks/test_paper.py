@@ -152,11 +152,11 @@ def example() -> Measured:
         Sample("none, T = 0", "chat", "b#1", 0, run([1] * 5, 4.0)),
         Sample(
             FAST.name, "edit", "a#1", 0,
-            run([1, 3, 5, 3], 5.5, tested=(3, 3, 2), accepted=(3, 3, 2), num_levels=9.0, step_ms={"draft": 30.0}),
+            run([1, 3, 5, 3], 5.5, tested=(3, 3, 2), accepted=(3, 3, 2), num_levels=9.0, num_timed_levels=8, step_ms={"draft": 30.0}),
         ),
         Sample(
             FAST.name, "chat", "b#1", 0,
-            run([1] * 5, 8.0, ids=(9,) * 5, tested=(4,), accepted=(0,), num_levels=4.0, step_ms={"draft": 15.0}),
+            run([1] * 5, 8.0, ids=(9,) * 5, tested=(4,), accepted=(0,), num_levels=4.0, num_timed_levels=4, step_ms={"draft": 15.0}),
         ),
     ]  # fmt: skip
     return Measured((FAST.base, FAST), samples, places)
@@ -166,8 +166,8 @@ def test_a_summary_worked_by_hand() -> None:
     found = summary(example(), FAST)
     assert found.acceptance_length == pytest.approx(17 / 9) and found.accepted_per_step == pytest.approx(8 / 9)
     assert found.alpha == pytest.approx(8 / 12) and found.gamma == pytest.approx(13 / 9)
-    # 30 ms in each of 3 timed steps and 15 ms in each of 4, over 13 levels; a plain step takes 15 s / 15 = 1 s.
-    assert found.c == pytest.approx((90 + 60) / 13 / 1000)
+    # 30 ms in each of 3 timed steps and 15 ms in each of 4, over the 12 levels of these steps; a plain step takes 15 s / 15 = 1 s.
+    assert found.c == pytest.approx((90 + 60) / 12 / 1000)
     alpha, gamma, c = found.alpha, found.gamma, found.c
     assert found.predicted == pytest.approx((1 - alpha ** (gamma + 1)) / ((1 - alpha) * (gamma * c + 1)))
     assert found.best_gain >= found.predicted and found.best_gamma > 3

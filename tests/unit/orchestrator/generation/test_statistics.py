@@ -123,7 +123,7 @@ def test_to_dict_has_both_lengths_and_is_json() -> None:
     assert said["sources"] == {"a": {"num_drafted": 6, "num_accepted": 1}, "b": {"num_drafted": 4, "num_accepted": 1}}
     assert said["depths"]["acceptance"] == [1 / 2, 1.0, 0.0]
     model = said["model"]
-    assert model["alpha"] == 2 / 3 and model["gamma"] == 3.0
+    assert model["alpha"] == 2 / 3 and model["gamma"] == 3.0 and model["timed_levels"] == 3
     assert model["expected_tokens_per_step"] == expected_tokens(2 / 3, 3)
     assert model["c"] == pytest.approx(0.1 / 3.0)
     assert model["expected_gain"] == walltime_gain(2 / 3, 3, model["c"])

@@ -17,7 +17,7 @@ from orchestrator.core.types import Acceptance
 from orchestrator.proposers.candidates import Candidate
 from orchestrator.proposers.estimates import AcceptanceEstimates, RequestOdds, corrected, range_of
 from orchestrator.proposers.growth import MARGIN, Growth
-from orchestrator.proposers.ledger import Ledger, Meter
+from orchestrator.proposers.ledger import GRACE_STEPS, LOSS, Ledger, Meter
 from orchestrator.proposers.registry import select_method
 from orchestrator.sampling.accept import accept_coupled
 from tests.support.decode import dependencies
@@ -347,6 +347,21 @@ def test_a_ledger_in_debt_pauses_and_pauses_longer_the_next_time() -> None:
     assert len(lengths) >= 3
     assert lengths[1] > lengths[0]
     assert lengths[2] > lengths[1]
+
+
+def test_looks_for_drafts_that_find_none_stay_within_the_loss_and_do_not_hinder_a_good_draft() -> None:
+    ledger, lost_s, elapsed_s = Ledger(), 0.0, 0.0
+    while elapsed_s < 6000.0:
+        ledger.begin_rest(16, 0.3, 1.0)
+        lost_s, elapsed_s, num_steps = lost_s + 0.3, elapsed_s + 0.3 + ledger.pause, ledger.pause
+        while ledger.pause:
+            ledger.rest(float(num_steps) if ledger.pause == 1 else 0.0)
+        ledger.observe(3, 2.5, 1.0)
+        lost_s, elapsed_s = lost_s - 0.5, elapsed_s + 2.5
+        assert not ledger.pause
+        ledger.observe(1, 1.5, 1.0)
+        lost_s, elapsed_s = lost_s + 0.5, elapsed_s + 1.5
+    assert lost_s <= LOSS * elapsed_s + 12 * GRACE_STEPS
 
 
 def test_costs_are_interpolated_between_what_was_measured_and_never_fall() -> None:

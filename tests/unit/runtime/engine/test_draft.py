@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.draft import DraftEngine
 from runtime.engine.paged import PagedModel
 from runtime.engine.thread import EngineThread
-from tests.support.engines import ask, make_paged, submit
+from tests.support.engines import LIMIT_S, ask, make_paged, submit
 from tests.support.tiny_models import VOCAB_SIZE
 
 RNG = np.random.default_rng(8)
@@ -115,6 +116,21 @@ def test_a_drawn_chain_carries_the_q_that_its_own_noise_drew_from(bench: Bench, 
         assert token == q.ids[(np.log(q.probs) + noise).argmax()]
     assert tokens != reference.generate(plain.logits, context.ids, replace(sampling, rule=Rule.COUPLED), 6)
     assert not ask(bench.thread, request(context, replace(sampling, rule=Rule.COUPLED), 6, 2)).q
+
+
+@pytest.mark.parametrize("rule", [Rule.COUPLED, Rule.REJECTION])
+def test_a_chain_whose_time_goes_ends_with_what_it_has(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, rule: Rule
+) -> None:
+    """Were it refused as a whole, the tokens that cost the time would never be drafted."""
+    bench.thread.start()
+    context, sampling = Context(random_ids(9)), Sampling(0.9, seed=4, rule=rule)
+    whole = ask(bench.thread, request(context, sampling, 6))
+    bench.pass_tokens.clear()
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + (0.6 * LIMIT_S if len(bench.pass_tokens) > 2 else 0.0))
+    monkeypatch.setattr("runtime.engine.draft.time", clock)
+    ended = ask(bench.thread, request(context, sampling, 6, 2))
+    assert chain_of(ended) == chain_of(whole)[:3] and len(ended.q) == (3 if whole.q else 0)
 
 
 def test_requests_under_different_rules_share_passes_and_draft_what_they_draft_alone(bench: Bench) -> None:

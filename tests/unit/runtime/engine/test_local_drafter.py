@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from orchestrator.core.context import Context
@@ -13,7 +14,7 @@ from orchestrator.core.errors import EngineError, RequestError, Unavailable, Unk
 from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import DraftResponse
+from orchestrator.core.types import Distribution, DraftResponse
 from orchestrator.proposers.dependencies import NO_ANSWER
 from orchestrator.proposers.drafter_clients import LocalDrafterClient
 from orchestrator.wire.context import delta_of
@@ -108,6 +109,23 @@ def test_a_call_whose_time_is_over_is_refused_and_the_drafter_goes_on() -> None:
     assert engine.passes == []
     assert drafter.draft(request()).tree.num_nodes == 1
     assert (drafter.counts.num_calls, drafter.counts.num_late) == (2, 1)
+
+
+def test_a_call_that_has_sampled_a_token_is_not_refused_for_the_time_that_it_took() -> None:
+    engine = Scripted()
+    q = Distribution(np.array([7], np.int32), np.ones(1, np.float32))
+
+    def sample(calls: Calls) -> Calls | None:
+        if len(engine.passes) > 1:
+            return None
+        calls[0].q.append(q)
+        calls[0].deadline_s = 0.0
+        return calls
+
+    engine.script = sample
+    drafter = LocalDrafter(engine)
+    assert drafter.draft(request()).tree.num_nodes == 1
+    assert (len(engine.passes), drafter.counts.num_late) == (2, 0)
 
 
 def test_only_the_call_at_fault_is_refused() -> None:
