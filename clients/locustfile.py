@@ -402,8 +402,8 @@ def server_sent(url: str, path: str, request: Mapping[str, Any], limit_s: float)
         if response.status != http.client.OK:
             raise Refused(f"HTTP {response.status}: {response.read(1 << 16).decode(errors='replace').strip()}")
         for line in response:
-            data = line.decode().strip().removeprefix("data:").strip()
-            if data and data != "[DONE]":
+            name, _, data = line.decode().strip().partition(":")  # a comment (": ping") has no name
+            if name == "data" and data.strip() != "[DONE]":
                 event: dict[str, Any] = json.loads(data)
                 if error := event.get("error"):
                     raise Refused(error if isinstance(error, str) else error.get("message", str(error)))

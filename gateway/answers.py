@@ -27,7 +27,8 @@ class ClientGone(ApiError):
 async def answer(request: Request, stream: bool, job: Job, ping_interval_s: float) -> Response:
     """Return the response of a job, which raises ApiError if it fails before the response begins."""
     if not stream:
-        return JSONResponse(await _unless_gone(request, job.response()))
+        body = await _unless_gone(request, job.response())
+        return await asyncio.to_thread(JSONResponse, body)  # it may be long: 32 texts, each with all log-probabilities
     # The status goes out with the first event, so that a request that is refused gets its own; or with the first ping.
     events = with_pings(job.events(), ping_interval_s)
     first = await _unless_gone(request, anext(events))

@@ -13,9 +13,10 @@ from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
+from starlette.requests import ClientDisconnect
 
 from gateway import __version__
-from gateway.answers import answer
+from gateway.answers import ClientGone, answer
 from gateway.errors import ApiError, TooLarge
 from gateway.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 from gateway.methods import served_methods
@@ -161,10 +162,13 @@ def _add_playground(app: FastAPI, gateway: Gateway) -> None:
 async def _fields(model: type[Parsed], request: Request, gateway: Gateway) -> Parsed:
     """Return the fields of a request; raises TooLarge before the whole of a long body has been read, or BadRequest."""
     raw, limit = bytearray(), gateway.settings.max_body_bytes
-    async for part in request.stream():
-        raw += part
-        if len(raw) > limit:
-            raise TooLarge(f"the body must be at most {limit} bytes (max_body_bytes)")
+    try:
+        async for part in request.stream():
+            raw += part
+            if len(raw) > limit:
+                raise TooLarge(f"the body must be at most {limit} bytes (max_body_bytes)")
+    except ClientDisconnect:
+        raise ClientGone("the client has gone before it had sent its request") from None
     return await asyncio.to_thread(parse, model, raw)
 
 

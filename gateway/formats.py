@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import secrets
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,7 +36,11 @@ class Format:
     def __post_init__(self) -> None:
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
-        self._num_characters: Counter[int] = Counter()  # of each choice, for text_offset
+        # Of each choice, for text_offset: a character may begin in one token, or chunk, and end in the next.
+        self._num_characters: Counter[int] = Counter()
+        self._decoders: defaultdict[int, codecs.IncrementalDecoder] = defaultdict(
+            lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
+        )
 
     def chunk(self, choices: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
         """Return a chunk of a stream."""
@@ -104,11 +109,7 @@ class Format:
     def logprobs(self, index: int, delta: Delta) -> dict[str, Any]:
         """Return the log-probabilities of a delta."""
         tokens = [self.token_text(token) for token in delta.ids]
-        offsets = []
-        for token in delta.ids:
-            offsets.append(self._num_characters[index])
-            if token not in self.checkpoint.special_ids:
-                self._num_characters[index] += len(self.checkpoint.token_bytes(token).decode(errors="ignore"))
+        offsets = [self._offset(index, token) for token in delta.ids]
         return {
             "tokens": tokens,
             "token_logprobs": delta.logprobs,
@@ -119,6 +120,14 @@ class Format:
             or None,
             "text_offset": offsets,
         }
+
+    def _offset(self, index: int, token: int) -> int:
+        """Return how many characters were complete before the next token of a choice."""
+        before = self._num_characters[index]
+        if token not in self.checkpoint.special_ids:
+            text = self._decoders[index].decode(self.checkpoint.token_bytes(token))
+            self._num_characters[index] += len(text)
+        return before
 
 
 class ChatFormat(Format):

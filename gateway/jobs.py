@@ -44,7 +44,7 @@ class Job:
         async with contextlib.aclosing(self._deltas()) as deltas:
             async for _ in deltas:
                 pass
-        return self.format.response(self._received, self.n)
+        return await asyncio.to_thread(self.format.response, self._received, self.n)
 
     async def events(self) -> AsyncGenerator[str, None]:
         """Yield the events of a stream; raises ApiError."""

@@ -78,7 +78,8 @@ class Guard:
     def _check_key(self, header: str) -> None:
         """Raise Unauthorized unless the header brings one of the keys, or there are none."""
         scheme, _, key = header.partition(" ")
-        is_known = any(hmac.compare_digest(key.strip().encode(), known) for known in self._keys)
+        given = key.strip(" \t").encode("latin-1")  # as it was sent: headers are read as Latin-1, whatever they are
+        is_known = any(hmac.compare_digest(given, known) for known in self._keys)
         if self._keys and not (scheme.lower() == "bearer" and is_known):
             raise Unauthorized("a valid API key is needed: Authorization: Bearer KEY")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from gateway.settings import SettingsError
 
 #: A tokenizer that normalizes may make a text so many times shorter in bytes (Unicode's NFKC, for one character).
 _MOST_SHORTENED = 4
+#: Tokens whose bytes are remembered.
+_MAX_REMEMBERED = 1 << 15
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -66,6 +68,14 @@ class Checkpoint:
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token stands for, which may be a part of a character."""
+        return self._remembered_bytes(token)
+
+    @cached_property
+    def _remembered_bytes(self) -> Callable[[int], bytes]:
+        # Log-probabilities show the same tokens again and again, 20 at each position.
+        return lru_cache(_MAX_REMEMBERED)(self._bytes_of)
+
+    def _bytes_of(self, token: int) -> bytes:
         piece = self.tokenizer.id_to_token(token) or ""
         if match := _BYTE_TOKEN.fullmatch(piece):
             return bytes([int(match[1], 16)])
@@ -82,7 +92,7 @@ class Checkpoint:
     @cached_property
     def _longest_token(self) -> int:
         """Most bytes that a token stands for."""
-        return max((len(self.token_bytes(token)) for token in range(self.vocab_size)), default=1)
+        return max((len(self._bytes_of(token)) for token in range(self.vocab_size)), default=1)
 
     @cached_property
     def _is_byte_level(self) -> bool:

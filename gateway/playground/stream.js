@@ -13,6 +13,7 @@ export async function* completion(body, key, signal) {
     const events = (rest + value).split("\n\n");
     rest = events.pop();
     for (const event of events) {
+      if (!event.startsWith("data: ")) continue; // a comment: the server pings while there is nothing to say
       const data = event.slice("data: ".length);
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);

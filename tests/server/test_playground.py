@@ -67,6 +67,15 @@ def test_generates_and_shows_the_servers_text(gateway: RunningGateway, server: S
     on_page(gateway, generates, fields={"run": 1})
 
 
+def test_pings_between_the_chunks_are_skipped(server: Server, checkpoints: Path) -> None:
+    async def generates(page: Page) -> None:
+        await page.until(DONE)
+        assert await page.value(TEXT) == [ask(server.grpc_url, text_input=PROMPT, max_tokens=60, seed=0).text]
+
+    with running_gateway(server.grpc_url, checkpoints / "target", ping_interval_s=0.0001) as pinging:
+        on_page(pinging, generates, fields={"run": 1})
+
+
 def test_two_methods_race_and_the_text_is_the_same(gateway: RunningGateway) -> None:
     async def races(page: Page) -> None:
         await page.until(DONE)

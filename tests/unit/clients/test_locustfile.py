@@ -141,6 +141,19 @@ class Response(SimpleNamespace):
         return b"".join(self.lines)
 
 
+def answer_with(response: Response, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(*given: Any, **named: Any) -> Any:
+        return SimpleNamespace(request=lambda *given: None, getresponse=lambda: response, close=lambda: None)
+
+    monkeypatch.setattr(locustfile.http.client, "HTTPConnection", connect)
+
+
+def test_pings_and_empty_lines_of_a_stream_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [b": ping\n", b"\n", b'data: {"text_output": "a"}\n', b"\n", b": ping\n", b"\n", b"data: [DONE]\n"]
+    answer_with(Response(status=200, lines=lines), monkeypatch)
+    assert list(locustfile.server_sent("localhost:1", "/path", {}, 1.0)) == [{"text_output": "a"}]
+
+
 @pytest.mark.parametrize(
     ("status", "lines", "reason"),
     [
@@ -152,11 +165,6 @@ class Response(SimpleNamespace):
 def test_errors_over_http_are_refusals(
     status: int, lines: list[bytes], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def connect(*given: Any, **named: Any) -> Any:
-        return SimpleNamespace(
-            request=lambda *given: None, getresponse=lambda: Response(status=status, lines=lines), close=lambda: None
-        )
-
-    monkeypatch.setattr(locustfile.http.client, "HTTPConnection", connect)
+    answer_with(Response(status=status, lines=lines), monkeypatch)
     with pytest.raises(Refused, match=reason):
         list(locustfile.server_sent("localhost:1", "/path", {}, 1.0))

@@ -15,7 +15,9 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from fastapi.responses import JSONResponse
 
+from gateway import answers
 from gateway.tokenizer import Checkpoint
 from tests.support.clients import until
 from tests.support.gateway import RunningGateway, running_gateway
@@ -103,6 +105,14 @@ def test_keys_guard_the_metrics_too_and_readiness_names_no_address(replica: Stan
         assert preflight.status_code == 200  # a browser sends no key with it
 
 
+def test_a_key_may_have_any_characters(replica: StandInReplica, folder: Path) -> None:
+    key = "schlüssel-à"  # its last byte in UTF-8 is a space of Latin-1
+    with gateway_over(replica, folder, api_keys=key) as guarded:
+        for given, status in ((key, 200), ("schlüssel", 401)):
+            headers = {b"Authorization": b"Bearer " + given.encode()}
+            assert guarded.get("/v1/models", headers=headers).status_code == status
+
+
 def test_other_origins_are_not_let_in(gateway: RunningGateway) -> None:
     for origin, allowed in (("https://b.example", "https://b.example"), ("https://c.example", None)):
         answer = gateway.post("/v1/completions", BODY, headers={"Origin": origin})
@@ -151,6 +161,21 @@ def test_a_refusal_behind_a_ping_is_an_event(gateway: RunningGateway, replica: S
 # Work that takes long
 
 
+def test_a_whole_response_is_written_off_the_event_loop(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    class Noted(JSONResponse):
+        def render(self, content: Any) -> bytes:
+            threads.append(threading.current_thread())
+            return super().render(content)
+
+    monkeypatch.setattr(answers, "JSONResponse", Noted)
+    assert gateway.post("/v1/completions", BODY).json()["choices"][0]["text"] == text_of(3, 6)
+    assert len(threads) == 1 and threads[0] is not gateway._thread
+
+
 def test_ids_beyond_the_vocabulary_are_refused_off_the_event_loop(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +195,7 @@ def test_ids_beyond_the_vocabulary_are_refused_off_the_event_loop(
         ("/detokenize", {"tokens": [1]}, "decode"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}, "render_chat"),
         ("/v1/completions", {"prompt": [1], "echo": True, "max_tokens": 2}, "decode"),
+        ("/v1/completions", {"prompt": "a", "logprobs": 0, "max_tokens": 2}, "token_bytes"),
     ],
 )
 def test_slow_work_holds_up_no_other_request(
@@ -211,6 +237,19 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
 
 
 # Refusals
+
+
+def test_a_client_that_goes_while_it_sends_is_no_error_of_the_gateway(
+    replica: StandInReplica, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9000\r\n\r\n"
+    with gateway_over(replica, folder) as gateway:
+        with socket.create_connection(urllib.parse.urlsplit(gateway.url).netloc.split(":"), LIMIT_S) as connection:
+            connection.sendall(head.encode() + b'{"prompt"')
+            until(lambda: gateway.metric("spec_gateway_requests_running") == 1, "the request")
+        gone = 'spec_gateway_requests_total{endpoint="/v1/completions",status="499"}'
+        until(lambda: gateway.metric("spec_gateway_requests_running") == 0, "its end")
+        assert gateway.metric(gone) == 1 and "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

@@ -57,6 +57,16 @@ def test_parts_of_a_character_show_their_bytes(tmp_path: Path) -> None:
     assert content[2]["top_logprobs"] == [{"token": "!", "logprob": -1.0, "bytes": [0x21]}]
 
 
+def test_offsets_count_characters_of_several_tokens_once_also_across_chunks(tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(str(write(tmp_path)), "", "")
+    ids = checkpoint.encode("é漢!a")  # 2, 3, 1 and 1 bytes, a token each
+    form = Format(checkpoint, 0, num_top=0)
+    offsets = [form.logprobs(0, Delta("", part, [-1.0] * len(part)))["text_offset"] for part in (ids[:3], ids[3:])]
+
+    assert offsets == [[0, 0, 1], [1, 1, 2, 3]]
+    assert form.logprobs(1, Delta("", ids[:1], [-1.0]))["text_offset"] == [0], "each choice counts its own"
+
+
 def test_a_text_that_its_deadline_ended_says_so(tmp_path: Path) -> None:
     choice = Format(read_checkpoint(str(write(tmp_path)), "", ""), 0).choice(
         0, Delta("x", [1], finish_reason="deadline")

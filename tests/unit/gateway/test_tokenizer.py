@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from gateway.errors import BadRequest
 from gateway.settings import SettingsError
-from gateway.tokenizer import read_checkpoint
+from gateway.tokenizer import Checkpoint, read_checkpoint
 
 pytestmark = pytest.mark.unit
 
@@ -103,6 +103,13 @@ def test_tokens_have_the_bytes_of_the_text(tmp_path: Path) -> None:
     assert b"".join(checkpoint.token_bytes(token) for token in checkpoint.encode(text)) == text.encode()
     assert checkpoint.decode(checkpoint.encode(text)) == text and checkpoint.name == "name"
     assert checkpoint.special_ids == {256, 257} and checkpoint.vocab_size == 258
+
+
+def test_the_bytes_of_a_token_are_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+    monkeypatch.setattr(Checkpoint, "_bytes_of", lambda _, token: found.append(token) or b"x")
+    checkpoint = read_checkpoint(str(write(tmp_path)), "", "name")
+    assert [checkpoint.token_bytes(token) for token in (1, 2, 1, 2)] == [b"x"] * 4 and found == [1, 2]
 
 
 def test_the_size_of_the_vocabulary_is_asked_once(tmp_path: Path) -> None:
