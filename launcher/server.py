@@ -143,8 +143,9 @@ class Server:
             if self._reload_requested:
                 self._reload_requested = False
                 threading.Thread(target=self._reload_and_say, name="reload", daemon=True).start()
-            for line in follower.new_text().splitlines():
-                self._say(line)
+            with contextlib.suppress(OSError):  # no file descriptor or disk is left now: requests run, so read later
+                for line in follower.new_text().splitlines():
+                    self._say(line)
             if failure := self.failure():
                 return failure
             time.sleep(0.1)

@@ -133,13 +133,18 @@ class Watch(threading.Thread):
         return dict(self._silent)
 
     def _end_silent_server(self) -> None:
-        """Kill a Triton that has not answered for too long; each look waits for the answer for its own limit."""
+        """Kill a Triton that has not answered for too long.
+
+        A look takes from nothing, where the launcher itself fails (no file descriptor left), to the limit of an answer.
+        A launcher that was stopped during one counts no more than the limit.
+        """
+        began_s = time.monotonic()
         if self._triton.pid is None or self._admin.is_live():
             self._unanswered_s = 0.0
             return
-        self._unanswered_s += ANSWER_LIMIT_S
+        self._unanswered_s += _POLL_S + min(time.monotonic() - began_s, ANSWER_LIMIT_S)
         if self._unanswered_s >= self._hang_limit_s and self._triton.pid is not None:
-            self._say(f"Triton has not answered for {self._unanswered_s:g} s, killing it (HANG_LIMIT_S)")
+            self._say(f"Triton has not answered for {self._unanswered_s:.1f} s, killing it (HANG_LIMIT_S)")
             self._triton.kill()
 
     def _start_again(self, ended: str) -> None:

@@ -1,16 +1,18 @@
 """The launcher's parts, without a server."""
 
+import errno
 import socket
 import sys
 from pathlib import Path
 
 import pytest
 
-from launcher import triton
+from launcher import Server, triton
 from launcher.__main__ import main
 from launcher.aliases import names_of, write_repository
 from launcher.command import Launch
 from launcher.deployment import models_to_load
+from launcher.log import Follower
 from launcher.settings import Ports, Settings, free_ports
 from launcher.triton import Triton, find_triton
 from orchestrator.core.errors import ConfigError
@@ -193,6 +195,25 @@ def test_find_triton_container_for_another_python_is_refused(tmp_path):
     make_container(tmp_path, "3.9")
     with pytest.raises(ConfigError, match=r"built for Python 3\.9, this is"):
         find_triton({"TRITON_ROOT": str(tmp_path)}, tmp_path / "work")
+
+
+def test_a_log_that_cannot_be_read_for_a_moment_does_not_end_the_server(tmp_path, monkeypatch):
+    server = Server(tmp_path / "serving.toml")
+    reads = []
+
+    def new_text(_):
+        reads.append(1)
+        if len(reads) == 1:
+            raise OSError(errno.EMFILE, "too many open files")
+        return "a line\n"
+
+    said = []
+    server._say = lambda line: (said.append(line), server.request_stop())
+    (tmp_path / "log").write_text("")
+    monkeypatch.setattr(Server, "log_path", tmp_path / "log")
+    monkeypatch.setattr(Server, "failure", lambda _: None)
+    monkeypatch.setattr(Follower, "new_text", new_text)
+    assert server.wait() is None and said == ["a line"]
 
 
 def test_environment_puts_this_interpreter_first_and_keeps_the_rest(tmp_path):

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -247,13 +248,26 @@ def test_triton_whose_start_fails_for_a_while_is_started_once_more(serving: Any,
     assert lines == ["address already in use; starting it again"] and watch.failure is None
 
 
-def test_triton_that_does_not_answer_is_killed_at_the_limit_and_started_again(
-    serving: Any, watched: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_triton_that_does_not_answer_is_killed_at_the_limit_and_started_again(serving: Any, watched: Any) -> None:
     watch, triton = serving
     _, admin, lines = watched
-    monkeypatch.setattr(module, "ANSWER_LIMIT_S", 0.05)
     admin.answers = False
+    began_s = time.monotonic()
     watch.start()
     until(lambda: triton.num_starts)
     assert any("Triton has not answered for 0.2 s, killing it (HANG_LIMIT_S)" in line for line in lines)
+    assert time.monotonic() - began_s >= 0.19, "a look that fails at once counts for the time that it took"
+
+
+def test_a_pause_of_the_launcher_counts_no_more_than_the_limit_of_an_answer(
+    serving: tuple[Watch, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, _ = serving
+    clock = iter([0.0, 3600.0])
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    watch._admin.answers = False
+    watch._hang_limit_s = 60.0
+    watch._end_silent_server()
+    assert watch._unanswered_s <= module._POLL_S + module.ANSWER_LIMIT_S
+    watch.end()
+    watch.start()  # the fixture waits for its end
