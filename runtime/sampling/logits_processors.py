@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import ChainMap
+from collections.abc import Iterable, MutableMapping, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -108,21 +110,27 @@ def _members(rows: Sequence[Sequence[int]], vocab_size: int, device: torch.devic
 
 
 class TokenCounts:
-    """The tokens that a context holds, with their counts in its output; an update costs O(new tokens)."""
+    """The tokens that a context holds, with their counts in its output.
+
+    Python visits the new tokens and those of the paths alone: a context may hold thousands of others.
+    """
 
     def __init__(self, prompt_len: int) -> None:
         self._prompt_len = prompt_len
-        self._counts: dict[int, int] = {}
-        self._length = 0
-        self._hash = 0
+        self._columns: dict[int, int] = {}  # token → its place in the arrays
+        self._ids, self._counts = np.empty(0, np.int64), np.empty(0)
+        self._length = self._hash = 0
 
     def update(self, context: Context, length: int) -> None:
         """Count the first `length` tokens, which are usually those of the last call and a few more."""
         if length < self._length or context.rolling_hash(self._length) != self._hash:
-            self._counts, self._length = {}, 0
-        for position in range(self._length, length):
-            token, in_output = context.ids[position], position >= self._prompt_len
-            self._counts[token] = self._counts.get(token, 0) + in_output
+            self._columns, self._length = {}, 0
+            self._ids, self._counts = self._ids[:0], self._counts[:0]
+        new = self._placed(context.ids[self._length : length], self._columns)
+        self._ids = np.concatenate([self._ids, np.array(new, np.int64)])
+        self._counts = np.concatenate([self._counts, np.zeros(len(new))])
+        output = context.ids[max(self._length, self._prompt_len) : length]
+        np.add.at(self._counts, np.array([self._columns[token] for token in output], np.intp), 1.0)
         self._length, self._hash = length, context.rolling_hash(length)
 
     def along(self, paths: Sequence[Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -131,15 +139,21 @@ class TokenCounts:
         tokens: (k,) int64, the ids in the context or in any path. occurs: (n, k) bool, whether the token is in the
         context or in this path. counts: (n, k) float64, how often it is in the output and in this path.
         """
-        column = {token: index for index, token in enumerate(self._counts)}
-        for path in paths:
-            for token in path:
-                column.setdefault(token, len(column))
-        committed = np.array([self._counts.get(token, 0) for token in column], np.float64)
-        counts = np.tile(committed, (len(paths), 1))
-        occurs = np.tile([token in self._counts for token in column], (len(paths), 1))
+        columns: ChainMap[int, int] = ChainMap({}, self._columns)  # the tokens of the paths go into the first
+        new = self._placed(chain.from_iterable(paths), columns)
+        counts = np.tile(np.concatenate([self._counts, np.zeros(len(new))]), (len(paths), 1))
+        occurs = np.tile(np.arange(counts.shape[1]) < len(self._ids), (len(paths), 1))
         for row, path in enumerate(paths):
             for token in path:
-                counts[row, column[token]] += 1
-                occurs[row, column[token]] = True
-        return np.array([*column], np.int64), occurs, counts
+                counts[row, columns[token]] += 1
+                occurs[row, columns[token]] = True
+        return np.concatenate([self._ids, np.array(new, np.int64)]), occurs, counts
+
+    def _placed(self, tokens: Iterable[int], columns: MutableMapping[int, int]) -> list[int]:
+        """Give the tokens that have no column one each, behind all others; return these tokens."""
+        new: list[int] = []
+        for token in tokens:
+            if token not in columns:
+                columns[token] = len(self._ids) + len(new)
+                new.append(token)
+        return new
