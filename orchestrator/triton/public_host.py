@@ -114,7 +114,7 @@ class PublicHost:
                 self._accept(request, sender)
             except Exception as error:
                 self._metrics.refused("full" if isinstance(error, Unavailable) else reason_of(error))
-                self._refusals.start(partial(send_error, sender, error))
+                self._send_refusal(sender, error)
 
     def is_ready(self) -> bool:
         """Say to Triton, which asks from 26.03 on, whether new requests are accepted."""
@@ -165,7 +165,13 @@ class PublicHost:
         self._metrics.refused(reason)
         messages = {"deadline": "the request waited until its deadline", "shutdown": "the server stops"}
         error = self._full() if reason == "full" else Unavailable(messages.get(reason, f"the request was {reason}"))
-        self._refusals.start(partial(send_error, sender, error))
+        self._send_refusal(sender, error)
+
+    def _send_refusal(self, sender: Any, error: Exception) -> None:
+        """Send a refusal from another thread, or from this one where the system allows no further thread."""
+        sent = self._refusals.start(partial(send_error, sender, error)).future
+        if sent.done() and isinstance(sent.exception(), Unavailable):
+            send_error(sender, error)
 
     def _gauges(self) -> dict[str, float]:
         """Show the state of the drafters, and return that of the queue."""

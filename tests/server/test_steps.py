@@ -118,6 +118,17 @@ def test_grpc_cancel_stops_within_one_step(scripted: Server, script: Script) -> 
     check_serves(scripted)
 
 
+def test_grpc_cancel_ends_a_request_whose_step_waits(scripted: Server, script: Script) -> None:
+    """The step may wait for blocks, or behind others' prompts, until the deadline."""
+    script.go("waiting", 3)
+    with Stream(scripted.grpc_url) as stream:
+        stream.send(text_input=PROMPT, max_tokens=50, stream=True, cache_salt="waiting")
+        script.await_step("waiting", 4)
+        stream.cancel()
+    assert script.await_end("waiting") == 4
+    check_serves(scripted)
+
+
 def test_generate_stream_hung_up_stops_within_one_step(scripted: Server, script: Script) -> None:
     script.go("http", 3)
     stream = EventStream(

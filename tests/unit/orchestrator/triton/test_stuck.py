@@ -141,6 +141,27 @@ def test_stopping_is_not_held_up_by_preparations_and_each_call_is_answered_once(
     assert len(answers) == len(hung) + 4
 
 
+# Refusals
+
+
+def test_a_refusal_reaches_its_client_where_no_thread_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, answers: Answers
+) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with imported("public_host") as module:
+        monkeypatch.setattr(module, "send_error", lambda sender, error: answers.append((sender, str(error))))
+        host = module.PublicHost()
+        host._refusals = module.WorkerPool("refusal", 1)
+        with monkeypatch.context() as system:
+            system.setattr(threading.Thread, "start", no_thread)
+            host._send_refusal("first", Unavailable("full"))
+        host._send_refusal("second", Unavailable("full"))
+        until(lambda: len(answers) == 2)
+    assert answers == [("first", "full"), ("second", "full")]
+
+
 # Sequences of one request
 
 
