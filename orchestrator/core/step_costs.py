@@ -88,6 +88,7 @@ class StepCosts:
         self._groups: dict[int, Group] = {}
         self._rows = self._tokens = self._others = Mean()  # of one request; other requests in a pass
         self._plain = Mean()
+        self._single = Mean()  # what a plain step takes alone beyond one of several that are made together
         self._num_measured = self._plain_at = 0
         self._surface: Surface | None = None
         self._lock = threading.Lock()
@@ -98,20 +99,26 @@ class StepCosts:
         num_rows, num_tokens: this request's. num_in_pass: the requests that shared the pass. seconds: of the step.
         """
         with self._lock:
-            self._rows, self._tokens = self._rows.of(num_rows), self._tokens.of(num_tokens)
-            self._others = self._others.of(num_in_pass - 1)
-            all_rows = num_rows + (num_in_pass - 1) * self._rows.value
-            group = bisect_left(GROUPS, all_rows)
-            self._num_measured += 1
-            self._groups[group] = self._groups.get(group, Group()).of(all_rows, seconds, self._num_measured)
-            if self._num_measured < REFRESH or self._num_measured % REFRESH == 0:
-                self._surface = None
+            if num_rows == 1 and self._plain_at:
+                self._single = self._single.of(min(seconds, MOST_OF_MEAN * self._plain.value) - self._plain.value)
+            self._enter(num_rows, num_in_pass, num_tokens, seconds)
 
     def observe_plain(self, num_in_pass: int, seconds: float) -> None:
-        """Learn from plain steps that were made without drafting in between, which may be quicker than single ones."""
-        self.observe(1, num_in_pass, 1, seconds)
+        """Learn from plain steps that were made together, which may be quicker than single ones. seconds: of one."""
         with self._lock:
+            self._enter(1, num_in_pass, 1, seconds + max(self._single.value, 0.0))
             self._plain, self._plain_at = self._plain.of(seconds), self._num_measured
+
+    def _enter(self, num_rows: int, num_in_pass: int, num_tokens: int, seconds: float) -> None:
+        """Enter a single step of one request; the caller holds the lock."""
+        self._rows, self._tokens = self._rows.of(num_rows), self._tokens.of(num_tokens)
+        self._others = self._others.of(num_in_pass - 1)
+        all_rows = num_rows + (num_in_pass - 1) * self._rows.value
+        group = bisect_left(GROUPS, all_rows)
+        self._num_measured += 1
+        self._groups[group] = self._groups.get(group, Group()).of(all_rows, seconds, self._num_measured)
+        if self._num_measured < REFRESH or self._num_measured % REFRESH == 0:
+            self._surface = None
 
     @property
     def wants_plain(self) -> bool:

@@ -178,5 +178,5 @@ class Meter:
         self._rest = Rest()
         if num_steps >= MEASURED_STEPS:
             self._costs.observe_plain(acceptance.num_in_pass, rest_s / num_steps)
-        else:
-            self._costs.observe(1, acceptance.num_in_pass, 1, rest_s / num_steps)
+        elif num_steps == 1:  # two or three are neither single steps nor many that are made together
+            self._costs.observe(1, acceptance.num_in_pass, 1, rest_s)

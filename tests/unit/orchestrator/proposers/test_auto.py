@@ -17,7 +17,7 @@ from orchestrator.core.types import Acceptance
 from orchestrator.proposers.candidates import Candidate
 from orchestrator.proposers.estimates import AcceptanceEstimates, RequestOdds, corrected, range_of
 from orchestrator.proposers.growth import MARGIN, Growth
-from orchestrator.proposers.ledger import GRACE_STEPS, LOSS, Ledger, Meter
+from orchestrator.proposers.ledger import GRACE_STEPS, LONGEST_REST, LOSS, Ledger, Meter
 from orchestrator.proposers.registry import select_method
 from orchestrator.sampling.accept import accept_coupled
 from tests.support.decode import dependencies
@@ -362,6 +362,23 @@ def test_looks_for_drafts_that_find_none_stay_within_the_loss_and_do_not_hinder_
         ledger.observe(1, 1.5, 1.0)
         lost_s, elapsed_s = lost_s + 0.5, elapsed_s + 1.5
     assert lost_s <= LOSS * elapsed_s + 12 * GRACE_STEPS
+
+
+@pytest.mark.parametrize("look_s", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize("single_s", [1.05, 1.2, 1.5])
+def test_a_text_without_a_draft_is_as_fast_as_plain_decoding(single_s: float, look_s: float) -> None:
+    """Steps made together take 1 each, one made alone single_s, and each look for a draft look_s."""
+    clock = Clock()
+    meter, num_steps = Meter(StepCosts(clock)), 0
+    while num_steps < 6400:
+        clock.now_s += look_s if meter.begin() else 0.0
+        meter.sent(Proposal.empty(), may_rest=True)
+        together = min(max(meter.num_plain, 1), LONGEST_REST)
+        clock.now_s += single_s - 1.0 + together
+        for _ in range(together):
+            meter.answered(TokenTree.bare(), Acceptance((), 1))
+        num_steps += together
+    assert clock.now_s <= 1.015 * num_steps * (LONGEST_REST + single_s - 1.0) / LONGEST_REST
 
 
 def test_costs_are_interpolated_between_what_was_measured_and_never_fall() -> None:
