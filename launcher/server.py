@@ -153,9 +153,9 @@ class Server:
 
     def failure(self) -> str | None:
         """Return in one line what is wrong with the running server, None when nothing is."""
-        if self._triton is None:
-            return "the server is not running"
-        return self._watch.failure if self._watch else self._triton.why_ended()
+        if self._watch:
+            return self._watch.failure
+        return self._triton.why_ended() if self._triton else "the server is not running"
 
     def why_not_live(self) -> str | None:
         """Return in one line why the server must be restarted; while its models are loaded, only if it has ended."""
@@ -288,12 +288,11 @@ class Server:
         """End the processes and remove the work folder. keeps_log: for a day, if the log has something to say."""
         if self._health:
             self._health.close()
-            self._health = None
         if self._watch:
             self._watch.end()
         if self._triton:
             self._triton.end()
-        self._watch = self._triton = self._reloader = None
+        self._health = self._watch = self._triton = self._reloader = None
         if self._work and keeps_log and self.log():
             self._say(f"the server's log: {self._work.keep_log()}")
         elif self._work:

@@ -42,6 +42,27 @@ struct Products : native::Job {
   int at = 0, num_threads = 1;
 };
 
+template <bool is_pairs>
+double peak() {
+  f32x16 sums[16] = {};
+  const f32x16 a = native::splat(0.5f), b = native::splat(1.0f);
+  constexpr int rounds = 4000;
+  const double began_s = now_s();
+  for (int round = 0; round < rounds; ++round) {
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) {
+      sums[i] = is_pairs ? native::dot_pairs16(a, b, sums[i]) : native::fma16(sums[i], a, b);
+#if defined(__AVX512F__)
+      asm volatile("" : "+v"(sums[i]));  // or the compiler would find the sums' limits
+#endif
+    }
+  }
+  volatile float kept = 0;
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) kept = kept + native::sum_lanes(sums[i]);  // in registers, as the loop has them
+  return 2.0 * (is_pairs ? 2 : 1) * native::kLanes * 16 * rounds / (now_s() - began_s);
+}
+
 }  // namespace
 
 extern "C" {
@@ -79,23 +100,6 @@ double products_run(Products* products, int rows, int num_threads) {
 
 // Return the multiplications and additions a second of one thread that does nothing else, from about a millisecond.
 // rounds_inputs: of products in bfloat16, two for each word.
-double products_peak(int rounds_inputs) {
-  f32x16 sums[16] = {};
-  const f32x16 a = native::splat(0.5f), b = native::splat(1.0f);
-  constexpr int rounds = 4000;
-  const double began_s = now_s();
-  for (int round = 0; round < rounds; ++round) {
-#pragma GCC unroll 16
-    for (f32x16& sum : sums) {
-      sum = rounds_inputs ? native::dot_pairs16(a, b, sum) : native::fma16(sum, a, b);
-#if defined(__AVX512F__)
-      asm volatile("" : "+v"(sum));  // or the compiler would find the sums' limits
-#endif
-    }
-  }
-  volatile float kept = 0;
-  for (const f32x16& sum : sums) kept = kept + native::sum_lanes(sum);
-  return 2.0 * (rounds_inputs ? 2 : 1) * native::kLanes * 16 * rounds / (now_s() - began_s);
-}
+double products_peak(int rounds_inputs) { return rounds_inputs ? peak<true>() : peak<false>(); }
 
 }  // extern "C"
