@@ -89,6 +89,7 @@ class StepCosts:
         self._rows = self._tokens = self._others = Mean()  # of one request; other requests in a pass
         self._plain = Mean()
         self._single = Mean()  # what a plain step takes alone beyond one of several that are made together
+        self._last_single_s = 0.0
         self._num_measured = self._plain_at = 0
         self._surface: Surface | None = None
         self._lock = threading.Lock()
@@ -100,7 +101,9 @@ class StepCosts:
         """
         with self._lock:
             if num_rows == 1 and self._plain_at:
-                self._single = self._single.of(min(seconds, MOST_OF_MEAN * self._plain.value) - self._plain.value)
+                # The quicker one of two in a row, since something else may have held one up.
+                quicker_s = min(seconds, self._last_single_s or self._plain.value)
+                self._single, self._last_single_s = self._single.of(quicker_s - self._plain.value), seconds
             self._enter(num_rows, num_in_pass, num_tokens, seconds)
 
     def observe_plain(self, num_in_pass: int, seconds: float) -> None:

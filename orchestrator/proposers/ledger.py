@@ -178,5 +178,6 @@ class Meter:
         self._rest = Rest()
         if num_steps >= MEASURED_STEPS:
             self._costs.observe_plain(acceptance.num_in_pass, rest_s / num_steps)
-        elif num_steps == 1:  # two or three are neither single steps nor many that are made together
-            self._costs.observe(1, acceptance.num_in_pass, 1, rest_s)
+        else:  # the first of them is what a single step would have been
+            others_s = (num_steps - 1) * (plain_s(surface) if (surface := self._costs.surface()) else 0.0)
+            self._costs.observe(1, acceptance.num_in_pass, 1, rest_s - others_s)

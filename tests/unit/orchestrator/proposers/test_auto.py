@@ -378,7 +378,7 @@ def test_a_text_without_a_draft_is_as_fast_as_plain_decoding(single_s: float, lo
         for _ in range(together):
             meter.answered(TokenTree.bare(), Acceptance((), 1))
         num_steps += together
-    assert clock.now_s <= 1.015 * num_steps * (LONGEST_REST + single_s - 1.0) / LONGEST_REST
+    assert clock.now_s <= 1.025 * num_steps * (LONGEST_REST + single_s - 1.0) / LONGEST_REST
 
 
 def test_costs_are_interpolated_between_what_was_measured_and_never_fall() -> None:
