@@ -396,11 +396,23 @@ def test_use_draft_logits_asks_for_rejection(door: Door) -> None:
 
 def test_lossy_rule_is_labelled_and_its_thresholds_count(door: Door) -> None:
     said = [
-        door.ask(**asked("prompt_lookup", **DRAWN, rule="typical", typical_epsilon=e, typical_delta=d))
-        for e, d in ((0.0, 0.0), (0.09, 0.3), (1.0, 1.0))
+        [
+            door.ask(**asked("prompt_lookup", prompt, temperature=0.9, seed=seed, rule="typical", **thresholds))
+            for prompt in PROMPTS
+            for seed in range(4)
+        ]
+        for thresholds in (
+            {"typical_epsilon": 0.0, "typical_delta": 0.0},
+            {"typical_epsilon": 0.09, "typical_delta": 0.3},
+            {"typical_epsilon": 1.0, "typical_delta": 1.0},
+        )
     ]
-    assert {answer.totals["rule"] for answer in said} == {"typical (lossy)"}
-    accepted = [answer.totals["total_accepted_draft_tokens"] / answer.totals["num_steps"] for answer in said]
+    totals = [[answer.totals for answer in answers] for answers in said]
+    assert {each["rule"] for some in totals for each in some} == {"typical (lossy)"}
+    accepted = [
+        sum(each["total_accepted_draft_tokens"] for each in some) / sum(each["num_steps"] for each in some)
+        for some in totals
+    ]
     assert accepted[0] > accepted[2]
 
 
