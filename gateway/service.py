@@ -107,8 +107,8 @@ class Gateway:
         """Return the text of tokens; raises BadRequest or ModelNotFound."""
         self.check_model(fields.model)
         vocab_size = self.checkpoint.vocab_size
-        if wrong := [token for token in fields.tokens if token >= vocab_size]:
-            raise BadRequest(f"tokens must be in 0..{vocab_size - 1}, got {wrong[0]}", "tokens")
+        if (wrong := next((token for token in fields.tokens if token >= vocab_size), None)) is not None:
+            raise BadRequest(f"tokens must be in 0..{vocab_size - 1}, got {wrong}", "tokens")
         return {"prompt": self.checkpoint.decode(fields.tokens)}
 
     def check_model(self, name: str) -> None:

@@ -14,7 +14,7 @@ from launcher.engines import DIRECT, num_passes
 LIMIT_S, FRESH_S = 10.0, 2.0
 METRICS_LIMIT_S = 2.0
 _REQUEST = {"text_input": "a", "max_tokens": 1, "speculation": "none", "timeout_ms": int(LIMIT_S * 1000)}
-#: What a well server says that takes no request now: it is full, or drains.
+#: Words in the errors of a healthy server that takes no request now: it is full or draining.
 _HEALTHY_REFUSALS = ("max_running", "draining")
 
 

@@ -113,7 +113,7 @@ class StepCosts:
             self._plain, self._plain_at = self._plain.of(seconds), self._num_measured
 
     def _enter(self, num_rows: int, num_in_pass: int, num_tokens: int, seconds: float) -> None:
-        """Enter a single step of one request; the caller holds the lock."""
+        """Enter what one request's step cost; the caller holds the lock."""
         self._rows, self._tokens = self._rows.of(num_rows), self._tokens.of(num_tokens)
         self._others = self._others.of(num_in_pass - 1)
         all_rows = num_rows + (num_in_pass - 1) * self._rows.value

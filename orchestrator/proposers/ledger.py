@@ -148,7 +148,7 @@ class Meter:
             return 0.0
         if self._ledger.pause:
             self._note_rest(acceptance)
-            return self._note_rate(1, plain_s(surface) if (surface := self._costs.surface()) else 0.0)
+            return self._note_rate(1, self._plain_s)
         num_rows, step_s = tree.num_nodes + 1, self._costs.clock() - self._sent_s - 1e-6 * acceptance.queue_us
         self._costs.observe(num_rows, acceptance.num_in_pass, acceptance.num_tokens, step_s)
         if surface := self._costs.surface():
@@ -160,6 +160,11 @@ class Meter:
     def rate(self) -> float:
         """Tokens of the request per second of its last steps; 0 before the first."""
         return self._tokens / self._seconds if self._seconds else 0.0
+
+    @property
+    def _plain_s(self) -> float:
+        """Time of a plain step that is made together with others; 0 before one has been measured."""
+        return plain_s(surface) if (surface := self._costs.surface()) else 0.0
 
     def _note_rate(self, num_tokens: int, step_s: float) -> float:
         self._tokens, self._seconds = DISCOUNT * self._tokens + num_tokens, DISCOUNT * self._seconds + step_s
@@ -179,5 +184,4 @@ class Meter:
         if num_steps >= MEASURED_STEPS:
             self._costs.observe_plain(acceptance.num_in_pass, rest_s / num_steps)
         else:  # the first of them is what a single step would have been
-            others_s = (num_steps - 1) * (plain_s(surface) if (surface := self._costs.surface()) else 0.0)
-            self._costs.observe(1, acceptance.num_in_pass, 1, rest_s - others_s)
+            self._costs.observe(1, acceptance.num_in_pass, 1, rest_s - (num_steps - 1) * self._plain_s)

@@ -99,7 +99,8 @@ class SelectedMethod(NamedTuple):
     def _build(self, dependencies: ProposerDependencies) -> Proposer:
         """Build the bare proposer; each member of a union is guarded, so that its failure leaves the others alone."""
         if self.config.adaptive and all(method.can_be_cut for method in self._declarations):
-            levels = max(each.num_levels for each in [member.config for member in self.members] or [self._grown_config])
+            configs = [member.config for member in self.members] or [self._grown_config]
+            levels = max(config.num_levels for config in configs)
             return Sized(self._unsized(dependencies), dependencies.step_costs, dependencies.estimates, levels)
         return self._unsized(dependencies)
 

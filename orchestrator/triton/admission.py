@@ -95,8 +95,7 @@ class Admission:
         self, max_running: int, max_waiting: int, folder: Path | None = None, tenant_limit: int | None = None
     ) -> None:
         self.max_running, self.num_running = max_running, 0
-        self._max_waiting, self._shares = max_waiting, tenant_limit is not None
-        self._largest = min(max_running, tenant_limit or max_running)
+        self._max_waiting, self._tenant_limit = max_waiting, tenant_limit
         self._places = SharedPlaces(folder, max_running, tenant_limit) if folder else Places(max_running, tenant_limit)
         self._waiting: list[Waiting] = []
         self._rate = ServiceRate()
@@ -109,11 +108,16 @@ class Admission:
         """Requests in the queue."""
         return len(self._waiting)
 
+    @property
+    def _largest(self) -> int:
+        """Places of the largest request that can ever run."""
+        return min(self.max_running, self._tenant_limit or self.max_running)
+
     def would_refuse(self) -> bool:
         """Return whether a request of priority 0 would be refused now, whosever it is; cheap."""
         with self._lock:
             is_full = bool(self._waiting) and len(self._waiting) >= self._max_waiting
-            return is_full and not self._shares and self._waiting[-1].turn_s <= time.monotonic()
+            return is_full and self._tenant_limit is None and self._waiting[-1].turn_s <= time.monotonic()
 
     def retry_after_s(self) -> int:
         """Return in how many seconds all requests that wait now will have begun, by the measured service rate."""
@@ -126,9 +130,8 @@ class Admission:
         It may take the place of another in the queue, which is given up then: full.
         """
         with self._lock:
-            if (
-                self._closed.is_set() or request.num_places > self._largest
-            ):  # a reload may have lowered the limits since
+            # A reload may have lowered the limits since the request was checked.
+            if self._closed.is_set() or request.num_places > self._largest:
                 return False
             if not self._waiting:
                 self._rate.restart()
@@ -145,10 +148,9 @@ class Admission:
         """Change the limits; what runs or waits beyond them goes on, and what could never begin is given up."""
         with self._lock:
             self.max_running, self._max_waiting = max_running, max_waiting
-            self._shares = tenant_limit is not None
-            self._largest = largest = min(max_running, tenant_limit or max_running)
+            self._tenant_limit = tenant_limit
             self._places.resize(max_running, tenant_limit)
-        self._give_up(lambda request: "full" if request.num_places > largest else "")
+        self._give_up(lambda request: "full" if request.num_places > self._largest else "")
 
     def close(self, timeout_s: float) -> bool:
         """Give up the waiting requests, wait for the running ones; True when all have ended in time."""
@@ -162,7 +164,7 @@ class Admission:
 
     def _pop_refused(self) -> Waiting:
         """Take out the last of the queue, or of its tenant with the most requests; the caller holds the lock."""
-        counts = Counter(waiting.request.tenant for waiting in self._waiting if self._shares)
+        counts = Counter(waiting.request.tenant for waiting in self._waiting if self._tenant_limit is not None)
         refused = max(self._waiting, key=lambda waiting: (counts[waiting.request.tenant], waiting.turn_s))
         self._waiting.remove(refused)
         if not self._waiting:

@@ -14,7 +14,7 @@ from orchestrator.core.errors import EngineError, EngineLost, RequestError, Serv
 Tensors = dict[str, npt.NDArray[Any]]
 Incoming = Mapping[str, npt.NDArray[Any]]
 
-#: One more than the largest token id, or number, that an INT32 can hold; the largest UINT64.
+#: One more than the largest token id that an INT32 can hold; the largest UINT64.
 MAX_VOCAB_SIZE, MAX_SCALAR = 1 << 31, (1 << 64) - 1
 
 # Triton carries an error as text only, whose first word is this code. Subclasses come before their base class.
@@ -44,7 +44,7 @@ def pack_scalars(**values: int) -> Tensors:
 
 def packed_us(time_us: float) -> int:
     """Return a time as INT32 holds it, in µs: at most 35 minutes, of a step that waited longer for blocks."""
-    return min(int(time_us), MAX_VOCAB_SIZE - 1)
+    return min(int(time_us), int(np.iinfo(np.int32).max))
 
 
 def pack_nonzero(**values: int) -> Tensors:
