@@ -70,3 +70,8 @@ class Drafting:
         """Commit the tokens of a step, and let the proposer learn."""
         self.context.commit(acceptance.tokens(proposal.tree))
         self.proposer.observe(proposal.tree, acceptance)
+
+    def commit_compiled(self, step: Step) -> None:
+        """Commit the tokens of a step that the engine drafted for in native code."""
+        self.context.commit(step.tokens)
+        self.proposer.observe_compiled(step.proposal.tree, step.acceptance, step.draft_s, step.target_s)

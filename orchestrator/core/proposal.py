@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from orchestrator.core.context import Context
 from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.step_costs import Surface
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, IdArray, StepOptions
 
@@ -76,6 +77,23 @@ class Proposal:
         )
 
 
+class CompiledDrafts(NamedTuple):
+    """What an engine needs to grow a request's trees in native code, step by step without the proposer.
+
+    handle, next_address: the growth, which `owner` keeps alive, and the address of its function (`drafts::Next`).
+    max_nodes, max_depth: of a tree. costs, node_s: by which trees are sized. sources: by the bits of a node's names.
+    """
+
+    handle: int
+    next_address: int
+    owner: object
+    max_nodes: int
+    max_depth: int
+    costs: Surface
+    node_s: float
+    sources: tuple[str, ...]
+
+
 class Proposer(Protocol):
     """Drafts for one request; a subclass must define `name` and `propose`, and overrides what else it needs."""
 
@@ -85,6 +103,11 @@ class Proposer(Protocol):
     def num_plain(self) -> int:
         """Return how many proposals, the last one included, are bare roots whatever the text: none need be made."""
         return 0
+
+    @property
+    def compiled(self) -> CompiledDrafts | None:
+        """What makes the proposals behind the last one in native code; None: it must be asked for each."""
+        return None
 
     @property
     def options(self) -> StepOptions:
@@ -100,6 +123,13 @@ class Proposer(Protocol):
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Learn from the decision on the last proposal; the context has the committed tokens."""
+        return
+
+    def observe_compiled(self, tree: TokenTree, acceptance: Acceptance, draft_s: float, step_s: float) -> None:
+        """Learn from a step that was made with `compiled`, whose growth has learnt already.
+
+        draft_s, step_s: time to draft for it, 0 if that was measured here, and from then to its decision.
+        """
         return
 
     def close(self) -> None:

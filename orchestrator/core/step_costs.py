@@ -22,12 +22,14 @@ MOST_OF_MEAN = 3.0
 #: A row that has not been measured is taken to cost this part of a plain step. It is optimistic, so that larger trees
 #: are tried, and thereby measured, wherever they might pay.
 UNKNOWN_ROW = 0.02
+#: Of a plain step alone, one of several made together takes at least this part.
+LEAST_OF_SINGLE = 0.5
 #: A surface is computed anew after so many measurements; one of fewer measurements at once.
 REFRESH = 16
 #: The line through all groups is worth so many measurements; those of a group are worth half after so many steps.
 LINE_WEIGHT = 2.0
 HALF_LIFE = 256
-#: After so many steps without a measured pause, plain steps are measured again.
+#: After so many steps of each request without a measured plain step, plain steps are measured again.
 PLAIN = 128
 
 
@@ -87,20 +89,24 @@ class StepCosts:
         self.clock = clock
         self._groups: dict[int, Group] = {}
         self._rows = self._tokens = self._others = Mean()  # of one request; other requests in a pass
-        self._plain = Mean()
+        self._plain, self._plain_in_pass = Mean(), 0  # of plain steps made together with so many requests in a pass
         self._single = Mean()  # what a plain step takes alone beyond one of several that are made together
         self._last_single_s = 0.0
         self._num_measured = self._plain_at = 0
         self._surface: Surface | None = None
         self._lock = threading.Lock()
 
-    def observe(self, num_rows: int, num_in_pass: int, num_tokens: int, seconds: float) -> None:
+    def observe(self, num_rows: int, num_in_pass: int, num_tokens: int, seconds: float | None) -> None:
         """Learn from one request's step.
 
-        num_rows, num_tokens: this request's. num_in_pass: the requests that shared the pass. seconds: of the step.
+        num_rows, num_tokens: this request's. num_in_pass: the requests that shared the pass. seconds: of the step;
+        None: the pass did other work, too.
         """
         with self._lock:
-            if num_rows == 1 and self._plain_at:
+            if seconds is None:
+                self._note_load(num_rows, num_in_pass, num_tokens)
+                return
+            if num_rows == 1 and self._plain_at and num_in_pass == self._plain_in_pass:
                 # The quicker one of two in a row, since something else may have held one up.
                 quicker_s = min(seconds, self._last_single_s or self._plain.value)
                 self._single, self._last_single_s = self._single.of(quicker_s - self._plain.value), seconds
@@ -109,13 +115,29 @@ class StepCosts:
     def observe_plain(self, num_in_pass: int, seconds: float) -> None:
         """Learn from plain steps that were made together, which may be quicker than single ones. seconds: of one."""
         with self._lock:
-            self._enter(1, num_in_pass, 1, seconds + max(self._single.value, 0.0))
-            self._plain, self._plain_at = self._plain.of(seconds), self._num_measured
+            self._enter(1, num_in_pass, 1, seconds + self._single_s)
+            self._note_plain(num_in_pass, seconds)
+
+    def observe_made(self, num_rows: int, num_in_pass: int, num_tokens: int, seconds: float) -> None:
+        """Learn from a step of several that were made together, some with drafts; as `observe`."""
+        with self._lock:
+            self._enter(num_rows, num_in_pass, num_tokens, seconds)
+            if num_rows == 1:
+                self._single = self._single.of(0.0)  # a look between such steps costs next to nothing
+                self._note_plain(num_in_pass, seconds)
+
+    def _note_plain(self, num_in_pass: int, seconds: float) -> None:
+        if num_in_pass != self._plain_in_pass:
+            self._plain, self._plain_in_pass = Mean(), num_in_pass
+        self._plain, self._plain_at = self._plain.of(seconds), self._num_measured
+
+    @property
+    def _single_s(self) -> float:
+        return max(self._single.value, 0.0)
 
     def _enter(self, num_rows: int, num_in_pass: int, num_tokens: int, seconds: float) -> None:
         """Enter what one request's step cost; the caller holds the lock."""
-        self._rows, self._tokens = self._rows.of(num_rows), self._tokens.of(num_tokens)
-        self._others = self._others.of(num_in_pass - 1)
+        self._note_load(num_rows, num_in_pass, num_tokens)
         all_rows = num_rows + (num_in_pass - 1) * self._rows.value
         group = bisect_left(GROUPS, all_rows)
         self._num_measured += 1
@@ -123,10 +145,15 @@ class StepCosts:
         if self._num_measured < REFRESH or self._num_measured % REFRESH == 0:
             self._surface = None
 
+    def _note_load(self, num_rows: int, num_in_pass: int, num_tokens: int) -> None:
+        self._rows, self._tokens = self._rows.of(num_rows), self._tokens.of(num_tokens)
+        self._others = self._others.of(num_in_pass - 1)
+
     @property
     def wants_plain(self) -> bool:
         """True if plain steps should be measured: without their cost nobody knows what drafts gain."""
-        return not self._plain_at or self._num_measured - self._plain_at >= PLAIN
+        num_requests = 1.0 + self._others.value
+        return not self._plain_at or self._num_measured - self._plain_at >= PLAIN * num_requests
 
     def surface(self) -> Surface | None:
         """Return the costs for 1…MAX_NODES + 1 rows, interpolated; None before plain steps have been measured."""
@@ -149,7 +176,8 @@ class StepCosts:
         costs += UNKNOWN_ROW * points_s[0] / sizes[0] * np.maximum(rows - sizes[-1], 0.0)
         seconds = np.maximum.accumulate(costs)
         others_tokens = others * self._tokens.value
-        plain_rate = max((1.0 + others) / float(seconds[0]), (1.0 + others_tokens) / self._plain.value)
+        plain_s = max(float(seconds[1]) - self._single_s, LEAST_OF_SINGLE * float(seconds[1]))
+        plain_rate = max((1.0 + others) / float(seconds[0]), (1.0 + others_tokens) / plain_s)
         return surface_of(seconds[1:], others_tokens, plain_rate)
 
 

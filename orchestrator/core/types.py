@@ -123,6 +123,7 @@ class Acceptance:
     features: (r, width) float32, the hidden states of the positions from features_start on.
     queue_us, forward_us, verify_us: how long the call waited for the pass, the forward pass, and its verification.
     num_in_pass: how many requests shared the pass.
+    has_prompts: the pass read parts of prompts too, so that its time is not that of a step. Known in the engine alone.
     num_cached_tokens: tokens of the context that were in the cache when the engine first saw the sequence.
     engine_speculation: only from an engine that drafts by itself.
     node_top_ids: (m + 1, k) int32, the k most probable tokens behind every node by the raw logits, in order.
@@ -143,6 +144,7 @@ class Acceptance:
     queue_us: int = 0
     verify_us: int = 0
     node_top_ids: IdArray | None = None
+    has_prompts: bool = False
 
     def top_tokens(self, num_tokens: int) -> tuple[list[list[int]], list[list[float]]]:
         """Return the top ids of the first positions and their log probabilities; empty if not requested."""

@@ -25,7 +25,7 @@ LIBRARY = NativeLibrary(
     "drafts",
     Path(__file__).resolve().parent,
     sources=("drafts.cpp",),
-    headers=("automaton.h", "estimates.h", "growth.h"),
+    headers=("automaton.h", "drafts.h", "estimates.h", "growth.h"),
 )
 #: `drafts::Level`.
 LEVEL = np.dtype([(name, np.uint64) for name in ("keys", "tokens", "evidence")] + [("size", np.int64)])
@@ -67,6 +67,7 @@ class CompiledEstimates:
 class CompiledGrowth:
     """Grows the trees of one request.
 
+    handle, next_address: for native code that grows them step by step (drafts.h).
     Invariant: a tree is that of the reference over the same sources, names included.
     """
 
@@ -76,8 +77,9 @@ class CompiledGrowth:
         self._library, self._kept = estimates.library, (estimates, tables)
         ids = np.array(prediction, np.int32)
         address = tables.address if tables else None
-        self._handle = self._library.drafts_new(estimates.handle, address, ids.ctypes.data, len(ids), is_chain)
-        weakref.finalize(self, self._library.drafts_free, self._handle)
+        self.handle = self._library.drafts_new(estimates.handle, address, ids.ctypes.data, len(ids), is_chain)
+        self.next_address: int = ctypes.cast(self._library.drafts_next, c_void_p).value or 0
+        weakref.finalize(self, self._library.drafts_free, self.handle)
         self._tree = np.empty((3, MAX_NODES), np.int32)
         self._chances = np.empty(MAX_NODES)
         self._outputs = [row.ctypes.data for row in (*self._tree, self._chances)]
@@ -101,13 +103,13 @@ class CompiledGrowth:
         new = (c_int32 * len(read))(*read)
         limits = temperature_range, place, agreement, min(max_nodes, MAX_NODES), max_depth
         surface = costs.seconds.ctypes.data, costs.row_s.ctypes.data, costs.others_tokens, costs.rate, node_s
-        size = self._library.drafts_grow(self._handle, new, len(read), *limits, *surface, *self._outputs)
+        size = self._library.drafts_grow(self.handle, new, len(read), *limits, *surface, *self._outputs)
         tokens, parents, names = self._tree[:, :size].copy()
         return TokenTree(tokens, parents), names.tolist(), self._chances[:size].copy()
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Compare the candidates of the last tree with the text that came."""
-        self._library.drafts_learn(self._handle, (c_int32 * len(tokens))(*tokens), len(tokens))
+        self._library.drafts_learn(self.handle, (c_int32 * len(tokens))(*tokens), len(tokens))
 
 
 @cache

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <unordered_map>
 #include <utility>
 
@@ -26,6 +27,8 @@ inline double corrected(double probability, double odds_ratio) {
 // Discounted counts of accepted and tested tokens by kind, of all requests.
 class Estimates {
  public:
+  std::mutex mutex;  // of whoever reads or changes them
+
   void observe(const Kind& kind, bool is_accepted) {
     auto& [accepted, tested] = counts_[kind.key()];
     accepted = kDiscount * accepted + double(is_accepted);

@@ -6,12 +6,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <queue>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "automaton.h"
+#include "drafts.h"
 #include "estimates.h"
 
 namespace drafts {
@@ -60,17 +62,6 @@ struct Waiting {
   }
 };
 
-struct Costs {
-  const double *seconds, *row_s;
-  double others_tokens, rate, node_s;
-};
-
-// Where a tree is written, by node 1…m: its token, its parent, the names of its sources, its chance.
-struct Tree {
-  int32_t *tokens, *parents, *names;
-  double* chances;
-};
-
 inline int length_of(int length) { return length < kMaxLength * 3 / 2 ? std::min(length, kMaxLength) : kMaxLength + 1; }
 
 inline int text_evidence(int length, double share, int times) {
@@ -79,6 +70,9 @@ inline int text_evidence(int length, double share, int times) {
 
 class Growth {
  public:
+  // Held during every call below: requests share the counts, and native code grows without Python's global lock.
+  std::mutex& mutex() const { return estimates_->mutex; }
+
   Growth(Estimates* estimates, const Tables* tables, const int32_t* prediction, size_t size, bool is_chain)
       : estimates_(estimates), tables_(tables), prediction_(prediction, prediction + size), is_chain_(is_chain) {}
 
@@ -92,6 +86,8 @@ class Growth {
     }
     has_begun_ = true, num_judged_ = 0, range_ = range;
   }
+
+  void read(const int32_t* tokens, size_t count) { read(tokens, count, range_); }
 
   // Write the tree with the most expected tokens per second; return its number of nodes.
   int grow(int place, int agreement, int max_nodes, int max_depth, const Costs& costs, const Tree& tree) {

@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 from pydantic import Field
 
 from orchestrator.core.context import Context
-from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import Surface
 from orchestrator.core.tree import MAX_NODES, TokenTree
@@ -73,6 +73,13 @@ class Auto(Proposer):
         self._meter, self._clock = Meter(dependencies.step_costs), dependencies.step_costs.clock
         self._node_s = self._begun_s = 0.0
         self._begun: Grown | None = None
+        self._compiled: CompiledDrafts | None = None
+        self._is_made_by_engine = False
+
+    @property
+    def compiled(self) -> CompiledDrafts | None:
+        """What grows the next trees in native code; None while a head or a pause has a part in them."""
+        return self._compiled
 
     @property
     def num_plain(self) -> int:
@@ -99,10 +106,13 @@ class Auto(Proposer):
         grown, self._begun, self._begun_s = self._begun, None, 0.0
         if surface and not grown:
             grown = self._grow(context, sampling, budget, surface)
+        self._compiled = None
+        if surface and not (self._heads and self._heads.name):
+            self._compiled = self._growth.compiled(self._most.within(budget), surface, self._node_s)
         proposal = self._chosen(grown, context, sampling, budget, surface) if grown else Proposal.empty()
         if surface and self._heads and not self._meter.is_first:
             self._heads.choose(self._meter.rate, budget.max_depth + 1, surface, range_of(sampling))
-        self._meter.sent(proposal, may_rest=not (self._heads and self._heads.name))
+        self._meter.sent(proposal, may_rest=not (self._is_made_by_engine or (self._heads and self._heads.name)))
         if self._heads:
             self._heads.sent(self._meter.num_plain)
         return proposal
@@ -118,8 +128,19 @@ class Auto(Proposer):
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Learn what the step cost, and how far the candidates agree with the text."""
+        self._is_made_by_engine &= bool(self._meter.num_plain) or acceptance.has_prompts
         self._growth.learn(acceptance.tokens(tree))
         step_s = self._meter.answered(tree, acceptance)
+        if self._heads:
+            self._heads.observe(tree, acceptance, step_s)
+
+    def observe_compiled(self, tree: TokenTree, acceptance: Acceptance, draft_s: float, step_s: float) -> None:
+        """Learn what a step cost that native code drafted for; its growth has learnt from the text."""
+        self._is_made_by_engine = True
+        self._growth.note_read(acceptance.num_tokens)
+        if draft_s:
+            self._note_node_s(draft_s, tree.num_nodes)
+        step_s = self._meter.made(tree, acceptance, draft_s, step_s)
         if self._heads:
             self._heads.observe(tree, acceptance, step_s)
 
@@ -134,11 +155,13 @@ class Auto(Proposer):
         proposal = self._growth.grow(context, budget, surface, self._node_s, range_of(sampling))
         chances, num_nodes = self._growth.chances, proposal.tree.num_nodes
         if not self._meter.is_first:
-            node_s = (self._clock() - began_s) / (num_nodes + 1)
-            self._node_s = DISCOUNT * self._node_s + (1 - DISCOUNT) * node_s
+            self._note_node_s(self._clock() - began_s, num_nodes)
         tokens = 1.0 + surface.others_tokens + float(chances.sum())
         rate = tokens / float(surface.seconds[num_nodes]) if num_nodes else surface.rate
         return Grown(proposal, chances, bool(self._heads and budget.max_depth and self._heads.wants(rate, surface)))
+
+    def _note_node_s(self, draft_s: float, num_nodes: int) -> None:
+        self._node_s = DISCOUNT * self._node_s + (1 - DISCOUNT) * draft_s / (num_nodes + 1)
 
     def _united(self, grown: Grown, drafted: Proposal, surface: Surface) -> Proposal:
         """Return the nodes of both trees that pay; the time to draft them is spent."""

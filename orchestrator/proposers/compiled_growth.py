@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from orchestrator.core.context import Context
-from orchestrator.core.proposal import Budget, Proposal
+from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal
 from orchestrator.core.step_costs import Surface
 from orchestrator.core.types import FloatArray
 from orchestrator.native.drafts import CompiledEstimates, CompiledGrowth, CompiledTables
@@ -47,6 +47,12 @@ class AnyGrowth(Protocol):
     def learn(self, tokens: Sequence[int]) -> None:
         """Compare the candidates of the last tree with the text that came."""
 
+    def compiled(self, limits: Budget, costs: Surface, node_s: float) -> CompiledDrafts | None:
+        """Return what native code needs to grow the next trees by itself; None: it cannot."""
+
+    def note_read(self, num_tokens: int) -> None:
+        """Note that native code has read so many tokens of the text, and has learnt from them."""
+
 
 class NativeGrowth:
     """Implements `AnyGrowth` in C++."""
@@ -73,6 +79,19 @@ class NativeGrowth:
     def learn(self, tokens: Sequence[int]) -> None:
         """Compare the candidates of the last tree with the text that came."""
         self._growth.learn(tokens)
+
+    def compiled(self, limits: Budget, costs: Surface, node_s: float) -> CompiledDrafts | None:
+        """Return what native code needs to grow the next trees by itself, which it cannot behind a prediction."""
+        if self._prediction:
+            return None
+        growth = self._growth
+        return CompiledDrafts(
+            growth.handle, growth.next_address, growth, limits.max_nodes, limits.max_depth, costs, node_s, SOURCES
+        )
+
+    def note_read(self, num_tokens: int) -> None:
+        """Note that native code has read so many tokens of the text, and has learnt from them."""
+        self._num_read += num_tokens
 
 
 def growth_of(dependencies: ProposerDependencies, is_chain: bool) -> AnyGrowth:

@@ -134,6 +134,13 @@ class Growth:
             node = grown.children[node][token]
         self._grown = Grown()
 
+    def compiled(self, limits: Budget, costs: Surface, node_s: float) -> None:
+        """Return None: the reference is not compiled."""
+
+    def note_read(self, num_tokens: int) -> None:
+        """Native code reads nothing for the reference."""
+        raise NotImplementedError
+
     def _judge(self, context: Context) -> None:
         """Compare the tokens of plain steps, for which no tree was grown, with what would have been named.
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from orchestrator.core.context import Context
-from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
@@ -43,6 +43,11 @@ class Guarded(Proposer):
     def num_plain(self) -> int:
         """Return how many proposals are bare roots; all of a proposer that has failed."""
         return sys.maxsize if self._failed else self._proposer.num_plain
+
+    @property
+    def compiled(self) -> CompiledDrafts | None:
+        """What makes the next proposals in native code; nothing where the grammar prunes, or once it has failed."""
+        return None if self._failed or self._matcher else self._proposer.compiled
 
     @property
     def options(self) -> StepOptions:
@@ -79,6 +84,12 @@ class Guarded(Proposer):
         if not self._failed:
             with self._catching("observe"):
                 self._proposer.observe(tree, acceptance)
+
+    def observe_compiled(self, tree: TokenTree, acceptance: Acceptance, draft_s: float, step_s: float) -> None:
+        """Let the proposer learn."""
+        if not self._failed:
+            with self._catching("observe"):
+                self._proposer.observe_compiled(tree, acceptance, draft_s, step_s)
 
     def close(self) -> None:
         """Free what the proposer holds; a failure here is logged and harms neither the request nor the target."""

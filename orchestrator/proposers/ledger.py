@@ -150,9 +150,21 @@ class Meter:
             self._note_rest(acceptance)
             return self._note_rate(1, self._plain_s)
         num_rows, step_s = tree.num_nodes + 1, self._costs.clock() - self._sent_s - 1e-6 * acceptance.queue_us
-        self._costs.observe(num_rows, acceptance.num_in_pass, acceptance.num_tokens, step_s)
+        self._costs.observe(
+            num_rows, acceptance.num_in_pass, acceptance.num_tokens, None if acceptance.has_prompts else step_s
+        )
+        return self._note_step(num_rows, acceptance, step_s, self.draft_s)
+
+    def made(self, tree: TokenTree, acceptance: Acceptance, draft_s: float, step_s: float) -> float:
+        """Note a step of several that were made together, with drafts; return what it cost."""
+        num_rows = tree.num_nodes + 1
+        self._costs.observe_made(num_rows, acceptance.num_in_pass, acceptance.num_tokens, step_s)
+        return self._note_step(num_rows, acceptance, step_s, draft_s)
+
+    def _note_step(self, num_rows: int, acceptance: Acceptance, step_s: float, draft_s: float) -> float:
+        """Enter a step into the ledger by what steps of its size cost, since a single one may have been held up."""
         if surface := self._costs.surface():
-            step_s = float(surface.seconds[num_rows - 1]) + self.draft_s
+            step_s = float(surface.seconds[num_rows - 1]) + draft_s
             self._ledger.observe(acceptance.num_tokens, step_s, plain_s(surface))
         return self._note_rate(acceptance.num_tokens, step_s)
 

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Generic, Protocol, TypeVar
 
+from orchestrator.core.drafting import Step
 from orchestrator.core.errors import ServingError
+from orchestrator.core.proposal import CompiledDrafts
 from orchestrator.core.tree import BoolArray
 from orchestrator.core.types import Acceptance, Distribution, DraftResponse
 from orchestrator.wire.context import Delta
@@ -22,20 +24,24 @@ log = logging.getLogger(__name__)
 
 WARM_UP_LIMIT_S = 120.0
 
-Answer = Acceptance | DraftResponse | list[Acceptance]
+Answer = Acceptance | DraftResponse | list[Step]
 Reply = Callable[[Answer | ServingError], None]
 Request = TypeVar("Request", StepRequest, DraftRequest)
 
 
 @dataclass(frozen=True, eq=False)
-class PlainSteps(StepRequest):
-    """A step without drafts that the engine may follow with more of them; it answers with their acceptances, in order.
+class SeveralSteps(StepRequest):
+    """A step that the engine may follow with more of them; it answers with all, in order, or with the one.
 
-    max_steps: most steps. limit_s: the time after which none begins.
+    drafts: what it grows their trees from; None = they have none. sources: of the nodes of the first tree.
+    max_steps, max_tokens: most steps, and tokens of all. limit_s: the time after which none begins.
     """
 
     max_steps: int = 1
+    max_tokens: int = 1
     limit_s: float = 0.0
+    drafts: CompiledDrafts | None = None
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +61,7 @@ class Progress:
     """What an engine and its thread tell each other.
 
     num_passes, num_calls: passes made, and the calls in them. num_waiting: what waits to be received by the engine's
-    thread; while it is not 0, no further step of PlainSteps begins.
+    thread; while it is not 0, no further step of SeveralSteps begins.
     """
 
     num_passes: int = 0
@@ -126,7 +132,7 @@ class Engine(Protocol[Request]):
         """The live sequences; the thread drops those that have ended or are idle."""
 
     def advance(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
-        """Run one pass, or several of PlainSteps; answer the calls that are complete, and return the others."""
+        """Run one pass, or several of SeveralSteps; answer the calls that are complete, and return the others."""
 
 
 def submit_and_wait(submit: Callable[[Request, float, Reply], None], request: Request) -> Answer:

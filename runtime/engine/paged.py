@@ -18,7 +18,7 @@ from runtime.kv.blocks import BlockPool
 from runtime.kv.cache import KVCache
 from runtime.kv.sequences import SequenceTable
 from runtime.native.chains import NativeChain
-from runtime.native.decoding import Decoded, Decoding
+from runtime.native.decoding import DecodedStep, Decoding, steps_of
 from runtime.native.model import NativeModel
 from runtime.sampling.logits_processors import LogitsProcessors, processors_for
 
@@ -124,15 +124,21 @@ class PagedModel:
         self._note_computed(segments)
         return drafted
 
-    def decode(self, segments: list[Segment], decoding: Decoding) -> Decoded:
-        """Make plain steps behind the one uncomputed token of each segment, in native code, and commit their tokens."""
+    def decode(self, segments: list[Segment], decoding: Decoding) -> list[list[DecodedStep]]:
+        """Make steps behind the one uncomputed token of each segment, in native code, and commit their tokens.
+
+        Return those of each segment. The trees of the first ones are the segments'.
+        """
         assert isinstance(self.model, NativeModel)
         decoded = self.model.decode(Pass(segments, self.model.device, self.model.dtype), self.cache, decoding)
-        for segment, tokens in zip(segments, decoded.tokens.T.tolist(), strict=True):
-            segment.sequence.context.commit(tokens)
-            segment.last += len(tokens) - 1
+        steps = steps_of(decoded, [segment.tree for segment in segments])
+        for segment, made in zip(segments, steps, strict=True):
+            for step in made:
+                segment.sequence.context.commit(step.tokens)
+                segment.last += len(step.tokens)
+            segment.last -= 1  # the last token is the next step's root
         self._note_computed(segments)
-        return decoded
+        return steps
 
     def _note_computed(self, segments: list[Segment]) -> None:
         now_s = time.monotonic()
@@ -156,7 +162,7 @@ class PagedEngine(Generic[Request]):
         return self.paged.model.kernels
 
     def advance(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
-        """Run one pass, or several of PlainSteps; answer the calls that are complete, and return the others."""
+        """Run one pass, or several of SeveralSteps; answer the calls that are complete, and return the others."""
         self._open_all(calls)
         opened = [call for call in calls if call.sequence and not call.answered]
         planned = self.paged.plan(opened, self._num_nodes)

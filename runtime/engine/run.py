@@ -20,7 +20,7 @@ from orchestrator.sampling.guided_drafts import legal_drafts
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.run import RunOptions
 from orchestrator.wire.target import StepRequest
-from runtime.engine.calls import GuidedStep, PlainSteps
+from runtime.engine.calls import GuidedStep, SeveralSteps
 from runtime.engine.target_thread import TargetThread
 
 log = logging.getLogger(__name__)
@@ -144,21 +144,42 @@ class Run:
         request = StepRequest(delta, proposal.tree, sampling, options, 0, q, None, max_len)
         if legal is not None:
             request = GuidedStep.of(request, legal)
-        elif start and (num_plain := self._drafting.proposer.num_plain) and options == StepOptions():
-            tokens_left = self._options.limits.budget(context).max_depth + 1
-            max_steps = min(tokens_left, MAX_AHEAD - len(self._ready), num_plain)
-            request = PlainSteps(
-                delta, proposal.tree, sampling, options, 0, (), None, max_len, max_steps, self._hold_s()
-            )
+        elif start and options == StepOptions():
+            request = self._with_further_steps(request, proposal)
         self._engine.submit(request, self.deadline_s, partial(self._answered, proposal))
 
-    def _answered(self, proposal: Proposal, answer: Acceptance | list[Acceptance] | ServingError) -> None:
-        """Take the answer to a step or to plain steps, on the engine's thread; the next is proposed behind the pass."""
+    def _with_further_steps(self, request: StepRequest, proposal: Proposal) -> StepRequest:
+        """Return the request with steps behind it that the engine may make without asking for a proposal."""
+        proposer, num_left = self._drafting.proposer, self._options.limits.budget(self._drafting.context).max_depth + 1
+        drafts, max_steps = proposer.compiled, MAX_AHEAD - len(self._ready)
+        if not drafts:
+            max_steps = num_left = min(max_steps, num_left, proposer.num_plain)
+        if not max_steps:
+            return request
+        return SeveralSteps(
+            request.delta,
+            request.tree,
+            request.sampling,
+            request.options,
+            request.deadline_ms,
+            q=request.q,
+            max_len=request.max_len,
+            max_steps=max_steps,
+            max_tokens=num_left,
+            limit_s=self._hold_s(),
+            drafts=drafts,
+            sources=proposal.sources,
+        )
+
+    def _answered(self, proposal: Proposal, answer: Acceptance | list[Step] | ServingError) -> None:
+        """Take the answer to one or several steps, on the engine's thread; the next is proposed behind the pass."""
         with self._lock:
             if isinstance(answer, ServingError):
                 self._error = answer
+            elif isinstance(answer, list):
+                self._attempt(partial(self._note_several, answer))
             else:
-                self._attempt(partial(self._note, proposal, answer if isinstance(answer, list) else [answer]))
+                self._attempt(partial(self._note, proposal, answer))
         if self._is_closed or self._has_stopped:
             self._proposed()
         else:
@@ -192,16 +213,29 @@ class Run:
             log.exception("a run failed behind its step")
             self._error = EngineError("the run failed; the server's log has the cause")
 
-    def _note(self, proposal: Proposal, answers: list[Acceptance]) -> None:
-        """Note steps up to the end of the run; all of several have the bare proposal."""
-        target_s, draft_s = (time.monotonic() - self._called_s) / len(answers), self._drafting.draft_s
-        for answer in answers:
-            self._ready.append(Step(proposal, answer, draft_s, target_s))
-            self._drafting.commit(proposal, answer)
-            self._has_ended = self._ends_behind(self._ready[-1].tokens)
+    def _note(self, proposal: Proposal, answer: Acceptance) -> None:
+        """Note a step."""
+        step = Step(proposal, answer, self._drafting.draft_s, time.monotonic() - self._called_s)
+        self._drafting.commit(proposal, answer)
+        self._add(step)
+
+    def _note_several(self, steps: list[Step]) -> None:
+        """Note steps up to the end of the run."""
+        call_s = (time.monotonic() - self._called_s - sum(step.draft_s + step.target_s for step in steps)) / len(steps)
+        is_drafted, draft_s = self._drafting.proposer.compiled is not None, self._drafting.draft_s
+        for step in steps:
+            if is_drafted:
+                self._drafting.commit_compiled(step)
+            else:
+                self._drafting.commit(step.proposal, step.acceptance)
+            self._add(step._replace(draft_s=step.draft_s + draft_s, target_s=step.target_s + call_s))
             if self._has_ended:
                 return
             draft_s = 0.0
+
+    def _add(self, step: Step) -> None:
+        self._ready.append(step)
+        self._has_ended = self._ends_behind(step.tokens)
 
     def _ends_behind(self, tokens: list[int]) -> bool:
         """Return whether the run ends behind the tokens that were committed last."""

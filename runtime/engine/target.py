@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from orchestrator.core.drafting import Step
 from orchestrator.core.errors import RequestError
+from orchestrator.core.proposal import Proposal
 from orchestrator.core.sampling_params import Rule
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import MAX_FEATURE_ROWS, Acceptance, StepOptions
 from orchestrator.native.sampling import requests_of, sampler
 from orchestrator.sampling.accept import AcceptedPath
 from orchestrator.wire.target import StepRequest
-from runtime.engine.calls import EngineCall, GuidedStep, PlainSteps
-from runtime.engine.paged import PagedEngine, PagedModel
+from runtime.engine.calls import EngineCall, GuidedStep, SeveralSteps
+from runtime.engine.paged import STEP_TOKENS, PagedEngine, PagedModel
 from runtime.engine.verify import VerifyInput, VerifyResult, verify
 from runtime.kv.batch import Segment
 from runtime.kv.pressure import BlockPressure
 from runtime.kv.sequences import CachedSequence
-from runtime.native.decoding import Decoding
+from runtime.native.decoding import DecodedStep, Decoding
 from runtime.native.model import NativeModel
 from runtime.sampling import served
 
 StepCall = EngineCall[StepRequest]
 
-#: Most plain steps of one call into native code.
+#: Most steps of one call into native code; as many slots are reserved beforehand.
 MAX_STEPS = 64
 #: How long the engine pauses while every call waits for blocks.
 BLOCKS_POLL_S = 0.002
@@ -81,9 +84,23 @@ class TargetEngine(PagedEngine[StepRequest]):
                 call.sequence = None
 
     def _run(self, planned: list[tuple[StepCall, Segment]]) -> None:
+        """Run a pass; on a CPU, where rows do not become cheaper by company, parts of prompts have one of their own.
+
+        So a step is not held up longer, costs what steps cost, and can be made in native code.
+        """
+        prompts = [each for each in planned if each[1].last - each[1].first > STEP_TOKENS]
+        if not (isinstance(self.paged.model, NativeModel) and 0 < len(prompts) < len(planned)):
+            self._run_pass(planned, MAX_STEPS, has_prompts=bool(prompts))
+            return
+        self.progress.num_passes += 1
+        self._run_pass(prompts, MAX_STEPS, has_prompts=True)
+        self._run_pass([each for each in planned if each not in prompts], 1)
+
+    def _run_pass(self, planned: list[tuple[StepCall, Segment]], max_steps: int, has_prompts: bool = False) -> None:
+        """Run one pass, or up to max_steps of them, and answer the calls that it completes."""
         began_s = time.monotonic()
-        if steps := self._plain_steps(planned):
-            self._decode(planned, steps, began_s)
+        if decoding := self._several_steps(planned, max_steps):
+            self._decode(planned, decoding, began_s)
             return
         for call, segment in planned:
             if segment.last == call.delta.prefix_len:  # otherwise a part of a long context, without its tree
@@ -107,53 +124,66 @@ class TargetEngine(PagedEngine[StepRequest]):
                 forward_us=forward_us,
                 verify_us=verify_us,
                 num_in_pass=len(planned),
+                has_prompts=has_prompts,
             )
             call.reply(answer)
 
-    def _plain_steps(self, planned: list[tuple[StepCall, Segment]]) -> Decoding | None:
-        """Return the plain steps that native code can make for all of these calls, or None: a pass, and no more."""
-        compiled, num_steps, limit_s = sampler(), MAX_STEPS, math.inf
+    def _several_steps(self, planned: list[tuple[StepCall, Segment]], num_steps: int) -> Decoding | None:
+        """Return the steps, at most num_steps, that native code can make for all of these calls; None: it cannot."""
+        compiled, limit_s = sampler(), math.inf
         if compiled is None or not isinstance(self.paged.model, NativeModel):
             return None
+        drafts, tokens_left = [], []
         for call, segment in planned:
             request = call.request
-            if not isinstance(request, PlainSteps) or request.sampling.rule not in (Rule.COUPLED, Rule.ENGINE):
+            if not isinstance(request, SeveralSteps) or request.sampling.rule not in (Rule.COUPLED, Rule.ENGINE):
                 return None
             is_one_row = segment.first + 1 == segment.last == call.delta.prefix_len
-            if not is_one_row or request.sampling.needs_logits_processors:
+            if not is_one_row or request.sampling.needs_logits_processors or request.q:
                 return None
-            num_slots = call.opened.reserve_up_to(segment.last + request.max_steps - 1)
-            num_steps = min(num_steps, num_slots - segment.last + 1)
-            limit_s = min(limit_s, request.limit_s)
-        if num_steps < 2:
-            return None
+            ahead = min(request.max_tokens, MAX_STEPS) + (request.drafts.max_nodes if request.drafts else 0)
+            num_slots = call.opened.reserve_up_to(segment.last + max(ahead, request.tree.num_nodes + 1) - 1)
+            if num_slots < segment.last + request.tree.num_nodes:
+                return None
+            drafts.append(request.drafts)
+            tokens_left.append(request.max_tokens)
+            num_steps, limit_s = min(num_steps, request.max_steps), min(limit_s, request.limit_s)
         requests = requests_of([call.request.sampling for call, _ in planned])
-        return Decoding(requests, compiled.verify_address, num_steps, limit_s, self.progress.num_waiting)
+        num_waiting = self.progress.num_waiting
+        return Decoding(requests, compiled.verify_address, drafts, tokens_left, num_steps, limit_s, num_waiting)
 
-    def _decode(self, planned: list[tuple[StepCall, Segment]], steps: Decoding, began_s: float) -> None:
-        """Make plain steps and answer the calls."""
-        decoded = self.paged.decode([segment for _, segment in planned], steps)
-        further = len(decoded.tokens) - 1
+    def _decode(self, planned: list[tuple[StepCall, Segment]], decoding: Decoding, began_s: float) -> None:
+        """Make several steps and answer the calls."""
+        for call, segment in planned:
+            segment.tree = call.request.tree
+        decoded = self.paged.decode([segment for _, segment in planned], decoding)
+        further = len(decoded[0]) - 1
         self.progress.num_passes += further
         self.progress.num_calls += further * len(planned)
-        times_us = decoded.times_us.tolist()
-        for (call, _), tokens in zip(planned, decoded.tokens.T.tolist(), strict=True):
-            sequence = call.opened
-            sequence.publish(len(sequence.ids))
-            queued_us = [_us(began_s - call.arrived_s), *[0] * further]
-            answers = [
-                Acceptance(
-                    (),
-                    token,
-                    queue_us=queue_us,
-                    forward_us=forward_us,
-                    verify_us=verify_us,
-                    num_in_pass=len(planned),
-                    num_cached_tokens=sequence.num_cached,
-                )
-                for token, queue_us, (forward_us, verify_us) in zip(tokens, queued_us, times_us, strict=True)
-            ]
-            call.reply(answers)
+        for (call, _), made in zip(planned, decoded, strict=True):
+            call.opened.publish(len(call.opened.ids))
+            call.reply([*self._steps(call, made, _us(began_s - call.arrived_s), len(planned))])
+
+    def _steps(self, call: StepCall, made: list[DecodedStep], queue_us: int, num_in_pass: int) -> Iterator[Step]:
+        """Yield what was made for a call. queue_us: how long the first step waited."""
+        request = call.request
+        assert isinstance(request, SeveralSteps)
+        sources = request.sources
+        for step in made:
+            acceptance = Acceptance(
+                step.path,
+                step.next_token,
+                queue_us=queue_us,
+                forward_us=step.pass_us,
+                verify_us=step.verify_us,
+                num_in_pass=num_in_pass,
+                num_cached_tokens=call.opened.num_cached,
+            )
+            if step.names and request.drafts:
+                sources = tuple(request.drafts.sources[bits] for bits in step.names)
+            seconds = 1e-6 * (step.pass_us + step.verify_us)
+            yield Step(Proposal(step.tree, sources), acceptance, 1e-6 * step.draft_us / num_in_pass, seconds)
+            queue_us, sources = 0, ()
 
     def _verify_input(self, call: StepCall) -> VerifyInput:
         request = call.request

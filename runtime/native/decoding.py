@@ -1,43 +1,173 @@
-"""The structure of a call that makes several plain steps (decode.cpp)."""
+"""The structures of a call that makes several steps (decode.cpp)."""
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import Structure, c_int32, c_void_p
+from collections.abc import Sequence
+from ctypes import Structure, c_double, c_int32, c_void_p
 from typing import NamedTuple
 
+import numpy as np
+
+from orchestrator.core.proposal import CompiledDrafts
+from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import IdArray
 from orchestrator.native.sampling import Requests
 
+#: Trees of up to this many nodes may stand in every pass; larger ones share MAX_TREE_NODES.
+SMALL_TREE, MAX_TREE_NODES = 32, 256
+#: Memory that the logits of a pass may take, unless the first trees need more.
+MAX_LOGITS_BYTES = 64 << 20
 
-class DecodingFields(Structure):
-    """Up to num_steps tokens for every segment, as `native::Decoding`; the arrays must outlive the call."""
+
+class DrafterFields(Structure):
+    """How a sequence is drafted for, as `native::Drafter`."""
 
     _fields_ = [
-        ("num_steps", c_int32),
-        ("limit_us", c_int32),
-        *((name, c_void_p) for name in ("interrupt", "requests", "verify", "tokens", "times_us")),
-        ("num_made", c_int32),
+        ("growth", c_void_p),
+        ("seconds", c_void_p),
+        ("row_s", c_void_p),
+        *((name, c_double) for name in ("others_tokens", "rate", "node_s")),
+        *((name, c_int32) for name in ("max_nodes", "max_depth", "tokens_left")),
     ]
 
 
+class DecodingFields(Structure):
+    """Up to num_steps steps for every segment, as `native::Decoding`; the arrays must outlive the call."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("num_steps", "limit_us", "max_logits")),
+        *((name, c_void_p) for name in (
+            "interrupt", "requests", "verify", "next", "drafters", "num_threads",
+            "num_nodes", "path_lens", "next_tokens", "node_tokens", "node_parents", "node_names", "paths", "times_us",
+        )),
+        ("num_made", c_int32),
+    ]  # fmt: skip
+
+
 class Decoding(NamedTuple):
-    """What plain steps need besides their segments.
+    """What several steps need besides their segments.
 
     requests: (segments,), how each sequence is sampled; their rule is `coupled`. verify: the address of the function
-    that decides them. num_steps, limit_s: most steps, and the time after which none begins. interrupt: no step begins
-    once it is not 0; any thread may set it.
+    that decides them. drafts: (segments,), how each sequence is drafted for; None = its later steps are plain.
+    tokens_left: (segments,), most tokens that each sequence may get. num_steps, limit_s: most steps, and the time after
+    which none begins. interrupt: no step begins once it is not 0; any thread may set it.
     """
 
     requests: Requests
     verify: int
+    drafts: Sequence[CompiledDrafts | None]
+    tokens_left: Sequence[int]
     num_steps: int
     limit_s: float
     interrupt: ctypes.c_int32
 
 
 class Decoded(NamedTuple):
-    """The steps that were made. tokens: (steps, segments). times_us: (steps, 2), of each pass and of its decision."""
+    """The steps that were made, by step and segment.
 
-    tokens: IdArray
+    num_nodes, path_lens, next_tokens: (steps, segments). node_tokens, node_parents, node_names: of the trees behind the
+    first step's, one after another. paths: the accepted nodes of all steps. times_us: (steps, 3), of each pass, of its
+    decision, and of the growth of the trees behind it. Arrays of nodes have room to spare.
+    """
+
+    num_nodes: IdArray
+    path_lens: IdArray
+    next_tokens: IdArray
+    node_tokens: IdArray
+    node_parents: IdArray
+    node_names: IdArray
+    paths: IdArray
     times_us: IdArray
+
+
+class DecodingCall:
+    """The arguments of a call, and the memory that it writes to.
+
+    num_first: nodes of the first pass. num_threads: of a pass by the bits of its number of rows.
+    """
+
+    def __init__(self, decoding: Decoding, num_first: int, vocab_size: int, num_threads: Sequence[int]) -> None:
+        count, steps = len(decoding.drafts), decoding.num_steps
+        max_nodes = _max_nodes(decoding.drafts, vocab_size)
+        nodes = steps * sum(max_nodes)
+        self._by_segment = np.empty((3, steps, count), np.int32)
+        self._by_node = np.empty((3, nodes + 1), np.int32)
+        self._paths, self._times_us = np.empty(num_first + nodes + 1, np.int32), np.empty((steps, 3), np.int32)
+        self.num_threads = (c_int32 * len(num_threads))(*num_threads)
+        self._decoding, self._drafters = decoding, (DrafterFields * count)()
+        for fields, drafts, most, left in zip(
+            self._drafters, decoding.drafts, max_nodes, decoding.tokens_left, strict=True
+        ):
+            fields.tokens_left = left
+            if drafts:
+                costs = drafts.costs
+                fields.growth, fields.max_nodes, fields.max_depth = drafts.handle, most, drafts.max_depth
+                fields.seconds, fields.row_s = costs.seconds.ctypes.data, costs.row_s.ctypes.data
+                fields.others_tokens, fields.rate, fields.node_s = costs.others_tokens, costs.rate, drafts.node_s
+        self.max_logits = count + max(sum(max_nodes), num_first)
+        self.fields = DecodingFields(
+            steps,
+            int(1e6 * decoding.limit_s),
+            self.max_logits,
+            ctypes.addressof(decoding.interrupt),
+            ctypes.addressof(decoding.requests),
+            decoding.verify,
+            next((drafts.next_address for drafts in decoding.drafts if drafts), None),
+            ctypes.addressof(self._drafters),
+            ctypes.addressof(self.num_threads),
+            *(array.ctypes.data for array in (*self._by_segment, *self._by_node, self._paths, self._times_us)),
+        )
+
+    @property
+    def decoded(self) -> Decoded:
+        """The steps that were made."""
+        made = self.fields.num_made
+        num_nodes, path_lens, next_tokens = self._by_segment[:, :made]
+        tokens, parents, names = self._by_node
+        return Decoded(num_nodes, path_lens, next_tokens, tokens, parents, names, self._paths, self._times_us[:made])
+
+
+class DecodedStep(NamedTuple):
+    """One step of a segment. names: of the sources of each node, as bits; empty for the first step's tree.
+
+    pass_us, verify_us, draft_us: of its pass, of the decision of all, and of the growth of all trees before the pass.
+    """
+
+    tree: TokenTree
+    names: list[int]
+    path: tuple[int, ...]
+    next_token: int
+    pass_us: int
+    verify_us: int
+    draft_us: int
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens that it commits."""
+        return [*(int(self.tree.tokens[node - 1]) for node in self.path), self.next_token]
+
+
+def steps_of(decoded: Decoded, first_trees: Sequence[TokenTree]) -> list[list[DecodedStep]]:
+    """Return the steps of each segment."""
+    node = path_start = draft_us = 0
+    names, paths = decoded.node_names.tolist(), decoded.paths.tolist()
+    steps: list[list[DecodedStep]] = [[] for _ in first_trees]
+    rows = zip(*(each.tolist() for each in decoded[:3]), decoded.times_us.tolist(), strict=True)
+    for sizes, path_lens, next_tokens, (pass_us, verify_us, growth_us) in rows:
+        for made, first, size, path_len, token in zip(steps, first_trees, sizes, path_lens, next_tokens, strict=True):
+            tree, end = first, node + size * bool(made)
+            if made:
+                tree = TokenTree(decoded.node_tokens[node:end].copy(), decoded.node_parents[node:end].copy())
+            path = tuple(paths[path_start : path_start + path_len])
+            made.append(DecodedStep(tree, names[node:end], path, token, pass_us, verify_us, draft_us))
+            node, path_start = end, path_start + path_len
+        draft_us = growth_us
+    return steps
+
+
+def _max_nodes(drafts: Sequence[CompiledDrafts | None], vocab_size: int) -> list[int]:
+    """Return the most nodes that each sequence may have in a pass."""
+    share = max(SMALL_TREE, MAX_TREE_NODES // len(drafts))
+    share = min(share, max(MAX_LOGITS_BYTES // (4 * vocab_size) // len(drafts) - 1, 0))
+    return [min(each.max_nodes, share) if each else 0 for each in drafts]

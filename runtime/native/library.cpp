@@ -80,25 +80,10 @@ int native_add_rotation(Model* model, const float* frequencies, int count, float
 // Let a layer apply one of the rotations.
 void native_set_rotation(Model* model, int layer, int rotation) { model->layers[layer].rotation = rotation; }
 
-// Copy `count` slots of a cache (layers, 2, kv_heads, num_slots · head_dim) to others; all are read before any is
-// written. num_planes: layers · kv_heads.
+// native::move_slots for Python.
 void native_move(float* cache, int num_planes, int kv_heads, int num_slots, int head_dim, const int32_t* sources,
                  const int32_t* destinations, int count) {
-  std::vector<float> held(size_t(count) * head_dim);
-  const size_t plane_size = size_t(num_slots) * head_dim;
-  for (int plane = 0; plane < 2 * num_planes; ++plane) {
-    float* base = cache + plane * plane_size;
-    const bool is_keys = plane / kv_heads % 2 == 0;
-    const size_t step = is_keys ? native::kKeyTile : 1;
-    const auto at = [&](int slot) {
-      return base + (is_keys ? size_t(slot / native::kKeyTile) * native::kKeyTile * head_dim + slot % native::kKeyTile
-                             : size_t(slot) * head_dim);
-    };
-    for (int i = 0; i < count; ++i)
-      for (int k = 0; k < head_dim; ++k) held[size_t(i) * head_dim + k] = at(sources[i])[k * step];
-    for (int i = 0; i < count; ++i)
-      for (int k = 0; k < head_dim; ++k) at(destinations[i])[k * step] = held[size_t(i) * head_dim + k];
-  }
+  native::move_slots(cache, num_planes, kv_heads, num_slots, head_dim, sources, destinations, count);
 }
 
 // Let a cache that nobody has written to yet lie on huge pages.

@@ -42,7 +42,7 @@ LIBRARY = NativeLibrary(
         "heads.h",
         "small_heads.h",
         "eagle.h",
-        *(f"../../orchestrator/native/{name}" for name in sampling.LIBRARY.headers),
+        *(f"../../orchestrator/native/{name}" for name in (*sampling.LIBRARY.headers, "drafts.h")),
     ),
 )
 

@@ -12,7 +12,6 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +22,7 @@ from runtime.kv.cache import CacheShape, KVCache
 from runtime.model.features import FeatureColumns
 from runtime.native.cache import NativeCache
 from runtime.native.chains import ChainFields, ChainsFields, NativeChain
-from runtime.native.decoding import Decoded, Decoding, DecodingFields
+from runtime.native.decoding import Decoded, Decoding, DecodingCall, DecodingFields
 from runtime.native.families import norm_weight, norms_of, rotations, shape_of, windows
 from runtime.native.library import PassArrays, load
 from runtime.native.ranking import ranking_of
@@ -32,6 +31,8 @@ from runtime.native.weights import Weights
 
 #: Threads that a pass can use, on a machine with fewer cores too.
 MIN_POOL_THREADS = 4
+#: Bits of the largest number of rows of a pass (kMaxPassRows).
+MAX_BITS = 13
 
 
 class NativeModel:
@@ -103,33 +104,41 @@ class NativeModel:
         return [tokens[place * longest :][:length] for place, length in enumerate(lengths)]
 
     def decode(self, batch: Pass[Segment], cache: KVCache, decoding: Decoding) -> Decoded:
-        """Compute a pass of one row for each segment and the plain steps behind it."""
-        count, num_steps = len(batch.segments), decoding.num_steps
-        tokens, times_us = np.empty((num_steps, count), np.int32), np.empty((num_steps, 2), np.int32)
-        fields = DecodingFields(
-            num_steps,
-            int(1e6 * decoding.limit_s),
-            ctypes.addressof(decoding.interrupt),
-            ctypes.addressof(decoding.requests),
-            decoding.verify,
-            tokens.ctypes.data,
-            times_us.ctypes.data,
-        )
-        self._compute(batch, cache, self._library.native_decode, fields)
-        return Decoded(tokens[: fields.num_made], times_us[: fields.num_made])
+        """Compute a pass of one row and a tree for each segment, and the steps behind it."""
+        num_rows = sum(segment.tree.num_nodes + 1 for segment in batch.segments)
+        call = DecodingCall(decoding, num_rows - len(batch.segments), self.vocab_size, self._threads())
+        self._compute(batch, cache, self._library.native_decode, call.fields, call.max_logits)
+        decoded = call.decoded
+        if self.num_threads is None:
+            sizes = decoded.num_nodes.sum(1) + len(batch.segments)
+            for size, times_us in zip(sizes.tolist(), decoded.times_us.tolist(), strict=True):
+                self._choice.observe(size, call.num_threads[size.bit_length()], 1e-6 * times_us[0])
+        return decoded
+
+    def _threads(self) -> list[int]:
+        """Return the threads of the next passes by the bits of their number of rows."""
+        return [self.num_threads or self._choice.choose(1 << bits >> 1 or 1) for bits in range(MAX_BITS + 1)]
 
     def _compute(
-        self, batch: Pass[Segment], cache: KVCache, function: Any, more: DecodingFields | ChainsFields | None = None
+        self,
+        batch: Pass[Segment],
+        cache: KVCache,
+        function: Any,
+        more: DecodingFields | ChainsFields | None = None,
+        max_logits: int = 0,
     ) -> Tensor:
-        """Call the library's function on a pass; return the logits of every root and node."""
+        """Call the library's function on a pass; return the logits of every root and node.
+
+        max_logits: rows that later passes of the call may have logits of.
+        """
         integers = PassIntegers(batch)
         num_rows = len(integers.ids)
         num_threads = self.num_threads or self._choice.choose(num_rows)
-        logits = torch.empty((integers.num_logits, self.vocab_size))
+        logits = torch.empty((max(integers.num_logits, max_logits), self.vocab_size))
         request = PassArrays(
             num_segments=len(batch.segments),
             num_rows=num_rows,
-            num_logits=len(logits),
+            num_logits=integers.num_logits,
             num_blocks=len(integers.blocks),
             num_nodes=len(integers.parents),
             block_tokens=cache.block_tokens,
@@ -147,9 +156,8 @@ class NativeModel:
         began_s = time.perf_counter()
         if wrong := function(self._handle, ctypes.byref(request), *([ctypes.byref(more)] if more else [])):
             raise EngineError(f"the native forward pass refused its arguments: {wrong.decode()}")
-        if self.num_threads is None:
-            num_passes = more.num_made if isinstance(more, DecodingFields) else 1
-            self._choice.observe(num_rows, num_threads, (time.perf_counter() - began_s) / num_passes)
+        if self.num_threads is None and not isinstance(more, DecodingFields):  # which makes several passes
+            self._choice.observe(num_rows, num_threads, time.perf_counter() - began_s)
         return logits
 
     def _copy_weights(self, model: Any, columns: FeatureColumns) -> None:

@@ -12,6 +12,25 @@ bool all_below(const int32_t* values, int count, int limit) {
 
 }  // namespace
 
+void move_slots(float* cache, int num_planes, int kv_heads, int num_slots, int head_dim, const int32_t* sources,
+                const int32_t* destinations, int count) {
+  std::vector<float> held(size_t(count) * head_dim);
+  const size_t plane_size = size_t(num_slots) * head_dim;
+  for (int plane = 0; plane < 2 * num_planes; ++plane) {
+    float* base = cache + plane * plane_size;
+    const bool is_keys = plane / kv_heads % 2 == 0;
+    const size_t step = is_keys ? kKeyTile : 1;
+    const auto at = [&](int slot) {
+      return base + (is_keys ? size_t(slot / kKeyTile) * kKeyTile * head_dim + slot % kKeyTile
+                             : size_t(slot) * head_dim);
+    };
+    for (int i = 0; i < count; ++i)
+      for (int k = 0; k < head_dim; ++k) held[size_t(i) * head_dim + k] = at(sources[i])[k * step];
+    for (int i = 0; i < count; ++i)
+      for (int k = 0; k < head_dim; ++k) at(destinations[i])[k * step] = held[size_t(i) * head_dim + k];
+  }
+}
+
 const char* Layout::refusal(const Pass& p, int vocab_size) {
   if (p.num_rows < 1 || p.num_rows > kMaxPassRows || p.num_logits < 0) return "num_rows: not in 1..4096";
   if (p.num_slots < 1 || p.num_slots % kKeyTile) return "num_slots: not a multiple of 16";

@@ -31,6 +31,11 @@ struct Pass {
   const float *inputs, *attention_inputs;
 };
 
+// Copy `count` slots of a cache (layers, 2, kv_heads, num_slots · head_dim) to others; all are read before any is
+// written. num_planes: layers · kv_heads.
+void move_slots(float* cache, int num_planes, int kv_heads, int num_slots, int head_dim, const int32_t* sources,
+                const int32_t* destinations, int count);
+
 // Consecutive rows of one sequence that attend together; their contexts have one start.
 struct RowTile {
   int32_t sequence, first, count;

@@ -18,7 +18,7 @@ from orchestrator.generation.text import FinishReason, StopRule
 from orchestrator.native.build import Unbuilt
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
-from runtime.engine.calls import PlainSteps
+from runtime.engine.calls import SeveralSteps
 from runtime.engine.run import MAX_AHEAD
 from runtime.engine.thread import EngineThread
 from runtime.native import library
@@ -112,16 +112,23 @@ class Alone:
         bare = StepRequest(delta_of(self.context, 0, 1, ""), TokenTree.bare(), Sampling(), StepOptions(), 60_000)
         self.context.commit([ask(self.engine, bare).next_token])
 
-    def request(self, max_steps: int, limit_s: float = LIMIT_S) -> PlainSteps:
+    def request(self, max_steps: int, limit_s: float = LIMIT_S) -> SeveralSteps:
         delta = delta_of(self.context, len(self.context) - 1, 1, "")
-        return PlainSteps(
-            delta, TokenTree.bare(), Sampling(), StepOptions(), 60_000, max_steps=max_steps, limit_s=limit_s
+        return SeveralSteps(
+            delta,
+            TokenTree.bare(),
+            Sampling(),
+            StepOptions(),
+            60_000,
+            max_steps=max_steps,
+            max_tokens=max_steps,
+            limit_s=limit_s,
         )
 
     def steps(self, max_steps: int, limit_s: float = LIMIT_S) -> list[Acceptance]:
         """Return the plain steps behind the context, which stays as it is."""
         answers = ask(self.engine, self.request(max_steps, limit_s))
-        return answers if isinstance(answers, list) else [answers]
+        return [step.acceptance for step in answers] if isinstance(answers, list) else [answers]
 
 
 @pytest.fixture

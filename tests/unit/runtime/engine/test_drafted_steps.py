@@ -1,0 +1,142 @@
+"""Steps with drafts that native code makes several at a time, against a loop without drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.core.proposal import Proposer
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.step_costs import StepCosts, Surface, surface_of
+from orchestrator.core.tree import MAX_NODES
+from orchestrator.core.types import StepOptions
+from orchestrator.generation.loop import StepsOfRun
+from orchestrator.generation.text import FinishReason, StopRule
+from orchestrator.native.build import Unbuilt
+from orchestrator.proposers.estimates import AcceptanceEstimates
+from orchestrator.proposers.registry import select_method
+from orchestrator.wire.target import StepRequest
+from runtime.engine.calls import SeveralSteps
+from runtime.native import library
+from tests.support import decode as support
+from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
+from tests.unit.runtime.engine.test_plain_steps import SIZES
+from tests.unit.runtime.engine.test_runs import LIMITS, MAX_TOKENS, Caller, Served, both, run_of, sequence_of, told
+
+SAMPLINGS = (Sampling(), Sampling(0.3, seed=5), Sampling(0.8, top_p=0.9, top_k=20, seed=6))
+
+
+class FreeRows(StepCosts):
+    """Costs by which every draft pays."""
+
+    def surface(self) -> Surface:
+        """Return a pass that costs the same whatever its rows."""
+        return surface_of(np.ones(MAX_NODES + 1))
+
+    @property
+    def wants_plain(self) -> bool:
+        """Plain steps are never measured."""
+        return False
+
+
+class Drafted(Served):
+    """A native target whose runs draft by `auto` as if rows cost nothing. made: tokens of steps behind first ones."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        super().__init__(folder, dtype="float32", kernels="native", **options)
+        self.made: list[int] = []
+        submit = self.engine.submit
+
+        def counted(request: StepRequest, deadline_s: float, on_answer: Any) -> None:
+            def note(answer: Any) -> None:
+                if isinstance(request, SeveralSteps) and request.drafts and isinstance(answer, list):
+                    self.made += [step.acceptance.num_tokens for step in answer[1:]]
+                on_answer(answer)
+
+            submit(request, deadline_s, note)
+
+        self.engine.submit = counted  # type: ignore[method-assign]
+
+    def proposer(self, method: str, config: str, prediction: tuple[int, ...]) -> Proposer:
+        dependencies = support.dependencies(
+            vocab_size=VOCAB_SIZE,
+            max_nodes=LIMITS.max_nodes,
+            estimates=AcceptanceEstimates(),
+            step_costs=FreeRows(lambda: 0.0),
+        )
+        return select_method(method, config, frozenset(), {}).proposer(dependencies)
+
+    def tell(self, folder: Path, number: int, method: str, sampling: Sampling, stop: StopRule) -> Any:
+        """Return the text of a run and its figures."""
+        sequence = sequence_of(folder, sampling, stop, StepOptions())
+        try:
+            return told(sequence, StepsOfRun(sequence, Caller(self, number, sequence, run_of(method, "{}", stop))))
+        finally:
+            self.runs.release(number)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        library.load()
+    except Unbuilt as error:
+        pytest.skip(str(error))
+    return make_tiny_target(tmp_path_factory.mktemp("native"), **SIZES)
+
+
+@pytest.fixture(scope="module")
+def drafted(folder: Path) -> Iterator[Drafted]:
+    made = Drafted(folder)
+    yield made
+    made.runs.close()
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=("greedy", "cool", "sampled"))
+@pytest.mark.parametrize("config", ("{}", '{"tree": false, "draft_len": 3}'), ids=("trees", "chains"))
+def test_steps_made_together_have_the_trees_and_the_text_of_single_steps(
+    drafted: Drafted, folder: Path, sampling: Sampling, config: str
+) -> None:
+    drafted.made.clear()
+    free, by_step = both(drafted, folder, ("auto", config), sampling, StopRule(MAX_TOKENS), StepOptions())
+    assert free == by_step and '"suffix"' in free[1]["trace"]
+    assert max(drafted.made) > 1
+    stop = StopRule(MAX_TOKENS, frozenset({free[0].ids[-3]}))
+    in_run, by_step = both(drafted, folder, ("auto", config), sampling, stop, StepOptions())
+    assert in_run == by_step and by_step[1]["finish"] is FinishReason.STOP
+
+
+def test_many_runs_at_once_with_drafts_and_without_tell_what_each_tells_alone(drafted: Drafted, folder: Path) -> None:
+    samplings = [Sampling(seed % 3 / 3, seed=seed) for seed in range(16)]
+    methods = [("none", "auto", "auto", "suffix")[seed % 4] for seed in range(16)]
+
+    def tell(seed: int) -> Any:
+        return drafted.tell(folder, 100 + seed, methods[seed], samplings[seed], StopRule(MAX_TOKENS))
+
+    alone = [tell(seed) for seed in range(16)]
+    with ThreadPoolExecutor(16) as threads:
+        assert list(threads.map(tell, range(16))) == alone
+    for seed in range(16):
+        assert drafted.tell(folder, 200, "none", samplings[seed], StopRule(MAX_TOKENS))[0] == alone[seed][0]
+
+
+def test_drafts_end_where_the_pool_has_no_more_blocks(folder: Path) -> None:
+    """Four sequences share a pool that holds the tokens of three and a half, so that they are preempted, too."""
+    small = Drafted(folder, memory_mb=1)
+    try:
+        pool = small.engine._engine.sequences.pool  # type: ignore[attr-defined]
+        pool.allocate(pool.num_free + pool.num_cached - 7 * MAX_TOKENS // 8, None)
+        samplings = [Sampling(0.2, seed=seed) for seed in range(4)]
+
+        def tell(seed: int) -> Any:
+            return small.tell(folder, seed, "auto", samplings[seed], StopRule(MAX_TOKENS))[0]
+
+        with ThreadPoolExecutor(4) as threads:
+            together = list(threads.map(tell, range(4)))
+        assert together == [tell(seed) for seed in range(4)]
+    finally:
+        small.runs.close()
