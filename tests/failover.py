@@ -172,10 +172,15 @@ class Readers:
 
 @dataclass
 class Result:
-    """What a run saw. kills: how each replica was lost, in order. num_met: streams under way at each kill."""
+    """What a run saw.
+
+    kills: how each replica was lost, in order. num_met: streams under way at each kill. num_cut: drains that ended with
+    streams under way, which the gateway has moved.
+    """
 
     kills: list[str]
     num_met: list[int]
+    num_cut: int
     outcomes: Counter[str]
     faults: list[str]
     num_failovers: int
@@ -186,7 +191,8 @@ class Result:
         outcomes = ", ".join(f"{count} {kind}" for kind, count in sorted(self.outcomes.items()))
         return (
             f"streams: {outcomes}; {len(self.kills)} kills ({', '.join(self.kills)}), each under "
-            f"{min(self.num_met)}-{max(self.num_met)} streams; {self.num_failovers} streams moved; {self.seconds:.0f} s"
+            f"{min(self.num_met)}-{max(self.num_met)} streams; {self.num_failovers} streams moved; {self.num_cut} drains "
+            f"reached their limit; {self.seconds:.0f} s"
         )
 
 
@@ -218,14 +224,15 @@ def stop_server(server: launcher.Server) -> None:
     server.start()
 
 
-def drain_server(server: launcher.Server) -> None:
-    """Restart a replica as a rolling update does: it finishes what it has accepted before it stops."""
-    assert server.finish_requests(), "streams still ran at the drain's limit"
+def drain_server(server: launcher.Server) -> bool:
+    """Restart a replica as a rolling update does; return whether it finished before its limit what it had accepted."""
+    has_finished = server.finish_requests()
     server.stop()
     server.start()
+    return has_finished
 
 
-WAYS: dict[str, Callable[[launcher.Server], None]] = {
+WAYS: dict[str, Callable[[launcher.Server], bool | None]] = {
     "server": kill_server,
     "model": kill_public_model,
     "stop": stop_server,
@@ -241,20 +248,22 @@ def fail_over(
     say: Callable[[str], None] = print,
 ) -> Result:
     """Kill one replica after the other in these ways while the readers read; return what they saw."""
-    began_s, num_met = time.monotonic(), []
+    began_s, num_met, num_cut = time.monotonic(), [], 0
     readers.start()
     try:
         for number, way in enumerate(ways):
             goal = readers.num_tokens + TOKENS_BETWEEN
             until(lambda goal=goal: readers.num_tokens >= goal or readers.faults, f"{TOKENS_BETWEEN} tokens", LIMIT_S)
             num_met.append(readers.num_running)
-            WAYS[way](servers[number % len(servers)])
+            num_cut += WAYS[way](servers[number % len(servers)]) is False
             until(lambda: gateway.get("/ready").json()["num_usable"] == len(servers), "all replicas", LIMIT_S)
             say(f"{time.monotonic() - began_s:.0f} s: {way} {number % len(servers)} is back; {dict(readers.outcomes)}")
     finally:
         readers.stop()
     num_failovers = int(gateway.metric("spec_gateway_failovers_total"))
-    return Result(list(ways), num_met, readers.outcomes, readers.faults, num_failovers, time.monotonic() - began_s)
+    return Result(
+        list(ways), num_met, num_cut, readers.outcomes, readers.faults, num_failovers, time.monotonic() - began_s
+    )
 
 
 @contextlib.contextmanager

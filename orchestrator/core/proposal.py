@@ -81,7 +81,7 @@ class CompiledDrafts(NamedTuple):
     """What an engine needs to grow a request's trees in native code, step by step without the proposer.
 
     handle, next_address: the growth, which `owner` keeps alive, and the address of its function (`drafts::Next`).
-    max_nodes, max_depth: of a tree. costs, node_s: by which trees are sized. sources: by the bits of a node's names.
+    max_nodes, max_depth: of a tree. costs: by which trees are sized. sources: by the bits of a node's names.
     """
 
     handle: int
@@ -90,7 +90,6 @@ class CompiledDrafts(NamedTuple):
     max_nodes: int
     max_depth: int
     costs: Surface
-    node_s: float
     sources: tuple[str, ...]
 
 
@@ -128,7 +127,7 @@ class Proposer(Protocol):
     def observe_compiled(self, tree: TokenTree, acceptance: Acceptance, draft_s: float, step_s: float) -> None:
         """Learn from a step that was made with `compiled`, whose growth has learnt already.
 
-        draft_s, step_s: time to draft for it, 0 if that was measured here, and from then to its decision.
+        draft_s, step_s: time to draft for it, and from then to its decision.
         """
         return
 

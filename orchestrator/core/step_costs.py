@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from orchestrator.core.tree import MAX_NODES
-from orchestrator.core.types import FloatArray
+from orchestrator.core.types import FloatArray, PassLoad
 
 #: Passes of similar size are averaged; each group ends at one of these numbers of rows.
 GROUPS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)
@@ -22,7 +22,7 @@ MOST_OF_MEAN = 3.0
 #: A row that has not been measured is taken to cost this part of a plain step. It is optimistic, so that larger trees
 #: are tried, and thereby measured, wherever they might pay.
 UNKNOWN_ROW = 0.02
-#: Of a plain step alone, one of several made together takes at least this part.
+#: A plain step that is made together with others takes at least this part of one that is made alone.
 LEAST_OF_SINGLE = 0.5
 #: A surface is computed anew after so many measurements; one of fewer measurements at once.
 REFRESH = 16
@@ -96,21 +96,20 @@ class StepCosts:
         self._surface: Surface | None = None
         self._lock = threading.Lock()
 
-    def observe(self, num_rows: int, num_in_pass: int, num_tokens: int, seconds: float | None) -> None:
+    def observe(
+        self, num_rows: int, num_in_pass: int, num_tokens: int, seconds: float, load: PassLoad | None = None
+    ) -> None:
         """Learn from one request's step.
 
-        num_rows, num_tokens: this request's. num_in_pass: the requests that shared the pass. seconds: of the step;
-        None: the pass did other work, too.
+        num_rows, num_tokens: this request's. num_in_pass: the requests that shared the pass. seconds: of the step.
+        load: of the pass; where it is not known, the other requests are taken to be as others were.
         """
         with self._lock:
-            if seconds is None:
-                self._note_load(num_rows, num_in_pass, num_tokens)
-                return
             if num_rows == 1 and self._plain_at and num_in_pass == self._plain_in_pass:
                 # The quicker one of two in a row, since something else may have held one up.
                 quicker_s = min(seconds, self._last_single_s or self._plain.value)
                 self._single, self._last_single_s = self._single.of(quicker_s - self._plain.value), seconds
-            self._enter(num_rows, num_in_pass, num_tokens, seconds)
+            self._enter(num_rows, num_in_pass, num_tokens, seconds, load)
 
     def observe_plain(self, num_in_pass: int, seconds: float) -> None:
         """Learn from plain steps that were made together, which may be quicker than single ones. seconds: of one."""
@@ -118,36 +117,38 @@ class StepCosts:
             self._enter(1, num_in_pass, 1, seconds + self._single_s)
             self._note_plain(num_in_pass, seconds)
 
-    def observe_made(self, num_rows: int, num_in_pass: int, num_tokens: int, seconds: float) -> None:
+    def observe_made(
+        self, num_rows: int, num_in_pass: int, num_tokens: int, seconds: float, load: PassLoad | None
+    ) -> None:
         """Learn from a step of several that were made together, some with drafts; as `observe`."""
         with self._lock:
-            self._enter(num_rows, num_in_pass, num_tokens, seconds)
+            self._enter(num_rows, num_in_pass, num_tokens, seconds, load)
             if num_rows == 1:
                 self._single = self._single.of(0.0)  # a look between such steps costs next to nothing
                 self._note_plain(num_in_pass, seconds)
 
     def _note_plain(self, num_in_pass: int, seconds: float) -> None:
         if num_in_pass != self._plain_in_pass:
-            self._plain, self._plain_in_pass = Mean(), num_in_pass
+            self._plain, self._plain_in_pass, self._last_single_s = Mean(), num_in_pass, 0.0
         self._plain, self._plain_at = self._plain.of(seconds), self._num_measured
 
     @property
     def _single_s(self) -> float:
         return max(self._single.value, 0.0)
 
-    def _enter(self, num_rows: int, num_in_pass: int, num_tokens: int, seconds: float) -> None:
+    def _enter(
+        self, num_rows: int, num_in_pass: int, num_tokens: int, seconds: float, load: PassLoad | None = None
+    ) -> None:
         """Enter what one request's step cost; the caller holds the lock."""
-        self._note_load(num_rows, num_in_pass, num_tokens)
-        all_rows = num_rows + (num_in_pass - 1) * self._rows.value
+        self._rows = self._rows.of(load.mean_rows if load else num_rows)
+        self._tokens = self._tokens.of(load.mean_tokens if load else num_tokens)
+        self._others = self._others.of(num_in_pass - 1)
+        all_rows = load.num_rows if load else num_rows + (num_in_pass - 1) * self._rows.value
         group = bisect_left(GROUPS, all_rows)
         self._num_measured += 1
         self._groups[group] = self._groups.get(group, Group()).of(all_rows, seconds, self._num_measured)
         if self._num_measured < REFRESH or self._num_measured % REFRESH == 0:
             self._surface = None
-
-    def _note_load(self, num_rows: int, num_in_pass: int, num_tokens: int) -> None:
-        self._rows, self._tokens = self._rows.of(num_rows), self._tokens.of(num_tokens)
-        self._others = self._others.of(num_in_pass - 1)
 
     @property
     def wants_plain(self) -> bool:

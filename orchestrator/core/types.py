@@ -111,6 +111,15 @@ class StepOptions:
         )
 
 
+class PassLoad(NamedTuple):
+    """What a pass computed. num_rows: of all, parts of prompts included. mean_rows, mean_tokens: of a step in it."""
+
+    num_rows: int
+    mean_rows: float
+    mean_tokens: float
+    has_prompts: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Acceptance:
     """The answer to a target step. Arrays that the step's options do not request are None.
@@ -123,7 +132,7 @@ class Acceptance:
     features: (r, width) float32, the hidden states of the positions from features_start on.
     queue_us, forward_us, verify_us: how long the call waited for the pass, the forward pass, and its verification.
     num_in_pass: how many requests shared the pass.
-    has_prompts: the pass read parts of prompts too, so that its time is not that of a step. Known in the engine alone.
+    load: of the pass; None outside the engine's process.
     num_cached_tokens: tokens of the context that were in the cache when the engine first saw the sequence.
     engine_speculation: only from an engine that drafts by itself.
     node_top_ids: (m + 1, k) int32, the k most probable tokens behind every node by the raw logits, in order.
@@ -144,7 +153,12 @@ class Acceptance:
     queue_us: int = 0
     verify_us: int = 0
     node_top_ids: IdArray | None = None
-    has_prompts: bool = False
+    load: PassLoad | None = None
+
+    @property
+    def has_prompts(self) -> bool:
+        """True if the pass is known to have read parts of prompts too, so that its time is not that of a step."""
+        return bool(self.load and self.load.has_prompts)
 
     def top_tokens(self, num_tokens: int) -> tuple[list[list[int]], list[list[float]]]:
         """Return the top ids of the first positions and their log probabilities; empty if not requested."""

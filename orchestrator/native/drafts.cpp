@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 
 #include "growth.h"
 
@@ -26,23 +25,19 @@ int drafts_grow(void* growth, const int32_t* read, size_t count, int range, int 
                 const double* seconds, const double* row_s, double others_tokens, double rate, double node_s,
                 int32_t* tokens, int32_t* parents, int32_t* names, double* chances) {
   auto* each = static_cast<Growth*>(growth);
-  const std::lock_guard lock(each->mutex());
   each->read(read, count, range);
   Costs costs{seconds, row_s, others_tokens, rate, node_s};
   return each->grow(place, agreement, max_nodes, max_depth, costs, {tokens, parents, names, chances});
 }
 
 void drafts_learn(void* growth, const int32_t* tokens, size_t count) {
-  auto* each = static_cast<Growth*>(growth);
-  const std::lock_guard lock(each->mutex());
-  each->learn(tokens, count);
+  static_cast<Growth*>(growth)->learn(tokens, count);
 }
 
 // Learn from the tokens that a step has committed, and grow the tree behind them, without a prediction (drafts::Next).
 int drafts_next(void* growth, const int32_t* committed, size_t count, int max_nodes, int max_depth, const Costs* costs,
                 const Tree* tree) {
   auto* each = static_cast<Growth*>(growth);
-  const std::lock_guard lock(each->mutex());
   each->learn(committed, count);
   each->read(committed, count);
   return each->grow(-1, 0, max_nodes, max_depth, *costs, *tree);

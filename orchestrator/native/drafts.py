@@ -114,7 +114,7 @@ class CompiledGrowth:
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """Return the library; None, with a warning, where it cannot be built. Its calls keep Python's global lock."""
+    """Return the library; None, with a warning, where it cannot be built. Python keeps its lock in calls."""
     try:
         library = LIBRARY.load(ctypes.PyDLL)
     except Unbuilt as error:

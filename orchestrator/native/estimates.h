@@ -27,7 +27,8 @@ inline double corrected(double probability, double odds_ratio) {
 // Discounted counts of accepted and tested tokens by kind, of all requests.
 class Estimates {
  public:
-  std::mutex mutex;  // of whoever reads or changes them
+  // Held by whoever reads or changes them: requests share them, and native code grows without Python's global lock.
+  std::mutex mutex;
 
   void observe(const Kind& kind, bool is_accepted) {
     auto& [accepted, tested] = counts_[kind.key()];

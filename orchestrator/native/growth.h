@@ -70,9 +70,6 @@ inline int text_evidence(int length, double share, int times) {
 
 class Growth {
  public:
-  // Held during every call below: requests share the counts, and native code grows without Python's global lock.
-  std::mutex& mutex() const { return estimates_->mutex; }
-
   Growth(Estimates* estimates, const Tables* tables, const int32_t* prediction, size_t size, bool is_chain)
       : estimates_(estimates), tables_(tables), prediction_(prediction, prediction + size), is_chain_(is_chain) {}
 
@@ -91,6 +88,7 @@ class Growth {
 
   // Write the tree with the most expected tokens per second; return its number of nodes.
   int grow(int place, int agreement, int max_nodes, int max_depth, const Costs& costs, const Tree& tree) {
+    const std::lock_guard lock(estimates_->mutex);
     refresh_ratios();
     max_depth_ = max_depth;
     options_.clear(), children_.clear(), states_.clear();
@@ -117,6 +115,7 @@ class Growth {
   }
 
   void learn(const int32_t* tokens, size_t count) {
+    const std::lock_guard lock(estimates_->mutex);
     size_t node = 0;
     if (!options_.empty()) num_judged_ = count;
     for (size_t i = 0; i < count && node < options_.size(); ++i) {
@@ -136,6 +135,7 @@ class Growth {
   }
 
   void judge(int token) {
+    const std::lock_guard lock(estimates_->mutex);
     refresh_ratios();
     compare(options_behind(States{-1, 0, text_.repeated(), recent_, num_recent_}), token);
   }

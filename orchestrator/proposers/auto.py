@@ -23,6 +23,8 @@ from orchestrator.proposers.union import united
 
 #: Weight of all earlier measurements in the mean time of a node.
 DISCOUNT = 0.9
+#: After a step that the engine made alone, it is taken to make so many steps one by one.
+SINGLES = 32
 
 
 class AutoConfig(MethodConfig):
@@ -74,7 +76,7 @@ class Auto(Proposer):
         self._node_s = self._begun_s = 0.0
         self._begun: Grown | None = None
         self._compiled: CompiledDrafts | None = None
-        self._is_made_by_engine = False
+        self._num_singles = 0
 
     @property
     def compiled(self) -> CompiledDrafts | None:
@@ -106,13 +108,14 @@ class Auto(Proposer):
         grown, self._begun, self._begun_s = self._begun, None, 0.0
         if surface and not grown:
             grown = self._grow(context, sampling, budget, surface)
-        self._compiled = None
-        if surface and not (self._heads and self._heads.name):
-            self._compiled = self._growth.compiled(self._most.within(budget), surface, self._node_s)
         proposal = self._chosen(grown, context, sampling, budget, surface) if grown else Proposal.empty()
         if surface and self._heads and not self._meter.is_first:
             self._heads.choose(self._meter.rate, budget.max_depth + 1, surface, range_of(sampling))
-        self._meter.sent(proposal, may_rest=not (self._is_made_by_engine or (self._heads and self._heads.name)))
+        has_head = bool(self._heads and self._heads.name)
+        self._compiled = self._growth.compiled(budget, surface) if surface and not has_head else None
+        self._meter.sent(proposal, may_rest=not (has_head or (self._compiled and not self._num_singles)))
+        if self._meter.num_plain:
+            self._compiled = None
         if self._heads:
             self._heads.sent(self._meter.num_plain)
         return proposal
@@ -128,7 +131,7 @@ class Auto(Proposer):
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Learn what the step cost, and how far the candidates agree with the text."""
-        self._is_made_by_engine &= bool(self._meter.num_plain) or acceptance.has_prompts
+        self._num_singles = SINGLES if self._compiled and not acceptance.has_prompts else max(self._num_singles - 1, 0)
         self._growth.learn(acceptance.tokens(tree))
         step_s = self._meter.answered(tree, acceptance)
         if self._heads:
@@ -136,10 +139,7 @@ class Auto(Proposer):
 
     def observe_compiled(self, tree: TokenTree, acceptance: Acceptance, draft_s: float, step_s: float) -> None:
         """Learn what a step cost that native code drafted for; its growth has learnt from the text."""
-        self._is_made_by_engine = True
         self._growth.note_read(acceptance.num_tokens)
-        if draft_s:
-            self._note_node_s(draft_s, tree.num_nodes)
         step_s = self._meter.made(tree, acceptance, draft_s, step_s)
         if self._heads:
             self._heads.observe(tree, acceptance, step_s)
@@ -155,13 +155,11 @@ class Auto(Proposer):
         proposal = self._growth.grow(context, budget, surface, self._node_s, range_of(sampling))
         chances, num_nodes = self._growth.chances, proposal.tree.num_nodes
         if not self._meter.is_first:
-            self._note_node_s(self._clock() - began_s, num_nodes)
+            node_s = (self._clock() - began_s) / (num_nodes + 1)
+            self._node_s = DISCOUNT * self._node_s + (1 - DISCOUNT) * node_s
         tokens = 1.0 + surface.others_tokens + float(chances.sum())
         rate = tokens / float(surface.seconds[num_nodes]) if num_nodes else surface.rate
         return Grown(proposal, chances, bool(self._heads and budget.max_depth and self._heads.wants(rate, surface)))
-
-    def _note_node_s(self, draft_s: float, num_nodes: int) -> None:
-        self._node_s = DISCOUNT * self._node_s + (1 - DISCOUNT) * draft_s / (num_nodes + 1)
 
     def _united(self, grown: Grown, drafted: Proposal, surface: Surface) -> Proposal:
         """Return the nodes of both trees that pay; the time to draft them is spent."""

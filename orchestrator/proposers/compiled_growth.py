@@ -47,7 +47,7 @@ class AnyGrowth(Protocol):
     def learn(self, tokens: Sequence[int]) -> None:
         """Compare the candidates of the last tree with the text that came."""
 
-    def compiled(self, limits: Budget, costs: Surface, node_s: float) -> CompiledDrafts | None:
+    def compiled(self, limits: Budget, costs: Surface) -> CompiledDrafts | None:
         """Return what native code needs to grow the next trees by itself; None: it cannot."""
 
     def note_read(self, num_tokens: int) -> None:
@@ -80,13 +80,13 @@ class NativeGrowth:
         """Compare the candidates of the last tree with the text that came."""
         self._growth.learn(tokens)
 
-    def compiled(self, limits: Budget, costs: Surface, node_s: float) -> CompiledDrafts | None:
+    def compiled(self, limits: Budget, costs: Surface) -> CompiledDrafts | None:
         """Return what native code needs to grow the next trees by itself, which it cannot behind a prediction."""
         if self._prediction:
             return None
         growth = self._growth
         return CompiledDrafts(
-            growth.handle, growth.next_address, growth, limits.max_nodes, limits.max_depth, costs, node_s, SOURCES
+            growth.handle, growth.next_address, growth, limits.max_nodes, limits.max_depth, costs, SOURCES
         )
 
     def note_read(self, num_tokens: int) -> None:

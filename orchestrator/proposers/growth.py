@@ -134,7 +134,7 @@ class Growth:
             node = grown.children[node][token]
         self._grown = Grown()
 
-    def compiled(self, limits: Budget, costs: Surface, node_s: float) -> None:
+    def compiled(self, limits: Budget, costs: Surface) -> None:
         """Return None: the reference is not compiled."""
 
     def note_read(self, num_tokens: int) -> None:

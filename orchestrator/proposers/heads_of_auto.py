@@ -74,7 +74,6 @@ class HeadsOfAuto:
             ):
                 self.let_go()
             return
-        self._rest -= self._rest > 0
         if self._rest or not self._names or not rate or tokens_left < 2 * TRIAL_STEPS:
             return
         best = max(self._names, key=lambda name: self._gain(name, rate, tokens_left, surface))
@@ -116,6 +115,7 @@ class HeadsOfAuto:
         """Learn how far the head's draft agrees with the text, and what the step cost, drafting included."""
         self._yields.elapsed_s += step_s
         if not self._name:
+            self._rest -= self._rest > 0
             return
         self._built[self._name].observe(tree, acceptance)
         if self._trial_left:

@@ -63,7 +63,8 @@ class Ledger:
         """Enter a step that took step_s, drafting included. plain_s: what a plain step would have taken."""
         self._balance_s = min(self._balance_s + num_tokens * plain_s - step_s, CREDIT_STEPS * plain_s)
         self._elapsed_s += step_s
-        self._check(plain_s)
+        if not self._pause:  # of several steps made together, the first ones may have begun one
+            self._check(plain_s)
 
     def _check(self, plain_s: float) -> None:
         """Pause if too much is lost; plain_s: time of a plain step."""
@@ -75,11 +76,15 @@ class Ledger:
 
 
 class Rest(NamedTuple):
-    """The steps of a pause so far: when it began, how many they are, and how long they waited for other passes."""
+    """The steps of a pause so far: when it began, how many they are, and how long they waited for other passes.
+
+    has_prompts: one of their passes read prompts, too.
+    """
 
     began_s: float = 0.0
     num_steps: int = 0
     queue_us: int = 0
+    has_prompts: bool = False
 
 
 def plain_s(surface: Surface) -> float:
@@ -150,15 +155,13 @@ class Meter:
             self._note_rest(acceptance)
             return self._note_rate(1, self._plain_s)
         num_rows, step_s = tree.num_nodes + 1, self._costs.clock() - self._sent_s - 1e-6 * acceptance.queue_us
-        self._costs.observe(
-            num_rows, acceptance.num_in_pass, acceptance.num_tokens, None if acceptance.has_prompts else step_s
-        )
+        self._costs.observe(num_rows, acceptance.num_in_pass, acceptance.num_tokens, step_s, acceptance.load)
         return self._note_step(num_rows, acceptance, step_s, self.draft_s)
 
     def made(self, tree: TokenTree, acceptance: Acceptance, draft_s: float, step_s: float) -> float:
         """Note a step of several that were made together, with drafts; return what it cost."""
         num_rows = tree.num_nodes + 1
-        self._costs.observe_made(num_rows, acceptance.num_in_pass, acceptance.num_tokens, step_s)
+        self._costs.observe_made(num_rows, acceptance.num_in_pass, acceptance.num_tokens, step_s, acceptance.load)
         return self._note_step(num_rows, acceptance, step_s, draft_s)
 
     def _note_step(self, num_rows: int, acceptance: Acceptance, step_s: float, draft_s: float) -> float:
@@ -184,15 +187,18 @@ class Meter:
 
     def _note_rest(self, acceptance: Acceptance) -> None:
         """Note a step of a pause; they may be made several at a time, so only their sum is measured."""
-        began_s, num_steps, queue_us = self._rest
+        began_s, num_steps, queue_us, has_prompts = self._rest
         num_steps, queue_us = num_steps + 1, queue_us + acceptance.queue_us
-        self._rest = Rest(began_s, num_steps, queue_us)
+        has_prompts |= acceptance.has_prompts
+        self._rest = Rest(began_s, num_steps, queue_us, has_prompts)
         if self._ledger.pause > 1:
             self._ledger.rest()
             return
         rest_s = self._costs.clock() - began_s - 1e-6 * queue_us
         self._ledger.rest(rest_s)
         self._rest = Rest()
+        if has_prompts:
+            return
         if num_steps >= MEASURED_STEPS:
             self._costs.observe_plain(acceptance.num_in_pass, rest_s / num_steps)
         else:  # the first of them is what a single step would have been

@@ -8,21 +8,22 @@ import queue
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from orchestrator.core.drafting import Step
 from orchestrator.core.errors import ServingError
-from orchestrator.core.proposal import CompiledDrafts
 from orchestrator.core.tree import BoolArray
 from orchestrator.core.types import Acceptance, Distribution, DraftResponse
 from orchestrator.wire.context import Delta
 from orchestrator.wire.drafter import DraftRequest
 from orchestrator.wire.target import StepRequest
 from runtime.kv.sequences import CachedSequence, SequenceTable
+from runtime.native.decoding import Continuation
 
 log = logging.getLogger(__name__)
 
 WARM_UP_LIMIT_S = 120.0
+NOTHING_FURTHER = Continuation(max_tokens=1)
 
 Answer = Acceptance | DraftResponse | list[Step]
 Reply = Callable[[Answer | ServingError], None]
@@ -31,17 +32,21 @@ Request = TypeVar("Request", StepRequest, DraftRequest)
 
 @dataclass(frozen=True, eq=False)
 class SeveralSteps(StepRequest):
-    """A step that the engine may follow with more of them; it answers with all, in order, or with the one.
+    """A step that the engine may follow with more of them: it answers with a list of steps, or with one acceptance.
 
-    drafts: what it grows their trees from; None = they have none. sources: of the nodes of the first tree.
-    max_steps, max_tokens: most steps, and tokens of all. limit_s: the time after which none begins.
+    max_steps: most steps. limit_s: the time after which none begins. further: how the sequence goes on in them.
+    sources: of the nodes of the first tree.
     """
 
     max_steps: int = 1
-    max_tokens: int = 1
     limit_s: float = 0.0
-    drafts: CompiledDrafts | None = None
+    further: Continuation = NOTHING_FURTHER
     sources: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, request: StepRequest, **further: Any) -> SeveralSteps:
+        """Return the step `request` with what may follow it."""
+        return cls(**{each.name: getattr(request, each.name) for each in fields(StepRequest)}, **further)
 
 
 @dataclass(frozen=True, eq=False)

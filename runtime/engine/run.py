@@ -22,6 +22,7 @@ from orchestrator.wire.run import RunOptions
 from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import GuidedStep, SeveralSteps
 from runtime.engine.target_thread import TargetThread
+from runtime.native.decoding import Continuation
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +134,7 @@ class Run:
             if not (self._is_closed or isinstance(guided, ServingError)):
                 self._submit(start, *guided)
                 return
-        self._answered(Proposal.empty(), guided if isinstance(guided, ServingError) else Unavailable(RELEASED))
+        self._answered(Proposal.empty(), False, guided if isinstance(guided, ServingError) else Unavailable(RELEASED))
 
     def _submit(self, start: int, proposal: Proposal, legal: BoolArray | None = None) -> None:
         """Submit the next step with its masks, if it has some; the caller holds the lock."""
@@ -145,39 +146,38 @@ class Run:
         if legal is not None:
             request = GuidedStep.of(request, legal)
         elif start and options == StepOptions():
-            request = self._with_further_steps(request, proposal)
-        self._engine.submit(request, self.deadline_s, partial(self._answered, proposal))
+            request = self._with_further_steps(request, proposal.sources)
+        is_compiled = isinstance(request, SeveralSteps) and request.further.drafts is not None
+        self._engine.submit(request, self.deadline_s, partial(self._answered, proposal, is_compiled))
 
-    def _with_further_steps(self, request: StepRequest, proposal: Proposal) -> StepRequest:
+    def _with_further_steps(self, request: StepRequest, sources: tuple[str, ...]) -> StepRequest:
         """Return the request with steps behind it that the engine may make without asking for a proposal."""
-        proposer, num_left = self._drafting.proposer, self._options.limits.budget(self._drafting.context).max_depth + 1
+        proposer, context, run = self._drafting.proposer, self._drafting.context, self._options
         drafts, max_steps = proposer.compiled, MAX_AHEAD - len(self._ready)
-        if not drafts:
-            max_steps = num_left = min(max_steps, num_left, proposer.num_plain)
+        if drafts is None:
+            max_steps = min(max_steps, proposer.num_plain)
         if not max_steps:
             return request
-        return SeveralSteps(
-            request.delta,
-            request.tree,
-            request.sampling,
-            request.options,
-            request.deadline_ms,
-            q=request.q,
-            max_len=request.max_len,
+        max_tokens = run.limits.budget(context).max_depth + 1
+        min_tokens = run.min_tokens - (len(context) - context.prompt_len)
+        return SeveralSteps.of(
+            request,
             max_steps=max_steps,
-            max_tokens=num_left,
             limit_s=self._hold_s(),
-            drafts=drafts,
-            sources=proposal.sources,
+            further=Continuation(max_tokens, max(min_tokens, 0), run.stop_ids, drafts),
+            sources=sources,
         )
 
-    def _answered(self, proposal: Proposal, answer: Acceptance | list[Step] | ServingError) -> None:
-        """Take the answer to one or several steps, on the engine's thread; the next is proposed behind the pass."""
+    def _answered(self, proposal: Proposal, is_compiled: bool, answer: Acceptance | list[Step] | ServingError) -> None:
+        """Take the answer to one or several steps, on the engine's thread; the next is proposed behind the pass.
+
+        is_compiled: several steps were drafted for in native code.
+        """
         with self._lock:
             if isinstance(answer, ServingError):
                 self._error = answer
             elif isinstance(answer, list):
-                self._attempt(partial(self._note_several, answer))
+                self._attempt(partial(self._note_several, answer, is_compiled))
             else:
                 self._attempt(partial(self._note, proposal, answer))
         if self._is_closed or self._has_stopped:
@@ -219,19 +219,18 @@ class Run:
         self._drafting.commit(proposal, answer)
         self._add(step)
 
-    def _note_several(self, steps: list[Step]) -> None:
+    def _note_several(self, steps: list[Step], is_compiled: bool) -> None:
         """Note steps up to the end of the run."""
         call_s = (time.monotonic() - self._called_s - sum(step.draft_s + step.target_s for step in steps)) / len(steps)
-        is_drafted, draft_s = self._drafting.proposer.compiled is not None, self._drafting.draft_s
+        steps[0] = steps[0]._replace(draft_s=self._drafting.draft_s)
         for step in steps:
-            if is_drafted:
+            if is_compiled:
                 self._drafting.commit_compiled(step)
             else:
                 self._drafting.commit(step.proposal, step.acceptance)
-            self._add(step._replace(draft_s=step.draft_s + draft_s, target_s=step.target_s + call_s))
+            self._add(step._replace(target_s=step.target_s + call_s))
             if self._has_ended:
                 return
-            draft_s = 0.0
 
     def _add(self, step: Step) -> None:
         self._ready.append(step)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,12 +15,12 @@ from orchestrator.core.errors import RequestError
 from orchestrator.core.proposal import Proposal
 from orchestrator.core.sampling_params import Rule
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import MAX_FEATURE_ROWS, Acceptance, StepOptions
+from orchestrator.core.types import MAX_FEATURE_ROWS, Acceptance, PassLoad, StepOptions
 from orchestrator.native.sampling import requests_of, sampler
 from orchestrator.sampling.accept import AcceptedPath
 from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall, GuidedStep, SeveralSteps
-from runtime.engine.paged import STEP_TOKENS, PagedEngine, PagedModel
+from runtime.engine.paged import PagedEngine, PagedModel
 from runtime.engine.verify import VerifyInput, VerifyResult, verify
 from runtime.kv.batch import Segment
 from runtime.kv.pressure import BlockPressure
@@ -32,7 +31,7 @@ from runtime.sampling import served
 
 StepCall = EngineCall[StepRequest]
 
-#: Most steps of one call into native code; as many slots are reserved beforehand.
+#: Most steps of one call into native code; slots for as many tokens, and a tree, are reserved beforehand.
 MAX_STEPS = 64
 #: How long the engine pauses while every call waits for blocks.
 BLOCKS_POLL_S = 0.002
@@ -88,13 +87,18 @@ class TargetEngine(PagedEngine[StepRequest]):
 
         So a step is not held up longer, costs what steps cost, and can be made in native code.
         """
-        prompts = [each for each in planned if each[1].last - each[1].first > STEP_TOKENS]
-        if not (isinstance(self.paged.model, NativeModel) and 0 < len(prompts) < len(planned)):
-            self._run_pass(planned, MAX_STEPS, has_prompts=bool(prompts))
+        prompts: list[tuple[StepCall, Segment]] = []
+        steps: list[tuple[StepCall, Segment]] = []
+        for call, segment in planned:
+            (prompts if _reads_prompt(call, segment) else steps).append((call, segment))
+        num_opened = sum(call.sequence is not None and not call.answered for call in self._calls)
+        if not isinstance(self.paged.model, NativeModel) or not (prompts and steps):
+            # Calls that had no room in this pass wait for one step, and not for several.
+            self._run_pass(planned, MAX_STEPS if num_opened == len(planned) else 1, has_prompts=bool(prompts))
             return
         self.progress.num_passes += 1
-        self._run_pass(prompts, MAX_STEPS, has_prompts=True)
-        self._run_pass([each for each in planned if each not in prompts], 1)
+        self._run_pass(prompts, 1, has_prompts=True)
+        self._run_pass(steps, 1)
 
     def _run_pass(self, planned: list[tuple[StepCall, Segment]], max_steps: int, has_prompts: bool = False) -> None:
         """Run one pass, or up to max_steps of them, and answer the calls that it completes."""
@@ -117,6 +121,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         ]
         results = verify([self._verify_input(call) for call, _ in complete], [part for _, part in complete])
         forward_us, verify_us = _us(computed_s - began_s), _us(time.monotonic() - computed_s)
+        load = _load(planned, results, has_prompts)
         for (call, part), result in zip(complete, results, strict=True):
             answer = replace(
                 self._settle(call, part, result),
@@ -124,33 +129,31 @@ class TargetEngine(PagedEngine[StepRequest]):
                 forward_us=forward_us,
                 verify_us=verify_us,
                 num_in_pass=len(planned),
-                has_prompts=has_prompts,
+                load=load,
             )
             call.reply(answer)
 
-    def _several_steps(self, planned: list[tuple[StepCall, Segment]], num_steps: int) -> Decoding | None:
-        """Return the steps, at most num_steps, that native code can make for all of these calls; None: it cannot."""
-        compiled, limit_s = sampler(), math.inf
+    def _several_steps(self, planned: list[tuple[StepCall, Segment]], max_steps: int) -> Decoding | None:
+        """Return the steps, at most max_steps, that native code can make for all of these calls; None: it cannot."""
+        compiled = sampler()
         if compiled is None or not isinstance(self.paged.model, NativeModel):
             return None
-        drafts, tokens_left = [], []
-        for call, segment in planned:
-            request = call.request
-            if not isinstance(request, SeveralSteps) or request.sampling.rule not in (Rule.COUPLED, Rule.ENGINE):
-                return None
-            is_one_row = segment.first + 1 == segment.last == call.delta.prefix_len
-            if not is_one_row or request.sampling.needs_logits_processors or request.q:
-                return None
-            ahead = min(request.max_tokens, MAX_STEPS) + (request.drafts.max_nodes if request.drafts else 0)
-            num_slots = call.opened.reserve_up_to(segment.last + max(ahead, request.tree.num_nodes + 1) - 1)
-            if num_slots < segment.last + request.tree.num_nodes:
-                return None
-            drafts.append(request.drafts)
-            tokens_left.append(request.max_tokens)
-            num_steps, limit_s = min(num_steps, request.max_steps), min(limit_s, request.limit_s)
-        requests = requests_of([call.request.sampling for call, _ in planned])
-        num_waiting = self.progress.num_waiting
-        return Decoding(requests, compiled.verify_address, drafts, tokens_left, num_steps, limit_s, num_waiting)
+        requests = [_several(call, segment) for call, segment in planned]
+        several = [request for request in requests if request]
+        if len(several) < len(planned):
+            return None
+        for request, (call, segment) in zip(several, planned, strict=True):
+            further = request.further
+            ahead = min(further.max_tokens, MAX_STEPS) + (further.drafts.max_nodes if further.drafts else 0)
+            call.opened.reserve_up_to(segment.last + ahead - 1)
+        return Decoding(
+            requests_of([request.sampling for request in several]),
+            compiled.verify_address,
+            [request.further for request in several],
+            min(max_steps, *(request.max_steps for request in several)),
+            min(request.limit_s for request in several),
+            self.progress.num_waiting,
+        )
 
     def _decode(self, planned: list[tuple[StepCall, Segment]], decoding: Decoding, began_s: float) -> None:
         """Make several steps and answer the calls."""
@@ -160,30 +163,30 @@ class TargetEngine(PagedEngine[StepRequest]):
         further = len(decoded[0]) - 1
         self.progress.num_passes += further
         self.progress.num_calls += further * len(planned)
+        loads = [_load_of(steps) for steps in zip(*decoded, strict=True)]
         for (call, _), made in zip(planned, decoded, strict=True):
+            request = call.request
+            assert isinstance(request, SeveralSteps)
             call.opened.publish(len(call.opened.ids))
-            call.reply([*self._steps(call, made, _us(began_s - call.arrived_s), len(planned))])
-
-    def _steps(self, call: StepCall, made: list[DecodedStep], queue_us: int, num_in_pass: int) -> Iterator[Step]:
-        """Yield what was made for a call. queue_us: how long the first step waited."""
-        request = call.request
-        assert isinstance(request, SeveralSteps)
-        sources = request.sources
-        for step in made:
-            acceptance = Acceptance(
-                step.path,
-                step.next_token,
-                queue_us=queue_us,
-                forward_us=step.pass_us,
-                verify_us=step.verify_us,
-                num_in_pass=num_in_pass,
-                num_cached_tokens=call.opened.num_cached,
-            )
-            if step.names and request.drafts:
-                sources = tuple(request.drafts.sources[bits] for bits in step.names)
-            seconds = 1e-6 * (step.pass_us + step.verify_us)
-            yield Step(Proposal(step.tree, sources), acceptance, 1e-6 * step.draft_us / num_in_pass, seconds)
-            queue_us, sources = 0, ()
+            queue_us, sources = _us(began_s - call.arrived_s), request.sources
+            steps = []
+            for step, load in zip(made, loads, strict=True):
+                acceptance = Acceptance(
+                    step.path,
+                    step.next_token,
+                    queue_us=queue_us,
+                    forward_us=step.pass_us,
+                    verify_us=step.verify_us,
+                    num_in_pass=len(planned),
+                    num_cached_tokens=call.opened.num_cached,
+                    load=load,
+                )
+                if step.names and request.further.drafts:
+                    sources = tuple(request.further.drafts.sources[bits] for bits in step.names)
+                draft_s, step_s = 1e-6 * step.draft_us / len(planned), 1e-6 * (step.pass_us + step.verify_us)
+                steps.append(Step(Proposal(step.tree, sources), acceptance, draft_s, step_s))
+                queue_us, sources = 0, ()
+            call.reply(steps)
 
     def _verify_input(self, call: StepCall) -> VerifyInput:
         request = call.request
@@ -251,6 +254,34 @@ class TargetEngine(PagedEngine[StepRequest]):
         start = max(options.features_from, sequence.num_computed - MAX_FEATURE_ROWS, 0)
         slots = [sequence.slot(index) for index in range(start, sequence.num_computed)]
         return store[torch.tensor(slots, dtype=torch.long, device=store.device)].float().cpu().numpy(), start
+
+
+def _reads_prompt(call: StepCall, segment: Segment) -> bool:
+    """Return whether a call's part of a pass is more than a step: a sequence's first call, or a context to compute."""
+    return not call.delta.context_start or segment.last - segment.first > 1
+
+
+def _several(call: StepCall, segment: Segment) -> SeveralSteps | None:
+    """Return the request of a call that native code can make several steps for, None for another one."""
+    request = call.request
+    if not isinstance(request, SeveralSteps) or request.sampling.rule not in (Rule.COUPLED, Rule.ENGINE):
+        return None
+    is_one_row = segment.first + 1 == segment.last == call.delta.prefix_len
+    return request if is_one_row and not (request.sampling.needs_logits_processors or request.q) else None
+
+
+def _load(planned: list[tuple[StepCall, Segment]], results: list[VerifyResult], has_prompts: bool) -> PassLoad:
+    """Return the load of a pass by the steps that it completed."""
+    num_rows = sum(segment.last - segment.first + segment.tree.num_nodes for _, segment in planned)
+    num_nodes = sum(segment.tree.num_nodes for _, segment in planned)
+    num_steps, num_accepted = max(len(results), 1), sum(len(result.accepted.path) for result in results)
+    return PassLoad(num_rows, 1.0 + num_nodes / num_steps, 1.0 + num_accepted / num_steps, has_prompts)
+
+
+def _load_of(steps: Sequence[DecodedStep]) -> PassLoad:
+    """Return the load of a pass from the steps that all sequences made in it."""
+    num_rows = sum(step.tree.num_nodes + 1 for step in steps)
+    return PassLoad(num_rows, num_rows / len(steps), sum(len(step.path) + 1 for step in steps) / len(steps))
 
 
 def _us(seconds: float) -> int:

@@ -18,17 +18,20 @@ from orchestrator.native.sampling import Requests
 SMALL_TREE, MAX_TREE_NODES = 32, 256
 #: Memory that the logits of a pass may take, unless the first trees need more.
 MAX_LOGITS_BYTES = 64 << 20
+#: Most rows of a pass (kMaxPassRows).
+MAX_PASS_ROWS = 4096
 
 
-class DrafterFields(Structure):
-    """How a sequence is drafted for, as `native::Drafter`."""
+class ContinuationFields(Structure):
+    """How a sequence goes on, as `native::Continuation`."""
 
     _fields_ = [
         ("growth", c_void_p),
         ("seconds", c_void_p),
         ("row_s", c_void_p),
         *((name, c_double) for name in ("others_tokens", "rate", "node_s")),
-        *((name, c_int32) for name in ("max_nodes", "max_depth", "tokens_left")),
+        ("stop_ids", c_void_p),
+        *((name, c_int32) for name in ("num_stop_ids", "min_tokens", "max_tokens", "max_nodes", "max_depth")),
     ]
 
 
@@ -38,26 +41,37 @@ class DecodingFields(Structure):
     _fields_ = [
         *((name, c_int32) for name in ("num_steps", "limit_us", "max_logits")),
         *((name, c_void_p) for name in (
-            "interrupt", "requests", "verify", "next", "drafters", "num_threads",
+            "interrupt", "requests", "verify", "next", "continuations", "num_threads",
             "num_nodes", "path_lens", "next_tokens", "node_tokens", "node_parents", "node_names", "paths", "times_us",
         )),
         ("num_made", c_int32),
     ]  # fmt: skip
 
 
+class Continuation(NamedTuple):
+    """How a sequence goes on behind the step that it has asked for.
+
+    It ends with max_tokens tokens, or with one of stop_ids behind the first min_tokens of them. drafts: what its trees
+    are grown from; None = it gets none.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    stop_ids: tuple[int, ...] = ()
+    drafts: CompiledDrafts | None = None
+
+
 class Decoding(NamedTuple):
     """What several steps need besides their segments.
 
     requests: (segments,), how each sequence is sampled; their rule is `coupled`. verify: the address of the function
-    that decides them. drafts: (segments,), how each sequence is drafted for; None = its later steps are plain.
-    tokens_left: (segments,), most tokens that each sequence may get. num_steps, limit_s: most steps, and the time after
-    which none begins. interrupt: no step begins once it is not 0; any thread may set it.
+    that decides them. sequences: (segments,). num_steps, limit_s: most steps, and the time after which none begins.
+    interrupt: no step begins once it is not 0; any thread may set it.
     """
 
     requests: Requests
     verify: int
-    drafts: Sequence[CompiledDrafts | None]
-    tokens_left: Sequence[int]
+    sequences: Sequence[Continuation]
     num_steps: int
     limit_s: float
     interrupt: ctypes.c_int32
@@ -68,7 +82,7 @@ class Decoded(NamedTuple):
 
     num_nodes, path_lens, next_tokens: (steps, segments). node_tokens, node_parents, node_names: of the trees behind the
     first step's, one after another. paths: the accepted nodes of all steps. times_us: (steps, 3), of each pass, of its
-    decision, and of the growth of the trees behind it. Arrays of nodes have room to spare.
+    decision, and of the growth of the trees behind it.
     """
 
     num_nodes: IdArray
@@ -88,23 +102,23 @@ class DecodingCall:
     """
 
     def __init__(self, decoding: Decoding, num_first: int, vocab_size: int, num_threads: Sequence[int]) -> None:
-        count, steps = len(decoding.drafts), decoding.num_steps
-        max_nodes = _max_nodes(decoding.drafts, vocab_size)
+        sequences, steps = decoding.sequences, decoding.num_steps
+        max_nodes, count = _max_nodes(sequences, vocab_size), len(sequences)
         nodes = steps * sum(max_nodes)
         self._by_segment = np.empty((3, steps, count), np.int32)
         self._by_node = np.empty((3, nodes + 1), np.int32)
         self._paths, self._times_us = np.empty(num_first + nodes + 1, np.int32), np.empty((steps, 3), np.int32)
         self.num_threads = (c_int32 * len(num_threads))(*num_threads)
-        self._decoding, self._drafters = decoding, (DrafterFields * count)()
-        for fields, drafts, most, left in zip(
-            self._drafters, decoding.drafts, max_nodes, decoding.tokens_left, strict=True
-        ):
-            fields.tokens_left = left
-            if drafts:
+        self._stop_ids = [(c_int32 * len(each.stop_ids))(*each.stop_ids) for each in sequences]
+        self._decoding, self._fields = decoding, (ContinuationFields * count)()
+        for fields, each, stop_ids, most in zip(self._fields, sequences, self._stop_ids, max_nodes, strict=True):
+            fields.stop_ids, fields.num_stop_ids = ctypes.addressof(stop_ids), len(stop_ids)
+            fields.min_tokens, fields.max_tokens = each.min_tokens, each.max_tokens
+            if drafts := each.drafts:
                 costs = drafts.costs
                 fields.growth, fields.max_nodes, fields.max_depth = drafts.handle, most, drafts.max_depth
                 fields.seconds, fields.row_s = costs.seconds.ctypes.data, costs.row_s.ctypes.data
-                fields.others_tokens, fields.rate, fields.node_s = costs.others_tokens, costs.rate, drafts.node_s
+                fields.others_tokens, fields.rate = costs.others_tokens, costs.rate
         self.max_logits = count + max(sum(max_nodes), num_first)
         self.fields = DecodingFields(
             steps,
@@ -113,8 +127,8 @@ class DecodingCall:
             ctypes.addressof(decoding.interrupt),
             ctypes.addressof(decoding.requests),
             decoding.verify,
-            next((drafts.next_address for drafts in decoding.drafts if drafts), None),
-            ctypes.addressof(self._drafters),
+            next((each.drafts.next_address for each in sequences if each.drafts), None),
+            ctypes.addressof(self._fields),
             ctypes.addressof(self.num_threads),
             *(array.ctypes.data for array in (*self._by_segment, *self._by_node, self._paths, self._times_us)),
         )
@@ -124,8 +138,9 @@ class DecodingCall:
         """The steps that were made."""
         made = self.fields.num_made
         num_nodes, path_lens, next_tokens = self._by_segment[:, :made]
-        tokens, parents, names = self._by_node
-        return Decoded(num_nodes, path_lens, next_tokens, tokens, parents, names, self._paths, self._times_us[:made])
+        tokens, parents, names = self._by_node[:, : num_nodes[1:].sum()]
+        paths = self._paths[: path_lens.sum()]
+        return Decoded(num_nodes, path_lens, next_tokens, tokens, parents, names, paths, self._times_us[:made])
 
 
 class DecodedStep(NamedTuple):
@@ -166,8 +181,9 @@ def steps_of(decoded: Decoded, first_trees: Sequence[TokenTree]) -> list[list[De
     return steps
 
 
-def _max_nodes(drafts: Sequence[CompiledDrafts | None], vocab_size: int) -> list[int]:
+def _max_nodes(sequences: Sequence[Continuation], vocab_size: int) -> list[int]:
     """Return the most nodes that each sequence may have in a pass."""
-    share = max(SMALL_TREE, MAX_TREE_NODES // len(drafts))
-    share = min(share, max(MAX_LOGITS_BYTES // (4 * vocab_size) // len(drafts) - 1, 0))
-    return [min(each.max_nodes, share) if each else 0 for each in drafts]
+    count = len(sequences)
+    most_rows = min(MAX_LOGITS_BYTES // (4 * vocab_size), MAX_PASS_ROWS)
+    share = min(max(SMALL_TREE, MAX_TREE_NODES // count), max(most_rows // count - 1, 0))
+    return [min(each.drafts.max_nodes, share) if each.drafts else 0 for each in sequences]

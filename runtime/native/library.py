@@ -37,6 +37,7 @@ LIBRARY = NativeLibrary(
         "attention.h",
         "segments.h",
         "model.h",
+        "decode.h",
         "trees.h",
         "ranking.h",
         "heads.h",

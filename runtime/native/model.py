@@ -106,7 +106,7 @@ class NativeModel:
     def decode(self, batch: Pass[Segment], cache: KVCache, decoding: Decoding) -> Decoded:
         """Compute a pass of one row and a tree for each segment, and the steps behind it."""
         num_rows = sum(segment.tree.num_nodes + 1 for segment in batch.segments)
-        call = DecodingCall(decoding, num_rows - len(batch.segments), self.vocab_size, self._threads())
+        call = DecodingCall(decoding, num_rows - len(batch.segments), self.vocab_size, self._threads(num_rows))
         self._compute(batch, cache, self._library.native_decode, call.fields, call.max_logits)
         decoded = call.decoded
         if self.num_threads is None:
@@ -115,9 +115,13 @@ class NativeModel:
                 self._choice.observe(size, call.num_threads[size.bit_length()], 1e-6 * times_us[0])
         return decoded
 
-    def _threads(self) -> list[int]:
-        """Return the threads of the next passes by the bits of their number of rows."""
-        return [self.num_threads or self._choice.choose(1 << bits >> 1 or 1) for bits in range(MAX_BITS + 1)]
+    def _threads(self, num_rows: int) -> list[int]:
+        """Return the threads of passes by the bits of their number of rows, the first of which has num_rows."""
+        if self.num_threads:
+            return [self.num_threads] * (MAX_BITS + 1)
+        threads = [self._choice.best(1 << bits >> 1 or 1) for bits in range(MAX_BITS + 1)]
+        threads[num_rows.bit_length()] = self._choice.choose(num_rows)
+        return threads
 
     def _compute(
         self,
@@ -129,11 +133,12 @@ class NativeModel:
     ) -> Tensor:
         """Call the library's function on a pass; return the logits of every root and node.
 
-        max_logits: rows that later passes of the call may have logits of.
+        max_logits: rows of the array that is returned, if later passes of the call may need more.
         """
         integers = PassIntegers(batch)
         num_rows = len(integers.ids)
-        num_threads = self.num_threads or self._choice.choose(num_rows)
+        is_several = isinstance(more, DecodingFields)  # passes, each with threads of its own
+        num_threads = 1 if is_several else self.num_threads or self._choice.choose(num_rows)
         logits = torch.empty((max(integers.num_logits, max_logits), self.vocab_size))
         request = PassArrays(
             num_segments=len(batch.segments),
@@ -156,7 +161,7 @@ class NativeModel:
         began_s = time.perf_counter()
         if wrong := function(self._handle, ctypes.byref(request), *([ctypes.byref(more)] if more else [])):
             raise EngineError(f"the native forward pass refused its arguments: {wrong.decode()}")
-        if self.num_threads is None and not isinstance(more, DecodingFields):  # which makes several passes
+        if self.num_threads is None and not is_several:
             self._choice.observe(num_rows, num_threads, time.perf_counter() - began_s)
         return logits
 

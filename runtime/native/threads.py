@@ -32,6 +32,10 @@ class ThreadChoice:
         """Return the number of threads for a pass of `num_rows` rows."""
         return self._numbers[self._size(num_rows).choose()]
 
+    def best(self, num_rows: int) -> int:
+        """Return the number that has been the best so far."""
+        return self._numbers[self._size(num_rows).best]
+
     def observe(self, num_rows: int, num_threads: int, seconds: float) -> None:
         """Count a pass that took `seconds`."""
         self._size(num_rows).observe(self._numbers.index(num_threads), seconds / num_rows)
@@ -46,22 +50,22 @@ class _Size:
     def __init__(self, count: int) -> None:
         self._times_s: list[float | None] = [None] * count
         self._waits = [0] * count
-        self._best = 0
+        self.best = 0
 
     def choose(self) -> int:
         """Return the best place or, now and then, one beside it; a place without a time comes first."""
-        beside = [place for place in (self._best - 1, self._best + 1) if 0 <= place < len(self._times_s)]
+        beside = [place for place in (self.best - 1, self.best + 1) if 0 <= place < len(self._times_s)]
         for place in beside:
             self._waits[place] -= 1
-            if self._times_s[self._best] is not None and self._waits[place] < 0:
+            if self._times_s[self.best] is not None and self._waits[place] < 0:
                 return place
-        return self._best
+        return self.best
 
     def observe(self, place: int, seconds: float) -> None:
         """Update the average of a place, and which place is the best."""
         before = self._times_s[place]
         self._times_s[place] = now = seconds if before is None else before + NEWEST * (seconds - before)
         known = [(time_s, other) for other, time_s in enumerate(self._times_s) if time_s is not None]
-        least, self._best = min(known)
+        least, self.best = min(known)
         # The first time holds what is paid once, so it is measured again soon.
         self._waits[place] = 1 if before is None else TRIAL_INTERVAL * (2 if now > SLOW * least else 1)

@@ -180,3 +180,4 @@ def test_rolling_restart_of_two_replicas_under_load_loses_nothing(tmp_path: Path
     print(result.line())
     assert not result.faults, result.faults[:3]
     assert result.outcomes.keys() == {"equal"} and min(result.num_met) == 6
+    assert result.num_cut == 0

@@ -22,6 +22,7 @@ from runtime.engine.calls import SeveralSteps
 from runtime.engine.run import MAX_AHEAD
 from runtime.engine.thread import EngineThread
 from runtime.native import library
+from runtime.native.decoding import Continuation
 from tests.support.engines import LIMIT_S, ask, make_paged, start_target, submit
 from tests.support.tiny_models import make_tiny_target
 from tests.unit.runtime.engine.test_runs import (
@@ -112,7 +113,7 @@ class Alone:
         bare = StepRequest(delta_of(self.context, 0, 1, ""), TokenTree.bare(), Sampling(), StepOptions(), 60_000)
         self.context.commit([ask(self.engine, bare).next_token])
 
-    def request(self, max_steps: int, limit_s: float = LIMIT_S) -> SeveralSteps:
+    def request(self, max_steps: int, limit_s: float = LIMIT_S, **end: Any) -> SeveralSteps:
         delta = delta_of(self.context, len(self.context) - 1, 1, "")
         return SeveralSteps(
             delta,
@@ -121,13 +122,13 @@ class Alone:
             StepOptions(),
             60_000,
             max_steps=max_steps,
-            max_tokens=max_steps,
+            further=Continuation(max_steps, **end),
             limit_s=limit_s,
         )
 
-    def steps(self, max_steps: int, limit_s: float = LIMIT_S) -> list[Acceptance]:
+    def steps(self, max_steps: int, limit_s: float = LIMIT_S, **end: Any) -> list[Acceptance]:
         """Return the plain steps behind the context, which stays as it is."""
-        answers = ask(self.engine, self.request(max_steps, limit_s))
+        answers = ask(self.engine, self.request(max_steps, limit_s, **end))
         return [step.acceptance for step in answers] if isinstance(answers, list) else [answers]
 
 
@@ -143,6 +144,14 @@ def test_plain_steps_end_where_the_pool_has_no_more_blocks(sequence: Alone) -> N
     pool.allocate(pool.num_free + pool.num_cached - 1, None)
     assert len(sequence.steps(3)) == 3
     assert 3 < len(sequence.steps(32)) < 32
+
+
+@pytest.mark.parametrize("min_tokens", (0, 4))
+def test_plain_steps_end_with_a_stop_id_that_counts(sequence: Alone, min_tokens: int) -> None:
+    tokens = [step.next_token for step in sequence.steps(12)]
+    assert len(tokens) == 12
+    found = sequence.steps(12, stop_ids=(tokens[6],), min_tokens=min_tokens)
+    assert [step.next_token for step in found] == tokens[: tokens.index(tokens[6], min_tokens) + 1]
 
 
 def test_no_plain_step_begins_after_the_limit(sequence: Alone) -> None:

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "model.h"
+#include "decode.h"
 
 extern "C" {
 native::Model* native_new(const native::Shape*, int);
@@ -162,6 +162,105 @@ void count(const std::vector<float>& logits) {
   }
 }
 
+// Decides greedily, as orchestrator/native/rules.cpp does at temperature 0.
+const char* decide(sampling::Request* requests, size_t count, size_t vocab_size, int) {
+  for (size_t i = 0; i < count; ++i) {
+    sampling::Request& request = requests[i];
+    request.path_len = 0;
+    for (int node = 0, next = 0; next >= 0; node = next) {
+      const float* row = static_cast<const float*>(request.logits) + size_t(node) * vocab_size;
+      request.next_token = int32_t(std::max_element(row, row + vocab_size) - row);
+      next = -1;
+      for (int child = 1; child <= request.num_nodes; ++child)
+        if (request.parents[child - 1] == node && request.tokens[child - 1] == request.next_token) next = child;
+      if (next > 0) request.path[request.path_len++] = next;
+    }
+  }
+  return nullptr;
+}
+
+// A random tree of at most max_nodes nodes. growth: the size of the vocabulary.
+int random_tree(void* growth, const int32_t*, size_t, int max_nodes, int max_depth, const drafts::Costs*,
+                const drafts::Tree* tree) {
+  const int num_nodes = max_depth > 0 ? below(max_nodes + 1) : 0;
+  std::vector<int> depths(1, 0);
+  for (int node = 0; node < num_nodes; ++node) {
+    int parent = below(node + 1);
+    while (depths[parent] == max_depth) parent = tree->parents[parent - 1];
+    depths.push_back(depths[parent] + 1);
+    tree->tokens[node] = below(*static_cast<int*>(growth)), tree->parents[node] = parent;
+    tree->names[node] = 1, tree->chances[node] = 0.5;
+  }
+  return num_nodes;
+}
+
+constexpr int kMaxNodes = 12, kSteps = 10;
+
+// The tokens of each sequence behind a cache, which is copied; their sequences begin with one row and perhaps a tree.
+std::vector<std::vector<int32_t>> decoded(native::Model* model, Arrays arrays, const native::Pass& rows, Segments all,
+                                          int block_tokens, bool drafts, int num_threads, const char** wrong) {
+  const int count = int(all.segments.size()), nodes = kSteps * kMaxNodes * count + int(all.parents.size());
+  int vocab_size = model->shape.vocab_size;
+  all.logits.resize(count + std::max(kMaxNodes * count, int(all.parents.size())));
+  std::vector<float> logits(all.logits.size() * vocab_size);
+  native::SegmentPass pass = all.pass(arrays, rows, block_tokens);
+  pass.num_logits = pass.num_rows, pass.logits = logits.data();
+  std::vector<sampling::Request> requests(count);
+  const native::Continuation further{drafts ? &vocab_size : nullptr, {}, nullptr, 0, 0, 40, drafts ? kMaxNodes : 0, 5};
+  const std::vector<native::Continuation> continuations(count, further);
+  std::vector<int32_t> by_segment(3 * kSteps * count), by_node(4 * nodes + 1), times(3 * kSteps);
+  const std::vector<int32_t> threads(14, num_threads);
+  const int32_t interrupt = 0;
+  const auto row = [&](int i) { return by_segment.data() + i * kSteps * count; };
+  const auto node = [&](int i) { return by_node.data() + i * nodes; };
+  native::Decoding decoding{kSteps, 1 << 30, int(all.logits.size()), &interrupt, requests.data(), decide, random_tree,
+                            continuations.data(), threads.data(), row(0), row(1), row(2), node(0), node(1), node(2), node(3),
+                            times.data(), 0};
+  *wrong = native_decode(model, &pass, &decoding);
+  std::vector<std::vector<int32_t>> tokens(count);
+  const int32_t *path = decoding.paths, *grown = decoding.node_tokens;
+  for (int step = 0; step < decoding.num_made && !*wrong; ++step)
+    for (int i = 0, first = 0; i < count; first += all.segments[i++].num_nodes + 1) {
+      const int at = step * count + i;
+      const int32_t* tree = step ? grown : all.ids.data() + first + 1;
+      for (int level = 0; level < decoding.path_lens[at]; ++level) tokens[i].push_back(tree[*path++ - 1]);
+      tokens[i].push_back(decoding.next_tokens[at]);
+      if (step) grown += decoding.num_nodes[at];
+    }
+  return tokens;
+}
+
+// Compare decoding with random trees to decoding without; return what is wrong, or null.
+const char* compare_decoding(native::Model* model, const Arrays& arrays, const native::Pass& rows, Segments all, int block_tokens) {
+  Segments rooted = all;
+  rooted.ids.clear();
+  for (size_t i = 0, at = 0; i < all.segments.size(); ++i) {
+    native::Segment& segment = rooted.segments[i];
+    at += segment.last - segment.first - 1;  // the row of the last token is the root
+    segment.first = segment.last - 1;
+    rooted.ids.insert(rooted.ids.end(), all.ids.begin() + at, all.ids.begin() + at + segment.num_nodes + 1);
+    at += segment.num_nodes + 1;
+  }
+  const char* wrong = nullptr;
+  const auto drafted = decoded(model, arrays, rows, rooted, block_tokens, true, 2, &wrong);
+  if (wrong) return wrong;
+  Segments bare = rooted;
+  bare.ids.clear(), bare.parents.clear();
+  for (size_t i = 0, at = 0; i < rooted.segments.size(); at += rooted.segments[i++].num_nodes + 1)
+    bare.ids.push_back(rooted.ids[at]), bare.segments[i].num_nodes = 0;
+  const auto plain = decoded(model, arrays, rows, bare, block_tokens, false, 1, &wrong);
+  if (wrong) return wrong;
+  for (size_t i = 0; i < plain.size(); ++i)
+    if (!std::equal(plain[i].begin(), plain[i].begin() + std::min(plain[i].size(), drafted[i].size()), drafted[i].begin()))
+      return "random drafts changed a text";
+  for (int bad = 0; bad < 10; ++bad) {
+    Segments damaged = rooted;
+    damage(damaged);
+    decoded(model, arrays, rows, damaged, block_tokens, true, 1, &wrong);  // two sequences may now write one slot
+  }
+  return nullptr;
+}
+
 int fail(const char* what) {
   std::fprintf(stderr, "%s\n", what);
   return 1;
@@ -211,6 +310,7 @@ int main(int argc, char** argv) {
       bad.num_threads = 1;  // two sequences may now write one slot
       num_refused += native_forward_segments(model, &bad) != nullptr;
     }
+    if (const char* wrong = compare_decoding(model, arrays, pass, sound, block_tokens)) return fail(wrong);
     native_delete(model);
   }
   std::printf("%d of %d damaged passes refused\n", num_refused, 20 * num_rounds);
