@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -85,7 +86,8 @@ class TargetEngine(PagedEngine[StepRequest]):
     def _run(self, planned: list[tuple[StepCall, Segment]]) -> None:
         """Run a pass; on a CPU, where rows do not become cheaper by company, parts of prompts have one of their own.
 
-        So a step is not held up longer, costs what steps cost, and can be made in native code.
+        So a step is not held up longer, costs what steps cost, and can be made in native code. Steps may then take as
+        long as the prompts did: half of the time is theirs, however many prompts wait.
         """
         prompts: list[tuple[StepCall, Segment]] = []
         steps: list[tuple[StepCall, Segment]] = []
@@ -94,16 +96,17 @@ class TargetEngine(PagedEngine[StepRequest]):
         num_opened = sum(call.sequence is not None and not call.answered for call in self._calls)
         if not isinstance(self.paged.model, NativeModel) or not (prompts and steps):
             # Calls that had no room in this pass wait for one step, and not for several.
-            self._run_pass(planned, MAX_STEPS if num_opened == len(planned) else 1, has_prompts=bool(prompts))
+            self._run_pass(planned, math.inf if num_opened == len(planned) else 0.0, has_prompts=bool(prompts))
             return
         self.progress.num_passes += 1
-        self._run_pass(prompts, 1, has_prompts=True)
-        self._run_pass(steps, 1)
-
-    def _run_pass(self, planned: list[tuple[StepCall, Segment]], max_steps: int, has_prompts: bool = False) -> None:
-        """Run one pass, or up to max_steps of them, and answer the calls that it completes."""
         began_s = time.monotonic()
-        if decoding := self._several_steps(planned, max_steps):
+        self._run_pass(prompts, 0.0, has_prompts=True)
+        self._run_pass(steps, time.monotonic() - began_s)
+
+    def _run_pass(self, planned: list[tuple[StepCall, Segment]], limit_s: float, has_prompts: bool = False) -> None:
+        """Run a pass, and perhaps more of them until limit_s is over; answer the calls that are complete."""
+        began_s = time.monotonic()
+        if decoding := self._several_steps(planned, limit_s):
             self._decode(planned, decoding, began_s)
             return
         for call, segment in planned:
@@ -133,8 +136,8 @@ class TargetEngine(PagedEngine[StepRequest]):
             )
             call.reply(answer)
 
-    def _several_steps(self, planned: list[tuple[StepCall, Segment]], max_steps: int) -> Decoding | None:
-        """Return the steps, at most max_steps, that native code can make for all of these calls; None: it cannot."""
+    def _several_steps(self, planned: list[tuple[StepCall, Segment]], limit_s: float) -> Decoding | None:
+        """Return the steps that native code can make for all of these calls until limit_s is over; None: it cannot."""
         compiled = sampler()
         if compiled is None or not isinstance(self.paged.model, NativeModel):
             return None
@@ -150,8 +153,8 @@ class TargetEngine(PagedEngine[StepRequest]):
             requests_of([request.sampling for request in several]),
             compiled.verify_address,
             [request.further for request in several],
-            min(max_steps, *(request.max_steps for request in several)),
-            min(request.limit_s for request in several),
+            min(MAX_STEPS, *(request.max_steps for request in several)),
+            min(limit_s, *(request.limit_s for request in several)),
             self.progress.num_waiting,
         )
 

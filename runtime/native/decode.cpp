@@ -53,7 +53,7 @@ class Steps {
   // Make the next step and grow the trees of the one after it; return what is wrong, or null.
   const char* make() {
     const auto began = Clock::now();
-    pass_.num_threads = decoding_.num_threads[bits_of(pass_.num_rows)];
+    pass_.num_threads = take_threads(bits_of(pass_.num_rows));
     const Pass pass = model_.segment_rows.fill(pass_);
     if (const char* wrong = model_.refusal(pass)) return wrong;
     model_.forward(pass);
@@ -65,16 +65,23 @@ class Steps {
     is_over_ = is_over_ || decoding_.num_made == decoding_.num_steps || *decoding_.interrupt ||
                us_between(began_, settled) >= decoding_.limit_us;
     fill_next();
-    int32_t* times_us = decoding_.times_us + 3 * step;
-    times_us[0] = us_between(began, computed);
-    times_us[1] = us_between(computed, settled);
-    times_us[2] = us_between(settled, Clock::now());
+    int32_t* figures = decoding_.figures + 4 * step;
+    figures[0] = us_between(began, computed);
+    figures[1] = us_between(computed, settled);
+    figures[2] = us_between(settled, Clock::now());
+    figures[3] = pass.num_threads;
     return nullptr;
   }
 
   bool is_over() const { return is_over_; }
 
  private:
+  int32_t take_threads(int bits) {
+    const bool is_first = !(sizes_seen_ >> bits & 1);
+    sizes_seen_ |= 1u << bits;
+    return (is_first ? decoding_.first_threads : decoding_.num_threads)[bits];
+  }
+
   const char* verify() {
     const int32_t *tokens = pass_.ids, *parents = pass_.parents;
     const float* logits = pass_.logits;
@@ -180,6 +187,7 @@ class Steps {
   std::vector<double> chances_;
   int32_t *tokens_out_ = decoding_.node_tokens, *parents_out_ = decoding_.node_parents,
           *names_out_ = decoding_.node_names, *path_out_ = decoding_.paths;
+  uint32_t sizes_seen_ = 0;  // the bits of the numbers of rows of all passes so far
   bool is_over_ = false;
 };
 
@@ -192,8 +200,10 @@ const char* native_decode(Model* model, const SegmentPass* first, native::Decodi
   decoding->num_made = 0;
   if (const char* wrong = SegmentRows::refusal(*first)) return wrong;
   if (const char* wrong = native::refusal(*model, *first, *decoding)) return wrong;
-  const int32_t* last_choice = decoding->num_threads + native::bits_of(std::min(decoding->max_logits, native::kMaxPassRows));
-  const native::Pool::Awake awake(*model->pool, *std::max_element(decoding->num_threads, last_choice + 1));
+  const int most_bits = native::bits_of(std::min(decoding->max_logits, native::kMaxPassRows));
+  const int32_t most_threads = std::max(*std::max_element(decoding->num_threads, decoding->num_threads + most_bits + 1),
+                                        *std::max_element(decoding->first_threads, decoding->first_threads + most_bits + 1));
+  const native::Pool::Awake awake(*model->pool, most_threads);
   native::Steps steps(*model, *first, *decoding);
   while (!steps.is_over())
     if (const char* wrong = steps.make()) return wrong;

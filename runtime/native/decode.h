@@ -34,10 +34,10 @@ struct Decoding {
   Verify verify;
   drafts::Next next;
   const Continuation* continuations;  // (num_segments)
-  const int32_t* num_threads;         // (14), of a pass by the bits of its number of rows
+  const int32_t *num_threads, *first_threads;  // (14), of a pass by the bits of its number of rows; of the first one
   int32_t *num_nodes, *path_lens, *next_tokens;  // (num_steps, num_segments), written
   int32_t *node_tokens, *node_parents, *node_names, *paths;  // written
-  int32_t* times_us;  // (num_steps, 3), written: what each pass took, its decision, and the growth of the next trees
+  int32_t* figures;   // (num_steps, 4), written: µs of the pass, of its decision, of the growth behind it; its threads
   int32_t num_made;   // written: how many steps were made
 };
 

@@ -41,8 +41,8 @@ class DecodingFields(Structure):
     _fields_ = [
         *((name, c_int32) for name in ("num_steps", "limit_us", "max_logits")),
         *((name, c_void_p) for name in (
-            "interrupt", "requests", "verify", "next", "continuations", "num_threads",
-            "num_nodes", "path_lens", "next_tokens", "node_tokens", "node_parents", "node_names", "paths", "times_us",
+            "interrupt", "requests", "verify", "next", "continuations", "num_threads", "first_threads",
+            "num_nodes", "path_lens", "next_tokens", "node_tokens", "node_parents", "node_names", "paths", "figures",
         )),
         ("num_made", c_int32),
     ]  # fmt: skip
@@ -81,8 +81,8 @@ class Decoded(NamedTuple):
     """The steps that were made, by step and segment.
 
     num_nodes, path_lens, next_tokens: (steps, segments). node_tokens, node_parents, node_names: of the trees behind the
-    first step's, one after another. paths: the accepted nodes of all steps. times_us: (steps, 3), of each pass, of its
-    decision, and of the growth of the trees behind it.
+    first step's, one after another. paths: the accepted nodes of all steps. figures: (steps, 4), of each pass: its
+    time, that of its decision, and of the growth of the trees behind it, in µs; its threads.
     """
 
     num_nodes: IdArray
@@ -92,23 +92,31 @@ class Decoded(NamedTuple):
     node_parents: IdArray
     node_names: IdArray
     paths: IdArray
-    times_us: IdArray
+    figures: IdArray
 
 
 class DecodingCall:
     """The arguments of a call, and the memory that it writes to.
 
-    num_first: nodes of the first pass. num_threads: of a pass by the bits of its number of rows.
+    num_first: nodes of the first pass. num_threads, first_threads: threads of a pass by the bits of its number of rows,
+    and of the first pass of so many bits.
     """
 
-    def __init__(self, decoding: Decoding, num_first: int, vocab_size: int, num_threads: Sequence[int]) -> None:
+    def __init__(
+        self,
+        decoding: Decoding,
+        num_first: int,
+        vocab_size: int,
+        num_threads: Sequence[int],
+        first_threads: Sequence[int],
+    ) -> None:
         sequences, steps = decoding.sequences, decoding.num_steps
         max_nodes, count = _max_nodes(sequences, vocab_size), len(sequences)
         nodes = steps * sum(max_nodes)
         self._by_segment = np.empty((3, steps, count), np.int32)
         self._by_node = np.empty((3, nodes + 1), np.int32)
-        self._paths, self._times_us = np.empty(num_first + nodes + 1, np.int32), np.empty((steps, 3), np.int32)
-        self.num_threads = (c_int32 * len(num_threads))(*num_threads)
+        self._paths, self._figures = np.empty(num_first + nodes + 1, np.int32), np.empty((steps, 4), np.int32)
+        self._threads = [(c_int32 * len(threads))(*threads) for threads in (num_threads, first_threads)]
         self._stop_ids = [(c_int32 * len(each.stop_ids))(*each.stop_ids) for each in sequences]
         self._decoding, self._fields = decoding, (ContinuationFields * count)()
         for fields, each, stop_ids, most in zip(self._fields, sequences, self._stop_ids, max_nodes, strict=True):
@@ -129,8 +137,8 @@ class DecodingCall:
             decoding.verify,
             next((each.drafts.next_address for each in sequences if each.drafts), None),
             ctypes.addressof(self._fields),
-            ctypes.addressof(self.num_threads),
-            *(array.ctypes.data for array in (*self._by_segment, *self._by_node, self._paths, self._times_us)),
+            *(ctypes.addressof(threads) for threads in self._threads),
+            *(array.ctypes.data for array in (*self._by_segment, *self._by_node, self._paths, self._figures)),
         )
 
     @property
@@ -140,7 +148,7 @@ class DecodingCall:
         num_nodes, path_lens, next_tokens = self._by_segment[:, :made]
         tokens, parents, names = self._by_node[:, : num_nodes[1:].sum()]
         paths = self._paths[: path_lens.sum()]
-        return Decoded(num_nodes, path_lens, next_tokens, tokens, parents, names, paths, self._times_us[:made])
+        return Decoded(num_nodes, path_lens, next_tokens, tokens, parents, names, paths, self._figures[:made])
 
 
 class DecodedStep(NamedTuple):
@@ -168,8 +176,8 @@ def steps_of(decoded: Decoded, first_trees: Sequence[TokenTree]) -> list[list[De
     node = path_start = draft_us = 0
     names, paths = decoded.node_names.tolist(), decoded.paths.tolist()
     steps: list[list[DecodedStep]] = [[] for _ in first_trees]
-    rows = zip(*(each.tolist() for each in decoded[:3]), decoded.times_us.tolist(), strict=True)
-    for sizes, path_lens, next_tokens, (pass_us, verify_us, growth_us) in rows:
+    rows = zip(*(each.tolist() for each in decoded[:3]), decoded.figures.tolist(), strict=True)
+    for sizes, path_lens, next_tokens, (pass_us, verify_us, growth_us, _) in rows:
         for made, first, size, path_len, token in zip(steps, first_trees, sizes, path_lens, next_tokens, strict=True):
             tree, end = first, node + size * bool(made)
             if made:

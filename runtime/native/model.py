@@ -58,7 +58,8 @@ class NativeModel:
         self.feature_columns = columns.columns
         self.max_threads = max(available_threads(), MIN_POOL_THREADS)
         self.num_threads: int | None = None
-        self._choice = ThreadChoice(available_threads())
+        # A row of a prompt and one of a step differ in what they read, so each kind of pass has a choice of its own.
+        self._choice, self._decode_choice = ThreadChoice(available_threads()), ThreadChoice(available_threads())
         shape = shape_of(model, rounds_inputs)
         self.cache_shape = CacheShape(
             shape.num_layers, shape.num_kv_heads, shape.head_dim, columns.num_states * config.hidden_size
@@ -106,22 +107,22 @@ class NativeModel:
     def decode(self, batch: Pass[Segment], cache: KVCache, decoding: Decoding) -> Decoded:
         """Compute a pass of one row and a tree for each segment, and the steps behind it."""
         num_rows = sum(segment.tree.num_nodes + 1 for segment in batch.segments)
-        call = DecodingCall(decoding, num_rows - len(batch.segments), self.vocab_size, self._threads(num_rows))
+        call = DecodingCall(decoding, num_rows - len(batch.segments), self.vocab_size, *self._decode_threads())
         self._compute(batch, cache, self._library.native_decode, call.fields, call.max_logits)
         decoded = call.decoded
         if self.num_threads is None:
             sizes = decoded.num_nodes.sum(1) + len(batch.segments)
-            for size, times_us in zip(sizes.tolist(), decoded.times_us.tolist(), strict=True):
-                self._choice.observe(size, call.num_threads[size.bit_length()], 1e-6 * times_us[0])
+            for size, (pass_us, _, _, num_threads) in zip(sizes.tolist(), decoded.figures.tolist(), strict=True):
+                self._decode_choice.observe(size, num_threads, 1e-6 * pass_us)
         return decoded
 
-    def _threads(self, num_rows: int) -> list[int]:
-        """Return the threads of passes by the bits of their number of rows, the first of which has num_rows."""
+    def _decode_threads(self) -> tuple[list[int], list[int]]:
+        """Return the threads of passes by the bits of their number of rows, and of the first pass of each size."""
+        sizes = [1 << bits >> 1 or 1 for bits in range(MAX_BITS + 1)]
         if self.num_threads:
-            return [self.num_threads] * (MAX_BITS + 1)
-        threads = [self._choice.best(1 << bits >> 1 or 1) for bits in range(MAX_BITS + 1)]
-        threads[num_rows.bit_length()] = self._choice.choose(num_rows)
-        return threads
+            return [self.num_threads] * len(sizes), [self.num_threads] * len(sizes)
+        choice = self._decode_choice
+        return [choice.best(size) for size in sizes], [choice.choose(size) for size in sizes]
 
     def _compute(
         self,

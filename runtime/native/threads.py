@@ -56,13 +56,15 @@ class _Size:
         """Return the best place or, now and then, one beside it; a place without a time comes first."""
         beside = [place for place in (self.best - 1, self.best + 1) if 0 <= place < len(self._times_s)]
         for place in beside:
-            self._waits[place] -= 1
             if self._times_s[self.best] is not None and self._waits[place] < 0:
                 return place
         return self.best
 
     def observe(self, place: int, seconds: float) -> None:
         """Update the average of a place, and which place is the best."""
+        for other in (self.best - 1, self.best + 1):
+            if 0 <= other < len(self._waits) and other != place:
+                self._waits[other] -= 1
         before = self._times_s[place]
         self._times_s[place] = now = seconds if before is None else before + NEWEST * (seconds - before)
         known = [(time_s, other) for other, time_s in enumerate(self._times_s) if time_s is not None]
