@@ -14,13 +14,14 @@ import secrets
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import launcher
 from clients.demo import DRAFTERS
-from clients.load_report import Cell, cell_of, to_html, to_markdown
+from clients.load_report import Cell, cell_of, median_of, to_html, to_markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCUSTFILE = ROOT / "clients/locustfile.py"
@@ -43,6 +44,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--methods", default=METHODS, help="drafting methods (%(default)s); none comes first, its texts are the measure"
     )
     add("--users", default="1,4,16,64", help="numbers of users at once (%(default)s)")
+    add("--rounds", type=int, default=1, help="runs of each cell, by turns; the median one is kept (%(default)s)")
     add("--seconds", type=float, default=20.0, help="length of each run (%(default)s)")
     add("--warm-up", type=float, default=4.0, help="seconds at its beginning that do not count (%(default)s)")
     add("--max-tokens", type=int, default=64, help="most tokens of each text (%(default)s)")
@@ -139,15 +141,21 @@ class Runs:
 
 
 def measure(args: argparse.Namespace, cells: list[Cell]) -> None:
-    """Measure the matrix; each new cell replaces the old one, and is saved at once."""
+    """Measure the matrix; each new cell replaces the old one, and is saved at once.
+
+    A shared machine's speed changes from minute to minute, so that runs of one cell are better not made in a row.
+    """
     with serving(args) as url, prompt_folder(args.prompts) as prompts, tempfile.TemporaryDirectory() as folder:
         runs = Runs(args, url, prompts, Path(folder))
-        for users in args.users:
-            for method in args.methods:
-                cell = runs.run(method, users)
-                cells[:] = [old for old in cells if (old.method, old.users) != (method, users)] + [cell]
-                args.json.write_text(json.dumps([old._asdict() for old in cells], indent=1) + "\n")
-                print(cell.line(), flush=True)
+        measured: defaultdict[tuple[str, int], list[Cell]] = defaultdict(list)
+        for _ in range(args.rounds):
+            for users in args.users:
+                for method in args.methods:
+                    measured[method, users].append(runs.run(method, users))
+                    print(measured[method, users][-1].line(), flush=True)
+                    cell = median_of(measured[method, users])
+                    cells[:] = [old for old in cells if (old.method, old.users) != (method, users)] + [cell]
+                    args.json.write_text(json.dumps([old._asdict() for old in cells], indent=1) + "\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -47,6 +47,12 @@ class Cell(NamedTuple):
         )
 
 
+def median_of(runs: Sequence[Cell]) -> Cell:
+    """Return the run with the median tokens per second, of an even number the slower one; or one with most errors."""
+    worst = max(runs, key=lambda run: run.num_errors)
+    return worst if worst.num_errors else sorted(runs, key=lambda run: run.tokens_per_s)[(len(runs) - 1) // 2]
+
+
 def cell_of(records: Sequence[Mapping[str, Any]], method: str, users: int, warm_up_s: float, seconds: float) -> Cell:
     """Return the figures of a run from its records.
 

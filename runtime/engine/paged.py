@@ -133,10 +133,9 @@ class PagedModel:
         decoded = self.model.decode(Pass(segments, self.model.device, self.model.dtype), self.cache, decoding)
         steps = steps_of(decoded, [segment.tree for segment in segments])
         for segment, made in zip(segments, steps, strict=True):
-            for step in made:
-                segment.sequence.context.commit(step.tokens)
-                segment.last += len(step.tokens)
-            segment.last -= 1  # the last token is the next step's root
+            tokens = [token for step in made for token in step.tokens]
+            segment.sequence.context.commit(tokens)
+            segment.last += len(tokens) - 1  # the last one is the next step's root
         self._note_computed(segments)
         return steps
 

@@ -34,6 +34,7 @@ StepCall = EngineCall[StepRequest]
 
 #: Most steps of one call into native code; slots for as many tokens, and a tree, are reserved beforehand.
 MAX_STEPS = 64
+PLAIN = Proposal.empty()
 #: How long the engine pauses while every call waits for blocks.
 BLOCKS_POLL_S = 0.002
 
@@ -186,8 +187,9 @@ class TargetEngine(PagedEngine[StepRequest]):
                 )
                 if step.names and request.further.drafts:
                     sources = tuple(request.further.drafts.sources[bits] for bits in step.names)
+                proposal = Proposal(step.tree, sources) if step.tree.num_nodes else PLAIN
                 draft_s, step_s = 1e-6 * step.draft_us / len(planned), 1e-6 * (step.pass_us + step.verify_us)
-                steps.append(Step(Proposal(step.tree, sources), acceptance, draft_s, step_s))
+                steps.append(Step(proposal, acceptance, draft_s, step_s))
                 queue_us, sources = 0, ()
             call.reply(steps)
 

@@ -20,6 +20,7 @@ SMALL_TREE, MAX_TREE_NODES = 32, 256
 MAX_LOGITS_BYTES = 64 << 20
 #: Most rows of a pass (kMaxPassRows).
 MAX_PASS_ROWS = 4096
+BARE = TokenTree.bare()
 
 
 class ContinuationFields(Structure):
@@ -168,6 +169,8 @@ class DecodedStep(NamedTuple):
     @property
     def tokens(self) -> list[int]:
         """The tokens that it commits."""
+        if not self.path:
+            return [self.next_token]
         return [*(int(self.tree.tokens[node - 1]) for node in self.path), self.next_token]
 
 
@@ -179,10 +182,11 @@ def steps_of(decoded: Decoded, first_trees: Sequence[TokenTree]) -> list[list[De
     rows = zip(*(each.tolist() for each in decoded[:3]), decoded.figures.tolist(), strict=True)
     for sizes, path_lens, next_tokens, (pass_us, verify_us, growth_us, _) in rows:
         for made, first, size, path_len, token in zip(steps, first_trees, sizes, path_lens, next_tokens, strict=True):
-            tree, end = first, node + size * bool(made)
-            if made:
+            end = node + size if made else node
+            tree = BARE if made else first
+            if end > node:
                 tree = TokenTree(decoded.node_tokens[node:end].copy(), decoded.node_parents[node:end].copy())
-            path = tuple(paths[path_start : path_start + path_len])
+            path = tuple(paths[path_start : path_start + path_len]) if path_len else ()
             made.append(DecodedStep(tree, names[node:end], path, token, pass_us, verify_us, draft_us))
             node, path_start = end, path_start + path_len
         draft_us = growth_us

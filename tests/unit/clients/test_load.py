@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clients.load import parse
-from clients.load_report import Cell, cell_of, speed_ups, stops_paying, to_html, to_markdown
+from clients.load_report import Cell, cell_of, median_of, speed_ups, stops_paying, to_html, to_markdown
 
 
 def record(began_s: float, times: list[float], num_tokens: int, num_steps: int, error: str = "") -> dict[str, Any]:
@@ -41,6 +41,12 @@ def test_tokens_count_within_the_window_and_streams_that_began_in_it() -> None:
 def test_a_run_in_which_nothing_succeeded_has_figures_of_zero() -> None:
     found = cell_of([record(100.0, [], 0, 0, "no room")], "none", 1, 1.0, 5.0)
     assert (found.num_errors, found.tokens_per_s, found.first_token_ms) == (1, 0.0, (0.0, 0.0))
+
+
+def test_of_several_runs_the_median_one_is_kept_unless_one_has_errors() -> None:
+    runs = [cell("none", 1, rate) for rate in (70, 20, 50, 60)]
+    assert median_of(runs).tokens_per_s == 50
+    assert median_of([*runs, cell("none", 1, 90, num_errors=1)]).tokens_per_s == 90
 
 
 def test_speed_ups_are_over_none_with_as_many_users() -> None:
