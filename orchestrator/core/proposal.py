@@ -81,7 +81,8 @@ class CompiledDrafts(NamedTuple):
     """What an engine needs to grow a request's trees in native code, step by step without the proposer.
 
     handle, next_address: the growth, which `owner` keeps alive, and the address of its function (`drafts::Next`).
-    max_nodes, max_depth: of a tree. costs: by which trees are sized. sources: by the bits of a node's names.
+    max_nodes, max_depth: of a tree. costs: by which trees are sized; growing them takes microseconds, which
+    have no price. sources: by the bits of a node's names.
     """
 
     handle: int

@@ -105,17 +105,23 @@ class StepCosts:
         load: of the pass; where it is not known, the other requests are taken to be as others were.
         """
         with self._lock:
-            if num_rows == 1 and self._plain_at and num_in_pass == self._plain_in_pass:
+            is_comparable = num_in_pass == self._plain_in_pass and not (load and load.has_prompts)
+            if num_rows == 1 and self._plain_at and is_comparable:
                 # The quicker one of two in a row, since something else may have held one up.
                 quicker_s = min(seconds, self._last_single_s or self._plain.value)
                 self._single, self._last_single_s = self._single.of(quicker_s - self._plain.value), seconds
             self._enter(num_rows, num_in_pass, num_tokens, seconds, load)
 
-    def observe_plain(self, num_in_pass: int, seconds: float) -> None:
+    def observe_plain(self, num_in_pass: int, seconds: float, load: PassLoad | None = None) -> None:
         """Learn from plain steps that were made together, which may be quicker than single ones. seconds: of one."""
         with self._lock:
-            self._enter(1, num_in_pass, 1, seconds + self._single_s)
+            self._enter(1, num_in_pass, 1, seconds + self._single_s, load)
             self._note_plain(num_in_pass, seconds)
+
+    def postpone_plain(self) -> None:
+        """Note that plain steps were made whose time says nothing; they are measured again as if it had."""
+        with self._lock:
+            self._plain_at = self._num_measured
 
     def observe_made(
         self, num_rows: int, num_in_pass: int, num_tokens: int, seconds: float, load: PassLoad | None
@@ -142,7 +148,7 @@ class StepCosts:
         """Enter what one request's step cost; the caller holds the lock."""
         self._rows = self._rows.of(load.mean_rows if load else num_rows)
         self._tokens = self._tokens.of(load.mean_tokens if load else num_tokens)
-        self._others = self._others.of(num_in_pass - 1)
+        self._others = self._others.of((load.num_steps if load else num_in_pass) - 1)
         all_rows = load.num_rows if load else num_rows + (num_in_pass - 1) * self._rows.value
         group = bisect_left(GROUPS, all_rows)
         self._num_measured += 1

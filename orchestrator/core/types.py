@@ -112,9 +112,14 @@ class StepOptions:
 
 
 class PassLoad(NamedTuple):
-    """What a pass computed. num_rows: of all, parts of prompts included. mean_rows, mean_tokens: of a step in it."""
+    """What a pass computed.
+
+    num_rows: of all calls. num_steps, mean_rows, mean_tokens: of the steps that it completed. has_prompts: it also read
+    prompts, or parts of them.
+    """
 
     num_rows: int
+    num_steps: int
     mean_rows: float
     mean_tokens: float
     has_prompts: bool = False

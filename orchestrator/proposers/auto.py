@@ -139,6 +139,7 @@ class Auto(Proposer):
 
     def observe_compiled(self, tree: TokenTree, acceptance: Acceptance, draft_s: float, step_s: float) -> None:
         """Learn what a step cost that native code drafted for; its growth has learnt from the text."""
+        self._num_singles = 0
         self._growth.note_read(acceptance.num_tokens)
         step_s = self._meter.made(tree, acceptance, draft_s, step_s)
         if self._heads:

@@ -197,9 +197,10 @@ class Meter:
         rest_s = self._costs.clock() - began_s - 1e-6 * queue_us
         self._ledger.rest(rest_s)
         self._rest = Rest()
-        if has_prompts:
-            return
-        if num_steps >= MEASURED_STEPS:
-            self._costs.observe_plain(acceptance.num_in_pass, rest_s / num_steps)
+        num_in_pass, load = acceptance.num_in_pass, acceptance.load
+        if has_prompts and self._costs.surface():
+            self._costs.postpone_plain()
+        elif num_steps >= MEASURED_STEPS:
+            self._costs.observe_plain(num_in_pass, rest_s / num_steps, load)
         else:  # the first of them is what a single step would have been
-            self._costs.observe(1, acceptance.num_in_pass, 1, rest_s - (num_steps - 1) * self._plain_s)
+            self._costs.observe(1, num_in_pass, 1, rest_s - (num_steps - 1) * self._plain_s, load)

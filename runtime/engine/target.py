@@ -88,21 +88,28 @@ class TargetEngine(PagedEngine[StepRequest]):
         """Run a pass; on a CPU, where rows do not become cheaper by company, parts of prompts have one of their own.
 
         So a step is not held up longer, costs what steps cost, and can be made in native code. Steps may then take as
-        long as the prompts did: half of the time is theirs, however many prompts wait.
+        long as the prompts did, so that half of the time is theirs while prompts wait for their turn.
         """
         prompts: list[tuple[StepCall, Segment]] = []
         steps: list[tuple[StepCall, Segment]] = []
         for call, segment in planned:
             (prompts if _reads_prompt(call, segment) else steps).append((call, segment))
-        num_opened = sum(call.sequence is not None and not call.answered for call in self._calls)
+        # Steps that had no room in this pass wait for one, and not for several.
+        may_go_on = self._num_steps_called() == len(steps)
         if not isinstance(self.paged.model, NativeModel) or not (prompts and steps):
-            # Calls that had no room in this pass wait for one step, and not for several.
-            self._run_pass(planned, math.inf if num_opened == len(planned) else 0.0, has_prompts=bool(prompts))
+            self._run_pass(planned, math.inf if may_go_on else 0.0, has_prompts=bool(prompts))
             return
         self.progress.num_passes += 1
         began_s = time.monotonic()
         self._run_pass(prompts, 0.0, has_prompts=True)
-        self._run_pass(steps, time.monotonic() - began_s)
+        self._run_pass(steps, time.monotonic() - began_s if may_go_on else 0.0)
+
+    def _num_steps_called(self) -> int:
+        """Return how many of the calls that hold a sequence are steps, and not prompts."""
+        opened = ((call, call.sequence) for call in self._calls if call.sequence and not call.answered)
+        return sum(
+            call.delta.context_start > 0 and len(sequence.ids) - sequence.num_computed == 1 for call, sequence in opened
+        )
 
     def _run_pass(self, planned: list[tuple[StepCall, Segment]], limit_s: float, has_prompts: bool = False) -> None:
         """Run a pass, and perhaps more of them until limit_s is over; answer the calls that are complete."""
@@ -280,13 +287,14 @@ def _load(planned: list[tuple[StepCall, Segment]], results: list[VerifyResult], 
     num_rows = sum(segment.last - segment.first + segment.tree.num_nodes for _, segment in planned)
     num_nodes = sum(segment.tree.num_nodes for _, segment in planned)
     num_steps, num_accepted = max(len(results), 1), sum(len(result.accepted.path) for result in results)
-    return PassLoad(num_rows, 1.0 + num_nodes / num_steps, 1.0 + num_accepted / num_steps, has_prompts)
+    return PassLoad(num_rows, num_steps, 1.0 + num_nodes / num_steps, 1.0 + num_accepted / num_steps, has_prompts)
 
 
 def _load_of(steps: Sequence[DecodedStep]) -> PassLoad:
     """Return the load of a pass from the steps that all sequences made in it."""
     num_rows = sum(step.tree.num_nodes + 1 for step in steps)
-    return PassLoad(num_rows, num_rows / len(steps), sum(len(step.path) + 1 for step in steps) / len(steps))
+    num_tokens = sum(len(step.path) + 1 for step in steps)
+    return PassLoad(num_rows, len(steps), num_rows / len(steps), num_tokens / len(steps))
 
 
 def _us(seconds: float) -> int:

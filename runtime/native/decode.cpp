@@ -31,7 +31,8 @@ const char* refusal(const Model& model, const SegmentPass& pass, const Decoding&
   int64_t num_rows = pass.num_segments;
   for (int i = 0; i < pass.num_segments; ++i) {
     const Continuation& each = decoding.continuations[i];
-    if (each.max_tokens < 1 || each.num_stop_ids < 0) return "max_tokens: below 1";
+    if (each.max_tokens < 1) return "max_tokens: below 1";
+    if (each.num_stop_ids < 0) return "num_stop_ids: below 0";
     if (each.max_nodes < 0 || each.max_depth < 0) return "max_nodes, max_depth: below 0";
     num_rows += each.max_nodes;
   }

@@ -58,7 +58,7 @@ class NativeModel:
         self.feature_columns = columns.columns
         self.max_threads = max(available_threads(), MIN_POOL_THREADS)
         self.num_threads: int | None = None
-        # A row of a prompt and one of a step differ in what they read, so each kind of pass has a choice of its own.
+        # A row of a prompt and one of a step differ in what they read, so `decode` has a choice of its own.
         self._choice, self._decode_choice = ThreadChoice(available_threads()), ThreadChoice(available_threads())
         shape = shape_of(model, rounds_inputs)
         self.cache_shape = CacheShape(
