@@ -407,6 +407,8 @@ def run(
         visitors.stop()
         readers.stop()
     seconds = time.monotonic() - began_s
+    # Triton may have ended by itself meanwhile; its replica is then away for the seconds of its start.
+    until(lambda: all(server.why_not_ready() is None for server in servers), "both replicas", READY_LIMIT_S)
     until(lambda: chaos.held() == 0, "the end of all sequences")
     preempted = sum(metric(server.metrics_url, "spec_preemptions_total", model="target") for server in servers)
     return Result(
