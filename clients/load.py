@@ -66,6 +66,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--protocol openai needs the gateway's address (--url)")
     if args.warm_up >= args.seconds:
         parser.error(f"--warm-up must be below --seconds, got {args.warm_up:g} and {args.seconds:g}")
+    if args.rounds < 1:
+        parser.error(f"--rounds must be at least 1, got {args.rounds}")
     args.methods = sorted(args.methods.split(","), key=lambda method: method != "none")
     args.users = [int(users) for users in args.users.split(",")]
     return args

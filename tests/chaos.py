@@ -131,7 +131,7 @@ class Chaos:
         It must be taken over, unless the replica's Triton has ended by itself meanwhile.
         """
         server = self.servers[replica]
-        until(lambda: self._is_well(server), f"replica {replica}", HEAL_LIMIT_S)
+        until(lambda: self.is_well(server), f"replica {replica}", HEAL_LIMIT_S)
         earlier = [each for each in self.reloads if each.replica == replica]
         write_settings(server.config_path, len(earlier) + 1)
         began_s = time.monotonic()
@@ -149,13 +149,13 @@ class Chaos:
     def hurt(self, replica: int, kind: str, way: str) -> Fault:
         """Kill or stop a process and wait until its replica serves again."""
         server = self.servers[replica]
-        until(lambda: self._is_well(server), f"replica {replica}", HEAL_LIMIT_S)
+        until(lambda: self.is_well(server), f"replica {replica}", HEAL_LIMIT_S)
         triton, victim = pid_of(server, "tritonserver"), pid_of(server, kind)
         assert victim is not None
         began_s = time.monotonic()
         os.kill(victim, SIGNALS[way])
         until(
-            lambda: self._is_well(server) and pid_of(server, kind) not in (None, victim),
+            lambda: self.is_well(server) and pid_of(server, kind) not in (None, victim),
             f"another {kind} behind {way}",
             HEAL_LIMIT_S,
         )
@@ -164,7 +164,7 @@ class Chaos:
         self.faults.append(fault)
         return fault
 
-    def _is_well(self, server: Server) -> bool:
+    def is_well(self, server: Server) -> bool:
         """Return whether a replica serves; a supervisor starts again what the launcher has given up."""
         if server.failure():
             self.num_supervised += 1
@@ -408,7 +408,7 @@ def run(
         readers.stop()
     seconds = time.monotonic() - began_s
     # Triton may have ended by itself meanwhile; its replica is then away for the seconds of its start.
-    until(lambda: all(server.why_not_ready() is None for server in servers), "both replicas", READY_LIMIT_S)
+    until(lambda: all(map(chaos.is_well, servers)), "both replicas", HEAL_LIMIT_S)
     until(lambda: chaos.held() == 0, "the end of all sequences")
     preempted = sum(metric(server.metrics_url, "spec_preemptions_total", model="target") for server in servers)
     return Result(

@@ -44,7 +44,7 @@ class Proposal:
     @classmethod
     def empty(cls) -> Proposal:
         """Return the proposal without a draft."""
-        return cls(TokenTree.bare(), ())
+        return _EMPTY
 
     @classmethod
     def of(cls, tree: TokenTree, source: str) -> Proposal:
@@ -77,12 +77,15 @@ class Proposal:
         )
 
 
+_EMPTY = Proposal(TokenTree.bare(), ())
+
+
 class CompiledDrafts(NamedTuple):
     """What an engine needs to grow a request's trees in native code, step by step without the proposer.
 
     handle, next_address: the growth, which `owner` keeps alive, and the address of its function (`drafts::Next`).
-    max_nodes, max_depth: of a tree. costs: by which trees are sized; growing them takes microseconds, which
-    have no price. sources: by the bits of a node's names.
+    max_nodes, max_depth: of a tree. costs: by which trees are sized; growing them takes microseconds, which have no
+    price. sources: by the bits of a node's names.
     """
 
     handle: int

@@ -119,7 +119,7 @@ class StepCosts:
             self._note_plain(num_in_pass, seconds)
 
     def postpone_plain(self) -> None:
-        """Note that plain steps were made whose time says nothing; they are measured again as if it had."""
+        """Put the next measurement of plain steps off, as after one: the time of the last ones says nothing."""
         with self._lock:
             self._plain_at = self._num_measured
 

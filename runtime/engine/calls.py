@@ -137,7 +137,7 @@ class Engine(Protocol[Request]):
         """The live sequences; the thread drops those that have ended or are idle."""
 
     def advance(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
-        """Run one pass, or several of SeveralSteps; answer the calls that are complete, and return the others."""
+        """Run one pass, or several for SeveralSteps; answer the calls that are complete, and return the others."""
 
 
 def submit_and_wait(submit: Callable[[Request, float, Reply], None], request: Request) -> Answer:

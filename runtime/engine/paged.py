@@ -13,7 +13,7 @@ from orchestrator.core.errors import RequestError, ServingError
 from orchestrator.core.types import HiddenStates
 from orchestrator.native.sampling import sampler
 from runtime.engine.calls import EngineCall, Progress, Request
-from runtime.kv.batch import Pass, Segment
+from runtime.kv.batch import MAX_PASS_ROWS, MAX_TREE_NODES, STEP_TOKENS, Pass, Segment
 from runtime.kv.blocks import BlockPool
 from runtime.kv.cache import KVCache
 from runtime.kv.sequences import SequenceTable
@@ -43,14 +43,6 @@ class Model(Protocol):
 
     def feature_columns(self, wanted: HiddenStates) -> slice:
         """Return the columns of these hidden states in the cache; empty unless all of them are kept."""
-
-
-# A segment of up to this many tokens is a decoding step, which is never cut; a tree of up to this many nodes is small.
-STEP_TOKENS = 32
-#: Most nodes of larger trees in one pass, unless a single tree has more: steps without them wait no longer than that.
-MAX_TREE_NODES = 256
-#: Most rows of one pass, as native code takes them (kMaxPassRows).
-MAX_PASS_ROWS = 4096
 
 
 class PagedModel:
@@ -161,7 +153,7 @@ class PagedEngine(Generic[Request]):
         return self.paged.model.kernels
 
     def advance(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
-        """Run one pass, or several of SeveralSteps; answer the calls that are complete, and return the others."""
+        """Run one pass, or several for SeveralSteps; answer the calls that are complete, and return the others."""
         self._open_all(calls)
         opened = [call for call in calls if call.sequence and not call.answered]
         planned = self.paged.plan(opened, self._num_nodes)

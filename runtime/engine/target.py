@@ -34,7 +34,6 @@ StepCall = EngineCall[StepRequest]
 
 #: Most steps of one call into native code; slots for as many tokens, and a tree, are reserved beforehand.
 MAX_STEPS = 64
-PLAIN = Proposal.empty()
 #: How long the engine pauses while every call waits for blocks.
 BLOCKS_POLL_S = 0.002
 
@@ -90,12 +89,9 @@ class TargetEngine(PagedEngine[StepRequest]):
         So a step is not held up longer, costs what steps cost, and can be made in native code. Steps may then take as
         long as the prompts did, so that half of the time is theirs while prompts wait for their turn.
         """
-        prompts: list[tuple[StepCall, Segment]] = []
-        steps: list[tuple[StepCall, Segment]] = []
-        for call, segment in planned:
-            (prompts if _reads_prompt(call, segment) else steps).append((call, segment))
+        prompts, steps = ([each for each in planned if _is_step(each[0]) is wanted] for wanted in (False, True))
         # Steps that had no room in this pass wait for one, and not for several.
-        may_go_on = self._num_steps_called() == len(steps)
+        may_go_on = len(steps) == sum(_is_step(call) for call in self._calls if not call.answered)
         if not isinstance(self.paged.model, NativeModel) or not (prompts and steps):
             self._run_pass(planned, math.inf if may_go_on else 0.0, has_prompts=bool(prompts))
             return
@@ -103,13 +99,6 @@ class TargetEngine(PagedEngine[StepRequest]):
         began_s = time.monotonic()
         self._run_pass(prompts, 0.0, has_prompts=True)
         self._run_pass(steps, time.monotonic() - began_s if may_go_on else 0.0)
-
-    def _num_steps_called(self) -> int:
-        """Return how many of the calls that hold a sequence are steps, and not prompts."""
-        opened = ((call, call.sequence) for call in self._calls if call.sequence and not call.answered)
-        return sum(
-            call.delta.context_start > 0 and len(sequence.ids) - sequence.num_computed == 1 for call, sequence in opened
-        )
 
     def _run_pass(self, planned: list[tuple[StepCall, Segment]], limit_s: float, has_prompts: bool = False) -> None:
         """Run a pass, and perhaps more of them until limit_s is over; answer the calls that are complete."""
@@ -179,8 +168,7 @@ class TargetEngine(PagedEngine[StepRequest]):
             request = call.request
             assert isinstance(request, SeveralSteps)
             call.opened.publish(len(call.opened.ids))
-            queue_us, sources = _us(began_s - call.arrived_s), request.sources
-            steps = []
+            queue_us, sources, steps = _us(began_s - call.arrived_s), request.sources, []
             for step, load in zip(made, loads, strict=True):
                 acceptance = Acceptance(
                     step.path,
@@ -194,7 +182,7 @@ class TargetEngine(PagedEngine[StepRequest]):
                 )
                 if step.names and request.further.drafts:
                     sources = tuple(request.further.drafts.sources[bits] for bits in step.names)
-                proposal = Proposal(step.tree, sources) if step.tree.num_nodes else PLAIN
+                proposal = Proposal(step.tree, sources) if step.tree.num_nodes else Proposal.empty()
                 draft_s, step_s = 1e-6 * step.draft_us / len(planned), 1e-6 * (step.pass_us + step.verify_us)
                 steps.append(Step(proposal, acceptance, draft_s, step_s))
                 queue_us, sources = 0, ()
@@ -268,9 +256,13 @@ class TargetEngine(PagedEngine[StepRequest]):
         return store[torch.tensor(slots, dtype=torch.long, device=store.device)].float().cpu().numpy(), start
 
 
-def _reads_prompt(call: StepCall, segment: Segment) -> bool:
-    """Return whether a call's part of a pass is more than a step: a sequence's first call, or a context to compute."""
-    return not call.delta.context_start or segment.last - segment.first > 1
+def _is_step(call: StepCall) -> bool:
+    """Return whether a call that holds a sequence has no more to compute than its root and its tree.
+
+    A sequence's first call reads a prompt, and one that has lost its blocks reads its context.
+    """
+    sequence = call.sequence
+    return bool(call.delta.context_start and sequence and len(sequence.ids) - sequence.num_computed == 1)
 
 
 def _several(call: StepCall, segment: Segment) -> SeveralSteps | None:

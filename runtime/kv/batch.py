@@ -18,6 +18,13 @@ from torch import Tensor
 from orchestrator.core.tree import TokenTree
 from runtime.kv.sequences import CachedSequence
 
+#: A segment of up to this many tokens is a decoding step, which is never cut; a tree of up to this many nodes is small.
+STEP_TOKENS = 32
+#: Most nodes of larger trees in one pass, unless a single tree has more: steps without them wait no longer than that.
+MAX_TREE_NODES = 256
+#: Most rows of one pass, as native code takes them (kMaxPassRows).
+MAX_PASS_ROWS = 4096
+
 
 class PassSegment(Protocol):
     """One sequence's part of the row, as `Pass` and attention read it; its KV rows fill the slots from `first` on."""

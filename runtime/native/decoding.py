@@ -13,14 +13,10 @@ from orchestrator.core.proposal import CompiledDrafts
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import IdArray
 from orchestrator.native.sampling import Requests
+from runtime.kv.batch import MAX_PASS_ROWS, MAX_TREE_NODES, STEP_TOKENS
 
-#: Trees of up to this many nodes may stand in every pass; larger ones share MAX_TREE_NODES.
-SMALL_TREE, MAX_TREE_NODES = 32, 256
 #: Memory that the logits of a pass may take, unless the first trees need more.
 MAX_LOGITS_BYTES = 64 << 20
-#: Most rows of a pass (kMaxPassRows).
-MAX_PASS_ROWS = 4096
-BARE = TokenTree.bare()
 
 
 class ContinuationFields(Structure):
@@ -183,7 +179,7 @@ def steps_of(decoded: Decoded, first_trees: Sequence[TokenTree]) -> list[list[De
     for sizes, path_lens, next_tokens, (pass_us, verify_us, growth_us, _) in rows:
         for made, first, size, path_len, token in zip(steps, first_trees, sizes, path_lens, next_tokens, strict=True):
             end = node + size if made else node
-            tree = BARE if made else first
+            tree = TokenTree.bare() if made else first
             if end > node:
                 tree = TokenTree(decoded.node_tokens[node:end].copy(), decoded.node_parents[node:end].copy())
             path = tuple(paths[path_start : path_start + path_len]) if path_len else ()
@@ -197,5 +193,5 @@ def _max_nodes(sequences: Sequence[Continuation], vocab_size: int) -> list[int]:
     """Return the most nodes that each sequence may have in a pass."""
     count = len(sequences)
     most_rows = min(MAX_LOGITS_BYTES // (4 * vocab_size), MAX_PASS_ROWS)
-    share = min(max(SMALL_TREE, MAX_TREE_NODES // count), max(most_rows // count - 1, 0))
+    share = min(max(STEP_TOKENS, MAX_TREE_NODES // count), max(most_rows // count - 1, 0))
     return [min(each.drafts.max_nodes, share) if each.drafts else 0 for each in sequences]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from orchestrator.core.errors import EngineError
 from orchestrator.core.types import HiddenStates
-from runtime.kv.batch import Pass, Segment
+from runtime.kv.batch import MAX_PASS_ROWS, Pass, Segment
 from runtime.kv.cache import CacheShape, KVCache
 from runtime.model.features import FeatureColumns
 from runtime.native.cache import NativeCache
@@ -31,8 +31,6 @@ from runtime.native.weights import Weights
 
 #: Threads that a pass can use, on a machine with fewer cores too.
 MIN_POOL_THREADS = 4
-#: Bits of the largest number of rows of a pass (kMaxPassRows).
-MAX_BITS = 13
 
 
 class NativeModel:
@@ -118,7 +116,7 @@ class NativeModel:
 
     def _decode_threads(self) -> tuple[list[int], list[int]]:
         """Return the threads of passes by the bits of their number of rows, and of the first pass of each size."""
-        sizes = [1 << bits >> 1 or 1 for bits in range(MAX_BITS + 1)]
+        sizes = [1 << bits >> 1 or 1 for bits in range(MAX_PASS_ROWS.bit_length() + 1)]
         if self.num_threads:
             return [self.num_threads] * len(sizes), [self.num_threads] * len(sizes)
         choice = self._decode_choice

@@ -89,7 +89,11 @@ def test_none_is_measured_first_since_its_texts_are_the_measure() -> None:
 
 @pytest.mark.parametrize(
     ("given", "reason"),
-    [(["--protocol", "openai"], "--url"), (["--seconds", "4", "--warm-up", "4"], "--warm-up must be below --seconds")],
+    [
+        (["--protocol", "openai"], "--url"),
+        (["--seconds", "4", "--warm-up", "4"], "--warm-up must be below --seconds"),
+        (["--rounds", "0"], "--rounds must be at least 1, got 0"),
+    ],
 )
 def test_arguments_that_do_not_fit_are_refused(
     given: list[str], reason: str, capsys: pytest.CaptureFixture[str]
