@@ -22,8 +22,8 @@ _AS_BUILT = "engine_side:EngineSideConfig"
 class Method:
     """A drafting method.
 
-    proposer: its class, as "module:class" in orchestrator.proposers; empty = only engines that draft by themselves have
-    the method.
+    proposer: its class or a function that builds it, as "module:name" in orchestrator.proposers; empty = only engines
+    that draft by themselves have the method.
     config: the class of its parameters, named likewise.
     drafter: the Triton model that it calls, also a key of serving.toml; empty = it drafts in this process.
     uses_drafters: it may call any drafter in its process.
@@ -89,13 +89,13 @@ _ALL = (
     Method("auto", "auto:Auto", "auto:AutoConfig", uses_drafters=True, branches="tree true"),
     Method(
         "prompt_lookup",
-        "prompt_lookup:PromptLookup",
+        "compiled_methods:prompt_lookup",
         "prompt_lookup:PromptLookupConfig",
         branches="branches above 1",
         engine_config=_AS_BUILT,
     ),
     Method("ngram", "ngram:Ngram", "ngram:NgramConfig", reads_memory=True),
-    Method("suffix", "suffix:Suffix", "suffix:SuffixConfig", branches="tree true", reads_memory=True),
+    Method("suffix", "compiled_methods:suffix", "suffix:SuffixConfig", branches="tree true", reads_memory=True),
     Method(
         "lookahead",
         "lookahead:Lookahead",

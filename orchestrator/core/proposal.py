@@ -81,11 +81,11 @@ _EMPTY = Proposal(TokenTree.bare(), ())
 
 
 class CompiledDrafts(NamedTuple):
-    """What an engine needs to grow a request's trees in native code, step by step without the proposer.
+    """What an engine needs to draft for a request in native code, step by step without its proposer.
 
-    handle, next_address: the growth, which `owner` keeps alive, and the address of its function (`drafts::Next`).
-    max_nodes, max_depth: of a tree. costs: by which trees are sized; growing them takes microseconds, which have no
-    price. sources: by the bits of a node's names.
+    handle, next_address: the compiled proposer, which `owner` keeps alive, and the address of its function
+    (`drafts::Next`). max_nodes, max_depth: of a tree. sources: by the bits of a node's names. costs: by which trees are
+    sized, if they are; drafting takes microseconds, which have no price.
     """
 
     handle: int
@@ -93,8 +93,8 @@ class CompiledDrafts(NamedTuple):
     owner: object
     max_nodes: int
     max_depth: int
-    costs: Surface
     sources: tuple[str, ...]
+    costs: Surface | None = None
 
 
 class Proposer(Protocol):
@@ -129,7 +129,7 @@ class Proposer(Protocol):
         return
 
     def observe_compiled(self, tree: TokenTree, acceptance: Acceptance, draft_s: float, step_s: float) -> None:
-        """Learn from a step that was made with `compiled`, whose growth has learnt already.
+        """Learn from a step that was made with `compiled`, whose compiled proposer has learnt already.
 
         draft_s, step_s: time to draft for it, and from then to its decision.
         """

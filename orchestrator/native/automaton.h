@@ -8,17 +8,17 @@
 
 namespace drafts {
 
-constexpr int kMaxMatch = 24;
+constexpr int kMaxFollowers = 256;
 
 // A string of the text: the state that holds it, and its length; state 0 is the empty string.
 struct Match {
   int state = 0, length = 0;
 };
 
-// A token costs O(1) amortised and at most kMaxMatch + 1 increments.
+// A token costs O(1) amortised and at most max_match + 1 increments. max_match: longest string that is matched.
 class Automaton {
  public:
-  Automaton() { new_state(0), states_[0].link = -1; }
+  explicit Automaton(int max_match) : max_match_(max_match) { new_state(0), states_[0].link = -1; }
 
   size_t num_tokens() const { return num_tokens_; }
 
@@ -32,14 +32,14 @@ class Automaton {
     count_up(token);
   }
 
-  // The longest suffix of the text, of at most kMaxMatch tokens, that occurred before.
+  // The longest suffix of the text, of at most max_match tokens, that occurred before.
   Match repeated() const {
     if (!whole_) return {};
     int earlier = states_[whole_].link;
-    return states_[earlier].length < kMaxMatch ? Match{earlier, states_[earlier].length} : recent_;
+    return states_[earlier].length < max_match_ ? Match{earlier, states_[earlier].length} : recent_;
   }
 
-  // The longest suffix of a match and `token`, of at most kMaxMatch tokens, that has a follower.
+  // The longest suffix of a match and `token`, of at most max_match tokens, that has a follower.
   Match after(Match match, int token) const {
     while (!next(match.state, token)) {
       if (!match.state) return {};
@@ -61,6 +61,15 @@ class Automaton {
   // How often that was so.
   int times(Match match) const { return states_[next(match.state, latest(match))].count; }
 
+  // Call use(token, times, end) for the first kMaxFollowers tokens that followed the match: how often each did, and where
+  // it was seen last.
+  template <typename Use>
+  void each_follower(Match match, Use&& use) const {
+    for (const Edge& edge : states_[match.state].next) {
+      if (edge.order < kMaxFollowers) use(edge.token, states_[edge.state].count, states_[edge.state].end);
+    }
+  }
+
   // How often any token followed the match.
   int continued(Match match) const {
     const State& state = states_[match.state];
@@ -68,7 +77,11 @@ class Automaton {
   }
 
  private:
-  using Edge = std::pair<int, int>;  // token, state
+  // order: of the tokens behind a state, in which they were first seen.
+  struct Edge {
+    int token, state, order;
+    bool operator<(int other) const { return token < other; }
+  };
 
   struct State {
     int length = 0, link = 0, count = 0, latest = -1;
@@ -84,17 +97,17 @@ class Automaton {
   // The state behind the token; 0 = there is none, since no string leads back to the empty one.
   int next(int state, int token) const {
     const auto& edges = states_[state].next;
-    auto found = std::lower_bound(edges.begin(), edges.end(), Edge(token, 0));
-    return found != edges.end() && found->first == token ? found->second : 0;
+    auto found = std::lower_bound(edges.begin(), edges.end(), token);
+    return found != edges.end() && found->token == token ? found->state : 0;
   }
 
   void set_next(int state, int token, int to) {
     auto& edges = states_[state].next;
-    auto found = std::lower_bound(edges.begin(), edges.end(), Edge(token, 0));
-    if (found != edges.end() && found->first == token) {
-      found->second = to;
+    auto found = std::lower_bound(edges.begin(), edges.end(), token);
+    if (found != edges.end() && found->token == token) {
+      found->state = to;
     } else {
-      edges.insert(found, Edge(token, to));
+      edges.insert(found, Edge{token, to, int(edges.size())});
     }
   }
 
@@ -121,11 +134,12 @@ class Automaton {
   }
 
   Match cut(Match match) const {
-    if (match.length <= kMaxMatch) return match;
+    if (match.length <= max_match_) return match;
     int shorter = states_[match.state].link;
-    return {states_[shorter].length >= kMaxMatch ? shorter : match.state, kMaxMatch};
+    return {states_[shorter].length >= max_match_ ? shorter : match.state, max_match_};
   }
 
+  int max_match_;
   std::vector<State> states_;
   size_t num_tokens_ = 0;
   int whole_ = 0;

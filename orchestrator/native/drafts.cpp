@@ -1,13 +1,22 @@
-// The growth of `auto` for Python: the trees of orchestrator/proposers/growth.py, bit for bit.
+// Drafts in native code for Python: those of the proposers of orchestrator/proposers that need tokens alone, bit for bit.
 //
-// A process has one Estimates; a request has one Growth, which one thread at a time may use.
+// A process has one Estimates; a request has one Proposer, which one thread at a time may use.
 
 #include <cstddef>
 #include <cstdint>
 
+#include "drafts.h"
 #include "growth.h"
+#include "prompt_lookup.h"
+#include "suffix.h"
 
 using namespace drafts;
+
+namespace {
+
+Growth* growth_of(void* proposer) { return static_cast<Growth*>(static_cast<Proposer*>(proposer)); }
+
+}  // namespace
 
 extern "C" {
 
@@ -15,32 +24,28 @@ void* drafts_new_estimates() { return new Estimates; }
 
 void drafts_free_estimates(void* estimates) { delete static_cast<Estimates*>(estimates); }
 
-void* drafts_new(void* estimates, const void* tables, const int32_t* prediction, size_t size, int is_chain) {
+Proposer* drafts_new_growth(void* estimates, const void* tables, const int32_t* prediction, size_t size, int is_chain) {
   return new Growth(static_cast<Estimates*>(estimates), static_cast<const Tables*>(tables), prediction, size, is_chain);
 }
 
-void drafts_free(void* growth) { delete static_cast<Growth*>(growth); }
+Proposer* drafts_new_prompt_lookup(const PromptLookupOptions* options) { return new PromptLookup(*options); }
 
-int drafts_grow(void* growth, const int32_t* read, size_t count, int range, int place, int agreement, int max_nodes, int max_depth,
-                const double* seconds, const double* row_s, double others_tokens, double rate, double node_s,
-                int32_t* tokens, int32_t* parents, int32_t* names, double* chances) {
-  auto* each = static_cast<Growth*>(growth);
-  each->read(read, count, range);
-  Costs costs{seconds, row_s, others_tokens, rate, node_s};
-  return each->grow(place, agreement, max_nodes, max_depth, costs, {tokens, parents, names, chances});
-}
+Proposer* drafts_new_suffix(const SuffixOptions* options) { return new Suffix(*options); }
 
-void drafts_learn(void* growth, const int32_t* tokens, size_t count) {
-  static_cast<Growth*>(growth)->learn(tokens, count);
-}
+void drafts_free(void* proposer) { delete static_cast<Proposer*>(proposer); }
 
-// Learn from the tokens that a step has committed, and grow the tree behind them, without a prediction (drafts::Next).
-int drafts_next(void* growth, const int32_t* committed, size_t count, int max_nodes, int max_depth, const Costs* costs,
+int drafts_next(void* proposer, const int32_t* committed, size_t count, int max_nodes, int max_depth, const Costs* costs,
                 const Tree* tree) {
-  auto* each = static_cast<Growth*>(growth);
-  each->learn(committed, count);
-  each->read(committed, count);
-  return each->grow(-1, 0, max_nodes, max_depth, *costs, *tree);
+  return static_cast<Proposer*>(proposer)->next(committed, count, max_nodes, max_depth, costs, *tree);
 }
+
+// As `drafts_next`, for a request with a prediction: place, agreement: in it.
+int drafts_grow(void* growth, const int32_t* read, size_t count, int range, int place, int agreement, int max_nodes,
+                int max_depth, const Costs* costs, const Tree* tree) {
+  growth_of(growth)->read(read, count, range);
+  return growth_of(growth)->grow(place, agreement, max_nodes, max_depth, *costs, *tree);
+}
+
+void drafts_learn(void* growth, const int32_t* tokens, size_t count) { growth_of(growth)->learn(tokens, count); }
 
 }  // extern "C"

@@ -1,4 +1,4 @@
-// What a call that grows a tree exchanges: the costs by which it is sized, and where it is written.
+// What drafts in native code: its interface, the costs by which a tree is sized, and where the tree is written.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,19 @@ struct Tree {
   double* chances;
 };
 
-// Learns from the tokens that a step has committed and grows the tree behind them; returns its number of nodes.
-using Next = int (*)(void* growth, const int32_t* committed, size_t count, int max_nodes, int max_depth,
+// The drafts of one request, which one thread at a time may use.
+class Proposer {
+ public:
+  virtual ~Proposer() = default;
+
+  // Learn from the tokens that are new, those that a step has committed, and write the tree behind them; return its number
+  // of nodes. costs: null for a method that does not size its trees by them.
+  virtual int next(const int32_t* committed, size_t count, int max_nodes, int max_depth, const Costs* costs,
+                   const Tree& tree) = 0;
+};
+
+// Calls `next` of a Proposer; the function of orchestrator/native/drafts.cpp.
+using Next = int (*)(void* proposer, const int32_t* committed, size_t count, int max_nodes, int max_depth,
                      const Costs* costs, const Tree* tree);
 
 }  // namespace drafts

@@ -1,4 +1,4 @@
-"""The growth of `auto` in C++: the trees of `orchestrator/proposers/growth.py`, which is reference and fallback."""
+"""Drafts in C++: those of the proposers that need tokens alone; the Python ones are references and fallbacks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import logging
 import weakref
 from collections.abc import Sequence
-from ctypes import c_double, c_int, c_int32, c_size_t, c_void_p
+from ctypes import POINTER, Structure, c_double, c_int, c_int32, c_size_t, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -25,12 +25,49 @@ LIBRARY = NativeLibrary(
     "drafts",
     Path(__file__).resolve().parent,
     sources=("drafts.cpp",),
-    headers=("automaton.h", "drafts.h", "estimates.h", "growth.h"),
+    headers=("automaton.h", "drafts.h", "estimates.h", "growth.h", "prompt_lookup.h", "suffix.h"),
 )
 #: `drafts::Level`.
 LEVEL = np.dtype([(name, np.uint64) for name in ("keys", "tokens", "evidence")] + [("size", np.int64)])
 #: `drafts::Tables`.
 TABLES = np.dtype([("levels", np.uint64), ("num_levels", np.int64), ("vocab_size", np.int64)])
+
+
+class CostFields(Structure):
+    """What a tree is sized by, as `drafts::Costs`. node_s: time to draft a node."""
+
+    _fields_ = [
+        ("seconds", c_void_p),
+        ("row_s", c_void_p),
+        *((name, c_double) for name in ("others_tokens", "rate", "node_s")),
+    ]
+
+    @classmethod
+    def of(cls, surface: Surface, node_s: float = 0.0) -> CostFields:
+        """Return the fields of a surface, whose arrays must outlive them."""
+        arrays = surface.seconds.ctypes.data, surface.row_s.ctypes.data
+        return cls(*arrays, surface.others_tokens, surface.rate, node_s)
+
+
+class TreeFields(Structure):
+    """Where a tree is written, as `drafts::Tree`."""
+
+    _fields_ = [(name, c_void_p) for name in ("tokens", "parents", "names", "chances")]
+
+
+class PromptLookupOptions(Structure):
+    """`drafts::PromptLookupOptions`."""
+
+    _fields_ = [(name, c_int32) for name in ("max_ngram", "draft_len", "branches", "is_grown", "order", "clip")]
+
+
+class SuffixOptions(Structure):
+    """`drafts::SuffixOptions`."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("max_depth", "draft_len", "is_chain")),
+        *((name, c_double) for name in ("factor", "min_prob")),
+    ]
 
 
 class LikeliestFollowers(NamedTuple):
@@ -64,25 +101,37 @@ class CompiledEstimates:
         weakref.finalize(self, library.drafts_free_estimates, self.handle)
 
 
-class CompiledGrowth:
-    """Grows the trees of one request.
+class CompiledProposer:
+    """The drafts of one request.
 
-    handle, next_address: for native code that grows them step by step (drafts.h).
-    Invariant: a tree is that of the reference over the same sources, names included.
+    handle, next_address: for native code that drafts step by step (drafts.h).
+    Invariant: a tree is that of the reference, names included.
     """
+
+    def __init__(self, library: ctypes.CDLL, handle: int) -> None:
+        self._library, self.handle = library, handle
+        self.next_address: int = ctypes.cast(library.drafts_next, c_void_p).value or 0
+        weakref.finalize(self, library.drafts_free, handle)
+        self._nodes, self._chances = np.empty((3, MAX_NODES), np.int32), np.empty(MAX_NODES)
+        self._tree = TreeFields(*(row.ctypes.data for row in (*self._nodes, self._chances)))
+
+    def next(self, read: Sequence[int], max_nodes: int, max_depth: int) -> TokenTree:
+        """Return the tree behind the text; read: the tokens that are new. Not for a growth, whose trees have costs."""
+        new, limits = (c_int32 * len(read))(*read), (min(max_nodes, MAX_NODES), max_depth)
+        size = self._library.drafts_next(self.handle, new, len(read), *limits, None, self._tree)
+        return TokenTree(*self._nodes[:2, :size].copy())
+
+
+class CompiledGrowth(CompiledProposer):
+    """Grows the trees of one request of `auto`."""
 
     def __init__(
         self, estimates: CompiledEstimates, tables: CompiledTables | None, prediction: Sequence[int], is_chain: bool
     ) -> None:
-        self._library, self._kept = estimates.library, (estimates, tables)
-        ids = np.array(prediction, np.int32)
-        address = tables.address if tables else None
-        self.handle = self._library.drafts_new(estimates.handle, address, ids.ctypes.data, len(ids), is_chain)
-        self.next_address: int = ctypes.cast(self._library.drafts_next, c_void_p).value or 0
-        weakref.finalize(self, self._library.drafts_free, self.handle)
-        self._tree = np.empty((3, MAX_NODES), np.int32)
-        self._chances = np.empty(MAX_NODES)
-        self._outputs = [row.ctypes.data for row in (*self._tree, self._chances)]
+        self._kept = estimates, tables
+        ids, library = np.array(prediction, np.int32), estimates.library
+        arguments = estimates.handle, tables.address if tables else None, ids.ctypes.data, len(ids), is_chain
+        super().__init__(library, library.drafts_new_growth(*arguments))
 
     def grow(
         self,
@@ -102,9 +151,9 @@ class CompiledGrowth:
         """
         new = (c_int32 * len(read))(*read)
         limits = temperature_range, place, agreement, min(max_nodes, MAX_NODES), max_depth
-        surface = costs.seconds.ctypes.data, costs.row_s.ctypes.data, costs.others_tokens, costs.rate, node_s
-        size = self._library.drafts_grow(self.handle, new, len(read), *limits, *surface, *self._outputs)
-        tokens, parents, names = self._tree[:, :size].copy()
+        fields = CostFields.of(costs, node_s)
+        size = self._library.drafts_grow(self.handle, new, len(read), *limits, fields, self._tree)
+        tokens, parents, names = self._nodes[:, :size].copy()
         return TokenTree(tokens, parents), names.tolist(), self._chances[:size].copy()
 
     def learn(self, tokens: Sequence[int]) -> None:
@@ -118,15 +167,17 @@ def _library() -> ctypes.CDLL | None:
     try:
         library = LIBRARY.load(ctypes.PyDLL)
     except Unbuilt as error:
-        log.warning("drafts of auto are not compiled, and slower for it: %s", error)
+        log.warning("drafts are not compiled, and slower for it: %s", error)
         return None
     library.drafts_new_estimates.argtypes, library.drafts_new_estimates.restype = [], c_void_p
-    library.drafts_new.argtypes = [c_void_p, c_void_p, c_void_p, c_size_t, c_int]
-    library.drafts_new.restype = c_void_p
-    limits_and_costs = (c_int, c_int, c_int, c_int, c_int, c_void_p, c_void_p, c_double, c_double, c_double)
-    tree = (c_void_p, c_void_p, c_void_p, c_void_p)
-    library.drafts_grow.argtypes = (c_void_p, c_void_p, c_size_t, *limits_and_costs, *tree)
-    library.drafts_grow.restype = c_int
+    library.drafts_new_growth.argtypes = [c_void_p, c_void_p, c_void_p, c_size_t, c_int]
+    library.drafts_new_prompt_lookup.argtypes = [POINTER(PromptLookupOptions)]
+    library.drafts_new_suffix.argtypes = [POINTER(SuffixOptions)]
+    for new in (library.drafts_new_growth, library.drafts_new_prompt_lookup, library.drafts_new_suffix):
+        new.restype = c_void_p
+    written = POINTER(CostFields), POINTER(TreeFields)
+    library.drafts_next.argtypes = c_void_p, c_void_p, c_size_t, c_int, c_int, *written
+    library.drafts_grow.argtypes = c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, c_int, c_int, *written
     library.drafts_learn.argtypes, library.drafts_learn.restype = [c_void_p, c_void_p, c_size_t], None
     for free in (library.drafts_free, library.drafts_free_estimates):
         free.argtypes, free.restype = [c_void_p], None
@@ -137,3 +188,15 @@ def compiled_estimates() -> CompiledEstimates | None:
     """Return new counts; None where the library cannot be built."""
     library = _library()
     return CompiledEstimates(library) if library else None
+
+
+def compiled_prompt_lookup(options: PromptLookupOptions) -> CompiledProposer | None:
+    """Return the drafts of prompt lookup for one request; None where the library cannot be built."""
+    library = _library()
+    return CompiledProposer(library, library.drafts_new_prompt_lookup(options)) if library else None
+
+
+def compiled_suffix(options: SuffixOptions) -> CompiledProposer | None:
+    """Return the drafts of `suffix` from one request's text; None where the library cannot be built."""
+    library = _library()
+    return CompiledProposer(library, library.drafts_new_suffix(options)) if library else None

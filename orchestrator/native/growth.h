@@ -20,7 +20,7 @@ namespace drafts {
 
 constexpr double kMargin = 0.02, kSurest = 0.99, kAgreement = 3.0;
 constexpr int kGrades = 5;
-constexpr int kMaxLength = 8, kShorter = 1000;
+constexpr int kMaxMatch = 24, kMaxLength = 8, kShorter = 1000;
 
 // The sources, in the order in which they are asked; their numbers are bits of a candidate's names.
 enum Source { kPredicted, kSuffix, kNgram, kNumSources };
@@ -68,7 +68,7 @@ inline int text_evidence(int length, double share, int times) {
   return 20 * length_of(length) + 4 * int(4 * share) + std::min(times, 4) - 1;
 }
 
-class Growth {
+class Growth : public Proposer {
  public:
   Growth(Estimates* estimates, const Tables* tables, const int32_t* prediction, size_t size, bool is_chain)
       : estimates_(estimates), tables_(tables), prediction_(prediction, prediction + size), is_chain_(is_chain) {}
@@ -84,7 +84,13 @@ class Growth {
     has_begun_ = true, num_judged_ = 0, range_ = range;
   }
 
-  void read(const int32_t* tokens, size_t count) { read(tokens, count, range_); }
+  // Without a prediction.
+  int next(const int32_t* committed, size_t count, int max_nodes, int max_depth, const Costs* costs,
+           const Tree& tree) override {
+    learn(committed, count);
+    read(committed, count, range_);
+    return grow(-1, 0, max_nodes, max_depth, *costs, tree);
+  }
 
   // Write the tree with the most expected tokens per second; return its number of nodes.
   int grow(int place, int agreement, int max_nodes, int max_depth, const Costs& costs, const Tree& tree) {
@@ -250,7 +256,7 @@ class Growth {
   const Tables* tables_;
   std::vector<int> prediction_;
   bool is_chain_;
-  Automaton text_;
+  Automaton text_{kMaxMatch};
   std::array<int, 3> recent_{};
   int num_recent_ = 0, max_depth_ = 0, range_ = 0;
   bool has_begun_ = false;

@@ -86,7 +86,7 @@ class NativeGrowth:
             return None
         growth = self._growth
         return CompiledDrafts(
-            growth.handle, growth.next_address, growth, limits.max_nodes, limits.max_depth, costs, SOURCES
+            growth.handle, growth.next_address, growth, limits.max_nodes, limits.max_depth, SOURCES, costs
         )
 
     def note_read(self, num_tokens: int) -> None:

@@ -29,9 +29,9 @@ ADAPTIVE_LEN = 16
 
 
 def load(name: str) -> Any:
-    """Import the class that a method's declaration names as "module:class"."""
-    module, _, class_name = name.partition(":")
-    return getattr(import_module(f"orchestrator.proposers.{module}"), class_name)
+    """Import what a method's declaration names as "module:name"."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(f"orchestrator.proposers.{module}"), attribute)
 
 
 class SelectedMethod(NamedTuple):

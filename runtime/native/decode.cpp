@@ -153,7 +153,7 @@ class Steps {
     pass_.num_nodes = 0;
     for (int i = 0; i < count_; ++i) {
       ids_.push_back(committed_[i].back());
-      segments_[i].num_nodes = decoding_.continuations[i].growth ? learn_and_grow(i) : 0;
+      segments_[i].num_nodes = decoding_.continuations[i].proposer ? draft_behind(i) : 0;
       pass_.num_nodes += segments_[i].num_nodes;
     }
     pass_.num_rows = pass_.num_logits = count_ + pass_.num_nodes;
@@ -161,12 +161,12 @@ class Steps {
     paths_.resize(size_t(pass_.num_nodes));
   }
 
-  int learn_and_grow(int i) {
+  int draft_behind(int i) {
     const Continuation& each = decoding_.continuations[i];
     const int max_depth = std::clamp(each.max_tokens - num_tokens_[i] - 1, 0, each.max_depth);
     chances_.resize(size_t(each.max_nodes) + 1);
     const drafts::Tree tree{tokens_out_, parents_out_, names_out_, chances_.data()};
-    const int size = decoding_.next(each.growth, committed_[i].data(), committed_[i].size(),
+    const int size = decoding_.next(each.proposer, committed_[i].data(), committed_[i].size(),
                                     is_over_ ? 0 : each.max_nodes, max_depth, &each.costs, &tree);
     ids_.insert(ids_.end(), tokens_out_, tokens_out_ + size);
     parents_.insert(parents_.end(), parents_out_, parents_out_ + size);

@@ -14,10 +14,11 @@ namespace native {
 // Decides `count` steps over a vocabulary; returns what is wrong, or null. The function of orchestrator/native/sampling.cpp.
 using Verify = const char* (*)(sampling::Request*, size_t count, size_t vocab_size, int num_threads);
 
-// How a sequence goes on. growth: of its trees, each of at most max_nodes nodes and max_depth levels; null: it gets none.
+// How a sequence goes on. proposer: of its trees, each of at most max_nodes nodes and max_depth levels; null: it gets none.
+// costs: of a proposer that sizes its trees by them.
 // It ends with max_tokens tokens, or with one of stop_ids behind the first min_tokens of them.
 struct Continuation {
-  void* growth;
+  void* proposer;
   drafts::Costs costs;
   const int32_t* stop_ids;
   int32_t num_stop_ids, min_tokens, max_tokens, max_nodes, max_depth;

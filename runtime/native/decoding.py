@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import Structure, c_double, c_int32, c_void_p
+from ctypes import Structure, c_int32, c_void_p
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from orchestrator.core.proposal import CompiledDrafts
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import IdArray
+from orchestrator.native.drafts import CostFields
 from orchestrator.native.sampling import Requests
 from runtime.kv.batch import MAX_PASS_ROWS, MAX_TREE_NODES, STEP_TOKENS
 
@@ -23,10 +24,8 @@ class ContinuationFields(Structure):
     """How a sequence goes on, as `native::Continuation`."""
 
     _fields_ = [
-        ("growth", c_void_p),
-        ("seconds", c_void_p),
-        ("row_s", c_void_p),
-        *((name, c_double) for name in ("others_tokens", "rate", "node_s")),
+        ("proposer", c_void_p),
+        ("costs", CostFields),
         ("stop_ids", c_void_p),
         *((name, c_int32) for name in ("num_stop_ids", "min_tokens", "max_tokens", "max_nodes", "max_depth")),
     ]
@@ -120,10 +119,9 @@ class DecodingCall:
             fields.stop_ids, fields.num_stop_ids = ctypes.addressof(stop_ids), len(stop_ids)
             fields.min_tokens, fields.max_tokens = each.min_tokens, each.max_tokens
             if drafts := each.drafts:
-                costs = drafts.costs
-                fields.growth, fields.max_nodes, fields.max_depth = drafts.handle, most, drafts.max_depth
-                fields.seconds, fields.row_s = costs.seconds.ctypes.data, costs.row_s.ctypes.data
-                fields.others_tokens, fields.rate = costs.others_tokens, costs.rate
+                fields.proposer, fields.max_nodes, fields.max_depth = drafts.handle, most, drafts.max_depth
+                if drafts.costs:
+                    fields.costs = CostFields.of(drafts.costs)
         self.max_logits = count + max(sum(max_nodes), num_first)
         self.fields = DecodingFields(
             steps,

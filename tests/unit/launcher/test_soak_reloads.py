@@ -64,7 +64,7 @@ def test_a_reload_that_is_not_taken_over_is_a_fault(
 ) -> None:
     launcher = Launcher(*answers)
     monkeypatch.setattr(chaos, "LauncherClient", lambda host, port: launcher)
-    monkeypatch.setattr(Chaos, "_is_well", lambda self, server: True)
+    monkeypatch.setattr(Chaos, "is_well", lambda self, server: True)
     server: Any = SimpleNamespace(
         config_path=tmp_path / "serving.toml", host="127.0.0.1", ports=SimpleNamespace(health=1)
     )
@@ -77,7 +77,7 @@ def test_a_reload_that_is_not_taken_over_is_a_fault(
 
 def test_a_reload_that_meets_the_end_of_triton_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chaos, "LauncherClient", lambda host, port: Launcher(REFUSED))
-    monkeypatch.setattr(Chaos, "_is_well", lambda self, server: True)
+    monkeypatch.setattr(Chaos, "is_well", lambda self, server: True)
     server: Any = SimpleNamespace(
         config_path=tmp_path / "serving.toml", host="127.0.0.1", ports=SimpleNamespace(health=1)
     )

@@ -28,6 +28,15 @@ from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
 from tests.unit.runtime.engine.test_plain_steps import SIZES
 from tests.unit.runtime.engine.test_runs import LIMITS, MAX_TOKENS, Caller, Served, both, run_of, sequence_of, told
 
+#: The name that the trace has of the sources of drafts, by the method and its parameters.
+METHODS = {
+    ("auto", "{}"): "suffix",
+    ("auto", '{"tree": false, "draft_len": 3}'): "suffix",
+    ("prompt_lookup", "{}"): "prompt_lookup",
+    ("prompt_lookup", '{"branches": 3, "draft_len": 4, "length": "grown", "match": "frequent"}'): "prompt_lookup",
+    ("suffix", "{}"): "suffix.text",
+    ("suffix", '{"tree": false, "draft_len": 3}'): "suffix.text",
+}
 SAMPLINGS = (Sampling(), Sampling(0.3, seed=5), Sampling(0.8, top_p=0.9, top_k=20, seed=6))
 
 
@@ -97,22 +106,24 @@ def drafted(folder: Path) -> Iterator[Drafted]:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=("greedy", "cool", "sampled"))
-@pytest.mark.parametrize("config", ("{}", '{"tree": false, "draft_len": 3}'), ids=("trees", "chains"))
+@pytest.mark.parametrize(
+    ("method", "source"), METHODS.items(), ids=("auto", "auto chains", "lookup", "branches", "suffix", "suffix chains")
+)
 def test_steps_made_together_have_the_trees_and_the_text_of_single_steps(
-    drafted: Drafted, folder: Path, sampling: Sampling, config: str
+    drafted: Drafted, folder: Path, sampling: Sampling, method: tuple[str, str], source: str
 ) -> None:
     drafted.made.clear()
-    free, by_step = both(drafted, folder, ("auto", config), sampling, StopRule(MAX_TOKENS), StepOptions())
-    assert free == by_step and '"suffix"' in free[1]["trace"]
+    free, by_step = both(drafted, folder, method, sampling, StopRule(MAX_TOKENS), StepOptions())
+    assert free == by_step and f'"{source}"' in free[1]["trace"]
     assert max(drafted.made) > 1
     stop = StopRule(MAX_TOKENS, frozenset({free[0].ids[-3]}))
-    in_run, by_step = both(drafted, folder, ("auto", config), sampling, stop, StepOptions())
+    in_run, by_step = both(drafted, folder, method, sampling, stop, StepOptions())
     assert in_run == by_step and by_step[1]["finish"] is FinishReason.STOP
 
 
 def test_many_runs_at_once_with_drafts_and_without_tell_what_each_tells_alone(drafted: Drafted, folder: Path) -> None:
     samplings = [Sampling(seed % 3 / 3, seed=seed) for seed in range(16)]
-    methods = [("none", "auto", "auto", "suffix")[seed % 4] for seed in range(16)]
+    methods = [("none", "auto", "prompt_lookup", "suffix", "auto", "jacobi")[seed % 6] for seed in range(16)]
 
     def tell(seed: int) -> Any:
         return drafted.tell(folder, 100 + seed, methods[seed], samplings[seed], StopRule(MAX_TOKENS))

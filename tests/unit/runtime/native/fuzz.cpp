@@ -179,8 +179,8 @@ const char* decide(sampling::Request* requests, size_t count, size_t vocab_size,
   return nullptr;
 }
 
-// A random tree of at most max_nodes nodes. growth: the size of the vocabulary.
-int random_tree(void* growth, const int32_t*, size_t, int max_nodes, int max_depth, const drafts::Costs*,
+// A random tree of at most max_nodes nodes. proposer: the size of the vocabulary.
+int random_tree(void* proposer, const int32_t*, size_t, int max_nodes, int max_depth, const drafts::Costs*,
                 const drafts::Tree* tree) {
   const int num_nodes = max_depth > 0 ? below(max_nodes + 1) : 0;
   std::vector<int> depths(1, 0);
@@ -188,7 +188,7 @@ int random_tree(void* growth, const int32_t*, size_t, int max_nodes, int max_dep
     int parent = below(node + 1);
     while (depths[parent] == max_depth) parent = tree->parents[parent - 1];
     depths.push_back(depths[parent] + 1);
-    tree->tokens[node] = below(*static_cast<int*>(growth)), tree->parents[node] = parent;
+    tree->tokens[node] = below(*static_cast<int*>(proposer)), tree->parents[node] = parent;
     tree->names[node] = 1, tree->chances[node] = 0.5;
   }
   return num_nodes;

@@ -1,0 +1,70 @@
+"""The methods whose drafts need tokens alone, in native code; where it cannot be compiled, their references serve."""
+
+from __future__ import annotations
+
+from orchestrator.core.context import Context
+from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import Acceptance
+from orchestrator.native.drafts import (
+    CompiledProposer,
+    PromptLookupOptions,
+    SuffixOptions,
+    compiled_prompt_lookup,
+    compiled_suffix,
+)
+from orchestrator.proposers.dependencies import ProposerDependencies
+from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig
+from orchestrator.proposers.suffix import Suffix, SuffixConfig
+
+#: The values of `match` and of `clip` by their numbers in prompt_lookup.h.
+MATCHES = ("recent", "frequent", "leftmost")
+CLIPS = (False, True, "skip")
+
+
+class CompiledMethod(Proposer):
+    """Drafts in native code, also while an engine makes steps without asking.
+
+    source: of all its nodes. max_nodes: most nodes of its trees.
+    Invariant: its proposals are those of the reference.
+    """
+
+    def __init__(self, name: str, source: str, compiled: CompiledProposer, max_nodes: int) -> None:
+        self.name, self._source = name, source
+        self._compiled, self._max_nodes = compiled, max_nodes
+        self._num_read, self._budget = 0, Budget(0, 0)
+
+    @property
+    def compiled(self) -> CompiledDrafts | None:
+        """What makes the next proposals."""
+        native, budget = self._compiled, self._budget
+        max_nodes = min(budget.max_nodes, self._max_nodes)
+        return CompiledDrafts(native.handle, native.next_address, native, max_nodes, budget.max_depth, (self._source,))
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+        """Return the tree behind the context."""
+        read, self._num_read, self._budget = context.ids[self._num_read :], len(context), budget
+        return Proposal.of(self._compiled.next(read, budget.max_nodes, budget.max_depth), self._source)
+
+    def observe_compiled(self, tree: TokenTree, acceptance: Acceptance, draft_s: float, step_s: float) -> None:
+        """Note that native code has read the step's tokens."""
+        self._num_read += acceptance.num_tokens
+
+
+def prompt_lookup(config: PromptLookupConfig, dependencies: ProposerDependencies) -> Proposer:
+    """Return the proposer of prompt lookup."""
+    is_grown, order, clip = config.length == "grown", MATCHES.index(config.match), CLIPS.index(config.clip)
+    options = PromptLookupOptions(config.max_ngram, config.draft_len, config.branches, is_grown, order, clip)
+    if not (compiled := compiled_prompt_lookup(options)):
+        return PromptLookup(config, dependencies)
+    return CompiledMethod(PromptLookup.name, PromptLookup.name, compiled, config.branches * config.draft_len)
+
+
+def suffix(config: SuffixConfig, dependencies: ProposerDependencies) -> Proposer:
+    """Return the proposer of suffix decoding; native code drafts from the request's own text alone."""
+    options = SuffixOptions(config.max_depth, config.draft_len, config.is_chain, config.factor, config.min_prob)
+    from_elsewhere = dependencies.memory or dependencies.corpus
+    if from_elsewhere or not (compiled := compiled_suffix(options)):
+        return Suffix(config, dependencies)
+    return CompiledMethod(Suffix.name, "suffix.text", compiled, config.draft_len)

@@ -1,0 +1,100 @@
+"""Methods whose drafts native code makes: the proposals of the references, whatever the parameters and the budget."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from orchestrator.core.context import Context
+from orchestrator.core.proposal import Budget, Proposer
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.proposers import compiled_methods
+from orchestrator.proposers.compiled_methods import CLIPS, MATCHES, CompiledMethod, prompt_lookup, suffix
+from orchestrator.proposers.corpus import Corpus
+from orchestrator.proposers.guarded import Guarded
+from orchestrator.proposers.memory import Memory
+from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig
+from orchestrator.proposers.suffix import Suffix, SuffixConfig
+from tests.support.decode import dependencies
+from tests.unit.orchestrator.proposers.test_corpus import corpus_of
+
+LENGTH = 200
+
+
+def pairs(rng: random.Random) -> Iterator[tuple[Proposer, Proposer]]:
+    """The compiled proposer and the reference, with parameters at random."""
+    lookup = PromptLookupConfig(
+        max_ngram=rng.randint(1, 8),
+        draft_len=rng.randint(1, 20),
+        match=rng.choice(MATCHES),  # type: ignore[arg-type]
+        branches=rng.choice([1, 1, 2, 5]),
+        length=rng.choice(["fixed", "grown"]),
+        clip=rng.choice(CLIPS),  # type: ignore[arg-type]
+    )
+    yield prompt_lookup(lookup, dependencies()), PromptLookup(lookup, dependencies())
+    trees = SuffixConfig(
+        max_depth=rng.randint(1, 30),
+        factor=rng.choice([0.5, 1.0, 2.7, 4.0]),
+        min_prob=rng.choice([0.0, 0.1, 0.3]),
+        draft_len=rng.randint(1, 40),
+        tree=rng.choice([True, False]),
+    )
+    yield suffix(trees, dependencies()), Suffix(trees, dependencies())
+
+
+def text_of(rng: random.Random, vocab_size: int) -> list[int]:
+    """A text that repeats pieces of itself."""
+    text = [rng.randrange(vocab_size) for _ in range(5)]
+    while len(text) < LENGTH:
+        start = rng.randrange(len(text))
+        text += text[start : start + rng.randint(1, 20)] + [rng.randrange(vocab_size) for _ in range(rng.randint(0, 3))]
+    return text
+
+
+def assert_same(compiled: Proposer, reference: Proposer, context: Context, budget: Budget) -> int:
+    """Assert that both propose the same for the budget, cut as the registry has it; return the number of nodes."""
+    found, expected = (Guarded(each, 1000).propose(context, Sampling(), budget) for each in (compiled, reference))
+    assert found.tree.tokens.tolist() == expected.tree.tokens.tolist()
+    assert found.tree.parents.tolist() == expected.tree.parents.tolist()
+    assert found.sources == expected.sources
+    return found.tree.num_nodes
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_compiled_proposals_are_those_of_the_reference(seed: int) -> None:
+    rng, num_nodes = random.Random(seed), 0
+    text = text_of(rng, rng.choice([3, 12, 700]))
+    for compiled, reference in pairs(rng):
+        assert isinstance(compiled, CompiledMethod)
+        context = Context(text[:3])
+        while len(context) < LENGTH:
+            budget = Budget(rng.randint(0, 30), rng.randint(0, 12))
+            num_nodes += assert_same(compiled, reference, context, budget)
+            context.commit(text[len(context) : len(context) + rng.randint(1, 6)])
+    assert num_nodes > 50
+
+
+def test_of_many_tokens_and_places_the_same_ones_are_looked_at() -> None:
+    """A token occurs 600 times and has 300 followers, more than are looked at; the most frequent one comes late."""
+    text = [token for follower in range(1, 301) for token in (0, follower)] + [0, 290] * 300 + [999, 0]
+    for name in MATCHES:
+        config = PromptLookupConfig(match=name, branches=16)  # type: ignore[arg-type]
+        reference = PromptLookup(config, dependencies())
+        assert assert_same(prompt_lookup(config, dependencies()), reference, Context(text), Budget(128, 128))
+    trees = SuffixConfig(min_prob=0.0, draft_len=128, factor=128.0)
+    assert assert_same(suffix(trees, dependencies()), Suffix(trees, dependencies()), Context(text), Budget(128, 128))
+
+
+def test_suffix_with_a_memory_or_a_corpus_is_not_compiled() -> None:
+    corpus: Corpus = corpus_of([[1, 2, 3]])
+    for given in (dependencies(memory=Memory(100).of("")), dependencies(corpus=corpus)):
+        assert isinstance(suffix(SuffixConfig(), given), Suffix)
+
+
+def test_without_a_compiler_the_references_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("compiled_prompt_lookup", "compiled_suffix"):
+        monkeypatch.setattr(compiled_methods, name, lambda options: None)
+    assert isinstance(prompt_lookup(PromptLookupConfig(), dependencies()), PromptLookup)
+    assert isinstance(suffix(SuffixConfig(), dependencies()), Suffix)
