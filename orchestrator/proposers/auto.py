@@ -113,7 +113,8 @@ class Auto(Proposer):
             self._heads.choose(self._meter.rate, budget.max_depth + 1, surface, range_of(sampling))
         has_head = bool(self._heads and self._heads.name)
         self._compiled = self._growth.compiled(budget, surface) if surface and not has_head else None
-        self._meter.sent(proposal, may_rest=not (has_head or (self._compiled and not self._num_singles)))
+        may_rest = not (has_head or (self._compiled and not self._num_singles))
+        self._meter.sent(proposal, first_rest=int(may_rest))
         if self._meter.num_plain:
             self._compiled = None
         if self._heads:

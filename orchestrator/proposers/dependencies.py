@@ -15,10 +15,10 @@ from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import NO_HEAD_INPUT, DraftResponse, HeadInput
 from orchestrator.proposers.adjacency import AdjacencyMatrix
 from orchestrator.proposers.corpus import Corpus
+from orchestrator.proposers.draft_costs import DraftCosts
 from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.memory import Recollection
 from orchestrator.proposers.tables import Tables
-from orchestrator.proposers.yields import HeadYields
 from orchestrator.sampling.grammar_matcher import Matcher
 
 #: What a client returns if the drafter is late, fails, or breaks the protocol.
@@ -57,7 +57,7 @@ class ProposerDependencies:
     shared_adjacency: returns the adjacency matrix that requests of this one's salt share; None: they share nothing.
     matcher: the position of the output in the grammar that it must match, if there is one.
     step_costs, estimates: what the process has learnt of the target's steps and of the drafts of all requests.
-    drafters: those that `auto` may use. yields: what they have brought to all requests.
+    drafters: those that `auto` may use. draft_costs: what they have brought to all requests.
     method: the method that is built. build: returns the proposer of another method. The registry sets both.
     """
 
@@ -74,6 +74,6 @@ class ProposerDependencies:
     step_costs: StepCosts = field(default_factory=StepCosts)
     estimates: AcceptanceEstimates = field(default_factory=AcceptanceEstimates)
     drafters: frozenset[str] = frozenset()
-    yields: HeadYields = field(default_factory=HeadYields)
+    draft_costs: DraftCosts = field(default_factory=DraftCosts)
     method: Method = METHODS["none"]
     build: Callable[[str], Proposer] | None = None

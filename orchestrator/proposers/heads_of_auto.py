@@ -10,9 +10,9 @@ from orchestrator.core.step_costs import Surface
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.proposers.dependencies import ProposerDependencies
+from orchestrator.proposers.draft_costs import TRIAL_STEPS, HeadFigures
 from orchestrator.proposers.ledger import MEASURED_STEPS
 from orchestrator.proposers.ranks import RankEstimates
-from orchestrator.proposers.yields import TRIAL_STEPS, Yield
 
 #: The methods that are tried, each if its drafter is loaded. `eagle` has the drafter of `eagle2`, and shorter drafts.
 HEADS = ("draft_model", "medusa", "eagle2", "eagle3", "redrafter")
@@ -33,7 +33,7 @@ class HeadsOfAuto:
     """
 
     def __init__(self, dependencies: ProposerDependencies) -> None:
-        self._dependencies, self._yields = dependencies, dependencies.yields
+        self._dependencies, self._costs = dependencies, dependencies.draft_costs
         self._names = [name for name in HEADS if METHODS[name].drafter in dependencies.drafters]
         self._built: dict[str, Proposer] = {}
         self._name = ""
@@ -79,7 +79,7 @@ class HeadsOfAuto:
         best = max(self._names, key=lambda name: self._gain(name, rate, tokens_left, surface))
         if self._gain(best, rate, tokens_left, surface) > 0.0:
             self._use(best, rate, 0)
-        elif self._yields.may_try:
+        elif self._costs.may_try:
             self._use(min(self._names, key=lambda name: self._of(name).tokens.num_values), rate, TRIAL_STEPS)
 
     def wants(self, rate: float, surface: Surface) -> bool:
@@ -113,13 +113,13 @@ class HeadsOfAuto:
 
     def observe(self, tree: TokenTree, acceptance: Acceptance, step_s: float) -> None:
         """Learn how far the head's draft agrees with the text, and what the step cost, drafting included."""
-        self._yields.elapsed_s += step_s
+        self._costs.elapsed_s += step_s
         if not self._name:
             self._rest -= self._rest > 0
             return
         self._built[self._name].observe(tree, acceptance)
         if self._trial_left:
-            self._yields.tried_s += step_s
+            self._costs.tried_s += step_s
         self._num_idle = 0 if self._was_called else self._num_idle + 1
         if self._was_called:
             self._learn(tree, acceptance)
@@ -171,8 +171,8 @@ class HeadsOfAuto:
         saved_s = tokens_left * (1.0 / ((1.0 + MARGIN) * rate) - known.step_s(surface) / known.tokens.value)
         return saved_s - known.first_s.value
 
-    def _of(self, name: str) -> Yield:
-        return self._yields.of(name, self._range)
+    def _of(self, name: str) -> HeadFigures:
+        return self._costs.of(name, self._range)
 
-    def _note(self, known: Yield) -> None:
-        self._yields.by_head[self._name, self._range] = known
+    def _note(self, known: HeadFigures) -> None:
+        self._costs.by_head[self._name, self._range] = known

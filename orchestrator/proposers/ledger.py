@@ -20,7 +20,7 @@ FIRST_PAUSE = 16
 LONGEST_PAUSE = 1024
 #: Steps of a pause in which plain decoding is measured; shorter ones are not, since each begins with a single step.
 MEASURED_STEPS = 4
-#: Where no draft pays, the next one is looked for after 1, 2, 4 steps and so on, at most after so many.
+#: Where no draft pays, `auto` looks for the next one after 1, 2, 4 steps and so on, at most after so many.
 LONGEST_REST = 16
 #: Weight of all earlier steps in a request's rate.
 DISCOUNT = 0.95
@@ -127,22 +127,26 @@ class Meter:
         """Return how many steps are certain to be plain ones, the next one included."""
         return self._ledger.pause
 
-    def sent(self, proposal: Proposal, *, may_rest: bool = False) -> None:
-        """Note that the proposal is made. may_rest: plain steps may follow without another one."""
+    def sent(self, proposal: Proposal, *, first_rest: int = 0) -> None:
+        """Note that the proposal is made.
+
+        first_rest: so many plain steps may follow without another one, behind the next empty proposals twice as many.
+        """
         self._sent_s = self._costs.clock()
         self.draft_s = self._sent_s - self.began_s
         if proposal.tree.num_nodes:
             self._rest_len = 0
-        elif may_rest and not (self._ledger.pause or self.is_first):
-            self._begin_rest()
+        elif first_rest and not (self._ledger.pause or self.is_first):
+            self._begin_rest(first_rest)
         if self._ledger.pause and not self._rest.num_steps:
             self._rest = Rest(self._sent_s)
 
-    def _begin_rest(self) -> None:
-        """Let plain steps follow that can be made together, twice as many as the last time, where looking costs."""
+    def _begin_rest(self, first: int) -> None:
+        """Let plain steps follow that can be made together, where looking costs."""
         if surface := self._costs.surface():
             lost_s = self.draft_s + float(surface.seconds[0]) - plain_s(surface)
-            self._rest_len = min(max(2 * self._rest_len, 1), LONGEST_REST, int(lost_s / (LOSS * plain_s(surface))))
+            worth = int(lost_s / (LOSS * plain_s(surface)))
+            self._rest_len = min(max(2 * self._rest_len, first), max(LONGEST_REST, first), worth)
             if self._rest_len:
                 self._ledger.begin_rest(self._rest_len, lost_s, plain_s(surface))
 

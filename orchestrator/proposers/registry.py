@@ -18,10 +18,10 @@ from orchestrator.core.proposal import Proposer
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.types import HiddenStates, StepOptions
 from orchestrator.deployment.capabilities import Capabilities
+from orchestrator.proposers.adaptive import Adaptive
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.guarded import Guarded
 from orchestrator.proposers.parameters import WHERE, MethodConfig, config_of, read_object
-from orchestrator.proposers.sized import Sized
 from orchestrator.proposers.union import Union, UnionConfig
 
 #: Longest adaptive draft of a method whose drafts have a length, unless the request sets one.
@@ -101,13 +101,13 @@ class SelectedMethod(NamedTuple):
         if self.config.adaptive and all(method.can_be_cut for method in self._declarations):
             configs = [member.config for member in self.members] or [self._grown_config]
             levels = max(config.num_levels for config in configs)
-            return Sized(self._unsized(dependencies), dependencies.step_costs, dependencies.estimates, levels)
-        return self._unsized(dependencies)
+            return Adaptive(self._without_sizing(dependencies), dependencies, levels)
+        return self._without_sizing(dependencies)
 
     def _as_member(self, dependencies: ProposerDependencies) -> Proposer:
-        return self._replace(config=self.config.as_member())._unsized(dependencies)
+        return self._replace(config=self.config.as_member())._without_sizing(dependencies)
 
-    def _unsized(self, dependencies: ProposerDependencies) -> Proposer:
+    def _without_sizing(self, dependencies: ProposerDependencies) -> Proposer:
         if self.members:
             members = [Guarded(member._as_member(dependencies), dependencies.vocab_size) for member in self.members]
             return Union(members, [member.config.max_nodes for member in self.members])

@@ -14,12 +14,12 @@ from orchestrator.deployment.engine_manifest import served_checkpoint
 from orchestrator.proposers.adjacency import SharedMatrices
 from orchestrator.proposers.corpus import load_corpus_index
 from orchestrator.proposers.dependencies import DrafterClient, ProposerDependencies
+from orchestrator.proposers.draft_costs import DraftCosts
 from orchestrator.proposers.drafter_clients import Drafter, LocalDrafterClient
 from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.registry import select_method
 from orchestrator.proposers.tables import load_tables
-from orchestrator.proposers.yields import HeadYields
 from orchestrator.sampling.grammar import Grammars
 from orchestrator.sampling.grammar_matcher import Matcher
 from orchestrator.wire.target import StepRequest
@@ -34,7 +34,7 @@ class ProposerSources:
     def __init__(self, config: ServingConfig, checkpoint: Checkpoint, memory: Memory | None = None) -> None:
         self.grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
         self._checkpoint, self._memory = checkpoint, memory
-        self._step_costs, self._estimates, self._yields = StepCosts(), AcceptanceEstimates(), HeadYields()
+        self._step_costs, self._estimates, self._costs = StepCosts(), AcceptanceEstimates(), DraftCosts()
         self._corpus = load_corpus_index(config.corpus_index, checkpoint.tokenizer) if config.corpus_index else None
         self._matrices = SharedMatrices(checkpoint.vocab_size) if config.remember_tokens else None
         self._tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
@@ -67,7 +67,7 @@ class ProposerSources:
             step_costs=self._step_costs,
             estimates=self._estimates,
             drafters=drafters,
-            yields=self._yields,
+            draft_costs=self._costs,
         )
 
 

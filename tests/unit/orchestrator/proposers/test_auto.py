@@ -294,7 +294,7 @@ def resting(draft_s: float) -> list[int]:
     for _ in range(12):
         meter.begin()
         clock.now_s += draft_s
-        meter.sent(Proposal.empty(), may_rest=True)
+        meter.sent(Proposal.empty(), first_rest=1)
         lengths.append(meter.num_plain)
         clock.now_s += 0.5 + 1.0 * max(lengths[-1], 1)
         for _ in range(max(lengths[-1], 1)):
@@ -316,7 +316,7 @@ def test_a_draft_ends_the_rests() -> None:
     meter, drafted, lengths = Meter(costs), Proposal.chain([1], "suffix"), list[int]()
     for proposal in [Proposal.empty()] * 4 + [drafted] + [Proposal.empty()] * 2:
         meter.begin()
-        meter.sent(proposal, may_rest=True)
+        meter.sent(proposal, first_rest=1)
         lengths.append(meter.num_plain)
         for _ in range(max(lengths[-1], 1)):
             meter.answered(proposal.tree, Acceptance((), 1))
@@ -330,7 +330,7 @@ def test_no_rest_is_made_where_looking_for_a_draft_costs_nothing() -> None:
     meter = Meter(costs)
     for _ in range(20):
         meter.begin()
-        meter.sent(Proposal.empty(), may_rest=True)
+        meter.sent(Proposal.empty(), first_rest=1)
         assert not meter.num_plain
         meter.answered(TokenTree.bare(), Acceptance((), 1))
 
@@ -379,7 +379,7 @@ def test_a_text_without_a_draft_is_as_fast_as_plain_decoding(single_s: float, lo
     meter, num_steps = Meter(StepCosts(clock)), 0
     while num_steps < 6400:
         clock.now_s += look_s if meter.begin() else 0.0
-        meter.sent(Proposal.empty(), may_rest=True)
+        meter.sent(Proposal.empty(), first_rest=1)
         together = min(max(meter.num_plain, 1), LONGEST_REST)
         clock.now_s += single_s - 1.0 + together
         for _ in range(together):

@@ -15,11 +15,11 @@ from orchestrator.core.step_costs import StepCosts, surface_of
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import NO_HEAD_INPUT, DraftResponse, HeadInput
 from orchestrator.proposers.dependencies import DrafterClient, ProposerDependencies
+from orchestrator.proposers.draft_costs import TRIED, DraftCosts
 from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.ranks import RankEstimates, paying
 from orchestrator.proposers.registry import select_method
 from orchestrator.proposers.union import united
-from orchestrator.proposers.yields import TRIED, HeadYields
 from tests.support.decode import dependencies
 from tests.unit.orchestrator.proposers.test_auto import SURFACES, VOCAB, Clock, generate, novel, repetitive
 
@@ -121,10 +121,10 @@ def test_auto_beats_the_drafter_and_the_other_sources_where_each_has_its_part(su
 
 
 def test_trials_take_no_more_than_their_part_of_the_time() -> None:
-    yields = HeadYields(elapsed_s=100.0, tried_s=100.0 * TRIED - 0.1)
-    assert yields.may_try
-    yields.tried_s += 0.2
-    assert not yields.may_try
+    costs = DraftCosts(elapsed_s=100.0, tried_s=100.0 * TRIED - 0.1)
+    assert costs.may_try
+    costs.tried_s += 0.2
+    assert not costs.may_try
 
 
 def test_a_united_tree_holds_both_and_no_path_is_likelier_than_the_one_to_its_parent() -> None:

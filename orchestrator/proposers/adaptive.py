@@ -7,25 +7,26 @@ import numpy as np
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.step_costs import StepCosts, Surface
+from orchestrator.core.step_costs import Surface
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
-from orchestrator.proposers.estimates import AcceptanceEstimates, range_of
+from orchestrator.proposers.dependencies import ProposerDependencies
+from orchestrator.proposers.estimates import range_of
 from orchestrator.proposers.ledger import Meter
 from orchestrator.proposers.ranks import RankEstimates, paying, paying_in_turn
 
-#: Where no draft pays, one is made at every PROBE-th step, to see whether that has changed.
-PROBE = 64
-#: Weight of all earlier measurements in the mean time and in the mean rows of a level.
-DISCOUNT = 0.9
+#: Most plain steps that are made before looking again whether a draft pays.
+LONGEST_REST = 64
 
 
-class Sized(Proposer):
+class Adaptive(Proposer):
     """Asks a proposer for as many levels as pay, and sends those of its nodes that pay.
 
     The chance of a node is the product along its path of how often nodes of the same depth and rank among their
     siblings were accepted. Both decisions maximise the rate of the batch, (expected tokens + tokens of the others) ÷
     seconds, time to draft included.
+    Where no draft pays, plain steps follow that the engine can make together, without the hidden states that a head
+    needs; and a draft is made all the same now and then, to see whether that has changed.
     Invariant: they depend on earlier steps and on the shape of the tree, never on its tokens. Of a sampled draft, whose
     shape and time follow from its tokens, whether a node is sent depends on the nodes before it alone, and not on the
     time that this draft took, so that every acceptance rule keeps its law.
@@ -34,18 +35,17 @@ class Sized(Proposer):
     goodput, TurboSpec (arXiv:2406.14066).
     """
 
-    def __init__(
-        self, proposer: Proposer, costs: StepCosts, estimates: AcceptanceEstimates, num_levels: int = MAX_NODES
-    ) -> None:
+    def __init__(self, proposer: Proposer, dependencies: ProposerDependencies, num_levels: int = MAX_NODES) -> None:
         self.name = proposer.name
-        self._proposer, self._estimates, self._num_levels = proposer, estimates, num_levels
-        self._ranks = RankEstimates(estimates, proposer.name)
-        self._meter = Meter(costs)
+        self._proposer, self._num_levels = proposer, num_levels
+        self._estimates, self._draft_costs = dependencies.estimates, dependencies.draft_costs
+        self._ranks = RankEstimates(self._estimates, self.name)
+        self._levels = self._draft_costs.levels(self.name)
+        self._meter = Meter(dependencies.step_costs)
         self._drafted = Proposal.empty()
         self._limits: Budget | None = None
-        self._num_steps = 0
-        self._level_s, self._level_rows = 0.0, 1.0
-        self._is_sampled = self._is_probe = False
+        self._is_sampled = self._is_probe = self._wants_draft = self._lacks_states = False
+        self._catches_up = True
 
     @property
     def num_plain(self) -> int:
@@ -54,8 +54,8 @@ class Sized(Proposer):
 
     @property
     def options(self) -> StepOptions:
-        """What the proposer needs from the step."""
-        return self._proposer.options
+        """What the proposer needs from the step; in a pause nothing, so that its steps can be made together."""
+        return StepOptions() if self.num_plain else self._proposer.options
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
         """Choose the number of levels, and let the proposer begin."""
@@ -72,9 +72,10 @@ class Sized(Proposer):
             drafted = self._proposer.propose(context, sampling, limits).cut(limits)
         self._drafted = drafted if surface else Proposal.empty()
         self._is_sampled = bool(drafted.q) and sampling.rule.uses_q
-        self._meter.sent(self._drafted)
-        expected_s = self._level_s * limits.max_depth
+        self._meter.sent(self._drafted, first_rest=0 if self._wants_draft else LONGEST_REST)
+        expected_s = self._levels.seconds.value * limits.max_depth
         self._note_levels(self._drafted.tree)
+        self._lacks_states = bool(self.num_plain) and self._proposer.options != StepOptions()
         return self._paying(surface, expected_s) if surface else self._drafted
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
@@ -82,40 +83,49 @@ class Sized(Proposer):
 
         A sampled token that was not sent teaches nothing: it would have been accepted more often than it comes.
         """
+        has_drafted = bool(self._drafted.tree.num_nodes)
         self._proposer.observe(tree, acceptance)
         self._ranks.learn(tree if self._is_sampled else self._drafted.tree, acceptance.tokens(tree))
         self._drafted = Proposal.empty()  # of several plain steps only the first may follow a draft
-        self._num_steps += 1
-        self._meter.answered(tree, acceptance)
+        step_s = self._meter.answered(tree, acceptance)
+        if has_drafted and self._is_probe:
+            self._levels.probe_s = self._levels.probe_s.of(step_s)
+        self._levels.idle_s = 0.0 if has_drafted else self._levels.idle_s + step_s
 
     def close(self) -> None:
         """Free what the proposer holds."""
         self._proposer.close()
 
     def _within(self, budget: Budget, sampling: Sampling) -> Budget:
-        """Return the budget with as many levels as pay."""
-        self._ranks = RankEstimates(self._estimates, self.name, range_of(sampling), sampling.rule.uses_q)
+        """Return the budget with as many levels as pay; a draft that needs hidden states waits for a step with them."""
+        kind = self.name, range_of(sampling), sampling.rule.uses_q
+        self._ranks, self._levels = RankEstimates(self._estimates, *kind), self._draft_costs.levels(*kind)
         surface = self._meter.surface()
-        return Budget(budget.max_nodes, self._depth(budget, surface)) if surface else Budget(0, 0)
+        depth = self._depth(budget, surface) if surface else 0
+        self._is_probe = bool(surface) and not depth and self._levels.may_probe
+        self._wants_draft = bool(depth or self._is_probe)
+        if self._lacks_states or not self._wants_draft:
+            return Budget(0, 0)
+        self._levels.idle_s = 0.0  # of several requests one makes the probe
+        return Budget(budget.max_nodes, min(depth or 1, budget.max_depth, budget.max_nodes))
 
     def _depth(self, budget: Budget, surface: Surface) -> int:
         """Return the number of levels with the highest rate, γ for a chain; a level has as many rows as lately."""
         most = min(budget.max_depth, budget.max_nodes, self._num_levels)
         chances = np.cumprod([self._ranks.chance(depth, 0) for depth in range(1, most + 1)])
         tokens = 1.0 + surface.others_tokens + np.concatenate([[0.0], np.cumsum(chances)])
-        levels = np.arange(most + 1)
-        rows = np.minimum(self._level_rows * levels, len(surface.seconds) - 1).astype(np.intp)
-        rates = tokens / (surface.seconds[rows] + self._level_s * levels)
-        best = int(rates.argmax()) if rates.max() > surface.rate else 0
-        self._is_probe = not (best or self._num_steps % PROBE)
-        return min(most, 1) if self._is_probe else best
+        levels, level_rows = np.arange(most + 1), max(self._levels.rows.value, 1.0)
+        rows = np.minimum(level_rows * levels, len(surface.seconds) - 1).astype(np.intp)
+        rates = tokens / (surface.seconds[rows] + self._levels.seconds.value * levels)
+        return int(rates.argmax()) if rates.max() > surface.rate else 0
 
     def _note_levels(self, tree: TokenTree) -> None:
-        """Note what the levels of the last draft cost."""
-        levels = int(tree.depths.max())
-        if levels and not self._meter.is_first:
-            self._level_s = DISCOUNT * self._level_s + (1 - DISCOUNT) * self._meter.draft_s / levels
-            self._level_rows = DISCOUNT * self._level_rows + (1 - DISCOUNT) * tree.num_nodes / levels
+        """Note what the levels of the last draft cost, unless the drafter had to catch up with the text first."""
+        depth = int(tree.depths.max())
+        if depth and not self._catches_up:
+            self._levels.seconds = self._levels.seconds.of(self._meter.draft_s / depth)
+            self._levels.rows = self._levels.rows.of(tree.num_nodes / depth)
+        self._catches_up = bool(self.num_plain) or (self._catches_up and not depth)
 
     def _paying(self, surface: Surface, expected_s: float) -> Proposal:
         """Return what is sent of the draft; expected_s: what was known of its time before it was sampled."""

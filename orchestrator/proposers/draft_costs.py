@@ -1,0 +1,79 @@
+"""What drafts bring and cost, over all requests of a process."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from orchestrator.core.step_costs import Mean, Surface
+
+#: The part of the time of all requests that trials may take, and the steps of one.
+TRIED, TRIAL_STEPS = 0.01, 6
+
+
+class HeadFigures(NamedTuple):
+    """What the steps with one head brought and cost.
+
+    tokens: a step would have committed with the head's whole draft alone. rows: that were sent. draft_s: of its draft.
+    first_s: of the first draft of a stretch, in which the head reads what it lacks of the text.
+    """
+
+    tokens: Mean = Mean()
+    rows: Mean = Mean()
+    draft_s: Mean = Mean()
+    first_s: Mean = Mean()
+
+    def step_s(self, surface: Surface) -> float:
+        """Return the expected time of a step with the head."""
+        return self.draft_s.value + float(surface.seconds[min(round(self.rows.value), len(surface.seconds) - 1)])
+
+    def rate(self, surface: Surface) -> float:
+        """Return the expected tokens of the batch per second."""
+        return (self.tokens.value + surface.others_tokens) / self.step_s(surface)
+
+
+@dataclass
+class LevelFigures:
+    """What the levels of one kind of adaptive drafts cost. seconds: time to draft one. rows: nodes of one.
+
+    probe_s: what a draft costs that is made only to see whether drafts pay again.
+    idle_s: time of the steps of all requests since the last draft.
+    """
+
+    seconds: Mean = field(default_factory=Mean)
+    rows: Mean = field(default_factory=Mean)
+    probe_s: Mean = field(default_factory=Mean)
+    idle_s: float = 0.0
+
+    @property
+    def may_probe(self) -> bool:
+        """True if a draft would take less than its part of the time since the last one."""
+        return self.probe_s.value <= TRIED * self.idle_s
+
+
+@dataclass
+class DraftCosts:
+    """What the drafts of all requests of a process brought and cost.
+
+    by_head: what `auto` has of each head, by range of temperature. by_kind: the levels of adaptive drafts.
+    elapsed_s: of the steps of all requests of `auto`. tried_s: of those that were made to try a head.
+    """
+
+    by_head: dict[tuple[str, int], HeadFigures] = field(default_factory=dict)
+    by_kind: dict[Hashable, LevelFigures] = field(default_factory=dict)
+    elapsed_s: float = 0.0
+    tried_s: float = 0.0
+
+    def of(self, name: str, temperature_range: int) -> HeadFigures:
+        """Return what a head brought."""
+        return self.by_head.get((name, temperature_range), HeadFigures())
+
+    def levels(self, *kind: Hashable) -> LevelFigures:
+        """Return what the levels of one kind of adaptive drafts cost."""
+        return self.by_kind.setdefault(kind, LevelFigures())
+
+    @property
+    def may_try(self) -> bool:
+        """True if the trials have taken less than their part of the time."""
+        return self.tried_s < TRIED * self.elapsed_s
