@@ -97,6 +97,11 @@ class Sampling:
         return self.temperature == 0.0
 
     @property
+    def is_independent_of_drafts(self) -> bool:
+        """True if a seed's text is the same whatever is drafted."""
+        return self.rule is Rule.COUPLED or (self.greedy and self.rule is not Rule.TYPICAL)
+
+    @property
     def penalised(self) -> bool:
         """True if tokens that occurred before are penalised."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)

@@ -135,3 +135,48 @@ class Adaptive(Proposer):
         if self._is_probe:  # nothing is learnt from what is not sent
             return self._drafted
         return self._drafted.only(paying_in_turn(self._drafted.tree, chances, surface, expected_s))
+
+
+class AdaptiveWhereShared(Proposer):
+    """Leaves a request's drafts as they are while it has its passes to itself, and adapts them where others share them.
+
+    So a method that does not pay under load costs the requests beside it nothing.
+    Invariant: drafts are adapted only where the text does not depend on them; elsewhere a seed's text would change with
+    the load.
+    """
+
+    def __init__(self, proposer: Proposer, adaptive: Adaptive) -> None:
+        self.name = proposer.name
+        self._proposer, self._adaptive = proposer, adaptive
+        self._used: Proposer = proposer
+        self._may_adapt = False
+
+    @property
+    def num_plain(self) -> int:
+        """Return how many proposals are bare roots."""
+        return self._used.num_plain
+
+    @property
+    def options(self) -> StepOptions:
+        """What the proposer needs from the step."""
+        return self._used.options
+
+    def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
+        """Let the proposer begin."""
+        self._used.begin(context, sampling, budget)
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+        """Return the proposer's draft, or the part of it that pays."""
+        self._may_adapt = sampling.is_independent_of_drafts
+        return self._used.propose(context, sampling, budget)
+
+    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
+        """Learn, and see whether the request still shares its passes; a pause is ended first."""
+        self._used.observe(tree, acceptance)
+        if not self.num_plain:
+            is_shared = acceptance.num_in_pass > 1 and self._may_adapt
+            self._used = self._adaptive if is_shared else self._proposer
+
+    def close(self) -> None:
+        """Free what the proposer holds."""
+        self._proposer.close()

@@ -15,7 +15,7 @@ from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, HeadInput, StepOptions
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.draft_sampling import DraftSamplingConfig
-from orchestrator.proposers.parameters import Choices
+from orchestrator.proposers.parameters import Adaptivity, Choices
 
 #: A row of a pass costs a CPU about a tenth of a plain pass (docs/performance.md, Drafting heads).
 MIN_PROB = 0.2
@@ -29,6 +29,7 @@ class DraftModelConfig(DraftSamplingConfig):
     sharpness: how sure the draft model is of its tokens, 1 = as sure as its q.
     """
 
+    adaptive: Adaptivity = "shared"
     draft_len: int = Field(5, ge=1, le=MAX_NODES)
     min_prob: float = Field(MIN_PROB, ge=0.0, le=1.0)
     sharpness: float = Field(DRAFT_MODEL_SHARPNESS, ge=0.01, le=1.0)
@@ -71,6 +72,7 @@ class HeadConfig(DraftSamplingConfig):
     1 = as sure as its q; None = as it was measured.
     """
 
+    adaptive: Adaptivity = "shared"
     max_nodes: int = Field(24, ge=0, le=MAX_NODES)
     min_prob: float = Field(MIN_PROB, ge=0.0, le=1.0)
     draws: bool = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, PlainSerializer, PlainValidator
 
@@ -16,6 +16,7 @@ from orchestrator.core.tree import MAX_NODES, TokenTree
 WHERE = "input speculation_config"
 
 Config = TypeVar("Config", bound="MethodConfig")
+Adaptivity = bool | Literal["shared"]
 #: A static tree, in JSON a list of lists of ranks.
 Choices = Annotated[
     TokenTree,
@@ -27,11 +28,12 @@ Choices = Annotated[
 class MethodConfig(Declaration):
     """Parameters that every method has. max_nodes: most draft nodes of a tree, root not counted.
 
-    adaptive: drafts are as large as they pay; "auto" as draft_len or as max_nodes says the same.
+    adaptive: drafts are as large as they pay, "shared" = while the request shares its passes with others; "auto" as
+    draft_len or as max_nodes says the same as true.
     """
 
     max_nodes: int = Field(MAX_NODES, ge=0, le=MAX_NODES)
-    adaptive: bool = False
+    adaptive: Adaptivity = False
 
     @property
     def num_levels(self) -> int:

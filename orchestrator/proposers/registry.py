@@ -18,7 +18,7 @@ from orchestrator.core.proposal import Proposer
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.types import HiddenStates, StepOptions
 from orchestrator.deployment.capabilities import Capabilities
-from orchestrator.proposers.adaptive import Adaptive
+from orchestrator.proposers.adaptive import Adaptive, AdaptiveWhereShared
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.guarded import Guarded
 from orchestrator.proposers.parameters import WHERE, MethodConfig, config_of, read_object
@@ -98,11 +98,12 @@ class SelectedMethod(NamedTuple):
 
     def _build(self, dependencies: ProposerDependencies) -> Proposer:
         """Build the bare proposer; each member of a union is guarded, so that its failure leaves the others alone."""
-        if self.config.adaptive and all(method.can_be_cut for method in self._declarations):
-            configs = [member.config for member in self.members] or [self._grown_config]
-            levels = max(config.num_levels for config in configs)
-            return Adaptive(self._without_sizing(dependencies), dependencies, levels)
-        return self._without_sizing(dependencies)
+        proposer = self._without_sizing(dependencies)
+        if not (self.config.adaptive and all(method.can_be_cut for method in self._declarations)):
+            return proposer
+        configs = [member.config for member in self.members] or [self._grown_config]
+        adaptive = Adaptive(proposer, dependencies, max(config.num_levels for config in configs))
+        return AdaptiveWhereShared(proposer, adaptive) if self.config.adaptive == "shared" else adaptive
 
     def _as_member(self, dependencies: ProposerDependencies) -> Proposer:
         return self._replace(config=self.config.as_member())._without_sizing(dependencies)
@@ -119,7 +120,9 @@ class SelectedMethod(NamedTuple):
     def _grown_config(self) -> MethodConfig:
         """The parameters, with a longer draft if it is adaptive and the request does not set its length."""
         config = self.config
-        may_grow = config.adaptive and self.declaration.can_be_cut and "draft_len" not in config.model_fields_set
+        may_grow = (
+            config.adaptive is True and self.declaration.can_be_cut and "draft_len" not in config.model_fields_set
+        )
         has_length = "draft_len" in type(config).model_fields
         return config.model_copy(update={"draft_len": ADAPTIVE_LEN}) if may_grow and has_length else config
 
@@ -173,8 +176,10 @@ def _united(
         _configured(method, as_object(values.get(method.name, {}), f"{method.name} in {WHERE}", RequestError), aliases)
         for method in methods
     )
-    if any(member.config.adaptive for member in members):
+    if any("adaptive" in member.config.model_fields_set for member in members):
         raise RequestError(f"adaptive is for all members of {name!r} together, not for one of them ({WHERE})")
+    if "adaptive" not in config.model_fields_set and any(method.drafter for method in methods):
+        config = config.model_copy(update={"adaptive": "shared"})
     num_top = max(method.num_node_top for method in methods)
     united = Method(name, branches="several proposers", hidden_states=states, num_node_top=num_top)
     return SelectedMethod(name, united, config, members)

@@ -17,7 +17,7 @@ from orchestrator.core.step_costs import PLAIN, StepCosts, Surface, surface_of
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution
 from orchestrator.proposers import adaptive
-from orchestrator.proposers.adaptive import Adaptive
+from orchestrator.proposers.adaptive import Adaptive, AdaptiveWhereShared
 from orchestrator.proposers.draft_costs import TRIED, DraftCosts
 from orchestrator.proposers.estimates import AcceptanceEstimates, range_of
 from orchestrator.proposers.ledger import FIRST_PAUSE, MEASURED_STEPS, Meter
@@ -412,3 +412,61 @@ def test_a_pause_says_beforehand_how_many_steps_are_plain_and_they_may_be_made_t
     surface = meter.begin()
     assert surface
     assert 1.0 < surface.rate <= 2.0
+
+
+def drafted(num_in_pass: int, sampling: Sampling, num_steps: int = 60) -> list[int]:
+    """The sizes of the drafts of a method that never pays, by default; num_in_pass: requests of each pass."""
+    clock = Clock()
+    costs, guesses = costs_of(clock, 1.0, 1.5, 2.0), Guesses(0.0, clock, 0.1)
+    proposer, sizes = AdaptiveWhereShared(guesses, adapted(guesses, costs)), list[int]()
+    for _ in range(num_steps):
+        tree = proposer.propose(Context([0]), sampling, Budget(4, 4)).tree
+        sizes.append(tree.num_nodes)
+        proposer.observe(tree, Acceptance((), 5, num_in_pass=num_in_pass))
+    return sizes
+
+
+def test_drafts_are_adapted_where_passes_are_shared_and_left_alone_elsewhere() -> None:
+    assert drafted(1, Sampling()) == [4] * 60
+    for sampling in (Sampling(), Sampling(0.7), Sampling(rule=Rule.REJECTION)):
+        assert sum(map(bool, drafted(2, sampling)[20:])) <= 1
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.7, rule=Rule.REJECTION), Sampling(0.7, rule=Rule.TYPICAL)])
+def test_the_drafts_of_a_text_that_depends_on_them_do_not_depend_on_the_load(sampling: Sampling) -> None:
+    assert drafted(2, sampling) == [4] * 60
+
+
+def test_a_pause_that_began_in_company_ends_before_the_drafts_are_left_alone_again() -> None:
+    clock = Clock()
+    costs, guesses = costs_of(clock, 1.0, 1.5, 2.0), Guesses(0.0, clock, 0.1)
+    proposer = AdaptiveWhereShared(guesses, adapted(guesses, costs))
+
+    def step(num_in_pass: int) -> int:
+        tree = proposer.propose(Context([0]), Sampling(), Budget(4, 4)).tree
+        proposer.observe(tree, Acceptance((), 5, num_in_pass=num_in_pass))
+        return tree.num_nodes
+
+    while proposer.num_plain < 2:
+        step(2)
+    left = proposer.num_plain
+    assert [step(1) for _ in range(left)] == [0] * left
+    assert step(1) == 4 and proposer.num_plain == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "adaptive"),
+    [
+        ("eagle2", "{}", "shared"),
+        ("eagle2", '{"depth": 3}', "shared"),
+        ("eagle2", '{"adaptive": false}', False),
+        ("suffix+eagle2", "{}", "shared"),
+        ("suffix+eagle2", '{"adaptive": false}', False),
+        ("suffix+prompt_lookup", "{}", False),
+        ("suffix", "{}", False),
+    ],
+)
+def test_methods_with_a_drafter_adapt_where_passes_are_shared(method: str, config: str, adaptive: bool | str) -> None:
+    assert select_method(method, config, frozenset({"eagle"}), {}).config.adaptive == adaptive
+    with pytest.raises(RequestError, match="adaptive"):
+        select_method("eagle2", '{"adaptive": "sometimes"}', frozenset({"eagle"}), {})

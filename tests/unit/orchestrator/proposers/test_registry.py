@@ -73,7 +73,8 @@ def test_plan_without_a_config_has_the_protocol_s_defaults(method: str) -> None:
     for text in ("", "{}", " {\n} "):
         made = select_method(method, text, LOADED, {})
         assert made.method == method
-        assert dict(made.config) == {"adaptive": False, **DEFAULTS[method]}
+        adaptive = "shared" if made.drafter else False
+        assert dict(made.config) == {"adaptive": adaptive, **DEFAULTS[method]}
 
 
 def keys_of(kind: object) -> list[tuple[str, str]]:
