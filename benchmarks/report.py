@@ -145,7 +145,6 @@ def save(
     concurrent: Sequence[ConcurrentRun],
 ) -> None:
     """Write conditions, figures and every run as JSON; a hash stands for the token ids, to compare texts."""
-    singles = [{**asdict(sample), "run": _without_ids(asdict(sample.run))} for sample in samples]
     concurrent_entries = [
         {
             "method": run.method,
@@ -158,8 +157,17 @@ def save(
         for run in concurrent
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = {"conditions": about, **figures, "crowds": concurrent_entries, "samples": singles}
+    whole = {"conditions": about, **figures, "crowds": concurrent_entries, "samples": [*map(_recorded, samples)]}
     path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+
+
+def save_runs(path: Path, samples: Sequence[Sample]) -> None:
+    """Write every run as a line of JSON."""
+    path.write_text("".join(f"{json.dumps(_recorded(sample))}\n" for sample in samples), encoding="utf-8")
+
+
+def _recorded(sample: Sample) -> dict[str, Any]:
+    return {**asdict(sample), "run": _without_ids(asdict(sample.run))}
 
 
 def _without_ids(run: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from build.corpus import check_corpus, load_corpus
 from build.errors import BuildError, run_command
 from build.export import export_model, is_published
 from build.heads import cli as heads
+from build.heads import sharpness
 from build.heads.settings import KINDS, PLAN
 from build.limits import Limits, add_limits, limits_of
 from build.recipe import RECIPES, Recipe
@@ -17,7 +18,7 @@ from build.tokenizer import save_tokenizer, train_tokenizer
 from build.train import train_model
 from build.training import load_checkpoint
 from build.workspace import ANY_CORPUS_HELP, Workspace, training_text
-from runtime.heads.checkpoint.checks import FINGERPRINT
+from runtime.heads.checkpoint.checks import FINGERPRINT, SHARPNESS
 from runtime.heads.checkpoint.target_tables import fingerprint
 
 ALL_WINDOWS = 10_000
@@ -67,6 +68,14 @@ def make_heads(workspace: Workspace, limits: Limits) -> None:
     heads.main(arguments)
 
 
+def measure_draft(workspace: Workspace) -> None:
+    """Measure how sure the draft model may be of its tokens, unless its config.json says it."""
+    draft = workspace.models / "draft"
+    if SHARPNESS not in json.loads((draft / "config.json").read_text()):
+        sharpness.main([str(draft), f"--kind={sharpness.DRAFT_MODEL}", f"--target={workspace.models / 'target'}",
+                        f"--out={workspace.models}"])  # fmt: skip
+
+
 def discard_foreign_heads(workspace: Workspace) -> None:
     """Forget the heads of an earlier target, and their checkpoint: they are made anew."""
     identity = fingerprint(str(workspace.models / "target"))
@@ -100,6 +109,7 @@ def main(arguments: list[str] | None = None, workspace: Workspace | None = None)
     make_tokenizer(workspace, options.any_corpus)
     for recipe in RECIPES.values():
         make_model(recipe, workspace, options.any_corpus, limits)
+    measure_draft(workspace)
     make_heads(workspace, limits)
 
 

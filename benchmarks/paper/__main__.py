@@ -44,7 +44,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--num-prompts", type=int, default=8, help="of each task or category (%(default)s)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens of an answer (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the runs at temperature 1 (%(default)s)")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs/figures", help="for paper.json, .md and .svg")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "docs/figures", help="for paper.json, .md and .svg, and paper-runs.jsonl"
+    )
     args = parser.parse_args(arguments)
     if min(args.num_prompts, args.max_tokens) < 1:
         parser.error("--num-prompts and --max-tokens must be at least 1")
@@ -90,8 +92,9 @@ def experiment(args: argparse.Namespace, config: ServingConfig, url: str) -> Non
         "published": {each.name: [found._asdict() for found in each.published] for each in chosen},
         "prompts": {name: _described(measured, name) for name in measured.places},
     }
-    report.save(args.out / "paper.json", about, figures, measured.samples, [])
-    print(f"saved in {args.out}: paper.json, paper.md, paper.svg", file=sys.stderr)
+    report.save(args.out / "paper.json", about, figures, [], [])
+    report.save_runs(args.out / "paper-runs.jsonl", measured.samples)  # megabytes, and not committed
+    print(f"saved in {args.out}: paper.json, paper.md, paper.svg, paper-runs.jsonl", file=sys.stderr)
 
 
 def _described(measured: Measured, name: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""`python -m build.heads.sharpness FOLDER --kind KIND`: measure how sure a head may be; its config.json records it.
+"""`python -m build.heads.sharpness FOLDER --kind KIND`: measure how sure a drafter may be; its config.json records it.
 
-`python -m build.heads` does the same for the heads that it trains (docs/methods/eagle.md, Confidence).
+`python -m build.heads` does the same for the heads that it trains, `python -m build.models` for its draft model
+(docs/methods/eagle.md, Confidence).
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from runtime.heads.checkpoint.load import load_head
 from runtime.heads.engines.ranking import CANDIDATES
 from runtime.heads.sharpness import LEAST, Sharpness
 
+#: The kind that is no head.
+DRAFT_MODEL = "draft"
 #: The values that are tried where the target takes an argmax.
 TRIED = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1)
 #: Windows of text on which q is compared with p, which is too large to be kept.
@@ -58,10 +61,26 @@ def argmax_sharpness(head: nn.Module, greedy: Recorded) -> float:
         for depth, logits in enumerate(draft_logits(head, batch, roots, DEPTH), start=1):
             best = logits.float().topk(min(CANDIDATES, logits.shape[-1]), dim=-1)
             is_right = best.indices == columns[roots.take(batch.tokens, depth + 1)][..., None]
-            for number, sharpness in enumerate(TRIED):
-                misses = ((best.values / sharpness).softmax(-1) - is_right.float())[:, greedy.first :, : max(TOP_K)]
-                scores[number] += misses.square().sum().cpu()
+            scores += brier_scores(best.values[:, greedy.first :], is_right[:, greedy.first :])
     return TRIED[int(scores.argmin())]
+
+
+@torch.no_grad()
+def draft_model_sharpness(draft: FrozenTarget, greedy: Recorded) -> float:
+    """Return the same for a draft model, whose logits at any place are those of a draft that is right so far."""
+    scores = torch.zeros(len(TRIED))
+    for batch in greedy.batches:
+        logits = draft.model(batch.tokens[:, :-1]).logits[:, greedy.first :].float()
+        best = logits.topk(min(CANDIDATES, logits.shape[-1]), dim=-1)
+        scores += brier_scores(best.values, best.indices == batch.tokens[:, greedy.first + 1 :, None])
+    return TRIED[int(scores.argmin())]
+
+
+def brier_scores(best: Tensor, is_right: Tensor) -> Tensor:
+    """Return the Brier score of the best guesses for each value that is tried. best, is_right: (B, n, k)."""
+    guesses = is_right[..., : max(TOP_K)].float()
+    confidences = ((best / sharpness).softmax(-1)[..., : max(TOP_K)] for sharpness in TRIED)
+    return torch.stack([(each - guesses).square().sum().cpu() for each in confidences])
 
 
 @torch.no_grad()
@@ -96,11 +115,11 @@ def record(folder: Path, sharpness: Sharpness) -> None:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
     found = argparse.ArgumentParser(
-        prog="python -m build.heads.sharpness", description="Measure how sure a head may be, and record it."
+        prog="python -m build.heads.sharpness", description="Measure how sure a drafter may be, and record it."
     )
     add = found.add_argument
-    add("folder", type=Path, help="of the head; its config.json gets the key `sharpness`")
-    add("--kind", choices=KINDS, required=True)
+    add("folder", type=Path, help="of the head or the draft model; its config.json gets the key `sharpness`")
+    add("--kind", choices=(*KINDS, DRAFT_MODEL), required=True)
     add("--target", default=str(MODELS / "target"), help="folder or hub id of the model that it drafts for")
     add("--corpus", default="", help="FILE.txt, FILE.jsonl or a folder (default: the Python standard library)")
     add("--out", type=Path, default=MODELS, help="folder whose .train keeps the corpus as tokens (default: models)")
@@ -110,18 +129,29 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
+def _load_head(options: argparse.Namespace) -> nn.Module:
+    try:
+        head: nn.Module = load_head(
+            options.kind, str(options.folder), options.target, torch.float32, torch.device(options.device)
+        )
+    except ConfigError as error:
+        raise BuildError(str(error)) from error
+    return head
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
     options = parser().parse_args(arguments)
     if not (options.folder / "config.json").is_file():
-        raise BuildError(f"{options.folder} has no config.json; name the folder of a head")
+        raise BuildError(f"{options.folder} has no config.json; name the folder of a head or of a draft model")
     target = load_target(options.target, options.device, reads_layers=options.kind == "eagle3")
-    try:
-        head = load_head(options.kind, str(options.folder), options.target, torch.float32, torch.device(options.device))
-    except ConfigError as error:
-        raise BuildError(str(error)) from error
     text = heads_text(options.target, options.corpus, Workspace(options.out), options.out / ".train" / "heads")
-    found = measure_sharpness(head, target, record_greedy(target, text.held_out, options.windows), text.held_out)
+    greedy = record_greedy(target, text.held_out, options.windows)
+    if options.kind == DRAFT_MODEL:
+        draft = load_target(str(options.folder), options.device, reads_layers=False)
+        found = Sharpness(draft_model_sharpness(draft, greedy))
+    else:
+        found = measure_sharpness(_load_head(options), target, greedy, text.held_out)
     print(f"{options.folder}: sharpness {found.argmax:g} of guesses, {found.sampled:g} of sampled tokens", flush=True)
     if not options.dry_run:
         record(options.folder, found)

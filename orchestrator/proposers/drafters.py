@@ -19,20 +19,18 @@ from orchestrator.proposers.parameters import Adaptivity, Choices
 
 #: A row of a pass costs a CPU about a tenth of a plain pass (docs/performance.md, Drafting heads).
 MIN_PROB = 0.2
-#: That of a draft model, whose own is not measured: the one that was found for the demo's first EAGLE head.
-DRAFT_MODEL_SHARPNESS = 0.3
 
 
 class DraftModelConfig(DraftSamplingConfig):
     """draft_len: most tokens proposed (γ). min_prob: the chain ends behind a token whose path seems less likely.
 
-    sharpness: how sure the draft model is of its tokens, 1 = as sure as its q.
+    sharpness: how sure the draft model is of its tokens, 1 = as sure as its q; None = as it was measured.
     """
 
     adaptive: Adaptivity = "shared"
     draft_len: int = Field(5, ge=1, le=MAX_NODES)
     min_prob: float = Field(MIN_PROB, ge=0.0, le=1.0)
-    sharpness: float = Field(DRAFT_MODEL_SHARPNESS, ge=0.01, le=1.0)
+    sharpness: float | None = Field(None, ge=0.01, le=1.0)
 
 
 class DraftModel(Proposer):
@@ -44,7 +42,7 @@ class DraftModel(Proposer):
         self._client = dependencies.drafter_client(dependencies.method.drafter)
         self._config = config
         self._draft_len = config.draft_len
-        self._input = HeadInput(min_prob=config.min_prob, sharpness=config.sharpness)
+        self._input = HeadInput(min_prob=config.min_prob, sharpness=config.sharpness or 0.0)
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
         """Begin the call of the draft model."""

@@ -14,7 +14,7 @@ from orchestrator.core.types import DraftResponse
 from orchestrator.sampling.sampled_drafts import sample_draft
 from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import EngineCall
-from runtime.engine.paged import PagedEngine
+from runtime.engine.paged import PagedEngine, PagedModel
 from runtime.heads.engines.ranking import rank
 from runtime.kv.batch import Segment
 from runtime.native.chains import NativeChain
@@ -38,7 +38,12 @@ class DraftEngine(PagedEngine[DraftRequest]):
     Invariant: token i of a chain is argmax(log q + noise) at position prefix_len + i. Under `coupled` the noise is the
     one that the target adds to log p there: the closer q is to p, the more often both choose the same token. Under the
     other rules the noise is the drafter's own, and q is part of the answer. A chain that takes too long is shorter.
+    sharpness: of the draft model, for calls that name none (`runtime.heads.sharpness.Sharpness`).
     """
+
+    def __init__(self, paged: PagedModel, sharpness: float = 1.0) -> None:
+        super().__init__(paged)
+        self._sharpness = sharpness
 
     def _open(self, call: DraftCall) -> None:
         length = self._length(call)
@@ -67,7 +72,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
         processed = torch.cat(
             [self._processed(call, logits[row, None]) for call, row in zip(calls, ready, strict=True)]
         )
-        for call, token in zip(calls, _next_tokens(calls, processed), strict=True):
+        for call, token in zip(calls, _next_tokens(calls, processed, self._sharpness), strict=True):
             call.opened.publish(call.delta.prefix_len)
             call.opened.context.commit([token])
             is_full = len(call.opened.ids) - call.delta.prefix_len == self._length(call)
@@ -85,7 +90,8 @@ class DraftEngine(PagedEngine[DraftRequest]):
         for row, call in ready.items():
             num_drafted = len(call.opened.ids) - call.delta.prefix_len
             left, head = self._length(call) - num_drafted, call.request.head
-            chains.append(NativeChain(row, left, call.request.sampling, head.min_score, head.sharpness or 1.0))
+            sharpness = head.sharpness or self._sharpness
+            chains.append(NativeChain(row, left, call.request.sampling, head.min_score, sharpness))
         for call, tokens in zip(ready.values(), self.paged.draft_chains(segments, chains), strict=True):
             call.opened.context.commit(tokens)
             call.opened.num_computed = len(call.opened.ids) - 1
@@ -112,10 +118,10 @@ def _drafted(call: DraftCall) -> DraftResponse:
     return DraftResponse(TokenTree.chain(call.opened.ids[prefix_len:]), tuple(call.q), cached_len)
 
 
-def _next_tokens(calls: list[DraftCall], logits: Tensor) -> list[int]:
+def _next_tokens(calls: list[DraftCall], logits: Tensor, sharpness: float) -> list[int]:
     """Return the next token of each draft, and note its score; add its q to the calls whose rule is not `coupled`.
 
-    logits: (len(calls), V).
+    logits: (len(calls), V). sharpness: for calls that name none.
     """
     positions, samplings = [len(call.opened.ids) for call in calls], [call.request.sampling for call in calls]
     tokens: dict[int, int] = {}
@@ -131,7 +137,7 @@ def _next_tokens(calls: list[DraftCall], logits: Tensor) -> list[int]:
                 [positions[row] for row in coupled],
                 [samplings[row] for row in coupled],
                 k=1,
-                sharpness=[calls[row].request.head.sharpness or 1.0 for row in coupled],
+                sharpness=[calls[row].request.head.sharpness or sharpness for row in coupled],
             )
             for row, (score,) in zip(coupled, best.scores.tolist(), strict=True):
                 calls[row].score += score

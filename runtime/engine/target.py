@@ -165,28 +165,8 @@ class TargetEngine(PagedEngine[StepRequest]):
         self.progress.num_calls += further * len(planned)
         loads = [_load_of(steps) for steps in zip(*decoded, strict=True)]
         for (call, _), made in zip(planned, decoded, strict=True):
-            request = call.request
-            assert isinstance(request, SeveralSteps)
             call.opened.publish(len(call.opened.ids))
-            queue_us, sources, steps = _us(began_s - call.arrived_s), request.sources, []
-            for step, load in zip(made, loads, strict=True):
-                acceptance = Acceptance(
-                    step.path,
-                    step.next_token,
-                    queue_us=queue_us,
-                    forward_us=step.pass_us,
-                    verify_us=step.verify_us,
-                    num_in_pass=len(planned),
-                    num_cached_tokens=call.opened.num_cached,
-                    load=load,
-                )
-                if step.names and request.further.drafts:
-                    sources = tuple(request.further.drafts.sources[bits] for bits in step.names)
-                proposal = Proposal(step.tree, sources) if step.tree.num_nodes else Proposal.empty()
-                draft_s, step_s = 1e-6 * step.draft_us / len(planned), 1e-6 * (step.pass_us + step.verify_us)
-                steps.append(Step(proposal, acceptance, draft_s, step_s))
-                queue_us, sources = 0, ()
-            call.reply(steps)
+            call.reply(_steps_of(call, made, loads, began_s))
 
     def _verify_input(self, call: StepCall) -> VerifyInput:
         request = call.request
@@ -272,6 +252,31 @@ def _several(call: StepCall, segment: Segment) -> SeveralSteps | None:
         return None
     is_one_row = segment.first + 1 == segment.last == call.delta.prefix_len
     return request if is_one_row and not (request.sampling.needs_logits_processors or request.q) else None
+
+
+def _steps_of(call: StepCall, decoded: list[DecodedStep], loads: list[PassLoad], began_s: float) -> list[Step]:
+    """Return the steps that native code has made for a call. loads: of their passes. began_s: when they began."""
+    request, steps, num_in_pass = call.request, list[Step](), loads[0].num_steps
+    assert isinstance(request, SeveralSteps)
+    queue_us, sources = _us(began_s - call.arrived_s), request.sources
+    for step, load in zip(decoded, loads, strict=True):
+        acceptance = Acceptance(
+            step.path,
+            step.next_token,
+            queue_us=queue_us,
+            forward_us=step.pass_us,
+            verify_us=step.verify_us,
+            num_in_pass=num_in_pass,
+            num_cached_tokens=call.opened.num_cached,
+            load=load,
+        )
+        if step.names and request.further.drafts:
+            sources = tuple(request.further.drafts.sources[bits] for bits in step.names)
+        proposal = Proposal(step.tree, sources) if step.tree.num_nodes else Proposal.empty()
+        step_s = 1e-6 * (step.pass_us + step.verify_us)
+        steps.append(Step(proposal, acceptance, 1e-6 * step.draft_us / num_in_pass, step_s))
+        queue_us, sources = 0, ()
+    return steps
 
 
 def _load(planned: list[tuple[StepCall, Segment]], results: list[VerifyResult], has_prompts: bool) -> PassLoad:

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig
 
 from orchestrator.core.context import Context
+from orchestrator.core.declarations import validate_config
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
@@ -29,6 +30,7 @@ from runtime.engine.paged import Model, PagedModel
 from runtime.engine.target import TargetEngine
 from runtime.engine.target_thread import TargetThread
 from runtime.engine.thread import EngineThread
+from runtime.heads.checkpoint.checks import MeasuredKeys
 from runtime.kv.batch import Segment
 from runtime.model.load import load_model
 from runtime.native.families import kv_numbers
@@ -77,9 +79,12 @@ def build_draft(config: ServingConfig, caller: ModelCaller) -> tuple[EngineThrea
 
 def load_draft(config: ServingConfig) -> DraftEngine:
     """Load the draft model, with room for as many tokens as the target's; raises ConfigError if it cannot be served."""
-    draft, target = (AutoConfig.from_pretrained(model).get_text_config() for model in (config.draft, config.target))
-    memory_mb = max(math.ceil(config.kv_memory_mb * kv_numbers(draft) / kv_numbers(target)), 1)
-    return DraftEngine(_load(config.draft, config.model_copy(update={"kv_memory_mb": memory_mb}), HiddenStates.NONE))
+    draft, target = (AutoConfig.from_pretrained(model) for model in (config.draft, config.target))
+    share = kv_numbers(draft.get_text_config()) / kv_numbers(target.get_text_config())
+    memory_mb = max(math.ceil(config.kv_memory_mb * share), 1)
+    measured = validate_config(MeasuredKeys, draft.to_dict(), f"{config.draft}/config.json").sharpness
+    paged = _load(config.draft, config.model_copy(update={"kv_memory_mb": memory_mb}), HiddenStates.NONE)
+    return DraftEngine(paged, measured.argmax)
 
 
 def draft_warm_up(engine: DraftEngine) -> list[DraftRequest]:

@@ -28,7 +28,8 @@ from runtime.heads.engines.medusa import MedusaEngine
 from runtime.heads.engines.redrafter import RedrafterEngine
 from runtime.model.fused import compile_kernels, pack_linears
 from runtime.model.load import DTYPES
-from runtime.native.heads import NativeHead, unsupported_head
+from runtime.native.head_weights import unsupported_head
+from runtime.native.heads import NativeHead
 
 log = logging.getLogger(__name__)
 

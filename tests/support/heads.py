@@ -19,7 +19,8 @@ from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import EngineCall
 from runtime.heads.checkpoint.load import load_head
-from runtime.native.heads import NativeHead, unsupported_head
+from runtime.native.head_weights import unsupported_head
+from runtime.native.heads import NativeHead
 from tests.support import published_heads
 from tests.support.tiny_models import TINY, VOCAB_SIZE, make_tiny_target
 

@@ -32,13 +32,19 @@ log = logging.getLogger(__name__)
 
 
 class SharpnessKeys(ConfigKeys):
-    """`runtime.heads.sharpness.Sharpness`, as measured for a head."""
+    """`runtime.heads.sharpness.Sharpness`, as measured for a drafter."""
 
     argmax: float = Field(1.0, ge=LEAST, le=1.0)
     sampled: float = Field(1.0, ge=LEAST, le=1.0)
 
 
-class HeadKeys(ConfigKeys):
+class MeasuredKeys(ConfigKeys):
+    """What is measured of any drafter."""
+
+    sharpness: SharpnessKeys = SharpnessKeys()
+
+
+class HeadKeys(MeasuredKeys):
     """What any head may say."""
 
     target_fingerprint: str = ""
@@ -46,7 +52,6 @@ class HeadKeys(ConfigKeys):
     hidden_size: int | None = Field(None, ge=1)
     #: whether an EAGLE layer reads the token beside the target's state
     reads_token: bool = True
-    sharpness: SharpnessKeys = SharpnessKeys()
 
 
 class RopeKeys(ConfigKeys):

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from orchestrator.core.errors import RequestError
 from orchestrator.core.types import MAX_FEATURE_ROWS, DraftResponse
-from runtime.heads.engines.base import (
+from runtime.heads.engines.base import HeadEngine
+from runtime.heads.engines.drafts import (
     DraftInProgress,
     HeadCall,
-    HeadEngine,
     TimeBudget,
     frontier_states,
     has_newest_features,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runtime.heads.engines.base import DraftInProgress, HeadCall, HeadEngine
+from runtime.heads.engines.base import HeadEngine
+from runtime.heads.engines.drafts import DraftInProgress, HeadCall
 from runtime.heads.modules.medusa import MedusaHeads
 from runtime.native.heads import NativeHead
 

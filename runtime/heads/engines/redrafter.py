@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runtime.heads.engines.base import DraftInProgress, HeadCall, HeadEngine, frontier_states, parent_states
+from runtime.heads.engines.base import HeadEngine
+from runtime.heads.engines.drafts import DraftInProgress, HeadCall, frontier_states, parent_states
 from runtime.heads.modules.redrafter import RedrafterHead
 from runtime.native.heads import NativeHead
 

@@ -36,6 +36,8 @@ from build.recipe import Plan
 from build.sizes import folder_sizes
 from build.workspace import MODELS, Workspace
 from orchestrator.core.errors import ConfigError
+from orchestrator.deployment.config import ServingConfig
+from runtime.engine.torch_engine import load_draft
 from runtime.heads.checkpoint.load import load_head
 from runtime.heads.modules.eagle import Eagle3Head, EagleHead
 from runtime.heads.modules.medusa import MedusaHeads
@@ -554,6 +556,20 @@ def test_the_sharpness_of_a_head_is_recorded_with_its_files(published: Path, fol
     assert found == others | {"sharpness": pytest.approx(measured, abs=0.1)}
     with pytest.raises(BuildError, match=r"has no config\.json"):
         measure_again([str(tmp_path), "--kind=eagle3"])
+
+
+def test_the_sharpness_of_a_draft_model_is_measured_and_read_again(folder: Path, tmp_path: Path) -> None:
+    """The target itself is right whenever it guesses, so it may be as sure as any value makes it."""
+    draft = shutil.copytree(folder, tmp_path / "draft")
+    arguments = [str(draft), "--kind=draft", f"--target={folder}", f"--out={tmp_path}", "--windows=4"]
+    measure_again([*arguments, f"--corpus={write_corpus(tmp_path)}"])
+    assert json.loads((draft / "config.json").read_text())["sharpness"] == {"argmax": min(TRIED), "sampled": 1.0}
+    served = ServingConfig(target=str(folder), draft=str(draft), kv_memory_mb=1, dtype="float32")
+    assert load_draft(served)._sharpness == min(TRIED)
+    config = json.loads((draft / "config.json").read_text()) | {"sharpness": {"argmax": 7}}
+    (draft / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"sharpness.argmax must be a number in 0\.01\.\.1, got 7"):
+        load_draft(served)
 
 
 def config_without_sharpness(folder: Path) -> tuple[dict, dict]:

@@ -43,10 +43,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Bench:
     """A draft engine over a tiny model, and the calls of the library that its drafts took."""
 
-    def __init__(self, folder: Path, kernels: str) -> None:
+    def __init__(self, folder: Path, kernels: str, sharpness: float = 1.0) -> None:
         model: Any = load_model(str(folder), "cpu", "float32", kernels=kernels)
         assert isinstance(model, NativeModel) == (kernels == "native")
-        self.engine = DraftEngine(PagedModel(model, 8, 4, max_pass_tokens=40))
+        self.engine = DraftEngine(PagedModel(model, 8, 4, max_pass_tokens=40), sharpness)
         self.num_passes = 0
 
     def draft(self, *requests: DraftRequest) -> list[Any]:
@@ -111,6 +111,15 @@ def test_a_chain_ends_behind_a_token_whose_path_is_unlikely(folder: Path) -> Non
     assert found == tokens([Bench(folder, "torch").draft(call)[0] for call in calls])
     assert found == [chain[: len(short)] for chain, short in zip(whole, found, strict=True)]
     assert 1 <= min(map(len, found)) < max(map(len, found)) <= 12
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_calls_that_name_no_sharpness_have_the_draft_model_s_own(folder: Path, kernels: str) -> None:
+    named = [request(length, SAMPLINGS[1], 12, 1 + length, min_prob=0.01) for length in (3, 9, 17)]
+    unnamed = [replace(call, head=replace(call.head, sharpness=0.0)) for call in named]
+    expected = tokens([Bench(folder, kernels).draft(call)[0] for call in named])
+    assert tokens([Bench(folder, kernels, sharpness=0.3).draft(call)[0] for call in unnamed]) == expected
+    assert tokens([Bench(folder, kernels).draft(call)[0] for call in unnamed]) != expected
 
 
 def test_under_a_rule_that_reads_q_a_chain_keeps_the_token_that_ends_it(folder: Path) -> None:

@@ -15,7 +15,7 @@ from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.static_trees import tree_of_choices
 from orchestrator.core.tree import TokenTree
 from runtime.engine.calls import EngineCall
-from runtime.heads.engines import base, ranking
+from runtime.heads.engines import drafts, ranking
 from runtime.heads.engines.eagle import EagleEngine
 from runtime.heads.engines.medusa import MedusaEngine
 from runtime.heads.engines.redrafter import RedrafterEngine
@@ -560,7 +560,7 @@ class SlowClock:
             self.now_s += 0.1
             return logits(*args)
 
-        monkeypatch.setattr(base.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(drafts.time, "monotonic", lambda: self.now_s)
         monkeypatch.setattr(head, "logits", slow)
 
     def depths(self, engine: Any, *waited_s: float, **shape: Any) -> list[int]:

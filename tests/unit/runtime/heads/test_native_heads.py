@@ -25,7 +25,8 @@ from runtime.heads.engines.redrafter import RedrafterEngine
 from runtime.heads.modules.medusa import MedusaHeads
 from runtime.model.check import products_in_bfloat16
 from runtime.native import heads as native_heads
-from runtime.native.heads import NativeDraft, NativeHead, unsupported_head
+from runtime.native.head_weights import unsupported_head
+from runtime.native.heads import NativeDraft, NativeHead
 from tests.support.choice_trees import published_choices
 from tests.support.heads import HIDDEN_SIZE, draft, load, make_head, make_target, native_or_skip, paths_of, request
 from tests.support.tiny_models import VOCAB_SIZE
@@ -192,7 +193,7 @@ def test_of_equal_tokens_the_lowest_come_first() -> None:
 
 
 def test_a_draft_without_time_has_one_level(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.heads.engines.base.TimeBudget.limit_s", lambda budget, call: 0.0)
+    monkeypatch.setattr("runtime.heads.engines.drafts.TimeBudget.limit_s", lambda budget, call: 0.0)
     answers = pair.draft_together(pair.requests())
     assert max(int(answer.tree.depths.max()) for answer in answers) == 1
 

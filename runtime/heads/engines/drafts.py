@@ -1,0 +1,86 @@
+"""The drafts of head engines while they grow: their calls, their time, and what a head keeps of their candidates."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from orchestrator.core.types import Distribution, DraftResponse
+from orchestrator.wire.drafter import DraftRequest
+from runtime.engine.calls import EngineCall
+from runtime.heads.engines.trees import GrowingTree
+
+#: Share of a call's time that is left for its answer's way back.
+REPLY_MARGIN = 0.1
+#: Share of a call's time that one pass may take, so that calls that arrive meanwhile find time left for their own.
+PASS_SHARE = 0.5
+
+HeadCall = EngineCall[DraftRequest]
+
+
+class TimeBudget:
+    """The time that one pass may take, counted from the creation of this object."""
+
+    def __init__(self) -> None:
+        self._began_s = self._level_began_s = time.monotonic()
+        self._longest_s = 0.0
+
+    def begin_levels(self) -> None:
+        """Note that the contexts have been read; the time that it took does not count as a level."""
+        self._level_began_s = time.monotonic()
+
+    def note_level(self) -> None:
+        """Note that the trees have grown by a level; the next one is assumed to take as long as the longest so far."""
+        now_s = time.monotonic()
+        self._longest_s = max(self._longest_s, now_s - self._level_began_s)
+        self._level_began_s = now_s
+
+    def allows(self, call: HeadCall) -> bool:
+        """Return whether another level of the call's tree would be ready in time."""
+        return self._level_began_s + self._longest_s <= self._began_s + self.limit_s(call)
+
+    def limit_s(self, call: HeadCall) -> float:
+        """Return how many seconds after the creation of this object the call's tree must be ready."""
+        limit_s = call.deadline_s - call.arrived_s
+        return min(call.deadline_s - REPLY_MARGIN * limit_s - self._began_s, PASS_SHARE * limit_s)
+
+
+@dataclass(eq=False)
+class DraftInProgress:
+    """A call and its growing tree.
+
+    states: what the head keeps of each candidate that it has read. slots: the cache slot of each such candidate, for a
+    head with a KV cache. q: what the children of each candidate were sampled from, if they were.
+    """
+
+    call: HeadCall
+    tree: GrowingTree
+    states: dict[int, Tensor] = field(default_factory=dict)
+    slots: dict[int, int] = field(default_factory=dict)
+    q: dict[int, Distribution] = field(default_factory=dict)
+
+    def drafted(self) -> DraftResponse:
+        """Return the tree, and what each node was sampled from."""
+        nodes, tree = self.tree.drafted(), self.tree.token_tree()
+        return DraftResponse(tree, tuple(self.q[self.tree.parents[node]] for node in nodes) if self.q else ())
+
+
+def has_newest_features(call: HeadCall) -> bool:
+    """Return whether the request holds the features of position prefix_len − 2, from which the root was sampled."""
+    head = call.request.head
+    if head.features is None or not len(head.features):
+        return False
+    return head.features_start + len(head.features) == call.delta.prefix_len - 1
+
+
+def frontier_states(drafts: list[DraftInProgress]) -> Tensor:
+    """Return the states of all frontiers' candidates, draft by draft, (n, …)."""
+    return torch.stack([draft.states[node] for draft in drafts for node in draft.tree.frontier])
+
+
+def parent_states(drafts: list[DraftInProgress]) -> Tensor:
+    """Return the states of the parents of all frontiers' candidates, draft by draft, (n, …)."""
+    return torch.stack([draft.states[draft.tree.parents[node]] for draft in drafts for node in draft.tree.frontier])
