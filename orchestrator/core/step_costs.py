@@ -29,6 +29,8 @@ REFRESH = 16
 #: The line through all groups is worth so many measurements; those of a group are worth half after so many steps.
 LINE_WEIGHT = 2.0
 HALF_LIFE = 256
+#: Passes are taken to be shared if they held this many other requests on average.
+SHARED = 0.5
 #: After so many steps of each request without a measured plain step, plain steps are measured again.
 PLAIN = 128
 
@@ -39,10 +41,10 @@ class Mean(NamedTuple):
     value: float = 0.0
     num_values: int = 0
 
-    def of(self, value: float) -> Mean:
-        """Return the mean with one more value."""
-        weight = max(1.0 / (self.num_values + 1), LEAST_WEIGHT)
-        return Mean(self.value + weight * (value - self.value), self.num_values + 1)
+    def of(self, value: float, times: int = 1) -> Mean:
+        """Return the mean with one more value, which counts as so many."""
+        weight = max(times / (self.num_values + times), 1.0 - (1.0 - LEAST_WEIGHT) ** times)
+        return Mean(self.value + weight * (value - self.value), self.num_values + times)
 
 
 class Group(NamedTuple):
@@ -112,10 +114,10 @@ class StepCosts:
                 self._single, self._last_single_s = self._single.of(quicker_s - self._plain.value), seconds
             self._enter(num_rows, num_in_pass, num_tokens, seconds, load)
 
-    def observe_plain(self, num_in_pass: int, seconds: float, load: PassLoad | None = None) -> None:
+    def observe_plain(self, num_in_pass: int, seconds: float, load: PassLoad | None = None, num_steps: int = 1) -> None:
         """Learn from plain steps that were made together, which may be quicker than single ones. seconds: of one."""
         with self._lock:
-            self._enter(1, num_in_pass, 1, seconds + self._single_s, load)
+            self._enter(1, num_in_pass, 1, seconds + self._single_s, load, num_steps)
             self._note_plain(num_in_pass, seconds)
 
     def postpone_plain(self) -> None:
@@ -143,18 +145,29 @@ class StepCosts:
         return max(self._single.value, 0.0)
 
     def _enter(
-        self, num_rows: int, num_in_pass: int, num_tokens: int, seconds: float, load: PassLoad | None = None
+        self,
+        num_rows: int,
+        num_in_pass: int,
+        num_tokens: int,
+        seconds: float,
+        load: PassLoad | None = None,
+        num_steps: int = 1,
     ) -> None:
-        """Enter what one request's step cost; the caller holds the lock."""
-        self._rows = self._rows.of(load.mean_rows if load else num_rows)
-        self._tokens = self._tokens.of(load.mean_tokens if load else num_tokens)
-        self._others = self._others.of((load.num_steps if load else num_in_pass) - 1)
+        """Enter what one request's step cost, or each of several alike; the caller holds the lock."""
+        self._rows = self._rows.of(load.mean_rows if load else num_rows, num_steps)
+        self._tokens = self._tokens.of(load.mean_tokens if load else num_tokens, num_steps)
+        self._others = self._others.of((load.num_steps if load else num_in_pass) - 1, num_steps)
         all_rows = load.num_rows if load else num_rows + (num_in_pass - 1) * self._rows.value
         group = bisect_left(GROUPS, all_rows)
         self._num_measured += 1
         self._groups[group] = self._groups.get(group, Group()).of(all_rows, seconds, self._num_measured)
         if self._num_measured < REFRESH or self._num_measured % REFRESH == 0:
             self._surface = None
+
+    @property
+    def shares_passes(self) -> bool:
+        """True if requests have had others in their passes lately."""
+        return self._others.value > SHARED
 
     @property
     def wants_plain(self) -> bool:
@@ -183,8 +196,9 @@ class StepCosts:
         costs += UNKNOWN_ROW * points_s[0] / sizes[0] * np.maximum(rows - sizes[-1], 0.0)
         seconds = np.maximum.accumulate(costs)
         others_tokens = others * self._tokens.value
-        plain_s = max(float(seconds[1]) - self._single_s, LEAST_OF_SINGLE * float(seconds[1]))
-        plain_rate = max((1.0 + others) / float(seconds[0]), (1.0 + others_tokens) / plain_s)
+        # Plain steps are made together only where no request drafts.
+        all_plain_s = max(float(seconds[0]) - self._single_s, LEAST_OF_SINGLE * float(seconds[0]))
+        plain_rate = max((1.0 + others) / all_plain_s, (1.0 + others_tokens) / float(seconds[1]))
         return surface_of(seconds[1:], others_tokens, plain_rate)
 
 

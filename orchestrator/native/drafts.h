@@ -24,7 +24,7 @@ class Proposer {
   virtual ~Proposer() = default;
 
   // Learn from the tokens that are new, those that a step has committed, and write the tree behind them; return its number
-  // of nodes. costs: null for a method that does not size its trees by them.
+  // of nodes. costs: null or empty for a method that does not size its trees by them.
   virtual int next(const int32_t* committed, size_t count, int max_nodes, int max_depth, const Costs* costs,
                    const Tree& tree) = 0;
 };

@@ -27,6 +27,8 @@ LIBRARY = NativeLibrary(
     sources=("drafts.cpp",),
     headers=("automaton.h", "drafts.h", "estimates.h", "growth.h", "prompt_lookup.h", "suffix.h"),
 )
+#: Most tokens that a call reads, about a millisecond's.
+PIECE = 2048
 #: `drafts::Level`.
 LEVEL = np.dtype([(name, np.uint64) for name in ("keys", "tokens", "evidence")] + [("size", np.int64)])
 #: `drafts::Tables`.
@@ -116,7 +118,13 @@ class CompiledProposer:
         self._tree = TreeFields(*(row.ctypes.data for row in (*self._nodes, self._chances)))
 
     def next(self, read: Sequence[int], max_nodes: int, max_depth: int) -> TokenTree:
-        """Return the tree behind the text; read: the tokens that are new. Not for a growth, whose trees have costs."""
+        """Return the tree behind the text; read: the tokens that are new. Not for a growth, whose trees have costs.
+
+        Python's lock is held in calls, so that a long text is read in pieces.
+        """
+        while len(read) > PIECE:
+            self._library.drafts_next(self.handle, (c_int32 * PIECE)(*read[:PIECE]), PIECE, 0, 0, None, self._tree)
+            read = read[PIECE:]
         new, limits = (c_int32 * len(read))(*read), (min(max_nodes, MAX_NODES), max_depth)
         size = self._library.drafts_next(self.handle, new, len(read), *limits, None, self._tree)
         return TokenTree(*self._nodes[:2, :size].copy())

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <unordered_map>
@@ -12,7 +11,7 @@
 
 namespace drafts {
 
-constexpr int kMaxNgram = 8, kMaxPlaces = 256;
+constexpr int kMaxPlaces = 256;
 
 // The values of `match` and of `clip`, in this order.
 enum Order : int32_t { kRecent, kFrequent, kLeftmost };
@@ -27,7 +26,7 @@ struct PromptLookupOptions {
 // The places of all n-grams of a growing text that have a continuation; a place is the position of the token that follows.
 class NgramIndex {
  public:
-  explicit NgramIndex(int max_ngram) : max_ngram_(max_ngram) { ends_[0] = new_ngram(); }
+  explicit NgramIndex(int max_ngram) : max_ngram_(max_ngram), ends_(max_ngram + 1) { ends_[0] = new_ngram(); }
 
   void append(int token) {
     for (int size = 1; size <= longest(); ++size) places_[ends_[size]].push_back(num_tokens_);
@@ -55,7 +54,7 @@ class NgramIndex {
   }
 
   int max_ngram_, num_tokens_ = 0;
-  std::array<int, kMaxNgram + 1> ends_{};  // the n-grams with which the text ends, by their size
+  std::vector<int> ends_;  // the n-grams with which the text ends, by their size
   std::vector<std::vector<int>> places_;
   std::unordered_map<uint64_t, int> longer_;  // by an n-gram and the token behind it
 };

@@ -1,22 +1,23 @@
-"""Drafts as large as they pay: a wrapper around any method's proposer, for `draft_len` or `max_nodes` "auto"."""
+"""Drafts as large as they pay: a wrapper around any method's proposer, for the parameter `adaptive`."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from orchestrator.core.context import Context
-from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import Surface
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.proposers.dependencies import ProposerDependencies
+from orchestrator.proposers.draft_costs import DraftCosts, LevelFigures
 from orchestrator.proposers.estimates import range_of
 from orchestrator.proposers.ledger import Meter
 from orchestrator.proposers.ranks import RankEstimates, paying, paying_in_turn
 
-#: Most plain steps that are made before looking again whether a draft pays.
-LONGEST_REST = 64
+#: Plain steps that are made before looking again whether a draft pays; at least so many where that saves no time.
+REST, LEAST_REST = 64, 4
 
 
 class Adaptive(Proposer):
@@ -30,21 +31,28 @@ class Adaptive(Proposer):
     Invariant: they depend on earlier steps and on the shape of the tree, never on its tokens. Of a sampled draft, whose
     shape and time follow from its tokens, whether a node is sent depends on the nodes before it alone, and not on the
     time that this draft took, so that every acceptance rule keeps its law.
-    num_levels: most levels that the proposer drafts.
+    num_levels: most levels that the proposer drafts. is_default: its parameters are the method's defaults, for which
+    the process knows what levels cost.
     Source: γ from α and c, Leviathan et al. 2023, arXiv:2211.17192, section 3.5, with the price of a verified row;
     goodput, TurboSpec (arXiv:2406.14066).
     """
 
-    def __init__(self, proposer: Proposer, dependencies: ProposerDependencies, num_levels: int = MAX_NODES) -> None:
+    def __init__(
+        self,
+        proposer: Proposer,
+        dependencies: ProposerDependencies,
+        num_levels: int = MAX_NODES,
+        is_default: bool = True,
+    ) -> None:
         self.name = proposer.name
         self._proposer, self._num_levels = proposer, num_levels
-        self._estimates, self._draft_costs = dependencies.estimates, dependencies.draft_costs
-        self._ranks = RankEstimates(self._estimates, self.name)
-        self._levels = self._draft_costs.levels(self.name)
+        self._estimates = dependencies.estimates
+        self._draft_costs = dependencies.draft_costs if is_default else DraftCosts()
+        self._ranks, self._levels = RankEstimates(self._estimates, self.name), LevelFigures()
         self._meter = Meter(dependencies.step_costs)
         self._drafted = Proposal.empty()
         self._limits: Budget | None = None
-        self._is_sampled = self._is_probe = self._wants_draft = self._lacks_states = False
+        self._is_sampled = self._is_probe = self._was_asked = self._wants_draft = self._lacks_states = False
         self._catches_up = True
 
     @property
@@ -54,8 +62,8 @@ class Adaptive(Proposer):
 
     @property
     def options(self) -> StepOptions:
-        """What the proposer needs from the step; in a pause nothing, so that its steps can be made together."""
-        return StepOptions() if self.num_plain else self._proposer.options
+        """What the proposer needs from the step; nothing where no draft follows, so that steps can be made together."""
+        return self._proposer.options if self._wants_draft and not self.num_plain else StepOptions()
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
         """Choose the number of levels, and let the proposer begin."""
@@ -64,18 +72,20 @@ class Adaptive(Proposer):
             self._proposer.begin(context, sampling, self._limits)
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
-        """Return the part of the proposer's tree that pays, or a bare root."""
+        """Return the part of the proposer's tree that pays, or a bare root.
+
+        A proposer that has begun is heard, though a pause begins now; one that is to draft nothing sees the text.
+        """
         surface = self._meter.begin()
         limits, self._limits = self._limits or self._within(budget, sampling), None
-        drafted = Proposal.empty()
-        if limits.max_depth:  # a proposer that has begun is heard, though a pause begins now
-            drafted = self._proposer.propose(context, sampling, limits).cut(limits)
+        drafted = self._proposer.propose(context, sampling, limits).cut(limits)
+        self._was_asked = bool(limits.max_depth)
         self._drafted = drafted if surface else Proposal.empty()
         self._is_sampled = bool(drafted.q) and sampling.rule.uses_q
-        self._meter.sent(self._drafted, first_rest=0 if self._wants_draft else LONGEST_REST)
+        self._meter.sent(self._drafted, first_rest=0 if self._wants_draft else REST, least_rest=LEAST_REST)
         expected_s = self._levels.seconds.value * limits.max_depth
         self._note_levels(self._drafted.tree)
-        self._lacks_states = bool(self.num_plain) and self._proposer.options != StepOptions()
+        self._lacks_states = self.options != self._proposer.options
         return self._paying(surface, expected_s) if surface else self._drafted
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
@@ -83,14 +93,18 @@ class Adaptive(Proposer):
 
         A sampled token that was not sent teaches nothing: it would have been accepted more often than it comes.
         """
-        has_drafted = bool(self._drafted.tree.num_nodes)
         self._proposer.observe(tree, acceptance)
         self._ranks.learn(tree if self._is_sampled else self._drafted.tree, acceptance.tokens(tree))
-        self._drafted = Proposal.empty()  # of several plain steps only the first may follow a draft
         step_s = self._meter.answered(tree, acceptance)
-        if has_drafted and self._is_probe:
-            self._levels.probe_s = self._levels.probe_s.of(step_s)
-        self._levels.idle_s = 0.0 if has_drafted else self._levels.idle_s + step_s
+        if self._was_asked and self._is_probe and step_s:
+            self._levels.probe_s = self._levels.probe_s.of(step_s * acceptance.num_in_pass)
+        self._levels.idle_s = 0.0 if self._was_asked else self._levels.idle_s + step_s
+        # Of several plain steps only the first may follow a draft.
+        self._drafted, self._was_asked = Proposal.empty(), False
+
+    def end_rest(self) -> None:
+        """Look at the next step whether a draft pays, though a pause has not ended."""
+        self._meter.end_rest()
 
     def close(self) -> None:
         """Free what the proposer holds."""
@@ -104,10 +118,11 @@ class Adaptive(Proposer):
         depth = self._depth(budget, surface) if surface else 0
         self._is_probe = bool(surface) and not depth and self._levels.may_probe
         self._wants_draft = bool(depth or self._is_probe)
-        if self._lacks_states or not self._wants_draft:
+        levels = min(depth or 1, budget.max_depth, budget.max_nodes)
+        if self._lacks_states or not (self._wants_draft and levels):
             return Budget(0, 0)
         self._levels.idle_s = 0.0  # of several requests one makes the probe
-        return Budget(budget.max_nodes, min(depth or 1, budget.max_depth, budget.max_nodes))
+        return Budget(budget.max_nodes, levels)
 
     def _depth(self, budget: Budget, surface: Surface) -> int:
         """Return the number of levels with the highest rate, γ for a chain; a level has as many rows as lately."""
@@ -120,10 +135,15 @@ class Adaptive(Proposer):
         return int(rates.argmax()) if rates.max() > surface.rate else 0
 
     def _note_levels(self, tree: TokenTree) -> None:
-        """Note what the levels of the last draft cost, unless the drafter had to catch up with the text first."""
+        """Note what the levels of the last draft cost.
+
+        Of a draft before which the drafter had to catch up with the text, the time is an upper bound: it counts only if
+        it is less than what levels were taken to cost. So a level that was slow once is not held to be so for ever.
+        """
         depth = int(tree.depths.max())
-        if depth and not self._catches_up:
-            self._levels.seconds = self._levels.seconds.of(self._meter.draft_s / depth)
+        level_s = self._meter.draft_s / depth if depth else 0.0
+        if depth and (not self._catches_up or level_s < self._levels.seconds.value):
+            self._levels.seconds = self._levels.seconds.of(level_s)
             self._levels.rows = self._levels.rows.of(tree.num_nodes / depth)
         self._catches_up = bool(self.num_plain) or (self._catches_up and not depth)
 
@@ -140,21 +160,26 @@ class Adaptive(Proposer):
 class AdaptiveWhereShared(Proposer):
     """Leaves a request's drafts as they are while it has its passes to itself, and adapts them where others share them.
 
-    So a method that does not pay under load costs the requests beside it nothing.
+    So a method that does not pay under load costs the requests beside it little.
     Invariant: drafts are adapted only where the text does not depend on them; elsewhere a seed's text would change with
     the load.
     """
 
-    def __init__(self, proposer: Proposer, adaptive: Adaptive) -> None:
+    def __init__(self, proposer: Proposer, adaptive: Adaptive, is_shared: bool) -> None:
+        """is_shared: the passes are to be taken as shared until a step has shown it."""
         self.name = proposer.name
-        self._proposer, self._adaptive = proposer, adaptive
+        self._proposer, self._adaptive, self._is_shared = proposer, adaptive, is_shared
         self._used: Proposer = proposer
-        self._may_adapt = False
 
     @property
     def num_plain(self) -> int:
         """Return how many proposals are bare roots."""
         return self._used.num_plain
+
+    @property
+    def compiled(self) -> CompiledDrafts | None:
+        """What makes the proposals behind the last one in native code."""
+        return self._used.compiled
 
     @property
     def options(self) -> StepOptions:
@@ -163,20 +188,35 @@ class AdaptiveWhereShared(Proposer):
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
         """Let the proposer begin."""
+        self._choose(sampling)
         self._used.begin(context, sampling, budget)
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the proposer's draft, or the part of it that pays."""
-        self._may_adapt = sampling.is_independent_of_drafts
+        self._choose(sampling)
         return self._used.propose(context, sampling, budget)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Learn, and see whether the request still shares its passes; a pause is ended first."""
+        """Learn, and see whether others share the passes."""
         self._used.observe(tree, acceptance)
-        if not self.num_plain:
-            is_shared = acceptance.num_in_pass > 1 and self._may_adapt
-            self._used = self._adaptive if is_shared else self._proposer
+        self._note_load(acceptance)
+
+    def observe_compiled(self, tree: TokenTree, acceptance: Acceptance, draft_s: float, step_s: float) -> None:
+        """Learn, and see whether others share the passes."""
+        self._used.observe_compiled(tree, acceptance, draft_s, step_s)
+        self._note_load(acceptance)
 
     def close(self) -> None:
         """Free what the proposer holds."""
         self._proposer.close()
+
+    def _choose(self, sampling: Sampling) -> None:
+        is_adapted = self._is_shared and sampling.is_independent_of_drafts
+        self._used = self._adaptive if is_adapted else self._proposer
+
+    def _note_load(self, acceptance: Acceptance) -> None:
+        """A pass that reads prompts may have no room for the steps that otherwise share it."""
+        if not acceptance.has_prompts:
+            self._is_shared = acceptance.num_in_pass > 1
+        if not self._is_shared and self._used is self._adaptive:
+            self._adaptive.end_rest()

@@ -35,10 +35,10 @@ class HeadFigures(NamedTuple):
 
 @dataclass
 class LevelFigures:
-    """What the levels of one kind of adaptive drafts cost. seconds: time to draft one. rows: nodes of one.
+    """What one kind of adaptive drafts cost. seconds: time to draft a level. rows: nodes of one.
 
-    probe_s: what a draft costs that is made only to see whether drafts pay again.
-    idle_s: time of the steps of all requests since the last draft.
+    probe_s: what all requests of a pass lose by a draft that is made only to see whether drafts pay again.
+    idle_s: time of the steps that requests with such drafts have made since the last one.
     """
 
     seconds: Mean = field(default_factory=Mean)

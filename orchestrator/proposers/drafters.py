@@ -175,6 +175,7 @@ class HeadProposer(Proposer):
         self._client = dependencies.drafter_client(self._method.drafter)
         self._lacks_from = 0
         self._features: HeadInput | None = None
+        self._was_asked = False
 
     @property
     def options(self) -> StepOptions:
@@ -193,19 +194,23 @@ class HeadProposer(Proposer):
         """Return the head's tree."""
         head, sampling, budget = self._call(sampling, budget)
         self._features = None
-        self._lacks_from = len(context) - 1
+        if not self._method.reads_every_state:
+            self._lacks_from = len(context) - 1
         if not budget.max_nodes:
             return Proposal.empty()
         response = self._client.propose(context, sampling, budget, head)
-        if self._method.reads_every_state and response.cached_len >= 0:
-            self._lacks_from = response.cached_len
+        self._was_asked = True
+        if self._method.reads_every_state:
+            self._lacks_from = response.cached_len if response.cached_len >= 0 else len(context) - 1
         return Proposal(response.tree, (self.name,) * response.tree.num_nodes, response.q)
 
     def _call(self, sampling: Sampling, budget: Budget) -> tuple[HeadInput, Sampling, Budget]:
         """Return what the head gets, and the budget of its tree: without nodes if it is not to be called."""
         sampling = self._config.draft_sampling(sampling)
         head, depth = self._features or self._config.shape, min(self._config.num_levels, budget.max_depth)
-        can_draft = depth and (head.features is not None or self._method.reads_every_state)
+        # Before the first step, a head with a cache says how much of the text it has.
+        asks_first = self._method.reads_every_state and not self._was_asked
+        can_draft = depth and (head.features is not None or asks_first)
         return self._config.under(sampling, head), sampling, Budget(budget.max_nodes if can_draft else 0, depth)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:

@@ -20,7 +20,7 @@ FIRST_PAUSE = 16
 LONGEST_PAUSE = 1024
 #: Steps of a pause in which plain decoding is measured; shorter ones are not, since each begins with a single step.
 MEASURED_STEPS = 4
-#: Where no draft pays, `auto` looks for the next one after 1, 2, 4 steps and so on, at most after so many.
+#: Rests grow up to so many steps, unless the first one is longer.
 LONGEST_REST = 16
 #: Weight of all earlier steps in a request's rate.
 DISCOUNT = 0.95
@@ -53,6 +53,10 @@ class Ledger:
         self._pause = num_steps
         self._balance_s -= lost_s
         self._check(plain_s)
+
+    def end_pause(self) -> None:
+        """End the pause now."""
+        self._pause = 0
 
     def rest(self, rest_s: float = 0.0) -> None:
         """Enter a step of a pause, which was a plain one. rest_s: at its last step, what all took."""
@@ -127,25 +131,31 @@ class Meter:
         """Return how many steps are certain to be plain ones, the next one included."""
         return self._ledger.pause
 
-    def sent(self, proposal: Proposal, *, first_rest: int = 0) -> None:
+    def sent(self, proposal: Proposal, *, first_rest: int = 0, least_rest: int = 0) -> None:
         """Note that the proposal is made.
 
-        first_rest: so many plain steps may follow without another one, behind the next empty proposals twice as many.
+        first_rest: so many plain steps may follow without another one, behind the next empty proposals twice as many,
+        as far as that saves time; least_rest: so many in any case.
         """
         self._sent_s = self._costs.clock()
         self.draft_s = self._sent_s - self.began_s
         if proposal.tree.num_nodes:
             self._rest_len = 0
         elif first_rest and not (self._ledger.pause or self.is_first):
-            self._begin_rest(first_rest)
+            self._begin_rest(first_rest, least_rest)
         if self._ledger.pause and not self._rest.num_steps:
             self._rest = Rest(self._sent_s)
 
-    def _begin_rest(self, first: int) -> None:
+    def end_rest(self) -> None:
+        """End a pause before its last step; what it took is not entered."""
+        self._ledger.end_pause()
+        self._rest = Rest()
+
+    def _begin_rest(self, first: int, least: int) -> None:
         """Let plain steps follow that can be made together, where looking costs."""
         if surface := self._costs.surface():
             lost_s = self.draft_s + float(surface.seconds[0]) - plain_s(surface)
-            worth = int(lost_s / (LOSS * plain_s(surface)))
+            worth = max(int(lost_s / (LOSS * plain_s(surface))), least)
             self._rest_len = min(max(2 * self._rest_len, first), max(LONGEST_REST, first), worth)
             if self._rest_len:
                 self._ledger.begin_rest(self._rest_len, lost_s, plain_s(surface))
@@ -205,6 +215,6 @@ class Meter:
         if has_prompts and self._costs.surface():
             self._costs.postpone_plain()
         elif num_steps >= MEASURED_STEPS:
-            self._costs.observe_plain(num_in_pass, rest_s / num_steps, load)
+            self._costs.observe_plain(num_in_pass, rest_s / num_steps, load, num_steps)
         else:  # the first of them is what a single step would have been
             self._costs.observe(1, num_in_pass, 1, rest_s - (num_steps - 1) * self._plain_s, load)

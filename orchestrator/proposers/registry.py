@@ -102,8 +102,11 @@ class SelectedMethod(NamedTuple):
         if not (self.config.adaptive and all(method.can_be_cut for method in self._declarations)):
             return proposer
         configs = [member.config for member in self.members] or [self._grown_config]
-        adaptive = Adaptive(proposer, dependencies, max(config.num_levels for config in configs))
-        return AdaptiveWhereShared(proposer, adaptive) if self.config.adaptive == "shared" else adaptive
+        is_default = not any(config.model_fields_set - {"adaptive"} for config in [self.config, *configs])
+        adaptive = Adaptive(proposer, dependencies, max(config.num_levels for config in configs), is_default)
+        if self.config.adaptive is True:
+            return adaptive
+        return AdaptiveWhereShared(proposer, adaptive, dependencies.step_costs.shares_passes)
 
     def _as_member(self, dependencies: ProposerDependencies) -> Proposer:
         return self._replace(config=self.config.as_member())._without_sizing(dependencies)

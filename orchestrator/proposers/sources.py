@@ -34,7 +34,7 @@ class ProposerSources:
     def __init__(self, config: ServingConfig, checkpoint: Checkpoint, memory: Memory | None = None) -> None:
         self.grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
         self._checkpoint, self._memory = checkpoint, memory
-        self._step_costs, self._estimates, self._costs = StepCosts(), AcceptanceEstimates(), DraftCosts()
+        self._step_costs, self._estimates, self._draft_costs = StepCosts(), AcceptanceEstimates(), DraftCosts()
         self._corpus = load_corpus_index(config.corpus_index, checkpoint.tokenizer) if config.corpus_index else None
         self._matrices = SharedMatrices(checkpoint.vocab_size) if config.remember_tokens else None
         self._tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
@@ -67,7 +67,7 @@ class ProposerSources:
             step_costs=self._step_costs,
             estimates=self._estimates,
             drafters=drafters,
-            draft_costs=self._costs,
+            draft_costs=self._draft_costs,
         )
 
 

@@ -26,7 +26,7 @@ from runtime.engine.verify import VerifyInput, VerifyResult, verify
 from runtime.kv.batch import Segment
 from runtime.kv.pressure import BlockPressure
 from runtime.kv.sequences import CachedSequence
-from runtime.native.decoding import DecodedStep, Decoding
+from runtime.native.decoding import DecodedStep, Decoding, has_room
 from runtime.native.model import NativeModel
 from runtime.sampling import served
 
@@ -135,12 +135,12 @@ class TargetEngine(PagedEngine[StepRequest]):
 
     def _several_steps(self, planned: list[tuple[StepCall, Segment]], limit_s: float) -> Decoding | None:
         """Return the steps that native code can make for all of these calls until limit_s is over; None: it cannot."""
-        compiled = sampler()
-        if compiled is None or not isinstance(self.paged.model, NativeModel):
+        compiled, model = sampler(), self.paged.model
+        if compiled is None or not isinstance(model, NativeModel):
             return None
         requests = [_several(call, segment) for call, segment in planned]
         several = [request for request in requests if request]
-        if len(several) < len(planned):
+        if len(several) < len(planned) or not has_room([each.further for each in several], model.vocab_size):
             return None
         for request, (call, segment) in zip(several, planned, strict=True):
             further = request.further

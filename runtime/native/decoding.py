@@ -17,7 +17,7 @@ from orchestrator.native.sampling import Requests
 from runtime.kv.batch import MAX_PASS_ROWS, MAX_TREE_NODES, STEP_TOKENS
 
 #: Memory that the logits of a pass may take, unless the first trees need more.
-MAX_LOGITS_BYTES = 64 << 20
+MAX_LOGITS_BYTES = 256 << 20
 
 
 class ContinuationFields(Structure):
@@ -47,8 +47,8 @@ class DecodingFields(Structure):
 class Continuation(NamedTuple):
     """How a sequence goes on behind the step that it has asked for.
 
-    It ends with max_tokens tokens, or with one of stop_ids behind the first min_tokens of them. drafts: what its trees
-    are grown from; None = it gets none.
+    It ends with max_tokens tokens, or with one of stop_ids behind the first min_tokens of them. drafts: what makes
+    its trees; None = it gets none.
     """
 
     max_tokens: int
@@ -187,9 +187,19 @@ def steps_of(decoded: Decoded, first_trees: Sequence[TokenTree]) -> list[list[De
     return steps
 
 
+def has_room(sequences: Sequence[Continuation], vocab_size: int) -> bool:
+    """Return whether each sequence that does not size its trees by their costs may have them whole."""
+    fixed = [each.drafts.max_nodes for each in sequences if each.drafts and not each.drafts.costs]
+    return max(fixed, default=0) <= _share(len(sequences), vocab_size)
+
+
 def _max_nodes(sequences: Sequence[Continuation], vocab_size: int) -> list[int]:
     """Return the most nodes that each sequence may have in a pass."""
-    count = len(sequences)
-    most_rows = min(MAX_LOGITS_BYTES // (4 * vocab_size), MAX_PASS_ROWS)
-    share = min(max(STEP_TOKENS, MAX_TREE_NODES // count), max(most_rows // count - 1, 0))
+    share = _share(len(sequences), vocab_size)
     return [min(each.drafts.max_nodes, share) if each.drafts else 0 for each in sequences]
+
+
+def _share(count: int, vocab_size: int) -> int:
+    """Return the most nodes that each of so many sequences may have in a pass."""
+    most_rows = min(MAX_LOGITS_BYTES // (4 * vocab_size), MAX_PASS_ROWS)
+    return min(max(STEP_TOKENS, MAX_TREE_NODES // count), max(most_rows // count - 1, 0))

@@ -15,7 +15,7 @@ from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.step_costs import PLAIN, StepCosts, Surface, surface_of
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Acceptance, Distribution
+from orchestrator.core.types import Acceptance, Distribution, PassLoad
 from orchestrator.proposers import adaptive
 from orchestrator.proposers.adaptive import Adaptive, AdaptiveWhereShared
 from orchestrator.proposers.draft_costs import TRIED, DraftCosts
@@ -60,16 +60,16 @@ def lengths(
     """Return the lengths of the drafts that are sent in the second half of the steps, and how often it was asked."""
     clock = Clock()
     guesses = Guesses(alpha, clock, draft_s)
-    sized, context = adapted(guesses, StepCosts(clock)), Context([0])
+    proposer, context = adapted(guesses, StepCosts(clock)), Context([0])
     sent: list[int] = []
     for _ in range(num_steps):
-        tree = sized.propose(context, Sampling(), Budget(32, 32)).tree
+        tree = proposer.propose(context, Sampling(), Budget(32, 32)).tree
         sent.append(tree.num_nodes)
         clock.now_s += surface((tree.num_nodes + 1) * (1 + others))
         target_tokens = [len(context) + int(depth) for depth in tree.depths]
         acceptance = Acceptance(*accept_coupled(tree, target_tokens), num_in_pass=1 + others)
         context.commit(acceptance.tokens(tree))
-        sized.observe(tree, acceptance)
+        proposer.observe(tree, acceptance)
     return sent[num_steps // 2 :], guesses.num_calls
 
 
@@ -112,13 +112,13 @@ def test_the_size_of_a_draft_does_not_depend_on_its_tokens() -> None:
                 return Proposal.of(TokenTree(tree.tokens + np.int32(shift), tree.parents), self.name)
 
         clock = Clock()
-        sized, context, kept = adapted(Shifted(0.5, clock, 0.01), StepCosts(clock)), Context([0]), []
+        proposer, context, kept = adapted(Shifted(0.5, clock, 0.01), StepCosts(clock)), Context([0]), []
         for _ in range(100):
-            tree = sized.propose(context, Sampling(), Budget(32, 32)).tree
+            tree = proposer.propose(context, Sampling(), Budget(32, 32)).tree
             kept.append(tree.num_nodes)
             clock.now_s += SURFACES["linear"](tree.num_nodes + 1)
             context.commit([-1])
-            sized.observe(tree, Acceptance((), -1))
+            proposer.observe(tree, Acceptance((), -1))
         sizes.append(kept)
     assert sizes[0] == sizes[1]
 
@@ -414,44 +414,56 @@ def test_a_pause_says_beforehand_how_many_steps_are_plain_and_they_may_be_made_t
     assert 1.0 < surface.rate <= 2.0
 
 
-def drafted(num_in_pass: int, sampling: Sampling, num_steps: int = 60) -> list[int]:
-    """The sizes of the drafts of a method that never pays, by default; num_in_pass: requests of each pass."""
+GREEDY = Sampling()
+
+
+def where_shared(is_shared: bool = False) -> AdaptiveWhereShared:
+    """A method that never pays, by default. is_shared: what is known of the passes before the first step."""
     clock = Clock()
     costs, guesses = costs_of(clock, 1.0, 1.5, 2.0), Guesses(0.0, clock, 0.1)
-    proposer, sizes = AdaptiveWhereShared(guesses, adapted(guesses, costs)), list[int]()
+    return AdaptiveWhereShared(guesses, adapted(guesses, costs), is_shared)
+
+
+def sizes(
+    proposer: Proposer,
+    num_in_pass: int,
+    sampling: Sampling = GREEDY,
+    num_steps: int = 60,
+    has_prompts: bool = False,
+) -> list[int]:
+    """The sizes of the next drafts; num_in_pass: requests of each pass."""
+    load, found = PassLoad(num_in_pass, num_in_pass, 1.0, 1.0, has_prompts), list[int]()
     for _ in range(num_steps):
         tree = proposer.propose(Context([0]), sampling, Budget(4, 4)).tree
-        sizes.append(tree.num_nodes)
-        proposer.observe(tree, Acceptance((), 5, num_in_pass=num_in_pass))
-    return sizes
+        found.append(tree.num_nodes)
+        proposer.observe(tree, Acceptance((), 5, num_in_pass=num_in_pass, load=load))
+    return found
 
 
 def test_drafts_are_adapted_where_passes_are_shared_and_left_alone_elsewhere() -> None:
-    assert drafted(1, Sampling()) == [4] * 60
+    assert sizes(where_shared(), 1) == [4] * 60
     for sampling in (Sampling(), Sampling(0.7), Sampling(rule=Rule.REJECTION)):
-        assert sum(map(bool, drafted(2, sampling)[20:])) <= 1
+        assert sum(map(bool, sizes(where_shared(), 2, sampling)[20:])) <= 1
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.7, rule=Rule.REJECTION), Sampling(0.7, rule=Rule.TYPICAL)])
 def test_the_drafts_of_a_text_that_depends_on_them_do_not_depend_on_the_load(sampling: Sampling) -> None:
-    assert drafted(2, sampling) == [4] * 60
+    assert sizes(where_shared(is_shared=True), 2, sampling) == [4] * 60
 
 
-def test_a_pause_that_began_in_company_ends_before_the_drafts_are_left_alone_again() -> None:
-    clock = Clock()
-    costs, guesses = costs_of(clock, 1.0, 1.5, 2.0), Guesses(0.0, clock, 0.1)
-    proposer = AdaptiveWhereShared(guesses, adapted(guesses, costs))
-
-    def step(num_in_pass: int) -> int:
-        tree = proposer.propose(Context([0]), Sampling(), Budget(4, 4)).tree
-        proposer.observe(tree, Acceptance((), 5, num_in_pass=num_in_pass))
-        return tree.num_nodes
-
+def test_drafts_are_left_alone_as_soon_as_a_request_is() -> None:
+    proposer = where_shared()
+    sizes(proposer, 2)
     while proposer.num_plain < 2:
-        step(2)
-    left = proposer.num_plain
-    assert [step(1) for _ in range(left)] == [0] * left
-    assert step(1) == 4 and proposer.num_plain == 0
+        sizes(proposer, 2, num_steps=1)
+    assert sizes(proposer, 1, num_steps=3) == [0, 4, 4]
+    assert sum(map(bool, sizes(proposer, 2)[1:])) <= 1
+
+
+def test_a_pass_that_reads_prompts_does_not_say_that_a_request_is_alone() -> None:
+    proposer = where_shared(is_shared=True)
+    sizes(proposer, 2)
+    assert sum(map(bool, sizes(proposer, 1, num_steps=20, has_prompts=True))) <= 1
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,13 @@ def test_of_many_tokens_and_places_the_same_ones_are_looked_at() -> None:
     assert assert_same(suffix(trees, dependencies()), Suffix(trees, dependencies()), Context(text), Budget(128, 128))
 
 
+def test_a_long_text_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = text_of(random.Random(1), 12)
+    monkeypatch.setattr("orchestrator.native.drafts.PIECE", 7)
+    for compiled, reference in pairs(random.Random(1)):
+        assert assert_same(compiled, reference, Context(text), Budget(128, 128))
+
+
 def test_suffix_with_a_memory_or_a_corpus_is_not_compiled() -> None:
     corpus: Corpus = corpus_of([[1, 2, 3]])
     for given in (dependencies(memory=Memory(100).of("")), dependencies(corpus=corpus)):

@@ -135,6 +135,17 @@ def test_many_runs_at_once_with_drafts_and_without_tell_what_each_tells_alone(dr
         assert drafted.tell(folder, 200, "none", samplings[seed], StopRule(MAX_TOKENS))[0] == alone[seed][0]
 
 
+def test_where_a_pass_has_no_room_for_whole_drafts_steps_are_made_one_by_one(
+    drafted: Drafted, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` sizes its trees itself, and may be cut; the drafts of other methods are the same under any load."""
+    for method, max_rows, is_made in (("suffix", 33, True), ("suffix", 32, False), ("auto", 8, True)):
+        monkeypatch.setattr("runtime.native.decoding.MAX_PASS_ROWS", max_rows)
+        drafted.made.clear()
+        drafted.tell(folder, 300, method, Sampling(), StopRule(MAX_TOKENS))
+        assert bool(drafted.made) == is_made
+
+
 def test_drafts_end_where_the_pool_has_no_more_blocks(folder: Path) -> None:
     """Four sequences share a pool that holds the tokens of three and a half, so that they are preempted, too."""
     small = Drafted(folder, memory_mb=1)
