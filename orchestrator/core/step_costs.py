@@ -95,6 +95,7 @@ class StepCosts:
         self._single = Mean()  # what a plain step takes alone beyond one of several that are made together
         self._last_single_s = 0.0
         self._num_measured = self._plain_at = 0
+        self._makes_drafted = False
         self._surface: Surface | None = None
         self._lock = threading.Lock()
 
@@ -130,6 +131,7 @@ class StepCosts:
     ) -> None:
         """Learn from a step of several that were made together, some with drafts; as `observe`."""
         with self._lock:
+            self._makes_drafted = True
             self._enter(num_rows, num_in_pass, num_tokens, seconds, load)
             if num_rows == 1:
                 self._single = self._single.of(0.0)  # a look between such steps costs next to nothing
@@ -168,6 +170,11 @@ class StepCosts:
     def shares_passes(self) -> bool:
         """True if requests have had others in their passes lately."""
         return self._others.value > SHARED
+
+    @property
+    def breaks_others(self) -> bool:
+        """True if a step that needs Python keeps other requests from steps that the engine makes without it."""
+        return self._makes_drafted and self.shares_passes
 
     @property
     def wants_plain(self) -> bool:

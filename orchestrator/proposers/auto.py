@@ -72,7 +72,8 @@ class Auto(Proposer):
         self._most = Budget(config.max_nodes, config.draft_len)
         self._growth = growth_of(dependencies, config.is_chain)
         self._heads = None if config.is_chain or not dependencies.drafters else HeadsOfAuto(dependencies)
-        self._meter, self._clock = Meter(dependencies.step_costs), dependencies.step_costs.clock
+        self._costs, self._clock = dependencies.step_costs, dependencies.step_costs.clock
+        self._meter = Meter(self._costs)
         self._node_s = self._begun_s = 0.0
         self._begun: Grown | None = None
         self._compiled: CompiledDrafts | None = None
@@ -110,7 +111,10 @@ class Auto(Proposer):
             grown = self._grow(context, sampling, budget, surface)
         proposal = self._chosen(grown, context, sampling, budget, surface) if grown else Proposal.empty()
         if surface and self._heads and not self._meter.is_first:
-            self._heads.choose(self._meter.rate, budget.max_depth + 1, surface, range_of(sampling))
+            if self._costs.breaks_others:
+                self._heads.let_go()
+            else:
+                self._heads.choose(self._meter.rate, budget.max_depth + 1, surface, range_of(sampling))
         has_head = bool(self._heads and self._heads.name)
         self._compiled = self._growth.compiled(budget, surface) if surface and not has_head else None
         may_rest = not (has_head or (self._compiled and not self._num_singles))

@@ -118,8 +118,8 @@ class HeadsOfAuto:
             self._rest -= self._rest > 0
             return
         self._built[self._name].observe(tree, acceptance)
-        if self._trial_left:
-            self._costs.tried_s += step_s
+        if self._trial_left:  # all requests of the pass wait for it
+            self._costs.tried_s += step_s * acceptance.num_in_pass
         self._num_idle = 0 if self._was_called else self._num_idle + 1
         if self._was_called:
             self._learn(tree, acceptance)
@@ -127,6 +127,8 @@ class HeadsOfAuto:
 
     def let_go(self) -> None:
         """Use no head from now on, and for a while."""
+        if not self._name:
+            return
         self._name = ""
         self._rest, self._trial_left, self._was_called = self._next_rest, 0, False
 

@@ -13,10 +13,13 @@ from orchestrator.core.proposal import Budget, Proposal
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts, surface_of
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import NO_HEAD_INPUT, DraftResponse, HeadInput
+from orchestrator.core.types import NO_HEAD_INPUT, Acceptance, DraftResponse, HeadInput
 from orchestrator.proposers.dependencies import DrafterClient, ProposerDependencies
 from orchestrator.proposers.draft_costs import TRIED, DraftCosts
 from orchestrator.proposers.estimates import AcceptanceEstimates
+from orchestrator.proposers.guarded import Guarded
+from orchestrator.proposers.heads_of_auto import HeadsOfAuto
+from orchestrator.proposers.none import NoProposer
 from orchestrator.proposers.ranks import RankEstimates, paying
 from orchestrator.proposers.registry import select_method
 from orchestrator.proposers.union import united
@@ -118,6 +121,37 @@ def test_auto_beats_the_drafter_and_the_other_sources_where_each_has_its_part(su
     drafter, _ = rate_of("draft_model", texts, surface, 0.8)
     found, _ = rate_of("auto", texts, surface, 0.8)
     assert found > max(drafter, dependencies_rate(texts, surface))
+
+
+def test_a_drafter_is_left_alone_where_it_would_keep_others_from_steps_in_native_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(StepCosts, "breaks_others", True)
+    _, calls = rate_of("auto", [novel(1500)], "flat", 0.8)
+    assert calls == 0
+
+
+@pytest.mark.parametrize(("num_in_pass", "is_made", "expected"), [(1, True, False), (2, False, False), (2, True, True)])
+def test_what_needs_python_breaks_others_where_they_share_compiled_steps(
+    num_in_pass: int, is_made: bool, expected: bool
+) -> None:
+    costs = StepCosts()
+    costs.observe(1, num_in_pass, 1, 1.0)
+    if is_made:
+        costs.observe_made(2, num_in_pass, 1, 1.0, None)
+    assert costs.breaks_others is expected
+
+
+def test_a_trial_costs_all_requests_of_its_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    for num_in_pass in (1, 4):
+        costs = DraftCosts(elapsed_s=1e6)
+        given = replace(dependencies(), draft_costs=costs, drafters=frozenset({"draft"}))
+        heads = HeadsOfAuto(replace(given, build=lambda name: Guarded(NoProposer(), 10)))
+        heads.choose(1.0, 100, surface_of(np.ones(9)), 0)
+        heads.observe(TokenTree.bare(), Acceptance((), 1, num_in_pass=num_in_pass), 2.0)
+        tried.append(costs.tried_s)
+    assert tried == [2.0, 8.0]
 
 
 def test_trials_take_no_more_than_their_part_of_the_time() -> None:
