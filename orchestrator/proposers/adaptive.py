@@ -16,7 +16,8 @@ from orchestrator.proposers.estimates import range_of
 from orchestrator.proposers.ledger import Meter
 from orchestrator.proposers.ranks import RankEstimates, paying, paying_in_turn
 
-#: Plain steps that are made before looking again whether a draft pays; at least so many where that saves no time.
+#: Plain steps of each request of a pass before one looks again whether a draft pays; at least so many where that saves
+#: no time.
 REST, LEAST_REST = 64, 4
 
 
@@ -82,7 +83,10 @@ class Adaptive(Proposer):
         self._was_asked = bool(limits.max_depth)
         self._drafted = drafted if surface else Proposal.empty()
         self._is_sampled = bool(drafted.q) and sampling.rule.uses_q
-        self._meter.sent(self._drafted, first_rest=0 if self._wants_draft else REST, least_rest=LEAST_REST)
+        # A look ends the steps of all requests that share the pass.
+        sharing = 1 + int(surface.others_tokens) if surface else 1
+        first_rest = 0 if self._wants_draft else sharing * REST
+        self._meter.sent(self._drafted, first_rest=first_rest, least_rest=sharing * LEAST_REST)
         expected_s = self._levels.seconds.value * limits.max_depth
         self._note_levels(self._drafted.tree)
         self._lacks_states = self.options != self._proposer.options
