@@ -17,6 +17,8 @@ from orchestrator.core.types import FloatArray, PassLoad
 GROUPS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)
 #: A measurement weighs as much as each of a group's first ones, and at last this much against all earlier ones.
 LEAST_WEIGHT = 0.05
+#: Steps that were made together count as at most so many measurements.
+MOST_AT_ONCE = 16
 #: A measurement counts for at most this many times its group's mean: a step may have been held up by something else.
 MOST_OF_MEAN = 3.0
 #: A row that has not been measured is taken to cost this part of a plain step. It is optimistic, so that larger trees
@@ -118,8 +120,13 @@ class StepCosts:
     def observe_plain(self, num_in_pass: int, seconds: float, load: PassLoad | None = None, num_steps: int = 1) -> None:
         """Learn from plain steps that were made together, which may be quicker than single ones. seconds: of one."""
         with self._lock:
-            self._enter(1, num_in_pass, 1, seconds + self._single_s, load, num_steps)
+            self._enter(1, num_in_pass, 1, seconds + self._single_s, load, min(num_steps, MOST_AT_ONCE))
             self._note_plain(num_in_pass, seconds)
+
+    def observe_load(self, num_in_pass: int) -> None:
+        """Note how many requests shared a pass of whose cost nothing is learnt."""
+        with self._lock:
+            self._others = self._others.of(num_in_pass - 1)
 
     def postpone_plain(self) -> None:
         """Put the next measurement of plain steps off, as after one: the time of the last ones says nothing."""

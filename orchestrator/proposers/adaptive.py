@@ -7,7 +7,7 @@ import numpy as np
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.step_costs import Surface
+from orchestrator.core.step_costs import StepCosts, Surface
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.proposers.dependencies import ProposerDependencies
@@ -54,7 +54,8 @@ class Adaptive(Proposer):
         self._drafted = Proposal.empty()
         self._limits: Budget | None = None
         self._is_sampled = self._is_probe = self._was_asked = self._wants_draft = self._lacks_states = False
-        self._catches_up = True
+        self._catches_up, self._has_reserved = True, False
+        self._num_in_pass = self._num_at_rest = 1
 
     @property
     def num_plain(self) -> int:
@@ -68,6 +69,8 @@ class Adaptive(Proposer):
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
         """Choose the number of levels, and let the proposer begin."""
+        if self.num_plain and 2 * self._num_in_pass <= self._num_at_rest:  # a rest is as long as its load asked for
+            self.end_rest()
         self._limits = self._within(budget, sampling)
         if self._limits.max_depth:
             self._proposer.begin(context, sampling, self._limits)
@@ -83,10 +86,11 @@ class Adaptive(Proposer):
         self._was_asked = bool(limits.max_depth)
         self._drafted = drafted if surface else Proposal.empty()
         self._is_sampled = bool(drafted.q) and sampling.rule.uses_q
+        if not self.num_plain:
+            self._num_at_rest = self._num_in_pass
         # A look ends the steps of all requests that share the pass.
-        sharing = 1 + int(surface.others_tokens) if surface else 1
-        first_rest = 0 if self._wants_draft else sharing * REST
-        self._meter.sent(self._drafted, first_rest=first_rest, least_rest=sharing * LEAST_REST)
+        first_rest = 0 if self._wants_draft else self._num_in_pass * REST
+        self._meter.sent(self._drafted, first_rest=first_rest, least_rest=self._num_in_pass * LEAST_REST)
         expected_s = self._levels.seconds.value * limits.max_depth
         self._note_levels(self._drafted.tree)
         self._lacks_states = self.options != self._proposer.options
@@ -99,7 +103,7 @@ class Adaptive(Proposer):
         """
         self._proposer.observe(tree, acceptance)
         self._ranks.learn(tree if self._is_sampled else self._drafted.tree, acceptance.tokens(tree))
-        step_s = self._meter.answered(tree, acceptance)
+        step_s, self._num_in_pass = self._meter.answered(tree, acceptance), acceptance.num_in_pass
         if self._was_asked and self._is_probe and step_s:
             self._levels.probe_s = self._levels.probe_s.of(step_s * acceptance.num_in_pass)
         self._levels.idle_s = 0.0 if self._was_asked else self._levels.idle_s + step_s
@@ -120,13 +124,19 @@ class Adaptive(Proposer):
         self._ranks, self._levels = RankEstimates(self._estimates, *kind), self._draft_costs.levels(*kind)
         surface = self._meter.surface()
         depth = self._depth(budget, surface) if surface else 0
-        self._is_probe = bool(surface) and not depth and self._levels.may_probe
+        self._is_probe = bool(surface) and not depth and self._may_probe()
         self._wants_draft = bool(depth or self._is_probe)
         levels = min(depth or 1, budget.max_depth, budget.max_nodes)
         if self._lacks_states or not (self._wants_draft and levels):
             return Budget(0, 0)
-        self._levels.idle_s = 0.0  # of several requests one makes the probe
+        self._has_reserved = False
         return Budget(budget.max_nodes, levels)
+
+    def _may_probe(self) -> bool:
+        """Return whether this request is the one to see whether drafts pay again; before its first step it is not."""
+        if self._levels.may_probe and not self._meter.is_first:
+            self._has_reserved, self._levels.idle_s = True, 0.0
+        return self._has_reserved
 
     def _depth(self, budget: Budget, surface: Surface) -> int:
         """Return the number of levels with the highest rate, γ for a chain; a level has as many rows as lately."""
@@ -169,10 +179,11 @@ class AdaptiveWhereShared(Proposer):
     the load.
     """
 
-    def __init__(self, proposer: Proposer, adaptive: Adaptive, is_shared: bool) -> None:
-        """is_shared: the passes are to be taken as shared until a step has shown it."""
+    def __init__(self, proposer: Proposer, adaptive: Adaptive, costs: StepCosts) -> None:
+        """costs: of all requests; they tell whether passes are shared until a step of this one has shown it."""
         self.name = proposer.name
-        self._proposer, self._adaptive, self._is_shared = proposer, adaptive, is_shared
+        self._proposer, self._adaptive, self._is_shared = proposer, adaptive, costs.shares_passes
+        self._costs = costs
         self._used: Proposer = proposer
 
     @property
@@ -215,12 +226,14 @@ class AdaptiveWhereShared(Proposer):
         self._proposer.close()
 
     def _choose(self, sampling: Sampling) -> None:
-        is_adapted = self._is_shared and sampling.is_independent_of_drafts
-        self._used = self._adaptive if is_adapted else self._proposer
+        used = self._adaptive if self._is_shared and sampling.is_independent_of_drafts else self._proposer
+        if used is not self._adaptive and self._used is self._adaptive:
+            self._adaptive.end_rest()
+        self._used = used
 
     def _note_load(self, acceptance: Acceptance) -> None:
         """A pass that reads prompts may have no room for the steps that otherwise share it."""
         if not acceptance.has_prompts:
             self._is_shared = acceptance.num_in_pass > 1
-        if not self._is_shared and self._used is self._adaptive:
-            self._adaptive.end_rest()
+        if self._used is not self._adaptive:
+            self._costs.observe_load(acceptance.num_in_pass)

@@ -37,7 +37,7 @@ class HeadFigures(NamedTuple):
 class LevelFigures:
     """What one kind of adaptive drafts cost. seconds: time to draft a level. rows: nodes of one.
 
-    probe_s: what all requests of a pass lose by a draft that is made only to see whether drafts pay again.
+    probe_s: of a step with a draft that is made only to see whether drafts pay again, for each request of its pass.
     idle_s: time of the steps that requests with such drafts have made since the last one.
     """
 

@@ -82,13 +82,14 @@ class Ledger:
 class Rest(NamedTuple):
     """The steps of a pause so far: when it began, how many they are, and how long they waited for other passes.
 
-    has_prompts: one of their passes read prompts, too.
+    has_prompts: one of their passes read prompts, too. num_in_pass: requests of the first pass.
     """
 
     began_s: float = 0.0
     num_steps: int = 0
     queue_us: int = 0
     has_prompts: bool = False
+    num_in_pass: int = 0
 
 
 def plain_s(surface: Surface) -> float:
@@ -134,8 +135,8 @@ class Meter:
     def sent(self, proposal: Proposal, *, first_rest: int = 0, least_rest: int = 0) -> None:
         """Note that the proposal is made.
 
-        first_rest: so many plain steps may follow without another one, behind the next empty proposals twice as many,
-        as far as that saves time; least_rest: so many in any case.
+        first_rest: so many plain steps may follow without another one, behind the next empty proposals twice as many up
+        to LONGEST_REST, as far as that saves time; least_rest: so many in any case.
         """
         self._sent_s = self._costs.clock()
         self.draft_s = self._sent_s - self.began_s
@@ -201,10 +202,10 @@ class Meter:
 
     def _note_rest(self, acceptance: Acceptance) -> None:
         """Note a step of a pause; they may be made several at a time, so only their sum is measured."""
-        began_s, num_steps, queue_us, has_prompts = self._rest
+        began_s, num_steps, queue_us, has_prompts, num_at_first = self._rest
         num_steps, queue_us = num_steps + 1, queue_us + acceptance.queue_us
-        has_prompts |= acceptance.has_prompts
-        self._rest = Rest(began_s, num_steps, queue_us, has_prompts)
+        has_prompts, num_at_first = has_prompts or acceptance.has_prompts, num_at_first or acceptance.num_in_pass
+        self._rest = Rest(began_s, num_steps, queue_us, has_prompts, num_at_first)
         if self._ledger.pause > 1:
             self._ledger.rest()
             return
@@ -212,7 +213,8 @@ class Meter:
         self._ledger.rest(rest_s)
         self._rest = Rest()
         num_in_pass, load = acceptance.num_in_pass, acceptance.load
-        if has_prompts and self._costs.surface():
+        is_mixed = max(num_in_pass, num_at_first) > 2 * min(num_in_pass, num_at_first)
+        if (has_prompts or is_mixed) and self._costs.surface():
             self._costs.postpone_plain()
         elif num_steps >= MEASURED_STEPS:
             self._costs.observe_plain(num_in_pass, rest_s / num_steps, load, num_steps)

@@ -102,11 +102,12 @@ class SelectedMethod(NamedTuple):
         if not (self.config.adaptive and all(method.can_be_cut for method in self._declarations)):
             return proposer
         configs = [member.config for member in self.members] or [self._grown_config]
-        is_default = not any(config.model_fields_set - {"adaptive"} for config in [self.config, *configs])
+        given = [self.config, *(member.config for member in self.members)]
+        is_default = not any(config.model_fields_set - {"adaptive"} for config in given)
         adaptive = Adaptive(proposer, dependencies, max(config.num_levels for config in configs), is_default)
         if self.config.adaptive is True:
             return adaptive
-        return AdaptiveWhereShared(proposer, adaptive, dependencies.step_costs.shares_passes)
+        return AdaptiveWhereShared(proposer, adaptive, dependencies.step_costs)
 
     def _as_member(self, dependencies: ProposerDependencies) -> Proposer:
         return self._replace(config=self.config.as_member())._without_sizing(dependencies)

@@ -421,7 +421,8 @@ def where_shared(is_shared: bool = False) -> AdaptiveWhereShared:
     """A method that never pays, by default. is_shared: what is known of the passes before the first step."""
     clock = Clock()
     costs, guesses = costs_of(clock, 1.0, 1.5, 2.0), Guesses(0.0, clock, 0.1)
-    return AdaptiveWhereShared(guesses, adapted(guesses, costs), is_shared)
+    costs.observe_load(16 if is_shared else 1)
+    return AdaptiveWhereShared(guesses, adapted(guesses, costs), costs)
 
 
 def sizes(
@@ -460,10 +461,77 @@ def test_drafts_are_left_alone_as_soon_as_a_request_is() -> None:
     assert sum(map(bool, sizes(proposer, 2)[1:])) <= 1
 
 
+def test_steps_of_a_burst_whose_request_became_alone_are_not_taken_for_single_ones() -> None:
+    """Native code made them together, so their time is that of all of them."""
+    clock = Clock()
+    costs, guesses = StepCosts(clock), Guesses(0.0, clock, 0.1)
+    proposer = AdaptiveWhereShared(guesses, adapted(guesses, costs), costs)
+    for _ in range(40):
+        costs.observe_plain(2, 1.0)
+    sizes(proposer, 2, num_steps=4)
+    while proposer.num_plain < 8:
+        clock.now_s += 1.0
+        sizes(proposer, 2, num_steps=1)
+    proposer.propose(Context([0]), GREEDY, Budget(4, 4))
+    before = costs.surface()
+    clock.now_s += 8.0
+    for _ in range(8):
+        proposer.observe(TokenTree.bare(), Acceptance((), 5, num_in_pass=1))
+    after = costs.surface()
+    assert before and after and after.seconds[0] <= 1.1 * before.seconds[0]
+    assert sizes(proposer, 1, num_steps=1) == [4]
+
+
+def test_the_load_that_a_lone_request_shows_is_known_to_the_next_one() -> None:
+    proposer = where_shared(is_shared=True)
+    sizes(proposer, 1)
+    assert not proposer._costs.shares_passes
+
+
+def test_a_rest_that_many_requests_asked_for_ends_when_they_do() -> None:
+    clock = Clock()
+    guesses = Guesses(0.0, clock, 0.1)
+    proposer = adapted(guesses, costs_of(clock, 1.0, 1.5, 2.0))
+    sizes(proposer, 16)
+    while proposer.num_plain < 100:
+        sizes(proposer, 16, num_steps=1)
+    sizes(proposer, 1, num_steps=1)
+    proposer.begin(Context([0]), GREEDY, Budget(4, 4))
+    assert proposer.num_plain == 0
+
+
 def test_a_pass_that_reads_prompts_does_not_say_that_a_request_is_alone() -> None:
     proposer = where_shared(is_shared=True)
     sizes(proposer, 2)
     assert sum(map(bool, sizes(proposer, 1, num_steps=20, has_prompts=True))) <= 1
+
+
+def test_before_its_first_step_a_request_makes_no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head has no hidden states then, so that nothing would be learnt."""
+    clock, estimates = Clock(), AcceptanceEstimates()
+    ranks = RankEstimates(estimates, "guesses", 0, False)
+    for _ in range(200):
+        ranks.learn(TokenTree.chain([7]), [1])
+    given = replace(dependencies(), step_costs=costs_of(clock, 1.0, 1.5), estimates=estimates, draft_costs=DraftCosts())
+    given.draft_costs.levels("guesses", 0, False).idle_s = 1e6
+    guesses = Guesses(0.0, clock, 0.1)
+    first, other = Adaptive(guesses, given), Adaptive(guesses, given)
+    assert [sizes(each, 2, num_steps=1) for each in (first, other)] == [[0], [0]]
+    assert guesses.num_calls == 0
+    assert [bool(sizes(each, 2, num_steps=1)[0]) or guesses.num_calls for each in (first, other)] == [1, 1]
+
+
+@pytest.mark.parametrize("config", ['{"adaptive": true}', '{"draft_len": "auto"}'])
+def test_a_method_s_defaults_share_what_the_deployment_knows(config: str) -> None:
+    given = replace(dependencies(), step_costs=costs_of(Clock(), 1.0), draft_costs=DraftCosts())
+    proposer = select_method("prompt_lookup", config, frozenset(), {}).proposer(given)
+    proposer.propose(Context([1, 2, 3]), GREEDY, Budget(8, 8))
+    assert given.draft_costs.by_kind
+    own = replace(given, draft_costs=DraftCosts())
+    select_method("prompt_lookup", '{"adaptive": true, "max_ngram": 2}', frozenset(), {}).proposer(own).propose(
+        Context([1, 2, 3]), GREEDY, Budget(8, 8)
+    )
+    assert not own.draft_costs.by_kind
 
 
 @pytest.mark.parametrize(
