@@ -72,8 +72,8 @@ def measure_draft(workspace: Workspace) -> None:
     """Measure how sure the draft model may be of its tokens, unless its config.json says it."""
     draft = workspace.models / "draft"
     if SHARPNESS not in json.loads((draft / "config.json").read_text()):
-        sharpness.main([str(draft), f"--kind={sharpness.DRAFT_MODEL}", f"--target={workspace.models / 'target'}",
-                        f"--out={workspace.models}"])  # fmt: skip
+        target, kind = workspace.models / "target", sharpness.DRAFT_MODEL
+        sharpness.main([str(draft), f"--kind={kind}", f"--target={target}", f"--out={workspace.models}"])
 
 
 def discard_foreign_heads(workspace: Workspace) -> None:

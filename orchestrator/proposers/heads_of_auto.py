@@ -33,7 +33,7 @@ class HeadsOfAuto:
     """
 
     def __init__(self, dependencies: ProposerDependencies) -> None:
-        self._dependencies, self._costs = dependencies, dependencies.draft_costs
+        self._dependencies, self._draft_costs = dependencies, dependencies.draft_costs
         self._names = [name for name in HEADS if METHODS[name].drafter in dependencies.drafters]
         self._built: dict[str, Proposer] = {}
         self._name = ""
@@ -79,7 +79,7 @@ class HeadsOfAuto:
         best = max(self._names, key=lambda name: self._gain(name, rate, tokens_left, surface))
         if self._gain(best, rate, tokens_left, surface) > 0.0:
             self._use(best, rate, 0)
-        elif self._costs.may_try:
+        elif self._draft_costs.may_try:
             self._use(min(self._names, key=lambda name: self._of(name).tokens.num_values), rate, TRIAL_STEPS)
 
     def wants(self, rate: float, surface: Surface) -> bool:
@@ -113,13 +113,13 @@ class HeadsOfAuto:
 
     def observe(self, tree: TokenTree, acceptance: Acceptance, step_s: float) -> None:
         """Learn how far the head's draft agrees with the text, and what the step cost, drafting included."""
-        self._costs.elapsed_s += step_s
+        self._draft_costs.elapsed_s += step_s
         if not self._name:
             self._rest -= self._rest > 0
             return
         self._built[self._name].observe(tree, acceptance)
         if self._trial_left:  # all requests of the pass wait for it
-            self._costs.tried_s += step_s * acceptance.num_in_pass
+            self._draft_costs.tried_s += step_s * acceptance.num_in_pass
         self._num_idle = 0 if self._was_called else self._num_idle + 1
         if self._was_called:
             self._learn(tree, acceptance)
@@ -174,7 +174,7 @@ class HeadsOfAuto:
         return saved_s - known.first_s.value
 
     def _of(self, name: str) -> HeadFigures:
-        return self._costs.of(name, self._range)
+        return self._draft_costs.of(name, self._range)
 
     def _note(self, known: HeadFigures) -> None:
-        self._costs.by_head[self._name, self._range] = known
+        self._draft_costs.by_head[self._name, self._range] = known
