@@ -18,7 +18,7 @@ from orchestrator.wire.context import Delta
 from orchestrator.wire.drafter import DraftRequest
 from orchestrator.wire.target import StepRequest
 from runtime.kv.sequences import CachedSequence, SequenceTable
-from runtime.native.decoding import Continuation
+from runtime.native.decoding import Continuation, Draft
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,20 @@ class GuidedStep(StepRequest):
         return cls(**{each.name: getattr(request, each.name) for each in fields(StepRequest)}, legal=legal)
 
 
+@dataclass(eq=False)
+class StepsMade:
+    """The steps that native code has made for a call that is not answered yet.
+
+    draft: what it has drafted behind them. answer_by_s: when they are to be answered, by time.monotonic(). num_tokens:
+    how many the steps commit.
+    """
+
+    draft: Draft
+    answer_by_s: float
+    steps: list[Step] = field(default_factory=list)
+    num_tokens: int = 0
+
+
 @dataclass
 class Progress:
     """What an engine and its thread tell each other.
@@ -78,8 +92,8 @@ class Progress:
 class EngineCall(Generic[Request]):
     """A step or draft call. deadline_s: latest time of the answer, by time.monotonic().
 
-    sequence: set by the engine that opens it. q, score: the distributions that the tokens drafted so far were sampled
-    from, and the log-confidence of their path.
+    sequence: set by the engine that opens it. made: the first of several steps, when others came in between. q, score:
+    the distributions that the tokens drafted so far were sampled from, and the log-confidence of their path.
     """
 
     request: Request
@@ -88,12 +102,13 @@ class EngineCall(Generic[Request]):
     arrived_s: float = field(default_factory=time.monotonic)
     sequence: CachedSequence | None = field(default=None, init=False)
     answered: bool = field(default=False, init=False)
+    made: StepsMade | None = field(default=None, init=False)
     q: list[Distribution] = field(default_factory=list, init=False)
     score: float = field(default=0.0, init=False)
 
     def is_late(self, now_s: float) -> bool:
         """Return whether the call can be refused: not once a token is sampled, whose value may have cost the time."""
-        return self.deadline_s <= now_s and not self.q
+        return self.deadline_s <= now_s and not (self.q or self.made)
 
     def reply(self, answer: Answer | ServingError) -> None:
         """Answer the call; called once. An error in `on_answer` is logged, so that the pass goes on."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol
 
 import torch
@@ -18,7 +18,7 @@ from runtime.kv.blocks import BlockPool
 from runtime.kv.cache import KVCache
 from runtime.kv.sequences import SequenceTable
 from runtime.native.chains import NativeChain
-from runtime.native.decoding import DecodedStep, Decoding, steps_of
+from runtime.native.decoding import DecodedSteps, Decoding, Draft, steps_of
 from runtime.native.model import NativeModel
 from runtime.sampling.logits_processors import LogitsProcessors, processors_for
 
@@ -116,20 +116,22 @@ class PagedModel:
         self._note_computed(segments)
         return drafted
 
-    def decode(self, segments: list[Segment], decoding: Decoding) -> list[list[DecodedStep]]:
+    def decode(self, segments: list[Segment], drafts: Sequence[Draft], decoding: Decoding) -> list[DecodedSteps]:
         """Make steps behind the one uncomputed token of each segment, in native code, and commit their tokens.
 
-        Return those of each segment. The trees of the first ones are the segments'.
+        Return those of each segment. drafts: of the first ones.
         """
         assert isinstance(self.model, NativeModel)
+        for segment, draft in zip(segments, drafts, strict=True):
+            segment.tree = draft.tree
         decoded = self.model.decode(Pass(segments, self.model.device, self.model.dtype), self.cache, decoding)
-        steps = steps_of(decoded, [segment.tree for segment in segments])
-        for segment, made in zip(segments, steps, strict=True):
-            tokens = [token for step in made for token in step.tokens]
+        made = steps_of(decoded, drafts)
+        for segment, (steps, _, _) in zip(segments, made, strict=True):
+            tokens = [token for step in steps for token in step.tokens]
             segment.sequence.context.commit(tokens)
             segment.last += len(tokens) - 1  # the last one is the next step's root
         self._note_computed(segments)
-        return steps
+        return made
 
     def _note_computed(self, segments: list[Segment]) -> None:
         now_s = time.monotonic()

@@ -11,16 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from orchestrator.core.drafting import Step
 from orchestrator.core.errors import RequestError
-from orchestrator.core.proposal import Proposal
-from orchestrator.core.sampling_params import Rule
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import MAX_FEATURE_ROWS, Acceptance, PassLoad, StepOptions
 from orchestrator.native.sampling import requests_of, sampler
 from orchestrator.sampling.accept import AcceptedPath
 from orchestrator.wire.target import StepRequest
-from runtime.engine.calls import EngineCall, GuidedStep, SeveralSteps
+from runtime.engine import several
+from runtime.engine.calls import EngineCall, GuidedStep
 from runtime.engine.paged import PagedEngine, PagedModel
 from runtime.engine.verify import VerifyInput, VerifyResult, verify
 from runtime.kv.batch import Segment
@@ -65,6 +63,8 @@ class TargetEngine(PagedEngine[StepRequest]):
         super()._open_all(sorted(calls, key=lambda call: (number(call.sequence_id), call.arrived_s)))
 
     def _open(self, call: StepCall) -> None:
+        if several.answer_made(call):
+            return  # it has lost its blocks
         tree = call.request.tree
         if call.request.sampling.logits_options.grammar and not isinstance(call.request, GuidedStep):
             raise RequestError("this engine was started without a tokenizer, which a grammar needs")
@@ -75,7 +75,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         self._others_wait |= call.sequence is None
 
     def _num_nodes(self, call: StepCall) -> int:
-        return call.request.tree.num_nodes
+        return several.draft_of(call).tree.num_nodes
 
     def _on_preempt(self, sequence: CachedSequence) -> None:
         """Let the call of a sequence that has lost its blocks wait for others."""
@@ -106,6 +106,9 @@ class TargetEngine(PagedEngine[StepRequest]):
         if decoding := self._several_steps(planned, limit_s):
             self._decode(planned, decoding, began_s)
             return
+        planned = [each for each in planned if not several.answer_made(each[0])]
+        if not planned:
+            return
         for call, segment in planned:
             if segment.last == call.delta.prefix_len:  # otherwise a part of a long context, without its tree
                 segment.tree = call.request.tree
@@ -135,38 +138,38 @@ class TargetEngine(PagedEngine[StepRequest]):
 
     def _several_steps(self, planned: list[tuple[StepCall, Segment]], limit_s: float) -> Decoding | None:
         """Return the steps that native code can make for all of these calls until limit_s is over; None: it cannot."""
-        compiled, model = sampler(), self.paged.model
+        compiled, model, now_s = sampler(), self.paged.model, time.monotonic()
         if compiled is None or not isinstance(model, NativeModel):
             return None
-        requests = [_several(call, segment) for call, segment in planned]
-        several = [request for request in requests if request]
-        if len(several) < len(planned) or not has_room([each.further for each in several], model.vocab_size):
+        going_on = [several.going_on(call, segment, now_s) for call, segment in planned]
+        each_further = [each for each in going_on if each]
+        continuations = [each.continuation for each in each_further]
+        if len(each_further) < len(planned) or not has_room(continuations, model.vocab_size):
             return None
-        for request, (call, segment) in zip(several, planned, strict=True):
-            further = request.further
+        for further, (call, segment) in zip(continuations, planned, strict=True):
             ahead = min(further.max_tokens, MAX_STEPS) + (further.drafts.max_nodes if further.drafts else 0)
             call.opened.reserve_up_to(segment.last + ahead - 1)
         return Decoding(
-            requests_of([request.sampling for request in several]),
+            requests_of([call.request.sampling for call, _ in planned]),
             compiled.verify_address,
-            [request.further for request in several],
-            min(MAX_STEPS, *(request.max_steps for request in several)),
-            min(limit_s, *(request.limit_s for request in several)),
+            continuations,
+            min(MAX_STEPS, *(each.max_steps for each in each_further)),
+            min(limit_s, *(each.limit_s for each in each_further)),
             self.progress.num_waiting,
         )
 
     def _decode(self, planned: list[tuple[StepCall, Segment]], decoding: Decoding, began_s: float) -> None:
-        """Make several steps and answer the calls."""
-        for call, segment in planned:
-            segment.tree = call.request.tree
-        decoded = self.paged.decode([segment for _, segment in planned], decoding)
-        further = len(decoded[0]) - 1
+        """Make several steps, and answer the calls that are not to wait for more of them."""
+        drafts = [several.draft_of(call) for call, _ in planned]
+        decoded = self.paged.decode([segment for _, segment in planned], drafts, decoding)
+        further = len(decoded[0].steps) - 1
         self.progress.num_passes += further
         self.progress.num_calls += further * len(planned)
-        loads = [_load_of(steps) for steps in zip(*decoded, strict=True)]
-        for (call, _), made in zip(planned, decoded, strict=True):
+        loads = [_load_of(steps) for steps in zip(*(each.steps for each in decoded), strict=True)]
+        now_s = time.monotonic()
+        for (call, _), each in zip(planned, decoded, strict=True):
             call.opened.publish(len(call.opened.ids))
-            call.reply(_steps_of(call, made, loads, began_s))
+            several.note(call, each, loads, began_s, now_s)
 
     def _verify_input(self, call: StepCall) -> VerifyInput:
         request = call.request
@@ -245,40 +248,6 @@ def _is_step(call: StepCall) -> bool:
     return bool(call.delta.context_start and sequence and len(sequence.ids) - sequence.num_computed == 1)
 
 
-def _several(call: StepCall, segment: Segment) -> SeveralSteps | None:
-    """Return the request of a call that native code can make several steps for, None for another one."""
-    request = call.request
-    if not isinstance(request, SeveralSteps) or request.sampling.rule not in (Rule.COUPLED, Rule.ENGINE):
-        return None
-    is_one_row = segment.first + 1 == segment.last == call.delta.prefix_len
-    return request if is_one_row and not (request.sampling.needs_logits_processors or request.q) else None
-
-
-def _steps_of(call: StepCall, decoded: list[DecodedStep], loads: list[PassLoad], began_s: float) -> list[Step]:
-    """Return the steps that native code has made for a call. loads: of their passes. began_s: when they began."""
-    request, steps, num_in_pass = call.request, list[Step](), loads[0].num_steps
-    assert isinstance(request, SeveralSteps)
-    queue_us, sources = _us(began_s - call.arrived_s), request.sources
-    for step, load in zip(decoded, loads, strict=True):
-        acceptance = Acceptance(
-            step.path,
-            step.next_token,
-            queue_us=queue_us,
-            forward_us=step.pass_us,
-            verify_us=step.verify_us,
-            num_in_pass=num_in_pass,
-            num_cached_tokens=call.opened.num_cached,
-            load=load,
-        )
-        if step.names and request.further.drafts:
-            sources = tuple(request.further.drafts.sources[bits] for bits in step.names)
-        proposal = Proposal(step.tree, sources) if step.tree.num_nodes else Proposal.empty()
-        step_s = 1e-6 * (step.pass_us + step.verify_us)
-        steps.append(Step(proposal, acceptance, 1e-6 * step.draft_us / num_in_pass, step_s))
-        queue_us, sources = 0, ()
-    return steps
-
-
 def _load(planned: list[tuple[StepCall, Segment]], results: list[VerifyResult], has_prompts: bool) -> PassLoad:
     """Return the load of a pass by the steps that it completed."""
     num_rows = sum(segment.last - segment.first + segment.tree.num_nodes for _, segment in planned)
@@ -289,7 +258,7 @@ def _load(planned: list[tuple[StepCall, Segment]], results: list[VerifyResult], 
 
 def _load_of(steps: Sequence[DecodedStep]) -> PassLoad:
     """Return the load of a pass from the steps that all sequences made in it."""
-    num_rows = sum(step.tree.num_nodes + 1 for step in steps)
+    num_rows = sum(step.draft.tree.num_nodes + 1 for step in steps)
     num_tokens = sum(len(step.path) + 1 for step in steps)
     return PassLoad(num_rows, len(steps), num_rows / len(steps), num_tokens / len(steps))
 

@@ -51,7 +51,7 @@ class Steps {
     pass_.segments = segments_.data();
   }
 
-  // Make the next step and grow the trees of the one after it; return what is wrong, or null.
+  // Make the next step and draft for the one after it; return what is wrong, or null.
   const char* make() {
     const auto began = Clock::now();
     pass_.num_threads = take_threads(bits_of(pass_.num_rows));
@@ -65,7 +65,7 @@ class Steps {
     const int step = decoding_.num_made++;
     is_over_ = is_over_ || decoding_.num_made == decoding_.num_steps || *decoding_.interrupt ||
                us_between(began_, settled) >= decoding_.limit_us;
-    fill_next();
+    fill_next(decoding_.num_nodes + size_t(step) * count_);
     int32_t* figures = decoding_.figures + 4 * step;
     figures[0] = us_between(began, computed);
     figures[1] = us_between(computed, settled);
@@ -106,7 +106,6 @@ class Steps {
     for (int i = 0; i < count_; ++i) {
       const sampling::Request& request = decoding_.requests[i];
       Segment& segment = segments_[i];
-      decoding_.num_nodes[at + i] = segment.num_nodes;
       decoding_.path_lens[at + i] = request.path_len;
       decoding_.next_tokens[at + i] = request.next_token;
       committed_[i].clear();
@@ -122,7 +121,9 @@ class Steps {
       }
       committed_[i].push_back(request.next_token);
       segment.first = segment.last + request.path_len, segment.last = segment.first + 1;
-      is_over_ |= has_ended(i) || segment.last + decoding_.continuations[i].max_nodes > num_slots(segment);
+      const bool has_no_slots = segment.last + decoding_.continuations[i].max_nodes > num_slots(segment);
+      decoding_.is_over[i] = has_ended(i) || has_no_slots;
+      is_over_ |= decoding_.is_over[i] != 0;
       blocks += segment.num_blocks;
     }
     if (!sources.empty()) move(sources, destinations);
@@ -147,13 +148,13 @@ class Steps {
       std::copy_n(pass_.features + sources[i] * width, width, pass_.features + destinations[i] * width);
   }
 
-  // Fill in the next pass and grow its trees; those behind the last one are empty, but their sequences learn.
-  void fill_next() {
+  // Fill in the next pass and draft its trees; num_nodes: (num_segments), written.
+  void fill_next(int32_t* num_nodes) {
     ids_.clear(), parents_.clear();
     pass_.num_nodes = 0;
     for (int i = 0; i < count_; ++i) {
       ids_.push_back(committed_[i].back());
-      segments_[i].num_nodes = decoding_.continuations[i].proposer ? draft_behind(i) : 0;
+      segments_[i].num_nodes = num_nodes[i] = decoding_.continuations[i].proposer ? draft_behind(i) : 0;
       pass_.num_nodes += segments_[i].num_nodes;
     }
     pass_.num_rows = pass_.num_logits = count_ + pass_.num_nodes;
@@ -161,13 +162,14 @@ class Steps {
     paths_.resize(size_t(pass_.num_nodes));
   }
 
+  // A sequence that is over learns, but gets no tree.
   int draft_behind(int i) {
     const Continuation& each = decoding_.continuations[i];
     const int max_depth = std::clamp(each.max_tokens - num_tokens_[i] - 1, 0, each.max_depth);
     chances_.resize(size_t(each.max_nodes) + 1);
     const drafts::Tree tree{tokens_out_, parents_out_, names_out_, chances_.data()};
     const int size = decoding_.next(each.proposer, committed_[i].data(), committed_[i].size(),
-                                    is_over_ ? 0 : each.max_nodes, max_depth, &each.costs, &tree);
+                                    decoding_.is_over[i] ? 0 : each.max_nodes, max_depth, &each.costs, &tree);
     ids_.insert(ids_.end(), tokens_out_, tokens_out_ + size);
     parents_.insert(parents_.end(), parents_out_, parents_out_ + size);
     tokens_out_ += size, parents_out_ += size, names_out_ += size;

@@ -26,8 +26,9 @@ struct Continuation {
 
 // Up to num_steps steps for every segment of a pass. No further pass begins after limit_us, once `interrupt` is set, once
 // a sequence has ended, or has no slots left for its next tree.
-// The trees of the first pass are the caller's; those that are grown here are written to node_…, one after another, and
-// the paths of all steps to `paths`. Both have room for num_steps times all max_nodes, `paths` for the first trees too.
+// The trees of the first pass are the caller's. The trees behind each step are written to node_…, one after another, those
+// behind the last one too, for a call that goes on there; the paths of all steps to `paths`. Both have room for num_steps
+// times all max_nodes, `paths` for the first trees too.
 struct Decoding {
   int32_t num_steps, limit_us, max_logits;  // max_logits: rows of the pass's logits
   const volatile int32_t* interrupt;
@@ -36,9 +37,10 @@ struct Decoding {
   drafts::Next next;
   const Continuation* continuations;  // (num_segments)
   const int32_t *num_threads, *first_threads;  // (14), of a pass by the bits of its number of rows; of the first one
-  int32_t *num_nodes, *path_lens, *next_tokens;  // (num_steps, num_segments), written
+  int32_t *path_lens, *next_tokens, *num_nodes;  // (num_steps, num_segments), written; num_nodes: of the trees behind each
+  int32_t* is_over;  // (num_segments), written: whether a sequence has ended, or has no slots left for its next tree
   int32_t *node_tokens, *node_parents, *node_names, *paths;  // written
-  int32_t* figures;   // (num_steps, 4), written: µs of the pass, of its decision, of the growth behind it; its threads
+  int32_t* figures;   // (num_steps, 4), written: µs of the pass, of its decision, of the drafts behind it; its threads
   int32_t num_made;   // written: how many steps were made
 };
 

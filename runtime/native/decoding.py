@@ -38,7 +38,8 @@ class DecodingFields(Structure):
         *((name, c_int32) for name in ("num_steps", "limit_us", "max_logits")),
         *((name, c_void_p) for name in (
             "interrupt", "requests", "verify", "next", "continuations", "num_threads", "first_threads",
-            "num_nodes", "path_lens", "next_tokens", "node_tokens", "node_parents", "node_names", "paths", "figures",
+            "path_lens", "next_tokens", "num_nodes", "is_over", "node_tokens", "node_parents", "node_names", "paths",
+            "figures",
         )),
         ("num_made", c_int32),
     ]  # fmt: skip
@@ -76,14 +77,16 @@ class Decoding(NamedTuple):
 class Decoded(NamedTuple):
     """The steps that were made, by step and segment.
 
-    num_nodes, path_lens, next_tokens: (steps, segments). node_tokens, node_parents, node_names: of the trees behind the
-    first step's, one after another. paths: the accepted nodes of all steps. figures: (steps, 4), of each pass: its
-    time, that of its decision, and of the growth of the trees behind it, in µs; its threads.
+    path_lens, next_tokens, num_nodes: (steps, segments); num_nodes: of the trees behind each step, whose node_tokens,
+    node_parents and node_names follow one another. is_over: (segments,), not 0 for a sequence that has ended, or has no
+    slots left for its next tree. paths: the accepted nodes of all steps. figures: (steps, 4), of each pass: its time,
+    that of its decision, and of the drafts behind it, in µs; its threads.
     """
 
-    num_nodes: IdArray
     path_lens: IdArray
     next_tokens: IdArray
+    num_nodes: IdArray
+    is_over: IdArray
     node_tokens: IdArray
     node_parents: IdArray
     node_names: IdArray
@@ -109,7 +112,7 @@ class DecodingCall:
         sequences, steps = decoding.sequences, decoding.num_steps
         max_nodes, count = _max_nodes(sequences, vocab_size), len(sequences)
         nodes = steps * sum(max_nodes)
-        self._by_segment = np.empty((3, steps, count), np.int32)
+        self._by_segment, self._is_over = np.empty((3, steps, count), np.int32), np.empty(count, np.int32)
         self._by_node = np.empty((3, nodes + 1), np.int32)
         self._paths, self._figures = np.empty(num_first + nodes + 1, np.int32), np.empty((steps, 4), np.int32)
         self._threads = [(c_int32 * len(threads))(*threads) for threads in (num_threads, first_threads)]
@@ -133,58 +136,69 @@ class DecodingCall:
             next((each.drafts.next_address for each in sequences if each.drafts), None),
             ctypes.addressof(self._fields),
             *(ctypes.addressof(threads) for threads in self._threads),
-            *(array.ctypes.data for array in (*self._by_segment, *self._by_node, self._paths, self._figures)),
+            *(each.ctypes.data for each in (*self._by_segment, self._is_over, *self._by_node)),
+            *(each.ctypes.data for each in (self._paths, self._figures)),
         )
 
     @property
     def decoded(self) -> Decoded:
         """The steps that were made."""
         made = self.fields.num_made
-        num_nodes, path_lens, next_tokens = self._by_segment[:, :made]
-        tokens, parents, names = self._by_node[:, : num_nodes[1:].sum()]
-        paths = self._paths[: path_lens.sum()]
-        return Decoded(num_nodes, path_lens, next_tokens, tokens, parents, names, paths, self._figures[:made])
+        path_lens, next_tokens, num_nodes = self._by_segment[:, :made]
+        tokens, parents, names = self._by_node[:, : num_nodes.sum()]
+        paths, figures = self._paths[: path_lens.sum()], self._figures[:made]
+        return Decoded(path_lens, next_tokens, num_nodes, self._is_over, tokens, parents, names, paths, figures)
 
 
-class DecodedStep(NamedTuple):
-    """One step of a segment. names: of the sources of each node, as bits; empty for the first step's tree.
-
-    pass_us, verify_us, draft_us: of its pass, of the decision of all, and of the growth of all trees before the pass.
-    """
+class Draft(NamedTuple):
+    """The tree of a step. names: of the sources of each node, as bits. draft_us: time to draft for all sequences."""
 
     tree: TokenTree
     names: list[int]
+    draft_us: int = 0
+
+
+class DecodedStep(NamedTuple):
+    """One step of a segment. pass_us, verify_us: of its pass, and of the decision of all."""
+
+    draft: Draft
     path: tuple[int, ...]
     next_token: int
     pass_us: int
     verify_us: int
-    draft_us: int
 
     @property
     def tokens(self) -> list[int]:
         """The tokens that it commits."""
         if not self.path:
             return [self.next_token]
-        return [*(int(self.tree.tokens[node - 1]) for node in self.path), self.next_token]
+        return [*(int(self.draft.tree.tokens[node - 1]) for node in self.path), self.next_token]
 
 
-def steps_of(decoded: Decoded, first_trees: Sequence[TokenTree]) -> list[list[DecodedStep]]:
-    """Return the steps of each segment."""
-    node = path_start = draft_us = 0
-    names, paths = decoded.node_names.tolist(), decoded.paths.tolist()
-    steps: list[list[DecodedStep]] = [[] for _ in first_trees]
+class DecodedSteps(NamedTuple):
+    """The steps of one segment, the draft behind them, and whether they can go on with it."""
+
+    steps: list[DecodedStep]
+    draft: Draft
+    is_over: bool
+
+
+def steps_of(decoded: Decoded, drafts: Sequence[Draft]) -> list[DecodedSteps]:
+    """Return the steps of each segment. drafts: of the first ones."""
+    node = path_start = 0
+    names, paths, drafts = decoded.node_names.tolist(), decoded.paths.tolist(), list(drafts)
+    steps: list[list[DecodedStep]] = [[] for _ in drafts]
     rows = zip(*(each.tolist() for each in decoded[:3]), decoded.figures.tolist(), strict=True)
-    for sizes, path_lens, next_tokens, (pass_us, verify_us, growth_us, _) in rows:
-        for made, first, size, path_len, token in zip(steps, first_trees, sizes, path_lens, next_tokens, strict=True):
-            end = node + size if made else node
-            tree = TokenTree.bare() if made else first
-            if end > node:
-                tree = TokenTree(decoded.node_tokens[node:end].copy(), decoded.node_parents[node:end].copy())
+    for path_lens, next_tokens, sizes, (pass_us, verify_us, draft_us, _) in rows:
+        for place, (path_len, token, size) in enumerate(zip(path_lens, next_tokens, sizes, strict=True)):
             path = tuple(paths[path_start : path_start + path_len]) if path_len else ()
-            made.append(DecodedStep(tree, names[node:end], path, token, pass_us, verify_us, draft_us))
+            steps[place].append(DecodedStep(drafts[place], path, token, pass_us, verify_us))
+            end = node + size
+            nodes = decoded.node_tokens[node:end].copy(), decoded.node_parents[node:end].copy()
+            drafts[place] = Draft(TokenTree(*nodes) if size else TokenTree.bare(), names[node:end], draft_us)
             node, path_start = end, path_start + path_len
-        draft_us = growth_us
-    return steps
+    is_over = map(bool, decoded.is_over.tolist())
+    return [DecodedSteps(*each) for each in zip(steps, drafts, is_over, strict=True)]
 
 
 def has_room(sequences: Sequence[Continuation], vocab_size: int) -> bool:

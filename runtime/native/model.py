@@ -109,9 +109,11 @@ class NativeModel:
         self._compute(batch, cache, self._library.native_decode, call.fields, call.max_logits)
         decoded = call.decoded
         if self.num_threads is None:
-            sizes = decoded.num_nodes.sum(1) + len(batch.segments)
-            for size, (pass_us, _, _, num_threads) in zip(sizes.tolist(), decoded.figures.tolist(), strict=True):
-                self._decode_choice.observe(size, num_threads, 1e-6 * pass_us)
+            for num_behind, (pass_us, _, _, num_threads) in zip(
+                decoded.num_nodes.sum(1).tolist(), decoded.figures.tolist(), strict=True
+            ):
+                self._decode_choice.observe(num_rows, num_threads, 1e-6 * pass_us)
+                num_rows = len(batch.segments) + num_behind
         return decoded
 
     def _decode_threads(self) -> tuple[list[int], list[int]]:

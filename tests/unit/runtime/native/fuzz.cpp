@@ -208,24 +208,27 @@ std::vector<std::vector<int32_t>> decoded(native::Model* model, Arrays arrays, c
   std::vector<sampling::Request> requests(count);
   const native::Continuation further{drafts ? &vocab_size : nullptr, {}, nullptr, 0, 0, 40, drafts ? kMaxNodes : 0, 5};
   const std::vector<native::Continuation> continuations(count, further);
-  std::vector<int32_t> by_segment(3 * kSteps * count), by_node(4 * nodes + 1), figures(4 * kSteps);
+  std::vector<int32_t> by_segment(3 * kSteps * count), is_over(count), by_node(4 * nodes + 1), figures(4 * kSteps);
   const std::vector<int32_t> threads(14, num_threads);
   const int32_t interrupt = 0;
   const auto row = [&](int i) { return by_segment.data() + i * kSteps * count; };
   const auto node = [&](int i) { return by_node.data() + i * nodes; };
   native::Decoding decoding{kSteps, 1 << 30, int(all.logits.size()), &interrupt, requests.data(), decide, random_tree,
-                            continuations.data(), threads.data(), threads.data(), row(0), row(1), row(2), node(0), node(1), node(2), node(3),
-                            figures.data(), 0};
+                            continuations.data(), threads.data(), threads.data(), row(0), row(1), row(2), is_over.data(),
+                            node(0), node(1), node(2), node(3), figures.data(), 0};
   *wrong = native_decode(model, &pass, &decoding);
   std::vector<std::vector<int32_t>> tokens(count);
-  const int32_t *path = decoding.paths, *grown = decoding.node_tokens;
-  for (int step = 0; step < decoding.num_made && !*wrong; ++step)
-    for (int i = 0, first = 0; i < count; first += all.segments[i++].num_nodes + 1) {
+  if (*wrong) return tokens;
+  const int32_t *path = decoding.paths, *drafted = decoding.node_tokens;
+  std::vector<const int32_t*> trees(count);
+  for (int i = 0, first = 0; i < count; first += all.segments[i++].num_nodes + 1) trees[i] = all.ids.data() + first + 1;
+  for (int step = 0; step < decoding.num_made; ++step)
+    for (int i = 0; i < count; ++i) {
       const int at = step * count + i;
-      const int32_t* tree = step ? grown : all.ids.data() + first + 1;
+      const int32_t* tree = trees[i];
       for (int level = 0; level < decoding.path_lens[at]; ++level) tokens[i].push_back(tree[*path++ - 1]);
       tokens[i].push_back(decoding.next_tokens[at]);
-      if (step) grown += decoding.num_nodes[at];
+      trees[i] = drafted, drafted += decoding.num_nodes[at];
     }
   return tokens;
 }

@@ -1,0 +1,101 @@
+"""Several steps of a call in native code: how they go on, and when they are answered.
+
+What comes in between, such as a new prompt, ends the steps of all. They go on behind it without being answered first:
+for many sequences, an answer and the next proposal take Python as long as a pass.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from orchestrator.core.drafting import Step
+from orchestrator.core.proposal import Proposal
+from orchestrator.core.sampling_params import Rule
+from orchestrator.core.types import Acceptance, PassLoad
+from orchestrator.wire.target import StepRequest
+from runtime.engine.calls import EngineCall, SeveralSteps, StepsMade
+from runtime.kv.batch import Segment
+from runtime.native.decoding import Continuation, DecodedSteps, Draft
+
+StepCall = EngineCall[StepRequest]
+
+
+class GoingOn(NamedTuple):
+    """What native code may still do for a call. limit_s: the time after which no step begins."""
+
+    continuation: Continuation
+    max_steps: int
+    limit_s: float
+
+
+def going_on(call: StepCall, segment: Segment, now_s: float) -> GoingOn | None:
+    """Return how native code can go on behind the steps that it has made for a call; None: it cannot make any."""
+    request = call.request
+    if not isinstance(request, SeveralSteps) or request.sampling.rule not in (Rule.COUPLED, Rule.ENGINE):
+        return None
+    is_one_row = segment.first + 1 == segment.last == len(call.opened.ids)
+    if not is_one_row or request.sampling.needs_logits_processors or request.q:
+        return None
+    further, made = request.further, call.made
+    if made is None:
+        return GoingOn(further, request.max_steps, request.limit_s)
+    max_tokens, min_tokens = further.max_tokens - made.num_tokens, max(further.min_tokens - made.num_tokens, 0)
+    further = further._replace(max_tokens=max_tokens, min_tokens=min_tokens)
+    return GoingOn(further, request.max_steps - len(made.steps), made.answer_by_s - now_s)
+
+
+def draft_of(call: StepCall) -> Draft:
+    """Return what the call's next step verifies."""
+    return call.made.draft if call.made else Draft(call.request.tree, [])
+
+
+def answer_made(call: StepCall) -> bool:
+    """Answer a call with the steps that are made for it; return whether there are any."""
+    if call.made:
+        call.reply(call.made.steps)
+    return call.made is not None
+
+
+def note(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], began_s: float, now_s: float) -> None:
+    """Note the steps that native code has made for a call, and answer it if they cannot go on, or its hold is over.
+
+    loads: of their passes. began_s: when they began.
+    """
+    request = call.request
+    assert isinstance(request, SeveralSteps)
+    if call.made is None:
+        # Steps that are made are delivered, so no later than the deadline.
+        call.made = StepsMade(decoded.draft, min(began_s + request.limit_s, call.deadline_s))
+    made = call.made
+    made.draft = decoded.draft
+    made.num_tokens += sum(len(step.path) + 1 for step in decoded.steps)
+    made.steps += steps_of(call, decoded, loads, began_s)
+    if decoded.is_over or len(made.steps) >= request.max_steps or now_s >= made.answer_by_s:
+        call.reply(made.steps)
+
+
+def steps_of(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], began_s: float) -> list[Step]:
+    """Return the steps that native code has made for a call."""
+    request, steps, num_in_pass = call.request, list[Step](), loads[0].num_steps
+    assert isinstance(request, SeveralSteps)
+    is_first = not (call.made and call.made.steps)
+    queue_us, sources = (int(1e6 * (began_s - call.arrived_s)), request.sources) if is_first else (0, ())
+    for step, load in zip(decoded.steps, loads, strict=True):
+        tree, names, draft_us = step.draft
+        acceptance = Acceptance(
+            step.path,
+            step.next_token,
+            queue_us=queue_us,
+            forward_us=step.pass_us,
+            verify_us=step.verify_us,
+            num_in_pass=num_in_pass,
+            num_cached_tokens=call.opened.num_cached,
+            load=load,
+        )
+        if names and request.further.drafts:
+            sources = tuple(request.further.drafts.sources[bits] for bits in names)
+        proposal = Proposal(tree, sources) if tree.num_nodes else Proposal.empty()
+        step_s = 1e-6 * (step.pass_us + step.verify_us)
+        steps.append(Step(proposal, acceptance, 1e-6 * draft_us / num_in_pass, step_s))
+        queue_us, sources = 0, ()
+    return steps

@@ -1,0 +1,236 @@
+"""Several steps of native code that others interrupt: they go on unanswered, and are answered when they have to be.
+
+The engine is asked for one pass at a time, and something always waits for it, so that each native call makes one step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.core.context import Context
+from orchestrator.core.drafting import Step
+from orchestrator.core.proposal import CompiledDrafts
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import Acceptance, StepOptions
+from orchestrator.native.build import Unbuilt
+from orchestrator.native.drafts import SuffixOptions, compiled_suffix
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.target import StepRequest
+from runtime.engine.calls import EngineCall, SeveralSteps
+from runtime.engine.passes import Passes
+from runtime.engine.target import StepCall, TargetEngine
+from runtime.native import library
+from runtime.native.decoding import Continuation
+from tests.support.engines import LIMIT_S, make_paged
+from tests.support.tiny_models import make_tiny_target
+from tests.unit.runtime.engine.test_plain_steps import SIZES
+from tests.unit.runtime.engine.test_runs import PROMPT
+
+MAX_STEPS = 12
+SOURCES = ("text",)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        library.load()
+    except Unbuilt as error:
+        pytest.skip(str(error))
+    return make_tiny_target(tmp_path_factory.mktemp("native"), **SIZES)
+
+
+@dataclass
+class Sequence:
+    """One sequence of an engine that is asked for one pass at a time. answers: to its calls, in order."""
+
+    engine: TargetEngine
+    number: int
+    context: Context = field(default_factory=lambda: Context(PROMPT))
+    sampling: Sampling = field(default_factory=Sampling)
+    answers: list[Any] = field(default_factory=list)
+
+    def call(self, start: int) -> StepCall:
+        delta = delta_of(self.context, start, self.number, "")
+        request = StepRequest(delta, TokenTree.bare(), self.sampling, StepOptions(), 60_000)
+        return EngineCall(request, time.monotonic() + LIMIT_S, self.answers.append)
+
+    def begin(self) -> StepCall:
+        """Return the call that reads the prompt."""
+        return self.call(0)
+
+    def several(self, drafts: CompiledDrafts | None = None, limit_s: float = LIMIT_S, **end: Any) -> StepCall:
+        """Return a call of up to MAX_STEPS steps behind the first token."""
+        if not self.answers:
+            self.engine.advance([self.begin()])
+            self.context.commit([self.answers[0].next_token])
+        call = self.call(len(self.context) - 1)
+        further = Continuation(**{"max_tokens": 100, "drafts": drafts, **end})
+        call.request = SeveralSteps.of(call.request, max_steps=MAX_STEPS, limit_s=limit_s, further=further)
+        return call
+
+    @property
+    def steps(self) -> list[Step]:
+        """The steps that it was answered with."""
+        assert isinstance(self.answers[1], list)
+        return self.answers[1]
+
+    @property
+    def told(self) -> list[tuple[list[int], list[int], tuple[str, ...], tuple[int, ...], int]]:
+        """The trees of these steps, their sources and what was accepted."""
+        return [
+            (*_lists(proposal.tree), proposal.sources, acceptance.path, acceptance.next_token)
+            for proposal, acceptance, _, _ in self.steps
+        ]
+
+
+def _lists(tree: TokenTree) -> tuple[list[int], list[int]]:
+    return tree.tokens.tolist(), tree.parents.tolist()
+
+
+@pytest.fixture
+def engine(folder: Path) -> Iterator[TargetEngine]:
+    made = TargetEngine(make_paged(folder, "float32", kernels="native"))
+    made.progress.num_waiting.value = 1
+    yield made
+
+
+@pytest.fixture
+def uninterrupted(folder: Path) -> Callable[..., Sequence]:
+    """Return a function that makes the steps of a call in one go."""
+
+    def make(drafts: CompiledDrafts | None = None, **end: Any) -> Sequence:
+        sequence = Sequence(TargetEngine(make_paged(folder, "float32", kernels="native")), 1)
+        call = sequence.several(drafts, **end)
+        assert sequence.engine.advance([call]) == []
+        return sequence
+
+    return make
+
+
+def suffix_drafts() -> CompiledDrafts:
+    """Return the drafts of `suffix` behind the prompt, which the engine must be told of the first token."""
+    proposer = compiled_suffix(SuffixOptions(8, 4, False, 4.0, 0.1))
+    assert proposer
+    proposer.next(PROMPT, 0, 0)
+    return CompiledDrafts(proposer.handle, proposer.next_address, proposer, 4, 4, SOURCES)
+
+
+def num_steps_to(tokens: list[int], token: int, min_tokens: int) -> int:
+    """Return how many plain steps end with a token behind the first min_tokens."""
+    return tokens.index(token, min_tokens) + 1 if token in tokens[min_tokens:] else MAX_STEPS
+
+
+def advance_until_answered(engine: TargetEngine, call: StepCall, limit: int = 40) -> int:
+    """Ask for passes until a call is answered; return how many it took."""
+    for number in range(1, limit + 1):
+        engine.advance([call])
+        if call.answered:
+            return number
+    raise AssertionError(f"unanswered behind {limit} passes")
+
+
+def test_steps_go_on_behind_a_prompt_without_an_answer_in_between(
+    engine: TargetEngine, uninterrupted: Callable[..., Sequence]
+) -> None:
+    sequence, other = Sequence(engine, 1), Sequence(engine, 2, Context([4, 4, 8]))
+    call, prompt = sequence.several(), other.begin()
+    assert engine.advance([call]) == [call]
+    assert engine.advance([call, prompt]) == [call]
+    assert isinstance(other.answers[0], Acceptance) and len(sequence.answers) == 1
+    assert advance_until_answered(engine, call) == MAX_STEPS - 2
+    assert sequence.told == uninterrupted().told
+
+
+def test_trees_and_their_sources_are_those_of_uninterrupted_steps(
+    engine: TargetEngine, uninterrupted: Callable[..., Sequence]
+) -> None:
+    sequence, others = Sequence(engine, 1), uninterrupted(suffix_drafts())
+    assert advance_until_answered(engine, sequence.several(suffix_drafts())) == MAX_STEPS
+    assert sequence.told == others.told
+    assert {source for _, _, sources, _, _ in sequence.told for source in sources} == {"text"}
+    assert sum(step.acceptance.num_tokens for step in sequence.steps) > MAX_STEPS
+
+
+@pytest.mark.parametrize("end", ({"max_tokens": 5}, {"min_tokens": 0}, {"min_tokens": 6}), ids=str)
+def test_the_end_of_a_sequence_counts_all_its_steps(
+    engine: TargetEngine, uninterrupted: Callable[..., Sequence], end: dict[str, int]
+) -> None:
+    tokens = [token for step in uninterrupted().steps for token in step.tokens]
+    stop_ids = () if "max_tokens" in end else (tokens[4],)
+    others = uninterrupted(stop_ids=stop_ids, **end)
+    sequence = Sequence(engine, 1)
+    advance_until_answered(engine, sequence.several(stop_ids=stop_ids, **end))
+    assert sequence.told == others.told
+    assert len(sequence.steps) == (5 if end.get("min_tokens", 0) < 5 else num_steps_to(tokens, tokens[4], 6))
+
+
+def test_steps_are_answered_when_their_hold_is_over(engine: TargetEngine) -> None:
+    sequence = Sequence(engine, 1)
+    call = sequence.several()
+    engine.advance([call])
+    assert call.made
+    call.made.answer_by_s = time.monotonic()
+    engine.advance([call])
+    assert call.answered and len(sequence.steps) == 2
+
+
+def test_steps_that_are_made_are_delivered_though_the_deadline_passes(engine: TargetEngine) -> None:
+    sequence = Sequence(engine, 1)
+    call = sequence.several()
+    call.deadline_s = deadline_s = time.monotonic() + 1.0
+    assert call.is_late(deadline_s)
+    engine.advance([call])
+    assert call.made and call.made.answer_by_s == deadline_s and not call.is_late(deadline_s)
+
+
+def test_a_sequence_that_loses_its_blocks_is_answered_first_and_goes_on_with_the_same_text(
+    engine: TargetEngine, uninterrupted: Callable[..., Sequence]
+) -> None:
+    sequence, others = Sequence(engine, 1), uninterrupted()
+    call = sequence.several()
+    for _ in range(3):
+        engine.advance([call])
+    call.opened.preempt()
+    engine._on_preempt(call.opened)
+    assert engine.advance([call]) == [] and len(sequence.steps) == 3
+    sequence.context.commit([token for step in sequence.steps for token in step.tokens])
+    engine.advance([sequence.call(len(sequence.context) - 1)])
+    assert [sequence.answers[2].next_token] == others.steps[3].tokens
+
+
+def test_steps_are_answered_before_a_pass_that_native_code_cannot_repeat(engine: TargetEngine) -> None:
+    """Behind a request with a penalty, whose steps Python makes one by one."""
+    sequence, other = Sequence(engine, 1), Sequence(engine, 2, sampling=Sampling(repetition_penalty=1.5))
+    engine.advance([other.begin()])
+    other.context.commit([other.answers[0].next_token])
+    call = sequence.several()
+    engine.advance([call])
+    assert engine.advance([call, other.call(len(other.context) - 1)]) == []
+    assert len(sequence.steps) == 1 and isinstance(other.answers[1], Acceptance)
+
+
+def test_a_pass_that_fails_loses_no_step_that_was_made(engine: TargetEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    sequence, other = Sequence(engine, 1), Sequence(engine, 2)
+    calls, passes = [each.several() for each in (sequence, other)], Passes[StepRequest](engine)
+    engine.progress.num_waiting.value = 1
+    passes.run(calls)
+    monkeypatch.setattr(engine.paged, "decode", lambda *_: 1 / 0)
+    assert passes.run(calls) == []
+    assert [len(each.steps) for each in (sequence, other)] == [1, 1]
+
+
+def test_the_figures_of_a_call_are_those_of_its_first_step(engine: TargetEngine) -> None:
+    sequence = Sequence(engine, 1)
+    call = sequence.several()
+    call.arrived_s -= 1.0
+    advance_until_answered(engine, call)
+    queue_us = [step.acceptance.queue_us for step in sequence.steps]
+    assert queue_us[0] >= 1_000_000 and set(queue_us[1:]) == {0}
+    assert all(step.acceptance.forward_us for step in sequence.steps)
