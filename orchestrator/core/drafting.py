@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from orchestrator.core.context import Context
-from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.proposal import Budget, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import Acceptance, StepOptions
 
@@ -25,20 +25,6 @@ class Limits:
         tokens_left = self.max_tokens - (len(context) - context.prompt_len)
         depth = min(tokens_left - 1, self.max_positions - len(context))
         return Budget(self.max_nodes, max(depth, 0))
-
-
-class Step(NamedTuple):
-    """A step that was made. draft_s: time to propose. target_s: time from the call of the target to its answer."""
-
-    proposal: Proposal
-    acceptance: Acceptance
-    draft_s: float
-    target_s: float
-
-    @property
-    def tokens(self) -> list[int]:
-        """Return the tokens that the step commits."""
-        return self.acceptance.tokens(self.proposal.tree)
 
 
 @dataclass
@@ -71,7 +57,8 @@ class Drafting:
         self.context.commit(acceptance.tokens(proposal.tree))
         self.proposer.observe(proposal.tree, acceptance)
 
-    def commit_compiled(self, step: Step) -> None:
-        """Commit the tokens of a step that the engine drafted for in native code."""
-        self.context.commit(step.tokens)
-        self.proposer.observe_compiled(step.proposal.tree, step.acceptance, step.draft_s, step.target_s)
+    def commit_compiled(self, steps: Sequence[Step]) -> None:
+        """Commit the tokens of steps that the engine drafted for in native code."""
+        for step in steps:
+            self.context.commit(step.tokens)
+        self.proposer.observe_compiled(steps)

@@ -80,6 +80,20 @@ class Proposal:
 _EMPTY = Proposal(TokenTree.bare(), ())
 
 
+class Step(NamedTuple):
+    """A step that was made. draft_s: time to propose. target_s: time from the call of the target to its answer."""
+
+    proposal: Proposal
+    acceptance: Acceptance
+    draft_s: float
+    target_s: float
+
+    @property
+    def tokens(self) -> list[int]:
+        """Return the tokens that the step commits."""
+        return self.acceptance.tokens(self.proposal.tree)
+
+
 class CompiledDrafts(NamedTuple):
     """What an engine needs to draft for a request in native code, step by step without its proposer.
 
@@ -128,11 +142,8 @@ class Proposer(Protocol):
         """Learn from the decision on the last proposal; the context has the committed tokens."""
         return
 
-    def observe_compiled(self, tree: TokenTree, acceptance: Acceptance, draft_s: float, step_s: float) -> None:
-        """Learn from a step that was made with `compiled`, whose compiled proposer has learnt already.
-
-        draft_s, step_s: time to draft for it, and from then to its decision.
-        """
+    def observe_compiled(self, steps: Sequence[Step]) -> None:
+        """Learn from steps that were made with `compiled`, whose compiled proposer has learnt already."""
         return
 
     def close(self) -> None:

@@ -31,6 +31,8 @@ REFRESH = 16
 #: The line through all groups is worth so many measurements; those of a group are worth half after so many steps.
 LINE_WEIGHT = 2.0
 HALF_LIFE = 256
+#: A group whose measurements are all old is worth this many of them where it has to be weighed against others.
+LEAST_WORTH = 1e-6
 #: Passes are taken to be shared if they held this many other requests on average.
 SHARED = 0.5
 #: After so many steps of each request without a measured plain step, plain steps are measured again.
@@ -179,6 +181,11 @@ class StepCosts:
         return self._others.value > SHARED
 
     @property
+    def makes_drafted(self) -> bool:
+        """True if the engine makes several steps together, with drafts, which are measured by their passes alone."""
+        return self._makes_drafted
+
+    @property
     def breaks_others(self) -> bool:
         """True if a step that needs Python keeps other requests from steps that the engine makes without it."""
         return self._makes_drafted and self.shares_passes
@@ -203,17 +210,17 @@ class StepCosts:
         sizes, measured_s = (
             np.array([mean.value for mean in means]) for means in zip(*(group[:2] for group in groups), strict=True)
         )
-        points_s = smoothed(sizes, measured_s, np.array([group.weight(self._num_measured) for group in groups]))
+        weights = np.array([group.weight(self._num_measured) for group in groups])
+        points_s = rising(smoothed(sizes, measured_s, weights), weights)
         others = self._others.value
         rows = np.concatenate([[1.0 + others], np.arange(1, MAX_NODES + 2) + others * self._rows.value])
         costs = np.interp(rows, sizes, points_s)
         costs += UNKNOWN_ROW * points_s[0] / sizes[0] * np.maximum(rows - sizes[-1], 0.0)
-        seconds = np.maximum.accumulate(costs)
         others_tokens = others * self._tokens.value
         # Plain steps are made together only where no request drafts.
-        all_plain_s = max(float(seconds[0]) - self._single_s, LEAST_OF_SINGLE * float(seconds[0]))
-        plain_rate = max((1.0 + others) / all_plain_s, (1.0 + others_tokens) / float(seconds[1]))
-        return surface_of(seconds[1:], others_tokens, plain_rate)
+        all_plain_s = max(float(costs[0]) - self._single_s, LEAST_OF_SINGLE * float(costs[0]))
+        plain_rate = max((1.0 + others) / all_plain_s, (1.0 + others_tokens) / float(costs[1]))
+        return surface_of(costs[1:], others_tokens, plain_rate)
 
 
 def smoothed(rows: FloatArray, seconds: FloatArray, weights: FloatArray) -> FloatArray:
@@ -228,6 +235,23 @@ def smoothed(rows: FloatArray, seconds: FloatArray, weights: FloatArray) -> Floa
     line = mean_s + max(slope, 0.0) * (rows - mean_rows)
     drawn: FloatArray = (weights * seconds + LINE_WEIGHT * line) / (weights + LINE_WEIGHT)
     return np.minimum(seconds, drawn)
+
+
+def rising(seconds: FloatArray, weights: FloatArray) -> FloatArray:
+    """Return the seconds that never fall and are nearest to these, (n,) float64, by their weighted squares.
+
+    A group that happened to be slow, and is worth little, so costs what larger ones do.
+    Source: pool adjacent violators, Barlow et al. 1972, Statistical Inference under Order Restrictions, chapter 1.
+    """
+    pools: list[tuple[float, float, int]] = []
+    for second, weight in zip(seconds.tolist(), np.maximum(weights, LEAST_WORTH).tolist(), strict=True):
+        pool = (second, weight, 1)
+        while pools and pools[-1][0] > pool[0]:
+            before = pools.pop()
+            total = before[1] + pool[1]
+            pool = ((before[0] * before[1] + pool[0] * pool[1]) / total, total, before[2] + pool[2])
+        pools.append(pool)
+    return np.array([second for second, _, count in pools for _ in range(count)])
 
 
 def surface_of(seconds: FloatArray, others_tokens: float = 0.0, plain_rate: float = 0.0) -> Surface:

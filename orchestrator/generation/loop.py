@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from orchestrator.core.context import Context
-from orchestrator.core.drafting import Drafting, Limits, Step
-from orchestrator.core.proposal import Proposer
+from orchestrator.core.drafting import Drafting, Limits
+from orchestrator.core.proposal import Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import StepOptions, Target
 from orchestrator.generation.statistics import Statistics

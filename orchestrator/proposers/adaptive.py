@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from orchestrator.core.context import Context
-from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer
+from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts, Surface
 from orchestrator.core.tree import MAX_NODES, TokenTree
@@ -216,10 +218,10 @@ class AdaptiveWhereShared(Proposer):
         self._used.observe(tree, acceptance)
         self._note_load(acceptance)
 
-    def observe_compiled(self, tree: TokenTree, acceptance: Acceptance, draft_s: float, step_s: float) -> None:
+    def observe_compiled(self, steps: Sequence[Step]) -> None:
         """Learn, and see whether others share the passes."""
-        self._used.observe_compiled(tree, acceptance, draft_s, step_s)
-        self._note_load(acceptance)
+        self._used.observe_compiled(steps)
+        self._note_load(steps[-1].acceptance)
 
     def close(self) -> None:
         """Free what the proposer holds."""

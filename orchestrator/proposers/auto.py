@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 from pydantic import Field
 
 from orchestrator.core.context import Context
-from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer
+from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import Surface
 from orchestrator.core.tree import MAX_NODES, TokenTree
@@ -142,13 +143,14 @@ class Auto(Proposer):
         if self._heads:
             self._heads.observe(tree, acceptance, step_s)
 
-    def observe_compiled(self, tree: TokenTree, acceptance: Acceptance, draft_s: float, step_s: float) -> None:
-        """Learn what a step cost that native code drafted for; its growth has learnt from the text."""
+    def observe_compiled(self, steps: Sequence[Step]) -> None:
+        """Learn what steps cost that native code drafted for; its growth has learnt from the text."""
         self._num_singles = 0
-        self._growth.note_read(acceptance.num_tokens)
-        step_s = self._meter.made(tree, acceptance, draft_s, step_s)
+        self._growth.note_read(sum(step.acceptance.num_tokens for step in steps))
+        seconds = self._meter.made(steps)
         if self._heads:
-            self._heads.observe(tree, acceptance, step_s)
+            for (proposal, acceptance, *_), step_s in zip(steps, seconds, strict=True):
+                self._heads.observe(proposal.tree, acceptance, step_s)
 
     def close(self) -> None:
         """Free what the heads hold."""

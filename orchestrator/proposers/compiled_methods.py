@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from orchestrator.core.context import Context
-from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer
+from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Acceptance
 from orchestrator.native.drafts import (
     CompiledProposer,
     PromptLookupOptions,
@@ -47,9 +47,9 @@ class CompiledMethod(Proposer):
         read, self._num_read, self._budget = context.ids[self._num_read :], len(context), budget
         return Proposal.of(self._compiled.next(read, budget.max_nodes, budget.max_depth), self._source)
 
-    def observe_compiled(self, tree: TokenTree, acceptance: Acceptance, draft_s: float, step_s: float) -> None:
-        """Note that native code has read the step's tokens."""
-        self._num_read += acceptance.num_tokens
+    def observe_compiled(self, steps: Sequence[Step]) -> None:
+        """Note that native code has read the steps' tokens."""
+        self._num_read += sum(step.acceptance.num_tokens for step in steps)
 
 
 def prompt_lookup(config: PromptLookupConfig, dependencies: ProposerDependencies) -> Proposer:

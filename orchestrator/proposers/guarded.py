@@ -6,11 +6,11 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from orchestrator.core.context import Context
-from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer
+from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
@@ -85,11 +85,11 @@ class Guarded(Proposer):
             with self._catching("observe"):
                 self._proposer.observe(tree, acceptance)
 
-    def observe_compiled(self, tree: TokenTree, acceptance: Acceptance, draft_s: float, step_s: float) -> None:
+    def observe_compiled(self, steps: Sequence[Step]) -> None:
         """Let the proposer learn."""
         if not self._failed:
             with self._catching("observe"):
-                self._proposer.observe_compiled(tree, acceptance, draft_s, step_s)
+                self._proposer.observe_compiled(steps)
 
     def close(self) -> None:
         """Free what the proposer holds; a failure here is logged and harms neither the request nor the target."""

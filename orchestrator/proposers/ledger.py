@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from orchestrator.core.proposal import Proposal
+from orchestrator.core.proposal import Proposal, Step
 from orchestrator.core.step_costs import StepCosts, Surface
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance
@@ -82,14 +83,20 @@ class Ledger:
 class Rest(NamedTuple):
     """The steps of a pause so far: when it began, how many they are, and how long they waited for other passes.
 
-    has_prompts: one of their passes read prompts, too. num_in_pass: requests of the first pass.
+    pass_s: of their own passes. has_prompts: one of them read prompts, too. num_in_pass: requests of the first pass.
     """
 
     began_s: float = 0.0
     num_steps: int = 0
     queue_us: int = 0
+    pass_s: float = 0.0
     has_prompts: bool = False
     num_in_pass: int = 0
+
+
+def pass_s(acceptance: Acceptance) -> float:
+    """Return the time of a step's pass and its decision."""
+    return 1e-6 * (acceptance.forward_us + acceptance.verify_us)
 
 
 def plain_s(surface: Surface) -> float:
@@ -112,6 +119,7 @@ class Meter:
         self._rest_len = 0
         self._tokens = self._seconds = 0.0
         self._rest = Rest()
+        self._num_passed = 0  # steps since the last one that was entered into the costs
 
     def begin(self, spent_s: float = 0.0) -> Surface | None:
         """Note that a proposal begins; return what rows cost, None if the step should be a plain one.
@@ -171,20 +179,35 @@ class Meter:
             return self._note_rate(1, self._plain_s)
         num_rows, step_s = tree.num_nodes + 1, self._costs.clock() - self._sent_s - 1e-6 * acceptance.queue_us
         self._costs.observe(num_rows, acceptance.num_in_pass, acceptance.num_tokens, step_s, acceptance.load)
-        return self._note_step(num_rows, acceptance, step_s, self.draft_s)
-
-    def made(self, tree: TokenTree, acceptance: Acceptance, draft_s: float, step_s: float) -> float:
-        """Note a step of several that were made together, with drafts; return what it cost."""
-        num_rows = tree.num_nodes + 1
-        self._costs.observe_made(num_rows, acceptance.num_in_pass, acceptance.num_tokens, step_s, acceptance.load)
-        return self._note_step(num_rows, acceptance, step_s, draft_s)
-
-    def _note_step(self, num_rows: int, acceptance: Acceptance, step_s: float, draft_s: float) -> float:
-        """Enter a step into the ledger by what steps of its size cost, since a single one may have been held up."""
-        if surface := self._costs.surface():
-            step_s = float(surface.seconds[num_rows - 1]) + draft_s
+        if surface := self._costs.surface():  # by what steps of its size cost, since a single one may have been held up
+            step_s = float(surface.seconds[num_rows - 1]) + self.draft_s
             self._ledger.observe(acceptance.num_tokens, step_s, plain_s(surface))
         return self._note_rate(acceptance.num_tokens, step_s)
+
+    def made(self, steps: Sequence[Step]) -> list[float]:
+        """Note steps that native code made together, with drafts; return what each cost."""
+        for proposal, acceptance, *_ in steps:
+            if self._is_turn(acceptance):
+                sizes = proposal.tree.num_nodes + 1, acceptance.num_in_pass, acceptance.num_tokens
+                self._costs.observe_made(*sizes, pass_s(acceptance), acceptance.load)
+        surface = self._costs.surface()
+        seconds = [
+            (float(surface.seconds[proposal.tree.num_nodes]) if surface else pass_s(acceptance)) + draft_s
+            for proposal, acceptance, draft_s, _ in steps
+        ]
+        if surface:
+            self._ledger.observe(sum(step.acceptance.num_tokens for step in steps), sum(seconds), plain_s(surface))
+        for step, step_s in zip(steps, seconds, strict=True):
+            self._note_rate(step.acceptance.num_tokens, step_s)
+        return seconds
+
+    def _is_turn(self, acceptance: Acceptance) -> bool:
+        """Return whether to enter a step into the costs: once for all requests of its pass, taken on average."""
+        self._num_passed += 1
+        if self._num_passed < acceptance.num_in_pass:
+            return False
+        self._num_passed = 0
+        return True
 
     @property
     def rate(self) -> float:
@@ -202,16 +225,18 @@ class Meter:
 
     def _note_rest(self, acceptance: Acceptance) -> None:
         """Note a step of a pause; they may be made several at a time, so only their sum is measured."""
-        began_s, num_steps, queue_us, has_prompts, num_at_first = self._rest
-        num_steps, queue_us = num_steps + 1, queue_us + acceptance.queue_us
+        began_s, num_steps, queue_us, passes_s, has_prompts, num_at_first = self._rest
+        num_steps, queue_us, passes_s = num_steps + 1, queue_us + acceptance.queue_us, passes_s + pass_s(acceptance)
         has_prompts, num_at_first = has_prompts or acceptance.has_prompts, num_at_first or acceptance.num_in_pass
-        self._rest = Rest(began_s, num_steps, queue_us, has_prompts, num_at_first)
+        self._rest = Rest(began_s, num_steps, queue_us, passes_s, has_prompts, num_at_first)
         if self._ledger.pause > 1:
             self._ledger.rest()
             return
         rest_s = self._costs.clock() - began_s - 1e-6 * queue_us
         self._ledger.rest(rest_s)
         self._rest = Rest()
+        if self._costs.makes_drafted:  # as steps with drafts are measured
+            rest_s = passes_s
         num_in_pass, load = acceptance.num_in_pass, acceptance.load
         is_mixed = max(num_in_pass, num_at_first) > 2 * min(num_in_pass, num_at_first)
         if (has_prompts or is_mixed) and self._costs.surface():

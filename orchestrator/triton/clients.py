@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from orchestrator.core.context import Context
-from orchestrator.core.drafting import Step
 from orchestrator.core.errors import (
     ConfigError,
     EngineLost,
@@ -21,6 +20,7 @@ from orchestrator.core.errors import (
     UnknownSequence,
     Unwanted,
 )
+from orchestrator.core.proposal import Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, StepOptions

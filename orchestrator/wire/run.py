@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.core.drafting import Limits, Step
+from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import EngineError, shown
-from orchestrator.core.proposal import Proposal
+from orchestrator.core.proposal import Proposal, Step
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, Distribution, IdArray
 from orchestrator.wire.tensors import (

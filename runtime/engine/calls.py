@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, Protocol, TypeVar
 
-from orchestrator.core.drafting import Step
 from orchestrator.core.errors import ServingError
+from orchestrator.core.proposal import Step
 from orchestrator.core.tree import BoolArray
 from orchestrator.core.types import Acceptance, Distribution, DraftResponse
 from orchestrator.wire.context import Delta

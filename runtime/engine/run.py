@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 from orchestrator.core.context import Context
-from orchestrator.core.drafting import Drafting, Step
+from orchestrator.core.drafting import Drafting
 from orchestrator.core.errors import EngineError, ServingError, Unavailable, UnknownSequence
-from orchestrator.core.proposal import Proposal, Proposer
+from orchestrator.core.proposal import Proposal, Proposer, Step
 from orchestrator.core.tree import BoolArray
 from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.sampling.grammar_matcher import Matcher
@@ -217,24 +217,20 @@ class Run:
         """Note a step."""
         step = Step(proposal, answer, self._drafting.draft_s, time.monotonic() - self._called_s)
         self._drafting.commit(proposal, answer)
-        self._add(step)
-
-    def _note_several(self, steps: list[Step], is_compiled: bool) -> None:
-        """Note steps up to the end of the run."""
-        call_s = (time.monotonic() - self._called_s - sum(step.draft_s + step.target_s for step in steps)) / len(steps)
-        steps[0] = steps[0]._replace(draft_s=self._drafting.draft_s)
-        for step in steps:
-            if is_compiled:
-                self._drafting.commit_compiled(step)
-            else:
-                self._drafting.commit(step.proposal, step.acceptance)
-            self._add(step._replace(target_s=step.target_s + call_s))
-            if self._has_ended:
-                return
-
-    def _add(self, step: Step) -> None:
         self._ready.append(step)
         self._has_ended = self._ends_behind(step.tokens)
+
+    def _note_several(self, steps: list[Step], is_compiled: bool) -> None:
+        """Note steps that were made together; only the last one may end the run."""
+        call_s = (time.monotonic() - self._called_s - sum(step.draft_s + step.target_s for step in steps)) / len(steps)
+        steps[0] = steps[0]._replace(draft_s=self._drafting.draft_s)
+        if is_compiled:
+            self._drafting.commit_compiled(steps)
+        else:
+            for step in steps:
+                self._drafting.commit(step.proposal, step.acceptance)
+        self._ready += [step._replace(target_s=step.target_s + call_s) for step in steps]
+        self._has_ended = self._ends_behind(steps[-1].tokens)
 
     def _ends_behind(self, tokens: list[int]) -> bool:
         """Return whether the run ends behind the tokens that were committed last."""

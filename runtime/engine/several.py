@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from orchestrator.core.drafting import Step
-from orchestrator.core.proposal import Proposal
+from orchestrator.core.proposal import Proposal, Step
 from orchestrator.core.sampling_params import Rule
 from orchestrator.core.types import Acceptance, PassLoad
 from orchestrator.wire.target import StepRequest

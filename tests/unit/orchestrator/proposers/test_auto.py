@@ -11,7 +11,7 @@ import pytest
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.step_costs import PLAIN, StepCosts, least_slopes, surface_of
+from orchestrator.core.step_costs import PLAIN, StepCosts, least_slopes, rising, surface_of
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance
 from orchestrator.proposers.candidates import Candidate
@@ -397,8 +397,8 @@ def test_costs_are_interpolated_between_what_was_measured_and_never_fall() -> No
         costs.observe(9, 1, 1, 2.0)
     surface = costs.surface()
     assert surface
-    assert surface.seconds[:5].tolist() == pytest.approx([1.0, 1.5, 2.0, 2.5, 3.0], abs=0.1)
-    assert surface.seconds[8] >= surface.seconds[4]
+    assert surface.seconds[:5].tolist() == pytest.approx([1.0, 1.375, 1.75, 2.125, 2.5], abs=0.1)
+    assert surface.seconds[8] == surface.seconds[4]
     assert surface.others_tokens == pytest.approx(0.0)
 
 
@@ -429,6 +429,13 @@ def test_a_size_that_was_slow_once_becomes_cheaper_until_it_is_tried_again() -> 
         seen.append(float(surface.seconds[7]))
     assert seen == sorted(seen, reverse=True)
     assert seen[-1] < 2.1
+
+
+def test_a_size_that_was_slow_and_is_worth_little_costs_what_larger_ones_do() -> None:
+    assert rising(np.array([8.0, 6.0, 9.0]), np.array([0.5, 20.0, 1.0])).tolist() == pytest.approx(
+        [6.05, 6.05, 9.0], abs=0.01
+    )
+    assert rising(np.array([8.0, 6.0]), np.zeros(2)).tolist() == [7.0, 7.0]
 
 
 def test_plain_steps_are_measured_first_and_then_now_and_again() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from orchestrator.core.context import Context
-from orchestrator.core.drafting import Limits, Step
+from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import EngineLost, RequestError, ServingError, Unavailable, UnknownSequence, Unwanted
-from orchestrator.core.proposal import Proposal
+from orchestrator.core.proposal import Proposal, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.wire.run import RunOptions, pack_steps

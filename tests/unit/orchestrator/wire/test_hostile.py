@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from orchestrator.core.context import Context
-from orchestrator.core.drafting import Limits, Step
+from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import EngineError, ServingError
-from orchestrator.core.proposal import Proposal
+from orchestrator.core.proposal import Proposal, Step
 from orchestrator.core.sampling_params import Grammar, LogitsOptions, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import (

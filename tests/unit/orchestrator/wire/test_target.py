@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.context import Context
-from orchestrator.core.drafting import Step
 from orchestrator.core.errors import EngineError
-from orchestrator.core.proposal import Proposal
+from orchestrator.core.proposal import Proposal, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, StepOptions

@@ -16,9 +16,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from orchestrator.core.context import Context
-from orchestrator.core.drafting import Limits, Step
+from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import EngineError, RequestError, ServingError, Unavailable, UnknownSequence
-from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.proposal import Budget, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.types import StepOptions
 from orchestrator.generation.loop import SequenceState, StepByStep, Steps, StepsOfRun, generate

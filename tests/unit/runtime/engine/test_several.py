@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.context import Context
-from orchestrator.core.drafting import Step
-from orchestrator.core.proposal import CompiledDrafts
+from orchestrator.core.proposal import CompiledDrafts, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
