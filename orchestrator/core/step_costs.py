@@ -26,16 +26,16 @@ MOST_OF_MEAN = 3.0
 UNKNOWN_ROW = 0.02
 #: A plain step that is made together with others takes at least this part of one that is made alone.
 LEAST_OF_SINGLE = 0.5
-#: A surface is computed anew after so many measurements; one of fewer measurements at once.
+#: A surface is computed anew after so many passes; one of fewer passes at once.
 REFRESH = 16
-#: The line through all groups is worth so many measurements; those of a group are worth half after so many steps.
+#: The line through all groups is worth so many measurements; those of a group are worth half after so many passes.
 LINE_WEIGHT = 2.0
 HALF_LIFE = 256
 #: A group whose measurements are all old is worth this many of them where it has to be weighed against others.
 LEAST_WORTH = 1e-6
 #: Passes are taken to be shared if they held this many other requests on average.
 SHARED = 0.5
-#: After so many steps of each request without a measured plain step, plain steps are measured again.
+#: After so many passes without a measured plain step, plain steps are measured again.
 PLAIN = 128
 
 
@@ -52,20 +52,20 @@ class Mean(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The steps of about one size. measured_at: number of the last of them among all steps."""
+    """The steps of about one size. measured_at: number of the last one's pass among all passes."""
 
     rows: Mean = Mean()
     seconds: Mean = Mean()
-    measured_at: int = 0
+    measured_at: float = 0.0
 
-    def of(self, rows: float, seconds: float, number: int) -> Group:
+    def of(self, rows: float, seconds: float, number: float) -> Group:
         """Return the group with one more step."""
         if self.seconds.num_values:
             seconds = min(seconds, MOST_OF_MEAN * self.seconds.value)
         return Group(self.rows.of(rows), self.seconds.of(seconds), number)
 
-    def weight(self, now: int) -> float:
-        """Return how many fresh measurements the group is worth at step `now`."""
+    def weight(self, now: float) -> float:
+        """Return how many fresh measurements the group is worth at pass `now`."""
         return float(min(self.seconds.num_values, 1 / LEAST_WEIGHT) * 0.5 ** ((now - self.measured_at) / HALF_LIFE))
 
 
@@ -98,9 +98,11 @@ class StepCosts:
         self._plain, self._plain_in_pass = Mean(), 0  # of plain steps made together with so many requests in a pass
         self._single = Mean()  # what a plain step takes alone beyond one of several that are made together
         self._last_single_s = 0.0
-        self._num_measured = self._plain_at = 0
+        self._num_passes = self._plain_at = 0.0  # a request's step is its part of a pass
+        self._untold = 0.0  # the part of the next pass that has not been entered
         self._makes_drafted = False
         self._surface: Surface | None = None
+        self._surface_at = 0.0
         self._lock = threading.Lock()
 
     def observe(
@@ -117,12 +119,13 @@ class StepCosts:
                 # The quicker one of two in a row, since something else may have held one up.
                 quicker_s = min(seconds, self._last_single_s or self._plain.value)
                 self._single, self._last_single_s = self._single.of(quicker_s - self._plain.value), seconds
-            self._enter(num_rows, num_in_pass, num_tokens, seconds, load)
+            self._enter(num_rows, num_in_pass, num_tokens, seconds, load, 1.0 / num_in_pass)
 
     def observe_plain(self, num_in_pass: int, seconds: float, load: PassLoad | None = None, num_steps: int = 1) -> None:
         """Learn from plain steps that were made together, which may be quicker than single ones. seconds: of one."""
         with self._lock:
-            self._enter(1, num_in_pass, 1, seconds + self._single_s, load, min(num_steps, MOST_AT_ONCE))
+            num_steps = min(num_steps, MOST_AT_ONCE)
+            self._enter(1, num_in_pass, 1, seconds + self._single_s, load, 1.0 / num_in_pass, num_steps)
             self._note_plain(num_in_pass, seconds)
 
     def observe_load(self, num_in_pass: int) -> None:
@@ -133,15 +136,22 @@ class StepCosts:
     def postpone_plain(self) -> None:
         """Put the next measurement of plain steps off, as after one: the time of the last ones says nothing."""
         with self._lock:
-            self._plain_at = self._num_measured
+            self._plain_at = self._num_passes
 
     def observe_made(
         self, num_rows: int, num_in_pass: int, num_tokens: int, seconds: float, load: PassLoad | None
     ) -> None:
-        """Learn from a step of several that were made together, some with drafts; as `observe`."""
+        """Learn from a step of several that native code made together, some with drafts; as `observe`.
+
+        Its time is that of its pass, which is the same for all its requests and entered once, whoever of them comes.
+        """
         with self._lock:
             self._makes_drafted = True
-            self._enter(num_rows, num_in_pass, num_tokens, seconds, load)
+            self._untold += 1.0 / num_in_pass
+            if self._untold < 1.0 - LEAST_WORTH:
+                return
+            self._untold -= 1.0
+            self._enter(num_rows, num_in_pass, num_tokens, seconds, load, 1.0)
             if num_rows == 1:
                 self._single = self._single.of(0.0)  # a look between such steps costs next to nothing
                 self._note_plain(num_in_pass, seconds)
@@ -149,7 +159,7 @@ class StepCosts:
     def _note_plain(self, num_in_pass: int, seconds: float) -> None:
         if num_in_pass != self._plain_in_pass:
             self._plain, self._plain_in_pass, self._last_single_s = Mean(), num_in_pass, 0.0
-        self._plain, self._plain_at = self._plain.of(seconds), self._num_measured
+        self._plain, self._plain_at = self._plain.of(seconds), self._num_passes
 
     @property
     def _single_s(self) -> float:
@@ -161,19 +171,20 @@ class StepCosts:
         num_in_pass: int,
         num_tokens: int,
         seconds: float,
-        load: PassLoad | None = None,
+        load: PassLoad | None,
+        part: float,
         num_steps: int = 1,
     ) -> None:
-        """Enter what one request's step cost, or each of several alike; the caller holds the lock."""
+        """Enter what a request's step cost, or each of several alike; part: of the pass. The caller holds the lock."""
         self._rows = self._rows.of(load.mean_rows if load else num_rows, num_steps)
         self._tokens = self._tokens.of(load.mean_tokens if load else num_tokens, num_steps)
         self._others = self._others.of((load.num_steps if load else num_in_pass) - 1, num_steps)
         all_rows = load.num_rows if load else num_rows + (num_in_pass - 1) * self._rows.value
         group = bisect_left(GROUPS, all_rows)
-        self._num_measured += 1
-        self._groups[group] = self._groups.get(group, Group()).of(all_rows, seconds, self._num_measured)
-        if self._num_measured < REFRESH or self._num_measured % REFRESH == 0:
-            self._surface = None
+        self._num_passes += part
+        self._groups[group] = self._groups.get(group, Group()).of(all_rows, seconds, self._num_passes)
+        if self._num_passes < REFRESH or self._num_passes - self._surface_at >= REFRESH:
+            self._surface, self._surface_at = None, self._num_passes
 
     @property
     def shares_passes(self) -> bool:
@@ -193,8 +204,7 @@ class StepCosts:
     @property
     def wants_plain(self) -> bool:
         """True if plain steps should be measured: without their cost nobody knows what drafts gain."""
-        num_requests = 1.0 + self._others.value
-        return not self._plain_at or self._num_measured - self._plain_at >= PLAIN * num_requests
+        return not self._plain_at or self._num_passes - self._plain_at >= PLAIN
 
     def surface(self) -> Surface | None:
         """Return the costs for 1…MAX_NODES + 1 rows, interpolated; None before plain steps have been measured."""
@@ -210,7 +220,7 @@ class StepCosts:
         sizes, measured_s = (
             np.array([mean.value for mean in means]) for means in zip(*(group[:2] for group in groups), strict=True)
         )
-        weights = np.array([group.weight(self._num_measured) for group in groups])
+        weights = np.array([group.weight(self._num_passes) for group in groups])
         points_s = rising(smoothed(sizes, measured_s, weights), weights)
         others = self._others.value
         rows = np.concatenate([[1.0 + others], np.arange(1, MAX_NODES + 2) + others * self._rows.value])

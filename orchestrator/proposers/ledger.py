@@ -68,8 +68,7 @@ class Ledger:
         """Enter a step that took step_s, drafting included. plain_s: what a plain step would have taken."""
         self._balance_s = min(self._balance_s + num_tokens * plain_s - step_s, CREDIT_STEPS * plain_s)
         self._elapsed_s += step_s
-        if not self._pause:  # of several steps made together, the first ones may have begun one
-            self._check(plain_s)
+        self._check(plain_s)
 
     def _check(self, plain_s: float) -> None:
         """Pause if too much is lost; plain_s: time of a plain step."""
@@ -83,19 +82,31 @@ class Ledger:
 class Rest(NamedTuple):
     """The steps of a pause so far: when it began, how many they are, and how long they waited for other passes.
 
-    pass_s: of their own passes. has_prompts: one of them read prompts, too. num_in_pass: requests of the first pass.
+    in_passes_s: time of their own passes. has_prompts: one of them read prompts, too. num_in_pass: requests of the
+    first one.
     """
 
     began_s: float = 0.0
     num_steps: int = 0
     queue_us: int = 0
-    pass_s: float = 0.0
+    in_passes_s: float = 0.0
     has_prompts: bool = False
     num_in_pass: int = 0
 
+    def of(self, acceptance: Acceptance) -> Rest:
+        """Return the pause with one more step."""
+        return Rest(
+            self.began_s,
+            self.num_steps + 1,
+            self.queue_us + acceptance.queue_us,
+            self.in_passes_s + pass_s(acceptance),
+            self.has_prompts or acceptance.has_prompts,
+            self.num_in_pass or acceptance.num_in_pass,
+        )
+
 
 def pass_s(acceptance: Acceptance) -> float:
-    """Return the time of a step's pass and its decision."""
+    """Return the time of a step's pass and its decision, without the way there and back."""
     return 1e-6 * (acceptance.forward_us + acceptance.verify_us)
 
 
@@ -119,7 +130,6 @@ class Meter:
         self._rest_len = 0
         self._tokens = self._seconds = 0.0
         self._rest = Rest()
-        self._num_passed = 0  # steps since the last one that was entered into the costs
 
     def begin(self, spent_s: float = 0.0) -> Surface | None:
         """Note that a proposal begins; return what rows cost, None if the step should be a plain one.
@@ -187,9 +197,8 @@ class Meter:
     def made(self, steps: Sequence[Step]) -> list[float]:
         """Note steps that native code made together, with drafts; return what each cost."""
         for proposal, acceptance, *_ in steps:
-            if self._is_turn(acceptance):
-                sizes = proposal.tree.num_nodes + 1, acceptance.num_in_pass, acceptance.num_tokens
-                self._costs.observe_made(*sizes, pass_s(acceptance), acceptance.load)
+            sizes = proposal.tree.num_nodes + 1, acceptance.num_in_pass, acceptance.num_tokens
+            self._costs.observe_made(*sizes, pass_s(acceptance), acceptance.load)
         surface = self._costs.surface()
         seconds = [
             (float(surface.seconds[proposal.tree.num_nodes]) if surface else pass_s(acceptance)) + draft_s
@@ -200,14 +209,6 @@ class Meter:
         for step, step_s in zip(steps, seconds, strict=True):
             self._note_rate(step.acceptance.num_tokens, step_s)
         return seconds
-
-    def _is_turn(self, acceptance: Acceptance) -> bool:
-        """Return whether to enter a step into the costs: once for all requests of its pass, taken on average."""
-        self._num_passed += 1
-        if self._num_passed < acceptance.num_in_pass:
-            return False
-        self._num_passed = 0
-        return True
 
     @property
     def rate(self) -> float:
@@ -225,23 +226,22 @@ class Meter:
 
     def _note_rest(self, acceptance: Acceptance) -> None:
         """Note a step of a pause; they may be made several at a time, so only their sum is measured."""
-        began_s, num_steps, queue_us, passes_s, has_prompts, num_at_first = self._rest
-        num_steps, queue_us, passes_s = num_steps + 1, queue_us + acceptance.queue_us, passes_s + pass_s(acceptance)
-        has_prompts, num_at_first = has_prompts or acceptance.has_prompts, num_at_first or acceptance.num_in_pass
-        self._rest = Rest(began_s, num_steps, queue_us, passes_s, has_prompts, num_at_first)
+        self._rest = rest = self._rest.of(acceptance)
         if self._ledger.pause > 1:
             self._ledger.rest()
             return
-        rest_s = self._costs.clock() - began_s - 1e-6 * queue_us
+        rest_s = self._costs.clock() - rest.began_s - 1e-6 * rest.queue_us
         self._ledger.rest(rest_s)
         self._rest = Rest()
-        if self._costs.makes_drafted:  # as steps with drafts are measured
-            rest_s = passes_s
+        if self._costs.makes_drafted:
+            rest_s = rest.in_passes_s  # as steps with drafts are measured
         num_in_pass, load = acceptance.num_in_pass, acceptance.load
-        is_mixed = max(num_in_pass, num_at_first) > 2 * min(num_in_pass, num_at_first)
-        if (has_prompts or is_mixed) and self._costs.surface():
+        is_mixed = max(num_in_pass, rest.num_in_pass) > 2 * min(num_in_pass, rest.num_in_pass)
+        if (rest.has_prompts or is_mixed) and self._costs.surface():
             self._costs.postpone_plain()
-        elif num_steps >= MEASURED_STEPS:
-            self._costs.observe_plain(num_in_pass, rest_s / num_steps, load, num_steps)
+        elif rest.num_steps >= MEASURED_STEPS:
+            self._costs.observe_plain(num_in_pass, rest_s / rest.num_steps, load, rest.num_steps)
+        elif self._costs.makes_drafted:
+            self._costs.observe(1, num_in_pass, 1, rest_s / rest.num_steps, load)
         else:  # the first of them is what a single step would have been
-            self._costs.observe(1, num_in_pass, 1, rest_s - (num_steps - 1) * self._plain_s, load)
+            self._costs.observe(1, num_in_pass, 1, rest_s - (rest.num_steps - 1) * self._plain_s, load)

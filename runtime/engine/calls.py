@@ -66,11 +66,12 @@ class StepsMade:
     """The steps that native code has made for a call that is not answered yet.
 
     draft: what it has drafted behind them. answer_by_s: when they are to be answered, by time.monotonic(). num_tokens:
-    how many the steps commit.
+    how many the steps commit. noted_s: when the last one had been made.
     """
 
     draft: Draft
     answer_by_s: float
+    noted_s: float
     steps: list[Step] = field(default_factory=list)
     num_tokens: int = 0
 
@@ -92,8 +93,8 @@ class Progress:
 class EngineCall(Generic[Request]):
     """A step or draft call. deadline_s: latest time of the answer, by time.monotonic().
 
-    sequence: set by the engine that opens it. made: the first of several steps, when others came in between. q, score:
-    the distributions that the tokens drafted so far were sampled from, and the log-confidence of their path.
+    sequence: set by the engine that opens it. made: the first of several steps, which others can follow. q, score: the
+    distributions that the tokens drafted so far were sampled from, and the log-confidence of their path.
     """
 
     request: Request
@@ -117,6 +118,12 @@ class EngineCall(Generic[Request]):
             self.on_answer(answer)
         except Exception:
             log.exception("the answer to sequence %d could not be delivered", self.sequence_id)
+
+    def answer_made(self) -> bool:
+        """Answer with the steps that have been made; return whether there are any."""
+        if self.made:
+            self.reply(self.made.steps)
+        return self.made is not None
 
     @property
     def delta(self) -> Delta:

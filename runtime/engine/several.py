@@ -48,15 +48,8 @@ def draft_of(call: StepCall) -> Draft:
     return call.made.draft if call.made else Draft(call.request.tree, [])
 
 
-def answer_made(call: StepCall) -> bool:
-    """Answer a call with the steps that are made for it; return whether there are any."""
-    if call.made:
-        call.reply(call.made.steps)
-    return call.made is not None
-
-
 def note(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], began_s: float, now_s: float) -> None:
-    """Note the steps that native code has made for a call, and answer it if they cannot go on, or its hold is over.
+    """Note the steps that native code has made for a call; answer it if none can follow.
 
     loads: of their passes. began_s: when they began.
     """
@@ -64,23 +57,29 @@ def note(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], began_s: 
     assert isinstance(request, SeveralSteps)
     if call.made is None:
         # Steps that are made are delivered, so no later than the deadline.
-        call.made = StepsMade(decoded.draft, min(began_s + request.limit_s, call.deadline_s))
+        answer_by_s = min(began_s + request.limit_s, call.deadline_s)
+        call.made = StepsMade(decoded.draft, answer_by_s, noted_s=call.arrived_s)
     made = call.made
-    made.draft = decoded.draft
     made.num_tokens += sum(len(step.path) + 1 for step in decoded.steps)
-    made.steps += steps_of(call, decoded, loads, began_s)
-    if decoded.is_over or len(made.steps) >= request.max_steps or now_s >= made.answer_by_s:
-        call.reply(made.steps)
+    made.steps += steps_of(call, decoded, loads, began_s - made.noted_s)
+    made.draft, made.noted_s = decoded.draft, now_s
+    if decoded.is_over or len(made.steps) >= request.max_steps:
+        call.answer_made()
 
 
-def steps_of(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], began_s: float) -> list[Step]:
-    """Return the steps that native code has made for a call."""
+def answer_if_due(call: StepCall, at_s: float) -> None:
+    """Answer a call with the steps that are made for it, if its hold is over at some time."""
+    if call.made and not call.answered and call.made.answer_by_s <= at_s:
+        call.answer_made()
+
+
+def steps_of(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], waited_s: float) -> list[Step]:
+    """Return the steps that native code has made for a call. waited_s: how long they waited for their first pass."""
     request, steps, num_in_pass = call.request, list[Step](), loads[0].num_steps
     assert isinstance(request, SeveralSteps)
-    is_first = not (call.made and call.made.steps)
-    queue_us, sources = (int(1e6 * (began_s - call.arrived_s)), request.sources) if is_first else (0, ())
+    queue_us, sources = int(1e6 * waited_s), request.sources  # those of the call, unless native code has drafted
     for step, load in zip(decoded.steps, loads, strict=True):
-        tree, names, draft_us = step.draft
+        tree, names, draft_s = step.draft
         acceptance = Acceptance(
             step.path,
             step.next_token,
@@ -95,6 +94,6 @@ def steps_of(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], began
             sources = tuple(request.further.drafts.sources[bits] for bits in names)
         proposal = Proposal(tree, sources) if tree.num_nodes else Proposal.empty()
         step_s = 1e-6 * (step.pass_us + step.verify_us)
-        steps.append(Step(proposal, acceptance, 1e-6 * draft_us / num_in_pass, step_s))
+        steps.append(Step(proposal, acceptance, draft_s, step_s))
         queue_us, sources = 0, ()
     return steps

@@ -47,6 +47,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         super().__init__(paged)
         self.pressure = BlockPressure(paged.sequences, self._on_preempt)
         self._calls: list[StepCall] = []
+        self._prompts_s = 0.0  # time of the last pass of prompts
 
     def advance(self, calls: list[StepCall]) -> list[StepCall]:
         """Run one pass, answer the calls that are complete, and return the others, those that wait for blocks too."""
@@ -63,7 +64,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         super()._open_all(sorted(calls, key=lambda call: (number(call.sequence_id), call.arrived_s)))
 
     def _open(self, call: StepCall) -> None:
-        if several.answer_made(call):
+        if call.answer_made():
             return  # it has lost its blocks
         tree = call.request.tree
         if call.request.sampling.logits_options.grammar and not isinstance(call.request, GuidedStep):
@@ -87,26 +88,34 @@ class TargetEngine(PagedEngine[StepRequest]):
         """Run a pass; on a CPU, where rows do not become cheaper by company, parts of prompts have one of their own.
 
         So a step is not held up longer, costs what steps cost, and can be made in native code. Steps may then take as
-        long as the prompts did, so that half of the time is theirs while prompts wait for their turn.
+        long as the prompts did, so that half of the time is theirs while prompts wait for their turn. Those that are
+        made are not held back for prompts.
         """
         prompts, steps = ([each for each in planned if _is_step(each[0]) is wanted] for wanted in (False, True))
-        # Steps that had no room in this pass wait for one, and not for several.
+        # Steps that had no room in this pass wait for one, and not for several, nor for the others' hold.
         may_go_on = len(steps) == sum(_is_step(call) for call in self._calls if not call.answered)
         if not isinstance(self.paged.model, NativeModel) or not (prompts and steps):
             self._run_pass(planned, math.inf if may_go_on else 0.0, has_prompts=bool(prompts))
             return
         self.progress.num_passes += 1
         began_s = time.monotonic()
+        for call, _ in steps:
+            several.answer_if_due(call, began_s + self._prompts_s)
         self._run_pass(prompts, 0.0, has_prompts=True)
-        self._run_pass(steps, time.monotonic() - began_s if may_go_on else 0.0)
+        self._prompts_s = time.monotonic() - began_s
+        if steps := [each for each in steps if not each[0].answered]:
+            self._run_pass(steps, self._prompts_s if may_go_on else 0.0)
 
     def _run_pass(self, planned: list[tuple[StepCall, Segment]], limit_s: float, has_prompts: bool = False) -> None:
-        """Run a pass, and perhaps more of them until limit_s is over; answer the calls that are complete."""
+        """Run a pass, and perhaps more of them until limit_s is over; answer the calls that are complete.
+
+        limit_s: 0 = one pass, after which every call is answered.
+        """
         began_s = time.monotonic()
         if decoding := self._several_steps(planned, limit_s):
-            self._decode(planned, decoding, began_s)
+            self._decode(planned, decoding, began_s, may_wait=limit_s > 0.0)
             return
-        planned = [each for each in planned if not several.answer_made(each[0])]
+        planned = [each for each in planned if not each[0].answer_made()]
         if not planned:
             return
         for call, segment in planned:
@@ -158,18 +167,21 @@ class TargetEngine(PagedEngine[StepRequest]):
             self.progress.num_waiting,
         )
 
-    def _decode(self, planned: list[tuple[StepCall, Segment]], decoding: Decoding, began_s: float) -> None:
-        """Make several steps, and answer the calls that are not to wait for more of them."""
+    def _decode(
+        self, planned: list[tuple[StepCall, Segment]], decoding: Decoding, began_s: float, may_wait: bool
+    ) -> None:
+        """Make several steps, and answer the calls that are not to wait for more of them; may_wait: some are."""
         drafts = [several.draft_of(call) for call, _ in planned]
         decoded = self.paged.decode([segment for _, segment in planned], drafts, decoding)
-        further = len(decoded[0].steps) - 1
-        self.progress.num_passes += further
-        self.progress.num_calls += further * len(planned)
+        num_further = len(decoded[0].steps) - 1
+        self.progress.num_passes += num_further
+        self.progress.num_calls += num_further * len(planned)
         loads = [_load_of(steps) for steps in zip(*(each.steps for each in decoded), strict=True)]
         now_s = time.monotonic()
         for (call, _), each in zip(planned, decoded, strict=True):
             call.opened.publish(len(call.opened.ids))
             several.note(call, each, loads, began_s, now_s)
+            several.answer_if_due(call, now_s if may_wait else math.inf)
 
     def _verify_input(self, call: StepCall) -> VerifyInput:
         request = call.request

@@ -151,11 +151,11 @@ class DecodingCall:
 
 
 class Draft(NamedTuple):
-    """The tree of a step. names: of the sources of each node, as bits. draft_us: time to draft for all sequences."""
+    """The tree of a step. names: of the sources of each node, as bits. draft_s: time to draft it."""
 
     tree: TokenTree
     names: list[int]
-    draft_us: int = 0
+    draft_s: float = 0.0
 
 
 class DecodedStep(NamedTuple):
@@ -176,7 +176,7 @@ class DecodedStep(NamedTuple):
 
 
 class DecodedSteps(NamedTuple):
-    """The steps of one segment, the draft behind them, and whether they can go on with it."""
+    """The steps of one segment and the draft behind them. is_over: no step can follow."""
 
     steps: list[DecodedStep]
     draft: Draft
@@ -195,7 +195,8 @@ def steps_of(decoded: Decoded, drafts: Sequence[Draft]) -> list[DecodedSteps]:
             steps[place].append(DecodedStep(drafts[place], path, token, pass_us, verify_us))
             end = node + size
             nodes = decoded.node_tokens[node:end].copy(), decoded.node_parents[node:end].copy()
-            drafts[place] = Draft(TokenTree(*nodes) if size else TokenTree.bare(), names[node:end], draft_us)
+            tree = TokenTree(*nodes) if size else TokenTree.bare()
+            drafts[place] = Draft(tree, names[node:end], 1e-6 * draft_us / len(drafts))
             node, path_start = end, path_start + path_len
     is_over = map(bool, decoded.is_over.tolist())
     return [DecodedSteps(*each) for each in zip(steps, drafts, is_over, strict=True)]

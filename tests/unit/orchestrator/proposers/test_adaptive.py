@@ -469,13 +469,13 @@ def test_steps_of_a_burst_whose_request_became_alone_are_not_taken_for_single_on
     for _ in range(40):
         costs.observe_plain(2, 1.0)
     sizes(proposer, 2, num_steps=4)
-    while proposer.num_plain < 8:
+    while proposer.num_plain < 4:
         clock.now_s += 1.0
         sizes(proposer, 2, num_steps=1)
     proposer.propose(Context([0]), GREEDY, Budget(4, 4))
-    before = costs.surface()
-    clock.now_s += 8.0
-    for _ in range(8):
+    before, num_steps = costs.surface(), proposer.num_plain
+    clock.now_s += num_steps
+    for _ in range(num_steps):
         proposer.observe(TokenTree.bare(), Acceptance((), 5, num_in_pass=1))
     after = costs.surface()
     assert before and after and after.seconds[0] <= 1.1 * before.seconds[0]

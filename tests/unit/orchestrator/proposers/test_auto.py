@@ -17,7 +17,7 @@ from orchestrator.core.types import Acceptance
 from orchestrator.proposers.candidates import Candidate
 from orchestrator.proposers.estimates import AcceptanceEstimates, RequestOdds, corrected, range_of
 from orchestrator.proposers.growth import MARGIN, Growth
-from orchestrator.proposers.ledger import FIRST_PAUSE, GRACE_STEPS, LONGEST_REST, LOSS, Ledger, Meter
+from orchestrator.proposers.ledger import GRACE_STEPS, LONGEST_REST, LOSS, Ledger, Meter
 from orchestrator.proposers.registry import select_method
 from orchestrator.sampling.accept import accept_coupled
 from tests.support.decode import dependencies
@@ -347,13 +347,6 @@ def test_a_ledger_in_debt_pauses_and_pauses_longer_the_next_time() -> None:
     assert len(lengths) >= 3
     assert lengths[1] > lengths[0]
     assert lengths[2] > lengths[1]
-
-
-def test_steps_made_together_that_lose_begin_one_pause() -> None:
-    ledger = Ledger()
-    for _ in range(64):
-        ledger.observe(1, 2.0, 1.0)
-    assert ledger.pause == FIRST_PAUSE
 
 
 def test_looks_for_drafts_that_find_none_stay_within_the_loss_and_do_not_hinder_a_good_draft() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.context import Context
+from orchestrator.core.errors import EngineLost
 from orchestrator.core.proposal import CompiledDrafts, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
@@ -25,6 +26,7 @@ from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall, SeveralSteps
 from runtime.engine.passes import Passes
 from runtime.engine.target import StepCall, TargetEngine
+from runtime.engine.thread import BROKEN, EngineThread
 from runtime.native import library
 from runtime.native.decoding import Continuation
 from tests.support.engines import LIMIT_S, make_paged
@@ -163,6 +165,7 @@ def test_the_end_of_a_sequence_counts_all_its_steps(
 ) -> None:
     tokens = [token for step in uninterrupted().steps for token in step.tokens]
     stop_ids = () if "max_tokens" in end else (tokens[4],)
+    assert tokens.index(tokens[4]) == 4 and tokens[4] in tokens[6:-1]
     others = uninterrupted(stop_ids=stop_ids, **end)
     sequence = Sequence(engine, 1)
     advance_until_answered(engine, sequence.several(stop_ids=stop_ids, **end))
@@ -215,21 +218,89 @@ def test_steps_are_answered_before_a_pass_that_native_code_cannot_repeat(engine:
     assert len(sequence.steps) == 1 and isinstance(other.answers[1], Acceptance)
 
 
-def test_a_pass_that_fails_loses_no_step_that_was_made(engine: TargetEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_calls", (1, 2))
+def test_a_pass_that_fails_loses_no_step_that_was_made(
+    engine: TargetEngine, monkeypatch: pytest.MonkeyPatch, num_calls: int
+) -> None:
     sequence, other = Sequence(engine, 1), Sequence(engine, 2)
     calls, passes = [each.several() for each in (sequence, other)], Passes[StepRequest](engine)
     engine.progress.num_waiting.value = 1
     passes.run(calls)
     monkeypatch.setattr(engine.paged, "decode", lambda *_: 1 / 0)
-    assert passes.run(calls) == []
-    assert [len(each.steps) for each in (sequence, other)] == [1, 1]
+    assert passes.run(calls[:num_calls]) == []
+    assert [len(each.answers) for each in (sequence, other)] == [2, 1 + (num_calls > 1)]
+    assert len(sequence.steps) == 1
 
 
-def test_the_figures_of_a_call_are_those_of_its_first_step(engine: TargetEngine) -> None:
+def test_the_first_step_of_each_pass_has_waited_for_it(engine: TargetEngine) -> None:
     sequence = Sequence(engine, 1)
     call = sequence.several()
     call.arrived_s -= 1.0
-    advance_until_answered(engine, call)
-    queue_us = [step.acceptance.queue_us for step in sequence.steps]
-    assert queue_us[0] >= 1_000_000 and set(queue_us[1:]) == {0}
+    engine.advance([call])
+    assert call.made
+    call.made.noted_s -= 2.0
+    engine.progress.num_waiting.value = 0
+    engine.advance([call])
+    waited_s = [1e-6 * step.acceptance.queue_us for step in sequence.steps]
+    assert 1.0 <= waited_s[0] < 2.0 <= waited_s[1] and set(waited_s[2:]) == {0.0}
     assert all(step.acceptance.forward_us for step in sequence.steps)
+
+
+def test_one_sequence_ends_and_the_others_go_on_with_their_drafts(
+    engine: TargetEngine, uninterrupted: Callable[..., Sequence]
+) -> None:
+    short, long, other = Sequence(engine, 1), Sequence(engine, 2), Sequence(engine, 3)
+    calls = [short.several(suffix_drafts(), max_tokens=4), long.several(suffix_drafts()), other.several()]
+    for _ in range(MAX_STEPS):
+        calls = engine.advance(calls)
+    assert not calls
+    assert long.told == uninterrupted(suffix_drafts()).told and other.told == uninterrupted().told
+    tokens = [[token for step in each.steps for token in step.tokens] for each in (short, long)]
+    assert tokens[0] == tokens[1][:4]
+
+
+def test_steps_that_have_no_room_do_not_wait_for_the_hold_of_the_others(
+    engine: TargetEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Sequence(engine, 1), Sequence(engine, 2)
+    calls = [first.several(), second.several()]
+    monkeypatch.setattr("runtime.engine.paged.MAX_PASS_ROWS", 1)
+    assert engine.advance(calls) == calls[1:]
+    assert len(first.steps) == 1 and engine.advance(calls[1:]) == calls[1:]
+
+
+def test_what_is_made_does_not_wait_for_a_prompt_beyond_its_hold(engine: TargetEngine) -> None:
+    sequence, other = Sequence(engine, 1), Sequence(engine, 2, Context([4, 4, 8]))
+    call, prompt = sequence.several(), other.begin()
+    engine.advance([call])
+    assert call.made
+    call.made.answer_by_s = time.monotonic() + 50.0
+    engine._prompts_s = 100.0
+    assert engine.advance([call, prompt]) == []
+    assert len(sequence.steps) == 1
+
+
+def test_an_older_sequence_that_needs_blocks_takes_those_of_one_whose_steps_are_made(
+    engine: TargetEngine, uninterrupted: Callable[..., Sequence]
+) -> None:
+    older, younger = Sequence(engine, 1), Sequence(engine, 2)
+    engine.advance([older.begin()])
+    older.context.commit([older.answers[0].next_token])
+    call = younger.several()
+    engine.advance([call])
+    pool = engine.sequences.pool
+    pool.allocate(pool.num_available, None)
+    older.context.commit([5] * 40)
+    assert engine.advance([call, older.call(len(PROMPT))]) == []
+    assert engine.sequences.num_preempted == 1
+    assert younger.told == uninterrupted().told[:1] and isinstance(older.answers[1], Acceptance)
+
+
+def test_steps_that_are_made_are_delivered_when_the_engine_stops(engine: TargetEngine) -> None:
+    sequence = Sequence(engine, 1)
+    call = sequence.several()
+    engine.advance([call])
+    thread = EngineThread(engine, "stops")
+    thread._calls = [call]
+    thread._refuse_all(EngineLost(BROKEN))
+    assert len(sequence.steps) == 1

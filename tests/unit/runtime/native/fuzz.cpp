@@ -230,6 +230,8 @@ std::vector<std::vector<int32_t>> decoded(native::Model* model, Arrays arrays, c
       tokens[i].push_back(decoding.next_tokens[at]);
       trees[i] = drafted, drafted += decoding.num_nodes[at];
     }
+  for (int i = 0; i < count; ++i)
+    if (int(tokens[i].size()) >= further.max_tokens && !is_over[i]) *wrong = "a sequence with all its tokens is not over";
   return tokens;
 }
 
