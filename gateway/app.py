@@ -71,13 +71,13 @@ def create_app(settings: Settings) -> FastAPI:
 
 def _keys(settings: Settings) -> frozenset[bytes]:
     """Return the accepted API keys; raises SettingsError if their file cannot be read or has none."""
-    keys = settings.api_keys.split(",")
+    keys = settings.api_keys.encode(errors="surrogateescape").split(b",")
     if settings.api_keys_file:
         try:
-            keys += Path(settings.api_keys_file).read_text(encoding="utf-8").splitlines()
+            keys += Path(settings.api_keys_file).read_bytes().splitlines()
         except OSError as error:
             raise SettingsError(f"cannot read the API keys in {settings.api_keys_file}: {error.strerror}") from None
-    found = frozenset(key.strip().encode() for key in keys if key.strip())
+    found = frozenset(key.strip() for key in keys if key.strip())
     if settings.api_keys_file and not found:
         raise SettingsError(f"{settings.api_keys_file} holds no API key (--api-keys-file)")
     return found

@@ -1,8 +1,11 @@
 """Settings: flags before variables before defaults; a wrong one is named with its value and its place."""
 
+from pathlib import Path
+
 import pytest
 
 from gateway.__main__ import main
+from gateway.app import _keys
 from gateway.local import _ports, target_of
 from gateway.replicas import Replicas
 from gateway.settings import Settings, SettingsError, read_settings
@@ -53,6 +56,11 @@ def test_the_command_says_what_is_wrong_and_ends_with_2(
 ) -> None:
     assert main(flags) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_file_of_keys_may_hold_any_bytes(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_bytes(b"first \n\n\xff\xfe\n")
+    assert _keys(Settings(api_keys="a, b", api_keys_file=str(tmp_path / "keys"))) == {b"a", b"b", b"first", b"\xff\xfe"}
 
 
 def test_a_restarted_server_gets_the_ports_of_the_first() -> None:
