@@ -1,0 +1,245 @@
+"""What steps cost: the surface, and the meter and the ledger of a request that is measured against plain decoding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from orchestrator.core.proposal import Proposal, Step
+from orchestrator.core.step_costs import PLAIN, StepCosts, least_slopes, rising
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import Acceptance, PassLoad
+from orchestrator.proposers.ledger import GRACE_STEPS, LONGEST_REST, LOSS, Ledger, Meter
+from tests.unit.orchestrator.proposers.test_auto import Clock
+
+
+def test_least_slopes_are_those_of_all_later_values() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        values = np.cumsum(rng.random(12)).tolist()
+        least = [min((values[m] - values[n]) / (m - n) for m in range(n + 1, 12)) for n in range(11)]
+        assert least_slopes(values) == pytest.approx([*least, float("inf")])
+
+
+def resting(draft_s: float) -> list[int]:
+    """Lengths of the rests of a request of which nothing can be drafted; plain steps made together take 1, a single one 1.5."""
+    clock = Clock()
+    costs = StepCosts(clock)
+    for _ in range(40):
+        costs.observe_plain(1, 1.0)
+        costs.observe(1, 1, 1, 1.5)
+    meter, lengths = Meter(costs), list[int]()
+    for _ in range(12):
+        meter.begin()
+        clock.now_s += draft_s
+        meter.sent(Proposal.empty(), first_rest=1)
+        lengths.append(meter.num_plain)
+        clock.now_s += 0.5 + 1.0 * max(lengths[-1], 1)
+        for _ in range(max(lengths[-1], 1)):
+            meter.answered(TokenTree.bare(), Acceptance((), 1))
+    return lengths
+
+
+def test_where_nothing_pays_plain_steps_are_made_together_ever_more_of_them() -> None:
+    lengths = resting(0.05)
+    assert lengths[:7] == [0, 1, 2, 4, 8, 16, 16]
+    assert min(lengths[6:]) >= 16
+
+
+def test_a_draft_ends_the_rests() -> None:
+    costs = StepCosts(Clock())
+    for _ in range(40):
+        costs.observe_plain(1, 1.0)
+        costs.observe(1, 1, 1, 1.5)
+    meter, drafted, lengths = Meter(costs), Proposal.chain([1], "suffix"), list[int]()
+    for proposal in [Proposal.empty()] * 4 + [drafted] + [Proposal.empty()] * 2:
+        meter.begin()
+        meter.sent(proposal, first_rest=1)
+        lengths.append(meter.num_plain)
+        for _ in range(max(lengths[-1], 1)):
+            meter.answered(proposal.tree, Acceptance((), 1))
+    assert lengths == [0, 1, 2, 4, 0, 1, 2]
+
+
+def test_no_rest_is_made_where_looking_for_a_draft_costs_nothing() -> None:
+    costs = StepCosts(Clock())
+    for _ in range(40):
+        costs.observe_plain(1, 1.0)
+    meter = Meter(costs)
+    for _ in range(20):
+        meter.begin()
+        meter.sent(Proposal.empty(), first_rest=1)
+        assert not meter.num_plain
+        meter.answered(TokenTree.bare(), Acceptance((), 1))
+
+
+def test_a_ledger_in_debt_pauses_and_pauses_longer_the_next_time() -> None:
+    ledger, pauses = Ledger(), []
+    for _ in range(400):
+        if ledger.pause:
+            ledger.rest()
+        else:
+            ledger.observe(1, 2.0, 1.0)
+        pauses.append(ledger.pause)
+    lengths = [len(part) for part in "".join("x" if p else " " for p in pauses).split()]
+    assert len(lengths) >= 3
+    assert lengths[1] > lengths[0]
+    assert lengths[2] > lengths[1]
+
+
+def test_looks_for_drafts_that_find_none_stay_within_the_loss_and_do_not_hinder_a_good_draft() -> None:
+    ledger, lost_s, elapsed_s = Ledger(), 0.0, 0.0
+    while elapsed_s < 6000.0:
+        ledger.begin_rest(16, 0.3, 1.0)
+        lost_s, elapsed_s, num_steps = lost_s + 0.3, elapsed_s + 0.3 + ledger.pause, ledger.pause
+        while ledger.pause:
+            ledger.rest(float(num_steps) if ledger.pause == 1 else 0.0)
+        ledger.observe(3, 2.5, 1.0)
+        lost_s, elapsed_s = lost_s - 0.5, elapsed_s + 2.5
+        assert not ledger.pause
+        ledger.observe(1, 1.5, 1.0)
+        lost_s, elapsed_s = lost_s + 0.5, elapsed_s + 1.5
+    assert lost_s <= LOSS * elapsed_s + 12 * GRACE_STEPS
+
+
+@pytest.mark.parametrize("look_s", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize("single_s", [1.05, 1.2, 1.5])
+def test_a_text_without_a_draft_is_as_fast_as_plain_decoding(single_s: float, look_s: float) -> None:
+    """Steps made together take 1 each, one made alone single_s, and each look for a draft look_s."""
+    clock = Clock()
+    meter, num_steps = Meter(StepCosts(clock)), 0
+    while num_steps < 6400:
+        clock.now_s += look_s if meter.begin() else 0.0
+        meter.sent(Proposal.empty(), first_rest=1)
+        together = min(max(meter.num_plain, 1), LONGEST_REST)
+        clock.now_s += single_s - 1.0 + together
+        for _ in range(together):
+            meter.answered(TokenTree.bare(), Acceptance((), 1))
+        num_steps += together
+    assert clock.now_s <= 1.025 * num_steps * (LONGEST_REST + single_s - 1.0) / LONGEST_REST
+
+
+def test_costs_are_interpolated_between_what_was_measured_and_never_fall() -> None:
+    costs = StepCosts(Clock())
+    assert costs.surface() is None
+    for _ in range(400):
+        costs.observe_plain(1, 1.0)
+        costs.observe(5, 1, 1, 3.0)
+        costs.observe(9, 1, 1, 2.0)
+    surface = costs.surface()
+    assert surface
+    assert surface.seconds[:5].tolist() == pytest.approx([1.0, 1.375, 1.75, 2.125, 2.5], abs=0.1)
+    assert surface.seconds[8] == surface.seconds[4]
+    assert surface.others_tokens == pytest.approx(0.0)
+
+
+def test_a_step_that_was_held_up_hardly_changes_its_cost() -> None:
+    costs = StepCosts(Clock())
+    for _ in range(40):
+        costs.observe_plain(1, 1.0)
+    costs.observe(1, 1, 1, 500.0)
+    for _ in range(16):
+        costs.observe_plain(1, 1.0)
+    surface = costs.surface()
+    assert surface
+    assert surface.seconds[0] < 1.12
+
+
+def test_a_size_that_was_slow_once_becomes_cheaper_until_it_is_tried_again() -> None:
+    costs, seen = StepCosts(Clock()), []
+    for _ in range(40):
+        costs.observe_plain(1, 1.0)
+        costs.observe(16, 1, 1, 2.0)
+    costs.observe(8, 1, 1, 6.0)
+    for _ in range(12):
+        for _ in range(50):
+            costs.observe_plain(1, 1.0)
+            costs.observe(16, 1, 1, 2.0)
+        surface = costs.surface()
+        assert surface
+        seen.append(float(surface.seconds[7]))
+    assert seen == sorted(seen, reverse=True)
+    assert seen[-1] < 2.1
+
+
+def test_a_size_that_was_slow_and_is_worth_little_costs_what_larger_ones_do() -> None:
+    assert rising(np.array([8.0, 6.0, 9.0]), np.array([0.5, 20.0, 1.0])).tolist() == pytest.approx(
+        [6.05, 6.05, 9.0], abs=0.01
+    )
+    assert rising(np.array([8.0, 6.0]), np.zeros(2)).tolist() == [7.0, 7.0]
+
+
+def test_plain_steps_are_measured_first_and_then_now_and_again() -> None:
+    costs = StepCosts(Clock())
+    costs.observe(4, 1, 1, 1.0)
+    assert costs.surface() is None
+    assert costs.wants_plain
+    costs.observe_plain(1, 1.0)
+    assert costs.surface()
+    assert not costs.wants_plain
+    for _ in range(PLAIN):
+        costs.observe(4, 1, 1, 1.0)
+    assert costs.wants_plain
+
+
+def test_drafts_are_measured_against_plain_steps_that_are_made_together() -> None:
+    costs = StepCosts(Clock())
+    for _ in range(40):
+        costs.observe_plain(1, 1.0)
+        costs.observe(1, 1, 1, 1.4)
+    surface = costs.surface()
+    assert surface
+    assert surface.rate == pytest.approx(1.0, rel=0.01)
+    assert surface.seconds[0] > 1.1
+
+
+def test_requests_that_draft_under_load_are_measured_against_a_batch_of_plain_ones() -> None:
+    costs = StepCosts(Clock())
+    for _ in range(40):
+        costs.observe_plain(16, 2.0)
+    for _ in range(200):
+        costs.observe(4, 16, 2, 8.0)
+    costs.observe_plain(16, 2.0)
+    surface = costs.surface()
+    assert surface
+    assert surface.rate > 6.0
+    assert (1 + surface.others_tokens) / surface.seconds[0] < 6.0
+
+
+def made(num_in_pass: int, pass_us: int, num_rows: int) -> Step:
+    """Return a plain step of a pass of native code over num_rows rows."""
+    load = PassLoad(num_rows, num_in_pass, num_rows / num_in_pass, 1.0)
+    acceptance = Acceptance((), 1, forward_us=pass_us, num_in_pass=num_in_pass, load=load)
+    return Step(Proposal.empty(), acceptance, 0.0, 9.0)
+
+
+@pytest.mark.parametrize("num_steps", (1, 4, 40))
+def test_a_pass_of_native_code_is_entered_once_for_all_its_requests(num_steps: int) -> None:
+    """However few steps each request makes, and by its own time."""
+    costs = StepCosts(Clock())
+    for _ in range(100):
+        for _ in range(16):
+            Meter(costs).made([made(16, 2_000_000, 16)] * num_steps)
+    assert costs._num_passes == 100 * num_steps
+    surface = costs.surface()
+    assert surface and surface.seconds[0] == pytest.approx(2.0)
+    assert surface.others_tokens == pytest.approx(15.0)
+
+
+def test_where_native_code_drafts_plain_steps_are_measured_by_their_passes_too() -> None:
+    """A prompt of another request came in between, whose time is none of theirs."""
+    clock = Clock()
+    costs = StepCosts(clock)
+    for _ in range(40):
+        costs.observe_made(1, 1, 1, 1.0, None)
+    meter = Meter(costs)
+    meter.answered(TokenTree.bare(), Acceptance((), 1))
+    for _ in range(40):
+        meter._ledger.begin_pause(4)
+        meter.begin()
+        meter.sent(Proposal.empty())
+        clock.now_s += 50.0
+        for _ in range(4):
+            meter.answered(TokenTree.bare(), Acceptance((), 1, forward_us=1_500_000))
+    surface = costs.surface()
+    assert surface and surface.seconds[0] == pytest.approx(1.5, rel=0.1)
