@@ -31,6 +31,8 @@ REFRESH = 16
 #: The line through all groups is worth so many measurements; those of a group are worth half after so many passes.
 LINE_WEIGHT = 2.0
 HALF_LIFE = 256
+#: Passes that requests may still tell of: each is answered after 64 of them at the latest, but not all at once.
+MOST_ENTERED = 1024
 #: A group whose measurements are all old is worth this many of them where it has to be weighed against others.
 LEAST_WORTH = 1e-6
 #: Passes are taken to be shared if they held this many other requests on average.
@@ -98,8 +100,9 @@ class StepCosts:
         self._plain, self._plain_in_pass = Mean(), 0  # of plain steps made together with so many requests in a pass
         self._single = Mean()  # what a plain step takes alone beyond one of several that are made together
         self._last_single_s = 0.0
-        self._num_passes = self._plain_at = 0.0  # a request's step is its part of a pass
-        self._untold = 0.0  # the part of the next pass that has not been entered
+        # Passes that were measured: a request's step is its part of one, and so is a rest, however many steps it has.
+        self._num_passes = self._plain_at = 0.0
+        self._entered: dict[int, PassLoad] = {}  # the newest passes of native code, by the identity of their loads
         self._makes_drafted = False
         self._surface: Surface | None = None
         self._surface_at = 0.0
@@ -143,18 +146,26 @@ class StepCosts:
     ) -> None:
         """Learn from a step of several that native code made together, some with drafts; as `observe`.
 
-        Its time is that of its pass, which is the same for all its requests and entered once, whoever of them comes.
+        Its time is that of its pass, which is the same for all its requests and entered once, whoever of them comes
+        first. load: the same object for all of them.
         """
         with self._lock:
             self._makes_drafted = True
-            self._untold += 1.0 / num_in_pass
-            if self._untold < 1.0 - LEAST_WORTH:
+            if load and not self._is_new(load):
                 return
-            self._untold -= 1.0
-            self._enter(num_rows, num_in_pass, num_tokens, seconds, load, 1.0)
+            self._enter(num_rows, num_in_pass, num_tokens, seconds, load, 1.0 if load else 1.0 / num_in_pass)
             if num_rows == 1:
                 self._single = self._single.of(0.0)  # a look between such steps costs next to nothing
                 self._note_plain(num_in_pass, seconds)
+
+    def _is_new(self, load: PassLoad) -> bool:
+        """Return whether a pass has not been entered yet, and remember it; kept, its identity is no other one's."""
+        if id(load) in self._entered:
+            return False
+        self._entered[id(load)] = load
+        if len(self._entered) > MOST_ENTERED:
+            del self._entered[next(iter(self._entered))]
+        return True
 
     def _note_plain(self, num_in_pass: int, seconds: float) -> None:
         if num_in_pass != self._plain_in_pass:

@@ -66,7 +66,7 @@ class StepsMade:
     """The steps that native code has made for a call that is not answered yet.
 
     draft: what it has drafted behind them. answer_by_s: when they are to be answered, by time.monotonic(). num_tokens:
-    how many the steps commit. noted_s: when the last one had been made.
+    how many the steps commit. noted_s: when the last one had been made; before the first, when the call arrived.
     """
 
     draft: Draft
@@ -93,8 +93,8 @@ class Progress:
 class EngineCall(Generic[Request]):
     """A step or draft call. deadline_s: latest time of the answer, by time.monotonic().
 
-    sequence: set by the engine that opens it. made: the first of several steps, which others can follow. q, score: the
-    distributions that the tokens drafted so far were sampled from, and the log-confidence of their path.
+    sequence: set by the engine that opens it. made: the steps made so far, None = none yet. q, score: the distributions
+    that the tokens drafted so far were sampled from, and the log-confidence of their path.
     """
 
     request: Request
@@ -120,10 +120,10 @@ class EngineCall(Generic[Request]):
             log.exception("the answer to sequence %d could not be delivered", self.sequence_id)
 
     def answer_made(self) -> bool:
-        """Answer with the steps that have been made; return whether there are any."""
-        if self.made:
+        """Answer with the steps that have been made, if there are any; return whether the call is answered."""
+        if self.made and not self.answered:
             self.reply(self.made.steps)
-        return self.made is not None
+        return self.answered
 
     @property
     def delta(self) -> Delta:

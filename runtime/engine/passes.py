@@ -66,7 +66,7 @@ class Passes(Generic[Request]):
             log.exception("a pass over %d requests failed", len(calls))
             if len(calls) == 1 and not calls[0].answer_made():
                 self._refuse(calls[0], error)
-        unanswered = [call for call in calls if not (call.answered or call.answer_made())]
+        unanswered = [call for call in calls if not call.answer_made()]
         for call in unanswered:
             # The failed pass may have changed half of the sequence's state; opening it again restores it.
             call.sequence = None

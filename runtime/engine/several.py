@@ -55,25 +55,23 @@ def note(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], began_s: 
     """
     request = call.request
     assert isinstance(request, SeveralSteps)
-    if call.made is None:
-        # Steps that are made are delivered, so no later than the deadline.
-        answer_by_s = min(began_s + request.limit_s, call.deadline_s)
-        call.made = StepsMade(decoded.draft, answer_by_s, noted_s=call.arrived_s)
-    made = call.made
+    # Steps that are made are delivered, so no later than the deadline.
+    answer_by_s = min(began_s + request.limit_s, call.deadline_s)
+    made = call.made or StepsMade(decoded.draft, answer_by_s, noted_s=call.arrived_s)
+    made.steps += _steps(call, decoded, loads, began_s - made.noted_s)
     made.num_tokens += sum(len(step.path) + 1 for step in decoded.steps)
-    made.steps += steps_of(call, decoded, loads, began_s - made.noted_s)
-    made.draft, made.noted_s = decoded.draft, now_s
+    made.draft, made.noted_s, call.made = decoded.draft, now_s, made
     if decoded.is_over or len(made.steps) >= request.max_steps:
         call.answer_made()
 
 
 def answer_if_due(call: StepCall, at_s: float) -> None:
-    """Answer a call with the steps that are made for it, if its hold is over at some time."""
-    if call.made and not call.answered and call.made.answer_by_s <= at_s:
+    """Answer a call with the steps that are made for it, if its hold will be over at a certain time."""
+    if call.made and call.made.answer_by_s <= at_s:
         call.answer_made()
 
 
-def steps_of(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], waited_s: float) -> list[Step]:
+def _steps(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], waited_s: float) -> list[Step]:
     """Return the steps that native code has made for a call. waited_s: how long they waited for their first pass."""
     request, steps, num_in_pass = call.request, list[Step](), loads[0].num_steps
     assert isinstance(request, SeveralSteps)

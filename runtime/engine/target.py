@@ -55,7 +55,10 @@ class TargetEngine(PagedEngine[StepRequest]):
         left = super().advance(calls)
         if len(left) == len(calls) and not any(call.sequence for call in left):
             time.sleep(BLOCKS_POLL_S)  # nothing was computed: blocks come free when other sequences call or end
-        return left
+        now_s = time.monotonic()
+        for call in left:
+            several.answer_if_due(call, now_s)
+        return [call for call in left if not call.answered]
 
     def _open_all(self, calls: list[StepCall]) -> None:
         # The oldest first, so that none begins while an older one waits for blocks.
@@ -88,8 +91,8 @@ class TargetEngine(PagedEngine[StepRequest]):
         """Run a pass; on a CPU, where rows do not become cheaper by company, parts of prompts have one of their own.
 
         So a step is not held up longer, costs what steps cost, and can be made in native code. Steps may then take as
-        long as the prompts did, so that half of the time is theirs while prompts wait for their turn. Those that are
-        made are not held back for prompts.
+        long as the prompts did, so that half of the time is theirs while prompts wait for their turn. Steps that are
+        made and whose hold would end within the prompts' pass, taken to be as long as the last, are answered before it.
         """
         prompts, steps = ([each for each in planned if _is_step(each[0]) is wanted] for wanted in (False, True))
         # Steps that had no room in this pass wait for one, and not for several, nor for the others' hold.
@@ -97,19 +100,19 @@ class TargetEngine(PagedEngine[StepRequest]):
         if not isinstance(self.paged.model, NativeModel) or not (prompts and steps):
             self._run_pass(planned, math.inf if may_go_on else 0.0, has_prompts=bool(prompts))
             return
-        self.progress.num_passes += 1
         began_s = time.monotonic()
         for call, _ in steps:
             several.answer_if_due(call, began_s + self._prompts_s)
         self._run_pass(prompts, 0.0, has_prompts=True)
         self._prompts_s = time.monotonic() - began_s
         if steps := [each for each in steps if not each[0].answered]:
+            self.progress.num_passes += 1
             self._run_pass(steps, self._prompts_s if may_go_on else 0.0)
 
     def _run_pass(self, planned: list[tuple[StepCall, Segment]], limit_s: float, has_prompts: bool = False) -> None:
         """Run a pass, and perhaps more of them until limit_s is over; answer the calls that are complete.
 
-        limit_s: 0 = one pass, after which every call is answered.
+        limit_s: 0 = one pass, after which every call is answered that has no more to compute.
         """
         began_s = time.monotonic()
         if decoding := self._several_steps(planned, limit_s):
@@ -170,7 +173,7 @@ class TargetEngine(PagedEngine[StepRequest]):
     def _decode(
         self, planned: list[tuple[StepCall, Segment]], decoding: Decoding, began_s: float, may_wait: bool
     ) -> None:
-        """Make several steps, and answer the calls that are not to wait for more of them; may_wait: some are."""
+        """Make several steps. may_wait: calls may stay unanswered until their hold is over, so that more can follow."""
         drafts = [several.draft_of(call) for call, _ in planned]
         decoded = self.paged.decode([segment for _, segment in planned], drafts, decoding)
         num_further = len(decoded[0].steps) - 1
@@ -181,7 +184,8 @@ class TargetEngine(PagedEngine[StepRequest]):
         for (call, _), each in zip(planned, decoded, strict=True):
             call.opened.publish(len(call.opened.ids))
             several.note(call, each, loads, began_s, now_s)
-            several.answer_if_due(call, now_s if may_wait else math.inf)
+            if not may_wait:
+                call.answer_made()
 
     def _verify_input(self, call: StepCall) -> VerifyInput:
         request = call.request

@@ -139,7 +139,7 @@ class EngineThread(Generic[Request]):
         with self._lock:
             self._refusal = refusal
         for call in self._calls:
-            if not (call.answered or call.answer_made()):
+            if not call.answered:
                 call.reply(refusal)
         while not self._inbox.empty():
             if isinstance(item := self._inbox.get(), EngineCall):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from orchestrator.core.proposal import Proposal, Step
-from orchestrator.core.step_costs import PLAIN, StepCosts, least_slopes, rising
+from orchestrator.core.step_costs import MOST_ENTERED, PLAIN, StepCosts, least_slopes, rising
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, PassLoad
 from orchestrator.proposers.ledger import GRACE_STEPS, LONGEST_REST, LOSS, Ledger, Meter
@@ -206,24 +206,32 @@ def test_requests_that_draft_under_load_are_measured_against_a_batch_of_plain_on
     assert (1 + surface.others_tokens) / surface.seconds[0] < 6.0
 
 
-def made(num_in_pass: int, pass_us: int, num_rows: int) -> Step:
-    """Return a plain step of a pass of native code over num_rows rows."""
-    load = PassLoad(num_rows, num_in_pass, num_rows / num_in_pass, 1.0)
+def made(num_in_pass: int, pass_us: int) -> Step:
+    """Return a plain step of a pass of native code over plain steps."""
+    load = PassLoad(num_in_pass, num_in_pass, 1.0, 1.0)
     acceptance = Acceptance((), 1, forward_us=pass_us, num_in_pass=num_in_pass, load=load)
     return Step(Proposal.empty(), acceptance, 0.0, 9.0)
 
 
 @pytest.mark.parametrize("num_steps", (1, 4, 40))
 def test_a_pass_of_native_code_is_entered_once_for_all_its_requests(num_steps: int) -> None:
-    """However few steps each request makes, and by its own time."""
+    """By its own time, however many steps a request is answered with: the last one was held up."""
     costs = StepCosts(Clock())
     for _ in range(100):
+        steps = [*(made(16, 2_000_000) for _ in range(num_steps)), made(16, 4_000_000)]
         for _ in range(16):
-            Meter(costs).made([made(16, 2_000_000, 16)] * num_steps)
-    assert costs._num_passes == 100 * num_steps
+            Meter(costs).made(steps)
+    assert costs._num_passes == 100 * (num_steps + 1)
     surface = costs.surface()
-    assert surface and surface.seconds[0] == pytest.approx(2.0)
+    assert surface and surface.seconds[0] == pytest.approx(2.0 + 2.0 / (num_steps + 1), rel=0.1)
     assert surface.others_tokens == pytest.approx(15.0)
+
+
+def test_passes_are_remembered_while_requests_may_tell_of_them() -> None:
+    costs = StepCosts(Clock())
+    for _ in range(3):
+        Meter(costs).made([made(2, 1_000_000) for _ in range(MOST_ENTERED)])
+    assert len(costs._entered) == MOST_ENTERED
 
 
 def test_where_native_code_drafts_plain_steps_are_measured_by_their_passes_too() -> None:

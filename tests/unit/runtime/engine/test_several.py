@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from orchestrator.core.context import Context
-from orchestrator.core.errors import EngineLost
 from orchestrator.core.proposal import CompiledDrafts, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
@@ -26,7 +25,6 @@ from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall, SeveralSteps
 from runtime.engine.passes import Passes
 from runtime.engine.target import StepCall, TargetEngine
-from runtime.engine.thread import BROKEN, EngineThread
 from runtime.native import library
 from runtime.native.decoding import Continuation
 from tests.support.engines import LIMIT_S, make_paged
@@ -294,13 +292,3 @@ def test_an_older_sequence_that_needs_blocks_takes_those_of_one_whose_steps_are_
     assert engine.advance([call, older.call(len(PROMPT))]) == []
     assert engine.sequences.num_preempted == 1
     assert younger.told == uninterrupted().told[:1] and isinstance(older.answers[1], Acceptance)
-
-
-def test_steps_that_are_made_are_delivered_when_the_engine_stops(engine: TargetEngine) -> None:
-    sequence = Sequence(engine, 1)
-    call = sequence.several()
-    engine.advance([call])
-    thread = EngineThread(engine, "stops")
-    thread._calls = [call]
-    thread._refuse_all(EngineLost(BROKEN))
-    assert len(sequence.steps) == 1
