@@ -91,6 +91,7 @@ class StepCosts:
     """Seconds of a step by the rows of its pass; shared by all requests of a process.
 
     clock: seconds, monotonic. Only ratios of costs are used, so that a factor common to all of them does not matter.
+    makes_drafted: the engine makes several steps together, with drafts, which are measured by their passes alone.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -103,7 +104,7 @@ class StepCosts:
         # Passes that were measured: a request's step is its part of one, and so is a rest, however many steps it has.
         self._num_passes = self._plain_at = 0.0
         self._entered: dict[int, PassLoad] = {}  # the newest passes of native code, by the identity of their loads
-        self._makes_drafted = False
+        self.makes_drafted = False
         self._surface: Surface | None = None
         self._surface_at = 0.0
         self._lock = threading.Lock()
@@ -150,7 +151,7 @@ class StepCosts:
         first. load: the same object for all of them.
         """
         with self._lock:
-            self._makes_drafted = True
+            self.makes_drafted = True
             if load and not self._is_new(load):
                 return
             self._enter(num_rows, num_in_pass, num_tokens, seconds, load, 1.0 if load else 1.0 / num_in_pass)
@@ -203,14 +204,9 @@ class StepCosts:
         return self._others.value > SHARED
 
     @property
-    def makes_drafted(self) -> bool:
-        """True if the engine makes several steps together, with drafts, which are measured by their passes alone."""
-        return self._makes_drafted
-
-    @property
     def breaks_others(self) -> bool:
         """True if a step that needs Python keeps other requests from steps that the engine makes without it."""
-        return self._makes_drafted and self.shares_passes
+        return self.makes_drafted and self.shares_passes
 
     @property
     def wants_plain(self) -> bool:

@@ -55,7 +55,7 @@ def note(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], began_s: 
     """
     request = call.request
     assert isinstance(request, SeveralSteps)
-    # Steps that are made are delivered, so no later than the deadline.
+    # A call with steps is not refused when it is late, so it is answered by its deadline.
     answer_by_s = min(began_s + request.limit_s, call.deadline_s)
     made = call.made or StepsMade(decoded.draft, answer_by_s, noted_s=call.arrived_s)
     made.steps += _steps(call, decoded, loads, began_s - made.noted_s)

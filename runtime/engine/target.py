@@ -68,7 +68,7 @@ class TargetEngine(PagedEngine[StepRequest]):
 
     def _open(self, call: StepCall) -> None:
         if call.answer_made():
-            return  # it has lost its blocks
+            return  # its sequence has lost its blocks
         tree = call.request.tree
         if call.request.sampling.logits_options.grammar and not isinstance(call.request, GuidedStep):
             raise RequestError("this engine was started without a tokenizer, which a grammar needs")
@@ -153,10 +153,9 @@ class TargetEngine(PagedEngine[StepRequest]):
         compiled, model, now_s = sampler(), self.paged.model, time.monotonic()
         if compiled is None or not isinstance(model, NativeModel):
             return None
-        going_on = [several.going_on(call, segment, now_s) for call, segment in planned]
-        each_further = [each for each in going_on if each]
-        continuations = [each.continuation for each in each_further]
-        if len(each_further) < len(planned) or not has_room(continuations, model.vocab_size):
+        going_on = [each for call, segment in planned if (each := several.going_on(call, segment, now_s))]
+        continuations = [each.continuation for each in going_on]
+        if len(going_on) < len(planned) or not has_room(continuations, model.vocab_size):
             return None
         for further, (call, segment) in zip(continuations, planned, strict=True):
             ahead = min(further.max_tokens, MAX_STEPS) + (further.drafts.max_nodes if further.drafts else 0)
@@ -165,8 +164,8 @@ class TargetEngine(PagedEngine[StepRequest]):
             requests_of([call.request.sampling for call, _ in planned]),
             compiled.verify_address,
             continuations,
-            min(MAX_STEPS, *(each.max_steps for each in each_further)),
-            min(limit_s, *(each.limit_s for each in each_further)),
+            min(MAX_STEPS, *(each.max_steps for each in going_on)),
+            min(limit_s, *(each.limit_s for each in going_on)),
             self.progress.num_waiting,
         )
 

@@ -151,7 +151,10 @@ class DecodingCall:
 
 
 class Draft(NamedTuple):
-    """The tree of a step. names: of the sources of each node, as bits. draft_s: time to draft it."""
+    """The tree of a step. names: of the sources of each node, as bits; empty for a tree that Python has drafted.
+
+    draft_s: time to draft it.
+    """
 
     tree: TokenTree
     names: list[int]
@@ -193,9 +196,9 @@ def steps_of(decoded: Decoded, drafts: Sequence[Draft]) -> list[DecodedSteps]:
         for place, (path_len, token, size) in enumerate(zip(path_lens, next_tokens, sizes, strict=True)):
             path = tuple(paths[path_start : path_start + path_len]) if path_len else ()
             steps[place].append(DecodedStep(drafts[place], path, token, pass_us, verify_us))
-            end = node + size
-            nodes = decoded.node_tokens[node:end].copy(), decoded.node_parents[node:end].copy()
-            tree = TokenTree(*nodes) if size else TokenTree.bare()
+            end, tree = node + size, TokenTree.bare()
+            if size:
+                tree = TokenTree(decoded.node_tokens[node:end].copy(), decoded.node_parents[node:end].copy())
             drafts[place] = Draft(tree, names[node:end], 1e-6 * draft_us / len(drafts))
             node, path_start = end, path_start + path_len
     is_over = map(bool, decoded.is_over.tolist())

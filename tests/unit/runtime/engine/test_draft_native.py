@@ -12,32 +12,21 @@ import pytest
 from orchestrator.core.context import Context
 from orchestrator.core.sampling_params import LogitsOptions, Rule, Sampling
 from orchestrator.core.types import HeadInput
-from orchestrator.native.build import Unbuilt
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import EngineCall
 from runtime.engine.draft import DraftEngine
 from runtime.engine.paged import PagedModel
 from runtime.model.load import load_model
-from runtime.native import library
 from runtime.native.model import NativeModel
-from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
+from tests.support.tiny_models import VOCAB_SIZE
 
-SIZES = {"hidden_size": 64, "intermediate_size": 80, "head_dim": 16, "initializer_range": 0.2}
 SAMPLINGS = (Sampling(), Sampling(0.8, seed=5), Sampling(1.3, top_k=9, top_p=0.9, min_p=0.02, seed=2**64 - 1))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def built() -> None:
-    try:
-        library.load()
-    except Unbuilt as error:
-        pytest.skip(str(error))
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_target(tmp_path_factory.mktemp("draft"), **SIZES)
+def folder(native_folder: Path) -> Path:
+    return native_folder
 
 
 class Bench:

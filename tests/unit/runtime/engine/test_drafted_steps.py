@@ -17,15 +17,12 @@ from orchestrator.core.tree import MAX_NODES
 from orchestrator.core.types import StepOptions
 from orchestrator.generation.loop import StepsOfRun
 from orchestrator.generation.text import FinishReason, StopRule
-from orchestrator.native.build import Unbuilt
 from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.registry import select_method
 from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import SeveralSteps
-from runtime.native import library
 from tests.support import decode as support
-from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
-from tests.unit.runtime.engine.test_plain_steps import SIZES
+from tests.support.tiny_models import VOCAB_SIZE
 from tests.unit.runtime.engine.test_runs import LIMITS, MAX_TOKENS, Caller, Served, both, run_of, sequence_of, told
 
 #: The name that the trace has of the sources of drafts, by the method and its parameters.
@@ -90,12 +87,8 @@ class Drafted(Served):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        library.load()
-    except Unbuilt as error:
-        pytest.skip(str(error))
-    return make_tiny_target(tmp_path_factory.mktemp("native"), **SIZES)
+def folder(native_folder: Path) -> Path:
+    return native_folder
 
 
 @pytest.fixture(scope="module")

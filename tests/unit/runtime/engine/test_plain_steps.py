@@ -16,16 +16,13 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.generation.loop import StepsOfRun
 from orchestrator.generation.text import FinishReason, StopRule
-from orchestrator.native.build import Unbuilt
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import SeveralSteps
 from runtime.engine.run import MAX_AHEAD
 from runtime.engine.thread import EngineThread
-from runtime.native import library
 from runtime.native.decoding import Continuation
 from tests.support.engines import LIMIT_S, ask, make_paged, start_target, submit
-from tests.support.tiny_models import make_tiny_target
 from tests.unit.runtime.engine.test_runs import (
     MAX_TOKENS,
     METHODS,
@@ -39,7 +36,6 @@ from tests.unit.runtime.engine.test_runs import (
     told,
 )
 
-SIZES = {"hidden_size": 64, "intermediate_size": 80, "head_dim": 16, "initializer_range": 0.2}
 PLAIN_SAMPLINGS = (
     Sampling(),
     Sampling(1.0, seed=5),
@@ -49,17 +45,9 @@ PLAIN_SAMPLINGS = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def built() -> None:
-    try:
-        library.load()
-    except Unbuilt as error:
-        pytest.skip(str(error))
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_target(tmp_path_factory.mktemp("native"), **SIZES)
+def folder(native_folder: Path) -> Path:
+    return native_folder
 
 
 @pytest.fixture(scope="module")

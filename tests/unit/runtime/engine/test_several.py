@@ -6,7 +6,7 @@ The engine is asked for one pass at a time, and something always waits for it, s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,14 @@ from orchestrator.core.proposal import CompiledDrafts, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
-from orchestrator.native.build import Unbuilt
 from orchestrator.native.drafts import SuffixOptions, compiled_suffix
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall, SeveralSteps
 from runtime.engine.passes import Passes
 from runtime.engine.target import StepCall, TargetEngine
-from runtime.native import library
 from runtime.native.decoding import Continuation
 from tests.support.engines import LIMIT_S, make_paged
-from tests.support.tiny_models import make_tiny_target
-from tests.unit.runtime.engine.test_plain_steps import SIZES
 from tests.unit.runtime.engine.test_runs import PROMPT
 
 MAX_STEPS = 12
@@ -37,12 +33,8 @@ SOURCES = ("text",)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        library.load()
-    except Unbuilt as error:
-        pytest.skip(str(error))
-    return make_tiny_target(tmp_path_factory.mktemp("native"), **SIZES)
+def folder(native_folder: Path) -> Path:
+    return native_folder
 
 
 @dataclass
@@ -94,10 +86,10 @@ def _lists(tree: TokenTree) -> tuple[list[int], list[int]]:
 
 
 @pytest.fixture
-def engine(folder: Path) -> Iterator[TargetEngine]:
+def engine(folder: Path) -> TargetEngine:
     made = TargetEngine(make_paged(folder, "float32", kernels="native"))
     made.progress.num_waiting.value = 1
-    yield made
+    return made
 
 
 @pytest.fixture
@@ -119,11 +111,6 @@ def suffix_drafts() -> CompiledDrafts:
     assert proposer
     proposer.next(PROMPT, 0, 0)
     return CompiledDrafts(proposer.handle, proposer.next_address, proposer, 4, 4, SOURCES)
-
-
-def num_steps_to(tokens: list[int], token: int, min_tokens: int) -> int:
-    """Return how many plain steps end with a token behind the first min_tokens."""
-    return tokens.index(token, min_tokens) + 1 if token in tokens[min_tokens:] else MAX_STEPS
 
 
 def advance_until_answered(engine: TargetEngine, call: StepCall, limit: int = 40) -> int:
@@ -168,7 +155,7 @@ def test_the_end_of_a_sequence_counts_all_its_steps(
     sequence = Sequence(engine, 1)
     advance_until_answered(engine, sequence.several(stop_ids=stop_ids, **end))
     assert sequence.told == others.told
-    assert len(sequence.steps) == (5 if end.get("min_tokens", 0) < 5 else num_steps_to(tokens, tokens[4], 6))
+    assert len(sequence.steps) == (5 if end.get("min_tokens", 0) < 5 else tokens.index(tokens[4], 6) + 1)
 
 
 def test_steps_are_answered_when_their_hold_is_over(engine: TargetEngine) -> None:
