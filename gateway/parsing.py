@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from gateway.errors import BadRequest, UnknownField, did_you_mean, shown
-from gateway.fields import Fields
+from gateway.values import Fields
 
 #: Deepest nesting of a body's objects and lists, the body itself included.
 MAX_DEPTH = 100

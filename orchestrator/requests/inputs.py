@@ -1,7 +1,7 @@
 """A client's request: every input by name, read and checked by its declaration; it does not know Triton.
 
 Names and neutral values are those of TensorRT-LLM's BLS model, and ours beside them (docs/protocol.md). Limits that
-depend on the deployment or on another input are checked in `generation_request` and `sampling_inputs`.
+depend on the deployment or on another input are checked in `request_builder` and `sampling_inputs`.
 """
 
 from __future__ import annotations

@@ -17,8 +17,9 @@ from orchestrator.generation.loop import SequenceState, Steps, generate
 from orchestrator.generation.responses import ResponseMerger, Responses, Send
 from orchestrator.generation.text import FinishReason
 from orchestrator.proposers.memory import Memory
-from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
+from orchestrator.requests.generation_request import GenerationRequest
 from orchestrator.requests.inputs import RequestInputs
+from orchestrator.requests.request_builder import RequestBuilder
 from orchestrator.triton import pb
 from orchestrator.triton.clients import BlsTargetClient
 from orchestrator.triton.request_metrics import RequestMetrics, RequestTimes, reason_of

@@ -23,8 +23,9 @@ from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.drafter_clients import DraftAnswer
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.sources import ProposerSources
-from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
+from orchestrator.requests.generation_request import GenerationRequest
 from orchestrator.requests.inputs import RequestInputs, read
+from orchestrator.requests.request_builder import RequestBuilder
 from orchestrator.triton import pb
 from orchestrator.triton.admission import Admission
 from orchestrator.triton.breaker import Breaker

@@ -29,8 +29,8 @@ from orchestrator.deployment.checkpoint import read_checkpoint
 from orchestrator.deployment.config import load_config
 from orchestrator.deployment.engine_manifest import LLM_NAME, NAME, read_llm_manifest, read_manifest
 from orchestrator.proposers.tables import FILE, load_tables
-from orchestrator.requests.generation_request import RequestBuilder
 from orchestrator.requests.inputs import read
+from orchestrator.requests.request_builder import RequestBuilder
 from orchestrator.sampling.grammar import Grammars
 from orchestrator.wire.context import Delta, pack_delta, pack_release, released_sequence
 from orchestrator.wire.drafter import DraftRequest, pack_draft_request, unpack_draft_request, unpack_draft_response

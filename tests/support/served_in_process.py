@@ -20,8 +20,9 @@ from orchestrator.generation import loop
 from orchestrator.generation.responses import Responses
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.memory import Memory
-from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
+from orchestrator.requests.generation_request import GenerationRequest
 from orchestrator.requests.inputs import read
+from orchestrator.requests.request_builder import RequestBuilder
 from orchestrator.sampling.grammar import Grammars
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest

@@ -7,9 +7,10 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.errors import BadRequest
-from gateway.fields import ChatFields, CompletionFields, DetokenizeFields, Fields, TokenizeFields
+from gateway.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 from gateway.parsing import MAX_DEPTH, MAX_KEYS, parse
 from gateway.triton import to_request
+from gateway.values import Fields
 from orchestrator.core.declarations import MAX_JSON_DEPTH, json_object
 from orchestrator.core.errors import RequestError
 

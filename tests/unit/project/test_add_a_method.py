@@ -19,7 +19,7 @@ from orchestrator.deployment.checkpoint import read_checkpoint
 from orchestrator.deployment.config import ServingConfig, load_config
 from orchestrator.generation.loop import StepByStep, generate
 from orchestrator.proposers.dependencies import ProposerDependencies
-from orchestrator.requests.generation_request import RequestBuilder
+from orchestrator.requests.request_builder import RequestBuilder
 from orchestrator.requests.inputs import read
 from orchestrator.sampling import reference
 from orchestrator.sampling.grammar import Grammars

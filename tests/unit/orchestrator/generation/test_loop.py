@@ -270,7 +270,7 @@ def test_tree_outside_the_vocabulary_is_no_child_that_could_be_picked() -> None:
 
 
 def test_core_loads_neither_torch_nor_triton() -> None:
-    code = "import sys, orchestrator.requests.generation_request, orchestrator.generation.responses, orchestrator.triton.admission; print(*sys.modules)"
+    code = "import sys, orchestrator.requests.request_builder, orchestrator.generation.responses, orchestrator.triton.admission; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert "orchestrator.generation.loop" in loaded.split()
     assert not {"torch", "transformers", "runtime", "triton_python_backend_utils"} & set(loaded.split())

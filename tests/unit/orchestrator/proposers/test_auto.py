@@ -2,97 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from orchestrator.core.context import Context
-from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.proposal import Budget, Proposal
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts, surface_of
-from orchestrator.core.types import Acceptance
 from orchestrator.proposers.candidates import Candidate
 from orchestrator.proposers.estimates import AcceptanceEstimates, RequestOdds, corrected, range_of
 from orchestrator.proposers.growth import MARGIN, Growth
 from orchestrator.proposers.registry import select_method
-from orchestrator.sampling.accept import accept_coupled
 from tests.support.decode import dependencies
-
-VOCAB = 1000
-FIXED = ("none", "prompt_lookup", "suffix")
-
-#: Seconds of a pass by its rows, in plain passes.
-SURFACES: dict[str, Callable[[float], float]] = {
-    "flat": lambda rows: 1.0 + 0.002 * (rows - 1),
-    "linear": lambda rows: 0.6 + 0.4 * rows,
-    "stairs": lambda rows: 1.0 + 0.9 * ((rows - 1) // 8),
-    "mixture of experts": lambda rows: 0.3 + 0.7 * min(rows, 12) + 0.05 * max(rows - 12, 0),
-}
-
-
-@dataclass
-class Clock:
-    """A clock that moves only when it is told to."""
-
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def novel(count: int) -> list[int]:
-    """A text without any repetition to draft from."""
-    return np.random.default_rng(1).integers(0, VOCAB, count).tolist()
-
-
-def trap(count: int) -> list[int]:
-    """A text whose tokens occur again and again, but never with the same follower twice in a row."""
-    rng = np.random.default_rng(2)
-    return [token for _ in range(count // 2) for token in (7, int(rng.integers(8, VOCAB)))]
-
-
-def repetitive(count: int) -> list[int]:
-    """A text of long repeated pieces with changes in between."""
-    rng = np.random.default_rng(3)
-    piece = rng.integers(0, VOCAB, 60).tolist()
-    text: list[int] = []
-    while len(text) < count:
-        text += piece[: int(rng.integers(20, 60))] + rng.integers(0, VOCAB, 3).tolist()
-    return text[:count]
-
-
-TEXTS = {"novel": novel, "trap": trap, "repetitive": repetitive}
-
-
-def run(
-    method: str, texts: Iterable[Sequence[int]], surface: Callable[[float], float], others: int = 0, config: str = ""
-) -> float:
-    """Generate texts one after the other; return tokens per plain pass. others: plain requests in each pass."""
-    clock = Clock()
-    shared = replace(dependencies(), step_costs=StepCosts(clock))
-    tokens = 0
-    for ids in texts:
-        proposer = select_method(method, config, frozenset(), {}).proposer(shared)
-        tokens += len(ids) - generate(proposer, ids, clock, surface, others)
-    return tokens / clock.now_s * surface(1)
-
-
-def generate(
-    proposer: Proposer, ids: Sequence[int], clock: Clock, surface: Callable[[float], float], others: int
-) -> int:
-    """Run the loop's steps with a target that generates `ids`; return how many of them were the prompt."""
-    context = Context(ids[:40])
-    while len(context) < len(ids):
-        budget = Budget(48, len(ids) - len(context) - 1)
-        proposal = proposer.propose(context, Sampling(), budget).cut(budget)
-        clock.now_s += surface(proposal.tree.num_nodes + 1 + others)
-        target_tokens = [ids[len(context) + depth] for depth in proposal.tree.depths.tolist()]
-        acceptance = Acceptance(*accept_coupled(proposal.tree, target_tokens), num_in_pass=1 + others)
-        context.commit(acceptance.tokens(proposal.tree))
-        proposer.observe(proposal.tree, acceptance)
-    return 40
+from tests.support.replays import FIXED, SURFACES, TEXTS, Clock, generate, repetitive, run, trap
 
 
 @pytest.mark.parametrize("surface", SURFACES)

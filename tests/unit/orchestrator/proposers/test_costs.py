@@ -10,7 +10,7 @@ from orchestrator.core.step_costs import MOST_ENTERED, PLAIN, StepCosts, least_s
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, PassLoad
 from orchestrator.proposers.ledger import GRACE_STEPS, LONGEST_REST, LOSS, Ledger, Meter
-from tests.unit.orchestrator.proposers.test_auto import Clock
+from tests.support.replays import Clock
 
 
 def test_least_slopes_are_those_of_all_later_values() -> None:

@@ -24,7 +24,7 @@ from orchestrator.proposers.ranks import RankEstimates, paying
 from orchestrator.proposers.registry import select_method
 from orchestrator.proposers.union import united
 from tests.support.decode import dependencies
-from tests.unit.orchestrator.proposers.test_auto import SURFACES, VOCAB, Clock, generate, novel, repetitive
+from tests.support.replays import SURFACES, VOCAB, Clock, generate, novel, repetitive
 
 #: Surfaces on which a chain of five tokens that mostly come is worth its rows.
 CHEAP_ROWS = ("flat", "stairs")

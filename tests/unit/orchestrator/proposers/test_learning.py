@@ -17,8 +17,9 @@ from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.memory import Memory
-from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
+from orchestrator.requests.generation_request import GenerationRequest
 from orchestrator.requests.inputs import read
+from orchestrator.requests.request_builder import RequestBuilder
 from orchestrator.sampling import reference
 from orchestrator.sampling.grammar import Grammars
 from tests.support.decode import stepping

@@ -19,7 +19,7 @@ from orchestrator.proposers.draft_costs import DraftCosts
 from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.sampling.accept import accept_coupled
 from tests.support.decode import dependencies
-from tests.unit.orchestrator.proposers.test_auto import Clock
+from tests.support.replays import Clock
 
 #: Seconds of a pass of plain steps that are made together, of a further row, and of what single steps take beyond that.
 TOGETHER_S, ROW_S, SINGLE_S = 1.0, 0.02, 0.1

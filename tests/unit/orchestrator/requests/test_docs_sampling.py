@@ -13,8 +13,9 @@ from orchestrator.core.errors import RequestError
 from orchestrator.core.methods import DRAFTERS, PROPOSED
 from orchestrator.deployment.checkpoint import read_checkpoint
 from orchestrator.deployment.config import load_config
-from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
+from orchestrator.requests.generation_request import GenerationRequest
 from orchestrator.requests.inputs import INPUTS, read
+from orchestrator.requests.request_builder import RequestBuilder
 from orchestrator.sampling.grammar import Grammars
 from tests.support.input_kinds import UNSUPPORTED, kind_of
 

@@ -16,8 +16,8 @@ from orchestrator.core.errors import RequestError, Unavailable
 from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.proposers.dependencies import ProposerDependencies
-from orchestrator.requests.generation_request import RequestBuilder
 from orchestrator.requests.inputs import read
+from orchestrator.requests.request_builder import RequestBuilder
 from orchestrator.sampling.grammar import Grammars
 from tests.support.decode import stepping
 from tests.support.hanging import WAIT_S, Hang, until

@@ -20,8 +20,9 @@ from orchestrator.deployment.engine_manifest import served_checkpoint
 from orchestrator.generation.responses import Responses
 from orchestrator.generation.text import Chunk, FinishReason
 from orchestrator.proposers.dependencies import ProposerDependencies
-from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
+from orchestrator.requests.generation_request import GenerationRequest
 from orchestrator.requests.inputs import read
+from orchestrator.requests.request_builder import RequestBuilder
 from orchestrator.sampling.grammar import Grammars
 from orchestrator.wire.tensors import Tensors
 from tests.standin.engine_folder import BUILD_MODES, SPEC, make_engine

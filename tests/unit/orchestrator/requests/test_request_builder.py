@@ -19,8 +19,9 @@ from orchestrator.deployment.capabilities import Capabilities
 from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.proposers.dependencies import ProposerDependencies
-from orchestrator.requests.generation_request import GenerationRequest, RequestBuilder
+from orchestrator.requests.generation_request import GenerationRequest
 from orchestrator.requests.inputs import MAX_TEXT_BYTES, read
+from orchestrator.requests.request_builder import RequestBuilder
 from orchestrator.requests.sampling_inputs import sampling_of
 from orchestrator.sampling.grammar import Grammars
 from tests.support.tiny_models import VOCAB_SIZE, write_byte_tokenizer

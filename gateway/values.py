@@ -1,0 +1,89 @@
+"""The parts of OpenAI's requests: strict objects, numbers and lists within the server's limits, contents, messages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MAX_INT32 = 2**31 - 1
+#: As wide as the server's inputs; which of these numbers a field may have, the server says.
+Int = Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)]
+# fail_fast: a list's first wrong item refuses it; of a body full of wrong ones, each would else be an error of its own.
+Tokens = Annotated[list[Annotated[int, Field(ge=0, le=MAX_INT32)]], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+
+
+class Fields(BaseModel):
+    """A JSON object; every value has its declared type, and null means that the field is absent."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        is_object = isinstance(given, dict)
+        return {name: value for name, value in given.items() if value is not None} if is_object else given
+
+
+class StreamOptions(Fields):
+    """include_usage: a last chunk with the usage. include_obfuscation: accepted, nothing is obfuscated."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class TextPart(Fields):
+    """A part of a text. cache_control: accepted, prefixes are cached anyway."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: Any = None
+
+
+Content = str | Annotated[list[TextPart], Field(fail_fast=True)]
+
+
+class Prediction(Fields):
+    """The output that the client expects (predicted outputs)."""
+
+    type: Literal["content"]
+    content: Content
+
+
+class JsonSchema(Fields):
+    """A schema by its name; strict and description change nothing: the output always matches."""
+
+    name: str
+    schema_: dict[str, Any] | bool = Field(default_factory=dict, alias="schema")
+    strict: bool | None = None
+    description: str | None = None
+
+
+class ResponseFormat(Fields):
+    """text, json_object, json_schema, and of our own: regex."""
+
+    type: Literal["text", "json_object", "json_schema", "regex"]
+    json_schema: JsonSchema | None = None
+    regex: str | None = None
+
+
+def joined_text(content: Content) -> str:
+    """Return a text that may come in parts."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class Message(Fields):
+    """A message of a chat; fields beyond role and content reach the chat template as they are."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    role: str
+    content: Content | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the message as chat templates expect it."""
+        return {**self.model_dump(exclude_none=True), "content": joined_text(self.content or "")}
+
+
+Messages = Annotated[list[Message], Field(fail_fast=True)]

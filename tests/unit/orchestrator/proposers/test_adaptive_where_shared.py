@@ -1,0 +1,126 @@
+"""Drafts that adapt while other requests share the passes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.core.context import Context
+from orchestrator.core.proposal import Budget, Proposer
+from orchestrator.core.sampling_params import Rule, Sampling
+from orchestrator.core.step_costs import StepCosts
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import Acceptance, PassLoad
+from orchestrator.proposers.adaptive import Adaptive, AdaptiveWhereShared
+from orchestrator.proposers.draft_costs import DraftCosts
+from orchestrator.proposers.estimates import AcceptanceEstimates
+from orchestrator.proposers.ranks import RankEstimates
+from tests.support.decode import dependencies
+from tests.support.replays import Clock, Guesses, adapted, costs_of
+
+GREEDY = Sampling()
+
+
+def where_shared(is_shared: bool = False) -> AdaptiveWhereShared:
+    """A method that never pays, by default. is_shared: what is known of the passes before the first step."""
+    clock = Clock()
+    costs, guesses = costs_of(clock, 1.0, 1.5, 2.0), Guesses(0.0, clock, 0.1)
+    costs.observe_load(16 if is_shared else 1)
+    return AdaptiveWhereShared(guesses, adapted(guesses, costs), costs)
+
+
+def sizes(
+    proposer: Proposer,
+    num_in_pass: int,
+    sampling: Sampling = GREEDY,
+    num_steps: int = 60,
+    has_prompts: bool = False,
+) -> list[int]:
+    """The sizes of the next drafts; num_in_pass: requests of each pass."""
+    load, found = PassLoad(num_in_pass, num_in_pass, 1.0, 1.0, has_prompts), list[int]()
+    for _ in range(num_steps):
+        tree = proposer.propose(Context([0]), sampling, Budget(4, 4)).tree
+        found.append(tree.num_nodes)
+        proposer.observe(tree, Acceptance((), 5, num_in_pass=num_in_pass, load=load))
+    return found
+
+
+def test_drafts_are_adapted_where_passes_are_shared_and_left_alone_elsewhere() -> None:
+    assert sizes(where_shared(), 1) == [4] * 60
+    for sampling in (Sampling(), Sampling(0.7), Sampling(rule=Rule.REJECTION)):
+        assert sum(map(bool, sizes(where_shared(), 2, sampling)[20:])) <= 1
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.7, rule=Rule.REJECTION), Sampling(0.7, rule=Rule.TYPICAL)])
+def test_the_drafts_of_a_text_that_depends_on_them_do_not_depend_on_the_load(sampling: Sampling) -> None:
+    assert sizes(where_shared(is_shared=True), 2, sampling) == [4] * 60
+
+
+def test_drafts_are_left_alone_as_soon_as_a_request_is() -> None:
+    proposer = where_shared()
+    sizes(proposer, 2)
+    while proposer.num_plain < 2:
+        sizes(proposer, 2, num_steps=1)
+    assert sizes(proposer, 1, num_steps=3) == [0, 4, 4]
+    assert sum(map(bool, sizes(proposer, 2)[1:])) <= 1
+
+
+def test_steps_of_a_burst_whose_request_became_alone_are_not_taken_for_single_ones() -> None:
+    """Native code made them together, so their time is that of all of them."""
+    clock = Clock()
+    costs, guesses = StepCosts(clock), Guesses(0.0, clock, 0.1)
+    proposer = AdaptiveWhereShared(guesses, adapted(guesses, costs), costs)
+    for _ in range(40):
+        costs.observe_plain(2, 1.0)
+    sizes(proposer, 2, num_steps=4)
+    while proposer.num_plain < 4:
+        clock.now_s += 1.0
+        sizes(proposer, 2, num_steps=1)
+    proposer.propose(Context([0]), GREEDY, Budget(4, 4))
+    before, num_steps = costs.surface(), proposer.num_plain
+    clock.now_s += num_steps
+    for _ in range(num_steps):
+        proposer.observe(TokenTree.bare(), Acceptance((), 5, num_in_pass=1))
+    after = costs.surface()
+    assert before and after and after.seconds[0] <= 1.1 * before.seconds[0]
+    assert sizes(proposer, 1, num_steps=1) == [4]
+
+
+def test_the_load_that_a_lone_request_shows_is_known_to_the_next_one() -> None:
+    proposer = where_shared(is_shared=True)
+    sizes(proposer, 1)
+    assert not proposer._costs.shares_passes
+
+
+def test_a_rest_that_many_requests_asked_for_ends_when_they_do() -> None:
+    clock = Clock()
+    guesses = Guesses(0.0, clock, 0.1)
+    proposer = adapted(guesses, costs_of(clock, 1.0, 1.5, 2.0))
+    sizes(proposer, 16)
+    while proposer.num_plain < 100:
+        sizes(proposer, 16, num_steps=1)
+    sizes(proposer, 1, num_steps=1)
+    proposer.begin(Context([0]), GREEDY, Budget(4, 4))
+    assert proposer.num_plain == 0
+
+
+def test_a_pass_that_reads_prompts_does_not_say_that_a_request_is_alone() -> None:
+    proposer = where_shared(is_shared=True)
+    sizes(proposer, 2)
+    assert sum(map(bool, sizes(proposer, 1, num_steps=20, has_prompts=True))) <= 1
+
+
+def test_before_its_first_step_a_request_makes_no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head has no hidden states then, so that nothing would be learnt."""
+    clock, estimates = Clock(), AcceptanceEstimates()
+    ranks = RankEstimates(estimates, "guesses", 0, False)
+    for _ in range(200):
+        ranks.learn(TokenTree.chain([7]), [1])
+    given = replace(dependencies(), step_costs=costs_of(clock, 1.0, 1.5), estimates=estimates, draft_costs=DraftCosts())
+    given.draft_costs.levels("guesses", 0, False).idle_s = 1e6
+    guesses = Guesses(0.0, clock, 0.1)
+    first, other = Adaptive(guesses, given), Adaptive(guesses, given)
+    assert [sizes(each, 2, num_steps=1) for each in (first, other)] == [[0], [0]]
+    assert guesses.num_calls == 0
+    assert [bool(sizes(each, 2, num_steps=1)[0]) or guesses.num_calls for each in (first, other)] == [1, 1]
