@@ -118,7 +118,7 @@ docker-gateway: ; $(BUILD) --file docker/Dockerfile.gateway --tag specserve-gate
 docker-torch: ; $(BUILD) --file docker/Dockerfile $(WITH_TORCH) --tag specserve:$(VERSION) $(ARGS) .
 docker-trtllm: ; $(BUILD) --file docker/Dockerfile.trtllm --tag specserve-trtllm:$(VERSION) $(ARGS) .
 
-docker-check: $(VENV)/.serve ## build the images on an engine of its own and run them (root; minutes): make docker-check ARGS=--help
+docker-check: $(VENV)/.serve ## build the images on an engine of its own and run them, Compose and pods (root; minutes): make docker-check ARGS=--help
 	@$(PY) -m tools.docker_check $(ARGS)
 
 size: ## files, functions and lines of the production code: make size ARGS=<another checkout>

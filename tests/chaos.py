@@ -3,8 +3,8 @@
 Two replicas of a tiny random target with all drafters. Readers stream through the gateway, and each must get the text
 of the undisturbed replica; visitors come to the replicas directly, cancel, are slow, late or wrong, and may get an
 error where a process was lost. One process at a time is killed (SIGKILL) or stopped (SIGSTOP), of each kind in turn,
-and between two of these a replica reloads its deployment file, in which drafters and limits have changed. The kinds with a fault of their own (the whole `tritonserver`) hurt the first replica alone, so that whatever grows in
-the second one has time to.
+and between two of these a replica reloads its deployment file, in which drafters and limits have changed. The whole
+`tritonserver` is hurt on the first replica alone, so that whatever grows in the second one has time to.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ LENGTHS = (1, 20, 60, 150)
 HEADS = ("medusa", "eagle", "eagle3", "redrafter")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 RELOAD = "reload"
+#: All processes of a replica: the drafters are in that of `target`.
 KINDS = ("tritonserver", "target", "speculative", "speculative_unary")
 NUM_READERS, NUM_VISITORS = 6, 4
 #: What each client waits between two requests: a replica that loads its models beside a full load takes a minute.
@@ -360,13 +361,15 @@ class Result:
 Hurt = tuple[int, str, str]
 
 
-def script(minutes: float) -> Iterator[Hurt]:
+def script(minutes: float, times: int | None = None) -> Iterator[Hurt]:
     """Return faults of every kind for so many minutes, by turns on both replicas; `tritonserver` on the first alone.
+
+    times: the most of each kind of process in each way; without it, as many as there is time for.
 
     After each fault the other replica reloads, so that the requests that it took over meet the change.
     """
     end_s = time.monotonic() + minutes * 60
-    for turn in itertools.count():
+    for turn in itertools.count() if times is None else range(times):
         for kind, way in itertools.product(KINDS, SIGNALS):
             replica = 0 if kind == "tritonserver" else turn % 2
             for hurt in ((replica, kind, way), (1 - replica, "launcher", RELOAD)):
@@ -421,11 +424,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the acceptance test; return 1 for a wrong text, a lost request, or what is held at rest."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30, help="(%(default)s)")
+    parser.add_argument("--times", type=int, help="end when every kind of process was hurt so often in each way")
     parser.add_argument("--pause-s", type=float, default=7.5, help="between two faults, at least (%(default)s)")
     options = parser.parse_args(arguments)
     ends: list[End] = []
     with tempfile.TemporaryDirectory() as name, deployment(Path(name), ends) as (servers, gateway):
-        result = run(servers, gateway, ends, lambda: script(options.minutes), options.pause_s)
+        result = run(servers, gateway, ends, lambda: script(options.minutes, options.times), options.pause_s)
     print(result.page())
     for fault in result.faults()[:10]:
         print(f"FAULT: {fault[:2000]}")

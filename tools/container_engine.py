@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import http.server
 import os
 import shutil
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from tools.checks import CheckFailed, succeeds, wait_for
 
 ROOT = Path(__file__).resolve().parent.parent
 DEBIAN, SUITE = "debian:12.12-slim", "bookworm"
@@ -27,10 +27,16 @@ RUN apt-get update && apt-get install --yes --no-install-recommends python3 pyth
  && cp python_backend_stubs/3.11/triton_python_backend_stub /opt/tritonserver/backends/python/ \\
  && cp -r /wheel/nvidia_pytriton.libs /opt/tritonserver/lib && rm -rf /wheel
 """
-
-
-class CheckFailed(Exception):
-    """An image does not do what it should."""
+#: What the official image of Prometheus is to compose.yaml: its user, folder and program.
+_PROMETHEUS = """\
+FROM {debian}
+RUN apt-get update && apt-get install --yes --no-install-recommends prometheus \\
+ && mkdir --parents /prometheus && chown nobody:nogroup /prometheus
+USER nobody
+VOLUME /prometheus
+WORKDIR /prometheus
+ENTRYPOINT ["/usr/bin/prometheus"]
+"""
 
 
 class Engine:
@@ -41,8 +47,12 @@ class Engine:
 
     def __call__(self, *words: str, limit_s: float = 1800.0, **options: Any) -> str:
         """Run a docker command and return what it printed; raises CheckFailed with its last lines."""
+        return self.run("docker", *words, limit_s=limit_s, **options)
+
+    def run(self, *words: str, limit_s: float = 1800.0, **options: Any) -> str:
+        """Run a program that talks to the engine, as `docker` does."""
         done = subprocess.run(
-            ["docker", *words],
+            words,
             env=self._environ,
             cwd=ROOT,
             capture_output=True,
@@ -52,7 +62,7 @@ class Engine:
         )
         if done.returncode:
             told = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()[-8:]
-            raise CheckFailed(f"docker {' '.join(words[:6])}: {' | '.join(told)}")
+            raise CheckFailed(f"{' '.join(words[:7])}: {' | '.join(told)}")
         return str(done.stdout.decode(errors="replace")).strip()
 
 
@@ -86,25 +96,6 @@ def unmount_below(folder: Path) -> None:
         subprocess.run(["umount", mount], check=False)
 
 
-def succeeds(call: Callable[[], object]) -> bool:
-    """Return whether a call raises none of the errors of an engine or a port that is not there yet."""
-    try:
-        call()
-    except (CheckFailed, OSError, http.client.HTTPException):
-        return False
-    return True
-
-
-def wait_for(condition: Callable[[], bool], what: str, limit_s: float) -> float:
-    """Return after how many seconds the condition was true; raises CheckFailed when it is not in time."""
-    began_s = time.monotonic()
-    while not condition():
-        if time.monotonic() - began_s > limit_s:
-            raise CheckFailed(f"waited {limit_s:g} s for {what}")
-        time.sleep(0.1)
-    return time.monotonic() - began_s
-
-
 def import_debian(engine: Engine, folder: Path) -> None:
     """Import a minimal Debian under the base's name, with this machine's certificates and settings of pip."""
     root = folder / "debian"
@@ -125,6 +116,11 @@ def import_debian(engine: Engine, folder: Path) -> None:
 def import_nvidia(engine: Engine, name: str) -> None:
     """Build the base of NVIDIA's name from our Debian: Python, pip, and Triton where its containers have it."""
     engine("build", "--network=host", "--tag", name, "-", input=_NVIDIA_BASE.format(debian=DEBIAN).encode())
+
+
+def import_prometheus(engine: Engine, name: str) -> None:
+    """Build the image of Prometheus' name from our Debian and its package."""
+    engine("build", "--network=host", "--tag", name, "-", input=_PROMETHEUS.format(debian=DEBIAN).encode())
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import http.client
 import json
 import os
 import shutil
@@ -20,18 +19,19 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tools.checks import CheckFailed, get, succeeds, wait_for
+from tools.compose_check import check_compose, image_of
 from tools.container_engine import (
     DEBIAN,
     ROOT,
-    CheckFailed,
     Engine,
     engine_of_our_own,
     import_debian,
     import_nvidia,
+    import_prometheus,
     index_of_torch,
-    succeeds,
-    wait_for,
 )
+from tools.pods_check import check_pods
 
 #: File of the image, its base, and the name that the Makefile gives it.
 IMAGES = {
@@ -45,6 +45,8 @@ PORTS = {"HTTP_PORT": 18000, "GRPC_PORT": 18001, "METRICS_PORT": 18002, "HEALTH_
 GATEWAY_PORT = 19000
 CONFINED = ("--read-only", "--tmpfs=/tmp", "--shm-size=1g", "--cap-drop=ALL", "--security-opt=no-new-privileges")
 READY_LIMIT_S, STOP_LIMIT_S = 180.0, 60.0
+#: What must be installed, as root.
+PROGRAMS = ("docker", "dockerd", "docker-compose", "debootstrap", "podman", "catatonit", "runc", "kubectl")
 
 
 def build(engine: Engine, name: str, *arguments: str) -> str:
@@ -58,18 +60,6 @@ def build(engine: Engine, name: str, *arguments: str) -> str:
         f"{name}: built in {time.monotonic() - began_s:.0f} s, {mib:.0f} MiB, of which the base {base:.0f}", flush=True
     )
     return tag
-
-
-def get(port: int, path: str, body: object = None) -> tuple[int, str]:
-    """Ask a program on this machine; return status and body."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
-        text = None if body is None else json.dumps(body)
-        connection.request("POST" if text else "GET", path, text, {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        return response.status, response.read().decode(errors="replace")
-    finally:
-        connection.close()
 
 
 @contextlib.contextmanager
@@ -150,8 +140,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--torch", default="2.13.0", help="version of torch (%(default)s)")
     parser.add_argument("--folder", type=Path, help="where the engine keeps its images meanwhile (a temporary folder)")
     options = parser.parse_args(arguments)
-    if missing := [name for name in ("docker", "dockerd", "debootstrap") if shutil.which(name) is None]:
-        parser.error(f"needs {', '.join(missing)} (Debian's packages docker.io and debootstrap)")
+    if missing := [
+        name for name in ("docker", "dockerd", "docker-compose", "debootstrap") if shutil.which(name) is None
+    ]:
+        parser.error(f"needs {', '.join(missing)} (docs/docker.md says where they are from)")
     if os.geteuid() != 0:
         parser.error("needs root: it starts a container engine of its own")
     folder = Path(tempfile.mkdtemp(prefix="docker-check-", dir=options.folder))
@@ -167,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check(engine: Engine, folder: Path, names: Sequence[str], torch: str) -> None:
-    """Build the bases and the images, and run what can be run."""
+    """Build the bases and the images, and run what can be run; with `cpu` and `gateway` also Compose and pods."""
     import_debian(engine, folder)
     with index_of_torch(folder, torch) as index:
         with_torch = (f"--build-arg=TORCH={torch}", f"--build-arg=TORCH_INDEX={index}")
@@ -180,6 +172,11 @@ def check(engine: Engine, folder: Path, names: Sequence[str], torch: str) -> Non
         check_server(engine, tag("cpu"), "SERVING_DRAFT=/models/draft")
     if {"cpu", "gateway"} <= set(names):
         check_gateway(engine, tag("cpu"), tag("gateway"))
+        engine("tag", tag("cpu"), image_of("server"))
+        engine("tag", tag("gateway"), image_of("gateway"))
+        import_prometheus(engine, image_of("prometheus"))
+        check_compose(engine, folder)
+        check_pods(engine, folder, [image_of("server"), image_of("gateway")])
     if "torch" in names:
         check_server(engine, tag("torch"), "SERVING_DEVICE=cpu", "SERVING_DTYPE=float32", "SERVING_KV_MEMORY_MB=256")
     if "trtllm" in names:

@@ -25,6 +25,7 @@ def test_each_fault_is_followed_by_a_reload_of_the_other_replica() -> None:
     assert all(reload == (1 - fault[0], "launcher", RELOAD) for fault, reload in zip(faults, reloads, strict=True))
     assert {replica for replica, _, _ in reloads} == {0, 1}
     assert list(script(0.0)) == []
+    assert list(script(60.0, times=2)) == hurts
 
 
 def test_a_running_server_can_change_what_the_reloads_change(tmp_path: Path) -> None:

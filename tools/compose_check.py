@@ -1,0 +1,96 @@
+"""The services of docker/compose.yaml, started together on images that are there: asked, watched, killed, stopped.
+
+Two servers, the gateway before them, and Prometheus, which Debian's package replaces under the name of its image.
+Nothing can replace Grafana's image, so that service is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from tools.checks import CheckFailed, get, streamed, succeeds, wait_for
+from tools.container_engine import ROOT, Engine
+
+FILE = ROOT / "docker" / "compose.yaml"
+PROJECT = "specserve-check"
+SERVICES = ("server", "gateway", "prometheus")
+GATEWAY_PORT, PROMETHEUS_PORT = 9000, 9090
+KILLED = f"{PROJECT}_server_1"
+READY_LIMIT_S, SCRAPE_LIMIT_S = 180.0, 60.0
+
+
+def image_of(service: str) -> str:
+    """Return the image that the file names for a service."""
+    return str(_file()["services"][service]["image"])
+
+
+def check_compose(engine: Engine, folder: Path) -> None:
+    """Start the services, compare a text with that of a stream whose server is killed, look at metrics, stop them.
+
+    folder: where the file goes without its key `name`, which is newer than docker-compose 1.
+    """
+    file = folder / "compose.yaml"
+    file.write_text(yaml.safe_dump({key: value for key, value in _file().items() if key != "name"}), encoding="utf-8")
+    options = ("--project-name", PROJECT, "--project-directory", str(FILE.parent), "--file", str(file))
+    with _services(partial(engine.run, "docker-compose", *options)) as compose:
+        took_s = wait_for(lambda: _num_usable() == 2, "two servers behind the gateway", READY_LIMIT_S)
+        print(f"compose: two servers, the gateway and Prometheus are ready after {took_s:.1f} s more", flush=True)
+        wait_for(lambda: _are_scraped(2), "Prometheus to scrape server and gateway", SCRAPE_LIMIT_S)
+        undisturbed = streamed("127.0.0.1", GATEWAY_PORT)
+        text = streamed("127.0.0.1", GATEWAY_PORT, lambda: engine("kill", KILLED))
+        if text != undisturbed:
+            raise CheckFailed(f"a stream whose server was killed says {text!r}, undisturbed {undisturbed!r}")
+        print(f"compose: {len(text)} characters, the same behind a server that was killed under them", flush=True)
+        compose("stop")
+        _check_stopped(engine)
+
+
+def _file() -> dict[str, Any]:
+    file: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    return file
+
+
+@contextlib.contextmanager
+def _services(compose: Callable[..., str]) -> Iterator[Callable[..., str]]:
+    """Start the services; in the end their containers, networks and volumes are removed."""
+    try:
+        compose("up", "--detach", "--scale", "server=2", *SERVICES)
+        yield compose
+    except BaseException:
+        print(compose("logs", "--tail=30"), flush=True)
+        raise
+    finally:
+        compose("down", "--volumes")
+
+
+def _num_usable() -> int:
+    if not succeeds(lambda: get(GATEWAY_PORT, "/ready")):
+        return 0
+    return int(json.loads(get(GATEWAY_PORT, "/ready")[1]).get("num_usable", 0))
+
+
+def _are_scraped(num_jobs: int) -> bool:
+    """Return whether Prometheus has read so many of the file's jobs, and evaluates every rule."""
+    if not succeeds(lambda: get(PROMETHEUS_PORT, "/api/v1/targets")):
+        return False
+    targets = json.loads(get(PROMETHEUS_PORT, "/api/v1/targets")[1])["data"]["activeTargets"]
+    groups = json.loads(get(PROMETHEUS_PORT, "/api/v1/rules")[1])["data"]["groups"]
+    is_evaluated = bool(groups) and all(rule["health"] == "ok" for group in groups for rule in group["rules"])
+    return is_evaluated and sum(target["health"] == "up" for target in targets) == num_jobs
+
+
+def _check_stopped(engine: Engine) -> None:
+    """Check that all but the killed server have ended with status 0."""
+    containers = engine("ps", "--all", "--quiet", "--filter", f"name={PROJECT}").split()
+    ends = engine("inspect", "--format", "{{.Name}} {{.State.ExitCode}}", *containers).splitlines()
+    wrong = [end for end in ends if not end.endswith(" 0") and KILLED not in end]
+    if wrong or len(ends) != len(SERVICES) + 1:
+        raise CheckFailed(f"the services ended with {ends}")
+    print("compose: stopped, each with status 0", flush=True)

@@ -1,0 +1,242 @@
+"""The pods of the overlay cpu-demo on `podman kube play`: two servers and a gateway, with what a kubelet does to them.
+
+podman 4.3 is no kubelet: it publishes every port of a container on the host, knows neither an `emptyDir` in memory nor
+`fsGroup`, neither startup nor readiness probes, no preStop and no Services. So each pod is played without ports and
+probes, its volumes are made beforehand, the headless Service becomes an entry of the gateway's hosts file, and this
+file sends the probes, runs preStop before SIGTERM, and waits as the manifests say.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from tools.checks import CheckFailed, get, streamed, succeeds, wait_for
+from tools.container_engine import ROOT, Engine
+
+OVERLAY = ROOT / "docker" / "k8s" / "overlays" / "cpu-demo"
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+NETWORK, SUBNET = "specserve", "10.89.7.0/24"
+ADDRESSES = {"server-0": "10.89.7.10", "server-1": "10.89.7.11", "gateway-0": "10.89.7.20"}
+GATEWAY = ADDRESSES["gateway-0"], 9000
+#: runc without the limits of processes and files: podman sets higher ones than some machines permit.
+RUNTIME = """\
+#!/usr/bin/env python3
+import json, os, sys
+words = sys.argv[1:]
+for option, word in zip(words, words[1:]):
+    path = {"--bundle": os.path.join(word, "config.json"), "--process": word}.get(option)
+    if path:
+        spec = json.load(open(path))
+        spec.get("process", spec).pop("rlimits", None)
+        json.dump(spec, open(path, "w"))
+os.execvp("runc", ["runc", *words])
+"""
+SETTINGS = '[engine]\nruntime = "plain"\n[engine.runtimes]\nplain = ["{folder}/plain"]\n'
+
+
+class Podman(Engine):
+    """podman with images, containers and networks of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "plain").write_text(RUNTIME)
+        (folder / "plain").chmod(0o755)
+        (folder / "containers.conf").write_text(SETTINGS.format(folder=folder))
+        super().__init__({**os.environ, "CONTAINERS_CONF": f"{folder}/containers.conf"})
+        where = {"root": "storage", "runroot": "run", "network-config-dir": "networks", "tmpdir": "tmp"}
+        self._program = (
+            "podman",
+            "--cgroup-manager=cgroupfs",
+            *(f"--{key}={folder / at}" for key, at in where.items()),
+        )
+
+    def __call__(self, *words: str, limit_s: float = 300.0, **options: Any) -> str:
+        """Run a podman command and return what it printed; raises CheckFailed with its last lines."""
+        return self.run(*self._program, *words, limit_s=limit_s, **options)
+
+
+class Pods:
+    """The pods that run, and their manifests by name."""
+
+    def __init__(self, podman: Podman, folder: Path) -> None:
+        self._podman, self._folder = podman, folder
+        rendered = list(yaml.safe_load_all(podman.run("kubectl", "kustomize", str(OVERLAY))))
+        self._maps = [each for each in rendered if each["kind"] == "ConfigMap"]
+        self._templates = {
+            each["metadata"]["name"]: each["spec"]["template"] for each in rendered if each["kind"] == "Deployment"
+        }
+        shutil.copytree(ROOT / "models", folder / "models")  # podman gives a volume's folder to the pod's user
+        podman("volume", "create", "--opt=type=none", f"--opt=device={folder}/models", "--opt=o=bind", "models")
+        podman("network", "create", f"--subnet={SUBNET}", NETWORK)
+        for each in self._maps:
+            each["metadata"].pop("namespace")
+
+    def spec(self, name: str) -> dict[str, Any]:
+        """Return the pod's specification as it is rendered."""
+        return dict(self._templates[name.rpartition("-")[0]]["spec"])
+
+    def container(self, name: str) -> dict[str, Any]:
+        """Return the specification of the pod's one container."""
+        (container,) = self.spec(name)["containers"]
+        return dict(container)
+
+    def play(self, name: str) -> None:
+        """Start a pod of a Deployment."""
+        pod = {"apiVersion": "v1", "kind": "Pod", **copy.deepcopy(self._templates[name.rpartition("-")[0]])}
+        pod["metadata"]["name"] = name
+        spec = pod["spec"]
+        (container,) = spec["containers"]
+        container["image"] = f"localhost/{container['image']}"
+        for key in ("ports", *PROBES):
+            container.pop(key)
+        volumes = [volume for volume in spec["volumes"] if "emptyDir" in volume]
+        folders = [self._make_empty(volume, f"{name}-{volume['name']}", container) for volume in volumes]
+        if name.startswith("gateway"):
+            servers = [address for pod_name, address in ADDRESSES.items() if pod_name.startswith("server")]
+            spec["hostAliases"] = [{"ip": address, "hostnames": ["server-replicas"]} for address in servers]
+        file = self._folder / f"{name}.yaml"
+        file.write_text(yaml.safe_dump_all([*self._maps, pod]))
+        self._podman("kube", "play", f"--network={NETWORK}", f"--ip={ADDRESSES[name]}", str(file))
+        for folder in folders:
+            folder.chmod(0o1777)  # podman has given it the mode that the image has there
+
+    def _make_empty(self, volume: dict[str, Any], name: str, container: dict[str, Any]) -> Path:
+        """Make a pod's empty folder, in memory or on disk, under a name of its own: podman's pods share volumes."""
+        for mount in container["volumeMounts"]:
+            mount["name"] = name if mount["name"] == volume["name"] else mount["name"]
+        volume["name"] = name
+        where = Path("/dev/shm") if volume["emptyDir"].get("medium") == "Memory" else self._folder
+        folder = where / f"{self._folder.parent.name}-{name}"
+        folder.mkdir()
+        self._podman("volume", "create", "--opt=type=none", f"--opt=device={folder}", "--opt=o=bind", name)
+        return folder
+
+    def probe(self, name: str, probe: str) -> int:
+        """Send a probe of the manifest; return the status, 0 without an answer."""
+        container = self.container(name)
+        asked = container[probe]["httpGet"]
+        (port,) = (each["containerPort"] for each in container["ports"] if each["name"] == asked["port"])
+        try:
+            return get(port, asked["path"], host=ADDRESSES[name])[0]
+        except OSError:
+            return 0
+
+    def wait_until_started(self, name: str) -> float:
+        """Wait for the startup probe as long as the manifest allows; return the seconds."""
+        startup = self.container(name)["startupProbe"]
+        limit_s = startup["failureThreshold"] * startup["periodSeconds"]
+        took_s = wait_for(lambda: self.probe(name, "startupProbe") == 200, f"the startup probe of {name}", limit_s)
+        if self.probe(name, "livenessProbe") != 200:
+            raise CheckFailed(f"{name} has started, but is not live")
+        return took_s
+
+    def kill(self, name: str) -> None:
+        """Kill the container's first process, as a lack of memory does."""
+        container = f"{name}-{self.container(name)['name']}"
+        os.kill(int(self._podman("inspect", "--format", "{{.State.Pid}}", container)), signal.SIGKILL)
+
+    def end(self, name: str) -> tuple[float, int]:
+        """Run preStop, then stop the container, within the grace period; return the seconds and the exit status."""
+        container, began_s = f"{name}-{self.container(name)['name']}", time.monotonic()
+        command = self.container(name)["lifecycle"]["preStop"]["exec"]["command"]
+        grace_s = float(self.spec(name)["terminationGracePeriodSeconds"])
+        self._podman("exec", container, *command, limit_s=grace_s)
+        self._podman("stop", f"--time={max(grace_s - (time.monotonic() - began_s), 0):.0f}", container)
+        status = int(self._podman("inspect", "--format", "{{.State.ExitCode}}", container))
+        return time.monotonic() - began_s, status
+
+    def logs(self) -> str:
+        """Return the last lines of every container that there still is."""
+        names = self._podman("ps", "--all", "--format", "{{.Names}}").split()
+        return "\n".join(f"{name}:\n{self._podman('logs', '--tail=20', name)}" for name in names)
+
+
+def check_pods(engine: Engine, folder: Path, images: list[str]) -> None:
+    """Play the pods on the engine's images; kill one server under a stream and end the other under the next."""
+    with _pods(engine, folder, images) as pods:
+        for name in ADDRESSES:
+            pods.play(name)
+        for name in ADDRESSES:
+            print(f"pods: {name} has started after {pods.wait_until_started(name):.1f} s more", flush=True)
+        wait_for(lambda: _num_usable() == 2, "both servers behind the gateway", 60)
+        undisturbed = streamed(*GATEWAY)
+        _check_same(undisturbed, streamed(*GATEWAY, lambda: pods.kill("server-0")), "a server that was killed")
+        took_s = pods.wait_until_started("server-0")
+        print(f"pods: the same text behind server-0, killed; it has started again after {took_s:.1f} s", flush=True)
+        wait_for(lambda: _num_usable() == 2, "the killed server behind the gateway", 60)
+        _check_end(pods, undisturbed)
+
+
+def _check_end(pods: Pods, undisturbed: str) -> None:
+    """End a server while stream follows stream: none may differ, the server is not ready meanwhile, all end with 0."""
+    ends: list[tuple[float, int]] = []
+    ending = threading.Thread(target=lambda: ends.append(pods.end("server-1")))
+    ending.start()
+    statuses = set()
+    while ending.is_alive():
+        statuses.add(pods.probe("server-1", "readinessProbe"))
+        _check_same(undisturbed, streamed(*GATEWAY), "a server that ends")
+    if 503 not in statuses:
+        raise CheckFailed(f"a server that drains answered its readiness probe with {statuses}")
+    ends += [pods.end(name) for name in ("gateway-0", "server-0")]
+    print("pods: the same texts while server-1 drained and ended", flush=True)
+    print(f"pods: ended by preStop and SIGTERM in {', '.join(f'{took_s:.1f}' for took_s, _ in ends)} s", flush=True)
+    if [status for _, status in ends] != [0, 0, 0]:
+        raise CheckFailed(f"the pods ended with {ends}")
+
+
+def _check_same(undisturbed: str, text: str, behind: str) -> None:
+    if text != undisturbed:
+        raise CheckFailed(f"a stream behind {behind} says {text!r}, undisturbed {undisturbed!r}")
+
+
+def _num_usable() -> int:
+    return int(json.loads(get(GATEWAY[1], "/ready", host=GATEWAY[0])[1])["num_usable"])
+
+
+@contextmanager
+def _pods(engine: Engine, folder: Path, images: list[str]) -> Iterator[Pods]:
+    """Give podman the images; in the end everything of it is removed."""
+    folder = folder / "pods"
+    folder.mkdir()
+    podman = Podman(folder)
+    try:
+        engine("save", "--output", f"{folder}/images.tar", *images)
+        podman("load", "--quiet", f"--input={folder}/images.tar")
+        (folder / "images.tar").unlink()
+        pods = Pods(podman, folder)
+        try:
+            yield pods
+        except BaseException:
+            print(pods.logs(), flush=True)
+            raise
+    finally:
+        _remove(podman, folder)
+
+
+def _remove(podman: Podman, folder: Path) -> None:
+    """Remove what there is, whatever was made of it; podman forgets the bridge of its network."""
+    bridges: list[str] = []
+    steps: tuple[Callable[[], object], ...] = (
+        lambda: podman("pod", "rm", "--all", "--force"),
+        lambda: podman("volume", "rm", "--all", "--force"),
+        lambda: bridges.append(podman("network", "inspect", "--format", "{{.NetworkInterface}}", NETWORK)),
+        lambda: podman("network", "rm", NETWORK),
+        lambda: podman.run("ip", "link", "delete", *bridges),
+        lambda: podman("system", "reset", "--force"),
+    )
+    for step in steps:
+        succeeds(step)
+    for left in Path("/dev/shm").glob(f"{folder.parent.name}-*"):
+        shutil.rmtree(left, ignore_errors=True)
