@@ -21,7 +21,7 @@ from runtime.engine import several
 from runtime.engine.calls import EngineCall, GuidedStep
 from runtime.engine.paged import PagedEngine, PagedModel
 from runtime.engine.verify import VerifyInput, VerifyResult, verify
-from runtime.kv.batch import Segment
+from runtime.kv.batch import STEP_TOKENS, Segment
 from runtime.kv.pressure import BlockPressure
 from runtime.kv.sequences import CachedSequence
 from runtime.native.decoding import DecodedStep, Decoding, has_room
@@ -47,7 +47,8 @@ class TargetEngine(PagedEngine[StepRequest]):
         super().__init__(paged)
         self.pressure = BlockPressure(paged.sequences, self._on_preempt)
         self._calls: list[StepCall] = []
-        self._prompts_s = 0.0  # time of the last pass of prompts
+        self._long_s = 0.0  # time of the last pass of prompts and large drafts
+        self._owed_s = 0.0  # how long steps may take before the next one
 
     def advance(self, calls: list[StepCall]) -> list[StepCall]:
         """Run one pass, answer the calls that are complete, and return the others, those that wait for blocks too."""
@@ -88,26 +89,31 @@ class TargetEngine(PagedEngine[StepRequest]):
                 call.sequence = None
 
     def _run(self, planned: list[tuple[StepCall, Segment]]) -> None:
-        """Run a pass; on a CPU, where rows do not become cheaper by company, parts of prompts have one of their own.
+        """Run a pass; on a CPU, where rows do not become cheaper by company, prompts and large drafts have their own.
 
         So a step is not held up longer, costs what steps cost, and can be made in native code. Steps may then take as
-        long as the prompts did, so that half of the time is theirs while prompts wait for their turn. Steps that are
-        made and whose hold would end within the prompts' pass, taken to be as long as the last, are answered before it.
+        long as that pass did, so that half of the time is theirs while prompts and large drafts wait for their turn.
+        Steps that are made and whose hold would end within such a pass, taken to be as long as the last, are answered
+        before it.
         """
-        prompts, steps = ([each for each in planned if _is_step(each[0]) is wanted] for wanted in (False, True))
+        steps, long = ([each for each in planned if _is_short(each[0]) is wanted] for wanted in (True, False))
         # Steps that had no room in this pass wait for one, and not for several, nor for the others' hold.
-        may_go_on = len(steps) == sum(_is_step(call) for call in self._calls if not call.answered)
-        if not isinstance(self.paged.model, NativeModel) or not (prompts and steps):
-            self._run_pass(planned, math.inf if may_go_on else 0.0, has_prompts=bool(prompts))
+        may_go_on = len(steps) == sum(_is_short(call) for call in self._calls if not call.answered)
+        if not isinstance(self.paged.model, NativeModel) or not (long and steps):
+            self._owed_s = 0.0
+            self._run_pass(planned, math.inf if may_go_on else 0.0, has_prompts=_has_prompts(planned))
             return
         began_s = time.monotonic()
-        for call, _ in steps:
-            several.answer_if_due(call, began_s + self._prompts_s)
-        self._run_pass(prompts, 0.0, has_prompts=True)
-        self._prompts_s = time.monotonic() - began_s
+        if is_their_turn := self._owed_s <= 0.0:
+            for call, _ in steps:
+                several.answer_if_due(call, began_s + self._long_s)
+            self._run_pass(long, 0.0, has_prompts=_has_prompts(long))
+            self._owed_s = self._long_s = time.monotonic() - began_s
         if steps := [each for each in steps if not each[0].answered]:
-            self.progress.num_passes += 1
-            self._run_pass(steps, self._prompts_s if may_go_on else 0.0)
+            self.progress.num_passes += is_their_turn
+            began_s = time.monotonic()
+            self._run_pass(steps, self._owed_s if may_go_on else 0.0)
+            self._owed_s -= time.monotonic() - began_s
 
     def _run_pass(self, planned: list[tuple[StepCall, Segment]], limit_s: float, has_prompts: bool = False) -> None:
         """Run a pass, and perhaps more of them until limit_s is over; answer the calls that are complete.
@@ -261,6 +267,15 @@ def _is_step(call: StepCall) -> bool:
     """
     sequence = call.sequence
     return bool(call.delta.context_start and sequence and len(sequence.ids) - sequence.num_computed == 1)
+
+
+def _is_short(call: StepCall) -> bool:
+    """Return whether a call is a step whose pass takes no longer than steps do: its draft is not large."""
+    return _is_step(call) and several.draft_of(call).tree.num_nodes <= STEP_TOKENS
+
+
+def _has_prompts(planned: list[tuple[StepCall, Segment]]) -> bool:
+    return not all(_is_step(call) for call, _ in planned)
 
 
 def _load(planned: list[tuple[StepCall, Segment]], results: list[VerifyResult], has_prompts: bool) -> PassLoad:

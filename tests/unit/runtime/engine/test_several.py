@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall, SeveralSteps
 from runtime.engine.passes import Passes
 from runtime.engine.target import StepCall, TargetEngine
+from runtime.kv.batch import STEP_TOKENS
 from runtime.native.decoding import Continuation
 from tests.support.engines import LIMIT_S, make_paged
 from tests.unit.runtime.engine.test_runs import PROMPT
@@ -55,6 +56,15 @@ class Sequence:
     def begin(self) -> StepCall:
         """Return the call that reads the prompt."""
         return self.call(0)
+
+    def large(self) -> StepCall:
+        """Return the call of a step with a large draft behind the first token."""
+        self.engine.advance([self.begin()])
+        self.context.commit([self.answers[0].next_token])
+        call = self.call(len(self.context) - 1)
+        tree = TokenTree.from_paths([[token] for token in range(STEP_TOKENS + 1)])
+        call.request = replace(call.request, tree=tree)
+        return call
 
     def several(self, drafts: CompiledDrafts | None = None, limit_s: float = LIMIT_S, **end: Any) -> StepCall:
         """Return a call of up to MAX_STEPS steps behind the first token."""
@@ -260,7 +270,7 @@ def test_what_is_made_does_not_wait_for_a_prompt_beyond_its_hold(engine: TargetE
     engine.advance([call])
     assert call.made
     call.made.answer_by_s = time.monotonic() + 50.0
-    engine._prompts_s = 100.0
+    engine._long_s = 100.0
     assert engine.advance([call, prompt]) == []
     assert len(sequence.steps) == 1
 
@@ -279,3 +289,31 @@ def test_an_older_sequence_that_needs_blocks_takes_those_of_one_whose_steps_are_
     assert engine.advance([call, older.call(len(PROMPT))]) == []
     assert engine.sequences.num_preempted == 1
     assert younger.told == uninterrupted().told[:1] and isinstance(older.answers[1], Acceptance)
+
+
+def test_a_large_draft_has_a_pass_of_its_own_beside_steps(engine: TargetEngine) -> None:
+    sequence, other = Sequence(engine, 1), Sequence(engine, 2)
+    large, call = other.large(), sequence.several()
+    num_passes = engine.progress.num_passes
+    assert engine.advance([large, call]) == [call]
+    assert engine.progress.num_passes == num_passes + 1  # the thread counts the other one
+    assert other.answers[1].num_in_pass == 1 and not other.answers[1].load.has_prompts
+    assert call.made and [step.acceptance.num_in_pass for step in call.made.steps] == [1]
+
+
+def test_a_large_draft_waits_until_steps_have_had_as_much_time(engine: TargetEngine) -> None:
+    sequence, other = Sequence(engine, 1), Sequence(engine, 2)
+    large, call = other.large(), sequence.several()
+    engine._owed_s = LIMIT_S
+    assert engine.advance([large, call]) == [large, call]
+    assert call.made and len(call.made.steps) == 1 and engine._owed_s < LIMIT_S
+    engine._owed_s = 0.0
+    assert engine.advance([large, call]) == [call]
+    assert isinstance(other.answers[1], Acceptance) and len(call.made.steps) == 2
+
+
+def test_a_large_draft_waits_for_nobody_where_no_step_does(engine: TargetEngine) -> None:
+    other = Sequence(engine, 1)
+    large = other.large()
+    engine._owed_s = LIMIT_S
+    assert engine.advance([large]) == []
