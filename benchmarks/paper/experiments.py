@@ -119,8 +119,8 @@ EXPERIMENTS = (
         "prompt_lookup",
         "Prompt lookup by task and turn (Saxena 2023)",
         (
-            setting("as posted", "prompt_lookup", match="leftmost", clip="skip"),
-            setting("as in transformers", "prompt_lookup", match="leftmost", clip=True),
+            setting("as posted", "prompt_lookup", match="leftmost", clip="skip", length="fixed", draft_len=10),
+            setting("as in transformers", "prompt_lookup", match="leftmost", clip=True, length="fixed", draft_len=10),
             setting("our default", "prompt_lookup"),
             setting("suffix", "suffix"),
             setting("recycling", "recycling"),

@@ -31,7 +31,7 @@ class SuffixConfig(MethodConfig):
     """
 
     max_depth: int = Field(24, ge=1, le=MAX_DEPTH)
-    factor: float = Field(4.0, ge=0.0, le=MAX_NODES)
+    factor: float = Field(1.5, ge=0.0, le=MAX_NODES)
     min_prob: float = Field(0.1, ge=0.0, le=1.0)
     draft_len: int = Field(32, ge=1, le=MAX_NODES)
     tree: bool = True

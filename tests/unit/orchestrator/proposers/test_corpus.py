@@ -100,12 +100,12 @@ def test_shards_are_bounded_and_no_token_is_lost() -> None:
 
 def test_suffix_drafts_the_likeliest_continuations() -> None:
     corpus = corpus_of([[1, 2, 3, 4, 5], [1, 2, 3, 4, 0], [1, 2, 3, 5, 5], [0, 2, 1, 1]])
-    proposer = Suffix(SuffixConfig(min_prob=0.3), dependencies(corpus=corpus))
+    proposer = Suffix(SuffixConfig(factor=4.0, min_prob=0.3), dependencies(corpus=corpus))
     proposal = proposer.propose(Context([0, 1, 2]), Sampling(), WIDE)
     # Three of three documents go on with 3, then two of three with 4, one with 5; below 4 one each of 5 and 0.
     assert proposal.tree.paths[1:] == [(3,), (3, 4), (3, 5), (3, 4, 0), (3, 4, 5), (3, 5, 5)]
     assert set(proposal.sources) == {"suffix.corpus"}
-    chain = Suffix(SuffixConfig(tree=False), dependencies(corpus=corpus))
+    chain = Suffix(SuffixConfig(factor=4.0, tree=False), dependencies(corpus=corpus))
     assert chain.propose(Context([0, 1, 2]), Sampling(), WIDE).tree.paths[1:] == [(3,), (3, 4), (3, 4, 0)]
     assert chain.propose(Context([0, 1, 2]), Sampling(), Budget(9, 1)).tree.paths[1:] == [(3,)]
     short = Suffix(SuffixConfig(factor=1.0, tree=False), dependencies(corpus=corpus))

@@ -18,8 +18,8 @@ from tests.support.decode import dependencies
 WIDE = Budget(1000, 1000)
 
 
-def lookup(**options: Any) -> PromptLookup:
-    return PromptLookup(PromptLookupConfig(**options), dependencies())
+def lookup(length: str = "fixed", **options: Any) -> PromptLookup:
+    return PromptLookup(PromptLookupConfig(length=length, **options), dependencies())
 
 
 def tree_of(proposer: PromptLookup, ids: list[int], budget: Budget = WIDE) -> TokenTree:
