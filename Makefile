@@ -36,7 +36,7 @@ TORCH_FITS := from importlib.metadata import version as v; exit(not (2, 11) <= t
 
 .DEFAULT_GOAL := help
 # build, tests, docker, gateway and clients are folders: no target may be mistaken for one.
-.PHONY: help setup demo serve reload gateway test failover soak overload exact audit audit-full fuzz fuzz-parsers bench paper profile load load-ui lint lock models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
+.PHONY: help setup demo serve reload gateway test failover soak overload neighbour exact audit audit-full fuzz fuzz-parsers bench paper profile load load-ui lint lock models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ soak: $(VENV)/.dev ## 30 minutes of every kind of request while processes are ki
 
 overload: $(VENV)/.dev ## ten times the capacity offered: who is refused how soon, who is served how late: make overload ARGS=--help
 	@GRPC_ENABLE_FORK_SUPPORT=0 $(PY) -m tests.overload $(ARGS)
+
+neighbour: $(VENV)/.dev ## how long a reader waits for tokens beside clients with large drafts or long prompts: make neighbour ARGS=--help
+	@$(PY) -m tests.neighbour $(ARGS)
 
 audit: $(VENV)/.dev ## check on a running server that its text is the target's own: make audit ARGS=--help
 	@$(PY) -m auditor $(ARGS)

@@ -21,7 +21,7 @@ from launcher.health import HealthServer
 from launcher.reloading import Reloader
 from launcher.settings import Ports, Settings, free_ports
 from launcher.triton_process import TritonProcess
-from launcher.watch import Watch
+from launcher.watch import Watch, reload_limit_s
 from launcher.workfolder import WorkFolder
 from orchestrator.core.errors import ServingError
 from orchestrator.deployment.config import ServingConfig, load_config
@@ -130,7 +130,7 @@ class Server:
             python_models(self.models, (self.repository, self._work.aliases)),
             self._admin,
             say=self._say,
-            load_limit_s=self._ready_limit_s,
+            load_limit_s=reload_limit_s(self.started_in_s, self._ready_limit_s),
             heartbeats=self._work.places,
             hang_limit_s=self._hang_limit_s,
         )

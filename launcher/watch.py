@@ -28,6 +28,8 @@ _WINDOW_S = 60.0
 _FAILURES, _DEATHS = 2, 4
 #: How often Triton may be started again within how many seconds.
 _STARTS, _STARTS_WINDOW_S = 3, 600.0
+#: How long a reload may take, as a multiple of the server's start, and at least.
+_RELOAD_FACTOR, _RELOAD_AT_LEAST_S = 4.0, 30.0
 #: From a start that failed to the next.
 _RETRY_S = 2.0
 
@@ -50,6 +52,14 @@ class Silence:
         before, count = self._last.get(process, (b"", 0))
         self._last[process] = beat, (count + 1 if beat == before else 0)
         return self._last[process][1]
+
+
+def reload_limit_s(started_in_s: float, ready_limit_s: float) -> float:
+    """Return how long the model of a dead process may load before Triton counts as stuck.
+
+    started_in_s: the server's start, in which all models were loaded, without requests beside it.
+    """
+    return min(ready_limit_s, max(_RELOAD_FACTOR * started_in_s, _RELOAD_AT_LEAST_S))
 
 
 class Watch(threading.Thread):

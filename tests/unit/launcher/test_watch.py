@@ -17,7 +17,7 @@ import pytest
 from launcher import watch as module
 from launcher.admin import AdminError, NoAnswer
 from launcher.triton_process import StartError
-from launcher.watch import Watch
+from launcher.watch import Watch, reload_limit_s
 from orchestrator.deployment.heartbeat import Heartbeat
 from orchestrator.deployment.stubs import is_alive
 from tests.support.hanging import until
@@ -271,3 +271,13 @@ def test_a_pause_of_the_launcher_counts_no_more_than_the_limit_of_an_answer(
     assert watch._unanswered_s <= module._POLL_S + module.ANSWER_LIMIT_S
     watch.end()
     watch.start()  # the fixture waits for its end
+
+
+@pytest.mark.parametrize(
+    ("started_in_s", "ready_limit_s", "limit_s"),
+    [(5.0, 180.0, 30.0), (20.0, 180.0, 80.0), (300.0, 600.0, 600.0), (5.0, 10.0, 10.0)],
+)
+def test_a_reload_may_take_longer_than_the_start_but_not_for_ever(
+    started_in_s: float, ready_limit_s: float, limit_s: float
+) -> None:
+    assert reload_limit_s(started_in_s, ready_limit_s) == limit_s
