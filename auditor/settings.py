@@ -15,6 +15,10 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "auto 4": ("auto", {"max_nodes": 4}),
     "prompt_lookup": ("prompt_lookup", {}),
     "prompt_lookup branches": ("prompt_lookup", {"match": "frequent", "branches": 3, "draft_len": 6}),
+    "prompt_lookup posted": (
+        "prompt_lookup",
+        {"match": "leftmost", "clip": "skip", "length": "fixed", "draft_len": 10},
+    ),
     "prompt_lookup grown": ("prompt_lookup", {"length": "grown", "max_ngram": 6, "draft_len": 24, "clip": True}),
     "ngram": ("ngram", {}),
     "ngram 1": ("ngram", {"order": 1, "draft_len": 1}),

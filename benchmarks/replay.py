@@ -44,7 +44,7 @@ SETTINGS = (
     'prompt_lookup:{"max_ngram": 5}',
     'prompt_lookup:{"draft_len": 5}',
     'prompt_lookup:{"draft_len": 10}',
-    'prompt_lookup:{"draft_len": 20}',
+    'prompt_lookup:{"draft_len": 32}',
     'prompt_lookup:{"length": "fixed", "draft_len": 10}',
     'prompt_lookup:{"length": "fixed", "draft_len": 20}',
     'prompt_lookup:{"branches": 2}',

@@ -29,7 +29,7 @@ _FAILURES, _DEATHS = 2, 4
 #: How often Triton may be started again within how many seconds.
 _STARTS, _STARTS_WINDOW_S = 3, 600.0
 #: How long a reload may take, as a multiple of the server's start, and at least.
-_RELOAD_FACTOR, _RELOAD_AT_LEAST_S = 4.0, 30.0
+_RELOAD_FACTOR, _RELOAD_AT_LEAST_S = 4.0, 60.0
 #: From a start that failed to the next.
 _RETRY_S = 2.0
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import random
 import signal
@@ -364,9 +365,8 @@ Hurt = tuple[int, str, str]
 def script(minutes: float, times: int | None = None) -> Iterator[Hurt]:
     """Return faults of every kind for so many minutes, by turns on both replicas; `tritonserver` on the first alone.
 
-    times: the most of each kind of process in each way; without it, as many as there is time for.
-
     After each fault the other replica reloads, so that the requests that it took over meet the change.
+    times: the most of each kind of process in each way; without it, as many as there is time for.
     """
     end_s = time.monotonic() + minutes * 60
     for turn in itertools.count() if times is None else range(times):
@@ -423,13 +423,14 @@ def run(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the acceptance test; return 1 for a wrong text, a lost request, or what is held at rest."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=30, help="(%(default)s)")
+    parser.add_argument("--minutes", type=float, help="(30; with --times as long as it takes)")
     parser.add_argument("--times", type=int, help="end when every kind of process was hurt so often in each way")
     parser.add_argument("--pause-s", type=float, default=7.5, help="between two faults, at least (%(default)s)")
     options = parser.parse_args(arguments)
+    minutes = options.minutes or (math.inf if options.times else 30.0)
     ends: list[End] = []
     with tempfile.TemporaryDirectory() as name, deployment(Path(name), ends) as (servers, gateway):
-        result = run(servers, gateway, ends, lambda: script(options.minutes, options.times), options.pause_s)
+        result = run(servers, gateway, ends, lambda: script(minutes, options.times), options.pause_s)
     print(result.page())
     for fault in result.faults()[:10]:
         print(f"FAULT: {fault[:2000]}")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+#: Long enough, and with drafts slow enough, for a server to be found and hurt while it runs.
 _REQUEST = {
-    "prompt": "def fibonacci(n):", "max_tokens": 600, "seed": 1, "temperature": 0.8, "ignore_eos": True, "stream": True,
+    "prompt": "def fibonacci(n):", "max_tokens": 1000, "seed": 1, "temperature": 0.8, "ignore_eos": True,
+    "speculation": "lookahead", "stream": True,
 }  # fmt: skip
+_FAILOVERS = re.compile(r"^spec_gateway_failovers_total(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+_RUNS = re.compile(r"^spec_num_requests_running\{[^}]*\} [1-9]", re.MULTILINE)
 
 
 class CheckFailed(Exception):
@@ -48,20 +53,42 @@ def wait_for(condition: Callable[[], bool], what: str, limit_s: float) -> float:
 
 
 def streamed(host: str, port: int, at_tenth: Callable[[], object] = lambda: None) -> str:
-    """Stream a text from a gateway; at_tenth: what happens at the tenth chunk."""
+    """Stream a text from a gateway and return it; raises CheckFailed unless it comes whole.
+
+    at_tenth: called at the tenth chunk.
+    """
     connection = http.client.HTTPConnection(host, port, timeout=120)
     try:
         model = json.loads(get(port, "/v1/models", host=host)[1])["data"][0]["id"]
         body = json.dumps({**_REQUEST, "model": model})
         connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-        text = ""
-        events = (line.removeprefix(b"data: ") for line in connection.getresponse() if line.startswith(b"data: {"))
-        for number, event in enumerate(map(json.loads, events)):
-            if number == 10:
-                at_tenth()
-            if "error" in event:
-                raise CheckFailed(f"the gateway's stream: {event['error']}")
-            text += "".join(choice.get("text") or "" for choice in event["choices"])
-        return text
+        response, text, num_chunks = connection.getresponse(), "", 0
+        for line in response:
+            if line.startswith(b"data: {"):
+                event = json.loads(line.removeprefix(b"data: "))
+                text += "".join(choice.get("text") or "" for choice in event.get("choices", ()))
+                num_chunks += 1
+                if num_chunks == 10:
+                    at_tenth()
+            elif line.startswith(b"data: [DONE]") and num_chunks > 10:
+                return text
+        raise CheckFailed(f"the gateway's stream ended with status {response.status} after {text!r}")
     finally:
         connection.close()
+
+
+def running_on(addresses: Mapping[str, str]) -> str:
+    """Wait until a server runs a request; return its name. addresses: of the servers, by their names."""
+    found: list[str] = []
+
+    def is_found() -> bool:
+        found[:] = [name for name, host in addresses.items() if _RUNS.search(get(8002, "/metrics", host=host)[1])]
+        return len(found) == 1
+
+    wait_for(is_found, f"one of {', '.join(addresses)} to run the stream", 5)
+    return found[0]
+
+
+def num_failovers(address: str) -> float:
+    """Return how many streams a gateway has moved."""
+    return sum(float(count) for count in _FAILOVERS.findall(get(9001, "/metrics", host=address)[1]))

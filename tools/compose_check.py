@@ -15,14 +15,13 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from tools.checks import CheckFailed, get, streamed, succeeds, wait_for
+from tools.checks import CheckFailed, get, num_failovers, running_on, streamed, succeeds, wait_for
 from tools.container_engine import ROOT, Engine
 
 FILE = ROOT / "docker" / "compose.yaml"
 PROJECT = "specserve-check"
 SERVICES = ("server", "gateway", "prometheus")
 GATEWAY_PORT, PROMETHEUS_PORT = 9000, 9090
-KILLED = f"{PROJECT}_server_1"
 READY_LIMIT_S, SCRAPE_LIMIT_S = 180.0, 60.0
 
 
@@ -44,12 +43,16 @@ def check_compose(engine: Engine, folder: Path) -> None:
         print(f"compose: two servers, the gateway and Prometheus are ready after {took_s:.1f} s more", flush=True)
         wait_for(lambda: _are_scraped(2), "Prometheus to scrape server and gateway", SCRAPE_LIMIT_S)
         undisturbed = streamed("127.0.0.1", GATEWAY_PORT)
-        text = streamed("127.0.0.1", GATEWAY_PORT, lambda: engine("kill", KILLED))
+        killed: list[str] = []
+        servers = _addresses(engine, "server")
+        text = streamed("127.0.0.1", GATEWAY_PORT, lambda: killed.append(_kill_running(engine, servers)))
         if text != undisturbed:
             raise CheckFailed(f"a stream whose server was killed says {text!r}, undisturbed {undisturbed!r}")
+        if num_failovers(*_addresses(engine, "gateway").values()) < 1:
+            raise CheckFailed("the gateway has moved no stream")
         print(f"compose: {len(text)} characters, the same behind a server that was killed under them", flush=True)
         compose("stop")
-        _check_stopped(engine)
+        _check_stopped(engine, *killed)
 
 
 def _file() -> dict[str, Any]:
@@ -86,11 +89,29 @@ def _are_scraped(num_jobs: int) -> bool:
     return is_evaluated and sum(target["health"] == "up" for target in targets) == num_jobs
 
 
-def _check_stopped(engine: Engine) -> None:
-    """Check that all but the killed server have ended with status 0."""
-    containers = engine("ps", "--all", "--quiet", "--filter", f"name={PROJECT}").split()
-    ends = engine("inspect", "--format", "{{.Name}} {{.State.ExitCode}}", *containers).splitlines()
-    wrong = [end for end in ends if not end.endswith(" 0") and KILLED not in end]
-    if wrong or len(ends) != len(SERVICES) + 1:
-        raise CheckFailed(f"the services ended with {ends}")
+def _addresses(engine: Engine, service: str) -> dict[str, str]:
+    """Return the addresses of a service's containers by their names."""
+    names = engine("ps", "--format", "{{.Names}}", "--filter", f"name={PROJECT}_{service}_").split()
+    address = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+    return {name: engine("inspect", "--format", address, name) for name in names}
+
+
+def _kill_running(engine: Engine, servers: dict[str, str]) -> str:
+    """Kill the server that runs a stream; return its name."""
+    name = running_on(servers)
+    engine("kill", name)
+    return name
+
+
+def _check_stopped(engine: Engine, killed: str) -> None:
+    """Check that the killed server has ended so, and all others with status 0."""
+    containers = engine("ps", "--all", "--quiet", "--filter", f"name={PROJECT}_").split()
+    ends = dict(
+        line.removeprefix("/").split()
+        for line in engine("inspect", "--format", "{{.Name}} {{.State.ExitCode}}", *containers).splitlines()
+    )
+    if len(ends) != len(SERVICES) + 1 or any(
+        status != ("137" if name == killed else "0") for name, status in ends.items()
+    ):
+        raise CheckFailed(f"{killed} was killed, and the services ended with {ends}")
     print("compose: stopped, each with status 0", flush=True)

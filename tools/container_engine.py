@@ -51,15 +51,18 @@ class Engine:
 
     def run(self, *words: str, limit_s: float = 1800.0, **options: Any) -> str:
         """Run a program that talks to the engine, as `docker` does."""
-        done = subprocess.run(
-            words,
-            env=self._environ,
-            cwd=ROOT,
-            capture_output=True,
-            timeout=limit_s,
-            check=False,
-            **options,
-        )
+        try:
+            done = subprocess.run(
+                words,
+                env=self._environ,
+                cwd=ROOT,
+                capture_output=True,
+                timeout=limit_s,
+                check=False,
+                **options,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CheckFailed(f"{' '.join(words[:7])}: no end within {limit_s:g} s") from error
         if done.returncode:
             told = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()[-8:]
             raise CheckFailed(f"{' '.join(words[:7])}: {' | '.join(told)}")

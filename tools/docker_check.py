@@ -46,7 +46,10 @@ GATEWAY_PORT = 19000
 CONFINED = ("--read-only", "--tmpfs=/tmp", "--shm-size=1g", "--cap-drop=ALL", "--security-opt=no-new-privileges")
 READY_LIMIT_S, STOP_LIMIT_S = 180.0, 60.0
 #: What must be installed, as root.
-PROGRAMS = ("docker", "dockerd", "docker-compose", "debootstrap", "podman", "catatonit", "runc", "kubectl")
+PROGRAMS = ("docker", "dockerd", "debootstrap")
+#: What Compose and pods need, which are run with these two images.
+TOGETHER = {"cpu", "gateway"}
+PROGRAMS_TOGETHER = ("docker-compose", "podman", "catatonit", "runc", "kubectl")
 
 
 def build(engine: Engine, name: str, *arguments: str) -> str:
@@ -140,9 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--torch", default="2.13.0", help="version of torch (%(default)s)")
     parser.add_argument("--folder", type=Path, help="where the engine keeps its images meanwhile (a temporary folder)")
     options = parser.parse_args(arguments)
-    if missing := [
-        name for name in ("docker", "dockerd", "docker-compose", "debootstrap") if shutil.which(name) is None
-    ]:
+    programs = PROGRAMS + (PROGRAMS_TOGETHER if set(options.images) >= TOGETHER else ())
+    if missing := [name for name in programs if shutil.which(name) is None]:
         parser.error(f"needs {', '.join(missing)} (docs/docker.md says where they are from)")
     if os.geteuid() != 0:
         parser.error("needs root: it starts a container engine of its own")
@@ -170,7 +172,7 @@ def check(engine: Engine, folder: Path, names: Sequence[str], torch: str) -> Non
     tag = "specserve-check-{}".format
     if "cpu" in names:
         check_server(engine, tag("cpu"), "SERVING_DRAFT=/models/draft")
-    if {"cpu", "gateway"} <= set(names):
+    if set(names) >= TOGETHER:
         check_gateway(engine, tag("cpu"), tag("gateway"))
         engine("tag", tag("cpu"), image_of("server"))
         engine("tag", tag("gateway"), image_of("gateway"))

@@ -22,13 +22,14 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from tools.checks import CheckFailed, get, streamed, succeeds, wait_for
+from tools.checks import CheckFailed, get, num_failovers, running_on, streamed, succeeds, wait_for
 from tools.container_engine import ROOT, Engine
 
 OVERLAY = ROOT / "docker" / "k8s" / "overlays" / "cpu-demo"
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 NETWORK, SUBNET = "specserve", "10.89.7.0/24"
 ADDRESSES = {"server-0": "10.89.7.10", "server-1": "10.89.7.11", "gateway-0": "10.89.7.20"}
+SERVERS = {name: address for name, address in ADDRESSES.items() if name.startswith("server")}
 GATEWAY = ADDRESSES["gateway-0"], 9000
 #: runc without the limits of processes and files: podman sets higher ones than some machines permit.
 RUNTIME = """\
@@ -103,8 +104,7 @@ class Pods:
         volumes = [volume for volume in spec["volumes"] if "emptyDir" in volume]
         folders = [self._make_empty(volume, f"{name}-{volume['name']}", container) for volume in volumes]
         if name.startswith("gateway"):
-            servers = [address for pod_name, address in ADDRESSES.items() if pod_name.startswith("server")]
-            spec["hostAliases"] = [{"ip": address, "hostnames": ["server-replicas"]} for address in servers]
+            spec["hostAliases"] = [{"ip": address, "hostnames": ["server-replicas"]} for address in SERVERS.values()]
         file = self._folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump_all([*self._maps, pod]))
         self._podman("kube", "play", f"--network={NETWORK}", f"--ip={ADDRESSES[name]}", str(file))
@@ -163,7 +163,7 @@ class Pods:
 
 
 def check_pods(engine: Engine, folder: Path, images: list[str]) -> None:
-    """Play the pods on the engine's images; kill one server under a stream and end the other under the next."""
+    """Play the pods on the engine's images; kill the server that runs a stream, then end it under further ones."""
     with _pods(engine, folder, images) as pods:
         for name in ADDRESSES:
             pods.play(name)
@@ -171,26 +171,50 @@ def check_pods(engine: Engine, folder: Path, images: list[str]) -> None:
             print(f"pods: {name} has started after {pods.wait_until_started(name):.1f} s more", flush=True)
         wait_for(lambda: _num_usable() == 2, "both servers behind the gateway", 60)
         undisturbed = streamed(*GATEWAY)
-        _check_same(undisturbed, streamed(*GATEWAY, lambda: pods.kill("server-0")), "a server that was killed")
-        took_s = pods.wait_until_started("server-0")
-        print(f"pods: the same text behind server-0, killed; it has started again after {took_s:.1f} s", flush=True)
+        name = _check_kill(pods, undisturbed)
+        print(f"pods: {name} serves again {pods.wait_until_started(name):.1f} s behind the stream's end", flush=True)
         wait_for(lambda: _num_usable() == 2, "the killed server behind the gateway", 60)
-        _check_end(pods, undisturbed)
+        _check_end(pods, name, undisturbed)
 
 
-def _check_end(pods: Pods, undisturbed: str) -> None:
+def _check_kill(pods: Pods, undisturbed: str) -> str:
+    """Kill the server that runs a stream, whose text must be the undisturbed one; return its name."""
+    killed: list[str] = []
+
+    def kill() -> None:
+        killed.append(running_on(SERVERS))
+        pods.kill(killed[0])
+
+    _check_same(undisturbed, streamed(*GATEWAY, kill), "a server that was killed")
+    if num_failovers(GATEWAY[0]) < 1:
+        raise CheckFailed("the gateway has moved no stream")
+    print(f"pods: the same text behind {killed[0]}, killed under it", flush=True)
+    return killed[0]
+
+
+def _check_end(pods: Pods, name: str, undisturbed: str) -> None:
     """End a server while stream follows stream: none may differ, the server is not ready meanwhile, all end with 0."""
     ends: list[tuple[float, int]] = []
-    ending = threading.Thread(target=lambda: ends.append(pods.end("server-1")))
+    statuses: set[int] = set()
+    ending = threading.Thread(target=lambda: ends.append(pods.end(name)))
+
+    def watch() -> None:
+        while ending.is_alive():
+            statuses.add(pods.probe(name, "readinessProbe"))
+            time.sleep(0.1)
+
     ending.start()
-    statuses = set()
+    watching = threading.Thread(target=watch)
+    watching.start()
+    num_texts = 0
     while ending.is_alive():
-        statuses.add(pods.probe("server-1", "readinessProbe"))
         _check_same(undisturbed, streamed(*GATEWAY), "a server that ends")
+        num_texts += 1
+    watching.join(30)
     if 503 not in statuses:
-        raise CheckFailed(f"a server that drains answered its readiness probe with {statuses}")
-    ends += [pods.end(name) for name in ("gateway-0", "server-0")]
-    print("pods: the same texts while server-1 drained and ended", flush=True)
+        raise CheckFailed(f"{name}, which drained, answered its readiness probe with {statuses}")
+    print(f"pods: {num_texts} times the same text while {name} drained and ended", flush=True)
+    ends += [pods.end(each) for each in ADDRESSES if each != name]
     print(f"pods: ended by preStop and SIGTERM in {', '.join(f'{took_s:.1f}' for took_s, _ in ends)} s", flush=True)
     if [status for _, status in ends] != [0, 0, 0]:
         raise CheckFailed(f"the pods ended with {ends}")

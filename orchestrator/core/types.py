@@ -115,7 +115,8 @@ class PassLoad(NamedTuple):
     """What a pass computed.
 
     num_rows: of all calls. num_steps, mean_rows, mean_tokens: of the steps that it completed. has_prompts: it also read
-    prompts, or parts of them.
+    prompts, or parts of them, or others had a pass of their own beside it: it does not show what a step costs, nor how
+    many requests there are.
     """
 
     num_rows: int

@@ -235,7 +235,8 @@ class AdaptiveWhereShared(Proposer):
 
     def _note_load(self, acceptance: Acceptance) -> None:
         """A pass that reads prompts may have no room for the steps that otherwise share it."""
-        if not acceptance.has_prompts:
-            self._is_shared = acceptance.num_in_pass > 1
+        if acceptance.has_prompts:
+            return
+        self._is_shared = acceptance.num_in_pass > 1
         if self._used is not self._adaptive:
             self._costs.observe_load(acceptance.num_in_pass)

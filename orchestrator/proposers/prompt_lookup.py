@@ -34,7 +34,7 @@ class PromptLookupConfig(MethodConfig):
     """
 
     max_ngram: int = Field(3, ge=1, le=MAX_NGRAM)
-    draft_len: int = Field(32, ge=1, le=MAX_NODES)
+    draft_len: int = Field(20, ge=1, le=MAX_NODES)
     match: Literal["recent", "frequent", "leftmost"] = "recent"
     branches: int = Field(1, ge=1, le=16)
     length: Literal["fixed", "grown"] = "grown"

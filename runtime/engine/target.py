@@ -48,7 +48,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         self.pressure = BlockPressure(paged.sequences, self._on_preempt)
         self._calls: list[StepCall] = []
         self._long_s = 0.0  # time of the last pass of prompts and large drafts
-        self._owed_s = 0.0  # how long steps may take before the next one
+        self._owed_s = 0.0  # time that other steps may still take before the next one
 
     def advance(self, calls: list[StepCall]) -> list[StepCall]:
         """Run one pass, answer the calls that are complete, and return the others, those that wait for blocks too."""
@@ -89,31 +89,39 @@ class TargetEngine(PagedEngine[StepRequest]):
                 call.sequence = None
 
     def _run(self, planned: list[tuple[StepCall, Segment]]) -> None:
-        """Run a pass; on a CPU, where rows do not become cheaper by company, prompts and large drafts have their own.
+        """Run a pass; on a CPU, where batching does not make rows cheaper, long parts run in a pass of their own.
 
-        So a step is not held up longer, costs what steps cost, and can be made in native code. Steps may then take as
-        long as that pass did, so that half of the time is theirs while prompts and large drafts wait for their turn.
-        Steps that are made and whose hold would end within such a pass, taken to be as long as the last, are answered
-        before it.
+        Long parts are those of prompts, and steps with large drafts. So other steps are not held up longer, cost what
+        steps cost, and can be made in native code. They may then take as long as that pass did, so that half of the
+        time is theirs while long parts wait for their turn. Steps that are made and whose hold would end within such a
+        pass, taken to be as long as the last, are answered before it.
         """
         steps, long = ([each for each in planned if _is_short(each[0]) is wanted] for wanted in (True, False))
-        # Steps that had no room in this pass wait for one, and not for several, nor for the others' hold.
-        may_go_on = len(steps) == sum(_is_short(call) for call in self._calls if not call.answered)
-        if not isinstance(self.paged.model, NativeModel) or not (long and steps):
-            self._owed_s = 0.0
-            self._run_pass(planned, math.inf if may_go_on else 0.0, has_prompts=_has_prompts(planned))
+        if not isinstance(self.paged.model, NativeModel):
+            self._run_pass(planned, 0.0, has_prompts=_has_prompts(planned))
             return
+        unanswered = [call for call in self._calls if not call.answered]
         began_s = time.monotonic()
-        if is_their_turn := self._owed_s <= 0.0:
+        if not (long and steps):
+            # Steps that had no room in this pass wait for one, and not for several, nor for the others' hold.
+            may_go_on = len(planned) == sum(map(_is_step, unanswered))
+            self._run_pass(planned, math.inf if may_go_on else 0.0, has_prompts=_has_prompts(planned))
+            self._owed_s = time.monotonic() - began_s if long else 0.0
+            return
+        if self._owed_s > 0.0:
+            self.progress.num_calls -= len(long)  # they wait for the next pass
+        else:
             for call, _ in steps:
                 several.answer_if_due(call, began_s + self._long_s)
-            self._run_pass(long, 0.0, has_prompts=_has_prompts(long))
+            self._run_pass(long, 0.0, has_prompts=True)
             self._owed_s = self._long_s = time.monotonic() - began_s
-        if steps := [each for each in steps if not each[0].answered]:
-            self.progress.num_passes += is_their_turn
-            began_s = time.monotonic()
-            self._run_pass(steps, self._owed_s if may_go_on else 0.0)
-            self._owed_s -= time.monotonic() - began_s
+            if not (steps := [each for each in steps if not each[0].answered]):
+                return
+            self.progress.num_passes += 1
+        began_s = time.monotonic()
+        may_go_on = len(steps) == sum(_is_short(call) for call in unanswered if not call.answered)
+        self._run_pass(steps, self._owed_s if may_go_on else 0.0)
+        self._owed_s -= time.monotonic() - began_s
 
     def _run_pass(self, planned: list[tuple[StepCall, Segment]], limit_s: float, has_prompts: bool = False) -> None:
         """Run a pass, and perhaps more of them until limit_s is over; answer the calls that are complete.

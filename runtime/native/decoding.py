@@ -214,7 +214,10 @@ def has_room(sequences: Sequence[Continuation], vocab_size: int) -> bool:
 def _max_nodes(sequences: Sequence[Continuation], vocab_size: int) -> list[int]:
     """Return the most nodes that each sequence may have in a pass."""
     share = _share(len(sequences), vocab_size)
-    return [min(each.drafts.max_nodes, share) if each.drafts else 0 for each in sequences]
+    # A larger tree would have a pass of its own beside the steps of others.
+    sized = share if len(sequences) == 1 else min(share, STEP_TOKENS)
+    drafts = [each.drafts for each in sequences]
+    return [min(each.max_nodes, sized if each.costs else share) if each else 0 for each in drafts]
 
 
 def _share(count: int, vocab_size: int) -> int:

@@ -275,7 +275,7 @@ def test_a_pause_of_the_launcher_counts_no_more_than_the_limit_of_an_answer(
 
 @pytest.mark.parametrize(
     ("started_in_s", "ready_limit_s", "limit_s"),
-    [(5.0, 180.0, 30.0), (20.0, 180.0, 80.0), (300.0, 600.0, 600.0), (5.0, 10.0, 10.0)],
+    [(5.0, 180.0, 60.0), (20.0, 180.0, 80.0), (300.0, 600.0, 600.0), (5.0, 10.0, 10.0)],
 )
 def test_a_reload_may_take_longer_than_the_start_but_not_for_ever(
     started_in_s: float, ready_limit_s: float, limit_s: float

@@ -267,7 +267,7 @@ def test_no_more_levels_are_weighed_than_the_method_drafts(monkeypatch: pytest.M
     for method, config, num_levels in (
         ("suffix", {"draft_len": 5}, 5),
         ("prompt_lookup", {}, ADAPTIVE_LEN),
-        ("prompt_lookup+suffix", {"suffix": {"draft_len": 7}}, 32),
+        ("prompt_lookup+suffix", {"suffix": {"draft_len": 7}}, 20),
         ("suffix", {"draft_len": 9, "max_nodes": 3}, 3),
     ):
         selected = select_method(method, json.dumps({"adaptive": True, **config}), frozenset(), {})

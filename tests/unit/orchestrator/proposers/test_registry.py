@@ -28,7 +28,7 @@ DEFAULTS = {
     "prompt_lookup": {
         "max_nodes": 128,
         "max_ngram": 3,
-        "draft_len": 32,
+        "draft_len": 20,
         "match": "recent",
         "branches": 1,
         "length": "grown",

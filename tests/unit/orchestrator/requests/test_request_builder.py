@@ -354,7 +354,7 @@ def test_job_num_draft_tokens_is_the_draft_length_and_the_json_goes_before_it(bu
     assert built(builder, num_draft_tokens=5).plan.config.draft_len == 5
     assert built(builder, num_draft_tokens=5, speculation_config='{"draft_len": 2}').plan.config.draft_len == 2
     assert built(builder, num_draft_tokens=0).plan.config.draft_len == 128
-    assert built(builder, num_draft_tokens=0, speculation="prompt_lookup").plan.config.draft_len == 32
+    assert built(builder, num_draft_tokens=0, speculation="prompt_lookup").plan.config.draft_len == 20
     assert built(builder, num_draft_tokens=5, speculation="none").plan.method == "none"
 
 

@@ -16,7 +16,7 @@ import pytest
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import CompiledDrafts, Step
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.tree import TokenTree
+from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.native.drafts import SuffixOptions, compiled_suffix
 from orchestrator.wire.context import delta_of
@@ -294,10 +294,10 @@ def test_an_older_sequence_that_needs_blocks_takes_those_of_one_whose_steps_are_
 def test_a_large_draft_has_a_pass_of_its_own_beside_steps(engine: TargetEngine) -> None:
     sequence, other = Sequence(engine, 1), Sequence(engine, 2)
     large, call = other.large(), sequence.several()
-    num_passes = engine.progress.num_passes
+    engine._owed_s, num_passes = 0.0, engine.progress.num_passes
     assert engine.advance([large, call]) == [call]
     assert engine.progress.num_passes == num_passes + 1  # the thread counts the other one
-    assert other.answers[1].num_in_pass == 1 and not other.answers[1].load.has_prompts
+    assert other.answers[1].num_in_pass == 1 and other.answers[1].has_prompts
     assert call.made and [step.acceptance.num_in_pass for step in call.made.steps] == [1]
 
 
@@ -317,3 +317,25 @@ def test_a_large_draft_waits_for_nobody_where_no_step_does(engine: TargetEngine)
     large = other.large()
     engine._owed_s = LIMIT_S
     assert engine.advance([large]) == []
+
+
+def test_large_drafts_do_not_go_on_while_others_of_them_have_no_room(engine: TargetEngine) -> None:
+    sequences = [Sequence(engine, number) for number in (1, 2, 3)]
+    calls = [each.several(suffix_drafts()) for each in sequences]
+    for call in calls:
+        call.request = replace(call.request, tree=TokenTree.chain([5] * MAX_NODES))
+    engine.progress.num_waiting.value = 0
+    assert engine.advance(calls) == calls[2:]
+    assert [len(each.steps) for each in sequences[:2]] == [1, 1]
+
+
+def test_a_step_that_arrives_while_a_prompt_is_read_comes_before_the_next_part(engine: TargetEngine) -> None:
+    engine.paged.max_pass_tokens = 40
+    sequence, reader = Sequence(engine, 1, Context([5] * 100)), Sequence(engine, 2)
+    call = reader.several()
+    prompt = sequence.begin()
+    assert engine.advance([prompt]) == [prompt]
+    engine._owed_s = max(engine._owed_s, LIMIT_S)  # as long as the part took, and no shorter on a fast machine
+    read = prompt.opened.num_computed
+    assert engine.advance([prompt, call]) == [prompt, call]
+    assert call.made and prompt.opened.num_computed == read
