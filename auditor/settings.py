@@ -19,7 +19,6 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         "prompt_lookup",
         {"match": "leftmost", "clip": "skip", "length": "fixed", "draft_len": 10},
     ),
-    "prompt_lookup grown": ("prompt_lookup", {"length": "grown", "max_ngram": 6, "draft_len": 24, "clip": True}),
     "ngram": ("ngram", {}),
     "ngram 1": ("ngram", {"order": 1, "draft_len": 1}),
     "ngram 2": ("ngram", {"order": 2, "draft_len": 8}),
