@@ -108,7 +108,8 @@ class TargetEngine(PagedEngine[StepRequest]):
             self._run_pass(planned, math.inf if may_go_on else 0.0, has_prompts=_has_prompts(planned))
             self._owed_s = time.monotonic() - began_s if long else 0.0
             return
-        if self._owed_s > 0.0:
+        # Prompts do not wait: their first tokens would come later, and fewer of them would share a pass.
+        if self._owed_s > 0.0 and not _has_prompts(long):
             self.progress.num_calls -= len(long)  # they wait for the next pass
         else:
             for call, _ in steps:
