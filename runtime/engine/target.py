@@ -48,7 +48,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         self.pressure = BlockPressure(paged.sequences, self._on_preempt)
         self._calls: list[StepCall] = []
         self._long_s = 0.0  # time of the last pass of prompts and large drafts
-        self._owed_s = 0.0  # time that other steps may still take before the next one
+        self._owed_s = 0.0  # time that other steps may still take before the next large draft
 
     def advance(self, calls: list[StepCall]) -> list[StepCall]:
         """Run one pass, answer the calls that are complete, and return the others, those that wait for blocks too."""
@@ -92,9 +92,9 @@ class TargetEngine(PagedEngine[StepRequest]):
         """Run a pass; on a CPU, where batching does not make rows cheaper, long parts run in a pass of their own.
 
         Long parts are those of prompts, and steps with large drafts. So other steps are not held up longer, cost what
-        steps cost, and can be made in native code. They may then take as long as that pass did, so that half of the
-        time is theirs while long parts wait for their turn. Steps that are made and whose hold would end within such a
-        pass, taken to be as long as the last, are answered before it.
+        steps cost, and can be made in native code. They may then take as long as that pass did: large drafts wait until
+        they have had that time, prompts do not, whose first tokens would come late. Steps that are made and whose hold
+        would end within such a pass, taken to be as long as the last, are answered before it.
         """
         steps, long = ([each for each in planned if _is_short(each[0]) is wanted] for wanted in (True, False))
         if not isinstance(self.paged.model, NativeModel):
@@ -108,7 +108,6 @@ class TargetEngine(PagedEngine[StepRequest]):
             self._run_pass(planned, math.inf if may_go_on else 0.0, has_prompts=_has_prompts(planned))
             self._owed_s = time.monotonic() - began_s if long else 0.0
             return
-        # Prompts do not wait: their first tokens would come later, and fewer of them would share a pass.
         if self._owed_s > 0.0 and not _has_prompts(long):
             self.progress.num_calls -= len(long)  # they wait for the next pass
         else:
