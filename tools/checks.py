@@ -77,7 +77,42 @@ def streamed(host: str, port: int, at_tenth: Callable[[], object] = lambda: None
         connection.close()
 
 
-def running_on(addresses: Mapping[str, str]) -> str:
+def num_usable(host: str, port: int) -> int:
+    """Return how many servers a gateway has; 0 before it answers."""
+    try:
+        return int(json.loads(get(port, "/ready", host=host)[1]).get("num_usable", 0))
+    except (OSError, http.client.HTTPException):
+        return 0
+
+
+def check_same(undisturbed: str, text: str, behind: str) -> None:
+    """Compare a stream's text with that of an undisturbed one; raises CheckFailed where they differ."""
+    if text != undisturbed:
+        raise CheckFailed(f"a stream behind {behind} says {text!r}, undisturbed {undisturbed!r}")
+
+
+def check_kill(
+    host: str, port: int, servers: Mapping[str, str], kill: Callable[[str], object], undisturbed: str
+) -> str:
+    """Kill the server that runs a stream of the gateway at host and port; return its name.
+
+    servers: their addresses by their names, with which `kill` is called. undisturbed: the text that the stream must
+    have all the same. Raises CheckFailed where it differs, or where the gateway has not moved the stream.
+    """
+    killed: list[str] = []
+
+    def kill_running() -> None:
+        killed.append(_running_on(servers))
+        kill(killed[0])
+
+    num_before = _num_failovers(host)
+    check_same(undisturbed, streamed(host, port, kill_running), "a server that was killed")
+    if _num_failovers(host) <= num_before:
+        raise CheckFailed("the gateway has moved no stream")
+    return killed[0]
+
+
+def _running_on(addresses: Mapping[str, str]) -> str:
     """Wait until a server runs a request; return its name. addresses: of the servers, by their names."""
     found: list[str] = []
 
@@ -89,6 +124,6 @@ def running_on(addresses: Mapping[str, str]) -> str:
     return found[0]
 
 
-def num_failovers(address: str) -> float:
+def _num_failovers(address: str) -> float:
     """Return how many streams a gateway has moved."""
     return sum(float(count) for count in _FAILOVERS.findall(get(9001, "/metrics", host=address)[1]))

@@ -9,7 +9,6 @@ file sends the probes, runs preStop before SIGTERM, and waits as the manifests s
 from __future__ import annotations
 
 import copy
-import json
 import os
 import shutil
 import signal
@@ -22,7 +21,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from tools.checks import CheckFailed, get, num_failovers, running_on, streamed, succeeds, wait_for
+from tools.checks import CheckFailed, check_kill, check_same, get, num_usable, streamed, succeeds, wait_for
 from tools.container_engine import ROOT, Engine
 
 OVERLAY = ROOT / "docker" / "k8s" / "overlays" / "cpu-demo"
@@ -143,18 +142,23 @@ class Pods:
 
     def kill(self, name: str) -> None:
         """Kill the container's first process, as a lack of memory does."""
-        container = f"{name}-{self.container(name)['name']}"
-        os.kill(int(self._podman("inspect", "--format", "{{.State.Pid}}", container)), signal.SIGKILL)
+        os.kill(int(self._inspect(name, "{{.State.Pid}}")), signal.SIGKILL)
 
     def end(self, name: str) -> tuple[float, int]:
         """Run preStop, then stop the container, within the grace period; return the seconds and the exit status."""
-        container, began_s = f"{name}-{self.container(name)['name']}", time.monotonic()
+        began_s = time.monotonic()
         command = self.container(name)["lifecycle"]["preStop"]["exec"]["command"]
         grace_s = float(self.spec(name)["terminationGracePeriodSeconds"])
-        self._podman("exec", container, *command, limit_s=grace_s)
-        self._podman("stop", f"--time={max(grace_s - (time.monotonic() - began_s), 0):.0f}", container)
-        status = int(self._podman("inspect", "--format", "{{.State.ExitCode}}", container))
-        return time.monotonic() - began_s, status
+        self._podman("exec", self._container_name(name), *command, limit_s=grace_s)
+        self._podman("stop", f"--time={max(grace_s - (time.monotonic() - began_s), 0):.0f}", self._container_name(name))
+        return time.monotonic() - began_s, int(self._inspect(name, "{{.State.ExitCode}}"))
+
+    def _container_name(self, name: str) -> str:
+        """Return the name that podman gives the pod's one container."""
+        return f"{name}-{self.container(name)['name']}"
+
+    def _inspect(self, name: str, template: str) -> str:
+        return self._podman("inspect", "--format", template, self._container_name(name))
 
     def logs(self) -> str:
         """Return the last lines of every container that there still is."""
@@ -169,27 +173,13 @@ def check_pods(engine: Engine, folder: Path, images: list[str]) -> None:
             pods.play(name)
         for name in ADDRESSES:
             print(f"pods: {name} has started after {pods.wait_until_started(name):.1f} s more", flush=True)
-        wait_for(lambda: _num_usable() == 2, "both servers behind the gateway", 60)
+        wait_for(lambda: num_usable(*GATEWAY) == 2, "both servers behind the gateway", 60)
         undisturbed = streamed(*GATEWAY)
-        name = _check_kill(pods, undisturbed)
+        name = check_kill(*GATEWAY, SERVERS, pods.kill, undisturbed)
+        print(f"pods: the same text behind {name}, killed under it", flush=True)
         print(f"pods: {name} serves again {pods.wait_until_started(name):.1f} s behind the stream's end", flush=True)
-        wait_for(lambda: _num_usable() == 2, "the killed server behind the gateway", 60)
+        wait_for(lambda: num_usable(*GATEWAY) == 2, "the killed server behind the gateway", 60)
         _check_end(pods, name, undisturbed)
-
-
-def _check_kill(pods: Pods, undisturbed: str) -> str:
-    """Kill the server that runs a stream, whose text must be the undisturbed one; return its name."""
-    killed: list[str] = []
-
-    def kill() -> None:
-        killed.append(running_on(SERVERS))
-        pods.kill(killed[0])
-
-    _check_same(undisturbed, streamed(*GATEWAY, kill), "a server that was killed")
-    if num_failovers(GATEWAY[0]) < 1:
-        raise CheckFailed("the gateway has moved no stream")
-    print(f"pods: the same text behind {killed[0]}, killed under it", flush=True)
-    return killed[0]
 
 
 def _check_end(pods: Pods, name: str, undisturbed: str) -> None:
@@ -208,7 +198,7 @@ def _check_end(pods: Pods, name: str, undisturbed: str) -> None:
     watching.start()
     num_texts = 0
     while ending.is_alive():
-        _check_same(undisturbed, streamed(*GATEWAY), "a server that ends")
+        check_same(undisturbed, streamed(*GATEWAY), "a server that ends")
         num_texts += 1
     watching.join(30)
     if 503 not in statuses:
@@ -218,15 +208,6 @@ def _check_end(pods: Pods, name: str, undisturbed: str) -> None:
     print(f"pods: ended by preStop and SIGTERM in {', '.join(f'{took_s:.1f}' for took_s, _ in ends)} s", flush=True)
     if [status for _, status in ends] != [0, 0, 0]:
         raise CheckFailed(f"the pods ended with {ends}")
-
-
-def _check_same(undisturbed: str, text: str, behind: str) -> None:
-    if text != undisturbed:
-        raise CheckFailed(f"a stream behind {behind} says {text!r}, undisturbed {undisturbed!r}")
-
-
-def _num_usable() -> int:
-    return int(json.loads(get(GATEWAY[1], "/ready", host=GATEWAY[0])[1])["num_usable"])
 
 
 @contextmanager
