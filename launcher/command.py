@@ -10,7 +10,7 @@ from pathlib import Path
 from launcher.settings import Ports
 from launcher.triton import Triton
 from orchestrator.core.errors import ConfigError, unknown_name
-from orchestrator.deployment.config import ENGINE_KEY, PLACES_FOLDER
+from orchestrator.deployment.config import CALL_THREADS, ENGINE_KEY, PLACES_FOLDER
 
 #: Variables that the stubs inherit unless the user's environment sets them.
 STUB_ENVIRONMENT = {
@@ -25,6 +25,8 @@ STUB_ENVIRONMENT = {
 #: model-config and statistics stay open: perf_analyzer needs them, and they tell little more than the metadata.
 RESTRICTED = ("model-repository", "shared-memory", "trace", "logging")
 KEY_HEADER = "admin-key"
+#: Fewer threads for the calls of a model than these would hold up a single request.
+LEAST_CALL_THREADS = 8
 
 #: Triton's log switches by level.
 LOG_LEVELS = {
@@ -53,6 +55,7 @@ class Launch:
     exit_limit_s: int
     log_level: str
     uses_gpu: bool
+    call_threads: int
 
     def __post_init__(self) -> None:
         """Raise ConfigError for an unknown log level."""
@@ -77,6 +80,7 @@ class Launch:
             "--disable-auto-complete-config",
             f"--exit-timeout-secs={self.exit_limit_s}",
             f"--backend-config=python,shm-region-prefix-name={self.region_prefix}",
+            f"--backend-config=python,thread-pool-size={self.call_threads}",
             *(f"--{endpoint}-address={self.host}" for endpoint in _ENDPOINTS),
             *(f"--{endpoint}-port={getattr(self.ports, endpoint)}" for endpoint in _ENDPOINTS),
             f"--http-restricted-api={restriction}",
@@ -89,7 +93,27 @@ class Launch:
 _ENDPOINTS = ("http", "grpc", "metrics")
 
 
-def stub_environment(environ: Mapping[str, str], config_path: Path, places: Path) -> dict[str, str]:
+def call_threads(environ: Mapping[str, str], max_running: int) -> int:
+    """Return on how many threads Triton makes the calls of a model, and sends its responses.
+
+    There are so many that two processes of an engine may die under as many requests as can run before the public models
+    have to be started anew (orchestrator/triton/renewal.py), or one where very many run. Raises ConfigError for a
+    number in the environment that cannot be used.
+    """
+    text = environ.get(CALL_THREADS, "")
+    if text and not (text.isdigit() and int(text) >= LEAST_CALL_THREADS):
+        raise ConfigError(f"{CALL_THREADS} must be a number from {LEAST_CALL_THREADS} on, got {text!r} (environment)")
+    return int(text) if text else max(32 + 2 * max_running, min(32 + 3 * max_running, 512))
+
+
+def stub_environment(
+    environ: Mapping[str, str], config_path: Path, places: Path, num_call_threads: int
+) -> dict[str, str]:
     """Return the environment of the server and its stubs; places: the folder of the places that they share."""
-    own = {"SERVING_CONFIG": str(config_path), PLACES_FOLDER: str(places), ENGINE_KEY: secrets.token_hex(16)}
+    own = {
+        "SERVING_CONFIG": str(config_path),
+        PLACES_FOLDER: str(places),
+        ENGINE_KEY: secrets.token_hex(16),
+        CALL_THREADS: str(num_call_threads),
+    }
     return {**STUB_ENVIRONMENT, **environ, **own}

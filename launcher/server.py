@@ -14,7 +14,7 @@ from pathlib import Path
 from launcher import log
 from launcher.admin import Admin
 from launcher.aliases import names_of, write_repository
-from launcher.command import Launch, stub_environment
+from launcher.command import Launch, call_threads, stub_environment
 from launcher.deployment import models_to_load, python_models
 from launcher.engines import with_kernels
 from launcher.health import HealthServer
@@ -88,8 +88,7 @@ class Server:
         self._health: HealthServer | None = None
         self._reloader: Reloader | None = None
         self._key = secrets.token_hex(16)
-        address = "127.0.0.1" if host == "0.0.0.0" else host
-        self._admin = Admin(address, self.ports.http, self._key)
+        self._admin = Admin(address := "127.0.0.1" if host == "0.0.0.0" else host, self.ports.http, self._key)
         self.http_url = f"http://{address}:{self.ports.http}"  # tritonclient.http wants it without the scheme
         self.grpc_url = f"{address}:{self.ports.grpc}"
         self.metrics_url = f"http://{address}:{self.ports.metrics}/metrics"
@@ -119,7 +118,7 @@ class Server:
         try:
             write_repository(self._work.aliases, self.repository, aliases)
             self._health = HealthServer(self.host, self.ports.health, self, self.drain)
-            self._triton = triton = self._make_triton(self._work, config.device)
+            self._triton = triton = self._make_triton(self._work, config)
             triton.start()
         except BaseException:
             self._end(keeps_log=not self.stop_requested)
@@ -261,8 +260,8 @@ class Server:
             raise ServingError("the server has not been started")
         return self._work
 
-    def _make_triton(self, work: WorkFolder, device: str) -> TritonProcess:
-        """Return the process to be started over a work folder; device: of the deployment."""
+    def _make_triton(self, work: WorkFolder, config: ServingConfig) -> TritonProcess:
+        """Return the process to be started over a work folder."""
         launch = Launch(
             repositories=tuple(path for path in (self.repository, work.aliases) if path.exists()),
             models=tuple(self.models),
@@ -272,11 +271,12 @@ class Server:
             region_prefix=work.region_prefix,
             exit_limit_s=min(self._stop_limit_s, _EXIT_LIMIT_S),
             log_level=self._log_level,
-            uses_gpu=device != "cpu",
+            uses_gpu=config.device != "cpu",
+            call_threads=call_threads(self._environ, config.max_running),
         )
         return TritonProcess(
             launch,
-            stub_environment(self._environ, self.config_path, work.places),
+            stub_environment(self._environ, self.config_path, work.places, launch.call_threads),
             work,
             self._admin,
             ready_limit_s=self._ready_limit_s,

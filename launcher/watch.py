@@ -17,7 +17,7 @@ import psutil
 from launcher.admin import ANSWER_LIMIT_S, Admin, AdminError, NoAnswer
 from launcher.triton_process import TritonProcess
 from orchestrator.core.errors import ServingError
-from orchestrator.deployment.heartbeat import last_beat
+from orchestrator.deployment.heartbeat import asks_for_heir, last_beat
 from orchestrator.deployment.stubs import is_alive, living_stubs
 
 _POLL_S = 0.5
@@ -90,7 +90,7 @@ class Watch(threading.Thread):
         self._triton, self._admin, self._say = triton, admin, say
         self._python_models = set(python_models)
         self._load_limit_s, self._hang_limit_s = load_limit_s, hang_limit_s
-        self._silence = Silence(heartbeats)
+        self._folder, self._silence = heartbeats, Silence(heartbeats)
         self._silent: dict[str, float] = {}
         self._ended = threading.Event()
         self._deaths: dict[str, deque[float]] = defaultdict(deque)
@@ -113,6 +113,7 @@ class Watch(threading.Thread):
                 self._end_silent()
                 for model in sorted(self.dead_models()):
                     self._heal(model)
+                self._replace_worn()
             except Exception as error:
                 self.num_errors += 1
                 self._say(f"the watch over the models' processes failed {self.num_errors} times, goes on: {error!r}")
@@ -191,12 +192,15 @@ class Watch(threading.Thread):
             self._silent.pop(model, None)
             if silent_s >= self._hang_limit_s:
                 self._say(f"model {model}: its process has been silent for {silent_s:g} s, killing it (HANG_LIMIT_S)")
-                process.kill()
-                end_s = time.monotonic() + _KILL_LIMIT_S
-                while is_alive(process) and time.monotonic() < end_s:  # not wait(): Triton does not reap it
-                    time.sleep(_KILL_POLL_S)
+                self._kill(process)
             elif silent_s >= _SILENT_S:
                 self._silent[model] = silent_s
+
+    def _kill(self, process: psutil.Process) -> None:
+        process.kill()
+        end_s = time.monotonic() + _KILL_LIMIT_S
+        while is_alive(process) and time.monotonic() < end_s:  # not wait(): Triton does not reap it
+            time.sleep(_KILL_POLL_S)
 
     def _heal(self, model: str) -> None:
         if self._triton.pid is None:  # it starts with all its models
@@ -205,7 +209,17 @@ class Watch(threading.Thread):
             self.failure = f"model {model} died {_DEATHS + 1} times within a minute"
         if self.failure or self._ended.is_set():
             return
-        self._say(f"model {model}: its process died, reloading")
+        self._reload(model, "its process died")
+
+    def _replace_worn(self) -> None:
+        """Put other processes in the place of those that ask for it, before they end: new requests find a model."""
+        for process, model in list(self._stubs.items()):
+            if is_alive(process) and asks_for_heir(self._folder, process.pid):
+                self._reload(model, "its process asks to be replaced")
+                self._kill(process)
+
+    def _reload(self, model: str, why: str) -> None:
+        self._say(f"model {model}: {why}, reloading")
         started_s = time.monotonic()
         try:
             self._admin.reload(model, self._load_limit_s)

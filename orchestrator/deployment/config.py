@@ -23,6 +23,8 @@ PREFIX = "SERVING_"
 PLACES_FOLDER = "SPECSERVE_PLACES"
 #: The environment variable with the secret that calls of the engine models carry; without it they are open to all.
 ENGINE_KEY = "SPECSERVE_ENGINE_KEY"
+#: The environment variable with the number of threads on which Triton makes the nested calls of each of its models.
+CALL_THREADS = "SPECSERVE_CALL_THREADS"
 #: The keys that name a model: a folder, a hub id (`owner/name`), or empty = not loaded.
 CHECKPOINTS = ("target", *DRAFTERS)
 #: All keys that name a folder or a hub id: a path in them starts at the file's folder, and a reload looks into them.

@@ -1,7 +1,8 @@
 """The heartbeat of a model's process: a number in a file that changes as long as the process works.
 
 The engines beat on the engine's own thread, so that a pass that never ends is silence, too; the public models on a
-thread of their own. The launcher reads the files (`launcher/watch.py`). They lie in the folder of the places.
+thread of their own. The launcher reads the files (`launcher/watch.py`). They lie in the folder of the places. A process
+that can no longer work well asks for another in its place in the same way.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from orchestrator.deployment.config import PLACES_FOLDER
 
-_PREFIX = "heartbeat-"
+_PREFIX, _HEIR_PREFIX = "heartbeat-", "heir-"
 #: Seconds between two beats of a thread that has nothing else to do.
 BEAT_S = 0.5
 
@@ -24,6 +25,7 @@ class Heartbeat:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = os.open(_path(folder, os.getpid()), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        _path(folder, os.getpid(), _HEIR_PREFIX).unlink(missing_ok=True)  # of an earlier process with this number
         self._count = 0
 
     @classmethod
@@ -49,6 +51,16 @@ class Heartbeat:
         threading.Thread(target=run, name="heartbeat", daemon=True).start()
 
 
+def ask_for_heir(folder: Path) -> None:
+    """Ask the launcher to put another process in the place of this one, and then to kill this one."""
+    _path(folder, os.getpid(), _HEIR_PREFIX).touch()
+
+
+def asks_for_heir(folder: Path, process: int) -> bool:
+    """Return whether a process has asked for another in its place."""
+    return _path(folder, process, _HEIR_PREFIX).exists()
+
+
 def last_beat(folder: Path, process: int) -> bytes | None:
     """Return what a process has written last; None if it has never written."""
     try:
@@ -57,5 +69,5 @@ def last_beat(folder: Path, process: int) -> bytes | None:
         return None
 
 
-def _path(folder: Path, process: int) -> Path:
-    return folder / f"{_PREFIX}{process}"
+def _path(folder: Path, process: int, prefix: str = _PREFIX) -> Path:
+    return folder / f"{prefix}{process}"

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from orchestrator.core.errors import ConfigError, RequestError, Unavailable
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.deployment.capabilities import capabilities_of
-from orchestrator.deployment.config import PLACES_FOLDER, ServingConfig, load_config
+from orchestrator.deployment.config import CALL_THREADS, PLACES_FOLDER, ServingConfig, load_config
 from orchestrator.deployment.drain import Drain
 from orchestrator.deployment.engine_manifest import served_checkpoint
-from orchestrator.deployment.heartbeat import Heartbeat
+from orchestrator.deployment.heartbeat import Heartbeat, ask_for_heir
 from orchestrator.deployment.reload import Commit, ReloadListener
 from orchestrator.generation.loop import SequenceState, StepByStep, Steps, StepsOfRun
 from orchestrator.proposers.dependencies import ProposerDependencies
@@ -32,6 +32,7 @@ from orchestrator.triton.breaker import Breaker
 from orchestrator.triton.clients import BlsDrafterClient, BlsTargetClient
 from orchestrator.triton.generation_handler import GenerationHandler, send_error
 from orchestrator.triton.metrics import DRAFT_FAMILIES, Port, draft_values
+from orchestrator.triton.renewal import DEFAULT_THREADS, Renewal
 from orchestrator.triton.request_metrics import RequestMetrics, reason_of
 from orchestrator.triton.tracing import Traces
 
@@ -74,6 +75,15 @@ class PublicHost:
         self._admission = Admission(config.max_running, config.max_waiting, folder, config.max_running_per_salt or None)
         self._metrics = RequestMetrics(args["model_name"], self._gauges)
         self._traces = Traces.from_environment(args["model_name"])
+        self._renewal = Renewal(
+            int(os.environ.get(CALL_THREADS, DEFAULT_THREADS)),
+            pb.num_lost_calls,
+            lambda: self._admission.num_running,
+            lambda: self._admission.max_running,
+            partial(ask_for_heir, folder) if folder else lambda: os._exit(1),
+            config.request_timeout_ms / 1000,
+        )
+        self._renewal.start()
         if heartbeat := Heartbeat.from_environment():
             heartbeat.start()
         ReloadListener.start(self._prepare_reload)
@@ -134,6 +144,7 @@ class PublicHost:
     def _accept(self, request: Any, sender: Any) -> None:
         if not self.is_ready():
             raise Unavailable("the server is draining: send the request to another replica, or again in a second")
+        self._renewal.check()
         # Before anything is read: under a flood, refusals must cost little.
         if self._admission.would_refuse() and not pb.has_input(request, "priority"):
             raise self._full()

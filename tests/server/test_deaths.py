@@ -40,7 +40,9 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 #: The draft model in a process of its own, and in the target's.
-APART, TOGETHER = ("runs = false",), ()
+Params = tuple[tuple[str, ...], dict[str, str]]
+APART: Params = (("runs = false",), {})
+TOGETHER: Params = ((), {})
 
 
 @pytest.fixture(scope="module", params=[TOGETHER], ids=[""])
@@ -49,7 +51,8 @@ def server(
 ) -> Iterator[Server]:
     folder = link(checkpoints, tmp_path_factory.mktemp("deaths"))
     models = repository(folder, "draft", "speculative", "speculative_unary", target="breakable.py")
-    config, environ = deployment(folder, 'draft = "draft"', *request.param), {"SCRIPT_FOLDER": str(script)}
+    lines, environ = request.param
+    config, environ = deployment(folder, 'draft = "draft"', *lines), {"SCRIPT_FOLDER": str(script), **environ}
     # A Triton that has lost a process waits for it until its exit time-out: no part of these tests.
     with serving(config, repository=models, env=environ, stop_limit_s=2) as running:
         yield running
@@ -99,6 +102,12 @@ def kill(server: Server, model: str) -> None:
 def await_heir(server: Server, model: str, dead: int) -> None:
     """Wait until the launcher has started another process for the model."""
     until(lambda: [p for p, name in server.pids().items() if name == model and p != dead], f"another {model}")
+
+
+def await_answer(server: Server) -> None:
+    """Wait until the public model answers; while it is loaded Triton refuses requests."""
+    body = {name: value for name, value in inputs_of(0).items() if name != "stream"}
+    until(lambda: generate(server.http_url, body).status == 200, "an answer of the new process")
 
 
 def harmed(server: Server, model: str, harm: Callable[[], None]) -> list[list[int]]:
@@ -161,10 +170,26 @@ def test_target_killed_while_idle_is_healed_and_the_next_request_served(served: 
     assert pid_of(served, "target") != dead
 
 
+#: Just threads enough for the requests that may run: with the first lost call there are too few.
+FEW_THREADS: Params = ("max_running = 10",), {"SPECSERVE_CALL_THREADS": "20"}
+
+
+@pytest.mark.parametrize("server", [FEW_THREADS], indirect=True, ids=["few-threads"])
+def test_a_public_model_without_threads_enough_is_started_anew_and_serves_again(
+    served: Server, truth: list[list[int]]
+) -> None:
+    """Triton keeps a thread for each call that a dead process had taken: after a few deaths it had none left."""
+    before = pid_of(served, "speculative")
+    assert harmed(served, "target", lambda: kill(served, "target")) == truth
+    await_heir(served, "speculative", before)
+    await_answer(served)
+    assert ask(served.grpc_url, **inputs_of(3)).ids == truth[3]
+    assert served.failure() is None
+
+
 def test_public_model_killed_is_healed_and_serves_again(served: Server, truth: list[list[int]]) -> None:
     dead = pid_of(served, "speculative")
     kill(served, "speculative")
     await_heir(served, "speculative", dead)
-    body = {name: value for name, value in inputs_of(0).items() if name != "stream"}
-    until(lambda: generate(served.http_url, body).status == 200, "an answer of the new process")
+    await_answer(served)
     assert ask(served.grpc_url, **inputs_of(0)).ids == truth[0]

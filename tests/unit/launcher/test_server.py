@@ -137,6 +137,7 @@ def launch(tmp_path, **changes):
         "exit_limit_s": 5,
         "log_level": "warning",
         "uses_gpu": False,
+        "call_threads": 160,
     }
     return Launch(**{**given, **changes})
 
