@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from orchestrator.core.context import Context
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.step_costs import Surface
+from orchestrator.core.surfaces import Surface
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, IdArray, StepOptions
 

@@ -1,4 +1,9 @@
-"""What a step of the target costs by the rows of its pass, learnt from the steps that are measured."""
+"""What a step of the target costs by the rows of its pass: a curve, and what the measured steps tell of it.
+
+The machine's speed is learnt apart from the shape of the costs, and quickly: a clock that changes, or other work, makes
+passes of all sizes slower alike. Were each size measured by itself, one that happened to be measured in slow minutes
+would be avoided from then on, and so never be measured again.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from orchestrator.core.surfaces import UNKNOWN, Curve, Surface, corrected, line_through, surface_of
 from orchestrator.core.tree import MAX_NODES
-from orchestrator.core.types import FloatArray, PassLoad
+from orchestrator.core.types import PassLoad
 
 #: Passes of similar size are averaged; each group ends at one of these numbers of rows.
 GROUPS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)
@@ -20,25 +26,26 @@ LEAST_WEIGHT = 0.05
 #: Steps that were made together count as at most so many measurements.
 MOST_AT_ONCE = 16
 #: A measurement counts for at most this many times its group's mean: a step may have been held up by something else.
-MOST_OF_MEAN = 3.0
-#: A row that has not been measured is taken to cost this part of a plain step. It is optimistic, so that larger trees
-#: are tried, and thereby measured, wherever they might pay.
-UNKNOWN_ROW = 0.02
+MOST_OF_MEAN = 2.5
 #: A plain step that is made together with others takes at least this part of one that is made alone.
 LEAST_OF_SINGLE = 0.5
 #: A surface is computed anew after so many passes; one of fewer passes at once.
 REFRESH = 16
-#: The line through all groups is worth so many measurements; those of a group are worth half after so many passes.
-LINE_WEIGHT = 2.0
+#: No pass is taken to be quicker: what a clock cannot tell from nothing has no ratio to anything.
+LEAST_S = 1e-9
+#: The weight of the newest pass in the machine's speed.
+SPEED_WEIGHT = 0.05
+#: A curve that was measured at load, and a line through all groups, are worth so many measurements of each group; those
+#: of a group are worth half after so many passes.
+MEASURED_WORTH, LINE_WORTH = 20.0, 2.0
 HALF_LIFE = 256
 #: Passes that requests may still tell of: each is answered after 64 of them at the latest, but not all at once.
 MOST_ENTERED = 1024
-#: A group whose measurements are all old is worth this many of them where it has to be weighed against others.
-LEAST_WORTH = 1e-6
 #: Passes are taken to be shared if they held this many other requests on average.
 SHARED = 0.5
-#: After so many passes without a measured plain step, plain steps are measured again.
-PLAIN = 128
+#: After so many passes without a measured plain step, plain steps are measured again; where a curve has been measured,
+#: after more.
+PLAIN, PLAIN_OF_CURVE = 128, 1024
 
 
 class Mean(NamedTuple):
@@ -54,48 +61,36 @@ class Mean(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The steps of about one size. measured_at: number of the last one's pass among all passes."""
+    """The steps of about one size. relative: to the machine's speed. measured_at: number of the last one's pass."""
 
     rows: Mean = Mean()
-    seconds: Mean = Mean()
+    relative: Mean = Mean()
     measured_at: float = 0.0
 
-    def of(self, rows: float, seconds: float, number: float) -> Group:
-        """Return the group with one more step."""
-        if self.seconds.num_values:
-            seconds = min(seconds, MOST_OF_MEAN * self.seconds.value)
-        return Group(self.rows.of(rows), self.seconds.of(seconds), number)
+    def of(self, rows: float, relative: float, number: float, num_steps: int) -> Group:
+        """Return the group with further steps that were alike."""
+        if self.relative.num_values:
+            relative = min(relative, MOST_OF_MEAN * self.relative.value)
+        return Group(self.rows.of(rows, num_steps), self.relative.of(relative, num_steps), number)
 
     def weight(self, now: float) -> float:
         """Return how many fresh measurements the group is worth at pass `now`."""
-        return float(min(self.seconds.num_values, 1 / LEAST_WEIGHT) * 0.5 ** ((now - self.measured_at) / HALF_LIFE))
-
-
-class Surface(NamedTuple):
-    """What one request's rows cost in the next pass, beside those of the other requests.
-
-    seconds: (N,) float64, index n: of the pass if the request has n + 1 rows; it never falls.
-    row_s: (N,) float64, index n: the least that a row beyond n + 1 adds, on average up to any larger number of rows.
-    others_tokens: what the other requests get out of the pass.
-    rate: tokens of the batch per second without a draft of this request, or without any draft if that is more. Were it
-    the former alone, requests that all draft under load would each find it worth its while.
-    """
-
-    seconds: FloatArray
-    row_s: FloatArray
-    others_tokens: float
-    rate: float
+        return float(min(self.relative.num_values, 1 / LEAST_WEIGHT) * 0.5 ** ((now - self.measured_at) / HALF_LIFE))
 
 
 class StepCosts:
     """Seconds of a step by the rows of its pass; shared by all requests of a process.
 
     clock: seconds, monotonic. Only ratios of costs are used, so that a factor common to all of them does not matter.
-    makes_drafted: the engine makes several steps together, with drafts, which are measured by their passes alone.
+    measured: what passes of the engine cost when it was loaded; without it they are taken to lie near a line.
+    Attribute makes_drafted: the engine makes several steps together, with drafts, which are measured by their passes
+    alone.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.clock = clock
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, measured: Curve | None = None) -> None:
+        self.clock, self._measured = clock, measured
+        self._curve = measured or UNKNOWN
+        self._speed = 1.0 if measured else 0.0  # seconds of what costs 1 by the curve
         self._groups: dict[int, Group] = {}
         self._rows = self._tokens = self._others = Mean()  # of one request; other requests in a pass
         self._plain, self._plain_in_pass = Mean(), 0  # of plain steps made together with so many requests in a pass
@@ -105,7 +100,7 @@ class StepCosts:
         self._num_passes = self._plain_at = 0.0
         self._entered: dict[int, PassLoad] = {}  # the newest passes of native code, by the identity of their loads
         self.makes_drafted = False
-        self._surface: Surface | None = None
+        self._surface = self._computed() if measured else None
         self._surface_at = 0.0
         self._lock = threading.Lock()
 
@@ -155,7 +150,7 @@ class StepCosts:
             if load and not self._is_new(load):
                 return
             self._enter(num_rows, num_in_pass, num_tokens, seconds, load, 1.0 if load else 1.0 / num_in_pass)
-            if num_rows == 1:
+            if load.num_rows == load.num_steps if load else num_rows == 1:
                 self._single = self._single.of(0.0)  # a look between such steps costs next to nothing
                 self._note_plain(num_in_pass, seconds)
 
@@ -192,11 +187,21 @@ class StepCosts:
         self._tokens = self._tokens.of(load.mean_tokens if load else num_tokens, num_steps)
         self._others = self._others.of((load.num_steps if load else num_in_pass) - 1, num_steps)
         all_rows = load.num_rows if load else num_rows + (num_in_pass - 1) * self._rows.value
-        group = bisect_left(GROUPS, all_rows)
+        group, seconds = bisect_left(GROUPS, all_rows), max(seconds, LEAST_S)
         self._num_passes += part
-        self._groups[group] = self._groups.get(group, Group()).of(all_rows, seconds, self._num_passes)
+        self._note_speed(all_rows, seconds)
+        relative = seconds / self._speed
+        self._groups[group] = self._groups.get(group, Group()).of(all_rows, relative, self._num_passes, num_steps)
         if self._num_passes < REFRESH or self._num_passes - self._surface_at >= REFRESH:
-            self._surface, self._surface_at = None, self._num_passes
+            self._surface, self._surface_at = self._computed(), self._num_passes
+
+    def _note_speed(self, num_rows: float, seconds: float) -> None:
+        """Compare a pass with what the curve says of its rows."""
+        slower = seconds / float(self._curve.at(np.array(num_rows)))
+        if self._speed:
+            self._speed += SPEED_WEIGHT * (min(slower, MOST_OF_MEAN * self._speed) - self._speed)
+        else:
+            self._speed = slower
 
     @property
     def shares_passes(self) -> bool:
@@ -211,85 +216,29 @@ class StepCosts:
     @property
     def wants_plain(self) -> bool:
         """True if plain steps should be measured: without their cost nobody knows what drafts gain."""
+        if self._measured:
+            return self._num_passes - self._plain_at >= PLAIN_OF_CURVE
         return not self._plain_at or self._num_passes - self._plain_at >= PLAIN
 
     def surface(self) -> Surface | None:
-        """Return the costs for 1…MAX_NODES + 1 rows, interpolated; None before plain steps have been measured."""
-        with self._lock:
-            if not self._plain_at:
-                return None
-            if self._surface is None:
-                self._surface = self._computed()
-            return self._surface
+        """Return the costs for 1…MAX_NODES + 1 rows; None before a curve or plain steps have been measured."""
+        return self._surface if self._measured or self._plain_at else None
 
     def _computed(self) -> Surface:
-        groups = sorted(self._groups.values(), key=lambda group: group.rows.value)
-        sizes, measured_s = (
-            np.array([mean.value for mean in means]) for means in zip(*(group[:2] for group in groups), strict=True)
-        )
-        weights = np.array([group.weight(self._num_passes) for group in groups])
-        points_s = rising(smoothed(sizes, measured_s, weights), weights)
+        """Return the surface by the measurements so far, and keep its curve."""
+        if self._groups:
+            groups = sorted(self._groups.values(), key=lambda group: group.rows.value)
+            sizes, relative = (
+                np.array([mean.value for mean in means]) for means in zip(*(each[:2] for each in groups), strict=True)
+            )
+            weights = np.array([group.weight(self._num_passes) for group in groups])
+            base = self._measured or line_through(sizes, relative, weights)
+            self._curve = corrected(base, sizes, relative, weights, MEASURED_WORTH if self._measured else LINE_WORTH)
         others = self._others.value
         rows = np.concatenate([[1.0 + others], np.arange(1, MAX_NODES + 2) + others * self._rows.value])
-        costs = np.interp(rows, sizes, points_s)
-        costs += UNKNOWN_ROW * points_s[0] / sizes[0] * np.maximum(rows - sizes[-1], 0.0)
+        costs = self._speed * self._curve.at(rows)
         others_tokens = others * self._tokens.value
         # Plain steps are made together only where no request drafts.
         all_plain_s = max(float(costs[0]) - self._single_s, LEAST_OF_SINGLE * float(costs[0]))
         plain_rate = max((1.0 + others) / all_plain_s, (1.0 + others_tokens) / float(costs[1]))
         return surface_of(costs[1:], others_tokens, plain_rate)
-
-
-def smoothed(rows: FloatArray, seconds: FloatArray, weights: FloatArray) -> FloatArray:
-    """Return the seconds of the groups, (n,) float64, those above a line through all of them drawn towards it.
-
-    weights: how many measurements each group is worth. Without the line a size whose few measurements happened to be
-    slow would not be tried again, and therefore never be corrected.
-    """
-    mean_rows, mean_s = np.average(rows, weights=weights), np.average(seconds, weights=weights)
-    spread = np.average((rows - mean_rows) ** 2, weights=weights)
-    slope = np.average((rows - mean_rows) * (seconds - mean_s), weights=weights) / spread if spread else 0.0
-    line = mean_s + max(slope, 0.0) * (rows - mean_rows)
-    drawn: FloatArray = (weights * seconds + LINE_WEIGHT * line) / (weights + LINE_WEIGHT)
-    return np.minimum(seconds, drawn)
-
-
-def rising(seconds: FloatArray, weights: FloatArray) -> FloatArray:
-    """Return the seconds that never fall and are nearest to these, (n,) float64, by their weighted squares.
-
-    A group that happened to be slow, and is worth little, so costs what larger ones do.
-    Source: pool adjacent violators, Barlow et al. 1972, Statistical Inference under Order Restrictions, chapter 1.
-    """
-    pools: list[tuple[float, float, int]] = []
-    for second, weight in zip(seconds.tolist(), np.maximum(weights, LEAST_WORTH).tolist(), strict=True):
-        pool = (second, weight, 1)
-        while pools and pools[-1][0] > pool[0]:
-            before = pools.pop()
-            total = before[1] + pool[1]
-            pool = ((before[0] * before[1] + pool[0] * pool[1]) / total, total, before[2] + pool[2])
-        pools.append(pool)
-    return np.array([second for second, _, count in pools for _ in range(count)])
-
-
-def surface_of(seconds: FloatArray, others_tokens: float = 0.0, plain_rate: float = 0.0) -> Surface:
-    """Return the surface of these costs. plain_rate: tokens of the batch per second without any draft."""
-    rate = max((1.0 + others_tokens) / float(seconds[0]), plain_rate)
-    return Surface(np.ascontiguousarray(seconds), np.array(least_slopes(seconds.tolist())), others_tokens, rate)
-
-
-def least_slopes(values: list[float]) -> list[float]:
-    """Return for each index the least mean rise from it to any later index, infinite for the last one.
-
-    That is the slope of the lower convex hull of the values from this index on.
-    """
-    slopes, hull = [float("inf")] * len(values), [len(values) - 1]
-    for at in range(len(values) - 2, -1, -1):
-        while len(hull) > 1 and _slope(values, at, hull[-2]) <= _slope(values, at, hull[-1]):
-            hull.pop()
-        slopes[at] = _slope(values, at, hull[-1])
-        hull.append(at)
-    return slopes
-
-
-def _slope(values: list[float], begin: int, end: int) -> float:
-    return (values[end] - values[begin]) / (end - begin)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.core.step_costs import Surface
+from orchestrator.core.surfaces import Surface
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import FloatArray
 from orchestrator.native.build import NativeLibrary, Unbuilt

@@ -9,7 +9,8 @@ import numpy as np
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.step_costs import StepCosts, Surface
+from orchestrator.core.step_costs import StepCosts
+from orchestrator.core.surfaces import Surface
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.proposers.dependencies import ProposerDependencies

@@ -10,7 +10,7 @@ from pydantic import Field
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.step_costs import Surface
+from orchestrator.core.surfaces import Surface
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, FloatArray, StepOptions
 from orchestrator.proposers.compiled_growth import growth_of
@@ -106,7 +106,7 @@ class Auto(Proposer):
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the best tree, or a bare root."""
-        surface, budget = self._meter.begin(self._begun_s), budget.within(self._most)
+        surface, tokens_left, budget = self._meter.begin(self._begun_s), budget.max_depth + 1, budget.within(self._most)
         grown, self._begun, self._begun_s = self._begun, None, 0.0
         if surface and not grown:
             grown = self._grow(context, sampling, budget, surface)
@@ -115,7 +115,7 @@ class Auto(Proposer):
             if self._costs.breaks_others:
                 self._heads.let_go()
             else:
-                self._heads.choose(self._meter.rate, budget.max_depth + 1, surface, range_of(sampling))
+                self._heads.choose(self._meter.rate, tokens_left, surface, range_of(sampling))
         has_head = bool(self._heads and self._heads.name)
         self._compiled = self._growth.compiled(budget, surface) if surface and not has_head else None
         may_rest = not (has_head or (self._compiled and not self._num_singles))

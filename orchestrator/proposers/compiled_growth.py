@@ -10,7 +10,7 @@ import numpy as np
 
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal
-from orchestrator.core.step_costs import Surface
+from orchestrator.core.surfaces import Surface
 from orchestrator.core.types import FloatArray
 from orchestrator.native.drafts import CompiledEstimates, CompiledGrowth, CompiledTables
 from orchestrator.proposers.candidates import (

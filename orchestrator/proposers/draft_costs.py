@@ -6,7 +6,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from orchestrator.core.step_costs import Mean, Surface
+from orchestrator.core.step_costs import Mean
+from orchestrator.core.surfaces import Surface
 
 #: The part of the time of all requests that trials may take, and the steps of one.
 TRIED, TRIAL_STEPS = 0.01, 6

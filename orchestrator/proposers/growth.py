@@ -13,7 +13,7 @@ import numpy as np
 
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal
-from orchestrator.core.step_costs import Surface
+from orchestrator.core.surfaces import Surface
 from orchestrator.core.tree import TokenTree
 from orchestrator.proposers.candidates import CandidateSource, PredictionCandidates
 from orchestrator.proposers.estimates import AcceptanceEstimates, RequestOdds, corrected

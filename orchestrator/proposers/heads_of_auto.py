@@ -6,7 +6,7 @@ from orchestrator.core.context import Context
 from orchestrator.core.methods import METHODS
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.step_costs import Surface
+from orchestrator.core.surfaces import Surface
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.proposers.dependencies import ProposerDependencies
@@ -141,7 +141,8 @@ class HeadsOfAuto:
         self._was_called, known = False, self._of(self._name)
         if self._drafted.tree.num_nodes:
             agreed = self.ranks.learn(self._drafted.tree, acceptance.tokens(tree))
-            known = known._replace(tokens=known.tokens.of(1.0 + agreed), rows=known.rows.of(tree.num_nodes))
+            rows = known.rows.of(self._drafted.tree.num_nodes)
+            known = known._replace(tokens=known.tokens.of(1.0 + agreed), rows=rows)
         else:
             known = known._replace(tokens=known.tokens.of(1.0))
         self._note(known)

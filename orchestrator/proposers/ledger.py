@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from orchestrator.core.proposal import Proposal, Step
-from orchestrator.core.step_costs import StepCosts, Surface
+from orchestrator.core.step_costs import StepCosts
+from orchestrator.core.surfaces import Surface
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance
 

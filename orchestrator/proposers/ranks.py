@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orchestrator.core.step_costs import Surface
+from orchestrator.core.surfaces import Surface
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import FloatArray, IdArray
 from orchestrator.proposers.estimates import AcceptanceEstimates

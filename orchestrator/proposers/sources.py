@@ -8,6 +8,7 @@ from functools import partial
 
 from orchestrator.core.proposal import Proposer
 from orchestrator.core.step_costs import StepCosts
+from orchestrator.core.surfaces import Curve
 from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import served_checkpoint
@@ -28,13 +29,20 @@ from orchestrator.wire.target import StepRequest
 class ProposerSources:
     """What the proposers of one process draft from, its grammars, and what it learns of steps and drafts.
 
-    memory: earlier responses; None = the process remembers none.
+    memory: earlier responses; None = the process remembers none. pass_costs: of the target, as measured at its load.
     """
 
-    def __init__(self, config: ServingConfig, checkpoint: Checkpoint, memory: Memory | None = None) -> None:
+    def __init__(
+        self,
+        config: ServingConfig,
+        checkpoint: Checkpoint,
+        memory: Memory | None = None,
+        pass_costs: Curve | None = None,
+    ) -> None:
         self.grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
         self._checkpoint, self._memory = checkpoint, memory
-        self._step_costs, self._estimates, self._draft_costs = StepCosts(), AcceptanceEstimates(), DraftCosts()
+        self._step_costs = StepCosts(measured=pass_costs)
+        self._estimates, self._draft_costs = AcceptanceEstimates(), DraftCosts()
         self._corpus = load_corpus_index(config.corpus_index, checkpoint.tokenizer) if config.corpus_index else None
         self._matrices = SharedMatrices(checkpoint.vocab_size) if config.remember_tokens else None
         self._tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
@@ -76,11 +84,11 @@ class RunProposers:
 
     What a grammar forbids they propose all the same: a run prunes it, on a thread that no other request waits for.
 
-    drafters: those in this process, by name.
+    drafters: those in this process, by name. pass_costs: of the target, as measured at its load; None = not measured.
     """
 
-    def __init__(self, config: ServingConfig, drafters: Mapping[str, Drafter]) -> None:
-        self._sources = ProposerSources(config, served_checkpoint(config))
+    def __init__(self, config: ServingConfig, drafters: Mapping[str, Drafter], pass_costs: Curve | None = None) -> None:
+        self._sources = ProposerSources(config, served_checkpoint(config), pass_costs=pass_costs)
         self._drafters = drafters
         self._limit_s = config.draft_timeout_ms / 1000
 

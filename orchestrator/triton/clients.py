@@ -109,7 +109,7 @@ class BlsTargetClient:
 
     def _persist(self, context: Context, call: Callable[[], Answer]) -> Answer:
         """Return the answer of a call, which is made anew as long as that may help."""
-        lost_s = 0.0
+        lost_s: float | None = None  # since when the target has been lost
         while not self._is_unwanted():
             try:
                 return call()
@@ -124,10 +124,11 @@ class BlsTargetClient:
                 time.sleep(POOL_RETRY_S)
             except EngineLost:
                 self._num_sent, self._was_called = 0, False  # a release would wait for the target once more
-                if lost_s >= LOST_LIMIT_S or time.monotonic() + LOST_RETRY_S > self._deadline_s:
+                now_s = time.monotonic()
+                lost_s = lost_s or now_s
+                if now_s - lost_s >= LOST_LIMIT_S or now_s + LOST_RETRY_S > self._deadline_s:
                     raise
                 time.sleep(LOST_RETRY_S)
-                lost_s += LOST_RETRY_S
         raise Unwanted("the client has gone")
 
     def _request(

@@ -27,6 +27,7 @@ from runtime.engine.build import ModelCaller
 from runtime.engine.calls import Request, submit_and_wait
 from runtime.engine.draft import DraftEngine
 from runtime.engine.paged import Model, PagedModel
+from runtime.engine.profile import measured_costs
 from runtime.engine.target import TargetEngine
 from runtime.engine.target_thread import TargetThread
 from runtime.engine.thread import EngineThread
@@ -58,13 +59,17 @@ def hidden_states_of(config: ServingConfig) -> HiddenStates:
 
 
 def start_target(paged: PagedModel, config: ServingConfig) -> tuple[TargetThread, Model]:
-    """Start a target engine over a loaded model; the warm-up is one prefill, one plain step and one tree."""
+    """Start a target engine over a loaded model; the warm-up is one prefill, one plain step and one tree.
+
+    Before that its passes are measured, if there are runs that know what they cost.
+    """
     delta, tree = _warm_up_delta(paged), TokenTree.from_paths([[0, 1], [1]])
     warm_up = [
         StepRequest(delta, TokenTree.bare(), Sampling(), StepOptions(), 1000),
         StepRequest(delta, tree, Sampling(1.0, top_p=0.9), StepOptions(), 1000),
     ]
     thread = TargetThread(TargetEngine(paged), "target-engine", paged.model.prepare, _grammars(config, paged))
+    thread.pass_costs = measured_costs(paged) if config.has_runs else None
     _warm_up(thread, warm_up)
     return thread, paged.model
 

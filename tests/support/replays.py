@@ -10,7 +10,8 @@ import numpy as np
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.step_costs import StepCosts, surface_of
+from orchestrator.core.step_costs import StepCosts
+from orchestrator.core.surfaces import surface_of
 from orchestrator.core.types import Acceptance
 from orchestrator.proposers.adaptive import Adaptive
 from orchestrator.proposers.draft_costs import DraftCosts

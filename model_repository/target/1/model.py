@@ -20,7 +20,8 @@ class TritonPythonModel(EngineModel):
         self._drafters = load_drafters(config) if config.has_runs else {}
         engine, model = build_target(config, caller_beside(args["model_repository"]))
         if config.has_runs:
-            engine = self._runs = Runs(engine, RunProposers(config, self._drafters))
+            self._pass_costs = engine.pass_costs
+            engine = self._runs = Runs(engine, RunProposers(config, self._drafters, self._pass_costs))
             ReloadListener.start(partial(self._prepare_reload, config), Phase.COMMIT_ENGINE)
         # Only the loop's process knows max_nodes, which a reload may change.
         unpack = partial(unpack_call, vocab_size=model.vocab_size, max_nodes=MAX_NODES)
@@ -28,7 +29,7 @@ class TritonPythonModel(EngineModel):
 
     def _prepare_reload(self, loaded: ServingConfig, config: ServingConfig, changed: Collection[str]) -> Commit:
         drafters = reloaded(self._drafters, loaded, config, changed)
-        proposers = RunProposers(config, drafters)
+        proposers = RunProposers(config, drafters, self._pass_costs)
 
         def commit() -> None:
             self._drafters = drafters

@@ -13,7 +13,8 @@ from orchestrator.core.context import Context
 from orchestrator.core.errors import RequestError
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Rule, Sampling
-from orchestrator.core.step_costs import PLAIN, StepCosts, Surface, surface_of
+from orchestrator.core.step_costs import PLAIN, StepCosts
+from orchestrator.core.surfaces import Surface, surface_of
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution
 from orchestrator.proposers import adaptive

@@ -10,7 +10,8 @@ import pytest
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.step_costs import StepCosts, surface_of
+from orchestrator.core.step_costs import StepCosts
+from orchestrator.core.surfaces import surface_of
 from orchestrator.proposers.candidates import Candidate
 from orchestrator.proposers.estimates import AcceptanceEstimates, RequestOdds, corrected, range_of
 from orchestrator.proposers.growth import MARGIN, Growth

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget
-from orchestrator.core.step_costs import surface_of
+from orchestrator.core.surfaces import surface_of
 from orchestrator.proposers.candidates import likeliest_followers
 from orchestrator.proposers.compiled_growth import NativeGrowth, growth_of, sources_of
 from orchestrator.proposers.dependencies import ProposerDependencies

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from orchestrator.core.proposal import Proposal, Step
-from orchestrator.core.step_costs import MOST_ENTERED, PLAIN, StepCosts, least_slopes, rising
+from orchestrator.core.step_costs import MOST_ENTERED, PLAIN, StepCosts
+from orchestrator.core.surfaces import Curve
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, PassLoad
 from orchestrator.proposers.ledger import GRACE_STEPS, LONGEST_REST, LOSS, Ledger, Meter
 from tests.support.replays import Clock
-
-
-def test_least_slopes_are_those_of_all_later_values() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        values = np.cumsum(rng.random(12)).tolist()
-        least = [min((values[m] - values[n]) / (m - n) for m in range(n + 1, 12)) for n in range(11)]
-        assert least_slopes(values) == pytest.approx([*least, float("inf")])
 
 
 def resting(draft_s: float) -> list[int]:
@@ -162,11 +154,50 @@ def test_a_size_that_was_slow_once_becomes_cheaper_until_it_is_tried_again() -> 
     assert seen[-1] < 2.1
 
 
-def test_a_size_that_was_slow_and_is_worth_little_costs_what_larger_ones_do() -> None:
-    assert rising(np.array([8.0, 6.0, 9.0]), np.array([0.5, 20.0, 1.0])).tolist() == pytest.approx(
-        [6.05, 6.05, 9.0], abs=0.01
-    )
-    assert rising(np.array([8.0, 6.0]), np.zeros(2)).tolist() == [7.0, 7.0]
+def measured(row_s: float) -> StepCosts:
+    """Return the costs of an engine of which a plain pass took 1 at load, and each further row row_s."""
+    return StepCosts(Clock(), Curve.measured([1, 128], [1.0, 1.0 + 127 * row_s]))
+
+
+def test_what_was_measured_at_load_is_known_before_any_step() -> None:
+    costs = measured(0.2)
+    surface = costs.surface()
+    assert surface and not costs.wants_plain
+    assert surface.seconds[:3].tolist() == pytest.approx([1.0, 1.2, 1.4])
+    assert surface.rate == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("costs", (measured(0.2), StepCosts(Clock())), ids=("measured", "learnt"))
+def test_a_machine_that_becomes_slower_leaves_the_sizes_that_are_not_tried_their_part(costs: StepCosts) -> None:
+    """Of 1, 6 and 16 rows the last is measured on the quick machine alone; it was taken to be cheap from then on."""
+    for _ in range(100):
+        for num_rows in (1, 6, 16):
+            costs.observe_made(num_rows, 1, 1, 0.8 + 0.2 * num_rows, None)
+    for _ in range(60):
+        for num_rows in (1, 6):
+            costs.observe_made(num_rows, 1, 1, 2 * (0.8 + 0.2 * num_rows), None)
+    surface = costs.surface()
+    assert surface
+    assert surface.seconds[15] / surface.seconds[0] > 3.0  # 4 by now, and 2 by the times alone
+    assert surface.seconds[5] == pytest.approx(4.0, rel=0.1)
+
+
+def test_what_steps_show_corrects_what_was_measured_at_load() -> None:
+    costs = measured(0.2)
+    for _ in range(400):
+        costs.observe_made(1, 1, 1, 1.0, None)
+        costs.observe_made(4, 1, 1, 3.0, None)
+    surface = costs.surface()
+    assert surface
+    assert 1.9 < surface.seconds[3] / surface.seconds[0] < 3.0
+
+
+def test_passes_of_which_another_request_drafts_are_no_plain_ones() -> None:
+    costs = StepCosts(Clock())
+    costs.observe_made(1, 2, 1, 1.0, PassLoad(num_rows=9, num_steps=2, mean_rows=4.5, mean_tokens=2.0))
+    assert costs.wants_plain
+    costs.observe_made(1, 2, 1, 1.0, PassLoad(num_rows=2, num_steps=2, mean_rows=1.0, mean_tokens=1.0))
+    assert not costs.wants_plain
 
 
 def test_plain_steps_are_measured_first_and_then_now_and_again() -> None:

@@ -11,7 +11,8 @@ import pytest
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.step_costs import StepCosts, surface_of
+from orchestrator.core.step_costs import StepCosts
+from orchestrator.core.surfaces import surface_of
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import NO_HEAD_INPUT, Acceptance, DraftResponse, HeadInput
 from orchestrator.proposers.dependencies import DrafterClient, ProposerDependencies

@@ -12,7 +12,8 @@ import pytest
 
 from orchestrator.core.proposal import Proposer
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.step_costs import StepCosts, Surface, surface_of
+from orchestrator.core.step_costs import StepCosts
+from orchestrator.core.surfaces import Surface, surface_of
 from orchestrator.core.tree import MAX_NODES
 from orchestrator.core.types import StepOptions
 from orchestrator.generation.loop import StepsOfRun
