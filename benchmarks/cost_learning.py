@@ -1,0 +1,166 @@
+"""`python -m benchmarks.cost_learning`: how near trees sized by learnt costs come to those sized by the true ones.
+
+Replays `auto` along texts that are known beforehand, with a target whose passes cost what a formula says, times a speed
+that drifts, times noise. No model runs and nothing is timed, so the figures depend on the seeds alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.deployment import CONFIG
+from benchmarks.replay import Deployment, Text, known_texts
+from orchestrator.core.context import Context
+from orchestrator.core.drafting import Limits
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.step_costs import StepCosts
+from orchestrator.core.surfaces import Curve, Surface, surface_of
+from orchestrator.core.tree import MAX_NODES, TokenTree
+from orchestrator.core.types import Acceptance, PassLoad
+from orchestrator.deployment.checkpoint import read_checkpoint
+from orchestrator.deployment.config import load_config
+from orchestrator.proposers.dependencies import ProposerDependencies
+from orchestrator.proposers.estimates import AcceptanceEstimates
+from orchestrator.proposers.registry import select_method
+from orchestrator.proposers.tables import load_tables
+from orchestrator.sampling.accept import accept_coupled
+
+#: Milliseconds of a pass by its rows; the first is about that of the demo target on two cores.
+SURFACES: dict[str, Callable[[float], float]] = {
+    "0.6 + 0.14 a further row": lambda rows: 0.6 + 0.14 * (rows - 1),
+    "flat (1 + 0.005 a row)": lambda rows: 1.0 + 0.005 * (rows - 1),
+    "stairs (0.6 for 8 rows)": lambda rows: 1.0 + 0.6 * ((rows - 1) // 8),
+    "mixture of experts": lambda rows: 0.3 + 0.7 * min(rows, 12) + 0.05 * max(rows - 12, 0),
+}
+#: Rows of the passes that are measured at load, and the deviation of their logarithms.
+MEASURED_ROWS, MEASURED_NOISE = (1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 25, 32, 33, 48, 64, 128), 0.05
+#: Of a pass: deviation of the logarithm of the speed, and passes in which it changes; deviation of the pass's own time;
+#: how many passes are held up, and by how much on average. What a step costs beside its pass.
+DRIFT, DRIFT_PASSES, NOISE, HELD_UP, HELD_UP_MS, BESIDE_MS = 0.3, 100, 0.2, 0.02, 0.8, 0.05
+
+
+class Known(StepCosts):
+    """Costs that are known and not learnt."""
+
+    def __init__(self, clock: Callable[[], float], cost: Callable[[float], float]) -> None:
+        super().__init__(clock)
+        self._known = surface_of(np.array([cost(rows) for rows in range(1, MAX_NODES + 2)]))
+
+    @property
+    def wants_plain(self) -> bool:
+        """Plain steps need not be measured."""
+        return False
+
+    def surface(self) -> Surface:
+        """Return the costs."""
+        return self._known
+
+
+@dataclass
+class Machine:
+    """A target whose passes take what a formula says, now a little more and now a little less."""
+
+    cost: Callable[[float], float]
+    rng: np.random.Generator
+    now_ms: float = 0.0
+    true_ms: float = 0.0
+    num_nodes: int = 0
+    num_steps: int = 0
+    num_tokens: int = 0
+    _speed: float = 0.0
+
+    def clock(self) -> float:
+        """Return the time, of which proposers read differences alone."""
+        return self.now_ms
+
+    def step(self, ids: list[int], context: Context, tree: TokenTree) -> Acceptance:
+        """Make a step along the text `ids`."""
+        kept, num_rows = math.exp(-1 / DRIFT_PASSES), tree.num_nodes + 1
+        self._speed = kept * self._speed + math.sqrt(1 - kept**2) * DRIFT * self.rng.normal()
+        took_ms = self.cost(num_rows) * math.exp(self._speed + NOISE * self.rng.normal())
+        took_ms += self.rng.exponential(HELD_UP_MS) if self.rng.random() < HELD_UP else 0.0
+        path, token = accept_coupled(tree, [ids[len(context) + depth] for depth in tree.depths.tolist()])
+        self.now_ms += took_ms
+        self.true_ms += self.cost(num_rows) + BESIDE_MS
+        self.num_nodes, self.num_steps = self.num_nodes + tree.num_nodes, self.num_steps + 1
+        self.num_tokens += len(path) + 1
+        load = PassLoad(num_rows, 1, float(num_rows), len(path) + 1.0)
+        return Acceptance(path, token, forward_us=round(1e6 * took_ms), load=load)
+
+
+def replayed(texts: Sequence[Text], deployment: Deployment, machine: Machine, costs: StepCosts) -> tuple[float, float]:
+    """Return the tokens per millisecond by the true costs, and the nodes of a step."""
+    costs.makes_drafted = True
+    dependencies = ProposerDependencies(
+        drafter_client=lambda name: None,  # type: ignore[arg-type, return-value]
+        vocab_size=deployment.checkpoint.vocab_size,
+        tables=deployment.tables,
+        step_costs=costs,
+        estimates=AcceptanceEstimates(),
+    )
+    for text in texts:
+        proposer = select_method("auto", "", frozenset(), {}).proposer(replace(dependencies))
+        context, ids = Context(text.prompt_ids), [*text.prompt_ids, *text.output]
+        limits = Limits(len(text.output), len(ids), MAX_NODES)
+        while len(context) < len(ids):
+            proposal = proposer.propose(context, Sampling(), limits.budget(context)).cut(limits.budget(context))
+            acceptance = machine.step(ids, context, proposal.tree)
+            context.commit(acceptance.tokens(proposal.tree))
+            proposer.observe(proposal.tree, acceptance)
+    return machine.num_tokens / machine.true_ms, machine.num_nodes / machine.num_steps
+
+
+def measured(cost: Callable[[float], float], rng: np.random.Generator) -> Curve:
+    """Return the costs as they are measured at load."""
+    seconds = [cost(rows) * math.exp(MEASURED_NOISE * rng.normal()) for rows in MEASURED_ROWS]
+    return Curve.measured([*MEASURED_ROWS], seconds)
+
+
+def cells(
+    cost: Callable[[float], float], texts: Sequence[Text], deployment: Deployment, num_seeds: int
+) -> Iterator[str]:
+    """Yield the rate by the true costs, and the parts of it that are reached by learnt ones; nodes in brackets."""
+    machine = Machine(cost, np.random.default_rng(0))
+    best, nodes = replayed(texts, deployment, machine, Known(machine.clock, cost))
+    yield f"{best:.2f} ({nodes:.1f})"
+    for is_measured in (False, True):
+        found = []
+        for seed in range(num_seeds):
+            machine = Machine(cost, np.random.default_rng(seed))
+            curve = measured(cost, np.random.default_rng(num_seeds + seed)) if is_measured else None
+            found.append(replayed(texts, deployment, machine, StepCosts(machine.clock, curve)))
+        rates, sizes = zip(*found, strict=True)
+        yield f"{np.mean(rates) / best:.3f} ({np.mean(sizes):.1f})"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a Markdown table: tokens per millisecond, and in brackets draft nodes per step."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--num-prompts", type=int, default=16, help="prompts per task (%(default)s)")
+    parser.add_argument("--num-tokens", type=int, default=128, help="tokens of a text (%(default)s)")
+    parser.add_argument("--seeds", type=int, default=4, help="runs of each cell (%(default)s)")
+    parser.add_argument("--texts", type=Path, help="file to keep the texts in, for the next time")
+    options = parser.parse_args(arguments)
+    config = load_config(CONFIG)
+    checkpoint = read_checkpoint(config.target)
+    tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
+    deployment = Deployment(checkpoint, tables)
+    texts = known_texts(config, options.num_prompts, options.num_tokens, options.texts)
+    order = np.random.default_rng(0).permutation(len(texts))
+    texts = [texts[index] for index in order]
+    print("| cost of a pass | true: tokens/ms (nodes) | learnt | measured at load, corrected |")
+    print("|---|---:|---:|---:|")
+    for name, cost in SURFACES.items():
+        print(f"| {name} | {' | '.join(cells(cost, texts, deployment, options.seeds))} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
