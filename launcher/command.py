@@ -101,7 +101,7 @@ def call_threads(environ: Mapping[str, str], max_running: int) -> int:
     number in the environment that cannot be used.
     """
     text = environ.get(CALL_THREADS, "")
-    if text and not (text.isdigit() and int(text) >= LEAST_CALL_THREADS):
+    if text and not (text.isdecimal() and int(text) >= LEAST_CALL_THREADS):
         raise ConfigError(f"{CALL_THREADS} must be a number from {LEAST_CALL_THREADS} on, got {text!r} (environment)")
     return int(text) if text else max(32 + 2 * max_running, min(32 + 3 * max_running, 512))
 

@@ -47,8 +47,7 @@ class Server:
     Args:
         config_path: the deployment file.
         repository: Triton's model repository; the project's own unless given.
-        ports: where to listen; free ones unless given.
-        host: the address to listen on.
+        ports, host: where to listen; free ports unless given.
         env: joins, and overrides, the process environment (`SERVING_<KEY>` included).
         ready_limit_s: how long loading may take.
         hang_limit_s: how long a model's process may be silent before it is killed and started again.
@@ -88,7 +87,8 @@ class Server:
         self._health: HealthServer | None = None
         self._reloader: Reloader | None = None
         self._key = secrets.token_hex(16)
-        self._admin = Admin(address := "127.0.0.1" if host == "0.0.0.0" else host, self.ports.http, self._key)
+        address = "127.0.0.1" if host == "0.0.0.0" else host
+        self._admin = Admin(address, self.ports.http, self._key)
         self.http_url = f"http://{address}:{self.ports.http}"  # tritonclient.http wants it without the scheme
         self.grpc_url = f"{address}:{self.ports.grpc}"
         self.metrics_url = f"http://{address}:{self.ports.metrics}/metrics"

@@ -6,6 +6,7 @@ itself aborts when a process dies that holds one of its locks in shared memory (
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import defaultdict, deque
@@ -17,7 +18,7 @@ import psutil
 from launcher.admin import ANSWER_LIMIT_S, Admin, AdminError, NoAnswer
 from launcher.triton_process import TritonProcess
 from orchestrator.core.errors import ServingError
-from orchestrator.deployment.heartbeat import asks_for_heir, last_beat
+from orchestrator.deployment.heartbeat import last_beat, take_request_for_heir
 from orchestrator.deployment.stubs import is_alive, living_stubs
 
 _POLL_S = 0.5
@@ -197,7 +198,8 @@ class Watch(threading.Thread):
                 self._silent[model] = silent_s
 
     def _kill(self, process: psutil.Process) -> None:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
         end_s = time.monotonic() + _KILL_LIMIT_S
         while is_alive(process) and time.monotonic() < end_s:  # not wait(): Triton does not reap it
             time.sleep(_KILL_POLL_S)
@@ -212,13 +214,16 @@ class Watch(threading.Thread):
         self._reload(model, "its process died")
 
     def _replace_worn(self) -> None:
-        """Put other processes in the place of those that ask for it, before they end: new requests find a model."""
+        """Put other processes in the place of those that ask for it, which have no requests any more."""
         for process, model in list(self._stubs.items()):
-            if is_alive(process) and asks_for_heir(self._folder, process.pid):
-                self._reload(model, "its process asks to be replaced")
+            if self.failure or self._ended.is_set() or self._triton.pid is None:
+                return
+            asks = is_alive(process) and take_request_for_heir(self._folder, process.pid)
+            if asks and self._reload(model, "its process asks to be replaced"):
                 self._kill(process)
 
-    def _reload(self, model: str, why: str) -> None:
+    def _reload(self, model: str, why: str) -> bool:
+        """Reload a model; return whether it has a new process."""
         self._say(f"model {model}: {why}, reloading")
         started_s = time.monotonic()
         try:
@@ -231,7 +236,11 @@ class Watch(threading.Thread):
                 self._triton.kill()
         except AdminError as error:
             self._note_failure(f"model {model} could not be reloaded: {error}")
-        self._stubs = self._living_stubs()
+        else:
+            return True
+        finally:
+            self._stubs = self._living_stubs()
+        return False
 
     def _note_failure(self, message: str) -> None:
         if self._ended.is_set():  # the server is being stopped: of course it refuses

@@ -11,6 +11,8 @@ from orchestrator.core.types import FloatArray
 #: A row that has not been measured is taken to cost this part of a plain step. It is optimistic, so that larger trees
 #: are tried, and thereby measured, wherever they might pay.
 UNKNOWN_ROW = 0.02
+#: A further row is never taken to cost less than this part of a plain step.
+LEAST_ROW = 0.001
 #: A group whose measurements are all old is worth this many of them where it has to be weighed against others.
 LEAST_WORTH = 1e-6
 #: No point of a line costs less than this part of the mean.
@@ -34,7 +36,8 @@ class Curve(NamedTuple):
         """Return the curve through measurements that are worth the same; rows: rising, at least two."""
         points_s = rising(np.array(seconds), np.ones(len(seconds)))
         numbers = np.array(rows, np.float64)
-        return cls(numbers, points_s, float((points_s[-1] - points_s[0]) / (numbers[-1] - numbers[0])))
+        row_s = float((points_s[-1] - points_s[0]) / (numbers[-1] - numbers[0]))
+        return cls(numbers, points_s, max(row_s, LEAST_ROW * float(points_s[0])))
 
     def at(self, rows: FloatArray) -> FloatArray:
         """Return the costs of passes with so many rows, float64 of the same shape."""

@@ -56,9 +56,13 @@ def ask_for_heir(folder: Path) -> None:
     _path(folder, os.getpid(), _HEIR_PREFIX).touch()
 
 
-def asks_for_heir(folder: Path, process: int) -> bool:
-    """Return whether a process has asked for another in its place."""
-    return _path(folder, process, _HEIR_PREFIX).exists()
+def take_request_for_heir(folder: Path, process: int) -> bool:
+    """Return whether a process has asked for another in its place since the last call."""
+    try:
+        _path(folder, process, _HEIR_PREFIX).unlink()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def last_beat(folder: Path, process: int) -> bytes | None:

@@ -29,10 +29,10 @@ from orchestrator.requests.request_builder import RequestBuilder
 from orchestrator.triton import pb
 from orchestrator.triton.admission import Admission
 from orchestrator.triton.breaker import Breaker
-from orchestrator.triton.clients import BlsDrafterClient, BlsTargetClient
+from orchestrator.triton.clients import GRACE_S, BlsDrafterClient, BlsTargetClient
 from orchestrator.triton.generation_handler import GenerationHandler, send_error
 from orchestrator.triton.metrics import DRAFT_FAMILIES, Port, draft_values
-from orchestrator.triton.renewal import DEFAULT_THREADS, Renewal
+from orchestrator.triton.renewal import Load, Renewal
 from orchestrator.triton.request_metrics import RequestMetrics, reason_of
 from orchestrator.triton.tracing import Traces
 
@@ -75,15 +75,11 @@ class PublicHost:
         self._admission = Admission(config.max_running, config.max_waiting, folder, config.max_running_per_salt or None)
         self._metrics = RequestMetrics(args["model_name"], self._gauges)
         self._traces = Traces.from_environment(args["model_name"])
-        self._renewal = Renewal(
-            int(os.environ.get(CALL_THREADS, DEFAULT_THREADS)),
-            pb.num_lost_calls,
-            lambda: self._admission.num_running,
-            lambda: self._admission.max_running,
-            partial(ask_for_heir, folder) if folder else lambda: os._exit(1),
-            config.request_timeout_ms / 1000,
-        )
-        self._renewal.start()
+        self._latest_deadline_s = time.monotonic()
+        self._renewal: Renewal | None = None
+        if folder and CALL_THREADS in os.environ:  # a launcher has set it, which replaces the process
+            self._renewal = Renewal(int(os.environ[CALL_THREADS]), self._load, partial(ask_for_heir, folder))
+            self._renewal.start()
         if heartbeat := Heartbeat.from_environment():
             heartbeat.start()
         ReloadListener.start(self._prepare_reload)
@@ -129,7 +125,7 @@ class PublicHost:
 
     def is_ready(self) -> bool:
         """Say to Triton, which asks from 26.03 on, whether new requests are accepted."""
-        return not (self._drain and self._drain.is_requested)
+        return not ((self._drain and self._drain.is_requested) or (self._renewal and self._renewal.refuses))
 
     def finalize(self) -> None:
         """Let the running requests end, within a limit."""
@@ -142,15 +138,17 @@ class PublicHost:
             self._traces.close()
 
     def _accept(self, request: Any, sender: Any) -> None:
+        if self._renewal:
+            self._renewal.check()
         if not self.is_ready():
             raise Unavailable("the server is draining: send the request to another replica, or again in a second")
-        self._renewal.check()
         # Before anything is read: under a flood, refusals must cost little.
         if self._admission.would_refuse() and not pb.has_input(request, "priority"):
             raise self._full()
         inputs = read(pb.tensors_of(request), pb.parameters_of(request))
         served = self._served
         deadline_s = time.monotonic() + served.builder.timeout_ms(inputs) / 1000
+        self._latest_deadline_s = max(self._latest_deadline_s, deadline_s)
         handler = GenerationHandler(
             inputs,
             sender,
@@ -184,6 +182,15 @@ class PublicHost:
         sent = self._refusals.start(partial(send_error, sender, error)).future
         if sent.done() and isinstance(sent.exception(), Unavailable):
             send_error(sender, error)
+
+    def _load(self) -> Load:
+        """Return what tells whether this process should be replaced."""
+        return Load(
+            num_lost=pb.num_lost_calls(),
+            num_requests=self._admission.num_running + self._admission.num_waiting,
+            max_running=self._admission.max_running,
+            latest_deadline_s=self._latest_deadline_s + GRACE_S,
+        )
 
     def _gauges(self) -> dict[str, float]:
         """Show the state of the drafters, and return that of the queue."""

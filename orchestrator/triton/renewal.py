@@ -11,38 +11,50 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from orchestrator.core.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
-#: The threads of a model, where the launcher does not set their number.
-DEFAULT_THREADS = 32
 _POLL_S = 0.5
+#: So many looks in a row must agree: for a moment after a restart, calls of the new process count as lost, too.
+LOOKS = 5
+#: How often a process asks again that has not been replaced.
+ASK_AGAIN_S = 10.0
+#: Threads for each request that may run: with fewer than the first number the process is replaced when it is idle; with
+#: fewer than the second it takes no further request until then.
+WORN, CRITICAL = 2.0, 1.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What a process of a public model tells of itself.
+
+    num_lost: its calls that are never answered. num_requests: its requests that run or wait; max_running: how many may
+    run. latest_deadline_s: by when all its requests will have been answered, by time.monotonic().
+    """
+
+    num_lost: int
+    num_requests: int
+    max_running: int
+    latest_deadline_s: float
 
 
 class Renewal:
-    """Watches the threads that Triton has for this process; refuses requests and asks for an heir when few are left.
+    """Watches the threads that Triton has for this process, and asks for an heir when few are left.
 
-    num_threads: there are. num_lost: returns how many of them calls hold that are never answered. num_running,
-    max_running: return how many requests run, and how many may run: each has a call and a response under way at most.
-    ask_for_heir: has another process put in the place of this one; limit_s: how long requests that run get to end
-    before that.
+    num_threads: how many there are. load: returns the load of the process now. ask_for_heir: has another process put in
+    the place of this one, which is killed then.
+    Invariant: the process is replaced when no request runs or waits, and refuses new ones from then on; while very few
+    threads are left it refuses them before, and is replaced at the latest when all that it has are past their deadline.
     """
 
-    def __init__(
-        self,
-        num_threads: int,
-        num_lost: Callable[[], int],
-        num_running: Callable[[], int],
-        max_running: Callable[[], int],
-        ask_for_heir: Callable[[], None],
-        limit_s: float,
-    ) -> None:
-        self._num_threads, self._num_lost = num_threads, num_lost
-        self._num_running, self._max_running = num_running, max_running
-        self._ask_for_heir, self._limit_s = ask_for_heir, limit_s
-        self._is_due = False
+    def __init__(self, num_threads: int, load: Callable[[], Load], ask_for_heir: Callable[[], None]) -> None:
+        self._num_threads, self._load, self._ask_for_heir = num_threads, load, ask_for_heir
+        self._num_worn = self._num_idle = 0
+        self._asked_s = float("-inf")
+        self.refuses = False
 
     def start(self) -> None:
         """Watch from a thread of its own, for ever."""
@@ -50,24 +62,33 @@ class Renewal:
 
     def check(self) -> None:
         """Raise Unavailable when the process takes no further request, because another is about to take its place."""
-        if self._is_due:
+        if self.refuses:
             raise Unavailable("the model's process is about to be started anew; try again in a few seconds")
 
     def _watch(self) -> None:
-        while not self._lacks_threads:
+        while True:
             time.sleep(_POLL_S)
-        self._is_due = True
-        log.warning(
-            "%d of %d threads are held by calls that no process will answer: another process takes its place",
-            self._num_lost(),
-            self._num_threads,
-        )
-        end_s = time.monotonic() + self._limit_s
-        while self._num_running() and time.monotonic() < end_s:
-            time.sleep(_POLL_S)
-        self._ask_for_heir()
+            try:
+                self._look()
+            except Exception:  # no descriptor, or a full disk: the next look may succeed
+                log.exception("the threads of this process could not be counted, or no other be asked for")
 
-    @property
-    def _lacks_threads(self) -> bool:
-        num_lost = self._num_lost()
-        return num_lost > 0 and self._num_threads - num_lost < 2 * self._max_running()
+    def _look(self) -> None:
+        load = self._load()
+        num_left = self._num_threads - load.num_lost
+        is_worn = load.num_lost > 0 and num_left < WORN * load.max_running
+        self._num_worn = self._num_worn + 1 if is_worn else 0
+        if self._num_worn < LOOKS and not self.refuses:
+            return
+        if not self.refuses and (not load.num_requests or num_left < CRITICAL * load.max_running):
+            log.warning(
+                "%d of %d threads wait for dead processes: another takes over", load.num_lost, self._num_threads
+            )
+            self.refuses = True
+        # A request that was let in before the first refusal may not be counted yet.
+        self._num_idle = self._num_idle + 1 if self.refuses and not load.num_requests else 0
+        now_s = time.monotonic()
+        may_end = self._num_idle > 1 or now_s > load.latest_deadline_s
+        if self.refuses and may_end and now_s - self._asked_s >= ASK_AGAIN_S:
+            self._ask_for_heir()
+            self._asked_s = now_s

@@ -61,7 +61,7 @@ def hidden_states_of(config: ServingConfig) -> HiddenStates:
 def start_target(paged: PagedModel, config: ServingConfig) -> tuple[TargetThread, Model]:
     """Start a target engine over a loaded model; the warm-up is one prefill, one plain step and one tree.
 
-    Before that its passes are measured, if there are runs that know what they cost.
+    Before that its passes are measured, for the proposers of runs, which are in this process.
     """
     delta, tree = _warm_up_delta(paged), TokenTree.from_paths([[0, 1], [1]])
     warm_up = [

@@ -33,6 +33,11 @@ def test_a_measured_curve_never_falls() -> None:
     assert curve.seconds.tolist() == [1.5, 1.5, 3.0]
 
 
+def test_rows_beyond_those_measured_are_never_free() -> None:
+    curve = Curve.measured([1, 128], [2.0, 1.9])
+    assert curve.at(np.array([228.0]))[0] > curve.at(np.array([128.0]))[0]
+
+
 def test_a_line_passes_through_measurements_that_lie_on_one() -> None:
     rows = np.array([1.0, 5.0, 20.0])
     line = line_through(rows, 0.9 + 0.1 * rows, np.full(3, 1000.0))

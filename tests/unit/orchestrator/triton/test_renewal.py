@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 
@@ -11,22 +13,35 @@ import pytest
 
 from orchestrator.core.errors import Unavailable
 from orchestrator.triton import renewal
-from orchestrator.triton.renewal import Renewal
+from orchestrator.triton.renewal import Load, Renewal
 from tests.support.clients import until
 from tests.support.without_triton import imported
 
 
 class Process:
-    """A process of a public model with 40 threads, of which each of 8 requests may need two."""
+    """A process of a public model with 40 threads, of which 8 requests may run."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, limit_s: float = 30.0) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(renewal, "_POLL_S", 0.01)
-        self.num_lost, self.num_running = 0, 3
-        self.is_replaced = threading.Event()
-        self.renewal = Renewal(
-            40, lambda: self.num_lost, lambda: self.num_running, lambda: 8, self.is_replaced.set, limit_s
-        )
+        self.num_lost, self.num_requests, self.latest_deadline_s = 0, 0, math.inf
+        self.asked, self.error = threading.Event(), False
+        self.renewal = Renewal(40, self.load, self.ask)
         self.renewal.start()
+
+    def load(self) -> Load:
+        if self.error:
+            raise OSError("no descriptor")
+        return Load(
+            num_lost=self.num_lost,
+            num_requests=self.num_requests,
+            max_running=8,
+            latest_deadline_s=self.latest_deadline_s,
+        )
+
+    def ask(self) -> None:
+        if self.error:
+            raise OSError("no space")
+        self.asked.set()
 
     def refuses(self) -> bool:
         """Return whether it refuses a request."""
@@ -40,36 +55,77 @@ class Process:
 def test_a_process_with_threads_enough_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process(monkeypatch)
     process.num_lost = 24
-    assert not process.is_replaced.wait(0.2)
+    assert not process.asked.wait(0.3)
     assert not process.refuses()
 
 
-def test_a_process_with_too_few_threads_refuses_requests_and_is_replaced_behind_the_running_ones(
+def test_a_worn_process_is_replaced_when_it_is_idle_and_takes_requests_until_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     process = Process(monkeypatch)
-    process.num_lost = 25
-    until(process.refuses, "a refusal")
-    assert not process.is_replaced.wait(0.2)
-    process.num_running = 0
-    assert process.is_replaced.wait(10)
+    process.num_lost, process.num_requests = 25, 3
+    assert not process.asked.wait(0.3)
+    assert not process.refuses()
+    process.num_requests = 0
+    assert process.asked.wait(10)
+    assert process.refuses()
 
 
-def test_a_process_with_too_few_threads_is_replaced_though_a_request_does_not_end(
+def test_a_process_with_very_few_threads_refuses_requests_and_is_replaced_behind_those_that_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    process = Process(monkeypatch, limit_s=0.1)
-    process.num_lost = 40
-    assert process.is_replaced.wait(10)
+    process = Process(monkeypatch)
+    process.num_lost, process.num_requests = 29, 3
+    until(process.refuses, "a refusal")
+    assert not process.asked.wait(0.3)
+    process.num_requests = 0
+    assert process.asked.wait(10)
+
+
+def test_a_process_with_very_few_threads_is_replaced_when_all_its_requests_are_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = Process(monkeypatch)
+    process.num_lost, process.num_requests = 40, 3
+    process.latest_deadline_s = time.monotonic() + 0.1
+    assert process.asked.wait(10)
+
+
+def test_calls_that_seem_lost_for_a_moment_replace_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process(monkeypatch)
+    for _ in range(20):
+        process.num_lost = 40
+        time.sleep(0.015)
+        process.num_lost = 0
+        time.sleep(0.03)
+    assert not process.asked.is_set()
 
 
 def test_no_process_is_replaced_without_a_lost_call_however_few_threads_there_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(renewal, "_POLL_S", 0.01)
-    is_replaced = threading.Event()
-    Renewal(8, lambda: 0, lambda: 0, lambda: 256, is_replaced.set, 30.0).start()
-    assert not is_replaced.wait(0.2)
+    asked = threading.Event()
+    load = Load(num_lost=0, num_requests=0, max_running=256, latest_deadline_s=0.0)
+    Renewal(8, lambda: load, asked.set).start()
+    assert not asked.wait(0.3)
+
+
+def test_a_lack_of_descriptors_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process(monkeypatch)
+    process.error = True
+    time.sleep(0.1)
+    process.error, process.num_lost = False, 40
+    assert process.asked.wait(10)
+
+
+def test_a_process_that_is_not_replaced_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renewal, "ASK_AGAIN_S", 0.05)
+    process = Process(monkeypatch)
+    process.num_lost = 40
+    for _ in range(3):
+        assert process.asked.wait(10)
+        process.asked.clear()
 
 
 class Stub:

@@ -1,14 +1,17 @@
-"""What passes cost at load."""
+"""What passes cost, measured at load."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from runtime.engine import profile
 from runtime.engine.profile import NUM_ROWS, measured_costs
+from runtime.kv.batch import Segment
 from tests.support.engines import make_paged
 from tests.support.tiny_models import make_tiny_target
 
@@ -26,23 +29,52 @@ def test_passes_of_all_sizes_are_measured_and_leave_nothing_behind(folder: Path)
     assert not len(paged.sequences)
 
 
-def test_a_slow_machine_is_measured_with_few_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes a second for each row of a pass, by a clock that this test moves."""
+def with_row_s(folder: Path, monkeypatch: pytest.MonkeyPatch, row_s: float) -> Any:
+    """Return a model of which each row of a pass takes so long, by a clock that moves by passes alone."""
     paged, now_s = make_paged(folder), 0.0
     forward = paged.forward
 
-    def slow(segments: list[profile.Segment]) -> object:
+    def slow(segments: list[Segment]) -> object:
         nonlocal now_s
-        now_s += 0.05 * (segments[0].tree.num_nodes + 1)
+        now_s += row_s * (segments[0].last - segments[0].first + segments[0].tree.num_nodes)
         return forward(segments)
 
     monkeypatch.setattr(paged, "forward", slow)
-    monkeypatch.setattr(profile.time, "monotonic", lambda: now_s)
-    monkeypatch.setattr(profile.time, "perf_counter", lambda: now_s)
-    curve = measured_costs(paged)
+    clock = SimpleNamespace(monotonic=lambda: now_s, perf_counter=lambda: now_s)
+    monkeypatch.setattr(profile, "time", clock)
+    return paged
+
+
+def test_a_slow_machine_is_measured_with_fewer_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    curve = measured_costs(with_row_s(folder, monkeypatch, 0.005))
     assert curve
-    assert curve.rows.tolist() == [1, 2, 3, 4]
-    assert curve.seconds.tolist() == pytest.approx([0.05, 0.1, 0.15, 0.2])
+    assert curve.rows.tolist() == [1, 2, 3, 4, 6, 8]
+    assert curve.seconds[:3].tolist() == pytest.approx([0.005, 0.01, 0.015])
+
+
+def test_a_machine_that_cannot_measure_rows_enough_measures_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert measured_costs(with_row_s(folder, monkeypatch, 0.006)) is None
+
+
+def test_a_machine_that_is_slow_with_the_first_tokens_reads_no_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paged = with_row_s(folder, monkeypatch, 0.1)
+    assert measured_costs(paged) is None
+    assert profile.time.monotonic() == pytest.approx(1.6)
+
+
+def test_a_lack_of_memory_is_no_reason_not_to_serve(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paged = make_paged(folder)
+
+    def forward(segments: list[Segment]) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(paged, "forward", forward)
+    assert measured_costs(paged) is None
+    assert not len(paged.sequences)
 
 
 def test_a_cache_without_room_is_not_measured(folder: Path) -> None:
