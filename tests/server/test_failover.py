@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from launcher import Server
 from tests.failover import Readers, Result, fail_over, make_cases, replicas
-from tests.support.clients import Stream, ask
+from tests.support.clients import Stream, ask, until
 from tests.support.gateway import running_gateway
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
@@ -36,7 +36,10 @@ def result(servers: list[Server], folder: Path) -> Result:
     urls = ",".join(server.grpc_url for server in servers)
     cases = make_cases(servers[0].grpc_url, 24, 300)
     with running_gateway(urls, folder / "target", silence_limit_s=3, health_interval_s=0.3) as gateway:
-        return fail_over(servers, gateway, Readers(gateway.url, cases, NUM_READERS), ["server", "model"])
+        found = fail_over(servers, gateway, Readers(gateway.url, cases, NUM_READERS), ["server", "model"])
+    # The next tests ask the replicas themselves, of which one may still be starting again.
+    until(lambda: not any(server.why_not_ready() for server in servers), "replicas that serve again", 120)
+    return found
 
 
 def test_every_text_equals_the_undisturbed_one(result: Result) -> None:
