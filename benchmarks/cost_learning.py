@@ -10,13 +10,12 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.deployment import CONFIG
-from benchmarks.replay import Deployment, Text, known_texts
+from benchmarks.replay import Deployment, Text, demo_deployment, known_texts
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.sampling_params import Sampling
@@ -24,13 +23,11 @@ from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.surfaces import Curve, Surface, surface_of
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, PassLoad
-from orchestrator.deployment.checkpoint import read_checkpoint
-from orchestrator.deployment.config import load_config
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.registry import select_method
-from orchestrator.proposers.tables import load_tables
 from orchestrator.sampling.accept import accept_coupled
+from runtime.engine.profile import NUM_ROWS
 
 #: Milliseconds of a pass by its rows; the first is about that of the demo target on two cores.
 SURFACES: dict[str, Callable[[float], float]] = {
@@ -39,8 +36,8 @@ SURFACES: dict[str, Callable[[float], float]] = {
     "stairs (0.6 for 8 rows)": lambda rows: 1.0 + 0.6 * ((rows - 1) // 8),
     "mixture of experts": lambda rows: 0.3 + 0.7 * min(rows, 12) + 0.05 * max(rows - 12, 0),
 }
-#: Rows of the passes that are measured at load, and the deviation of their logarithms.
-MEASURED_ROWS, MEASURED_NOISE = (1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 25, 32, 33, 48, 64, 128), 0.05
+#: Deviation of the logarithms of what is measured at load.
+MEASURED_NOISE = 0.05
 #: Of a pass: deviation of the logarithm of the speed, and passes in which it changes; deviation of the pass's own time;
 #: how many passes are held up, and by how much on average. What a step costs beside its pass.
 DRIFT, DRIFT_PASSES, NOISE, HELD_UP, HELD_UP_MS, BESIDE_MS = 0.3, 100, 0.2, 0.02, 0.8, 0.05
@@ -65,7 +62,10 @@ class Known(StepCosts):
 
 @dataclass
 class Machine:
-    """A target whose passes take what a formula says, now a little more and now a little less."""
+    """A target whose passes take what a formula says, now a little more and now a little less.
+
+    Proposers take its milliseconds for seconds, which makes no difference to them: they use ratios alone.
+    """
 
     cost: Callable[[float], float]
     rng: np.random.Generator
@@ -106,7 +106,7 @@ def replayed(texts: Sequence[Text], deployment: Deployment, machine: Machine, co
         estimates=AcceptanceEstimates(),
     )
     for text in texts:
-        proposer = select_method("auto", "", frozenset(), {}).proposer(replace(dependencies))
+        proposer = select_method("auto", "", frozenset(), {}).proposer(dependencies)
         context, ids = Context(text.prompt_ids), [*text.prompt_ids, *text.output]
         limits = Limits(len(text.output), len(ids), MAX_NODES)
         while len(context) < len(ids):
@@ -119,8 +119,8 @@ def replayed(texts: Sequence[Text], deployment: Deployment, machine: Machine, co
 
 def measured(cost: Callable[[float], float], rng: np.random.Generator) -> Curve:
     """Return the costs as they are measured at load."""
-    seconds = [cost(rows) * math.exp(MEASURED_NOISE * rng.normal()) for rows in MEASURED_ROWS]
-    return Curve.measured([*MEASURED_ROWS], seconds)
+    seconds = [cost(rows) * math.exp(MEASURED_NOISE * rng.normal()) for rows in NUM_ROWS]
+    return Curve.measured([*NUM_ROWS], seconds)
 
 
 def cells(
@@ -148,10 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=4, help="runs of each cell (%(default)s)")
     parser.add_argument("--texts", type=Path, help="file to keep the texts in, for the next time")
     options = parser.parse_args(arguments)
-    config = load_config(CONFIG)
-    checkpoint = read_checkpoint(config.target)
-    tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
-    deployment = Deployment(checkpoint, tables)
+    config, deployment = demo_deployment()
     texts = known_texts(config, options.num_prompts, options.num_tokens, options.texts)
     order = np.random.default_rng(0).permutation(len(texts))
     texts = [texts[index] for index in order]

@@ -27,7 +27,7 @@ from orchestrator.core.proposal import Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import Acceptance
 from orchestrator.deployment.checkpoint import Checkpoint, read_checkpoint
-from orchestrator.deployment.config import load_config
+from orchestrator.deployment.config import ServingConfig, load_config
 from orchestrator.generation.statistics import Statistics
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.registry import select_method
@@ -125,7 +125,15 @@ def _proposer(method: str, config: str, text: Text, deployment: Deployment) -> P
     return select_method(method, config, frozenset(), {}).proposer(dependencies)
 
 
-def known_texts(config: Any, num_prompts: int, num_tokens: int, store: Path | None) -> list[Text]:
+def demo_deployment() -> tuple[ServingConfig, Deployment]:
+    """Return the demo's settings, and what its proposers read."""
+    config = load_config(CONFIG)
+    checkpoint = read_checkpoint(config.target)
+    tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
+    return config, Deployment(checkpoint, tables)
+
+
+def known_texts(config: ServingConfig, num_prompts: int, num_tokens: int, store: Path | None) -> list[Text]:
     """Return the target's greedy texts, from the file `store` if it has them."""
     prompts = [prompt for task in TASKS for prompt in read_prompts()[task][:num_prompts]]
     kept: Mapping[str, Any] = json.loads(store.read_text()) if store and store.exists() else {}
@@ -146,10 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--num-tokens", type=int, default=128, help="tokens of a text (%(default)s)")
     parser.add_argument("--texts", type=Path, help="file to keep the texts in, for the next time")
     options = parser.parse_args(arguments)
-    config = load_config(CONFIG)
-    checkpoint = read_checkpoint(config.target)
-    tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
-    deployment = Deployment(checkpoint, tables)
+    config, deployment = demo_deployment()
     texts = known_texts(config, options.num_prompts, options.num_tokens, options.texts)
     print(f"| setting | {' | '.join(TASKS)} |\n|---|{'---:|' * len(TASKS)}")
     for setting in options.settings:

@@ -18,7 +18,7 @@ import psutil
 from launcher.admin import ANSWER_LIMIT_S, Admin, AdminError, NoAnswer
 from launcher.triton_process import TritonProcess
 from orchestrator.core.errors import ServingError
-from orchestrator.deployment.heartbeat import last_beat, take_request_for_heir
+from orchestrator.deployment.heartbeat import last_beat, take_replacement_request
 from orchestrator.deployment.stubs import is_alive, living_stubs
 
 _POLL_S = 0.5
@@ -218,7 +218,7 @@ class Watch(threading.Thread):
         for process, model in list(self._stubs.items()):
             if self.failure or self._ended.is_set() or self._triton.pid is None:
                 return
-            asks = is_alive(process) and take_request_for_heir(self._folder, process.pid)
+            asks = is_alive(process) and take_replacement_request(self._folder, process.pid)
             if asks and self._reload(model, "its process asks to be replaced"):
                 self._kill(process)
 
@@ -229,6 +229,7 @@ class Watch(threading.Thread):
         try:
             self._admin.reload(model, self._load_limit_s)
             self._say(f"model {model}: reloaded in {time.monotonic() - started_s:.1f} s")
+            return True
         except NoAnswer as error:
             # A process that dies with a lock in shared memory may leave Triton stuck instead of aborted (triton#8882).
             if not self._ended.is_set():
@@ -236,8 +237,6 @@ class Watch(threading.Thread):
                 self._triton.kill()
         except AdminError as error:
             self._note_failure(f"model {model} could not be reloaded: {error}")
-        else:
-            return True
         finally:
             self._stubs = self._living_stubs()
         return False

@@ -150,7 +150,8 @@ class StepCosts:
             if load and not self._is_new(load):
                 return
             self._enter(num_rows, num_in_pass, num_tokens, seconds, load, 1.0 if load else 1.0 / num_in_pass)
-            if load.num_rows == load.num_steps if load else num_rows == 1:
+            is_plain = load.num_rows == load.num_steps if load else num_rows == 1
+            if is_plain:
                 self._single = self._single.of(0.0)  # a look between such steps costs next to nothing
                 self._note_plain(num_in_pass, seconds)
 

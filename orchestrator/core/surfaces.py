@@ -94,7 +94,7 @@ def line_through(rows: FloatArray, seconds: FloatArray, weights: FloatArray) -> 
     prior, unknown_s = PRIOR_WORTH * (PRIOR_ROWS / seconds[0]) ** 2, UNKNOWN_ROW * seconds[0] / rows[0]
     covariance = np.sum(worth * (rows - mean_rows) * (seconds - mean_s)) + prior * unknown_s
     slope = max(covariance / (np.sum(worth * (rows - mean_rows) ** 2) + prior), 0.0)
-    # A line that is steeper than its mean costs nothing, or less, at its left end.
+    # At its left end, a steep line would cost nothing or less.
     points_s = np.maximum(mean_s + slope * (rows - mean_rows), LEAST_OF_MEAN * mean_s)
     return Curve(rows, points_s, float(unknown_s))
 

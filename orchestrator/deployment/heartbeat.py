@@ -14,7 +14,7 @@ from pathlib import Path
 
 from orchestrator.deployment.config import PLACES_FOLDER
 
-_PREFIX, _HEIR_PREFIX = "heartbeat-", "heir-"
+_PREFIX, _REPLACEMENT_PREFIX = "heartbeat-", "replacement-"
 #: Seconds between two beats of a thread that has nothing else to do.
 BEAT_S = 0.5
 
@@ -25,7 +25,8 @@ class Heartbeat:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = os.open(_path(folder, os.getpid()), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        _path(folder, os.getpid(), _HEIR_PREFIX).unlink(missing_ok=True)  # of an earlier process with this number
+        # An earlier process with this number may have asked to be replaced.
+        _path(folder, os.getpid(), _REPLACEMENT_PREFIX).unlink(missing_ok=True)
         self._count = 0
 
     @classmethod
@@ -51,15 +52,15 @@ class Heartbeat:
         threading.Thread(target=run, name="heartbeat", daemon=True).start()
 
 
-def ask_for_heir(folder: Path) -> None:
+def ask_for_replacement(folder: Path) -> None:
     """Ask the launcher to put another process in the place of this one, and then to kill this one."""
-    _path(folder, os.getpid(), _HEIR_PREFIX).touch()
+    _path(folder, os.getpid(), _REPLACEMENT_PREFIX).touch()
 
 
-def take_request_for_heir(folder: Path, process: int) -> bool:
+def take_replacement_request(folder: Path, process: int) -> bool:
     """Return whether a process has asked for another in its place since the last call."""
     try:
-        _path(folder, process, _HEIR_PREFIX).unlink()
+        _path(folder, process, _REPLACEMENT_PREFIX).unlink()
     except FileNotFoundError:
         return False
     return True

@@ -109,7 +109,7 @@ class BlsTargetClient:
 
     def _persist(self, context: Context, call: Callable[[], Answer]) -> Answer:
         """Return the answer of a call, which is made anew as long as that may help."""
-        lost_s: float | None = None  # since when the target has been lost
+        lost_since_s: float | None = None
         while not self._is_unwanted():
             try:
                 return call()
@@ -125,8 +125,8 @@ class BlsTargetClient:
             except EngineLost:
                 self._num_sent, self._was_called = 0, False  # a release would wait for the target once more
                 now_s = time.monotonic()
-                lost_s = lost_s or now_s
-                if now_s - lost_s >= LOST_LIMIT_S or now_s + LOST_RETRY_S > self._deadline_s:
+                lost_since_s = lost_since_s or now_s
+                if now_s - lost_since_s >= LOST_LIMIT_S or now_s + LOST_RETRY_S > self._deadline_s:
                     raise
                 time.sleep(LOST_RETRY_S)
         raise Unwanted("the client has gone")

@@ -16,7 +16,7 @@ from orchestrator.deployment.capabilities import capabilities_of
 from orchestrator.deployment.config import CALL_THREADS, PLACES_FOLDER, ServingConfig, load_config
 from orchestrator.deployment.drain import Drain
 from orchestrator.deployment.engine_manifest import served_checkpoint
-from orchestrator.deployment.heartbeat import Heartbeat, ask_for_heir
+from orchestrator.deployment.heartbeat import Heartbeat, ask_for_replacement
 from orchestrator.deployment.reload import Commit, ReloadListener
 from orchestrator.generation.loop import SequenceState, StepByStep, Steps, StepsOfRun
 from orchestrator.proposers.dependencies import ProposerDependencies
@@ -78,7 +78,7 @@ class PublicHost:
         self._latest_deadline_s = time.monotonic()
         self._renewal: Renewal | None = None
         if folder and CALL_THREADS in os.environ:  # a launcher has set it, which replaces the process
-            self._renewal = Renewal(int(os.environ[CALL_THREADS]), self._load, partial(ask_for_heir, folder))
+            self._renewal = Renewal(int(os.environ[CALL_THREADS]), self._load, partial(ask_for_replacement, folder))
             self._renewal.start()
         if heartbeat := Heartbeat.from_environment():
             heartbeat.start()

@@ -42,16 +42,16 @@ class Load:
 
 
 class Renewal:
-    """Watches the threads that Triton has for this process, and asks for an heir when few are left.
+    """Watches the threads that Triton has for this process, and asks for a replacement when few are left.
 
-    num_threads: how many there are. load: returns the load of the process now. ask_for_heir: has another process put in
-    the place of this one, which is killed then.
+    num_threads: how many there are. load: returns the load of the process now. ask_for_replacement: has another process
+    put in the place of this one, which is killed then.
     Invariant: the process is replaced when no request runs or waits, and refuses new ones from then on; while very few
     threads are left it refuses them before, and is replaced at the latest when all that it has are past their deadline.
     """
 
-    def __init__(self, num_threads: int, load: Callable[[], Load], ask_for_heir: Callable[[], None]) -> None:
-        self._num_threads, self._load, self._ask_for_heir = num_threads, load, ask_for_heir
+    def __init__(self, num_threads: int, load: Callable[[], Load], ask_for_replacement: Callable[[], None]) -> None:
+        self._num_threads, self._load, self._ask_for_replacement = num_threads, load, ask_for_replacement
         self._num_worn = self._num_idle = 0
         self._asked_s = float("-inf")
         self.refuses = False
@@ -71,7 +71,7 @@ class Renewal:
             try:
                 self._look()
             except Exception:  # no descriptor, or a full disk: the next look may succeed
-                log.exception("the threads of this process could not be counted, or no other be asked for")
+                log.exception("this process could not count its lost calls, or ask for a replacement; it tries again")
 
     def _look(self) -> None:
         load = self._load()
@@ -90,5 +90,5 @@ class Renewal:
         now_s = time.monotonic()
         may_end = self._num_idle > 1 or now_s > load.latest_deadline_s
         if self.refuses and may_end and now_s - self._asked_s >= ASK_AGAIN_S:
-            self._ask_for_heir()
+            self._ask_for_replacement()
             self._asked_s = now_s

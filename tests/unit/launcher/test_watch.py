@@ -147,20 +147,15 @@ def test_a_process_that_beats_is_left_alone_and_one_that_hangs_is_killed_and_hea
     assert any("target: its process has been silent for" in line for line in lines)
 
 
-#: Asks for an heir at once, and goes on.
-WORN = """
-import pathlib, sys, time
-from orchestrator.deployment.heartbeat import Heartbeat, ask_for_heir
-heartbeat = Heartbeat(pathlib.Path(sys.argv[1]))
-ask_for_heir(pathlib.Path(sys.argv[1]))
-while True:
-    heartbeat.beat()
-    print(flush=True)
-    time.sleep(0.01)
-"""
+#: Asks for a replacement at once, and goes on.
+WORN = BEATING.replace("import Heartbeat", "import Heartbeat, ask_for_replacement").replace(
+    "while True:", "ask_for_replacement(pathlib.Path(sys.argv[1]))\nwhile True:"
+)
 
 
-def test_a_process_that_asks_for_an_heir_is_killed_behind_the_reload_of_its_model(watched: Any, tmp_path: Path) -> None:
+def test_a_process_that_asks_for_a_replacement_is_killed_behind_the_reload_of_its_model(
+    watched: Any, tmp_path: Path
+) -> None:
     watch, admin, lines = watched
     watch._python_models = set()
     with subprocess.Popen([sys.executable, "-c", WORN, str(tmp_path)], stdout=subprocess.PIPE) as process:
