@@ -20,7 +20,7 @@ from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts
-from orchestrator.core.surfaces import Curve, Surface, surface_of
+from orchestrator.core.surfaces import Curve, PassCosts, Surface, surface_of
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, PassLoad
 from orchestrator.proposers.dependencies import ProposerDependencies
@@ -55,8 +55,8 @@ class Known(StepCosts):
         """Plain steps need not be measured."""
         return False
 
-    def surface(self) -> Surface:
-        """Return the costs."""
+    def surface(self, num_kv_tokens: int = 0) -> Surface:
+        """Return the costs, of which contexts are no part."""
         return self._known
 
 
@@ -117,10 +117,10 @@ def replayed(texts: Sequence[Text], deployment: Deployment, machine: Machine, co
     return machine.num_tokens / machine.true_ms, machine.num_nodes / machine.num_steps
 
 
-def measured(cost: Callable[[float], float], rng: np.random.Generator) -> Curve:
+def measured(cost: Callable[[float], float], rng: np.random.Generator) -> PassCosts:
     """Return the costs as they are measured at load."""
     seconds = [cost(rows) * math.exp(MEASURED_NOISE * rng.normal()) for rows in NUM_ROWS]
-    return Curve.measured([*NUM_ROWS], seconds)
+    return PassCosts(Curve.measured([*NUM_ROWS], seconds))
 
 
 def cells(

@@ -1,4 +1,4 @@
-"""What a step of the target costs by the rows of its pass: a curve, and what the measured steps tell of it.
+"""What a step of the target costs by the rows and KV tokens of its pass: as measured at load, and by the steps since.
 
 The machine's speed is learnt apart from the shape of the costs, and quickly: a clock that changes, or other work, makes
 passes of all sizes slower alike. Were each size measured by itself, one that happened to be measured in slow minutes
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from orchestrator.core.surfaces import UNKNOWN, Curve, Surface, corrected, line_through, surface_of
+from orchestrator.core.surfaces import UNKNOWN, PassCosts, Surface, Surfaces, corrected, line_through
 from orchestrator.core.tree import MAX_NODES
 from orchestrator.core.types import PassLoad
 
@@ -27,10 +27,10 @@ LEAST_WEIGHT = 0.05
 MOST_AT_ONCE = 16
 #: A measurement counts for at most this many times its group's mean: a step may have been held up by something else.
 MOST_OF_MEAN = 2.5
-#: A plain step that is made together with others takes at least this part of one that is made alone.
-LEAST_OF_SINGLE = 0.5
 #: A surface is computed anew after so many passes; one of fewer passes at once.
 REFRESH = 16
+#: The rows of a pass have cost at least this part of what they should, however much of it its contexts should have.
+LEAST_OF_ROWS = 0.1
 #: No pass is taken to be quicker: what a clock cannot tell from nothing has no ratio to anything.
 LEAST_S = 1e-9
 #: The weight of the newest pass in the machine's speed.
@@ -79,7 +79,7 @@ class Group(NamedTuple):
 
 
 class StepCosts:
-    """Seconds of a step by the rows of its pass; shared by all requests of a process.
+    """Seconds of a step by the rows and KV tokens of its pass; shared by all requests of a process.
 
     clock: seconds, monotonic. Only ratios of costs are used, so that a factor common to all of them does not matter.
     measured: what passes of the engine cost when it was loaded; without it they are taken to lie near a line.
@@ -87,12 +87,13 @@ class StepCosts:
     alone.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter, measured: Curve | None = None) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, measured: PassCosts | None = None) -> None:
         self.clock, self._measured = clock, measured
-        self._curve = measured or UNKNOWN
+        self._now = measured or UNKNOWN
         self._speed = 1.0 if measured else 0.0  # seconds of what costs 1 by the curve
         self._groups: dict[int, Group] = {}
         self._rows = self._tokens = self._others = Mean()  # of one request; other requests in a pass
+        self._others_kv = Mean()  # tokens of their contexts
         self._plain, self._plain_in_pass = Mean(), 0  # of plain steps made together with so many requests in a pass
         self._single = Mean()  # what a plain step takes alone beyond one of several that are made together
         self._last_single_s = 0.0
@@ -100,8 +101,8 @@ class StepCosts:
         self._num_passes = self._plain_at = 0.0
         self._entered: dict[int, PassLoad] = {}  # the newest passes of native code, by the identity of their loads
         self.makes_drafted = False
-        self._surface = self._computed() if measured else None
-        self._surface_at = 0.0
+        self._surfaces = self._computed()
+        self._computed_at = 0.0
         self._lock = threading.Lock()
 
     def observe(
@@ -186,19 +187,23 @@ class StepCosts:
         """Enter what a request's step cost, or each of several alike; part: of the pass. The caller holds the lock."""
         self._rows = self._rows.of(load.mean_rows if load else num_rows, num_steps)
         self._tokens = self._tokens.of(load.mean_tokens if load else num_tokens, num_steps)
-        self._others = self._others.of((load.num_steps if load else num_in_pass) - 1, num_steps)
+        others = (load.num_steps if load else num_in_pass) - 1
+        self._others = self._others.of(others, num_steps)
         all_rows = load.num_rows if load else num_rows + (num_in_pass - 1) * self._rows.value
-        group, seconds = bisect_left(GROUPS, all_rows), max(seconds, LEAST_S)
+        group, seconds, kv_s = bisect_left(GROUPS, all_rows), max(seconds, LEAST_S), 0.0
+        if load:
+            kv_s = self._now.kv_s(load.num_kv_tokens, load.num_row_kv_tokens)
+            self._others_kv = self._others_kv.of(load.num_kv_tokens * others / (others + 1), num_steps)
         self._num_passes += part
-        self._note_speed(all_rows, seconds)
-        relative = seconds / self._speed
+        rows_s = float(self._now.curve.at(np.array(all_rows)))
+        self._note_speed(seconds / (rows_s + kv_s))
+        relative = max(seconds / self._speed - kv_s, LEAST_OF_ROWS * rows_s)
         self._groups[group] = self._groups.get(group, Group()).of(all_rows, relative, self._num_passes, num_steps)
-        if self._num_passes < REFRESH or self._num_passes - self._surface_at >= REFRESH:
-            self._surface, self._surface_at = self._computed(), self._num_passes
+        if self._num_passes < REFRESH or self._num_passes - self._computed_at >= REFRESH:
+            self._surfaces, self._computed_at = self._computed(), self._num_passes
 
-    def _note_speed(self, num_rows: float, seconds: float) -> None:
-        """Compare a pass with what the curve says of its rows."""
-        slower = seconds / float(self._curve.at(np.array(num_rows)))
+    def _note_speed(self, slower: float) -> None:
+        """Note how many times longer a pass took than its rows and its contexts should have."""
         if self._speed:
             self._speed += SPEED_WEIGHT * (min(slower, MOST_OF_MEAN * self._speed) - self._speed)
         else:
@@ -221,25 +226,33 @@ class StepCosts:
             return self._num_passes - self._plain_at >= PLAIN_OF_CURVE
         return not self._plain_at or self._num_passes - self._plain_at >= PLAIN
 
-    def surface(self) -> Surface | None:
-        """Return the costs for 1…MAX_NODES + 1 rows; None before a curve or plain steps have been measured."""
-        return self._surface if self._measured or self._plain_at else None
+    def surface(self, num_kv_tokens: int = 0) -> Surface | None:
+        """Return the costs for 1…MAX_NODES + 1 rows; None before passes or plain steps have been measured.
 
-    def _computed(self) -> Surface:
-        """Return the surface by the measurements so far, and keep its curve."""
+        num_kv_tokens: of the request's context.
+        """
+        return self._surfaces.at(num_kv_tokens) if self._measured or self._plain_at else None
+
+    def _computed(self) -> Surfaces:
+        """Return the surfaces by the measurements so far, and keep their curve."""
         if self._groups:
             groups = sorted(self._groups.values(), key=lambda group: group.rows.value)
             sizes, relative = (
                 np.array([mean.value for mean in means]) for means in zip(*(each[:2] for each in groups), strict=True)
             )
             weights = np.array([group.weight(self._num_passes) for group in groups])
-            base = self._measured or line_through(sizes, relative, weights)
-            self._curve = corrected(base, sizes, relative, weights, MEASURED_WORTH if self._measured else LINE_WORTH)
-        others = self._others.value
-        rows = np.concatenate([[1.0 + others], np.arange(1, MAX_NODES + 2) + others * self._rows.value])
-        costs = self._speed * self._curve.at(rows)
-        others_tokens = others * self._tokens.value
-        # Plain steps are made together only where no request drafts.
-        all_plain_s = max(float(costs[0]) - self._single_s, LEAST_OF_SINGLE * float(costs[0]))
-        plain_rate = max((1.0 + others) / all_plain_s, (1.0 + others_tokens) / float(costs[1]))
-        return surface_of(costs[1:], others_tokens, plain_rate)
+            base = self._measured.curve if self._measured else line_through(sizes, relative, weights)
+            worth = MEASURED_WORTH if self._measured else LINE_WORTH
+            self._now = self._now._replace(curve=corrected(base, sizes, relative, weights, worth))
+        others, others_kv, curve, token_s, row_token_s = self._others.value, self._others_kv.value, *self._now
+        numbers = np.arange(1, MAX_NODES + 2)
+        rows_of_other = np.array([1.0, *[self._rows.value] * len(numbers)])
+        costs = curve.at(np.array([1.0, *numbers]) + others * rows_of_other)
+        costs += others_kv * (token_s + row_token_s * rows_of_other)
+        return Surfaces(
+            self._speed * costs,
+            self._speed * (token_s + row_token_s * numbers),
+            others,
+            others * self._tokens.value,
+            self._single_s,
+        )

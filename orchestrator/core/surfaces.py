@@ -1,7 +1,8 @@
-"""Costs of a pass by its rows: curves through measurements, and the surface that drafts are sized by."""
+"""Costs of a pass by its rows and KV tokens: curves through measurements, and the surface that drafts are sized by."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,10 @@ from orchestrator.core.types import FloatArray
 UNKNOWN_ROW = 0.02
 #: A further row is never taken to cost less than this part of a plain step.
 LEAST_ROW = 0.001
+#: Contexts whose lengths differ by less share a surface.
+CONTEXT_STEP = 64
+#: A plain step that is made together with others takes at least this part of one that is made alone.
+LEAST_OF_SINGLE = 0.5
 #: A group whose measurements are all old is worth this many of them where it has to be weighed against others.
 LEAST_WORTH = 1e-6
 #: No point of a line costs less than this part of the mean.
@@ -46,8 +51,24 @@ class Curve(NamedTuple):
         return costs
 
 
+class PassCosts(NamedTuple):
+    """What passes cost: a curve over their rows, and what the contexts that the rows attend to add to it.
+
+    curve: of rows without a context. token_s: of each token of a context, however many rows attend to it. row_token_s:
+    of each token for each row that attends to it.
+    """
+
+    curve: Curve
+    token_s: float = 0.0
+    row_token_s: float = 0.0
+
+    def kv_s(self, num_kv_tokens: float, num_row_kv_tokens: float) -> float:
+        """Return what the contexts of a pass add; num_row_kv_tokens: tokens times the rows that attend to them."""
+        return self.token_s * num_kv_tokens + self.row_token_s * num_row_kv_tokens
+
+
 #: What passes cost, in plain ones, where nothing has been measured.
-UNKNOWN = Curve(np.array([1.0]), np.array([1.0]), UNKNOWN_ROW)
+UNKNOWN = PassCosts(Curve(np.array([1.0]), np.array([1.0]), UNKNOWN_ROW))
 
 
 class Surface(NamedTuple):
@@ -64,6 +85,43 @@ class Surface(NamedTuple):
     row_s: FloatArray
     others_tokens: float
     rate: float
+
+
+class Surfaces:
+    """The surfaces of one moment, by the length of a request's context.
+
+    costs: (1 + N,) float64, of a pass whose requests are all plain, and of passes in which this one has 1…N rows,
+    without its context. kv_s: (N,) float64, on a line: what each token of it adds. others, others_tokens: the other
+    requests in a pass, and what they get out of it. single_s: what a plain step takes beyond one of several that are
+    made together.
+    """
+
+    def __init__(
+        self, costs: FloatArray, kv_s: FloatArray, others: float, others_tokens: float, single_s: float
+    ) -> None:
+        self._costs, self._kv_s, self._single_s = costs, kv_s, single_s
+        self._others, self._others_tokens = others, others_tokens
+        self._known: dict[int, Surface] = {}
+
+    def at(self, num_kv_tokens: int) -> Surface:
+        """Return the surface of a request with so many tokens."""
+        number = num_kv_tokens // CONTEXT_STEP if self._kv_s[0] else 0
+        if (surface := self._known.get(number)) is None:
+            surface = self._known[number] = self._made(number * CONTEXT_STEP)
+        return surface
+
+    @cached_property
+    def _row_s(self) -> FloatArray:
+        return least_slopes(self._costs[1:])
+
+    def _made(self, num_kv_tokens: int) -> Surface:
+        seconds = self._costs[1:] + num_kv_tokens * self._kv_s
+        row_s = self._row_s + num_kv_tokens * (self._kv_s[1] - self._kv_s[0])  # a line moves the slopes of a hull alike
+        plain_s = float(self._costs[0] + num_kv_tokens * self._kv_s[0])
+        # Plain steps are made together only where no request drafts.
+        all_plain_s = max(plain_s - self._single_s, LEAST_OF_SINGLE * plain_s)
+        rate = max((1.0 + self._others) / all_plain_s, (1.0 + self._others_tokens) / float(seconds[0]))
+        return Surface(seconds, row_s, self._others_tokens, rate)
 
 
 def rising(seconds: FloatArray, weights: FloatArray) -> FloatArray:
@@ -114,21 +172,22 @@ def corrected(base: Curve, rows: FloatArray, seconds: FloatArray, weights: Float
 def surface_of(seconds: FloatArray, others_tokens: float = 0.0, plain_rate: float = 0.0) -> Surface:
     """Return the surface of these costs. plain_rate: tokens of the batch per second without any draft."""
     rate = max((1.0 + others_tokens) / float(seconds[0]), plain_rate)
-    return Surface(np.ascontiguousarray(seconds), np.array(least_slopes(seconds.tolist())), others_tokens, rate)
+    return Surface(np.ascontiguousarray(seconds), least_slopes(seconds), others_tokens, rate)
 
 
-def least_slopes(values: list[float]) -> list[float]:
-    """Return for each index the least mean rise from it to any later index, infinite for the last one.
+def least_slopes(seconds: FloatArray) -> FloatArray:
+    """Return for each index the least mean rise from it to any later index, (N,) float64, infinite for the last one.
 
     That is the slope of the lower convex hull of the values from this index on.
     """
+    values = seconds.tolist()
     slopes, hull = [float("inf")] * len(values), [len(values) - 1]
     for at in range(len(values) - 2, -1, -1):
         while len(hull) > 1 and _slope(values, at, hull[-2]) <= _slope(values, at, hull[-1]):
             hull.pop()
         slopes[at] = _slope(values, at, hull[-1])
         hull.append(at)
-    return slopes
+    return np.array(slopes)
 
 
 def _slope(values: list[float], begin: int, end: int) -> float:

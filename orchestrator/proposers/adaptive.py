@@ -83,7 +83,7 @@ class Adaptive(Proposer):
 
         A proposer that has begun is heard, though a pause begins now; one that is to draft nothing sees the text.
         """
-        surface = self._meter.begin()
+        surface = self._meter.begin(len(context))
         limits, self._limits = self._limits or self._within(budget, sampling), None
         drafted = self._proposer.propose(context, sampling, limits).cut(limits)
         self._was_asked = bool(limits.max_depth)

@@ -106,7 +106,8 @@ class Auto(Proposer):
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the best tree, or a bare root."""
-        surface, tokens_left, budget = self._meter.begin(self._begun_s), budget.max_depth + 1, budget.within(self._most)
+        surface = self._meter.begin(len(context), self._begun_s)
+        tokens_left, budget = budget.max_depth + 1, budget.within(self._most)
         grown, self._begun, self._begun_s = self._begun, None, 0.0
         if surface and not grown:
             grown = self._grow(context, sampling, budget, surface)

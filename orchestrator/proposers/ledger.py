@@ -130,13 +130,15 @@ class Meter:
         self.began_s = self._sent_s = 0.0
         self._rest_len = 0
         self._tokens = self._seconds = 0.0
+        self._context_len = 0
         self._rest = Rest()
 
-    def begin(self, spent_s: float = 0.0) -> Surface | None:
+    def begin(self, context_len: int, spent_s: float = 0.0) -> Surface | None:
         """Note that a proposal begins; return what rows cost, None if the step should be a plain one.
 
-        spent_s: time that has been spent on it before.
+        context_len: tokens of the request. spent_s: time that has been spent on the proposal before.
         """
+        self._context_len = context_len
         self.began_s = self._costs.clock() - spent_s
         if not (self.is_first or self._ledger.pause) and self._costs.wants_plain:
             self._ledger.begin_pause(MEASURED_STEPS)
@@ -144,7 +146,10 @@ class Meter:
 
     def surface(self) -> Surface | None:
         """Return what rows cost, None if the next step should be a plain one."""
-        return None if self._ledger.pause else self._costs.surface()
+        return None if self._ledger.pause else self._surface()
+
+    def _surface(self) -> Surface | None:
+        return self._costs.surface(self._context_len)
 
     @property
     def num_plain(self) -> int:
@@ -173,7 +178,7 @@ class Meter:
 
     def _begin_rest(self, first: int, least: int) -> None:
         """Let plain steps follow that can be made together, where looking costs."""
-        if surface := self._costs.surface():
+        if surface := self._surface():
             lost_s = self.draft_s + float(surface.seconds[0]) - plain_s(surface)
             worth = max(int(lost_s / (LOSS * plain_s(surface))), least)
             self._rest_len = min(max(2 * self._rest_len, first), max(LONGEST_REST, first), worth)
@@ -190,7 +195,7 @@ class Meter:
             return self._note_rate(1, self._plain_s)
         num_rows, step_s = tree.num_nodes + 1, self._costs.clock() - self._sent_s - 1e-6 * acceptance.queue_us
         self._costs.observe(num_rows, acceptance.num_in_pass, acceptance.num_tokens, step_s, acceptance.load)
-        if surface := self._costs.surface():  # by what steps of its size cost, since a single one may have been held up
+        if surface := self._surface():  # by what steps of its size cost, since a single one may have been held up
             step_s = float(surface.seconds[num_rows - 1]) + self.draft_s
             self._ledger.observe(acceptance.num_tokens, step_s, plain_s(surface))
         return self._note_rate(acceptance.num_tokens, step_s)
@@ -200,7 +205,7 @@ class Meter:
         for proposal, acceptance, *_ in steps:
             sizes = proposal.tree.num_nodes + 1, acceptance.num_in_pass, acceptance.num_tokens
             self._costs.observe_made(*sizes, pass_s(acceptance), acceptance.load)
-        surface = self._costs.surface()
+        surface = self._surface()
         seconds = [
             (float(surface.seconds[proposal.tree.num_nodes]) if surface else pass_s(acceptance)) + draft_s
             for proposal, acceptance, draft_s, _ in steps
@@ -219,7 +224,7 @@ class Meter:
     @property
     def _plain_s(self) -> float:
         """Time of a plain step that is made together with others; 0 before one has been measured."""
-        return plain_s(surface) if (surface := self._costs.surface()) else 0.0
+        return plain_s(surface) if (surface := self._surface()) else 0.0
 
     def _note_rate(self, num_tokens: int, step_s: float) -> float:
         self._tokens, self._seconds = DISCOUNT * self._tokens + num_tokens, DISCOUNT * self._seconds + step_s
@@ -238,7 +243,7 @@ class Meter:
             rest_s = rest.in_passes_s  # as steps with drafts are measured
         num_in_pass, load = acceptance.num_in_pass, acceptance.load
         is_mixed = max(num_in_pass, rest.num_in_pass) > 2 * min(num_in_pass, rest.num_in_pass)
-        if (rest.has_prompts or is_mixed) and self._costs.surface():
+        if (rest.has_prompts or is_mixed) and self._surface():
             self._costs.postpone_plain()
         elif rest.num_steps >= MEASURED_STEPS:
             self._costs.observe_plain(num_in_pass, rest_s / rest.num_steps, load, rest.num_steps)

@@ -8,7 +8,7 @@ from functools import partial
 
 from orchestrator.core.proposal import Proposer
 from orchestrator.core.step_costs import StepCosts
-from orchestrator.core.surfaces import Curve
+from orchestrator.core.surfaces import PassCosts
 from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import served_checkpoint
@@ -37,7 +37,7 @@ class ProposerSources:
         config: ServingConfig,
         checkpoint: Checkpoint,
         memory: Memory | None = None,
-        pass_costs: Curve | None = None,
+        pass_costs: PassCosts | None = None,
     ) -> None:
         self.grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
         self._checkpoint, self._memory = checkpoint, memory
@@ -87,7 +87,9 @@ class RunProposers:
     drafters: those in this process, by name. pass_costs: of the target, as measured at its load; None = not measured.
     """
 
-    def __init__(self, config: ServingConfig, drafters: Mapping[str, Drafter], pass_costs: Curve | None = None) -> None:
+    def __init__(
+        self, config: ServingConfig, drafters: Mapping[str, Drafter], pass_costs: PassCosts | None = None
+    ) -> None:
         self._sources = ProposerSources(config, served_checkpoint(config), pass_costs=pass_costs)
         self._drafters = drafters
         self._limit_s = config.draft_timeout_ms / 1000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,18 +12,19 @@ from torch import Tensor
 
 from orchestrator.core.errors import RequestError
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import MAX_FEATURE_ROWS, Acceptance, PassLoad, StepOptions
+from orchestrator.core.types import MAX_FEATURE_ROWS, Acceptance, StepOptions
 from orchestrator.native.sampling import requests_of, sampler
 from orchestrator.sampling.accept import AcceptedPath
 from orchestrator.wire.target import StepRequest
 from runtime.engine import several
 from runtime.engine.calls import EngineCall, GuidedStep
+from runtime.engine.loads import load_of, loads_of
 from runtime.engine.paged import PagedEngine, PagedModel
 from runtime.engine.verify import VerifyInput, VerifyResult, verify
 from runtime.kv.batch import STEP_TOKENS, Segment
 from runtime.kv.pressure import BlockPressure
 from runtime.kv.sequences import CachedSequence
-from runtime.native.decoding import DecodedStep, Decoding, has_room
+from runtime.native.decoding import Decoding, has_room
 from runtime.native.model import NativeModel
 from runtime.sampling import served
 
@@ -150,7 +150,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         ]
         results = verify([self._verify_input(call) for call, _ in complete], [part for _, part in complete])
         forward_us, verify_us = _us(computed_s - began_s), _us(time.monotonic() - computed_s)
-        load = _load(planned, results, has_prompts)
+        load = load_of(planned, results, has_prompts)
         for (call, part), result in zip(complete, results, strict=True):
             answer = replace(
                 self._settle(call, part, result),
@@ -192,7 +192,8 @@ class TargetEngine(PagedEngine[StepRequest]):
         num_further = len(decoded[0].steps) - 1
         self.progress.num_passes += num_further
         self.progress.num_calls += num_further * len(planned)
-        loads = [_load_of(steps) for steps in zip(*(each.steps for each in decoded), strict=True)]
+        passes = zip(*(each.steps for each in decoded), strict=True)
+        loads = [*loads_of(passes, [segment.last for _, segment in planned])]
         now_s = time.monotonic()
         for (call, _), each in zip(planned, decoded, strict=True):
             call.opened.publish(len(call.opened.ids))
@@ -284,21 +285,6 @@ def _is_short(call: StepCall) -> bool:
 
 def _has_prompts(planned: list[tuple[StepCall, Segment]]) -> bool:
     return not all(_is_step(call) for call, _ in planned)
-
-
-def _load(planned: list[tuple[StepCall, Segment]], results: list[VerifyResult], has_prompts: bool) -> PassLoad:
-    """Return the load of a pass by the steps that it completed."""
-    num_rows = sum(segment.last - segment.first + segment.tree.num_nodes for _, segment in planned)
-    num_nodes = sum(segment.tree.num_nodes for _, segment in planned)
-    num_steps, num_accepted = max(len(results), 1), sum(len(result.accepted.path) for result in results)
-    return PassLoad(num_rows, num_steps, 1.0 + num_nodes / num_steps, 1.0 + num_accepted / num_steps, has_prompts)
-
-
-def _load_of(steps: Sequence[DecodedStep]) -> PassLoad:
-    """Return the load of a pass from the steps that all sequences made in it."""
-    num_rows = sum(step.draft.tree.num_nodes + 1 for step in steps)
-    num_tokens = sum(len(step.path) + 1 for step in steps)
-    return PassLoad(num_rows, len(steps), num_rows / len(steps), num_tokens / len(steps))
 
 
 def _us(seconds: float) -> int:

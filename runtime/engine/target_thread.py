@@ -19,7 +19,7 @@ from typing import TypeVar
 from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, RequestError, ServingError, Unavailable, UnknownSequence
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.surfaces import Curve
+from orchestrator.core.surfaces import PassCosts
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.sampling.grammar import Grammars
 from orchestrator.sampling.grammar_matcher import Matcher
@@ -58,7 +58,7 @@ class TargetThread(EngineThread[StepRequest]):
     """Answers target steps; for those under a grammar it makes masks first, each on a thread that no other waits for.
 
     grammars: the checkpoint's grammar compiler; None = the engine has no tokenizer.
-    Attribute pass_costs: seconds of a pass by its rows, as measured at load; None = not measured.
+    Attribute pass_costs: what passes cost, as measured at load; None = not measured.
     Invariant: a call waits for its own masks and for no other's; a matcher is used by one thread at a time.
     """
 
@@ -70,7 +70,7 @@ class TargetThread(EngineThread[StepRequest]):
         grammars: Grammars | None = None,
     ) -> None:
         super().__init__(engine, name, prepare)
-        self.pass_costs: Curve | None = None
+        self.pass_costs: PassCosts | None = None
         self._grammars = grammars
         self._guides: WorkerPool[object] = WorkerPool("guide")  # as many threads as there are guided calls
         self._guided: dict[int, GuidedSequence] = {}

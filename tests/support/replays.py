@@ -124,5 +124,6 @@ def costs_of(clock: Clock, *seconds: float) -> StepCosts:
     costs = StepCosts(clock)
     for _ in range(40):
         costs.observe_plain(1, seconds[0])
-    costs.surface = lambda: surface_of(np.pad(np.array(seconds), (0, 129 - len(seconds)), "edge"))  # type: ignore[method-assign]
+    surface = surface_of(np.pad(np.array(seconds), (0, 129 - len(seconds)), "edge"))
+    costs.surface = lambda num_kv_tokens=0: surface  # type: ignore[method-assign]
     return costs

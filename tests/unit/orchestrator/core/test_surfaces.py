@@ -11,7 +11,7 @@ from orchestrator.core.surfaces import UNKNOWN_ROW, Curve, corrected, least_slop
 def test_least_slopes_are_those_of_all_later_values() -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
-        values = np.cumsum(rng.random(12)).tolist()
+        values = np.cumsum(rng.random(12))
         least = [min((values[m] - values[n]) / (m - n) for m in range(n + 1, 12)) for n in range(11)]
         assert least_slopes(values) == pytest.approx([*least, float("inf")])
 

@@ -347,7 +347,7 @@ def test_the_wait_for_passes_of_others_is_not_the_cost_of_a_step() -> None:
     costs.observe_plain(1, 1.0)
     meter = Meter(costs)
     for _ in range(20):
-        meter.begin()
+        meter.begin(1)
         meter.sent(Proposal.empty())
         clock.now_s += 3.0
         meter.answered(TokenTree.bare(), Acceptance((), 1, queue_us=2_000_000))
@@ -362,7 +362,7 @@ def test_a_pause_says_beforehand_how_many_steps_are_plain_and_they_may_be_made_t
     costs.observe_plain(1, 1.0)
     meter, drafted = Meter(costs), TokenTree.chain([1, 2, 3])
     for number in range(100):
-        meter.begin()
+        meter.begin(1)
         tree = drafted if number % 3 else TokenTree.bare()
         meter.sent(Proposal.of(tree, ""))
         clock.now_s += 4.0 if number % 3 else 1.0
@@ -371,13 +371,13 @@ def test_a_pause_says_beforehand_how_many_steps_are_plain_and_they_may_be_made_t
             break
     num_plain = meter.num_plain
     assert num_plain == FIRST_PAUSE
-    assert meter.begin() is None
+    assert meter.begin(1) is None
     meter.sent(Proposal.empty())
     clock.now_s += 0.5 * num_plain
     for _ in range(num_plain):
         meter.answered(TokenTree.bare(), Acceptance((), 1))
     assert meter.num_plain == 0
-    surface = meter.begin()
+    surface = meter.begin(1)
     assert surface
     assert 1.0 < surface.rate <= 2.0
 

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.core.proposal import Proposal, Step
 from orchestrator.core.step_costs import MOST_ENTERED, PLAIN, StepCosts
-from orchestrator.core.surfaces import Curve
+from orchestrator.core.surfaces import Curve, PassCosts
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, PassLoad
 from orchestrator.proposers.ledger import GRACE_STEPS, LONGEST_REST, LOSS, Ledger, Meter
@@ -22,7 +22,7 @@ def resting(draft_s: float) -> list[int]:
         costs.observe(1, 1, 1, 1.5)
     meter, lengths = Meter(costs), list[int]()
     for _ in range(12):
-        meter.begin()
+        meter.begin(1)
         clock.now_s += draft_s
         meter.sent(Proposal.empty(), first_rest=1)
         lengths.append(meter.num_plain)
@@ -45,7 +45,7 @@ def test_a_draft_ends_the_rests() -> None:
         costs.observe(1, 1, 1, 1.5)
     meter, drafted, lengths = Meter(costs), Proposal.chain([1], "suffix"), list[int]()
     for proposal in [Proposal.empty()] * 4 + [drafted] + [Proposal.empty()] * 2:
-        meter.begin()
+        meter.begin(1)
         meter.sent(proposal, first_rest=1)
         lengths.append(meter.num_plain)
         for _ in range(max(lengths[-1], 1)):
@@ -59,7 +59,7 @@ def test_no_rest_is_made_where_looking_for_a_draft_costs_nothing() -> None:
         costs.observe_plain(1, 1.0)
     meter = Meter(costs)
     for _ in range(20):
-        meter.begin()
+        meter.begin(1)
         meter.sent(Proposal.empty(), first_rest=1)
         assert not meter.num_plain
         meter.answered(TokenTree.bare(), Acceptance((), 1))
@@ -101,7 +101,7 @@ def test_a_text_without_a_draft_is_as_fast_as_plain_decoding(single_s: float, lo
     clock = Clock()
     meter, num_steps = Meter(StepCosts(clock)), 0
     while num_steps < 6400:
-        clock.now_s += look_s if meter.begin() else 0.0
+        clock.now_s += look_s if meter.begin(1) else 0.0
         meter.sent(Proposal.empty(), first_rest=1)
         together = min(max(meter.num_plain, 1), LONGEST_REST)
         clock.now_s += single_s - 1.0 + together
@@ -156,7 +156,7 @@ def test_a_size_that_was_slow_once_becomes_cheaper_until_it_is_tried_again() -> 
 
 def measured(row_s: float) -> StepCosts:
     """Return the costs of an engine of which a plain pass took 1 at load, and each further row row_s."""
-    return StepCosts(Clock(), Curve.measured([1, 128], [1.0, 1.0 + 127 * row_s]))
+    return StepCosts(Clock(), PassCosts(Curve.measured([1, 128], [1.0, 1.0 + 127 * row_s])))
 
 
 def test_what_was_measured_at_load_is_known_before_any_step() -> None:
@@ -190,6 +190,50 @@ def test_what_steps_show_corrects_what_was_measured_at_load() -> None:
     surface = costs.surface()
     assert surface
     assert 1.9 < surface.seconds[3] / surface.seconds[0] < 3.0
+
+
+def with_contexts() -> StepCosts:
+    """Return the costs of an engine whose passes took 1 and 0.1 a row, and 0.01 and 0.001 a row for each token behind."""
+    return StepCosts(Clock(), PassCosts(Curve.measured([1, 128], [1.1, 13.8]), 0.01, 0.001))
+
+
+def load_of(context_lens: list[int], num_rows: int) -> tuple[PassLoad, float]:
+    """Return the load of a pass in which each request has so many rows, and what it takes by `with_contexts`."""
+    count, num_kv_tokens = len(context_lens), sum(context_lens)
+    sizes = count * num_rows, count, float(num_rows), 1.0, False, num_kv_tokens, num_rows * num_kv_tokens
+    return PassLoad(*sizes), 1.0 + 0.1 * count * num_rows + (0.01 + 0.001 * num_rows) * num_kv_tokens
+
+
+def test_a_long_context_makes_every_pass_dearer_and_every_row() -> None:
+    costs = with_contexts()
+    short, long = costs.surface(), costs.surface(640)
+    assert short and long
+    assert short.seconds[[0, 9]].tolist() == pytest.approx([1.1, 2.0])
+    assert long.seconds[[0, 9]].tolist() == pytest.approx([1.1 + 640 * 0.011, 2.0 + 640 * 0.02])
+    assert (short.row_s[0], long.row_s[0]) == pytest.approx((0.1, 0.1 + 0.64))
+    assert 1.0 / long.rate == pytest.approx(long.seconds[0])
+
+
+def test_passes_behind_long_contexts_teach_nothing_of_the_rows() -> None:
+    """Taken for slow passes, they would make the machine look eight times as slow to a request with a short context."""
+    costs = with_contexts()
+    for number in range(200):
+        load, seconds = load_of([640], 1 + 3 * (number % 2))
+        costs.observe_made(load.num_rows, 1, 1, seconds, load)
+    surface = costs.surface()
+    assert surface
+    assert surface.seconds[[0, 3, 9]].tolist() == pytest.approx([1.1, 1.4, 2.0], rel=0.01)
+
+
+def test_the_contexts_of_the_others_are_part_of_the_pass() -> None:
+    costs = with_contexts()
+    for _ in range(200):
+        load, seconds = load_of([640] * 4, 1)
+        costs.observe_made(1, 4, 1, seconds, load)
+    surface = costs.surface(640)
+    assert surface
+    assert surface.seconds[0] == pytest.approx(load_of([640] * 4, 1)[1], rel=0.01)
+    assert surface.row_s[0] == pytest.approx(0.1 + 0.64, rel=0.01)
 
 
 def test_passes_of_which_another_request_drafts_are_no_plain_ones() -> None:
@@ -275,7 +319,7 @@ def test_where_native_code_drafts_plain_steps_are_measured_by_their_passes_too()
     meter.answered(TokenTree.bare(), Acceptance((), 1))
     for _ in range(40):
         meter._ledger.begin_pause(4)
-        meter.begin()
+        meter.begin(1)
         meter.sent(Proposal.empty())
         clock.now_s += 50.0
         for _ in range(4):

@@ -41,7 +41,7 @@ SAMPLINGS = (Sampling(), Sampling(0.3, seed=5), Sampling(0.8, top_p=0.9, top_k=2
 class FreeRows(StepCosts):
     """Costs by which every draft pays."""
 
-    def surface(self) -> Surface:
+    def surface(self, num_kv_tokens: int = 0) -> Surface:
         """Return a pass that costs the same whatever its rows."""
         return surface_of(np.ones(MAX_NODES + 1))
 

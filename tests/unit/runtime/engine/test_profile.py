@@ -23,20 +23,32 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_passes_of_all_sizes_are_measured_and_leave_nothing_behind(folder: Path) -> None:
     paged = make_paged(folder)
-    curve = measured_costs(paged)
-    assert curve and curve.rows.tolist() == [*NUM_ROWS]
-    assert curve.seconds[0] > 0.0 and np.all(np.diff(curve.seconds) >= 0.0)
+    costs = measured_costs(paged)
+    assert costs and costs.curve.rows.tolist() == [*NUM_ROWS]
+    assert costs.curve.seconds[0] > 0.0 and np.all(np.diff(costs.curve.seconds) >= 0.0)
     assert not len(paged.sequences)
 
 
-def with_row_s(folder: Path, monkeypatch: pytest.MonkeyPatch, row_s: float) -> Any:
-    """Return a model of which each row of a pass takes so long, by a clock that moves by passes alone."""
+def with_row_s(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    row_s: float,
+    token_s: float = 0.0,
+    row_token_s: float = 0.0,
+    first_s: float = 0.0,
+) -> Any:
+    """Return a model of which each row of a pass takes so long, by a clock that moves by passes alone.
+
+    token_s, row_token_s: of each token of the context, and of each for each row. first_s: paid once.
+    """
     paged, now_s = make_paged(folder), 0.0
     forward = paged.forward
 
     def slow(segments: list[Segment]) -> object:
-        nonlocal now_s
-        now_s += row_s * (segments[0].last - segments[0].first + segments[0].tree.num_nodes)
+        nonlocal now_s, first_s
+        num_rows = segments[0].last - segments[0].first + segments[0].tree.num_nodes
+        now_s += first_s + row_s * num_rows + (token_s + row_token_s * num_rows) * segments[0].last
+        first_s = 0.0
         return forward(segments)
 
     monkeypatch.setattr(paged, "forward", slow)
@@ -46,10 +58,27 @@ def with_row_s(folder: Path, monkeypatch: pytest.MonkeyPatch, row_s: float) -> A
 
 
 def test_a_slow_machine_is_measured_with_fewer_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    curve = measured_costs(with_row_s(folder, monkeypatch, 0.005))
-    assert curve
-    assert curve.rows.tolist() == [1, 2, 3, 4, 6, 8]
-    assert curve.seconds[:3].tolist() == pytest.approx([0.005, 0.01, 0.015])
+    costs = measured_costs(with_row_s(folder, monkeypatch, 0.005))
+    assert costs
+    assert costs.curve.rows.tolist() == [1, 2, 3, 4, 6, 8]
+    assert costs.curve.seconds[:3].tolist() == pytest.approx([0.005, 0.01, 0.015])
+    assert (costs.token_s, costs.row_token_s) == (0.0, 0.0)  # no time was left for them
+
+
+def test_what_the_context_costs_is_measured_apart_from_the_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = measured_costs(with_row_s(folder, monkeypatch, 1e-5, 1e-7, 1e-8))
+    assert costs
+    assert (costs.token_s, costs.row_token_s) == pytest.approx((1e-7, 1e-8))
+    assert costs.curve.seconds.tolist() == pytest.approx([1e-5 * rows for rows in NUM_ROWS])
+
+
+def test_a_cache_without_room_for_a_long_context_is_measured_behind_a_short_one(folder: Path) -> None:
+    paged = make_paged(folder)
+    pool = paged.sequences.pool
+    pool.allocate(pool.num_available - (256 + 128) // pool.block_tokens, None)
+    costs = measured_costs(paged)
+    assert costs and costs.curve.rows.tolist() == [*NUM_ROWS]
+    assert (costs.token_s, costs.row_token_s) == (0.0, 0.0)
 
 
 def test_a_machine_that_cannot_measure_rows_enough_measures_nothing(
@@ -63,7 +92,14 @@ def test_a_machine_that_is_slow_with_the_first_tokens_reads_no_others(
 ) -> None:
     paged = with_row_s(folder, monkeypatch, 0.1)
     assert measured_costs(paged) is None
-    assert profile.time.monotonic() == pytest.approx(1.6)
+    assert profile.time.monotonic() == pytest.approx(0.1 * (1 + profile.NUM_FIRST))
+
+
+def test_a_first_pass_that_takes_long_is_no_sign_of_a_slow_machine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = measured_costs(with_row_s(folder, monkeypatch, 1e-5, first_s=1.0))
+    assert costs and costs.curve.seconds[0] == pytest.approx(1e-5)
 
 
 def test_a_lack_of_memory_is_no_reason_not_to_serve(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -335,3 +335,23 @@ def test_a_prompt_does_not_wait_until_steps_have_had_their_time(engine: TargetEn
     engine._owed_s = LIMIT_S
     assert engine.advance([sequence.begin(), call]) == [call]
     assert len(sequence.answers) == 1 and call.made
+
+
+def test_the_load_of_every_pass_counts_the_contexts_that_its_rows_attend_to(engine: TargetEngine) -> None:
+    pair = Sequence(engine, 1), Sequence(engine, 2, Context([*PROMPT, 5, 6]))
+    calls = [sequence.several(max_tokens=4) for sequence in pair]
+    num_tokens = sum(len(sequence.context) for sequence in pair)
+    for _ in range(4):
+        calls = engine.advance(calls)
+    assert not calls
+    loads = [step.acceptance.load for step in pair[0].steps]
+    assert [load and (load.num_kv_tokens, load.num_row_kv_tokens) for load in loads] == [
+        (num_tokens + 2 * number, num_tokens + 2 * number) for number in range(4)
+    ]
+
+
+def test_the_load_of_a_tree_counts_its_context_for_each_node(engine: TargetEngine) -> None:
+    sequence = Sequence(engine, 1)
+    engine.advance([sequence.large()])
+    load, num_tokens = sequence.answers[1].load, len(sequence.context)
+    assert (load.num_kv_tokens, load.num_row_kv_tokens) == (num_tokens, (STEP_TOKENS + 2) * num_tokens)
