@@ -15,16 +15,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from transformers import AutoConfig
 
 from benchmarks.deployment import CONFIG
 from orchestrator.core.context import Context
+from orchestrator.core.surfaces import PassCosts
 from orchestrator.core.tree import TokenTree
 from orchestrator.deployment.config import load_config
 from orchestrator.native.build import NativeLibrary
 from orchestrator.wire.context import delta_of
 from runtime.engine.paged import PagedModel
+from runtime.engine.profile import NUM_CONTEXT, measured_costs
 from runtime.kv.batch import Segment
 from runtime.model.load import load_model
 from runtime.native.families import head_dim_of
@@ -34,6 +37,8 @@ from runtime.native.model import NativeModel
 SHAPES = ((1, 1), (1, 8), (1, 11), (1, 24), (1, 64), (16, 1), (16, 11))
 CONTEXTS = (128, 300, 512, 1024, 1792)
 PREFILL_TOKENS = 256
+#: Tokens of all sequences of a pass, for which the cache has room.
+MOST_CACHED = 17600
 PRODUCTS = NativeLibrary(
     "products",
     Path(__file__).resolve().parent / "native",
@@ -43,7 +48,10 @@ PRODUCTS = NativeLibrary(
 
 
 class Case(NamedTuple):
-    """A pass: sequences, rows of each (the root and its drafts), tokens in the cache before each, threads."""
+    """A pass: sequences, rows of each (the root and its drafts), tokens in the cache before each.
+
+    num_threads: 0 = as the model chooses.
+    """
 
     num_sequences: int
     num_rows: int
@@ -54,6 +62,11 @@ class Case(NamedTuple):
     def rows(self) -> int:
         """Rows of the pass."""
         return self.num_sequences * self.num_rows
+
+    @property
+    def shape(self) -> str:
+        """The rows, of each sequence if there are several."""
+        return str(self.num_rows) if self.num_sequences == 1 else f"{self.num_sequences} × {self.num_rows}"
 
 
 class Cost(NamedTuple):
@@ -107,12 +120,16 @@ class Passes:
         self._model = model
         self._paged = PagedModel(model, 1024, 16, share=False)
 
+    def costs(self) -> PassCosts | None:
+        """Return what an engine measures when it is loaded."""
+        return measured_costs(self._paged)
+
     def open(self, case: Case) -> Callable[[], float]:
         """Return a function that runs the pass and returns its seconds."""
         segments = [self._segment(case, number) for number in range(case.num_sequences)]
 
         def run_s() -> float:
-            self._model.num_threads = case.num_threads
+            self._model.num_threads = case.num_threads or None
             began_s = time.perf_counter()
             self._paged.forward(segments)
             return time.perf_counter() - began_s
@@ -152,11 +169,40 @@ def row_of(case: Case, cost: Cost, flops_of_row: int) -> str:
     ratio = statistics.median(a / b for a, b in zip(cost.pass_ms, cost.products_ms, strict=True))
     peak = max(cost.peak_flops) * case.num_threads
     share = flops_of_row * case.rows / (1e-3 * pass_ms) / peak
-    shape = str(case.num_rows) if case.num_sequences == 1 else f"{case.num_sequences} × {case.num_rows}"
     return (
-        f"| {shape} | {case.num_cached} | {case.num_threads} | {pass_ms:.2f} ({min(cost.pass_ms):.2f}) "
+        f"| {case.shape} | {case.num_cached} | {case.num_threads} | {pass_ms:.2f} ({min(cost.pass_ms):.2f}) "
         f"| {products_ms:.2f} ({min(cost.products_ms):.2f}) | {ratio:.2f} | {100 * share:.0f} % |"
     )
+
+
+def print_predicted(passes: Passes, rounds: int, contexts: Sequence[int]) -> None:
+    """Print what passes take beside what the costs that are measured at load say: by rows and contexts, by rows alone.
+
+    Rows alone: as if they were those of one sequence with NUM_CONTEXT tokens, behind which they are measured.
+    """
+    costs = passes.costs()
+    assert costs, "the passes were not measured: the machine is too slow"
+    errors: list[tuple[float, float]] = []
+    print("| rows | KV tokens | pass, ms | predicted | by rows alone |\n|---|---:|---:|---:|---:|")
+    for num_cached in contexts:
+        for num_sequences, num_rows in (*SHAPES, (4, 4), (16, 4)):
+            if num_sequences * num_cached > MOST_CACHED:
+                continue
+            case = Case(num_sequences, num_rows, num_cached, 0)
+            run_s, rows_s = passes.open(case), float(costs.curve.at(np.array(case.rows)))
+            pass_s = statistics.median([run_s() for _ in range(2 + rounds)][2:])
+            passes.close(case)
+            found = [
+                (rows_s + costs.kv_s(num_sequences * length, case.rows * length)) / pass_s
+                for length in (num_cached + 1, NUM_CONTEXT / num_sequences)
+            ]
+            errors.append((abs(found[0] - 1), abs(found[1] - 1)))
+            print(
+                f"| {case.shape} | {num_cached} | {1e3 * pass_s:.2f} | {found[0]:.2f} × | {found[1]:.2f} × |",
+                flush=True,
+            )
+    by_contexts, by_rows = (100 * statistics.mean(each) for each in zip(*errors, strict=True))
+    print(f"\nmean error: {by_contexts:.0f} %, by rows alone {by_rows:.0f} %")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -167,6 +213,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=20, help="measured passes of each case")
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS, help="tokens in the cache")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="threads of a pass")
+    parser.add_argument("--predicted", action="store_true", help="compare with the costs that are measured at load")
     return parser.parse_args(arguments)
 
 
@@ -180,6 +227,10 @@ def main(arguments: Sequence[str]) -> int:
         print("there is no native forward pass of this model here", file=sys.stderr)
         return 1
     passes = Passes(model)
+    if options.predicted:
+        model.prepare()
+        print_predicted(passes, options.rounds, options.contexts)
+        return 0
     products = Products(
         AutoConfig.from_pretrained(folder), model.is_bfloat16, model.rounds_inputs, max(options.threads)
     )

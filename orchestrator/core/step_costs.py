@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from orchestrator.core.surfaces import UNKNOWN, PassCosts, Surface, Surfaces, corrected, line_through
-from orchestrator.core.tree import MAX_NODES
+from orchestrator.core.surfaces import UNKNOWN, Batch, PassCosts, Surface, Surfaces, corrected, line_through
 from orchestrator.core.types import PassLoad
 
 #: Passes of similar size are averaged; each group ends at one of these numbers of rows.
@@ -61,21 +60,28 @@ class Mean(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The steps of about one size. relative: to the machine's speed. measured_at: number of the last one's pass."""
+    """The steps of about one size.
+
+    relative: what the rows took, by the machine's speed. part_of_rows: of the pass; the contexts took the rest, so the
+    less it is, the less is known of the rows. measured_at: number of the last step's pass.
+    """
 
     rows: Mean = Mean()
     relative: Mean = Mean()
+    part_of_rows: Mean = Mean()
     measured_at: float = 0.0
 
-    def of(self, rows: float, relative: float, number: float, num_steps: int) -> Group:
+    def of(self, rows: float, relative: float, part_of_rows: float, number: float, num_steps: int) -> Group:
         """Return the group with further steps that were alike."""
         if self.relative.num_values:
             relative = min(relative, MOST_OF_MEAN * self.relative.value)
-        return Group(self.rows.of(rows, num_steps), self.relative.of(relative, num_steps), number)
+        means = self.rows.of(rows, num_steps), self.relative.of(relative, num_steps)
+        return Group(*means, self.part_of_rows.of(part_of_rows, num_steps), number)
 
     def weight(self, now: float) -> float:
-        """Return how many fresh measurements the group is worth at pass `now`."""
-        return float(min(self.relative.num_values, 1 / LEAST_WEIGHT) * 0.5 ** ((now - self.measured_at) / HALF_LIFE))
+        """Return how many fresh measurements of rows alone the group is worth at pass `now`."""
+        num_values = self.part_of_rows.value * min(self.relative.num_values, 1 / LEAST_WEIGHT)
+        return float(num_values * 0.5 ** ((now - self.measured_at) / HALF_LIFE))
 
 
 class StepCosts:
@@ -93,7 +99,7 @@ class StepCosts:
         self._speed = 1.0 if measured else 0.0  # seconds of what costs 1 by the curve
         self._groups: dict[int, Group] = {}
         self._rows = self._tokens = self._others = Mean()  # of one request; other requests in a pass
-        self._others_kv = Mean()  # tokens of their contexts
+        self._kv_tokens = Mean()  # of all contexts of a pass
         self._plain, self._plain_in_pass = Mean(), 0  # of plain steps made together with so many requests in a pass
         self._single = Mean()  # what a plain step takes alone beyond one of several that are made together
         self._last_single_s = 0.0
@@ -187,18 +193,18 @@ class StepCosts:
         """Enter what a request's step cost, or each of several alike; part: of the pass. The caller holds the lock."""
         self._rows = self._rows.of(load.mean_rows if load else num_rows, num_steps)
         self._tokens = self._tokens.of(load.mean_tokens if load else num_tokens, num_steps)
-        others = (load.num_steps if load else num_in_pass) - 1
-        self._others = self._others.of(others, num_steps)
+        self._others = self._others.of((load.num_steps if load else num_in_pass) - 1, num_steps)
         all_rows = load.num_rows if load else num_rows + (num_in_pass - 1) * self._rows.value
         group, seconds, kv_s = bisect_left(GROUPS, all_rows), max(seconds, LEAST_S), 0.0
         if load:
             kv_s = self._now.kv_s(load.num_kv_tokens, load.num_row_kv_tokens)
-            self._others_kv = self._others_kv.of(load.num_kv_tokens * others / (others + 1), num_steps)
+            self._kv_tokens = self._kv_tokens.of(load.num_kv_tokens, num_steps)
         self._num_passes += part
         rows_s = float(self._now.curve.at(np.array(all_rows)))
         self._note_speed(seconds / (rows_s + kv_s))
-        relative = max(seconds / self._speed - kv_s, LEAST_OF_ROWS * rows_s)
-        self._groups[group] = self._groups.get(group, Group()).of(all_rows, relative, self._num_passes, num_steps)
+        relative, part_of_rows = max(seconds / self._speed - kv_s, LEAST_OF_ROWS * rows_s), rows_s / (rows_s + kv_s)
+        known = self._groups.get(group, Group())
+        self._groups[group] = known.of(all_rows, relative, part_of_rows, self._num_passes, num_steps)
         if self._num_passes < REFRESH or self._num_passes - self._computed_at >= REFRESH:
             self._surfaces, self._computed_at = self._computed(), self._num_passes
 
@@ -244,15 +250,5 @@ class StepCosts:
             base = self._measured.curve if self._measured else line_through(sizes, relative, weights)
             worth = MEASURED_WORTH if self._measured else LINE_WORTH
             self._now = self._now._replace(curve=corrected(base, sizes, relative, weights, worth))
-        others, others_kv, curve, token_s, row_token_s = self._others.value, self._others_kv.value, *self._now
-        numbers = np.arange(1, MAX_NODES + 2)
-        rows_of_other = np.array([1.0, *[self._rows.value] * len(numbers)])
-        costs = curve.at(np.array([1.0, *numbers]) + others * rows_of_other)
-        costs += others_kv * (token_s + row_token_s * rows_of_other)
-        return Surfaces(
-            self._speed * costs,
-            self._speed * (token_s + row_token_s * numbers),
-            others,
-            others * self._tokens.value,
-            self._single_s,
-        )
+        batch = Batch(self._others.value, self._rows.value, self._tokens.value, self._kv_tokens.value)
+        return Surfaces(self._now.times(self._speed), batch, self._single_s)

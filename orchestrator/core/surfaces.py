@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from orchestrator.core.tree import MAX_NODES
 from orchestrator.core.types import FloatArray
 
 #: A row that has not been measured is taken to cost this part of a plain step. It is optimistic, so that larger trees
@@ -66,6 +67,11 @@ class PassCosts(NamedTuple):
         """Return what the contexts of a pass add; num_row_kv_tokens: tokens times the rows that attend to them."""
         return self.token_s * num_kv_tokens + self.row_token_s * num_row_kv_tokens
 
+    def times(self, factor: float) -> PassCosts:
+        """Return the costs of a machine that takes so many times as long."""
+        curve = Curve(self.curve.rows, factor * self.curve.seconds, factor * self.curve.row_s)
+        return PassCosts(curve, factor * self.token_s, factor * self.row_token_s)
+
 
 #: What passes cost, in plain ones, where nothing has been measured.
 UNKNOWN = PassCosts(Curve(np.array([1.0]), np.array([1.0]), UNKNOWN_ROW))
@@ -87,41 +93,58 @@ class Surface(NamedTuple):
     rate: float
 
 
+class Batch(NamedTuple):
+    """What passes held lately, on average.
+
+    others: requests beside one. rows, tokens: of a request, in and out of a pass. num_kv_tokens: of all contexts.
+    """
+
+    others: float
+    rows: float
+    tokens: float
+    num_kv_tokens: float
+
+
 class Surfaces:
     """The surfaces of one moment, by the length of a request's context.
 
-    costs: (1 + N,) float64, of a pass whose requests are all plain, and of passes in which this one has 1…N rows,
-    without its context. kv_s: (N,) float64, on a line: what each token of it adds. others, others_tokens: the other
-    requests in a pass, and what they get out of it. single_s: what a plain step takes beyond one of several that are
-    made together.
+    single_s: what a plain step takes beyond one of several that are made together.
     """
 
-    def __init__(
-        self, costs: FloatArray, kv_s: FloatArray, others: float, others_tokens: float, single_s: float
-    ) -> None:
-        self._costs, self._kv_s, self._single_s = costs, kv_s, single_s
-        self._others, self._others_tokens = others, others_tokens
+    def __init__(self, costs: PassCosts, batch: Batch, single_s: float) -> None:
+        self._costs, self._batch, self._single_s = costs, batch, single_s
         self._known: dict[int, Surface] = {}
 
     def at(self, num_kv_tokens: int) -> Surface:
         """Return the surface of a request with so many tokens."""
-        number = num_kv_tokens // CONTEXT_STEP if self._kv_s[0] else 0
+        number = num_kv_tokens // CONTEXT_STEP if self._costs.token_s or self._costs.row_token_s else 0
         if (surface := self._known.get(number)) is None:
             surface = self._known[number] = self._made(number * CONTEXT_STEP)
         return surface
 
     @cached_property
+    def _rows_s(self) -> FloatArray:
+        """Of passes in which this request has 1…N rows, without the contexts."""
+        others = self._batch.others * self._batch.rows
+        return self._costs.curve.at(np.arange(1.0, MAX_NODES + 2) + others)
+
+    @cached_property
     def _row_s(self) -> FloatArray:
-        return least_slopes(self._costs[1:])
+        return least_slopes(self._rows_s)
 
     def _made(self, num_kv_tokens: int) -> Surface:
-        seconds = self._costs[1:] + num_kv_tokens * self._kv_s
-        row_s = self._row_s + num_kv_tokens * (self._kv_s[1] - self._kv_s[0])  # a line moves the slopes of a hull alike
-        plain_s = float(self._costs[0] + num_kv_tokens * self._kv_s[0])
+        (others, rows, tokens, all_kv_tokens), kv_s = self._batch, self._costs.kv_s
+        # Where passes have had no others, what the contexts of earlier ones were says nothing.
+        others_kv = min(others, 1.0) * max(all_kv_tokens - num_kv_tokens, 0.0)
+        own_s = [kv_s(num_kv_tokens, count * num_kv_tokens) for count in (1, 2)]
+        seconds = self._rows_s + kv_s(others_kv, rows * others_kv) + own_s[0]
+        seconds += (own_s[1] - own_s[0]) * np.arange(MAX_NODES + 1)
+        row_s = self._row_s + (own_s[1] - own_s[0])  # a line moves the slopes of a hull alike
+        plain_s = float(self._costs.curve.at(np.array(1.0 + others))) + kv_s(others_kv, others_kv) + own_s[0]
         # Plain steps are made together only where no request drafts.
         all_plain_s = max(plain_s - self._single_s, LEAST_OF_SINGLE * plain_s)
-        rate = max((1.0 + self._others) / all_plain_s, (1.0 + self._others_tokens) / float(seconds[0]))
-        return Surface(seconds, row_s, self._others_tokens, rate)
+        rate = max((1.0 + others) / all_plain_s, (1.0 + others * tokens) / float(seconds[0]))
+        return Surface(seconds, row_s, others * tokens, rate)
 
 
 def rising(seconds: FloatArray, weights: FloatArray) -> FloatArray:

@@ -74,7 +74,7 @@ class Adaptive(Proposer):
         """Choose the number of levels, and let the proposer begin."""
         if self.num_plain and 2 * self._num_in_pass <= self._num_at_rest:  # a rest is as long as its load asked for
             self.end_rest()
-        self._limits = self._within(budget, sampling)
+        self._limits = self._within(len(context), budget, sampling)
         if self._limits.max_depth:
             self._proposer.begin(context, sampling, self._limits)
 
@@ -84,7 +84,7 @@ class Adaptive(Proposer):
         A proposer that has begun is heard, though a pause begins now; one that is to draft nothing sees the text.
         """
         surface = self._meter.begin(len(context))
-        limits, self._limits = self._limits or self._within(budget, sampling), None
+        limits, self._limits = self._limits or self._within(len(context), budget, sampling), None
         drafted = self._proposer.propose(context, sampling, limits).cut(limits)
         self._was_asked = bool(limits.max_depth)
         self._drafted = drafted if surface else Proposal.empty()
@@ -121,11 +121,11 @@ class Adaptive(Proposer):
         """Free what the proposer holds."""
         self._proposer.close()
 
-    def _within(self, budget: Budget, sampling: Sampling) -> Budget:
+    def _within(self, context_len: int, budget: Budget, sampling: Sampling) -> Budget:
         """Return the budget with as many levels as pay; a draft that needs hidden states waits for a step with them."""
         kind = self.name, range_of(sampling), sampling.rule.uses_q
         self._ranks, self._levels = RankEstimates(self._estimates, *kind), self._draft_costs.levels(*kind)
-        surface = self._meter.surface()
+        surface = self._meter.surface(context_len)
         depth = self._depth(budget, surface) if surface else 0
         self._is_probe = bool(surface) and not depth and self._may_probe()
         self._wants_draft = bool(depth or self._is_probe)

@@ -97,7 +97,7 @@ class Auto(Proposer):
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
         """Let a head begin if it is to draft for this step."""
-        if self._heads and self._heads.name and (surface := self._meter.surface()):
+        if self._heads and self._heads.name and (surface := self._meter.surface(len(context))):
             began_s, budget = self._clock(), budget.within(self._most)
             self._begun = self._grow(context, sampling, budget, surface)
             if self._begun.calls_head:

@@ -138,14 +138,14 @@ class Meter:
 
         context_len: tokens of the request. spent_s: time that has been spent on the proposal before.
         """
-        self._context_len = context_len
         self.began_s = self._costs.clock() - spent_s
         if not (self.is_first or self._ledger.pause) and self._costs.wants_plain:
             self._ledger.begin_pause(MEASURED_STEPS)
-        return self.surface()
+        return self.surface(context_len)
 
-    def surface(self) -> Surface | None:
-        """Return what rows cost, None if the next step should be a plain one."""
+    def surface(self, context_len: int) -> Surface | None:
+        """Return what rows cost, None if the next step should be a plain one. context_len: tokens of the request."""
+        self._context_len = context_len
         return None if self._ledger.pause else self._surface()
 
     def _surface(self) -> Surface | None:

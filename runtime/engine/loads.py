@@ -12,23 +12,36 @@ from runtime.native.decoding import DecodedStep
 
 def load_of(planned: Sequence[tuple[object, Segment]], results: Sequence[VerifyResult], has_prompts: bool) -> PassLoad:
     """Return the load of a pass of these segments, by the steps that it completed."""
-    num_nodes = sum(segment.tree.num_nodes for _, segment in planned)
+    segments = [segment for _, segment in planned]
+    num_nodes = sum(segment.tree.num_nodes for segment in segments)
     num_steps, num_accepted = max(len(results), 1), sum(len(result.accepted.path) for result in results)
-    sizes = [(segment.last - segment.first + segment.tree.num_nodes, segment.last) for _, segment in planned]
-    means = 1.0 + num_nodes / num_steps, 1.0 + num_accepted / num_steps
-    return PassLoad(sum(rows for rows, _ in sizes), num_steps, *means, has_prompts, *_kv_of(sizes))
+    return PassLoad(
+        sum(segment.last - segment.first for segment in segments) + num_nodes,
+        num_steps,
+        1.0 + num_nodes / num_steps,
+        1.0 + num_accepted / num_steps,
+        has_prompts,
+        sum(segment.last for segment in segments),
+        sum(map(_num_row_kv_tokens, segments)),
+    )
 
 
 def loads_of(passes: Iterable[Sequence[DecodedStep]], context_lens: list[int]) -> Iterator[PassLoad]:
     """Yield the load of each pass from the steps that all sequences made in it. context_lens: before the first one."""
     for steps in passes:
         rows, tokens = [step.draft.tree.num_nodes + 1 for step in steps], [len(step.path) + 1 for step in steps]
-        means = sum(rows) / len(steps), sum(tokens) / len(steps)
-        yield PassLoad(sum(rows), len(steps), *means, False, *_kv_of(zip(rows, context_lens, strict=True)))
+        yield PassLoad(
+            sum(rows),
+            len(steps),
+            sum(rows) / len(steps),
+            sum(tokens) / len(steps),
+            num_kv_tokens=sum(context_lens),
+            num_row_kv_tokens=sum(count * length for count, length in zip(rows, context_lens, strict=True)),
+        )
         context_lens = [length + more for length, more in zip(context_lens, tokens, strict=True)]
 
 
-def _kv_of(sizes: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Return the KV tokens of a pass, and those of its rows; sizes: rows and tokens of each context."""
-    pairs = [*sizes]
-    return sum(length for _, length in pairs), sum(rows * length for rows, length in pairs)
+def _num_row_kv_tokens(segment: Segment) -> int:
+    """Each row of a context attends to the tokens up to its own, and each node to all of the context."""
+    num_rows = segment.last - segment.first
+    return num_rows * segment.first + num_rows * (num_rows + 1) // 2 + segment.tree.num_nodes * segment.last

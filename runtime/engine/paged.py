@@ -24,11 +24,15 @@ from runtime.sampling.logits_processors import LogitsProcessors, processors_for
 
 
 class Model(Protocol):
-    """The forward pass of a model, as an engine uses it. kernels: what computes it, torch or native."""
+    """The forward pass of a model, as an engine uses it.
+
+    kernels: what computes it, torch or native. has_windows: layers attend to the last positions alone.
+    """
 
     kernels: str
     vocab_size: int
     max_positions: int
+    has_windows: bool
     dtype: torch.dtype
     device: torch.device
 

@@ -29,8 +29,9 @@ NUM_TIMED = 5
 NUM_ROUNDS, LIMIT_S, LEAST_ROWS = 3, 2.0, 8
 #: Tokens of the context. The first ones are read first: where they take too long, the others are not read at all.
 NUM_CONTEXT, NUM_FIRST = 256, 16
-#: Tokens of the long context, and the rows that are measured behind both: what they take longer is the contexts' cost.
-NUM_LONG, KV_ROWS = 1024, (1, 24)
+#: Tokens of the long context, and the rows that are measured behind both in each of so many rounds: what they take
+#: longer is the contexts' cost. If they do not in every round, it is noise, and contexts cost nothing.
+NUM_LONG, KV_ROWS, KV_ROUNDS = 1024, (1, 24), 5
 #: Rows without a context are taken to cost at least this part of those behind the short one.
 LEAST_OF_SHORT = 0.1
 SEQUENCE = 1
@@ -41,25 +42,52 @@ class _TooSlow(Exception):
 
 
 class _Passes:
-    """Passes over one sequence of a model, and their seconds by the tokens of the context and the rows."""
+    """Passes over one sequence of a model, measured until LIMIT_S is over.
+
+    rows_s: seconds by rows behind NUM_CONTEXT tokens. token_s: by rows, of KV_ROWS, what each further token adds.
+    """
 
     def __init__(self, paged: PagedModel, num_tokens: int) -> None:
         most = max(NUM_ROWS)
-        self._paged, self._num_read = paged, 0
+        self._paged, self._num_read, self._num_tokens = paged, 0, num_tokens
         self._sequence = paged.sequences.open(delta_of(Context([1] * num_tokens), 0, SEQUENCE, "profile"), most, most)
         self._end_s = time.monotonic() + LIMIT_S
-        self._seconds: dict[tuple[int, int], list[float]] = defaultdict(list)
+        self.rows_s: dict[int, list[float]] = defaultdict(list)
+        self.token_s: dict[int, list[float]] = defaultdict(list)
 
-    def read(self, last: int, limit_s: float = LIMIT_S) -> None:
-        """Read the context up to `last`; raise _TooSlow if that has taken longer."""
-        end_s = time.monotonic() + limit_s
+    def measure(self) -> None:
+        """Measure all; raise _TooSlow when there is no time left for more."""
+        self._read(1)  # it holds what is paid once
+        self._read(1 + NUM_FIRST, LIMIT_S * NUM_FIRST / NUM_CONTEXT)
+        self._read(NUM_CONTEXT)
+        self._measure_rows()
+        if self._num_tokens >= 2 * NUM_CONTEXT:
+            self._measure_contexts()
+        for _ in range(NUM_ROUNDS - 1):
+            self._measure_rows()
+
+    def _read(self, last: int, limit_s: float = LIMIT_S) -> None:
+        end_s = min(time.monotonic() + limit_s, self._end_s)
         self._paged.forward([Segment(self._sequence, self._num_read, last)])
         self._num_read = last
-        if time.monotonic() > min(end_s, self._end_s):
+        if time.monotonic() > end_s:
             raise _TooSlow
 
-    def measure(self, num_tokens: int, num_rows: int) -> None:
-        """Measure passes of so many rows behind so many tokens; raise _TooSlow if there is no time left for one."""
+    def _measure_rows(self) -> None:
+        for num_rows in NUM_ROWS:
+            took_s = self._pass_s(NUM_CONTEXT, num_rows)
+            self.rows_s[num_rows].append(took_s)
+
+    def _measure_contexts(self) -> None:
+        for last in range(2 * NUM_CONTEXT, self._num_tokens + 1, NUM_CONTEXT):
+            self._read(last)
+        num_more = self._num_read - NUM_CONTEXT
+        for _ in range(KV_ROUNDS):
+            for num_rows in KV_ROWS:
+                short_s, long_s = (self._pass_s(num_tokens, num_rows) for num_tokens in (NUM_CONTEXT, self._num_read))
+                self.token_s[num_rows].append((long_s - short_s) / num_more)
+
+    def _pass_s(self, num_tokens: int, num_rows: int) -> float:
         segment = Segment(self._sequence, num_tokens - 1, num_tokens, TokenTree.chain([1] * (num_rows - 1)))
         times = []
         for _ in range(NUM_TIMED):
@@ -70,11 +98,7 @@ class _Passes:
             if self._paged.model.device.type == "cuda":
                 torch.cuda.synchronize(self._paged.model.device)
             times.append(time.perf_counter() - began_s)
-        self._seconds[num_tokens, num_rows].append(statistics.median(times[1:]))
-
-    def by_rows(self, num_tokens: int, num_rounds: int) -> dict[int, float]:
-        """Return the seconds by rows behind so many tokens; num_rounds: of the last rounds, the best one counts."""
-        return {rows: min(each[-num_rounds:]) for (tokens, rows), each in self._seconds.items() if tokens == num_tokens}
+        return statistics.median(times[1:])
 
 
 def measured_costs(paged: PagedModel) -> PassCosts | None:
@@ -82,56 +106,35 @@ def measured_costs(paged: PagedModel) -> PassCosts | None:
 
     It must be called before the engine's thread starts. It takes LIMIT_S and a pass or two at most; a model or a
     cache without room for the context and the largest tree is not measured. Where the time or the room does not suffice
-    for the long context, contexts are taken to cost nothing.
+    for the long context, or layers see a window of it alone, contexts are taken to cost nothing.
     """
     pool = paged.sequences.pool
     room = min(paged.model.max_positions, pool.num_available * pool.block_tokens) - max(NUM_ROWS)
-    num_long = min(NUM_LONG, room)
+    num_tokens = NUM_CONTEXT if paged.model.has_windows else max(min(NUM_LONG, room), NUM_CONTEXT)
     try:
-        passes = _Passes(paged, max(num_long, NUM_CONTEXT))
+        passes = _Passes(paged, num_tokens)
         try:
-            costs = _curve(passes)
-            return _with_contexts(passes, costs, num_long) if costs and num_long >= 2 * NUM_CONTEXT else costs
+            passes.measure()
+        except _TooSlow:
+            pass
         finally:
             paged.sequences.drop(SEQUENCE)
     except (ServingError, RuntimeError) as error:  # torch's lack of memory is a RuntimeError
         log.warning("the passes were not measured: %s", error)
         return None
+    return _costs_of(passes) if max(passes.rows_s, default=0) >= LEAST_ROWS else None
 
 
-def _curve(passes: _Passes) -> PassCosts | None:
-    """Return the costs by rows behind NUM_CONTEXT tokens."""
-    try:
-        passes.read(1)  # it holds what is paid once
-        passes.read(1 + NUM_FIRST, LIMIT_S * NUM_FIRST / NUM_CONTEXT)
-        passes.read(NUM_CONTEXT)
-        for _ in range(NUM_ROUNDS):
-            for num_rows in NUM_ROWS:
-                passes.measure(NUM_CONTEXT, num_rows)
-    except _TooSlow:
-        pass
-    known = passes.by_rows(NUM_CONTEXT, NUM_ROUNDS)
-    if max(known, default=0) < LEAST_ROWS:
-        return None
-    return PassCosts(Curve.measured([*known], [*known.values()]))
-
-
-def _with_contexts(passes: _Passes, costs: PassCosts, num_long: int) -> PassCosts:
-    """Return the costs with those of the contexts apart, if there is time to measure these."""
-    try:
-        for last in range(2 * NUM_CONTEXT, num_long + 1, NUM_CONTEXT):
-            passes.read(last)
-        for _ in range(NUM_ROUNDS):
-            for num_rows in KV_ROWS:
-                passes.measure(NUM_CONTEXT, num_rows)
-                passes.measure(last, num_rows)
-    except _TooSlow:
-        return costs
-    short_s, long_s = (passes.by_rows(num_tokens, NUM_ROUNDS) for num_tokens in (NUM_CONTEXT, last))
-    few, many = ((long_s[rows] - short_s[rows]) / (last - NUM_CONTEXT) for rows in KV_ROWS)
+def _costs_of(passes: _Passes) -> PassCosts:
+    rows, seconds = np.array([*passes.rows_s], np.float64), np.array([min(each) for each in passes.rows_s.values()])
+    few, many = (_certain(passes.token_s[num_rows]) for num_rows in KV_ROWS)
     row_token_s = max((many - few) / (KV_ROWS[1] - KV_ROWS[0]), 0.0)
     token_s = max(few - KV_ROWS[0] * row_token_s, 0.0)
-    curve = costs.curve
-    contexts_s = NUM_CONTEXT * (token_s + row_token_s * curve.rows)
-    rows_s = np.maximum(curve.seconds - contexts_s, LEAST_OF_SHORT * curve.seconds)
-    return PassCosts(Curve.measured(curve.rows.tolist(), rows_s.tolist()), token_s, row_token_s)
+    rows_s = np.maximum(seconds - NUM_CONTEXT * (token_s + row_token_s * rows), LEAST_OF_SHORT * seconds)
+    return PassCosts(Curve.measured(rows.tolist(), rows_s.tolist()), token_s, row_token_s)
+
+
+def _certain(differences: list[float]) -> float:
+    """Return their median if all rounds have been made and none was 0 or less, otherwise 0."""
+    is_certain = len(differences) == KV_ROUNDS and min(differences) > 0.0
+    return statistics.median(differences) if is_certain else 0.0

@@ -187,13 +187,13 @@ class TargetEngine(PagedEngine[StepRequest]):
         self, planned: list[tuple[StepCall, Segment]], decoding: Decoding, began_s: float, may_wait: bool
     ) -> None:
         """Make several steps. may_wait: calls may stay unanswered until their hold is over, so that more can follow."""
-        drafts = [several.draft_of(call) for call, _ in planned]
-        decoded = self.paged.decode([segment for _, segment in planned], drafts, decoding)
+        drafts, segments = [several.draft_of(call) for call, _ in planned], [segment for _, segment in planned]
+        context_lens = [segment.last for segment in segments]  # which the steps extend
+        decoded = self.paged.decode(segments, drafts, decoding)
         num_further = len(decoded[0].steps) - 1
         self.progress.num_passes += num_further
         self.progress.num_calls += num_further * len(planned)
-        passes = zip(*(each.steps for each in decoded), strict=True)
-        loads = [*loads_of(passes, [segment.last for _, segment in planned])]
+        loads = [*loads_of(zip(*(each.steps for each in decoded), strict=True), context_lens)]
         now_s = time.monotonic()
         for (call, _), each in zip(planned, decoded, strict=True):
             call.opened.publish(len(call.opened.ids))

@@ -14,6 +14,7 @@ from runtime.kv.cache import CacheShape, KVCache
 from runtime.model.attention import NAME, paged_tree_attention
 from runtime.model.features import FeatureTap
 from runtime.model.fused import compile_kernels, fuse_layers, fuse_norms, pack_linears
+from runtime.native.families import windows
 
 AttentionInterface.register(NAME, paged_tree_attention)
 
@@ -24,7 +25,8 @@ MAX_PREPARED_ROWS = 256
 class CausalModel:
     """The forward pass of one model over a `Pass`.
 
-    vocab_size: rows of the output embedding. max_positions: the longest context.
+    vocab_size: rows of the output embedding. max_positions: the longest context. has_windows: layers attend to the last
+    positions alone.
     """
 
     kernels = "torch"
@@ -36,6 +38,7 @@ class CausalModel:
         self.dtype: torch.dtype = model.dtype
         self.vocab_size: int = text_config.vocab_size
         self.max_positions: int = text_config.max_position_embeddings
+        self.has_windows = any(windows(text_config))
         self._tap = FeatureTap(model, features)
         self.feature_columns = self._tap.columns
         self.cache_shape = CacheShape(

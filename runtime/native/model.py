@@ -53,6 +53,7 @@ class NativeModel:
         self.device, self.dtype, self.rounds_inputs = torch.device("cpu"), torch.float32, rounds_inputs
         self.vocab_size: int = config.vocab_size
         self.max_positions: int = config.max_position_embeddings
+        self.has_windows = any(windows(config))
         self.feature_columns = columns.columns
         self.max_threads = max(available_threads(), MIN_POOL_THREADS)
         self.num_threads: int | None = None

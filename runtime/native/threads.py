@@ -13,6 +13,8 @@ SOON = 4
 #: The part of the newest time in the average of its size, and in how slow its number of threads is at present. It
 #: counts at most so many times what it should have been: something else may have held the pass up.
 NEWEST, NEWEST_SLOWNESS, MOST_OF_MEAN = 0.1, 0.25, 2.0
+#: Of so many first passes with a number of threads the quickest counts. No pass is taken to be quicker than LEAST_S.
+NUM_FIRST, LEAST_S = 3, 1e-9
 #: A pass reads the weights once, which takes about as long as so many further rows.
 ROWS_OF_WEIGHTS = 4
 
@@ -45,7 +47,8 @@ class ThreadChoice:
 
     def observe(self, num_rows: int, num_threads: int, seconds: float) -> None:
         """Count a pass that took `seconds`."""
-        self._size(num_rows).observe(self._numbers.index(num_threads), seconds / (num_rows + ROWS_OF_WEIGHTS))
+        row_s = max(seconds, LEAST_S) / (num_rows + ROWS_OF_WEIGHTS)
+        self._size(num_rows).observe(self._numbers.index(num_threads), row_s)
 
     def _size(self, num_rows: int) -> _Size:
         return self._sizes.setdefault(num_rows.bit_length(), _Size(self._slowness))
@@ -82,7 +85,7 @@ class _Size:
             self._waits[other] -= other != place
         self._note(place, seconds)
         best = self.best()
-        if self._num_passes[place] == 1:
+        if self._num_passes[place] < NUM_FIRST:
             self._waits[place] = 1
         elif place != before:
             is_slow = self._expected_s(place) > SLOW * self._expected_s(best)
@@ -91,14 +94,14 @@ class _Size:
             self._waits[before] = SOON
 
     def _note(self, place: int, seconds: float) -> None:
-        """Update the averages. The first pass holds what is paid once, so the second one replaces it."""
-        if self._num_passes[place] < 2:
-            self._means_s[place] = seconds / self._slowness[place]
+        """Update the averages. The first passes hold what is paid once: of them the quickest counts."""
+        mean_s, own_s = self._means_s[place], seconds / self._slowness[place]
+        if self._num_passes[place] < NUM_FIRST:
+            self._means_s[place] = min(own_s, mean_s or own_s)
         else:
             seconds = min(seconds, MOST_OF_MEAN * self._expected_s(place))
-            slowness = seconds / self._means_s[place]
-            self._means_s[place] += NEWEST * (seconds / self._slowness[place] - self._means_s[place])
-            self._slowness[place] += NEWEST_SLOWNESS * (slowness - self._slowness[place])
+            self._means_s[place] += NEWEST * (seconds / self._slowness[place] - mean_s)
+            self._slowness[place] += NEWEST_SLOWNESS * (seconds / mean_s - self._slowness[place])
         self._num_passes[place] += 1
 
     def _expected_s(self, place: int) -> float:

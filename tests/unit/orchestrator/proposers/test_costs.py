@@ -236,6 +236,25 @@ def test_the_contexts_of_the_others_are_part_of_the_pass() -> None:
     assert surface.row_s[0] == pytest.approx(0.1 + 0.64, rel=0.01)
 
 
+@pytest.mark.parametrize("num_short", (1, 3))
+def test_requests_with_short_and_long_contexts_agree_on_what_their_pass_costs(num_short: int) -> None:
+    costs, context_lens = with_contexts(), [1920, *[128] * num_short]
+    for _ in range(200):
+        load, seconds = load_of(context_lens, 1)
+        costs.observe_made(1, len(context_lens), 1, seconds, load)
+    surfaces = costs.surface(1920), costs.surface(128)
+    assert [surface and float(surface.seconds[0]) for surface in surfaces] == pytest.approx([seconds] * 2, rel=0.01)
+
+
+def test_a_request_alone_does_not_pay_for_the_long_context_before_it() -> None:
+    costs = with_contexts()
+    for _ in range(50):
+        load, seconds = load_of([1920], 1)
+        costs.observe_made(1, 1, 1, seconds, load)
+    surface = costs.surface(128)
+    assert surface and surface.seconds[0] == pytest.approx(load_of([128], 1)[1], rel=0.01)
+
+
 def test_passes_of_which_another_request_drafts_are_no_plain_ones() -> None:
     costs = StepCosts(Clock())
     costs.observe_made(1, 2, 1, 1.0, PassLoad(num_rows=9, num_steps=2, mean_rows=4.5, mean_tokens=2.0))

@@ -118,3 +118,21 @@ def test_a_cache_without_room_is_not_measured(folder: Path) -> None:
     paged.sequences.pool.allocate(paged.sequences.pool.num_available - 2, None)
     assert measured_costs(paged) is None
     assert not len(paged.sequences)
+
+
+def test_contexts_that_cost_nothing_seem_to_cost_nothing_whatever_the_noise(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paged, rng = with_row_s(folder, monkeypatch, 1e-5), np.random.default_rng(0)
+    clock = profile.time
+    noisy = SimpleNamespace(monotonic=clock.monotonic, perf_counter=lambda: clock.perf_counter() + 1e-6 * rng.random())
+    monkeypatch.setattr(profile, "time", noisy)
+    costs = measured_costs(paged)
+    assert costs and (costs.token_s, costs.row_token_s) == (0.0, 0.0)
+
+
+def test_contexts_of_which_layers_see_a_window_are_not_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paged = with_row_s(folder, monkeypatch, 1e-5, 1e-7, 1e-8)
+    monkeypatch.setattr(paged.model, "has_windows", True)
+    costs = measured_costs(paged)
+    assert costs and (costs.token_s, costs.row_token_s) == (0.0, 0.0)

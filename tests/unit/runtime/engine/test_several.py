@@ -350,6 +350,20 @@ def test_the_load_of_every_pass_counts_the_contexts_that_its_rows_attend_to(engi
     ]
 
 
+def test_the_context_of_each_of_many_steps_is_as_long_as_before_it(uninterrupted: Callable[..., Sequence]) -> None:
+    sequence = uninterrupted(max_tokens=8)
+    num_tokens = len(sequence.context)
+    loads = [step.acceptance.load for step in sequence.steps]
+    assert [load and load.num_kv_tokens for load in loads] == [num_tokens + number for number in range(8)]
+
+
+def test_the_load_of_a_prompt_counts_for_each_row_what_it_attends_to(engine: TargetEngine) -> None:
+    sequence = Sequence(engine, 1)
+    engine.advance([sequence.begin()])
+    load, num_tokens = sequence.answers[0].load, len(PROMPT)
+    assert (load.num_kv_tokens, load.num_row_kv_tokens) == (num_tokens, num_tokens * (num_tokens + 1) // 2)
+
+
 def test_the_load_of_a_tree_counts_its_context_for_each_node(engine: TargetEngine) -> None:
     sequence = Sequence(engine, 1)
     engine.advance([sequence.large()])

@@ -48,15 +48,16 @@ def test_trials_cost_little() -> None:
     assert chosen.count(2) <= 4 + 1000 // TRIAL_INTERVAL
 
 
-def test_a_first_pass_that_holds_what_is_paid_once_is_not_held_against_a_number_of_threads() -> None:
+@pytest.mark.parametrize("slow", (1, 2, 3))
+def test_a_first_pass_that_holds_what_is_paid_once_is_not_held_against_a_number_of_threads(slow: int) -> None:
     choice, num_passes = ThreadChoice(2), {1: 0, 2: 0}
     chosen = []
-    for _ in range(20):
+    for _ in range(40):
         threads = choice.choose(16)
         num_passes[threads] += 1
-        choice.observe(16, threads, (10.0 if num_passes[threads] == 1 else 1.0) / threads)
+        choice.observe(16, threads, (50.0 if num_passes[threads] == slow else 1.0) / threads)
         chosen.append(threads)
-    assert chosen[6:] == [2] * 14
+    assert chosen[12:].count(2) >= 27
 
 
 def test_one_pass_that_was_held_up_changes_nothing() -> None:
