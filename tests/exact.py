@@ -91,11 +91,12 @@ HEADER = (
 
 
 class Table:
-    """The rows of all runs so far; a new row replaces the old one of the same name."""
+    """The rows of all runs so far; a new row replaces the old one of the same name, and settings that are gone go."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._rows: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
+        rows: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
+        self._rows = {name: row for name, row in rows.items() if row["cells"][2] in SETTINGS}
 
     def add(self, row: Row, made: str) -> None:
         """Add a row; made: the date, and a fingerprint of weights, prompts and code."""

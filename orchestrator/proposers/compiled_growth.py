@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal
 from orchestrator.core.surfaces import Surface
-from orchestrator.core.types import FloatArray
 from orchestrator.native.drafts import CompiledEstimates, CompiledGrowth, CompiledTables
 from orchestrator.proposers.candidates import (
     CandidateSource,
@@ -31,31 +29,11 @@ NAMES = (PredictionCandidates.name, TextCandidates.name, TableCandidates.name)
 SOURCES = tuple("+".join(name for bit, name in enumerate(NAMES) if bits >> bit & 1) for bits in range(1 << len(NAMES)))
 
 
-class AnyGrowth(Protocol):
-    """Grows the trees of one request, and learns from the text that comes.
+class NativeGrowth:
+    """Does in C++ what `Growth` does.
 
     chances: (m,) float64, of the nodes of the last tree, that their whole path is accepted.
     """
-
-    chances: FloatArray
-
-    def grow(
-        self, context: Context, budget: Budget, surface: Surface, node_s: float, temperature_range: int = 0
-    ) -> Proposal:
-        """Return the tree with the most expected tokens per second."""
-
-    def learn(self, tokens: Sequence[int]) -> None:
-        """Compare the candidates of the last tree with the text that came."""
-
-    def compiled(self, limits: Budget, costs: Surface) -> CompiledDrafts | None:
-        """Return what native code needs to grow the next trees by itself; None: it cannot."""
-
-    def note_read(self, num_tokens: int) -> None:
-        """Note that native code has read so many tokens of the text, and has learnt from them."""
-
-
-class NativeGrowth:
-    """Implements `AnyGrowth` in C++."""
 
     def __init__(self, compiled: CompiledEstimates, dependencies: ProposerDependencies, is_chain: bool) -> None:
         prediction = dependencies.prediction
@@ -94,7 +72,7 @@ class NativeGrowth:
         self._num_read += num_tokens
 
 
-def growth_of(dependencies: ProposerDependencies, is_chain: bool) -> AnyGrowth:
+def growth_of(dependencies: ProposerDependencies, is_chain: bool) -> Growth | NativeGrowth:
     """Return the growth of a request's trees."""
     if compiled := dependencies.estimates.compiled:
         return NativeGrowth(compiled, dependencies, is_chain)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -45,22 +45,8 @@ class SuffixConfig(MethodConfig):
 class Node(NamedTuple):
     """A draft node that may be added next; a heap returns the most probable one, the one found first among equals.
 
-    minus_prob: minus the estimated probability of its path. rank: among its siblings.
-    above, token: the match that the token continues.
-    """
-
-    minus_prob: float
-    parent: int
-    rank: int
-    depth: int
-    above: Match
-    token: int
-
-
-class CorpusNode(NamedTuple):
-    """A draft node from a corpus that may be added next, ordered as `Node`; parent and rank tell any two apart.
-
-    rows: the continuations that begin with its path.
+    minus_prob: minus the estimated probability of its path. rank: among its siblings; parent and rank tell any two
+    nodes apart. at: what tells the nodes below it.
     """
 
     minus_prob: float
@@ -68,7 +54,11 @@ class CorpusNode(NamedTuple):
     rank: int
     depth: int
     token: int
-    rows: IdArray
+    at: Any
+
+
+#: Yields the nodes below one that has been added, given the node and its number; the root's token means nothing.
+Below = Callable[[Node, int], Iterator[Node]]
 
 
 @dataclass(eq=False)
@@ -79,7 +69,7 @@ class ScoredTree:
     tree: TreeBuilder = field(default_factory=TreeBuilder)
     score: float = 0.0
 
-    def add(self, node: Node | CorpusNode) -> int:
+    def add(self, node: Node) -> int:
         """Add a node and return its number."""
         self.score -= node.minus_prob
         return self.tree.add(node.parent, node.token)
@@ -113,51 +103,51 @@ class Suffix(Proposer):
         return Proposal.of(best.tree.build(), best.source)
 
     def _draft(self, source: str, budget: Budget, text: Automaton, match: Match) -> ScoredTree:
-        """Add the most probable nodes, as many as the length of the match allows."""
-        size = min(int(self._config.factor * match.length), self._config.draft_len, budget.max_nodes)
-        draft, found = ScoredTree(source), [*self._below(text, match, 0, 0, 1.0)] if budget.max_depth else []
-        while found and draft.tree.num_nodes < size:
-            node = heappop(found)
-            number = draft.add(node)
-            if node.depth < budget.max_depth and number < size:
-                reached = text.follow(node.above, node.token)
-                for below in self._below(text, reached, number, node.depth, -node.minus_prob):
-                    heappush(found, below)
-        return draft
+        """Draft by what followed a match in a text."""
+        return self._grow(ScoredTree(source), budget, match.length, match, partial(self._below, text))
 
     def _draft_from_corpus(self, budget: Budget, corpus: Corpus, found: Found) -> ScoredTree:
-        """Add the most probable nodes by what followed the places of the match, as many as its length allows."""
-        size = min(int(self._config.factor * found.length), self._config.draft_len, budget.max_nodes)
-        draft, depth = ScoredTree("suffix.corpus"), min(size, budget.max_depth)
-        if depth <= 0:
+        """Draft by what followed the places of a match in the corpus."""
+        draft, budget = ScoredTree("suffix.corpus"), Budget(budget.max_nodes, budget.clipped(self._size(found.length)))
+        if not budget.max_depth:
             return draft
-        rows = corpus.continuations(found, depth)
-        below = [*self._shares(rows, corpus.separator, 0, 0, 1.0)]
-        while below and draft.tree.num_nodes < size:
-            node = heappop(below)
-            number = draft.add(node)
-            if node.depth < depth:
-                for child in self._shares(node.rows, corpus.separator, number, node.depth, -node.minus_prob):
-                    heappush(below, child)
-        return draft
+        rows = corpus.continuations(found, budget.max_depth)
+        return self._grow(draft, budget, found.length, rows, partial(self._shares, corpus.separator))
 
-    def _shares(self, rows: IdArray, separator: int, parent: int, depth: int, prob: float) -> Iterator[CorpusNode]:
-        """Yield the probable nodes below a path that these rows begin with, the more frequent first."""
-        column = rows[:, depth]
+    def _size(self, match_len: int) -> int:
+        return min(int(self._config.factor * match_len), self._config.draft_len)
+
+    def _grow(self, draft: ScoredTree, budget: Budget, match_len: int, at: Any, below: Below) -> ScoredTree:
+        """Add the most probable nodes, as many as the length of the match allows. at: what tells the first ones."""
+        size, found = min(self._size(match_len), budget.max_nodes), list[Node]()
+        node, number = Node(-1.0, 0, 0, 0, 0, at), 0
+        while True:
+            if node.depth < budget.max_depth and number < size:
+                for each in below(node, number):
+                    heappush(found, each)
+            if not found or draft.tree.num_nodes >= size:
+                return draft
+            number = draft.add(node := heappop(found))
+
+    def _shares(self, separator: int, node: Node, number: int) -> Iterator[Node]:
+        """Yield the probable nodes below a path, by the continuations that begin with it: the more frequent first."""
+        rows: IdArray = node.at
+        column = rows[:, node.depth]
         tokens, counts = np.unique(column[column != separator], return_counts=True)
         order = np.argsort(-counts, kind="stable")
         for rank, place in enumerate(order if self._config.tree else order[:1]):
-            share = prob * float(counts[place]) / len(column)
-            if share >= self._config.min_prob:
+            share = node.minus_prob * float(counts[place]) / len(column)
+            if -share >= self._config.min_prob:
                 token = int(tokens[place])
-                yield CorpusNode(-share, parent, rank, depth + 1, token, rows[column == token])
+                yield Node(share, number, rank, node.depth + 1, token, rows[column == token])
 
-    def _below(self, text: Automaton, match: Match, parent: int, depth: int, prob: float) -> Iterator[Node]:
+    def _below(self, text: Automaton, node: Node, number: int) -> Iterator[Node]:
         """Yield the probable nodes below a match: the more frequent first, then the more recent."""
+        match: Match = text.follow(node.at, node.token) if node.depth else node.at
         if match.state == ROOT:
             return
-        scale = prob / text.continued(match)
+        scale = -node.minus_prob / text.continued(match)
         likely = [f for f in text.followers(match) if f.times * scale >= self._config.min_prob]
         likely.sort(key=lambda follower: (-follower.times, -follower.end))
         for rank, follower in enumerate(likely if self._config.tree else likely[:1]):
-            yield Node(-follower.times * scale, parent, rank, depth + 1, match, follower.token)
+            yield Node(-follower.times * scale, number, rank, node.depth + 1, follower.token, match)

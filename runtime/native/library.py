@@ -10,39 +10,13 @@ from pathlib import Path
 from orchestrator.native import sampling
 from orchestrator.native.build import NativeLibrary
 
+FOLDER = Path(__file__).resolve().parent
 LIBRARY = NativeLibrary(
     "native",
-    Path(__file__).resolve().parent,
-    sources=(
-        "attention.cpp",
-        "model.cpp",
-        "pass.cpp",
-        "segments.cpp",
-        "library.cpp",
-        "trees.cpp",
-        "ranking.cpp",
-        "chains.cpp",
-        "decode.cpp",
-        "heads.cpp",
-        "small_heads.cpp",
-        "eagle.cpp",
-        "heads_library.cpp",
-    ),
+    FOLDER,
+    sources=tuple(sorted(file.name for file in FOLDER.glob("*.cpp"))),
     headers=(
-        "kernels.h",
-        "memory.h",
-        "pool.h",
-        "product.h",
-        "pass.h",
-        "attention.h",
-        "segments.h",
-        "model.h",
-        "decode.h",
-        "trees.h",
-        "ranking.h",
-        "heads.h",
-        "small_heads.h",
-        "eagle.h",
+        *sorted(file.name for file in FOLDER.glob("*.h")),
         *(f"../../orchestrator/native/{name}" for name in (*sampling.LIBRARY.headers, "drafts.h")),
     ),
 )
