@@ -9,7 +9,7 @@ import ctypes
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from ctypes import c_double
+from ctypes import Array, c_double
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,42 +86,15 @@ class NativeHead:
 
     def draft(self, drafts: Sequence[NativeDraft], cache: KVCache | None = None) -> list[DraftResponse]:
         """Return the draft of each request. cache: of a head that has one; its features hold the head's outputs."""
-        calls = (DraftCallFields * len(drafts))()
-        choices: list[TokenTree] = []
-        blocks: list[int] = []
-        tokens: list[int] = []
-        num_choices = 0
-        for call, draft in zip(calls, drafts, strict=True):
-            _fill(call, draft)
-            call.first_row, call.first_block, call.first_choice = len(tokens), len(blocks), num_choices
-            tokens += draft.tokens
-            blocks += draft.blocks
-            if draft.choices.num_nodes:
-                choices.append(draft.choices)
-                num_choices += draft.choices.num_nodes
-        features = np.concatenate([draft.features for draft in drafts])
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "tokens": np.array(tokens, np.int32),
-            "blocks": np.array(blocks, np.int32),
-            "choice_parents": _joined(tree.parents for tree in choices),
-            "choice_ranks": _joined(tree.tokens for tree in choices),
-            "features": np.ascontiguousarray(features, np.float32),
-            "tree_sizes": np.empty(len(drafts), np.int32),
-            "tree_tokens": np.empty((len(drafts), MAX_NODES), np.int32),
-            "tree_parents": np.empty((len(drafts), MAX_NODES), np.int32),
-        }
-        if any(draft.draws for draft in drafts):
-            shape = len(drafts), MAX_NODES + 1
-            arrays["q_sizes"] = np.zeros(shape, np.int32)
-            arrays["q_tokens"] = np.empty((*shape, MAX_CANDIDATES), np.int32)
-            arrays["q_weights"] = np.empty((*shape, MAX_CANDIDATES), np.float32)
-        num_threads = self.num_threads or self._choice.choose(len(tokens))
+        calls, arrays = _calls_of(drafts), _arrays_of(drafts)
+        num_rows = len(arrays["tokens"])
+        num_threads = self.num_threads or self._choice.choose(num_rows)
         fields = DraftingFields(
             num_calls=len(drafts),
             num_threads=num_threads,
-            num_rows=len(tokens),
-            num_choices=num_choices,
-            num_blocks=len(blocks),
+            num_rows=num_rows,
+            num_choices=len(arrays["choice_ranks"]),
+            num_blocks=len(arrays["blocks"]),
             max_tree=MAX_NODES,
             calls=ctypes.addressof(calls),
             selection_s=ctypes.addressof(self._selection_s),
@@ -135,7 +108,7 @@ class NativeHead:
         if wrong:
             raise EngineError(f"the native head refused its arguments: {wrong.decode()}")
         if self.num_threads is None:
-            self._choice.observe(len(tokens), num_threads, self.call_s)
+            self._choice.observe(num_rows, num_threads, self.call_s)
         return [_drafted(arrays, place, draft.draws) for place, draft in enumerate(drafts)]
 
     def _describe_cache(self, fields: DraftingFields, cache: KVCache, num_positions: int) -> None:
@@ -161,6 +134,39 @@ def _drafted(arrays: Mapping[str, npt.NDArray[Any]], place: int, draws: bool) ->
         ascending = np.argsort(tokens)
         q[parent] = Distribution(tokens[ascending], weights[ascending])
     return DraftResponse(tree, tuple(q[parent] for parent in parents.tolist()))
+
+
+def _calls_of(drafts: Sequence[NativeDraft]) -> Array[DraftCallFields]:
+    """Return what the library reads of each request, and where its part of the arrays begins."""
+    calls = (DraftCallFields * len(drafts))()
+    first_row = first_block = first_choice = 0
+    for call, draft in zip(calls, drafts, strict=True):
+        _fill(call, draft)
+        call.first_row, call.first_block, call.first_choice = first_row, first_block, first_choice
+        first_row, first_block = first_row + call.num_rows, first_block + call.num_blocks
+        first_choice += call.num_choices
+    return calls
+
+
+def _arrays_of(drafts: Sequence[NativeDraft]) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of all requests by their fields, one request behind the other; those of answers are empty."""
+    choices, count = [draft.choices for draft in drafts if draft.choices.num_nodes], len(drafts)
+    features = np.concatenate([draft.features for draft in drafts])
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "tokens": np.array([token for draft in drafts for token in draft.tokens], np.int32),
+        "blocks": np.array([block for draft in drafts for block in draft.blocks], np.int32),
+        "choice_parents": _joined(tree.parents for tree in choices),
+        "choice_ranks": _joined(tree.tokens for tree in choices),
+        "features": np.ascontiguousarray(features, np.float32),
+        "tree_sizes": np.empty(count, np.int32),
+        "tree_tokens": np.empty((count, MAX_NODES), np.int32),
+        "tree_parents": np.empty((count, MAX_NODES), np.int32),
+    }
+    if any(draft.draws for draft in drafts):
+        arrays["q_sizes"] = np.zeros((count, MAX_NODES + 1), np.int32)
+        arrays["q_tokens"] = np.empty((count, MAX_NODES + 1, MAX_CANDIDATES), np.int32)
+        arrays["q_weights"] = np.empty((count, MAX_NODES + 1, MAX_CANDIDATES), np.float32)
+    return arrays
 
 
 def _fill(call: DraftCallFields, draft: NativeDraft) -> None:
