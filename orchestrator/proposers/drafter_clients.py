@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from orchestrator.core.backoff import Backoff
 from orchestrator.core.context import Context
 from orchestrator.core.errors import RequestError, ServingError, Unavailable, UnknownSequence
 from orchestrator.core.proposal import Budget
@@ -27,6 +28,26 @@ DraftAnswer = DraftResponse | UnknownSequence | RequestError | Unavailable
 #: How long a request does without a drafter that was late or full, in time limits of a call.
 PAUSE_OF_LIMIT = 4.0
 LONGEST_PAUSE_S = 30.0
+
+
+@dataclass
+class Backoff:
+    """A pause after each failure, twice as long as the one before until something succeeds; all in seconds."""
+
+    first_s: float
+    longest_s: float
+    _pause_s: float = 0.0
+    _until_s: float = 0.0
+
+    @property
+    def is_on(self) -> bool:
+        """True during a pause."""
+        return time.monotonic() < self._until_s
+
+    def note(self, succeeded: bool) -> None:
+        """Note an outcome."""
+        self._pause_s = 0.0 if succeeded else min(max(2 * self._pause_s, self.first_s), self.longest_s)
+        self._until_s = time.monotonic() + self._pause_s
 
 
 def new_sequence_id() -> int:

@@ -13,7 +13,6 @@ from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import NO_HEAD_INPUT, DraftResponse, HeadInput
 from orchestrator.sampling.sampled_drafts import MAX_CANDIDATES
 from orchestrator.wire.context import Delta, pack_delta, unpack_delta
-from orchestrator.wire.features import unpack_features
 from orchestrator.wire.sampling import pack_sampling, unpack_sampling
 from orchestrator.wire.tensors import (
     Incoming,
@@ -25,6 +24,7 @@ from orchestrator.wire.tensors import (
     pack_scalars,
     scalar,
     table,
+    unpack_features,
 )
 from orchestrator.wire.tree import pack_tree, unpack_q, unpack_tree
 

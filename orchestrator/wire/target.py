@@ -18,7 +18,6 @@ from orchestrator.wire.engine_speculation import (
     unpack_engine_speculation,
     unpack_engine_speculation_result,
 )
-from orchestrator.wire.features import unpack_features
 from orchestrator.wire.run import (
     RunOptions,
     TakeSteps,
@@ -41,6 +40,7 @@ from orchestrator.wire.tensors import (
     packed_us,
     scalar,
     table,
+    unpack_features,
 )
 from orchestrator.wire.tree import pack_tree, unpack_q, unpack_tree
 

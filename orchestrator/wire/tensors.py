@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestrator.core.errors import EngineError, EngineLost, RequestError, ServingError, Unavailable, UnknownSequence
+from orchestrator.core.types import MAX_FEATURE_ROWS, Features
 
 Tensors = dict[str, npt.NDArray[Any]]
 Incoming = Mapping[str, npt.NDArray[Any]]
@@ -151,3 +152,16 @@ def error_from(text: str) -> ServingError:
     code, _, message = text.partition(": ")
     kind = _ERROR_CODES.get(code)
     return kind(message) if kind else EngineLost(text)
+
+
+def unpack_features(tensors: Incoming) -> Features | None:
+    """Return the target's hidden states, (rows, width) float32, or None if they were omitted.
+
+    Raises EngineError for another shape or dtype.
+    """
+    features = tensors.get("features")
+    if features is not None and (features.ndim != 2 or features.dtype != np.float32):
+        raise EngineError(f"features must be (rows, width) float32, got {features.shape} {features.dtype}")
+    if features is not None and len(features) > MAX_FEATURE_ROWS:
+        raise EngineError(f"features must have at most {MAX_FEATURE_ROWS} rows, got {len(features)}")
+    return features

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from orchestrator.core.backoff import Backoff
 from orchestrator.core.types import DraftCounts
 from orchestrator.core.worker_pool import CallState
+from orchestrator.proposers.drafter_clients import Backoff
 from orchestrator.triton import breaker as module
 from orchestrator.triton.breaker import Breaker
 from tests.support.hanging import WAIT_S, Hang, until
