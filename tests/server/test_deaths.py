@@ -105,9 +105,19 @@ def await_heir(server: Server, model: str, dead: int) -> None:
 
 
 def await_answer(server: Server) -> None:
-    """Wait until the public model answers; while it is loaded Triton refuses requests."""
+    """Wait until the public model answers.
+
+    While it is loaded Triton refuses requests, and connections while the launcher starts a Triton anew that has ended
+    with the process.
+    """
     body = {name: value for name, value in inputs_of(0).items() if name != "stream"}
-    until(lambda: generate(server.http_url, body).status == 200, "an answer of the new process")
+
+    def answers() -> bool:
+        with contextlib.suppress(OSError):
+            return generate(server.http_url, body).status == 200
+        return False
+
+    until(answers, "an answer of the new process")
 
 
 def harmed(server: Server, model: str, harm: Callable[[], None]) -> list[list[int]]:

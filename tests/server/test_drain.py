@@ -49,9 +49,15 @@ def request(name: str) -> dict[str, Any]:
     return {"text_input": PROMPT, "max_tokens": NUM_TOKENS, "stream": True, "cache_salt": name}
 
 
-def await_all(script: Script) -> None:
+def send_all(script: Script, stream: Stream, queue: Stream) -> None:
+    """Send two requests that run, on one stream, and on another one that waits; return once it does."""
+    for name in ("a", "b"):
+        stream.send(name, **request(name))
     for name in ("a", "b"):
         script.await_step(name, 1)
+    for name in ("waits", "full"):
+        queue.send(name, **request(name))
+    assert "try again in" in queue.answers("full")["full"].error
 
 
 def go_all(script: Script) -> None:
@@ -96,10 +102,8 @@ def test_drain_ends_what_was_accepted_refuses_the_rest_and_can_be_cancelled(
 ) -> None:
     with serving(scripted["config"], repository=scripted["repository"], env=scripted["environ"]) as server:
         assert (health(server.health_url, "/live").status, health(server.health_url, "/ready").status) == (200, 200)
-        with Stream(server.grpc_url) as stream, ThreadPoolExecutor(1) as pool:
-            for name in ("a", "b", "waits"):
-                stream.send(name, **request(name))
-            await_all(script)
+        with Stream(server.grpc_url) as stream, Stream(server.grpc_url) as queue, ThreadPoolExecutor(1) as pool:
+            send_all(script, stream, queue)
 
             assert drain_command(server, "--limit-s", "0.2").returncode == 1  # they run still
             assert json.loads(health(server.health_url, "/drain").body) == {"draining": True, "running": 2}
@@ -109,7 +113,7 @@ def test_drain_ends_what_was_accepted_refuses_the_rest_and_can_be_cancelled(
 
             finished = pool.submit(drain_command, server)
             go_all(script)
-            answers = stream.answers("a", "b", "waits")
+            answers = stream.answers("a", "b") | queue.answers("waits")
             assert [answers[name].ids for name in answers] == [text_at(3, NUM_TOKENS)] * 3
             assert (finished.result().returncode, finished.result().stderr) == (0, "")
 
@@ -135,15 +139,17 @@ def started(scripted: dict[str, Any], **environ: str) -> Iterator[tuple[subproce
 
 
 def test_sigterm_lets_streams_end_whole_and_refuses_new_requests(scripted: dict[str, Any], script: Script) -> None:
-    with started(scripted, STOP_LIMIT_S="60") as (process, http_url, grpc_url), Stream(grpc_url) as stream:
-        for name in ("a", "b", "waits"):
-            stream.send(name, **request(name))
-        await_all(script)
+    with (
+        started(scripted, STOP_LIMIT_S="60") as (process, http_url, grpc_url),
+        Stream(grpc_url) as stream,
+        Stream(grpc_url) as queue,
+    ):
+        send_all(script, stream, queue)
         process.send_signal(signal.SIGTERM)
         until(lambda: ask(grpc_url, **request("full")).error.startswith("the server is draining"), "the drain")
         check_refused(http_url, grpc_url)
         go_all(script)
-        answers = stream.answers("a", "b", "waits")
+        answers = stream.answers("a", "b") | queue.answers("waits")
         assert [answers[name].ids for name in answers] == [text_at(3, NUM_TOKENS)] * 3
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 0

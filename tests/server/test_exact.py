@@ -20,7 +20,8 @@ from tests.support.suite import ALONE, AT_ONCE, Row, Suite, by_method
 pytestmark = [pytest.mark.server, pytest.mark.timeout(1800)]
 
 NUM_PROMPTS, NUM_TOKENS = 6, 36
-NUM_EQUAL, NUM_EQUAL_TOKENS = 16, 32
+#: Tokens enough that the passes before all of the requests have come, and behind the first that end, weigh little.
+NUM_EQUAL, NUM_EQUAL_TOKENS = 16, 128
 TURNS = by_method()
 
 
