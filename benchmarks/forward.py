@@ -175,13 +175,11 @@ def row_of(case: Case, cost: Cost, flops_of_row: int) -> str:
     )
 
 
-def print_predicted(passes: Passes, rounds: int, contexts: Sequence[int]) -> None:
+def print_predicted(passes: Passes, costs: PassCosts, rounds: int, contexts: Sequence[int]) -> None:
     """Print what passes take beside what the costs that are measured at load say: by rows and contexts, by rows alone.
 
     Rows alone: as if they were those of one sequence with NUM_CONTEXT tokens, behind which they are measured.
     """
-    costs = passes.costs()
-    assert costs, "the passes were not measured: the machine is too slow"
     errors: list[tuple[float, float]] = []
     print("| rows | KV tokens | pass, ms | predicted | by rows alone |\n|---|---:|---:|---:|---:|")
     for num_cached in contexts:
@@ -192,15 +190,14 @@ def print_predicted(passes: Passes, rounds: int, contexts: Sequence[int]) -> Non
             run_s, rows_s = passes.open(case), float(costs.curve.at(np.array(case.rows)))
             pass_s = statistics.median([run_s() for _ in range(2 + rounds)][2:])
             passes.close(case)
-            found = [
-                (rows_s + costs.kv_s(num_sequences * length, case.rows * length)) / pass_s
-                for length in (num_cached + 1, NUM_CONTEXT / num_sequences)
-            ]
-            errors.append((abs(found[0] - 1), abs(found[1] - 1)))
-            print(
-                f"| {case.shape} | {num_cached} | {1e3 * pass_s:.2f} | {found[0]:.2f} × | {found[1]:.2f} × |",
-                flush=True,
+            kv_tokens = num_sequences * (num_cached + 1), case.rows * (num_cached + 1)
+            by_contexts, by_rows = (
+                (rows_s + costs.kv_s(*tokens)) / pass_s
+                for tokens in (kv_tokens, (NUM_CONTEXT, case.rows * NUM_CONTEXT))
             )
+            errors.append((abs(by_contexts - 1), abs(by_rows - 1)))
+            cells = f"{1e3 * pass_s:.2f} | {by_contexts:.2f} × | {by_rows:.2f} ×"
+            print(f"| {case.shape} | {num_cached} | {cells} |", flush=True)
     by_contexts, by_rows = (100 * statistics.mean(each) for each in zip(*errors, strict=True))
     print(f"\nmean error: {by_contexts:.0f} %, by rows alone {by_rows:.0f} %")
 
@@ -229,7 +226,10 @@ def main(arguments: Sequence[str]) -> int:
     passes = Passes(model)
     if options.predicted:
         model.prepare()
-        print_predicted(passes, options.rounds, options.contexts)
+        if not (costs := passes.costs()):
+            print("the passes could not be measured in time", file=sys.stderr)
+            return 1
+        print_predicted(passes, costs, options.rounds, options.contexts)
         return 0
     products = Products(
         AutoConfig.from_pretrained(folder), model.is_bfloat16, model.rounds_inputs, max(options.threads)
