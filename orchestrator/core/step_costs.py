@@ -193,7 +193,7 @@ class StepCosts:
         """Enter what a request's step cost, or each of several alike; part: of the pass. The caller holds the lock."""
         self._rows = self._rows.of(load.mean_rows if load else num_rows, num_steps)
         self._tokens = self._tokens.of(load.mean_tokens if load else num_tokens, num_steps)
-        self._others = self._others.of((load.num_steps if load else num_in_pass) - 1, num_steps)
+        self._others = self._others.of((load.num_steps + load.num_beside if load else num_in_pass) - 1, num_steps)
         all_rows = load.num_rows if load else num_rows + (num_in_pass - 1) * self._rows.value
         group, seconds, kv_s = bisect_left(GROUPS, all_rows), max(seconds, LEAST_S), 0.0
         if load:
@@ -214,6 +214,11 @@ class StepCosts:
             self._speed += SPEED_WEIGHT * (min(slower, MOST_OF_MEAN * self._speed) - self._speed)
         else:
             self._speed = slower
+
+    @property
+    def num_in_pass(self) -> int:
+        """How many requests have shared a pass lately."""
+        return 1 + round(self._others.value)
 
     @property
     def shares_passes(self) -> bool:

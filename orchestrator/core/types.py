@@ -117,7 +117,7 @@ class PassLoad(NamedTuple):
     num_rows: of all calls. num_steps, mean_rows, mean_tokens: of the steps that it completed. has_prompts: it also read
     prompts, or parts of them, or others had a pass of their own beside it: it does not show what a step costs, nor how
     many requests there are. num_kv_tokens: tokens of all contexts. num_row_kv_tokens: those that each row attends to,
-    summed over the rows.
+    summed over the rows. num_beside: the requests that had a pass of their own beside it.
     """
 
     num_rows: int
@@ -127,6 +127,7 @@ class PassLoad(NamedTuple):
     has_prompts: bool = False
     num_kv_tokens: int = 0
     num_row_kv_tokens: int = 0
+    num_beside: int = 0
 
 
 @dataclass(frozen=True, eq=False)

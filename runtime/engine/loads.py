@@ -10,7 +10,9 @@ from runtime.kv.batch import Segment
 from runtime.native.decoding import DecodedStep
 
 
-def load_of(planned: Sequence[tuple[object, Segment]], results: Sequence[VerifyResult], has_prompts: bool) -> PassLoad:
+def load_of(
+    planned: Sequence[tuple[object, Segment]], results: Sequence[VerifyResult], has_prompts: bool, num_beside: int
+) -> PassLoad:
     """Return the load of a pass of these segments, by the steps that it completed."""
     segments = [segment for _, segment in planned]
     num_nodes = sum(segment.tree.num_nodes for segment in segments)
@@ -23,10 +25,11 @@ def load_of(planned: Sequence[tuple[object, Segment]], results: Sequence[VerifyR
         has_prompts,
         sum(segment.last for segment in segments),
         sum(map(_num_row_kv_tokens, segments)),
+        num_beside,
     )
 
 
-def loads_of(passes: Iterable[Sequence[DecodedStep]], context_lens: list[int]) -> Iterator[PassLoad]:
+def loads_of(passes: Iterable[Sequence[DecodedStep]], context_lens: list[int], num_beside: int) -> Iterator[PassLoad]:
     """Yield the load of each pass from the steps that all sequences made in it. context_lens: before the first one."""
     for steps in passes:
         rows, tokens = [step.draft.tree.num_nodes + 1 for step in steps], [len(step.path) + 1 for step in steps]
@@ -37,6 +40,7 @@ def loads_of(passes: Iterable[Sequence[DecodedStep]], context_lens: list[int]) -
             sum(tokens) / len(steps),
             num_kv_tokens=sum(context_lens),
             num_row_kv_tokens=sum(count * length for count, length in zip(rows, context_lens, strict=True)),
+            num_beside=num_beside,
         )
         context_lens = [length + more for length, more in zip(context_lens, tokens, strict=True)]
 

@@ -27,13 +27,18 @@ class GoingOn(NamedTuple):
     limit_s: float
 
 
+def is_native(request: StepRequest) -> bool:
+    """Return whether native code can decide a step and go on behind it without asking Python."""
+    sampling = request.sampling
+    follows_rule = sampling.rule in (Rule.COUPLED, Rule.ENGINE) and not (sampling.needs_logits_processors or request.q)
+    return isinstance(request, SeveralSteps) and follows_rule
+
+
 def going_on(call: StepCall, segment: Segment, now_s: float) -> GoingOn | None:
     """Return how native code can go on behind the steps that it has made for a call; None: it cannot make any."""
     request = call.request
-    if not isinstance(request, SeveralSteps) or request.sampling.rule not in (Rule.COUPLED, Rule.ENGINE):
-        return None
     is_one_row = segment.first + 1 == segment.last == len(call.opened.ids)
-    if not is_one_row or request.sampling.needs_logits_processors or request.q:
+    if not (isinstance(request, SeveralSteps) and is_native(request) and is_one_row):
         return None
     further, made = request.further, call.made
     if made is None:

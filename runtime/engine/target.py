@@ -89,48 +89,61 @@ class TargetEngine(PagedEngine[StepRequest]):
                 call.sequence = None
 
     def _run(self, planned: list[tuple[StepCall, Segment]]) -> None:
-        """Run a pass; on a CPU, where batching does not make rows cheaper, long parts run in a pass of their own.
+        """Run a pass; on a CPU, where batching does not make rows cheaper, some calls have a pass of their own.
 
-        Long parts are those of prompts, and steps with large drafts. So other steps are not held up longer, cost what
-        steps cost, and can be made in native code. They may then take as long as that pass did: large drafts wait until
-        they have had that time, prompts do not, whose first tokens would come late. Steps that are made and whose hold
-        would end within such a pass, taken to be as long as the last, are answered before it.
+        These are prompts, steps with large drafts, and steps that Python decides beside at least as many that native
+        code makes. So the others are not held up longer, cost what steps cost, and need not be answered. They may then
+        take as long as that pass did: drafts wait until they have had that time, prompts do not, whose first tokens
+        would come late. Steps that are made and whose hold would end within such a pass, taken to be as long as the
+        last, are answered before it.
         """
-        steps, long = ([each for each in planned if _is_short(each[0]) is wanted] for wanted in (True, False))
         if not isinstance(self.paged.model, NativeModel):
             self._run_pass(planned, 0.0, has_prompts=_has_prompts(planned))
             return
-        unanswered = [call for call in self._calls if not call.answered]
-        began_s = time.monotonic()
-        if not (long and steps):
+        together, began_s = self._together(), time.monotonic()
+        steps, apart = ([each for each in planned if (each[0] in together) is wanted] for wanted in (True, False))
+        if not (apart and steps):
             # Steps that had no room in this pass wait for one, and not for several, nor for the others' hold.
-            may_go_on = len(planned) == sum(map(_is_step, unanswered))
+            may_go_on = len(planned) == sum(_is_step(call) for call in self._calls if not call.answered)
             self._run_pass(planned, math.inf if may_go_on else 0.0, has_prompts=_has_prompts(planned))
-            self._owed_s = time.monotonic() - began_s if long else 0.0
+            self._owed_s = time.monotonic() - began_s if apart else 0.0
             return
-        if self._owed_s > 0.0 and not _has_prompts(long):
-            self.progress.num_calls -= len(long)  # they wait for the next pass
+        if self._owed_s > 0.0 and not _has_prompts(apart):
+            self.progress.num_calls -= len(apart)  # they wait for the next pass
         else:
             for call, _ in steps:
                 several.answer_if_due(call, began_s + self._long_s)
-            self._run_pass(long, 0.0, has_prompts=True)
+            self._run_pass(apart, 0.0, has_prompts=True, num_beside=len(steps))
             self._owed_s = self._long_s = time.monotonic() - began_s
             if not (steps := [each for each in steps if not each[0].answered]):
                 return
             self.progress.num_passes += 1
         began_s = time.monotonic()
-        may_go_on = len(steps) == sum(_is_short(call) for call in unanswered if not call.answered)
-        self._run_pass(steps, self._owed_s if may_go_on else 0.0)
+        may_go_on = len(steps) == sum(not call.answered for call in together)
+        self._run_pass(steps, self._owed_s if may_go_on else 0.0, num_beside=len(apart))
         self._owed_s -= time.monotonic() - began_s
 
-    def _run_pass(self, planned: list[tuple[StepCall, Segment]], limit_s: float, has_prompts: bool = False) -> None:
+    def _together(self) -> set[StepCall]:
+        """Return the calls whose steps share their passes, though not all of them may have room in this one."""
+        short = {call for call in self._calls if not call.answered and _is_short(call)}
+        native = {call for call in short if several.is_native(call.request)}
+        return native if 2 * len(native) >= len(short) else short
+
+    def _run_pass(
+        self,
+        planned: list[tuple[StepCall, Segment]],
+        limit_s: float,
+        has_prompts: bool = False,
+        num_beside: int = 0,
+    ) -> None:
         """Run a pass, and perhaps more of them until limit_s is over; answer the calls that are complete.
 
-        limit_s: 0 = one pass, after which every call is answered that has no more to compute.
+        limit_s: 0 = one pass, after which every call is answered that has no more to compute. num_beside: calls that
+        have a pass of their own.
         """
         began_s = time.monotonic()
         if decoding := self._several_steps(planned, limit_s):
-            self._decode(planned, decoding, began_s, may_wait=limit_s > 0.0)
+            self._decode(planned, decoding, began_s, limit_s > 0.0, num_beside)
             return
         planned = [each for each in planned if not each[0].answer_made()]
         if not planned:
@@ -150,7 +163,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         ]
         results = verify([self._verify_input(call) for call, _ in complete], [part for _, part in complete])
         forward_us, verify_us = _us(computed_s - began_s), _us(time.monotonic() - computed_s)
-        load = load_of(planned, results, has_prompts)
+        load = load_of(planned, results, has_prompts, num_beside)
         for (call, part), result in zip(complete, results, strict=True):
             answer = replace(
                 self._settle(call, part, result),
@@ -184,7 +197,12 @@ class TargetEngine(PagedEngine[StepRequest]):
         )
 
     def _decode(
-        self, planned: list[tuple[StepCall, Segment]], decoding: Decoding, began_s: float, may_wait: bool
+        self,
+        planned: list[tuple[StepCall, Segment]],
+        decoding: Decoding,
+        began_s: float,
+        may_wait: bool,
+        num_beside: int,
     ) -> None:
         """Make several steps. may_wait: calls may stay unanswered until their hold is over, so that more can follow."""
         drafts, segments = [several.draft_of(call) for call, _ in planned], [segment for _, segment in planned]
@@ -193,7 +211,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         num_further = len(decoded[0].steps) - 1
         self.progress.num_passes += num_further
         self.progress.num_calls += num_further * len(planned)
-        loads = [*loads_of(zip(*(each.steps for each in decoded), strict=True), context_lens)]
+        loads = [*loads_of(zip(*(each.steps for each in decoded), strict=True), context_lens, num_beside)]
         now_s = time.monotonic()
         for (call, _), each in zip(planned, decoded, strict=True):
             call.opened.publish(len(call.opened.ids))

@@ -352,18 +352,22 @@ def running_sequences(server: Server) -> float:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_ends_its_request(gateway: RunningGateway, server: Server, stream: bool) -> None:
+    """Within a few attempts: on a busy machine a text may end before its client is seen to leave."""
     until(lambda: running_sequences(server) == 0, "an idle server")
+    assert any(num_tokens_of_abandoned(gateway, stream) < 490 for _ in range(5))
+    until(lambda: running_sequences(server) == 0, "the end of the sequence")
+
+
+def num_tokens_of_abandoned(gateway: RunningGateway, stream: bool) -> float:
+    """Leave a request of 490 tokens as soon as the first ones have come; return how many were generated."""
     body = {"prompt": "abcabcabc", "max_tokens": 490, "ignore_eos": True, "stream": stream, "speculation": "none"}
     before = gateway.metric("spec_gateway_generation_tokens_total")
-    # The socket is closed as soon as the first tokens have come through the gateway.
     with socket.create_connection(("127.0.0.1", int(gateway.url.rpartition(":")[2])), timeout=30) as connection:
         raw = json.dumps(body).encode()
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(raw) + raw)
         until(lambda: gateway.metric("spec_gateway_generation_tokens_total") > before, "the first token")
     until(lambda: gateway.metric("spec_gateway_requests_running") == 0, "the end of the request")
-
-    assert gateway.metric("spec_gateway_generation_tokens_total") - before < 490
-    until(lambda: running_sequences(server) == 0, "the end of the sequence")
+    return gateway.metric("spec_gateway_generation_tokens_total") - before
 
 
 def test_metrics_count_what_was_served(gateway: RunningGateway, client: openai.OpenAI) -> None:

@@ -300,6 +300,14 @@ def test_requests_that_draft_under_load_are_measured_against_a_batch_of_plain_on
     assert (1 + surface.others_tokens) / surface.seconds[0] < 6.0
 
 
+def test_requests_with_a_pass_of_their_own_beside_it_share_a_step_s_time() -> None:
+    costs = StepCosts(Clock())
+    load = PassLoad(num_rows=4, num_steps=1, mean_rows=4.0, mean_tokens=2.0, has_prompts=True, num_beside=15)
+    for _ in range(40):
+        costs.observe(4, 1, 2, 1.0, load)
+    assert costs.num_in_pass == 16
+
+
 def made(num_in_pass: int, pass_us: int) -> Step:
     """Return a plain step of a pass of native code over plain steps."""
     load = PassLoad(num_in_pass, num_in_pass, 1.0, 1.0)

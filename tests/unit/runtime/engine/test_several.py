@@ -59,12 +59,16 @@ class Sequence:
 
     def large(self) -> StepCall:
         """Return the call of a step with a large draft behind the first token."""
-        self.engine.advance([self.begin()])
-        self.context.commit([self.answers[0].next_token])
-        call = self.call(len(self.context) - 1)
+        call = self.single()
         tree = TokenTree.from_paths([[token] for token in range(STEP_TOKENS + 1)])
         call.request = replace(call.request, tree=tree)
         return call
+
+    def single(self) -> StepCall:
+        """Return a call of one step behind the first token."""
+        self.engine.advance([self.begin()])
+        self.context.commit([self.answers[0].next_token])
+        return self.call(len(self.context) - 1)
 
     def several(self, drafts: CompiledDrafts | None = None, limit_s: float = LIMIT_S, **end: Any) -> StepCall:
         """Return a call of up to MAX_STEPS steps behind the first token."""
@@ -202,15 +206,38 @@ def test_a_sequence_that_loses_its_blocks_is_answered_first_and_goes_on_with_the
     assert [sequence.answers[2].next_token] == others.steps[3].tokens
 
 
-def test_steps_are_answered_before_a_pass_that_native_code_cannot_repeat(engine: TargetEngine) -> None:
-    """Behind a request with a penalty, whose steps Python makes one by one."""
+def test_a_step_that_python_decides_has_a_pass_of_its_own_beside_others(
+    engine: TargetEngine, uninterrupted: Callable[..., Sequence]
+) -> None:
+    """A request with a penalty, beside one whose steps native code goes on to make, unanswered."""
     sequence, other = Sequence(engine, 1), Sequence(engine, 2, sampling=Sampling(repetition_penalty=1.5))
-    engine.advance([other.begin()])
-    other.context.commit([other.answers[0].next_token])
-    call = sequence.several()
+    penalised, call = other.single(), sequence.several()
     engine.advance([call])
-    assert engine.advance([call, other.call(len(other.context) - 1)]) == []
-    assert len(sequence.steps) == 1 and isinstance(other.answers[1], Acceptance)
+    assert engine.advance([call, penalised]) == [call]
+    answer = other.answers[1]
+    assert isinstance(answer, Acceptance) and answer.has_prompts
+    assert answer.load and (answer.load.num_steps, answer.load.num_beside) == (1, 1)
+    assert call.made and [step.acceptance.load.num_beside for step in call.made.steps if step.acceptance.load] == [0, 1]
+    advance_until_answered(engine, call)
+    assert sequence.told == uninterrupted().told
+
+
+def test_steps_that_python_decides_wait_until_the_others_have_had_as_much_time(engine: TargetEngine) -> None:
+    sequence, other = Sequence(engine, 1), Sequence(engine, 2, sampling=Sampling(repetition_penalty=1.5))
+    penalised, call = other.single(), sequence.several()
+    engine._owed_s = LIMIT_S
+    assert engine.advance([call, penalised]) == [call, penalised]
+    engine._owed_s = 0.0
+    assert engine.advance([call, penalised]) == [call]
+
+
+def test_where_python_decides_most_steps_all_share_a_pass(engine: TargetEngine) -> None:
+    sequence = Sequence(engine, 1)
+    others = [Sequence(engine, number, sampling=Sampling(repetition_penalty=1.5)) for number in (2, 3)]
+    calls = [other.single() for other in others]
+    assert engine.advance([sequence.several(), *calls]) == []
+    assert [other.answers[1].num_in_pass for other in others] == [3, 3]
+    assert isinstance(sequence.answers[1], Acceptance)
 
 
 @pytest.mark.parametrize("num_calls", (1, 2))
