@@ -30,8 +30,9 @@ NUM_ROUNDS, LIMIT_S, LEAST_ROWS = 3, 2.0, 8
 #: Tokens of the context. The first ones are read first: where they take too long, the others are not read at all.
 NUM_CONTEXT, NUM_FIRST = 256, 16
 #: Tokens of the long context, and the rows that are measured behind both in each of so many rounds: what they take
-#: longer is the contexts' cost. If they do not in every round, it is noise, and contexts cost nothing.
-NUM_LONG, KV_ROWS, KV_ROUNDS = 1024, (1, 24), 5
+#: longer is the contexts' cost. If they do not in so many of the rounds, it is noise, and contexts cost nothing: noise
+#: alone shows a cost that often in one case of 28.
+NUM_LONG, KV_ROWS, KV_ROUNDS, CERTAIN_ROUNDS = 1024, (1, 24), 8, 7
 #: Rows without a context are taken to cost at least this part of those behind the short one.
 LEAST_OF_SHORT = 0.1
 SEQUENCE = 1
@@ -135,6 +136,6 @@ def _costs_of(passes: _Passes) -> PassCosts:
 
 
 def _certain(differences: list[float]) -> float:
-    """Return their median if all rounds have been made and none was 0 or less, otherwise 0."""
-    is_certain = len(differences) == KV_ROUNDS and min(differences) > 0.0
+    """Return their median if enough rounds show a cost, otherwise 0."""
+    is_certain = sum(difference > 0.0 for difference in differences) >= CERTAIN_ROUNDS
     return statistics.median(differences) if is_certain else 0.0
