@@ -120,7 +120,7 @@ class StepCosts:
         load: of the pass; where it is not known, the other requests are taken to be as others were.
         """
         with self._lock:
-            is_comparable = num_in_pass == self._plain_in_pass and not (load and load.has_prompts)
+            is_comparable = num_in_pass == self._plain_in_pass and not (load and (load.has_prompts or load.num_beside))
             if num_rows == 1 and self._plain_at and is_comparable:
                 # The quicker one of two in a row, since something else may have held one up.
                 quicker_s = min(seconds, self._last_single_s or self._plain.value)
@@ -216,18 +216,13 @@ class StepCosts:
             self._speed = slower
 
     @property
-    def num_in_pass(self) -> int:
-        """How many requests have shared a pass lately."""
-        return 1 + round(self._others.value)
-
-    @property
     def shares_passes(self) -> bool:
         """True if requests have had others in their passes lately."""
         return self._others.value > SHARED
 
     @property
     def breaks_others(self) -> bool:
-        """True if a step that needs Python keeps other requests from steps that the engine makes without it."""
+        """True if other requests, whose steps the engine makes without Python, wait for a step that needs it."""
         return self.makes_drafted and self.shares_passes
 
     @property

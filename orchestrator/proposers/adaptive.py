@@ -58,8 +58,7 @@ class Adaptive(Proposer):
         self._limits: Budget | None = None
         self._is_sampled = self._is_probe = self._was_asked = self._wants_draft = self._lacks_states = False
         self._catches_up, self._has_reserved = True, False
-        self._costs = dependencies.step_costs
-        self._num_in_pass = self._num_at_rest = self._costs.num_in_pass
+        self._num_in_pass = self._num_at_rest = 1
 
     @property
     def num_plain(self) -> int:
@@ -107,10 +106,9 @@ class Adaptive(Proposer):
         """
         self._proposer.observe(tree, acceptance)
         self._ranks.learn(tree if self._is_sampled else self._drafted.tree, acceptance.tokens(tree))
-        step_s = self._meter.answered(tree, acceptance)
-        self._num_in_pass = self._costs.num_in_pass if acceptance.has_prompts else acceptance.num_in_pass
+        step_s, self._num_in_pass = self._meter.answered(tree, acceptance), acceptance.num_in_pass
         if self._was_asked and self._is_probe and step_s:
-            self._levels.probe_s = self._levels.probe_s.of(step_s * self._num_in_pass)
+            self._levels.probe_s = self._levels.probe_s.of(step_s * acceptance.num_in_pass)
         self._levels.idle_s = 0.0 if self._was_asked else self._levels.idle_s + step_s
         # Of several plain steps only the first may follow a draft.
         self._drafted, self._was_asked = Proposal.empty(), False

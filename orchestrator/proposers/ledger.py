@@ -243,7 +243,8 @@ class Meter:
             rest_s = rest.in_passes_s  # as steps with drafts are measured
         num_in_pass, load = acceptance.num_in_pass, acceptance.load
         is_mixed = max(num_in_pass, rest.num_in_pass) > 2 * min(num_in_pass, rest.num_in_pass)
-        if (rest.has_prompts or is_mixed) and self._surface():
+        is_apart = bool(load and load.num_beside > load.num_steps)  # its time is not that of a plain pass of them all
+        if (rest.has_prompts or is_mixed or is_apart) and self._surface():
             self._costs.postpone_plain()
         elif rest.num_steps >= MEASURED_STEPS:
             self._costs.observe_plain(num_in_pass, rest_s / rest.num_steps, load, rest.num_steps)

@@ -11,12 +11,19 @@ from typing import NamedTuple
 from orchestrator.core.proposal import Proposal, Step
 from orchestrator.core.sampling_params import Rule
 from orchestrator.core.types import Acceptance, PassLoad
+from orchestrator.native.sampling import sampler
 from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall, SeveralSteps, StepsMade
-from runtime.kv.batch import Segment
+from runtime.kv.batch import STEP_TOKENS, Segment
 from runtime.native.decoding import Continuation, DecodedSteps, Draft
 
 StepCall = EngineCall[StepRequest]
+#: The calls of a pass, and what it computes of each.
+Planned = list[tuple[StepCall, Segment]]
+
+#: A step that Python decides has a pass apart from so many that native code makes: a pass more is cheaper than they
+#: are to answer.
+NATIVE_PER_STEP = 3
 
 
 class GoingOn(NamedTuple):
@@ -32,6 +39,31 @@ def is_native(request: StepRequest) -> bool:
     sampling = request.sampling
     follows_rule = sampling.rule in (Rule.COUPLED, Rule.ENGINE) and not (sampling.needs_logits_processors or request.q)
     return isinstance(request, SeveralSteps) and follows_rule
+
+
+def is_step(call: StepCall) -> bool:
+    """Return whether a call that holds a sequence has no more to compute than its root and its tree.
+
+    A sequence's first call reads a prompt, and one that has lost its blocks reads its context.
+    """
+    sequence = call.sequence
+    return bool(call.delta.context_start and sequence and len(sequence.ids) - sequence.num_computed == 1)
+
+
+def is_short(call: StepCall) -> bool:
+    """Return whether a call is a step whose pass takes no longer than steps do: its draft is not large."""
+    return is_step(call) and draft_of(call).tree.num_nodes <= STEP_TOKENS
+
+
+def apart(steps: Planned) -> tuple[Planned, Planned]:
+    """Return the steps of one pass, and those that Python decides if they are few enough to have another."""
+    native, few = ([each for each in steps if is_native(each[0].request) is wanted] for wanted in (True, False))
+    return (native, few) if sampler() and len(native) >= NATIVE_PER_STEP * len(few) else (steps, [])
+
+
+def has_prompts(planned: Planned) -> bool:
+    """Return whether some of the calls read a prompt, or a part of one."""
+    return not all(is_step(call) for call, _ in planned)
 
 
 def going_on(call: StepCall, segment: Segment, now_s: float) -> GoingOn | None:
@@ -78,7 +110,7 @@ def answer_if_due(call: StepCall, at_s: float) -> None:
 
 def _steps(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], waited_s: float) -> list[Step]:
     """Return the steps that native code has made for a call. waited_s: how long they waited for their first pass."""
-    request, steps, num_in_pass = call.request, list[Step](), loads[0].num_steps
+    request, steps, num_in_pass = call.request, list[Step](), loads[0].num_steps + loads[0].num_beside
     assert isinstance(request, SeveralSteps)
     queue_us, sources = int(1e6 * waited_s), request.sources  # those of the call, unless native code has drafted
     for step, load in zip(decoded.steps, loads, strict=True):

@@ -17,18 +17,16 @@ from orchestrator.native.sampling import requests_of, sampler
 from orchestrator.sampling.accept import AcceptedPath
 from orchestrator.wire.target import StepRequest
 from runtime.engine import several
-from runtime.engine.calls import EngineCall, GuidedStep
+from runtime.engine.calls import GuidedStep
 from runtime.engine.loads import load_of, loads_of
 from runtime.engine.paged import PagedEngine, PagedModel
+from runtime.engine.several import Planned, StepCall
 from runtime.engine.verify import VerifyInput, VerifyResult, verify
-from runtime.kv.batch import STEP_TOKENS, Segment
 from runtime.kv.pressure import BlockPressure
 from runtime.kv.sequences import CachedSequence
 from runtime.native.decoding import Decoding, has_room
 from runtime.native.model import NativeModel
 from runtime.sampling import served
-
-StepCall = EngineCall[StepRequest]
 
 #: Most steps of one call into native code; slots for as many tokens, and a tree, are reserved beforehand.
 MAX_STEPS = 64
@@ -88,58 +86,63 @@ class TargetEngine(PagedEngine[StepRequest]):
             if call.sequence is sequence:
                 call.sequence = None
 
-    def _run(self, planned: list[tuple[StepCall, Segment]]) -> None:
-        """Run a pass; on a CPU, where batching does not make rows cheaper, some calls have a pass of their own.
+    def _run(self, planned: Planned) -> None:
+        """Run a pass; on a CPU, where batching does not make rows cheaper, long parts run in a pass of their own.
 
-        These are prompts, steps with large drafts, and steps that Python decides beside at least as many that native
-        code makes. So the others are not held up longer, cost what steps cost, and need not be answered. They may then
-        take as long as that pass did: drafts wait until they have had that time, prompts do not, whose first tokens
-        would come late. Steps that are made and whose hold would end within such a pass, taken to be as long as the
-        last, are answered before it.
+        Long parts are those of prompts, and steps with large drafts. So other steps are not held up longer, cost what
+        steps cost, and can be made in native code. They may then take as long as that pass did: large drafts wait until
+        they have had that time, prompts do not, whose first tokens would come late. Steps that are made and whose hold
+        would end within such a pass, taken to be as long as the last, are answered before it.
         """
+        steps, long = ([each for each in planned if several.is_short(each[0]) is wanted] for wanted in (True, False))
         if not isinstance(self.paged.model, NativeModel):
-            self._run_pass(planned, 0.0, has_prompts=_has_prompts(planned))
+            self._run_pass(planned, 0.0, has_prompts=several.has_prompts(planned))
             return
-        together, began_s = self._together(), time.monotonic()
-        steps, apart = ([each for each in planned if (each[0] in together) is wanted] for wanted in (True, False))
-        if not (apart and steps):
+        unanswered = [call for call in self._calls if not call.answered]
+        began_s = time.monotonic()
+        if not (long and steps):
             # Steps that had no room in this pass wait for one, and not for several, nor for the others' hold.
-            may_go_on = len(planned) == sum(_is_step(call) for call in self._calls if not call.answered)
-            self._run_pass(planned, math.inf if may_go_on else 0.0, has_prompts=_has_prompts(planned))
-            self._owed_s = time.monotonic() - began_s if apart else 0.0
+            limit_s = math.inf if len(planned) == sum(map(several.is_step, unanswered)) else 0.0
+            if steps:
+                self._run_steps(steps, limit_s)
+            else:
+                self._run_pass(long, limit_s, has_prompts=several.has_prompts(long))
+            self._owed_s = time.monotonic() - began_s if long else 0.0
             return
-        if self._owed_s > 0.0 and not _has_prompts(apart):
-            self.progress.num_calls -= len(apart)  # they wait for the next pass
+        if self._owed_s > 0.0 and not several.has_prompts(long):
+            self.progress.num_calls -= len(long)  # they wait for the next pass
         else:
             for call, _ in steps:
                 several.answer_if_due(call, began_s + self._long_s)
-            self._run_pass(apart, 0.0, has_prompts=True, num_beside=len(steps))
+            self._run_pass(long, 0.0, has_prompts=True, num_beside=len(steps))
             self._owed_s = self._long_s = time.monotonic() - began_s
             if not (steps := [each for each in steps if not each[0].answered]):
                 return
             self.progress.num_passes += 1
         began_s = time.monotonic()
-        may_go_on = len(steps) == sum(not call.answered for call in together)
-        self._run_pass(steps, self._owed_s if may_go_on else 0.0, num_beside=len(apart))
+        may_go_on = len(steps) == sum(several.is_short(call) for call in unanswered if not call.answered)
+        self._run_steps(steps, self._owed_s if may_go_on else 0.0, num_beside=len(long))
         self._owed_s -= time.monotonic() - began_s
 
-    def _together(self) -> set[StepCall]:
-        """Return the calls whose steps share their passes, though not all of them may have room in this one."""
-        short = {call for call in self._calls if not call.answered and _is_short(call)}
-        native = {call for call in short if several.is_native(call.request)}
-        return native if 2 * len(native) >= len(short) else short
+    def _run_steps(self, steps: Planned, limit_s: float, num_beside: int = 0) -> None:
+        """Run a pass of steps, and perhaps more of them until limit_s is over.
 
-    def _run_pass(
-        self,
-        planned: list[tuple[StepCall, Segment]],
-        limit_s: float,
-        has_prompts: bool = False,
-        num_beside: int = 0,
-    ) -> None:
+        A few that Python decides have a pass of their own before the others, which may go on for as long as it took:
+        else all would have to be answered, and an answer and the next proposal take Python as long as a row.
+        """
+        native, few = several.apart(steps)
+        if few:
+            began_s = time.monotonic()
+            self._run_pass(few, 0.0, num_beside=len(native) + num_beside)
+            self.progress.num_passes += 1
+            limit_s = min(limit_s, time.monotonic() - began_s)
+        self._run_pass(native, limit_s, num_beside=len(few) + num_beside)
+
+    def _run_pass(self, planned: Planned, limit_s: float, has_prompts: bool = False, num_beside: int = 0) -> None:
         """Run a pass, and perhaps more of them until limit_s is over; answer the calls that are complete.
 
         limit_s: 0 = one pass, after which every call is answered that has no more to compute. num_beside: calls that
-        have a pass of their own.
+        have a pass of their own beside it.
         """
         began_s = time.monotonic()
         if decoding := self._several_steps(planned, limit_s):
@@ -170,12 +173,12 @@ class TargetEngine(PagedEngine[StepRequest]):
                 queue_us=_us(began_s - call.arrived_s),
                 forward_us=forward_us,
                 verify_us=verify_us,
-                num_in_pass=len(planned),
+                num_in_pass=len(planned) + num_beside,
                 load=load,
             )
             call.reply(answer)
 
-    def _several_steps(self, planned: list[tuple[StepCall, Segment]], limit_s: float) -> Decoding | None:
+    def _several_steps(self, planned: Planned, limit_s: float) -> Decoding | None:
         """Return the steps that native code can make for all of these calls until limit_s is over; None: it cannot."""
         compiled, model, now_s = sampler(), self.paged.model, time.monotonic()
         if compiled is None or not isinstance(model, NativeModel):
@@ -196,14 +199,7 @@ class TargetEngine(PagedEngine[StepRequest]):
             self.progress.num_waiting,
         )
 
-    def _decode(
-        self,
-        planned: list[tuple[StepCall, Segment]],
-        decoding: Decoding,
-        began_s: float,
-        may_wait: bool,
-        num_beside: int,
-    ) -> None:
+    def _decode(self, planned: Planned, decoding: Decoding, began_s: float, may_wait: bool, num_beside: int) -> None:
         """Make several steps. may_wait: calls may stay unanswered until their hold is over, so that more can follow."""
         drafts, segments = [several.draft_of(call) for call, _ in planned], [segment for _, segment in planned]
         context_lens = [segment.last for segment in segments]  # which the steps extend
@@ -285,24 +281,6 @@ class TargetEngine(PagedEngine[StepRequest]):
         start = max(options.features_from, sequence.num_computed - MAX_FEATURE_ROWS, 0)
         slots = [sequence.slot(index) for index in range(start, sequence.num_computed)]
         return store[torch.tensor(slots, dtype=torch.long, device=store.device)].float().cpu().numpy(), start
-
-
-def _is_step(call: StepCall) -> bool:
-    """Return whether a call that holds a sequence has no more to compute than its root and its tree.
-
-    A sequence's first call reads a prompt, and one that has lost its blocks reads its context.
-    """
-    sequence = call.sequence
-    return bool(call.delta.context_start and sequence and len(sequence.ids) - sequence.num_computed == 1)
-
-
-def _is_short(call: StepCall) -> bool:
-    """Return whether a call is a step whose pass takes no longer than steps do: its draft is not large."""
-    return _is_step(call) and several.draft_of(call).tree.num_nodes <= STEP_TOKENS
-
-
-def _has_prompts(planned: list[tuple[StepCall, Segment]]) -> bool:
-    return not all(_is_step(call) for call, _ in planned)
 
 
 def _us(seconds: float) -> int:

@@ -16,9 +16,9 @@ from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.step_costs import PLAIN, StepCosts
 from orchestrator.core.surfaces import Surface, surface_of
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Acceptance, Distribution, PassLoad
+from orchestrator.core.types import Acceptance, Distribution
 from orchestrator.proposers import adaptive
-from orchestrator.proposers.adaptive import LEAST_REST, Adaptive
+from orchestrator.proposers.adaptive import Adaptive
 from orchestrator.proposers.draft_costs import TRIED, DraftCosts
 from orchestrator.proposers.estimates import AcceptanceEstimates, range_of
 from orchestrator.proposers.ledger import FIRST_PAUSE, MEASURED_STEPS, Meter
@@ -68,19 +68,6 @@ def test_gamma_is_that_of_the_formula(alpha: float) -> None:
     found = float(np.median(lengths(alpha, lambda rows: 0.9 + 0.1 * rows, draft_s=0.05, num_steps=800)[0]))
     assert abs(found - best) <= 1
     assert gain(round(found)) >= 0.98 * gain(best)
-
-
-def test_a_rest_is_as_long_as_the_load_asks_for_though_the_passes_before_it_were_apart_from_others() -> None:
-    clock = Clock()
-    costs = costs_of(clock, 1.0, 100.0)
-    for _ in range(100):
-        costs.observe_load(16)
-    proposer, context = adapted(Guesses(0.5, clock, 0.1), costs), Context([0])
-    alone = PassLoad(num_rows=8, num_steps=1, mean_rows=1.0, mean_tokens=1.0, has_prompts=True, num_beside=15)
-    for _ in range(3):  # of the prompt, of a look whether a draft pays, and the first of the rest
-        proposal = proposer.propose(context, Sampling(), Budget(8, 8))
-        proposer.observe(proposal.tree, Acceptance((), 1, load=alone))
-    assert proposer.num_plain >= 16 * LEAST_REST - 1
 
 
 def test_nothing_is_drafted_under_load_and_the_proposer_is_hardly_asked() -> None:

@@ -305,7 +305,9 @@ def test_requests_with_a_pass_of_their_own_beside_it_share_a_step_s_time() -> No
     load = PassLoad(num_rows=4, num_steps=1, mean_rows=4.0, mean_tokens=2.0, has_prompts=True, num_beside=15)
     for _ in range(40):
         costs.observe(4, 1, 2, 1.0, load)
-    assert costs.num_in_pass == 16
+    costs.observe_plain(1, 1.0, load._replace(num_rows=1))
+    surface = costs.surface()
+    assert surface and surface.others_tokens == pytest.approx(30.0)
 
 
 def made(num_in_pass: int, pass_us: int) -> Step:

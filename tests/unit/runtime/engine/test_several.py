@@ -206,38 +206,66 @@ def test_a_sequence_that_loses_its_blocks_is_answered_first_and_goes_on_with_the
     assert [sequence.answers[2].next_token] == others.steps[3].tokens
 
 
-def test_a_step_that_python_decides_has_a_pass_of_its_own_beside_others(
+def with_penalty(engine: TargetEngine, number: int) -> Sequence:
+    """Return a sequence whose steps Python decides."""
+    return Sequence(engine, number, sampling=Sampling(repetition_penalty=1.5))
+
+
+def test_a_step_that_python_decides_has_a_pass_of_its_own_beside_three_others(
     engine: TargetEngine, uninterrupted: Callable[..., Sequence]
 ) -> None:
-    """A request with a penalty, beside one whose steps native code goes on to make, unanswered."""
-    sequence, other = Sequence(engine, 1), Sequence(engine, 2, sampling=Sampling(repetition_penalty=1.5))
-    penalised, call = other.single(), sequence.several()
+    """And the others stay unanswered."""
+    others, few = [Sequence(engine, number) for number in (1, 2, 3)], with_penalty(engine, 4)
+    single, calls = few.single(), [other.several() for other in others]
+    engine.advance(calls)
+    num_passes = engine.progress.num_passes
+    assert engine.advance([*calls, single]) == calls
+    assert engine.progress.num_passes == num_passes + 1  # the thread counts the other one
+    answer = few.answers[1]
+    assert isinstance(answer, Acceptance) and answer.load and not answer.has_prompts
+    assert (answer.num_in_pass, answer.load.num_steps, answer.load.num_beside) == (4, 1, 3)
+    made = calls[0].made
+    assert made and [step.acceptance.num_in_pass for step in made.steps] == [3, 4]
+    for call, other in zip(calls, others, strict=True):
+        advance_until_answered(engine, call)
+        assert other.told == uninterrupted().told
+
+
+def test_steps_go_on_beside_one_that_python_decides_for_as_long_as_its_pass_took(
+    engine: TargetEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float] = []
+    run = engine._run_pass
+    monkeypatch.setattr(engine, "_run_pass", lambda *given, **more: (limits.append(given[1]), run(*given, **more)))
+    others, few = [Sequence(engine, number) for number in (1, 2, 3)], with_penalty(engine, 4)
+    single, calls = few.single(), [other.several() for other in others]
+    limits.clear()
+    began_s = time.monotonic()
+    engine.advance([*calls, single])
+    assert limits[0] == 0.0 < limits[1] < time.monotonic() - began_s
+
+
+def test_steps_share_a_pass_with_those_that_python_decides_if_these_are_many(engine: TargetEngine) -> None:
+    others, few = [Sequence(engine, number) for number in (1, 2)], with_penalty(engine, 4)
+    single, calls = few.single(), [other.several() for other in others]
+    assert engine.advance([*calls, single]) == []
+    assert few.answers[1].num_in_pass == 3 and isinstance(others[0].answers[1], Acceptance)
+
+
+def test_steps_are_answered_before_a_pass_that_native_code_cannot_repeat(engine: TargetEngine) -> None:
+    sequence, other = Sequence(engine, 1), with_penalty(engine, 2)
+    single, call = other.single(), sequence.several()
     engine.advance([call])
-    assert engine.advance([call, penalised]) == [call]
-    answer = other.answers[1]
-    assert isinstance(answer, Acceptance) and answer.has_prompts
-    assert answer.load and (answer.load.num_steps, answer.load.num_beside) == (1, 1)
-    assert call.made and [step.acceptance.load.num_beside for step in call.made.steps if step.acceptance.load] == [0, 1]
-    advance_until_answered(engine, call)
-    assert sequence.told == uninterrupted().told
+    assert engine.advance([call, single]) == []
+    assert len(sequence.steps) == 1 and isinstance(other.answers[1], Acceptance)
 
 
-def test_steps_that_python_decides_wait_until_the_others_have_had_as_much_time(engine: TargetEngine) -> None:
-    sequence, other = Sequence(engine, 1), Sequence(engine, 2, sampling=Sampling(repetition_penalty=1.5))
-    penalised, call = other.single(), sequence.several()
+def test_a_step_that_python_decides_does_not_wait_with_large_drafts_for_its_turn(engine: TargetEngine) -> None:
+    others, few, last = [Sequence(engine, number) for number in (1, 2, 3)], with_penalty(engine, 4), Sequence(engine, 5)
+    large, single, calls = last.large(), few.single(), [other.several() for other in others]
     engine._owed_s = LIMIT_S
-    assert engine.advance([call, penalised]) == [call, penalised]
-    engine._owed_s = 0.0
-    assert engine.advance([call, penalised]) == [call]
-
-
-def test_where_python_decides_most_steps_all_share_a_pass(engine: TargetEngine) -> None:
-    sequence = Sequence(engine, 1)
-    others = [Sequence(engine, number, sampling=Sampling(repetition_penalty=1.5)) for number in (2, 3)]
-    calls = [other.single() for other in others]
-    assert engine.advance([sequence.several(), *calls]) == []
-    assert [other.answers[1].num_in_pass for other in others] == [3, 3]
-    assert isinstance(sequence.answers[1], Acceptance)
+    assert engine.advance([large, *calls, single]) == [large, *calls]
+    assert few.answers[1].num_in_pass == 5
 
 
 @pytest.mark.parametrize("num_calls", (1, 2))
@@ -324,8 +352,8 @@ def test_a_large_draft_has_a_pass_of_its_own_beside_steps(engine: TargetEngine) 
     engine._owed_s, num_passes = 0.0, engine.progress.num_passes
     assert engine.advance([large, call]) == [call]
     assert engine.progress.num_passes == num_passes + 1  # the thread counts the other one
-    assert other.answers[1].num_in_pass == 1 and other.answers[1].has_prompts
-    assert call.made and [step.acceptance.num_in_pass for step in call.made.steps] == [1]
+    assert other.answers[1].num_in_pass == 2 and other.answers[1].has_prompts
+    assert call.made and [step.acceptance.num_in_pass for step in call.made.steps] == [2]
 
 
 def test_a_large_draft_waits_until_steps_have_had_as_much_time(engine: TargetEngine) -> None:
