@@ -200,7 +200,7 @@ def test_stop_echo_and_prediction(client: openai.OpenAI) -> None:
     extra = {"ignore_eos": True, "prediction": {"type": "content", "content": text}}
     predicted = client.completions.create(**{**GREEDY, "extra_body": extra})
     assert predicted.choices[0].text == text
-    assert predicted.usage.completion_tokens_details.accepted_prediction_tokens > 10
+    assert predicted.usage.completion_tokens_details.accepted_prediction_tokens > 0  # as many as paid
 
 
 def test_penalties_bias_and_seed_reach_the_server(client: openai.OpenAI, server: Server) -> None:
