@@ -132,7 +132,7 @@ class StepCosts:
         with self._lock:
             num_steps = min(num_steps, MOST_AT_ONCE)
             self._enter(1, num_in_pass, 1, seconds + self._single_s, load, 1.0 / num_in_pass, num_steps)
-            self._note_plain(num_in_pass, seconds)
+            self._note_plain(load.num_steps if load else num_in_pass, seconds)
 
     def observe_load(self, num_in_pass: int) -> None:
         """Note how many requests shared a pass of whose cost nothing is learnt."""
@@ -160,7 +160,7 @@ class StepCosts:
             is_plain = load.num_rows == load.num_steps if load else num_rows == 1
             if is_plain:
                 self._single = self._single.of(0.0)  # a look between such steps costs next to nothing
-                self._note_plain(num_in_pass, seconds)
+                self._note_plain(load.num_steps if load else num_in_pass, seconds)
 
     def _is_new(self, load: PassLoad) -> bool:
         """Return whether a pass has not been entered yet, and remember it; kept, its identity is no other one's."""
@@ -191,14 +191,18 @@ class StepCosts:
         num_steps: int = 1,
     ) -> None:
         """Enter what a request's step cost, or each of several alike; part: of the pass. The caller holds the lock."""
-        self._rows = self._rows.of(load.mean_rows if load else num_rows, num_steps)
-        self._tokens = self._tokens.of(load.mean_tokens if load else num_tokens, num_steps)
-        self._others = self._others.of((load.num_steps + load.num_beside if load else num_in_pass) - 1, num_steps)
+        shows_others = not load or load.num_beside < load.num_steps  # otherwise most of them have had another pass
+        if shows_others:
+            self._rows = self._rows.of(load.mean_rows if load else num_rows, num_steps)
+            self._tokens = self._tokens.of(load.mean_tokens if load else num_tokens, num_steps)
+            num_requests = load.num_steps + load.num_beside if load else num_in_pass
+            self._others = self._others.of(num_requests - 1, num_steps)
         all_rows = load.num_rows if load else num_rows + (num_in_pass - 1) * self._rows.value
         group, seconds, kv_s = bisect_left(GROUPS, all_rows), max(seconds, LEAST_S), 0.0
         if load:
             kv_s = self._now.kv_s(load.num_kv_tokens, load.num_row_kv_tokens)
-            self._kv_tokens = self._kv_tokens.of(load.num_kv_tokens, num_steps)
+            if shows_others:
+                self._kv_tokens = self._kv_tokens.of(load.num_kv_tokens, num_steps)
         self._num_passes += part
         rows_s = float(self._now.curve.at(np.array(all_rows)))
         self._note_speed(seconds / (rows_s + kv_s))

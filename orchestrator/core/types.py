@@ -115,9 +115,9 @@ class PassLoad(NamedTuple):
     """What a pass computed.
 
     num_rows: of all calls. num_steps, mean_rows, mean_tokens: of the steps that it completed. has_prompts: it also read
-    prompts, or parts of them, or others had a pass of their own beside it: it does not show what a step costs, nor how
-    many requests there are. num_kv_tokens: tokens of all contexts. num_row_kv_tokens: those that each row attends to,
-    summed over the rows. num_beside: the requests that had a pass of their own beside it, or waited for one.
+    prompts, or parts of them, or large drafts had it for themselves: it does not show what a step costs. num_kv_tokens:
+    tokens of all contexts. num_row_kv_tokens: those that each row attends to, summed over the rows. num_beside: the
+    requests whose steps had a pass of their own beside it, or waited for one.
     """
 
     num_rows: int
@@ -141,7 +141,7 @@ class Acceptance:
     top_ids, top_logprobs: (a + 1, n) int32 and float64, the n most probable tokens of each position, in order.
     features: (r, width) float32, the hidden states of the positions from features_start on.
     queue_us, forward_us, verify_us: how long the call waited for the pass, the forward pass, and its verification.
-    num_in_pass: how many requests shared the pass, or had one of their own beside it.
+    num_in_pass: how many requests shared the pass, or had one of their own beside it. num_beside: only the latter.
     load: of the pass; None outside the engine's process.
     num_cached_tokens: tokens of the context that were in the cache when the engine first saw the sequence.
     engine_speculation: only from an engine that drafts by itself.
@@ -164,6 +164,7 @@ class Acceptance:
     verify_us: int = 0
     node_top_ids: IdArray | None = None
     load: PassLoad | None = None
+    num_beside: int = 0
 
     @property
     def has_prompts(self) -> bool:

@@ -84,7 +84,7 @@ class Rest(NamedTuple):
     """The steps of a pause so far: when it began, how many they are, and how long they waited for other passes.
 
     in_passes_s: time of their own passes. has_prompts: one of them read prompts, too. num_in_pass: requests of the
-    first one.
+    first one. is_apart: one of them had a pass apart from most others, which says little of plain steps.
     """
 
     began_s: float = 0.0
@@ -93,6 +93,7 @@ class Rest(NamedTuple):
     in_passes_s: float = 0.0
     has_prompts: bool = False
     num_in_pass: int = 0
+    is_apart: bool = False
 
     def of(self, acceptance: Acceptance) -> Rest:
         """Return the pause with one more step."""
@@ -103,6 +104,7 @@ class Rest(NamedTuple):
             self.in_passes_s + pass_s(acceptance),
             self.has_prompts or acceptance.has_prompts,
             self.num_in_pass or acceptance.num_in_pass,
+            self.is_apart or 2 * acceptance.num_beside >= acceptance.num_in_pass,
         )
 
 
@@ -194,7 +196,8 @@ class Meter:
             self._note_rest(acceptance)
             return self._note_rate(1, self._plain_s)
         num_rows, step_s = tree.num_nodes + 1, self._costs.clock() - self._sent_s - 1e-6 * acceptance.queue_us
-        self._costs.observe(num_rows, acceptance.num_in_pass, acceptance.num_tokens, step_s, acceptance.load)
+        if acceptance.load or not acceptance.num_beside:  # otherwise nobody knows what the time was spent on
+            self._costs.observe(num_rows, acceptance.num_in_pass, acceptance.num_tokens, step_s, acceptance.load)
         if surface := self._surface():  # by what steps of its size cost, since a single one may have been held up
             step_s = float(surface.seconds[num_rows - 1]) + self.draft_s
             self._ledger.observe(acceptance.num_tokens, step_s, plain_s(surface))
@@ -243,8 +246,7 @@ class Meter:
             rest_s = rest.in_passes_s  # as steps with drafts are measured
         num_in_pass, load = acceptance.num_in_pass, acceptance.load
         is_mixed = max(num_in_pass, rest.num_in_pass) > 2 * min(num_in_pass, rest.num_in_pass)
-        is_apart = bool(load and load.num_beside > load.num_steps)  # its time is not that of a plain pass of them all
-        if (rest.has_prompts or is_mixed or is_apart) and self._surface():
+        if (rest.has_prompts or is_mixed or rest.is_apart) and self._surface():
             self._costs.postpone_plain()
         elif rest.num_steps >= MEASURED_STEPS:
             self._costs.observe_plain(num_in_pass, rest_s / rest.num_steps, load, rest.num_steps)

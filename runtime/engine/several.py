@@ -102,6 +102,13 @@ def note(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], began_s: 
         call.answer_made()
 
 
+def not_due(planned: Planned, at_s: float) -> Planned:
+    """Answer the calls with steps whose hold will be over at a certain time; return the others."""
+    for call, _ in planned:
+        answer_if_due(call, at_s)
+    return [each for each in planned if not each[0].answered]
+
+
 def answer_if_due(call: StepCall, at_s: float) -> None:
     """Answer a call with the steps that are made for it, if its hold will be over at a certain time."""
     if call.made and call.made.answer_by_s <= at_s:
@@ -124,6 +131,7 @@ def _steps(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], waited_
             num_in_pass=num_in_pass,
             num_cached_tokens=call.opened.num_cached,
             load=load,
+            num_beside=load.num_beside,
         )
         if names and request.further.drafts:
             sources = tuple(request.further.drafts.sources[bits] for bits in names)

@@ -46,6 +46,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         self.pressure = BlockPressure(paged.sequences, self._on_preempt)
         self._calls: list[StepCall] = []
         self._long_s = 0.0  # time of the last pass of prompts and large drafts
+        self._few_s = 0.0  # time of the last pass of a few steps that Python decided
         self._owed_s = 0.0  # time that other steps may still take before the next large draft
 
     def advance(self, calls: list[StepCall]) -> list[StepCall]:
@@ -112,16 +113,16 @@ class TargetEngine(PagedEngine[StepRequest]):
         if self._owed_s > 0.0 and not several.has_prompts(long):
             self.progress.num_calls -= len(long)  # they wait for the next pass
         else:
-            for call, _ in steps:
-                several.answer_if_due(call, began_s + self._long_s)
+            steps = several.not_due(steps, began_s + self._long_s)
             self._run_pass(long, 0.0, has_prompts=True, num_beside=len(steps))
             self._owed_s = self._long_s = time.monotonic() - began_s
-            if not (steps := [each for each in steps if not each[0].answered]):
+            if not steps:
                 return
             self.progress.num_passes += 1
         began_s = time.monotonic()
         may_go_on = len(steps) == sum(several.is_short(call) for call in unanswered if not call.answered)
-        self._run_steps(steps, self._owed_s if may_go_on else 0.0, num_beside=len(long))
+        num_beside = sum(several.is_step(call) for call, _ in long)
+        self._run_steps(steps, self._owed_s if may_go_on else 0.0, num_beside)
         self._owed_s -= time.monotonic() - began_s
 
     def _run_steps(self, steps: Planned, limit_s: float, num_beside: int = 0) -> None:
@@ -133,9 +134,13 @@ class TargetEngine(PagedEngine[StepRequest]):
         native, few = several.apart(steps)
         if few:
             began_s = time.monotonic()
+            native = several.not_due(native, began_s + self._few_s)
             self._run_pass(few, 0.0, num_beside=len(native) + num_beside)
+            self._few_s = time.monotonic() - began_s
+            if not native:
+                return
             self.progress.num_passes += 1
-            limit_s = min(limit_s, time.monotonic() - began_s)
+            limit_s = min(limit_s, self._few_s)
         self._run_pass(native, limit_s, num_beside=len(few) + num_beside)
 
     def _run_pass(self, planned: Planned, limit_s: float, has_prompts: bool = False, num_beside: int = 0) -> None:
@@ -175,6 +180,7 @@ class TargetEngine(PagedEngine[StepRequest]):
                 verify_us=verify_us,
                 num_in_pass=len(planned) + num_beside,
                 load=load,
+                num_beside=num_beside,
             )
             call.reply(answer)
 

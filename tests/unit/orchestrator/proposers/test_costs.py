@@ -300,14 +300,46 @@ def test_requests_that_draft_under_load_are_measured_against_a_batch_of_plain_on
     assert (1 + surface.others_tokens) / surface.seconds[0] < 6.0
 
 
-def test_requests_with_a_pass_of_their_own_beside_it_share_a_step_s_time() -> None:
+def test_requests_with_a_pass_of_their_own_are_among_the_others_and_say_nothing_of_their_rows() -> None:
     costs = StepCosts(Clock())
-    load = PassLoad(num_rows=4, num_steps=1, mean_rows=4.0, mean_tokens=2.0, has_prompts=True, num_beside=15)
+    most = PassLoad(num_rows=15, num_steps=15, mean_rows=1.0, mean_tokens=1.0, num_beside=1)
+    few = PassLoad(num_rows=9, num_steps=1, mean_rows=9.0, mean_tokens=3.0, num_beside=15)
     for _ in range(40):
-        costs.observe(4, 1, 2, 1.0, load)
-    costs.observe_plain(1, 1.0, load._replace(num_rows=1))
+        costs.observe_plain(16, 1.0, most)
+        costs.observe(9, 16, 3, 1.0, few)
     surface = costs.surface()
-    assert surface and surface.others_tokens == pytest.approx(30.0)
+    assert surface and surface.others_tokens == pytest.approx(15.0)
+
+
+def test_where_it_is_not_known_what_a_pass_apart_computed_nothing_is_learnt_from_its_time() -> None:
+    clock = Clock()
+    costs = StepCosts(clock)
+    costs.observe_plain(1, 1.0)
+    meter = Meter(costs)
+    for num_beside in (0, 15, 15, 15):
+        meter.begin(1)
+        meter.sent(Proposal.empty())
+        clock.now_s += 9.0
+        meter.answered(TokenTree.bare(), Acceptance((), 1, num_in_pass=16, num_beside=num_beside))
+    surface = costs.surface()
+    assert surface and (surface.seconds[0], surface.others_tokens) == (pytest.approx(1.0), 0.0)
+
+
+def test_a_rest_of_which_a_step_had_a_pass_apart_from_most_others_is_not_measured() -> None:
+    clock = Clock()
+    costs = StepCosts(clock)
+    costs.observe_plain(4, 1.0)
+    meter = Meter(costs)
+    meter.answered(TokenTree.bare(), Acceptance((), 1))
+    for _ in range(20):
+        meter._ledger.begin_pause(4)
+        meter.begin(1)
+        meter.sent(Proposal.empty())
+        clock.now_s += 50.0
+        for number in range(4):
+            meter.answered(TokenTree.bare(), Acceptance((), 1, num_in_pass=4, num_beside=3 * (number == 1)))
+    surface = costs.surface()
+    assert surface and surface.seconds[0] == pytest.approx(1.0)
 
 
 def made(num_in_pass: int, pass_us: int) -> Step:
