@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from launcher.server import Server
 from tests.server.conftest import deployment, link, repository, serving
 from tests.support.clients import Stream, ask, generate, until
+from tests.support.deaths import await_ready, is_replaced, pid_of, unless_triton_aborts
 
 # Limits are for hangs alone: nothing here fails because the machine is slow.
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
@@ -61,22 +61,7 @@ def server(
 @pytest.fixture
 def served(server: Server) -> Server:
     """Return the server when it serves; the launcher has started it again where Triton aborted in the last test."""
-    until(lambda: server.why_not_ready() is None, "a ready server")
-    return server
-
-
-@contextlib.contextmanager
-def unless_triton_aborts(server: Server) -> Iterator[None]:
-    """Skip the rest where Triton 2.51 aborts because the dead process held one of its locks (triton#8882)."""
-    before = pid_of(server, "tritonserver")
-    try:
-        yield
-    except grpc.RpcError:
-        until(lambda: server.why_not_ready() is None, "a server that is ready again")
-        if pid_of(server, "tritonserver") == before or "boost::interprocess::lock_exception" not in server.log():
-            raise
-        assert server.failure() is None
-        pytest.skip("Triton aborted: the process was killed while it held a lock in shared memory (triton#8882)")
+    return await_ready(server)
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +73,6 @@ def truth(server: Server) -> list[list[int]]:
         return [answer.ids for answer in stream.answers(*NAMES).values()]
 
 
-def pid_of(server: Server, model: str) -> int:
-    """Return the id of a model's process."""
-    (pid,) = [pid for pid, name in server.pids().items() if name == model]
-    return pid
-
-
 def kill(server: Server, model: str) -> None:
     """Kill a model's process as the kernel would for want of memory."""
     os.kill(pid_of(server, model), signal.SIGKILL)
@@ -101,7 +80,7 @@ def kill(server: Server, model: str) -> None:
 
 def await_heir(server: Server, model: str, dead: int) -> None:
     """Wait until the launcher has started another process for the model."""
-    until(lambda: [p for p, name in server.pids().items() if name == model and p != dead], f"another {model}")
+    until(lambda: is_replaced(server, model, dead), f"another {model}")
 
 
 def await_answer(server: Server) -> None:

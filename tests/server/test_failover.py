@@ -51,7 +51,7 @@ def test_every_text_equals_the_undisturbed_one(result: Result) -> None:
 
 def test_the_kills_met_streams_that_had_to_move(result: Result) -> None:
     assert len(result.num_met) == 2
-    assert min(result.num_met) > NUM_READERS // 2  # the others were between two texts
+    assert min(result.num_met) > 0  # the other readers were between two texts
     assert result.num_failovers >= 2
 
 

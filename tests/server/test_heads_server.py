@@ -14,6 +14,7 @@ from benchmarks.deployment import serving, settled_metrics
 from benchmarks.traffic import mixed_prompts
 from launcher import Server
 from tests.support.clients import Answer, Stream, ask, until
+from tests.support.deaths import await_ready, is_replaced, pid_of, unless_triton_aborts
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
@@ -80,8 +81,8 @@ def test_a_head_drafts_alike_when_it_knows_the_prompt(server: Server, cold: dict
 def test_a_killed_head_costs_no_text_and_drafts_again_as_from_a_cold_cache(
     server: Server, cold: dict[str, Answer], method: str
 ) -> None:
-    (dead,) = [pid for pid, name in server.pids().items() if name == method]
-    with Stream(server.grpc_url) as stream:
+    dead = pid_of(await_ready(server), method)
+    with unless_triton_aborts(server), Stream(server.grpc_url) as stream:
         given = {"text_input": PROMPT, "speculation": method, "cache_salt": f"killed {method}", **LIMITS}
         stream.send(stream=True, **given)
         first = [stream.receive() for _ in range(3)]
@@ -89,7 +90,7 @@ def test_a_killed_head_costs_no_text_and_drafts_again_as_from_a_cold_cache(
         answer = stream.answers("r")["r"]
     answer.responses[:0] = first
     assert (answer.error, answer.ids) == ("", cold["none"].ids)
-    until(lambda: [p for p, name in server.pids().items() if name == method and p != dead], "another process")
+    until(lambda: is_replaced(server, method, dead), "another process")
     # While the breaker is open nothing is drafted; the text is the same all the while.
     until(lambda: said(server, method, "healed").last["total_draft_tokens"] > 0, "drafts")
     assert lengths(said(server, method, f"cold {method}")) == lengths(cold[method])

@@ -14,6 +14,7 @@ import pytest
 from launcher import Server
 from tests.server.conftest import deployment, link, serving
 from tests.support.clients import Stream, ask, until
+from tests.support.deaths import await_ready, is_replaced, pid_of, unless_triton_aborts
 
 HANG_LIMIT_S = 4
 REQUEST = {"text_input": "abcabc", "max_tokens": 400, "ignore_eos": True, "seed": 5, "temperature": 0.9, "stream": True}
@@ -24,14 +25,6 @@ def watched(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     folder = link(checkpoints, tmp_path_factory.mktemp("silence"))
     with serving(deployment(folder, 'default_speculation = "none"'), hang_limit_s=HANG_LIMIT_S) as server:
         yield server
-
-
-def process_of(server: Server, model: str) -> int:
-    return next(pid for pid, name in server.pids().items() if name == model)
-
-
-def is_replaced(server: Server, model: str, stopped: int) -> bool:
-    return any(pid != stopped and name == model for pid, name in server.pids().items())
 
 
 def readiness(server: Server, path: str = "ready") -> str:
@@ -45,8 +38,8 @@ def readiness(server: Server, path: str = "ready") -> str:
 
 def test_a_text_goes_on_where_it_was_when_the_target_is_stopped_for_good(watched: Server) -> None:
     expected = ask(watched.grpc_url, **REQUEST).ids
-    target = process_of(watched, "target")
-    with Stream(watched.grpc_url) as stream:
+    target = pid_of(watched, "target")
+    with unless_triton_aborts(watched), Stream(watched.grpc_url) as stream:
         stream.send("r", **REQUEST)
         received = [stream.receive()]
         os.kill(target, signal.SIGSTOP)
@@ -59,7 +52,7 @@ def test_a_text_goes_on_where_it_was_when_the_target_is_stopped_for_good(watched
 
 
 def test_a_stopped_public_model_is_replaced_and_serves(watched: Server) -> None:
-    speculative = process_of(watched, "speculative")
+    speculative = pid_of(await_ready(watched), "speculative")
     os.kill(speculative, signal.SIGSTOP)
     until(lambda: is_replaced(watched, "speculative", speculative), "another process")
     until(lambda: readiness(watched) == "ok\n", "readiness")
