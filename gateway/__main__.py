@@ -1,4 +1,4 @@
-"""`python -m gateway`: OpenAI's API in front of Triton servers that run, or that it starts (`--serve serving.toml`)."""
+"""`python -m gateway`: OpenAI's API in front of running Triton servers, or ones it starts (`--serve serving.toml`)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--num-replicas", type=int, default=1, help="servers that --serve starts (%(default)s)")
     options, flags = parse_flags(parser, arguments)
-    # As Ctrl-C does, SIGTERM leaves every block on its way out, so that the servers started here are stopped, too.
+    # Like Ctrl-C, SIGTERM unwinds every `with` block, so that the servers started here are stopped too.
     # uvicorn handles both signals while it serves, and raises them again when it has ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(settings: Settings, config: str | None, num_replicas: int) -> None:
     """Serve until Ctrl-C or SIGTERM. config: the deployment of the servers to start, if any; raises SettingsError.
 
-    Whatever may be wrong with the gateway is found before the servers load their models, which may take minutes.
+    Anything wrong with the gateway is found before the servers load their models, which may take minutes.
     """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("gateway").setLevel(settings.log_level.upper())
@@ -73,7 +73,7 @@ def serve(app: FastAPI, settings: Settings, listener: socket.socket) -> None:
     server_config = uvicorn.Config(
         app,
         log_level=settings.log_level,
-        access_log=False,  # the middleware writes one line a request
+        access_log=False,  # the middleware writes one line per request
         timeout_graceful_shutdown=settings.stop_limit_s,
         timeout_keep_alive=KEEP_ALIVE_S,
     )

@@ -13,23 +13,23 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from gateway.errors import ApiError
 from gateway.jobs import DONE, Job, event
 
-#: A comment of server-sent events, which every client skips: proxies and clients end streams that carry nothing.
+#: A server-sent-event comment, which every client skips: proxies and clients end streams that carry nothing.
 PING = ": ping\n\n"
 Result = TypeVar("Result")
 
 
 class ClientGone(ApiError):
-    """Nobody reads the response; the status is for the log and the metrics alone."""
+    """Nobody reads the response; the status is only for the log and the metrics."""
 
     status, type, code = 499, "client_error", "client_closed_request"
 
 
 async def answer(request: Request, stream: bool, job: Job, ping_interval_s: float) -> Response:
-    """Return the response of a job, which raises ApiError if it fails before the response begins."""
+    """Return the response of a job; raises ApiError if the job fails before the response begins."""
     if not stream:
         body = await _unless_gone(request, job.response())
         return await asyncio.to_thread(JSONResponse, body)  # it may be long: 32 texts, each with all log-probabilities
-    # The status goes out with the first event, so that a request that is refused gets its own; or with the first ping.
+    # The status is sent with the first event, so that a refused request gets its own, or with the first ping.
     events = with_pings(job.events(), ping_interval_s)
     first = await _unless_gone(request, anext(events))
 
@@ -46,7 +46,7 @@ async def answer(request: Request, stream: bool, job: Job, ping_interval_s: floa
 
 
 async def with_pings(events: AsyncGenerator[str, None], interval_s: float) -> AsyncGenerator[str, None]:
-    """Yield the events, and PING for each interval in which there is none."""
+    """Yield the events, and PING for each interval without one."""
     coming = asyncio.ensure_future(anext(events))
     try:
         while True:

@@ -105,7 +105,7 @@ def _add_tokenizer(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         fields = await _fields(TokenizeFields, request, gateway)
-        # The body is written there, too: a list of a million ids holds up no other request.
+        # The body is written on that thread too, so that a list of a million ids holds up no other request.
         return await asyncio.to_thread(lambda: JSONResponse(gateway.tokenize(fields)))
 
     @app.post("/detokenize")
@@ -134,7 +134,7 @@ def _add_operations(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/ready")
     async def ready() -> Response:
-        # Probes have no key, so the replicas' addresses are in the metrics alone.
+        # Probes have no key, so the replicas' addresses are only in the metrics.
         usable = [replica.is_usable for replica in gateway.replicas.all.values()]
         body = {"num_replicas": len(usable), "num_usable": sum(usable)}
         return JSONResponse(body, 200 if gateway.replicas.is_ready else 503)

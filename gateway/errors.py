@@ -10,9 +10,9 @@ MAX_SHOWN = 100
 
 
 class ApiError(Exception):
-    """An error that the client is told; the class attributes are OpenAI's words for it.
+    """An error reported to the client; the class attributes are OpenAI's words for it.
 
-    param: the field of the request that is wrong. retry_after_s: when a second try may succeed.
+    param: the field of the request that is wrong. retry_after_s: in how many seconds a retry may succeed.
     """
 
     status = 500

@@ -1,4 +1,4 @@
-"""The fields of OpenAI's requests, and ours beside them: what each may be, and which input of the server it becomes."""
+"""The fields of OpenAI's requests, and our own: what each may be, and which input of the server it becomes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PASSED = (
     "frequency_penalty", "min_tokens", "ignore_eos", "bad_words", "allowed_token_ids", "cache_salt", "speculation",
     "num_draft_tokens", "rule", "typical_epsilon", "typical_delta", "priority",
 )  # fmt: skip
-#: The field that a server's error about one of its inputs is about, where their names differ.
+#: The field that a server's error about one of its inputs concerns, where their names differ.
 FIELD_OF_INPUT = {
     "text_input": "prompt",
     "input_ids": "prompt",
@@ -66,7 +66,7 @@ class GenerationFields(Fields):
     logit_bias: dict[str, float] = {}
     response_format: ResponseFormat = ResponseFormat(type="text")
     prediction: Prediction | None = None
-    # beyond OpenAI's, under the names of vLLM where it has them
+    # beyond OpenAI's, under vLLM's names where it has them
     top_k: Int | None = None
     min_p: float | None = None
     typical_p: float | None = None
@@ -88,7 +88,7 @@ class GenerationFields(Fields):
     typical_epsilon: float | None = None
     typical_delta: float | None = None
     return_steps: bool = False
-    # sent by habit, and without effect on the text
+    # often sent, but without effect on the text
     user: Any = None
     metadata: Any = None
     store: Any = None
@@ -97,7 +97,7 @@ class GenerationFields(Fields):
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
     reasoning_effort: Any = None
-    # sent with their defaults, which are how the server works
+    # accepted only with their defaults, which are how the server works
     skip_special_tokens: Literal[True] = True
     include_stop_str_in_output: Literal[False] = False
 
@@ -131,7 +131,7 @@ class GenerationFields(Fields):
         return inputs | self._logit_bias() | self._guide() | self._prediction()
 
     def _seed(self) -> int:
-        # The gateway fixes it, so that another replica can go on with the text.
+        # The gateway fixes the seed, so that another replica can continue the text.
         return secrets.randbits(63) if self.seed is None else self.seed % (1 << 64)
 
     def _logit_bias(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The shapes of OpenAI's responses: completions and chats, whole or streamed, and the figures of speculation beside."""
+"""The shapes of OpenAI's responses: completions and chats, whole or streamed, with the figures of speculation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from gateway.generation import Delta
 from gateway.tokenizer import Checkpoint
 
-#: Why a text ended, in OpenAI's words; a text that its deadline ended is incomplete, as one that reached its limit.
+#: Why a text ended, in OpenAI's words; a text ended by its deadline is incomplete, like one that reached its limit.
 FINISH_REASONS = {"stop": "stop", "length": "length", "deadline": "length"}
 
 
@@ -36,7 +36,7 @@ class Format:
     def __post_init__(self) -> None:
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
-        # Of each choice, for text_offset: a character may begin in one token, or chunk, and end in the next.
+        # Per choice, for text_offset: a character may begin in one token, or chunk, and end in the next.
         self._num_characters: Counter[int] = Counter()
         self._decoders: defaultdict[int, codecs.IncrementalDecoder] = defaultdict(
             lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -88,7 +88,7 @@ class Format:
         return rest
 
     def _step(self, step: Mapping[str, Any]) -> dict[str, Any]:
-        """Return one step for a picture: the draft tree with the text of its nodes, and what was accepted."""
+        """Return one step for a drawing: the draft tree with the text of its nodes, and what was accepted."""
         parents, sources = step["node_parents"], step["sources"]
         nodes = [
             {"id": token, "text": self.token_text(token), "parent": parent, "source": source}
@@ -182,7 +182,7 @@ def usage(sequences: Sequence[Delta], n: int) -> dict[str, Any]:
 
 
 def speculation_metrics(sequences: Sequence[Delta]) -> dict[str, Any]:
-    """Return what the drafts of a request brought.
+    """Return the figures of a request's drafts.
 
     mean_acceptance_length = 1 + accepted draft tokens ÷ steps; acceptance_histogram[k]: steps that accepted k of them.
     """

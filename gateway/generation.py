@@ -1,6 +1,6 @@
-"""One sequence, from whichever replicas: where one fails, another goes on with the same text, token for token.
+"""One sequence, from any number of replicas: where one fails, another continues the same text, token for token.
 
-That works because a replica's noise depends on seed and position alone (docs/losslessness.md): given the seed and the
+That works because a replica's noise depends only on seed and position (docs/losslessness.md): given the seed and the
 ids that were received, any replica continues as the first one would have.
 """
 
@@ -21,15 +21,15 @@ from gateway.routing import affinity_key
 from gateway.settings import Settings
 from gateway.triton import Full, Lost, Refused, ReplicaError, Stopping
 
-#: A replica that stops gives its requests this reason; the client has not cancelled, so another replica goes on.
+#: The finish reason of requests on a replica that stops; the client did not cancel, so another replica goes on.
 CANCELLED = "cancelled"
-#: So often a request may fail without a new token; a request that breaks its replica must not break all of them.
+#: How often a request may fail without a new token; a request that breaks its replica must not break all of them.
 MAX_TRIES = 5
 
 
 @dataclass
 class Delta:
-    """What one response adds to a sequence. num_input_tokens, finish_reason, stats: of the last response alone.
+    """What one response adds. finish_reason, num_input_tokens, num_cached_tokens: only in the last response.
 
     top_ids, top_logprobs: the most probable tokens of each position. drafted, accepted: draft tokens of each step.
     """
@@ -68,7 +68,7 @@ class Refusal(ApiError):
 class Attempts:
     """The attempts since a request last got a token. num_failed: those whose replica was not just full or stopping.
 
-    since_s: when it began to wait for a replica; how long a replica was silent does not count.
+    since_s: when the request began to wait for a replica; the time in which a replica was silent does not count.
     """
 
     tried: tuple[Replica, ...] = ()
@@ -85,9 +85,9 @@ class Attempts:
 
 @dataclass
 class Generation:
-    """One sequence on its way through the replicas. inputs: of the public model, seed included. request_id: for logs.
+    """One sequence as it moves between replicas. inputs: of the public model, seed included. request_id: for logs.
 
-    Invariant: joined, the deltas are those of a single replica that did not fail.
+    Invariant: joined, the deltas equal those of a single replica that did not fail.
     """
 
     inputs: Mapping[str, Any]
@@ -128,7 +128,7 @@ class Generation:
 
     @property
     def _is_cut(self) -> bool:
-        """True where a text has begun and its deadline has passed: the reader keeps what came in time."""
+        """True if a text has begun and its deadline has passed: the reader keeps what came in time."""
         return bool(self.ids) and time.monotonic() >= self.deadline_s
 
     async def _from(self, replica: Replica, visit: Visit) -> AsyncGenerator[Delta, None]:
@@ -152,7 +152,7 @@ class Generation:
     async def _next_replica(self, attempts: Attempts) -> Replica:
         """Return the replica to try next; raises ApiError when the request should not be tried again.
 
-        A new request is refused when all replicas are full. A text that has begun waits, since a reader has seen it.
+        A new request is refused when all replicas are full. A text that has begun waits, since its reader has seen it.
         """
         error, key = attempts.error, affinity_key(self.inputs)
         ready = [replica for replica in self.replicas.all.values() if replica.is_ready]

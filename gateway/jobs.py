@@ -23,9 +23,9 @@ DONE = "data: [DONE]\n\n"
 
 @dataclass(eq=False)
 class Job:
-    """sequences: one for each prompt and choice, the choices of a prompt together. n: choices of a prompt.
+    """sequences: one for each choice of each prompt, a prompt's choices together. n: choices per prompt.
 
-    echo: the prompts, where the response repeats them. include_usage: streamed with a last chunk of figures.
+    echo: the prompts, if the response repeats them. include_usage: whether a stream ends with a chunk of figures.
     """
 
     sequences: Sequence[Generation]

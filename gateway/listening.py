@@ -1,4 +1,4 @@
-"""The ports that the gateway listens on: taken before anything is started, and an error of one line if they are not.
+"""The ports that the gateway listens on: taken before anything starts; one that cannot be taken is a one-line error.
 
 They are bound first and listened on last, so that no client waits for an answer while servers load their models.
 """
@@ -18,7 +18,7 @@ from gateway.settings import PREFIX, SettingsError
 def bound(host: str, port: int, setting: str) -> Iterator[socket.socket]:
     """Yield a socket bound to an address, which is closed at the end; raises SettingsError naming the setting."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
-        # Without it a port that was just given back would look busy for a minute.
+        # Without it a port that was just released would look busy for a minute.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
@@ -28,7 +28,7 @@ def bound(host: str, port: int, setting: str) -> Iterator[socket.socket]:
 
 
 def listen(listener: socket.socket, setting: str, backlog: int) -> None:
-    """Take connections; raises SettingsError, since of two sockets bound to one port only one may listen."""
+    """Accept connections; raises SettingsError, since of two sockets bound to one port only one may listen."""
     try:
         listener.listen(backlog)
     except OSError as error:

@@ -18,8 +18,8 @@ from gateway.settings import SettingsError
 _GRPC = re.compile(r"gRPC (\S+?),")
 #: Variables of the launcher, in the order in which its ready line shows the ports.
 PORTS = ("HTTP_PORT", "GRPC_PORT", "METRICS_PORT", "HEALTH_PORT")
-#: The launcher's program that becomes another one, which ends with its parent; run, not imported: the gateway's image,
-#: which starts no server, has no launcher.
+#: The launcher's program that turns into a command that ends with its parent. It is run, not imported: the gateway's
+#: image, which starts no server, has no launcher.
 _CHILD = Path(__file__).resolve().parents[1] / "launcher/child.py"
 RESTART_PAUSE_S = 1.0
 STOP_LIMIT_S = 30
@@ -36,7 +36,7 @@ class LocalReplica:
         self.process = self._start()
 
     def wait_until_ready(self) -> str:
-        """Return the launcher's ready line; raises SettingsError when it ends before, having said why."""
+        """Return the launcher's ready line; raises SettingsError if it ends first, having said why."""
         assert self.process.stdout
         line = self.process.stdout.readline()
         if not (found := _GRPC.search(line)):
@@ -57,9 +57,9 @@ class LocalReplica:
             self.process.kill()
 
     def _start(self) -> subprocess.Popen[str]:
-        # A session of its own: Ctrl-C in the terminal is the gateway's, whose requests end before their server does.
+        # A session of its own: Ctrl-C in the terminal is for the gateway, whose requests end before their server does.
         # The launcher gets SIGTERM when the thread that starts it ends, so that it does not outlive a gateway that is
-        # killed; the first thread and the one that watches live as long as the gateway.
+        # killed; the main thread and the watching thread live as long as the gateway.
         return subprocess.Popen(
             [sys.executable, "-IS", str(_CHILD), str(os.getpid()), *self._command],
             env=self._environ,
@@ -81,7 +81,7 @@ class LocalReplica:
 
 
 def _ports(ready_line: str) -> dict[str, str]:
-    """Return the variables with which a launcher listens on the ports that it has named."""
+    """Return the variables that make a launcher listen on the ports that it has named."""
     return dict(zip(PORTS, re.findall(r":(\d+)", ready_line), strict=False))
 
 

@@ -10,7 +10,7 @@ from gateway.triton import ReplicaError, TritonClient
 #: Longest wait for the one token that shows whether a method is served.
 LIMIT_S = 5.0
 
-#: Methods (docs/protocol.md), each with the drafter that it needs; unions as examples of what may be joined.
+#: Methods (docs/protocol.md), each with the drafter that it needs; the unions are examples of what can be joined.
 METHODS = {
     "none": "",
     "auto": "",

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from gateway.replicas import Replica
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a time of creation beside every counter tells nobody anything
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a creation time beside every counter is of no use
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 

@@ -1,4 +1,4 @@
-"""Around every request: its id, keys, counts, durations, a line in the log. Pure ASGI: it sees a stream to its end."""
+"""Around every request: id, key, counts, duration, a log line. Pure ASGI, so that it lasts until a stream ends."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from gateway.metrics import Metrics
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-#: The endpoints that are counted and logged; they need an API key where there are some.
+#: The endpoints that are counted and logged; they need an API key if any are set.
 COUNTED = frozenset(
     {"/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/playground/methods"}
 )
-#: Those that need a key; the metrics name the replicas' addresses.
+#: The endpoints that need a key; the metrics do because they name the replicas' addresses.
 GUARDED = COUNTED | {"/metrics"}
 REQUEST_ID = "X-Request-Id"
 _ID = re.compile(r"[!-~]{1,128}")
@@ -45,7 +45,7 @@ class Guard:
         given = headers.get(REQUEST_ID, "")
         request_id = given if _ID.fullmatch(given) else secrets.token_hex(16)
         scope.setdefault("state", {})["request_id"] = request_id
-        began_s, status = time.monotonic(), 499  # of a client that has gone before there was an answer
+        began_s, status = time.monotonic(), 499  # for a client that leaves before there is an answer
 
         async def observed(message: Message) -> None:
             nonlocal status

@@ -12,7 +12,7 @@ from gateway.values import Fields
 
 #: Deepest nesting of a body's objects and lists, the body itself included.
 MAX_DEPTH = 100
-#: Most keys of an object: each may be an error of its own, and no field needs so many.
+#: Most keys of an object: each may be an error of its own, and no field needs that many.
 MAX_KEYS = 4096
 
 Parsed = TypeVar("Parsed", bound=Fields)
@@ -30,7 +30,7 @@ def parse(model: type[Parsed], raw: bytes | bytearray) -> Parsed:
         return model.model_validate(body)
     except ValidationError as refused:
         errors = refused.errors(include_url=False, include_context=False)
-    # Of a field that may be several things, the last complaint is about the one that fits best.
+    # For a field that may be of several types, the last error is about the one that fits best.
     first = str(errors[0]["loc"][0])
     error = [error for error in errors if error["loc"][0] == first][-1]
     path = ".".join(str(part) for part in error["loc"] if not _is_type(part))
@@ -55,7 +55,7 @@ def _object_of(raw: bytes | bytearray) -> dict[str, Any]:
 
 
 def _check_shape(name: str, value: Any) -> None:
-    """Raise BadRequest for a field that is nested too deeply, which nothing could print, or has too wide an object."""
+    """Raise BadRequest for a field nested too deeply to be printed, or with an object of too many keys."""
     level, depth = [value], 1
     while level := [part for part in level if isinstance(part, dict | list)]:
         if (depth := depth + 1) > MAX_DEPTH:
@@ -86,5 +86,5 @@ def _description(model: type[Fields], name: str) -> str | None:
 
 
 def _is_type(part: str | int) -> bool:
-    """True for the parts of an error's place that name one of several types."""
+    """Return whether a part of an error's location names one of several types."""
     return isinstance(part, str) and (part in ("str", "int", "float", "bool") or "[" in part or part[:1].isupper())

@@ -1,4 +1,4 @@
-"""The replicas: where they are, whether they are well, how much each has to do."""
+"""The replicas: where they are, whether they are healthy, how busy each is."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gateway.settings import Settings, SettingsError
 from gateway.triton import Full, Lost, ReplicaError, Silent, Stopping, TritonClient
 
 DNS = "dns://"
-#: Longer than this a replica is never left alone: a text that only it can continue waits for it.
+#: The longest time for which a replica is left alone: a text that only it can continue waits for it.
 MAX_BACK_OFF_S = 10.0
-#: A replica that is full is left alone this long.
+#: How long a full replica is left alone.
 FULL_PAUSE_S = 0.5
 POLL_S = 0.05
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Visit:
-    """A request on a replica. first_s, heard_s: when its first and its last response came."""
+    """A request on a replica. first_s, heard_s: when its first and its latest response came."""
 
     first_s: float = math.inf
     heard_s: float = -math.inf
@@ -38,9 +38,9 @@ class Visit:
 class Replica:
     """One Triton server. visits: requests that the gateway has on it. is_ready: as of the last health check.
 
-    heard_s: when the last response of any request came.
-    num_failures: outages in a row; each doubles the time for which the replica is ejected. ejected_s: when it last was.
-    is_full: it rests because its queue was full. retry_after_s: when it may take requests again, as it said.
+    heard_s: when the latest response of any request came.
+    num_failures: outages in a row; each doubles how long the replica is ejected. ejected_s: when it last was ejected.
+    is_full: it rests because its queue was full. retry_after_s: in how many seconds it has room again, as it said.
     """
 
     address: str
@@ -80,17 +80,17 @@ class Replica:
         visit.first_s = min(visit.first_s, visit.heard_s)
 
     def last_sign_s(self, visit: Visit) -> float:
-        """Return when the process that serves a request was last heard.
+        """Return when the process that serves a request last sent a response.
 
-        Requests that were answered before this one fell silent are of the same process; others may be of a new one.
+        Requests first answered before this one fell silent run on the same process; others may run on a new one.
         """
         return max(other.heard_s for other in self.visits if other.first_s <= visit.heard_s)
 
     def eject(self, began_s: float) -> None:
         """Leave it alone for 0.5 s, twice as long after each further outage, and until a health check says it is ready.
 
-        began_s: when the request began that failed. All streams of a replica report its end; those that began before
-        it was ejected report the same outage.
+        began_s: when the failed request began. All streams of a replica report its end; those that began before it was
+        ejected report the same outage.
         """
         if began_s < self.ejected_s:
             return
@@ -101,12 +101,12 @@ class Replica:
         self.is_ready = self.is_full = False
 
     def rest(self, retry_after_s: int) -> None:
-        """Leave a replica alone that is well but full; retry_after_s: when it may take a request, as it said."""
+        """Leave a healthy but full replica alone; retry_after_s: in how many seconds it has room again, as it said."""
         self.resting_until_s = max(self.resting_until_s, time.monotonic() + FULL_PAUSE_S)
         self.is_full, self.retry_after_s = True, retry_after_s
 
     async def check(self) -> None:
-        """Ask whether it is ready, also while it rests."""
+        """Ask whether it is ready, even while it rests."""
         was_ready, self.is_ready = self.is_ready, await self.client.is_ready()
         if was_ready != self.is_ready:
             log.info("replica %s is %s", self.address, "ready" if self.is_ready else "not ready")
@@ -114,7 +114,7 @@ class Replica:
 
 @dataclass(eq=False)
 class Replicas:
-    """All replicas; `watch` keeps the list and its state true while requests choose from it.
+    """All replicas; `watch` keeps the list and its state up to date while requests choose from it.
 
     addresses: where they are, as in the setting `replicas`.
     """
@@ -147,7 +147,7 @@ class Replicas:
 
     @property
     def full_for_s(self) -> int | None:
-        """In how many seconds to come again if every replica that is ready has just said that it is full, else None."""
+        """In how many seconds to retry if every replica that is ready has just said that it is full, else None."""
         ready = [replica for replica in self.all.values() if replica.is_ready]
         if not ready or any(replica.is_usable or not replica.is_full for replica in ready):
             return None
@@ -159,7 +159,7 @@ class Replicas:
             raise Busy("all replicas have just said that they are full", retry_after_s=full_for_s)
 
     async def watch(self) -> None:
-        """Look up and check the replicas for ever."""
+        """Look up and check the replicas forever."""
         resolved_s = -self.settings.resolve_interval_s
         while True:
             try:
@@ -179,9 +179,9 @@ class Replicas:
         await self._update([])
 
     async def choose(self, key: bytes, tried: Sequence[Replica], limit_s: float) -> Replica | None:
-        """Return a usable replica: one that was not tried, else one that was not the last, else any.
+        """Return a usable replica: one not yet tried, else one that was not tried last, else any.
 
-        It waits for one until the limit, and returns None then.
+        It waits for one up to the limit, and then returns None.
         """
         end_s = time.monotonic() + limit_s
         while True:
@@ -195,7 +195,7 @@ class Replicas:
             await asyncio.sleep(POLL_S)
 
     def report(self, replica: Replica, error: ReplicaError | None, began_s: float) -> None:
-        """Note how a request that began then ended on a replica; one that only failed on this request serves others."""
+        """Note how a request that began at `began_s` ended; a replica that failed only on this request stays usable."""
         if error is None:
             replica.num_failures = 0
             return
@@ -206,7 +206,7 @@ class Replicas:
             replica.eject(began_s)
 
     def _is_silent(self, replica: Replica) -> bool:
-        """Return whether none of a replica's requests is answered, and not one alone."""
+        """Return whether a replica answers none of its requests, as opposed to just one of them not being answered."""
         return time.monotonic() - replica.heard_s >= self.settings.silence_limit_s
 
     async def _update(self, addresses: Collection[str]) -> None:

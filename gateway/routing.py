@@ -1,4 +1,4 @@
-"""Which replica serves a request: the one that its beginning belongs to, unless another has much less to do."""
+"""Which replica serves a request: the one that the prompt's beginning maps to, unless it is much busier than others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PREFIX_IDS = 64
 
 
 class Candidate(Protocol):
-    """A replica as far as routing looks at it. num_running: requests that the gateway has on it."""
+    """A replica as routing needs it. num_running: requests that the gateway has on it."""
 
     @property
     def address(self) -> str: ...  # noqa: D102
@@ -24,13 +24,13 @@ Chosen = TypeVar("Chosen", bound=Candidate)
 
 
 def affinity_key(inputs: Mapping[str, Any]) -> bytes:
-    """Return what the requests that may share cached KV blocks have in common: salt and beginning of the prompt."""
+    """Return what requests that may share cached KV blocks have in common: the salt and the prompt's beginning."""
     beginning = inputs.get("text_input", "")[:PREFIX_CHARACTERS] or inputs.get("input_ids", [])[:PREFIX_IDS]
     return repr((inputs.get("cache_salt", ""), beginning)).encode()
 
 
 def rank(key: bytes, address: str) -> int:
-    """Return the weight of a replica for a key, 64 bits: a replica that goes or comes moves only its own keys.
+    """Return the weight of a replica for a key, 64 bits: a replica that joins or leaves moves only its own keys.
 
     Source: rendezvous hashing, Thaler and Ravishankar 1998.
     """
@@ -38,7 +38,7 @@ def rank(key: bytes, address: str) -> int:
 
 
 def choose(candidates: Sequence[Chosen], key: bytes, slack: int) -> Chosen | None:
-    """Return the replica of highest rank that has at most `slack` requests more than the idlest; None without any."""
+    """Return the highest-ranked replica with at most `slack` more requests than the idlest; None without candidates."""
     least = min((replica.num_running for replica in candidates), default=0)
     near: Iterable[Chosen] = (replica for replica in candidates if replica.num_running <= least + slack)
     return max(near, key=lambda replica: rank(key, replica.address), default=None)

@@ -21,7 +21,7 @@ from gateway.tokenizer import Checkpoint
 class Gateway:
     """What the routes share. created: when the model began to be served here, in seconds since 1970.
 
-    The methods that tokenize or render a template may take seconds, and are called on threads of their own.
+    The methods that tokenize or render a template may take seconds, so they are called on other threads.
     """
 
     settings: Settings

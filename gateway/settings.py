@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gateway.errors import did_you_mean
 
 PREFIX = "GATEWAY_"
-#: How long an idle connection stays open. Clients that keep theirs as long (httpx, and with it openai: 5 s, which is
-#: uvicorn's limit, too) send a request now and then into a connection that is just being closed.
+#: How long an idle connection stays open. If a client's own limit is the same (httpx, and with it openai: 5 s, which is
+#: uvicorn's limit too), it occasionally sends a request on a connection that is just being closed.
 KEEP_ALIVE_S = 75
 
 

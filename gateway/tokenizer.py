@@ -18,9 +18,9 @@ from tokenizers import Tokenizer
 from gateway.errors import BadRequest
 from gateway.settings import SettingsError
 
-#: A tokenizer that normalizes may make a text so many times shorter in bytes (Unicode's NFKC, for one character).
+#: A tokenizer that normalizes may make a text this many times shorter in bytes (Unicode's NFKC, for one character).
 _MOST_SHORTENED = 4
-#: Tokens whose bytes are remembered.
+#: The number of tokens whose bytes are remembered.
 _MAX_REMEMBERED = 1 << 15
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -40,18 +40,18 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         try:
-            self._compiled  # noqa: B018  # a broken template is an error of the start, not of each request
+            self._compiled  # noqa: B018  # a broken template is an error at startup, not of each request
         except jinja2.TemplateError as error:
             raise SettingsError(f"the chat template of {self.name}: {error} (--chat-template)") from None
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
-        """Return the ids of a text; other threads run meanwhile, because a batch is encoded without Python's lock."""
+        """Return the ids of a text; other threads run meanwhile, because encode_batch releases the GIL."""
         (encoding,) = self.tokenizer.encode_batch([text], add_special_tokens=special_tokens)
         ids: list[int] = encoding.ids
         return ids
 
     def check_length(self, text: str, param: str) -> None:
-        """Raise BadRequest for a text that is too long for the context, whatever its tokens are; encodes nothing."""
+        """Raise BadRequest for a text that is too long for the context, whatever its tokens are; does not encode it."""
         if self.max_positions is None:
             return
         most_bytes = self.max_positions * self._longest_token * _MOST_SHORTENED
@@ -91,7 +91,7 @@ class Checkpoint:
 
     @cached_property
     def _longest_token(self) -> int:
-        """Most bytes that a token stands for."""
+        """The most bytes that a token stands for."""
         return max((len(self._bytes_of(token)) for token in range(self.vocab_size)), default=1)
 
     @cached_property

@@ -35,7 +35,7 @@ _FIELDS = {
     "UINT64": "uint64_contents",
 }
 _CODES = {"INT32": "i", "FP32": "f"}
-#: Outputs that are lists, or tables of so many columns as there are top tokens; the others are scalars.
+#: Outputs that are lists, or tables with one column per top token; the others are scalars.
 LISTS = frozenset(
     {"output_ids", "step_lengths", "step_draft_tokens", "step_accepted_tokens", "output_log_probs", "top_ids",
      "top_log_probs"}
@@ -43,23 +43,23 @@ LISTS = frozenset(
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # No keepalive pings: Triton takes one in 300 s, and ends a connection that brings more, with all its streams.
+    # No keepalive pings: Triton accepts one in 300 s, and ends a connection that sends more, with all its streams.
     # A replica that was restarted is tried again soon, not after the library's back-off of up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # Replicas are never behind the proxy that the environment names for the hub.
     ("grpc.enable_http_proxy", 0),
 ]
-#: With this header Triton ends a stream with the status of its error; without it, an error is a text alone.
+#: With this header Triton ends a stream with the status of its error; without it, an error is only a text.
 _METADATA = (("triton_grpc_error", "true"),)
 
 
 #: Error texts of a healthy server that cannot take the request now.
 FULL = ("max_running", "pool full", "too long to compile", "until its deadline")
 _RETRY_AFTER = re.compile(r"try again in (\d{1,6}) s\b")
-#: Those of a server that finishes what it has and takes nothing new; the last one is Triton's own.
+#: Error texts of a server that takes no new requests because it drains or stops; the last one is Triton's own.
 STOPPING = ("server is draining", "server stops", "Server is stopping")
-#: The server ends a text at its deadline; so much later, its last response is no longer waited for.
+#: The server ends a text at its deadline; its last response is waited for this much longer.
 GRACE_S = 5.0
 
 
@@ -76,7 +76,7 @@ class Refused(ReplicaError):
 
 
 class Full(ReplicaError):
-    """The replica takes no request now: it is full. retry_after_s: when it may take one."""
+    """The replica takes no request now: it is full. retry_after_s: in how many seconds it may take one."""
 
     reason = "unavailable"
 
@@ -87,7 +87,7 @@ class Full(ReplicaError):
 
 
 class Stopping(ReplicaError):
-    """The replica drains or stops: it is well, but neither takes a request nor ends one."""
+    """The replica drains or stops: it is healthy, but takes no new request and may not finish a running one."""
 
     reason = "unavailable"
 
@@ -99,7 +99,7 @@ class Lost(ReplicaError):
 
 
 class Late(ReplicaError):
-    """The first response, or the last one at the deadline, did not come in time: the replica may be well, but busy."""
+    """The first response, or the last one at the deadline, did not come in time: the replica may just be busy."""
 
     reason = "late"
 
@@ -150,11 +150,11 @@ class TritonClient:
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Send one request; yield the outputs of each response. Leaving the iterator cancels the request.
 
-        last_sign_s: when the process that serves the request was last heard; until the silence limit after that, a
-        response is waited for.
+        last_sign_s: when the process that serves the request last sent any response; this request's next response is
+        awaited until the silence limit after that.
 
-        Raises ReplicaError; Late where sending the request or its first response takes longer than its limit, or where
-        the request goes on after its deadline, Silent where a later response takes longer than its limit.
+        Raises ReplicaError: Late if sending the request or its first response takes longer than its limit, or if the
+        request goes on after its deadline; Silent if a later response takes longer than its limit.
         """
         call = self._stub.ModelStreamInfer(metadata=_METADATA, timeout=inputs["timeout_ms"] / 1000 + GRACE_S)
         limit_s, sign_s = first_limit_s, _never
@@ -172,22 +172,22 @@ class TritonClient:
             raise too_long(f"no response for {limit_s:g} s") from None
         except grpc.aio.AioRpcError as error:
             raise _error(error.code(), error.details() or "") from None
-        except asyncio.InvalidStateError:  # written to a call that has failed: reading it tells the reason
+        except asyncio.InvalidStateError:  # written to a call that has failed; only reading it would tell the reason
             raise Lost("the connection broke") from None
         finally:
             call.cancel()
 
 
 async def _send(call: Any, request: service_pb2.ModelInferRequest) -> None:
-    """Send a request; that takes for ever where the other side has vanished and the request is longer than a window."""
+    """Send a request; this never returns if the peer has vanished and the request exceeds the flow-control window."""
     await call.write(request)
     await call.done_writing()
 
 
 async def _read(call: Any, limit_s: float, last_sign_s: Callable[[], float]) -> Any:
-    """Return the next message; raises TimeoutError when neither it nor a sign has come for the limit.
+    """Return the next message; raises TimeoutError when neither it nor a sign of life has come within the limit.
 
-    Not asyncio.wait_for: in Python 3.11 it loses a cancellation that comes together with the message (cpython#86296).
+    Not asyncio.wait_for: in Python 3.11 it loses a cancellation that coincides with the message (cpython#86296).
     """
     reading, left_s = asyncio.ensure_future(call.read()), limit_s
     try:

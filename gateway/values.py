@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MAX_INT32 = 2**31 - 1
-#: As wide as the server's inputs; which of these numbers a field may have, the server says.
+#: As wide as the server's inputs; the server itself checks which of these numbers a field may have.
 Int = Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)]
-# fail_fast: a list's first wrong item refuses it; of a body full of wrong ones, each would else be an error of its own.
+# fail_fast: a list is refused at its first wrong item; otherwise each item of a body full of them would be an error.
 Tokens = Annotated[list[Annotated[int, Field(ge=0, le=MAX_INT32)]], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 
@@ -27,14 +27,14 @@ class Fields(BaseModel):
 
 
 class StreamOptions(Fields):
-    """include_usage: a last chunk with the usage. include_obfuscation: accepted, nothing is obfuscated."""
+    """include_usage: send a last chunk with the usage. include_obfuscation: accepted, but nothing is obfuscated."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
 class TextPart(Fields):
-    """A part of a text. cache_control: accepted, prefixes are cached anyway."""
+    """A part of a text. cache_control: accepted, but prefixes are cached anyway."""
 
     type: Literal["text"]
     text: str

@@ -1,6 +1,6 @@
-"""Finds Triton, starts it over the models that a deployment names, watches and heals it, stops it without a trace.
+"""Finds Triton, starts it with a deployment's models, watches and heals it, and stops it without leaving a trace.
 
-It knows nothing of tokens, trees or tensors.
+It knows nothing about tokens, trees or tensors.
 
     with launcher.Server("serving.toml") as server:
         client = tritonclient.grpc.InferenceServerClient(server.grpc_url)

@@ -21,7 +21,7 @@ class NoAnswer(AdminError):
 
 
 class Admin:
-    """One server's administration."""
+    """Administers one server."""
 
     def __init__(self, host: str, port: int, key: str) -> None:
         self._host, self._port, self._key = host, port, key
@@ -31,17 +31,17 @@ class Admin:
         return self._is_ok("/v2/health/live")
 
     def is_ready(self, model: str = "") -> bool:
-        """Return whether a model takes requests, or the server where none is named.
+        """Return whether a model takes requests, or the server if no model is named.
 
-        Triton calls a model ready for ever, even when its process has died (triton#7230).
+        Triton keeps calling a model ready even when its process has died (triton#7230).
         """
         return self._is_ok(f"/v2/models/{model}/ready" if model else "/v2/health/ready")
 
     def reload(self, model: str, limit_s: float) -> None:
-        """Unload and load `model`; `load` alone changes nothing on a model that counts as loaded.
+        """Unload and load `model`; `load` alone does nothing to a model that counts as loaded.
 
-        The load does not wait for the end of the unload: it gets a new process at once, while an unload that still has
-        a request of the dead process to finish never ends.
+        The load does not wait for the unload to end: it starts a new process at once, whereas an unload that waits for
+        a request of the dead process never ends.
 
         Raises AdminError when Triton refuses, or does not answer within `limit_s`.
         """

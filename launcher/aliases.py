@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orchestrator.core.errors import ConfigError
 
-#: The model that an alias is another name of.
+#: The model that every alias stands for.
 MODEL = "speculative"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _NAME_LINE = re.compile(r'^name: "(.*)"$', re.MULTILINE)

@@ -1,7 +1,7 @@
 """`python child.py PARENT COMMAND…`: becomes COMMAND, which gets SIGTERM when the thread that started it ends.
 
-It is a program of its own because no code of ours may run between fork and exec (`preexec_fn`): the handlers of a gRPC
-that the launcher's process uses run there too, and wait for threads that a fork does not copy.
+It is a separate program because none of our code may run between fork and exec (`preexec_fn`): if the launcher's
+process uses gRPC, gRPC's fork handlers run there too, and wait for threads that a fork does not copy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Set the signal, look whether the parent has ended before that, and become the command."""
+    """Set the signal and become the command, unless the parent has already ended."""
     parent, command = int(sys.argv[1]), sys.argv[2:]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() == parent:

@@ -25,7 +25,7 @@ STUB_ENVIRONMENT = {
 #: model-config and statistics stay open: perf_analyzer needs them, and they tell little more than the metadata.
 RESTRICTED = ("model-repository", "shared-memory", "trace", "logging")
 KEY_HEADER = "admin-key"
-#: Fewer threads for the calls of a model than these would hold up a single request.
+#: With fewer threads for the calls of a model, even a single request would be held up.
 LEAST_CALL_THREADS = 8
 
 #: Triton's log switches by level.
@@ -38,7 +38,7 @@ LOG_LEVELS = {
 
 # A server that does not know these flags cannot restrict its interfaces, so it is not started.
 _NEEDED = ("--http-restricted-api", "--grpc-restricted-protocol")
-# Without them a machine that has no GPU logs four lines of alarm at each start.
+# Without them, Triton logs four alarming lines at each start on a machine without a GPU.
 _WITHOUT_GPU = ("--allow-gpu-metrics=false", "--pinned-memory-pool-byte-size=0")
 
 
@@ -94,11 +94,11 @@ _ENDPOINTS = ("http", "grpc", "metrics")
 
 
 def call_threads(environ: Mapping[str, str], max_running: int) -> int:
-    """Return on how many threads Triton makes the calls of a model, and sends its responses.
+    """Return the number of threads on which Triton makes the calls of a model and sends its responses.
 
-    There are so many that two processes of an engine may die under as many requests as can run before the public models
-    have to be started anew (orchestrator/triton/renewal.py), or one where very many run. Raises ConfigError for a
-    number in the environment that cannot be used.
+    It lets two processes of an engine die under `max_running` requests (one if `max_running` is large) before the
+    public models have to be restarted (orchestrator/triton/renewal.py). Raises ConfigError for an unusable number in
+    the environment.
     """
     text = environ.get(CALL_THREADS, "")
     if text and not (text.isdecimal() and int(text) >= LEAST_CALL_THREADS):
@@ -109,7 +109,7 @@ def call_threads(environ: Mapping[str, str], max_running: int) -> int:
 def stub_environment(
     environ: Mapping[str, str], config_path: Path, places: Path, num_call_threads: int
 ) -> dict[str, str]:
-    """Return the environment of the server and its stubs; places: the folder of the places that they share."""
+    """Return the environment of the server and its stubs; places: the folder that they share."""
     own = {
         "SERVING_CONFIG": str(config_path),
         PLACES_FOLDER: str(places),

@@ -8,7 +8,7 @@ from pathlib import Path
 from orchestrator.core.errors import ConfigError
 from orchestrator.deployment.config import BACKEND_MODELS, CHECKPOINTS, ServingConfig
 
-#: The public models; each is loaded where the repository has it.
+#: The public models; each is loaded if the repository has it.
 PUBLIC = ("speculative", "speculative_unary")
 
 

@@ -1,7 +1,7 @@
 """`python -m launcher.drain`: take a running server out of service without losing a request.
 
-From now on the server refuses new requests (UNAVAILABLE) and is not ready; those that it has accepted run to their end.
-The command returns when the last one has ended. The server goes on running: stop it then, or `--cancel` the drain.
+From then on the server refuses new requests (UNAVAILABLE) and is not ready; those it has accepted run to their end. The
+command returns when the last one has ended. The server keeps running: stop it then, or `--cancel` the drain.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ GET /live     200, or 503 and why the server must be restarted
 GET /ready    200, or 503 and why it takes no requests
 GET /token    200 when a token has just been generated, or 503 and why not
 GET /drain    {"draining": false, "running": 3}
-PUT /drain    begin the drain; DELETE /drain ends it; from this machine alone
-PUT /reload   200 and what has changed, or 409 and why nothing has; from this machine alone
+PUT /drain    begin the drain; DELETE /drain ends it; from this machine only
+PUT /reload   200 and what has changed, or 409 and why nothing has; from this machine only
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Watched(Protocol):
         """Return why the server takes no requests now, None when it takes them."""
 
     def reload(self) -> str:
-        """Take over what has changed in the deployment file; return it in words, raise ServingError if refused."""
+        """Apply what has changed in the deployment file; return it in words, raise ServingError if refused."""
 
 
 class HealthServer:
@@ -62,7 +62,7 @@ class _Listener(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Write nothing: that a probe has gone away before its answer is no trouble."""
+        """Write nothing: a probe that goes away before its answer does no harm."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -100,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(409, str(error))
 
     def _is_from_here(self, what: str) -> bool:
-        # A probe may come from anywhere; who may take the server out of service is on this machine already.
+        # A probe may come from anywhere; only those on this machine may take the server out of service.
         if self.client_address[0] == self.connection.getsockname()[0]:
             return True
         self._answer(403, f"{what} may only be asked for from the server's own machine or container")

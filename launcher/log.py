@@ -1,11 +1,11 @@
-"""Reads a server's log: the one line that says why it did not start, and what has been added since."""
+"""Reads a server's log: the one line that says why it did not start, and the lines added to it since."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-# The first that matches wins: from the root of the trouble to its consequences.
+# The first that matches wins: they are ordered from causes to consequences.
 _CAUSES = (
     re.compile(r"(?P<why>error while loading shared libraries: .*)"),
     re.compile(r"(?P<why>Error parsing text-format .*)"),
@@ -14,7 +14,7 @@ _CAUSES = (
     re.compile(r"^error: (?:creating server: )?(?P<why>.*)", re.MULTILINE),
     re.compile(r"^E\d{4} \S+ +\d+ \S+\] (?P<why>.*)", re.MULTILINE),
 )
-#: The length at which a followed log is emptied: what it said has been passed on.
+#: The length at which a followed log is emptied: its lines have been passed on.
 MAX_LOG_BYTES = 8 << 20
 _NOISE = "CudaDriverHelper has not been initialized"
 _WRAPPERS = re.compile(r"^(\w+\.)*(TritonModelException|ServingError|ConfigError|EngineError): ")
@@ -40,7 +40,7 @@ def _one_line(why: str) -> str:
 
 
 class Follower:
-    """Reads the lines that are added to a file, and empties it when it has become long: its writers append."""
+    """Reads the lines added to a file, and empties it when it is long, which is safe because its writers append."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, path.stat().st_size

@@ -10,7 +10,7 @@ import urllib.request
 
 from launcher.engines import DIRECT, num_passes
 
-#: How long a token may take, and for how long an answer serves others who ask: probes must not become a load.
+#: How long a token may take, and for how long an answer is reused, so that probes do not become a load.
 LIMIT_S, FRESH_S = 10.0, 2.0
 METRICS_LIMIT_S = 2.0
 _REQUEST = {"text_input": "a", "max_tokens": 1, "speculation": "none", "timeout_ms": int(LIMIT_S * 1000)}
@@ -21,7 +21,7 @@ _HEALTHY_REFUSALS = ("max_running", "draining")
 class Probe:
     """Asks the public model for one token.
 
-    A server that is busy is well: where the token does not come in time, others' passes count as well as a token.
+    A busy server is healthy: if the token does not come in time, passes made meanwhile count as well as a token.
     """
 
     def __init__(self, http_url: str, metrics_url: str) -> None:

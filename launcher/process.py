@@ -1,4 +1,4 @@
-"""Starts a process group that dies with us, and ends it within a limit; knows Linux, not Triton."""
+"""Starts a process group that dies with us, and ends it within a limit; depends on Linux, not on Triton."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def spawn(command: list[str], environ: Mapping[str, str], log: Path) -> subproce
 
 
 def stop(process: subprocess.Popen[bytes], limit_s: float) -> bool:
-    """End a process and its group: SIGTERM, after `limit_s` SIGKILL. Returns whether SIGTERM was enough."""
+    """End a process with SIGTERM, or SIGKILL after `limit_s`, and kill its group; return whether SIGTERM was enough."""
     process.terminate()
     try:
         process.wait(limit_s)

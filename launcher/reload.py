@@ -1,7 +1,7 @@
-"""`python -m launcher.reload`: let a running server take over what has changed in its deployment file.
+"""`python -m launcher.reload`: apply what has changed in a running server's deployment file.
 
-Limits, drafters, token statistics and the default method change without losing a request. Whatever else has changed
-is refused, and so is a file that cannot be served; then the server goes on as before. SIGHUP does the same.
+Limits, drafters, token statistics and the default method change without losing a request. Any other change is refused,
+and so is a file that cannot be served; then the server goes on as before. SIGHUP does the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a reload changes: settings of a running deployment beside those of its file, and the files that they name."""
+"""Reloading: compares a running deployment with its file, and with the files that it names, and applies the changes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Stamps = dict[str, int]
 class Reloader:
     """Lets the processes of a running server take over new settings, one reload at a time.
 
-    config: what the processes have now. load: reads the deployment file anew, raises ConfigError. folder: the places.
-    limit_s: how long a phase may take.
+    config: the settings that the processes have now. load: reads the deployment file again; raises ConfigError.
+    folder: the folder that the processes share. limit_s: how long a phase may take.
     """
 
     def __init__(self, config: ServingConfig, load: Callable[[], ServingConfig], folder: Path, limit_s: float) -> None:
@@ -28,9 +28,9 @@ class Reloader:
         self._lock = threading.Lock()
 
     def reload(self, processes: Mapping[int, str]) -> str:
-        """Take over what has changed; return it in words. processes: {process id: model} of the server's models.
+        """Apply what has changed; return it in words. processes: {process id: model} of the server's models.
 
-        Raises ServingError where the file is refused, or a process cannot take it over; then nothing has changed.
+        Raises ServingError if the file is refused or a process cannot apply it; then nothing has changed.
         """
         with self._lock:
             before, after = self.config, self._load()
@@ -40,7 +40,7 @@ class Reloader:
                 return "reload: nothing has changed"
             self._number += 1
             reload = Reload(self._folder, self._number, after, changed)
-            engines = {*DRAFTERS} if before.has_runs else {"target", *DRAFTERS}  # which read nothing that can change
+            engines = {*DRAFTERS} if before.has_runs else {"target", *DRAFTERS}  # they read nothing that can change
             asked = {pid: model for pid, model in processes.items() if model not in engines}
             for phase in IN_TURN:
                 if why := reload.ask(phase, asked, self._limit_s):
@@ -62,9 +62,9 @@ def _newest(folder: str) -> int:
 
 
 def changed_keys(before: ServingConfig, after: ServingConfig, old: Stamps, new: Stamps) -> list[str]:
-    """Return the keys whose value has changed, or the files that it names.
+    """Return the keys whose value, or the files that it names, have changed.
 
-    Raises ConfigError for one that a running server cannot change.
+    Raises ConfigError for a key that a running server cannot change.
     """
     changed = [key for key in ServingConfig.model_fields if getattr(before, key) != getattr(after, key)]
     changed += [key for key in FOLDERS if key not in changed and old[key] != new[key]]

@@ -30,7 +30,7 @@ from orchestrator.deployment.stubs import living_stubs
 
 REPOSITORY = Path(__file__).resolve().parent.parent / "model_repository"
 DEFAULTS = Settings()
-# How long Triton may take to end. It waits as long as a client keeps a connection open, even where nothing runs on it.
+# How long Triton may take to end. It waits as long as a client keeps a connection open, even an idle one.
 _EXIT_LIMIT_S = 5
 
 
@@ -48,12 +48,12 @@ class Server:
         config_path: the deployment file.
         repository: Triton's model repository; the project's own unless given.
         ports, host: where to listen; free ports unless given.
-        env: joins, and overrides, the process environment (`SERVING_<KEY>` included).
+        env: added to the process environment, which it overrides (`SERVING_<KEY>` included).
         ready_limit_s: how long loading may take.
         hang_limit_s: how long a model's process may be silent before it is killed and started again.
-        stop_limit_s: how long `finish_requests` waits; Triton gets no more to end, and at most 5 s.
+        stop_limit_s: how long `finish_requests` waits; Triton then has as long to end, but at most 5 s.
         log_level: error, warning, info or verbose.
-        say: takes the launcher's own lines.
+        say: called with each line that the launcher itself prints.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Server:
             if self._reload_requested:
                 self._reload_requested = False
                 threading.Thread(target=self._reload_and_say, name="reload", daemon=True).start()
-            with contextlib.suppress(OSError):  # no file descriptor or disk is left now: requests run, so read later
+            with contextlib.suppress(OSError):  # no file descriptor or disk space left: requests run, so read later
                 for line in follower.new_text().splitlines():
                     self._say(line)
             if failure := self.failure():
@@ -157,7 +157,7 @@ class Server:
         return self._triton.why_ended() if self._triton else "the server is not running"
 
     def why_not_live(self) -> str | None:
-        """Return in one line why the server must be restarted; while its models are loaded, only if it has ended."""
+        """Return in one line why the server must be restarted; while its models load, only if it has ended."""
         return self._watch.why_not_live() if self._watch else self.failure()
 
     def why_not_ready(self) -> str | None:
@@ -172,7 +172,7 @@ class Server:
 
     @property
     def drain(self) -> Drain:
-        """The drain of the running server; it is over when the server has been stopped."""
+        """The drain of the running server; it ends when the server is stopped."""
         return Drain(self._started.places)
 
     def finish_requests(self) -> bool:
@@ -188,10 +188,10 @@ class Server:
         return is_idle
 
     def reload(self) -> str:
-        """Take over what has changed in the deployment file, and in the folders that it names; return it in words.
+        """Apply what has changed in the deployment file, and in the folders that it names; return it in words.
 
-        Raises ConfigError where the file cannot be served or changes what only a restart can, ServingError where a
-        model cannot take it over; then nothing has changed.
+        Raises ConfigError if the file cannot be served or changes something that needs a restart, ServingError if a
+        model cannot apply it; then nothing has changed.
         """
         try:
             if self._reloader is None:
@@ -209,12 +209,12 @@ class Server:
         self._reload_requested = True
 
     def request_stop(self) -> None:
-        """Make `start` and `wait` return soon, and at the second call `finish_requests`; for signal handlers."""
+        """Make `start` and `wait` return soon and, on the second call, also `finish_requests`; for signal handlers."""
         self._stop_at_once = self.stop_requested
         self.stop_requested = True
 
     def stop(self) -> None:
-        """End the server and what it left: processes, shared memory, files. Bounded; may be called twice."""
+        """End the server and remove its processes, shared memory and files, in bounded time; may be called twice."""
         self._end()
 
     def log(self) -> str:
@@ -223,7 +223,7 @@ class Server:
 
     @property
     def log_path(self) -> Path:
-        """The server's log; it goes with the server, except after a failed start."""
+        """The server's log; it is removed with the server, except after a failed start."""
         return self._started.log
 
     def pids(self) -> dict[int, str]:
@@ -245,11 +245,11 @@ class Server:
         )
 
     def _reload_and_say(self) -> None:
-        with contextlib.suppress(ServingError):  # it has been said
+        with contextlib.suppress(ServingError):  # it has been reported
             self.reload()
 
     def _load_config(self) -> ServingConfig:
-        """Return what the deployment file says now; raises ConfigError for a missing checkpoint, too."""
+        """Return the deployment file's current settings; raises ConfigError, also for a missing checkpoint."""
         config = load_config(self.config_path, self._environ)
         models_to_load(config, self.repository)
         return config
@@ -261,7 +261,7 @@ class Server:
         return self._work
 
     def _make_triton(self, work: WorkFolder, config: ServingConfig) -> TritonProcess:
-        """Return the process to be started over a work folder."""
+        """Return the Triton process of a work folder, not started yet."""
         launch = Launch(
             repositories=tuple(path for path in (self.repository, work.aliases) if path.exists()),
             models=tuple(self.models),
@@ -285,7 +285,7 @@ class Server:
         )
 
     def _end(self, keeps_log: bool = False) -> None:
-        """End the processes and remove the work folder. keeps_log: for a day, if the log has something to say."""
+        """End the processes and remove the work folder. keeps_log: keep the log for a day, unless it is empty."""
         if self._health:
             self._health.close()
         if self._watch:

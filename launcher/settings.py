@@ -43,7 +43,7 @@ def free_ports() -> Ports:
 
 def _listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    # As Triton does; without it a port that was just given back would look busy for a minute.
+    # As Triton does; without it a port that was just released would look busy for a minute.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
@@ -73,11 +73,11 @@ class Settings(Declaration):
     #: the address to listen on
     host: str = "127.0.0.1"
     log_level: str = "warning"
-    #: from the start until all models are ready, and for each model that is reloaded
+    #: limit from the start until all models are ready, and for each model that is reloaded
     ready_limit_s: int = _seconds(180)
     #: how long a model's process may be silent before it is killed and started again
     hang_limit_s: int = _seconds(20)
-    #: for the requests that run when the server is stopped
+    #: how long running requests get when the server is stopped
     stop_limit_s: int = _seconds(10)
 
     @classmethod

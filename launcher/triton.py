@@ -53,7 +53,7 @@ class Triton:
 def find_triton(environ: Mapping[str, str], work: Path) -> Triton:
     """Find the server.
 
-    environ: TRITON_ROOT names another folder than /opt/tritonserver. work: a private folder, for links that the wheel's
+    environ: TRITON_ROOT, if set, replaces /opt/tritonserver. work: a private folder, for links that the wheel's
     server needs. Raises ConfigError when there is no Triton with a stub for this Python.
     """
     root = Path(environ.get("TRITON_ROOT") or "/opt/tritonserver")
@@ -76,7 +76,7 @@ def _in_container(root: Path) -> Triton:
 
 
 def _in_wheel(package: Path, work: Path) -> Triton:
-    """Link the wheel's Python backend and its stub for this Python version, which it keeps elsewhere, in one folder."""
+    """Link the wheel's Python backend and its stub for this Python version, kept elsewhere in it, into one folder."""
     server = package / "tritonserver"
     stub = server / "python_backend_stubs" / _VERSION / STUB
     if not stub.is_file():
@@ -95,7 +95,7 @@ def _python_library() -> list[Path]:
     """Return the folder of this interpreter's libpython where it has one: the stub is linked against it."""
     folder = sysconfig.get_config_var("LIBDIR")
     found = folder and any(Path(folder).glob(f"libpython{_VERSION}.so*"))
-    # The system's own is found without our help, and its folder first on the path would hide the wheel's libraries.
+    # The system's own is found without our help; its folder, put first on the path, would hide the wheel's libraries.
     return [Path(folder)] if found and not str(folder).startswith("/usr/lib") else []
 
 

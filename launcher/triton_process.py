@@ -1,4 +1,4 @@
-"""The tritonserver process of a server: started until its models are ready, started again, ended."""
+"""The tritonserver process of a server: starting it until its models are ready, restarting it, ending it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AbortedStart(StartError):
 
 
 class TritonProcess:
-    """One tritonserver at a time, with all that it leaves behind; safe to end from another thread while it starts.
+    """One tritonserver at a time, and all that it leaves behind; it may be ended from another thread while it starts.
 
     Raises ConfigError when no Triton is installed that can run here.
 
@@ -38,7 +38,7 @@ class TritonProcess:
         work: where its log and its shared memory are.
         admin: asks it whether it is ready.
         ready_limit_s: how long it may load.
-        say: takes the launcher's own lines.
+        say: called with each line that the launcher itself prints.
         is_stopped: returns whether a start is no longer wanted.
     """
 
@@ -74,7 +74,7 @@ class TritonProcess:
         return running.pid if running and running.poll() is None else None
 
     def start(self) -> None:
-        """Start it, in place of the last one, and return when its models are ready; once more where Triton aborts.
+        """Start it, replacing the last one, and return when its models are ready; try once more if Triton aborts.
 
         Raises:
             StartError: it ended, was not ready in time, or is no longer wanted.
@@ -99,7 +99,7 @@ class TritonProcess:
         return f"the server ended {ended}: {self._cause()}"
 
     def kill(self) -> None:
-        """End the process without asking it; `start` may follow."""
+        """Kill the process; `start` may follow."""
         if running := self._process:
             running.kill()
             running.wait()
@@ -138,7 +138,7 @@ class TritonProcess:
                 time.sleep(_POLL_S)
 
     def _cause(self) -> str:
-        """Return in one line what this process has said about its end."""
+        """Return in one line what this process has logged about its end."""
         written = self._log()
         since = written[self._log_offset :] if self._log_offset <= len(written) else written  # it may have been emptied
         return log.cause(since.decode(errors="replace"))

@@ -1,6 +1,6 @@
-"""Watches a server's processes: Triton reports a dead stub as ready for ever and does not restart it (triton#8604).
+"""Watches a server's processes: Triton keeps reporting a dead stub as ready and does not restart it (triton#8604).
 
-A process that lives but is silent (stopped, or stuck in a pass or a lock) is killed, and healed as a dead one. Triton
+A process that lives but is silent (stopped, or stuck in a pass or a lock) is killed, and healed like a dead one. Triton
 itself aborts when a process dies that holds one of its locks in shared memory (triton#8882): it is started again.
 """
 
@@ -22,23 +22,23 @@ from orchestrator.deployment.heartbeat import last_beat, take_replacement_reques
 from orchestrator.deployment.stubs import is_alive, living_stubs
 
 _POLL_S = 0.5
-#: From when on a process counts as silent; how long one that was killed may take to go, and how often to look.
+#: When a process counts as silent; how long a killed one may take to end, and how often to check whether it has.
 _SILENT_S, _KILL_LIMIT_S, _KILL_POLL_S = 3.0, 5.0, 0.02
 _WINDOW_S = 60.0
-#: What may happen within the window: so many reloads may fail, and one model may die so often.
+#: Within the window: the failed reload at which the watch gives up, and how often one model may die.
 _FAILURES, _DEATHS = 2, 4
-#: How often Triton may be started again within how many seconds.
+#: How often Triton may be started again, and within how many seconds.
 _STARTS, _STARTS_WINDOW_S = 3, 600.0
-#: How long a reload may take, as a multiple of the server's start, and at least.
+#: How long a reload may take: a multiple of the server's start time, but at least this long.
 _RELOAD_FACTOR, _RELOAD_AT_LEAST_S = 4.0, 60.0
-#: From a start that failed to the next.
+#: Pause between a failed start and the next.
 _RETRY_S = 2.0
 
 
 class Silence:
-    """For how many looks in a row the processes have been silent.
+    """Counts for how many looks in a row each process has been silent.
 
-    It counts looks and reads no clock: a launcher that was itself stopped, or a machine that slept, blames nobody.
+    It counts looks and reads no clock, so no process is blamed if the launcher was stopped or the machine slept.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -46,7 +46,7 @@ class Silence:
         self._last: dict[psutil.Process, tuple[bytes, int]] = {}
 
     def looks(self, process: psutil.Process) -> int:
-        """Look once more; return for how many looks a process has not beaten, 0 for one that has never beaten."""
+        """Look once more; return for how many looks a process has missed its heartbeat, 0 if it has never had one."""
         beat = last_beat(self._folder, process.pid)
         if beat is None:
             return 0
@@ -58,7 +58,7 @@ class Silence:
 def reload_limit_s(started_in_s: float, ready_limit_s: float) -> float:
     """Return how long the model of a dead process may load before Triton counts as stuck.
 
-    started_in_s: the server's start, in which all models were loaded, without requests beside it.
+    started_in_s: how long the server's start took, in which all models were loaded while no requests ran.
     """
     return min(ready_limit_s, max(_RELOAD_FACTOR * started_in_s, _RELOAD_AT_LEAST_S))
 
@@ -69,7 +69,7 @@ class Watch(threading.Thread):
     Attributes:
         failure: why it gave up, in one line; None while all is well.
         is_starting: Triton has ended and is being started again.
-        num_errors: how often a look at the processes raised an exception; the watch goes on after it.
+        num_errors: how often a look at the processes raised an exception, after which the watch goes on.
     """
 
     def __init__(
@@ -137,18 +137,18 @@ class Watch(threading.Thread):
         return ", ".join(silent) or None
 
     def dead_models(self) -> set[str]:
-        """Return the models without a living process, those included that died before they were seen."""
+        """Return the models without a living process, including those whose process died before it was seen."""
         return self._python_models - {model for process, model in self._stubs.items() if is_alive(process)}
 
     def silent_models(self) -> dict[str, float]:
-        """Return for how many seconds the processes have been silent that miss more than a few beats."""
+        """Return for how many seconds each process that misses more than a few heartbeats has been silent, by model."""
         return dict(self._silent)
 
     def _end_silent_server(self) -> None:
         """Kill a Triton that has not answered for too long.
 
-        A look takes from nothing, where the launcher itself fails (no file descriptor left), to the limit of an answer.
-        A launcher that was stopped during one counts no more than the limit.
+        A look takes from no time, if the launcher itself fails (no file descriptor left), to the limit of an answer. If
+        the launcher was stopped during a look, no more than the limit is counted.
         """
         began_s = time.monotonic()
         if self._triton.pid is None or self._admin.is_live():
@@ -160,9 +160,9 @@ class Watch(threading.Thread):
             self._triton.kill()
 
     def _start_again(self, ended: str) -> None:
-        """Start Triton again, unless it has been often enough, or Triton chose to end. ended: how and why.
+        """Start Triton again, unless that has been done too often or no signal ended it. ended: how and why it ended.
 
-        A start that fails counts, too: a port may be taken for a moment, or the new process be killed at once.
+        A failed start counts too and is tried again: a port may be taken briefly, or the new process be killed at once.
         """
         self.is_starting = self._triton.is_killed
         while self.is_starting and not self._ended.is_set() and _count(self._starts, _STARTS_WINDOW_S) <= _STARTS:
@@ -214,7 +214,7 @@ class Watch(threading.Thread):
         self._reload(model, "its process died")
 
     def _replace_worn(self) -> None:
-        """Put other processes in the place of those that ask for it, which have no requests any more."""
+        """Replace the processes that have asked to be replaced and have no requests left."""
         for process, model in list(self._stubs.items()):
             if self.failure or self._ended.is_set() or self._triton.pid is None:
                 return
@@ -251,7 +251,7 @@ class Watch(threading.Thread):
 
 
 def _count(times: deque[float], window_s: float = _WINDOW_S) -> int:
-    """Note that it happened now; return how often it did within the window."""
+    """Record an event now; return how many there were within the window."""
     now_s = time.monotonic()
     times.append(now_s)
     while now_s - times[0] > window_s:

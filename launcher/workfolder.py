@@ -1,7 +1,7 @@
 """A server's private folder, whose name is also the prefix of its shared-memory regions; both vanish with the server.
 
-A launcher that was killed leaves them behind. The next one sweeps them: a lock that nobody holds says that the owner is
-gone, also across process namespaces, where process ids say nothing.
+A launcher that was killed leaves them behind. The next one sweeps them: a lock that nobody holds shows that the owner
+is gone, even across process namespaces, where process ids mean nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class WorkFolder:
     def __init__(self) -> None:
         sweep()
         parent = Path(tempfile.gettempdir())
-        # Made under a name that no sweep looks at: between mkdtemp and the lock it would pass for an orphan.
+        # Made under a name that no sweep matches: between mkdtemp and the lock it would look like an orphan.
         fresh = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=parent))
         self._lock = os.open(fresh / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -44,7 +44,7 @@ class WorkFolder:
 
     @property
     def aliases(self) -> Path:
-        """The model repository of the public model's further names; it need not exist."""
+        """The model repository of the public model's aliases; it need not exist."""
         return self.path / "aliases"
 
     @property

@@ -1,4 +1,4 @@
-// The page: reads the form, runs one lane or two, says which was sooner and whether the texts are the same.
+// The page: reads the form, runs one or two lanes, says which was faster and whether the texts are the same.
 
 import { Lane } from "./lane.js";
 
@@ -21,7 +21,7 @@ function request(method) {
     logprobs: 3,
     return_steps: true,
     return_token_ids: true,
-    // A salt of its own: no lane finds its prompt in the cache because another one was there before.
+    // A salt of its own, so that no lane finds its prompt in the cache because another lane was there before.
     cache_salt: crypto.getRandomValues(new Uint32Array(2)).join("-"),
     ...(config ? { speculation_config: config } : {}),
     ...(method.split("+").includes("predicted") ? { prediction: { type: "content", content: prediction } } : {}),

@@ -11,7 +11,7 @@ function element(name, attributes, parent, text) {
   return made;
 }
 
-/** A token as a label: its whitespace visible, its end cut. */
+/** Return a token as a label, with visible whitespace and its end cut off. */
 export function label(text, length = 9) {
   const shown = text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/ /g, "␣");
   return shown.length > length ? `${shown.slice(0, length - 1)}…` : shown;
@@ -32,7 +32,7 @@ function layout(nodes) {
   return { places, numRows: row };
 }
 
-/** Return the picture of a step: its nodes, sources, and the accepted path. root: the text of the token before. */
+/** Return the picture of a step: its nodes, sources, and the accepted path. root: the text of the token before it. */
 export function drawTree(step, root) {
   const { places, numRows } = layout(step.nodes);
   const accepted = new Set([0, ...step.path]);

@@ -61,7 +61,7 @@ export class Lane {
       }));
       left -= tokens.length;
       row += tokens.length;
-      // Several steps may come together; what is held back, or left out at a stop, is at the end of their text.
+      // Several steps may come together; text held back, or left out at a stop, is missing at the end of their text.
       const whole = tokens.map((token) => token.text).join("");
       const text = step !== choice.steps.at(-1) && rest.startsWith(whole) ? whole : rest;
       rest = rest.slice(text.length);
@@ -73,7 +73,7 @@ export class Lane {
     this.showFigures();
   }
 
-  /** text: what the step adds; it differs from its tokens' where a character or a stop is held back. */
+  /** text: what the step adds; it differs from its tokens' text where a character or a stop is held back. */
   addStep(step, tokens, text) {
     const index = this.steps.length, span = document.createElement("span");
     this.steps.push({ ...step, tokens, before: this.steps.at(-1)?.tokens.at(-1)?.text ?? "…" });

@@ -38,11 +38,11 @@ class SequenceState:
 
 
 class Steps(Protocol):
-    """Makes the steps of one sequence: here one after another, or in the target's process several in a run."""
+    """Makes the steps of one sequence, one after another in this process or as a run in the target's process."""
 
     @property
     def num_ready(self) -> int:
-        """How many steps `next` can return without waiting for one."""
+        """How many steps `next` can return without waiting."""
 
     def next(self) -> Step:
         """Return the next step, whose tokens have been committed to the sequence's context."""
@@ -78,7 +78,7 @@ class StepByStep:
 class StepsOfRun:
     """Takes the steps that the target's engine makes in a run, several at a time (docs/wire.md, Runs).
 
-    take: returns the next steps after the sequence's context, at least one.
+    take: returns the steps that follow the sequence's context, at least one.
     """
 
     def __init__(self, sequence: SequenceState, take: Callable[[], Sequence[Step]]) -> None:
@@ -87,7 +87,7 @@ class StepsOfRun:
 
     @property
     def num_ready(self) -> int:
-        """How many of the steps that came with the last call are left."""
+        """How many steps of the last call `next` has not returned yet."""
         return len(self._steps)
 
     def next(self) -> Step:
@@ -99,13 +99,14 @@ class StepsOfRun:
         return step
 
     def close(self) -> None:
-        """Nothing is held here: the run ends with its sequence."""
+        """Do nothing: releasing the sequence ends its run."""
 
 
 def generate(sequence: SequenceState, steps: Steps, guard: Guard, emit: Emit) -> None:
-    """Generate until the output finishes or `guard` returns a reason to stop; emit what comes together as one chunk.
+    """Generate until the output finishes or `guard` returns a reason to stop; emit steps that come together as a chunk.
 
-    Invariant: the emitted tokens are those of `orchestrator.sampling.reference.generate`, whatever the proposer.
+    Invariant: under the rule `coupled`, the emitted tokens are those of `orchestrator.sampling.reference.generate`,
+    whatever the proposer (other rules: docs/sampling.md, Rules).
     Source: Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1; trees: SpecInfer, arXiv:2305.09781.
     """
     output, statistics, chunk = sequence.output, sequence.statistics, Chunk("", [], [])

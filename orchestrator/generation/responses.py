@@ -33,7 +33,7 @@ def _text(value: str) -> npt.NDArray[np.object_]:
 class Responses:
     """Sends the responses of one sequence.
 
-    Invariant: joined, the texts, ids and counts of all responses are those of the whole output; only the last response
+    Invariant: the texts, ids and counts of all responses add up to those of the whole output; only the last response
     has the summary. Without `stream` there is exactly one response.
     """
 
@@ -46,7 +46,7 @@ class Responses:
         self._num_steps_sent = self._num_traced_sent = 0
 
     def emit(self, chunk: Chunk) -> None:
-        """Take a chunk; send it now if the client streams, else when the output has ended."""
+        """Take a chunk; send it now if the client streams, otherwise when the output has ended."""
         self._held.extend(chunk)
         self._sum_logprobs += sum(chunk.logprobs)
         if reason := self._sequence.output.finish:
@@ -55,14 +55,14 @@ class Responses:
             self._send(self._delta())
 
     def finish(self, reason: FinishReason) -> None:
-        """End the output for a reason from outside, and send what there is."""
+        """End the output for a reason outside the text, and send what is left."""
         self.emit(Chunk(self._sequence.output.close(reason), [], []))
 
     def _delta(self) -> Tensors:
         held, statistics, first = self._held, self._sequence.statistics, self._num_steps_sent
         self._held, self._num_steps_sent = Chunk("", [], []), len(statistics.step_lengths)
         tensors: Tensors = {
-            # One dimension, as TensorRT-LLM's postprocessing has it: its clients read the text as output[0].
+            # One dimension, as in TensorRT-LLM's postprocessing, whose clients read the text as output[0].
             "text_output": _text(held.text)[0],
             "output_ids": _int32(*held.ids),
             "num_output_tokens": _int32(len(held.ids)),
@@ -112,8 +112,8 @@ _SHARED = ("num_input_tokens", "rule")
 class ResponseMerger:
     """Sends the responses of all sequences of one request; any thread may call it.
 
-    Invariant: streamed, every response names its sequence (`sequence_index`); otherwise one response has all sequences
-    in order. A request for one sequence gets the responses of that sequence unchanged.
+    Invariant: with `stream`, every response names its sequence (`sequence_index`); otherwise one response has all
+    sequences in order. A request for one sequence gets the responses of that sequence unchanged.
     """
 
     def __init__(self, num_sequences: int, stream: bool, send: Send) -> None:

@@ -36,9 +36,9 @@ def walltime_gain(alpha: float, gamma: float, c: float) -> float:
 
 
 def best_gamma(alpha: float, c: float, max_gamma: int = MAX_NODES) -> int:
-    """Return the draft length in 0..max_gamma with the largest walltime gain; the shortest of equals.
+    """Return the draft length in 0..max_gamma with the largest walltime gain, the shortest if several have it.
 
-    Invariant: greater than 0 if and only if α > c (Leviathan et al. 2023, corollary 3.9).
+    Invariant: it is greater than 0 if and only if α > c (Leviathan et al. 2023, corollary 3.9).
     """
     return max(range(max_gamma + 1), key=lambda gamma: (walltime_gain(alpha, gamma, c), -gamma))
 
@@ -56,18 +56,19 @@ class Statistics:
     """Running totals of the steps of one sequence.
 
     num_accepted_tokens: accepted draft tokens that the client gets; tokens after a stop do not count.
-    step_lengths: tokens that each step added to the output. step_drafts, step_accepted: draft tokens of each step, and
-    those of them that the client gets; an engine that drafts by itself reports the former for all its passes at once.
-    drafted, tested, accepted: per depth d ≥ 1 (index d − 1), the draft tokens proposed there; the steps whose accepted
-    path reached depth d − 1 and found a draft below it; and the steps that accepted a token of depth d.
+    step_lengths: tokens that each step added to the output. step_drafts: draft tokens of each step; those of an engine
+    that drafts by itself are reported for several passes at once, and counted in the first. step_accepted: accepted
+    draft tokens of each step that the client gets.
+    drafted, tested, accepted: per depth d ≥ 1 (index d − 1), the draft tokens proposed at d; the steps whose accepted
+    path reached depth d − 1 and had a draft below its end; and the steps that accepted a token of depth d.
     num_levels: sum of the depths of all trees.
-    draft_s, target_s, timed_levels: time to propose, time to verify and levels of all steps but the first, whose pass
-    holds the prompt.
-    num_plain, plain_s: those of them without a draft, and their time to verify.
-    num_in_pass: requests that shared the target's passes, summed over the passes.
-    chunks: when the tokens of each observation came, by time.monotonic(), and how many the client gets of them.
+    draft_s, target_s, timed_levels, num_timed_steps: time to propose, time from the target's calls to its answers,
+    levels drafted and number of steps, all without the first answer, whose pass holds the prompt.
+    num_plain, plain_s: number of those steps that had no draft, and the part of target_s that they took.
+    num_in_pass: requests that shared a pass of the target, or had one of their own beside it, summed over the passes.
+    chunks: for each observation, when its tokens came (time.monotonic()), and how many of them the client gets.
     queue_us, step_forward_us, verify_us: parts of target_s. emit_s: time to turn tokens into text and responses; in a
-    run of steps it overlaps with the next steps.
+    run it overlaps with later steps.
     """
 
     num_steps: int = 0
@@ -77,6 +78,7 @@ class Statistics:
     draft_s: float = 0.0
     target_s: float = 0.0
     timed_levels: int = 0
+    num_timed_steps: int = 0
     num_plain: int = 0
     plain_s: float = 0.0
     step_lengths: list[int] = field(default_factory=list)
@@ -100,10 +102,11 @@ class Statistics:
     def observe(
         self, proposal: Proposal, acceptance: Acceptance, num_emitted: int, draft_s: float, target_s: float
     ) -> None:
-        """Count one step, of whose tokens the client gets the first `num_emitted`."""
+        """Count one step of the loop; the client gets the first `num_emitted` of its tokens."""
         now_s = time.monotonic()
         self.chunks.append((now_s, num_emitted))
-        if not self.num_steps:
+        is_first = not self.num_steps
+        if is_first:
             self.first_token_s = now_s - self.began_s
             self.num_cached_tokens = acceptance.num_cached_tokens
         else:
@@ -121,6 +124,7 @@ class Statistics:
             lengths = [num_emitted]
             self._observe_proposal(proposal, acceptance.path, num_emitted)
         self.num_steps += len(lengths)
+        self.num_timed_steps += 0 if is_first else len(lengths)
         self.step_lengths += lengths
         self.num_in_pass += acceptance.num_in_pass * len(lengths)
         self.forward_us += acceptance.forward_us
@@ -182,7 +186,7 @@ class Statistics:
 
     @property
     def alpha(self) -> float:
-        """Accepted ÷ tested levels: the papers' α, taken to be the same at every depth; 0 when nothing was drafted.
+        """Accepted ÷ tested levels: the papers' α, assumed to be the same at every depth; 0 when nothing was drafted.
 
         For a chain under `rejection` its expectation is E[Σ min(p, q)] over the prefixes that were tested.
         """
@@ -195,17 +199,17 @@ class Statistics:
 
     @property
     def verify_cost(self) -> float:
-        """Time of a step ÷ that of a plain one; 1, as the papers assume, where the text had no plain step."""
+        """Mean time of a step ÷ that of a plain step; 1, as the papers assume, if there was no plain step."""
         if not self.plain_s:
             return 1.0
-        return self.target_s / max(self.num_steps - 1, 1) * self.num_plain / self.plain_s
+        return self.target_s / max(self.num_timed_steps, 1) * self.num_plain / self.plain_s
 
     @property
     def c(self) -> float:
-        """Time of one drafted level ÷ that of a plain step, of any step where there is no plain one."""
+        """Mean time of a drafted level ÷ that of a plain step, or of all steps if there was no plain step."""
         if not self.timed_levels or not self.target_s:
             return 0.0
-        return self.draft_s / self.timed_levels * (self.num_steps - 1) / self.target_s * self.verify_cost
+        return self.draft_s / self.timed_levels * self.num_timed_steps / self.target_s * self.verify_cost
 
     def to_dict(self) -> dict[str, Any]:
         """Return the statistics, ready for JSON; docs/statistics.md explains each key."""
@@ -232,8 +236,11 @@ class Statistics:
         }
 
     def _step_ms(self) -> dict[str, float]:
-        """Return the mean time of a step and its parts, without the first step, whose pass holds the prompt."""
-        steps = max(self.num_steps - 1, 1)
+        """Return the mean time of a step and of its parts in ms, without the first step, whose pass holds the prompt.
+
+        `emit` includes the first step, but not a last one whose responses are still being made.
+        """
+        steps = max(self.num_timed_steps, 1)
         target_ms, in_pass_ms = 1e3 * self.target_s, (self.queue_us + self.step_forward_us + self.verify_us) / 1e3
         parts = {
             "total": 1e3 * (time.monotonic() - self.began_s - self.first_token_s),
@@ -247,7 +254,7 @@ class Statistics:
         return {name: ms / steps for name, ms in parts.items()}
 
     def _model(self) -> dict[str, float]:
-        """Return the measured α, γ, c and gain, what the formulas predict, and where the rest is lost."""
+        """Return the measured α, γ, c and gain, what the formulas predict, and where the difference is lost."""
         alpha, gamma, c = self.alpha, self.gamma, self.c
         best, expected = best_gamma(alpha, c), walltime_gain(alpha, gamma, c)
         at_plain_cost = self.acceptance_length / (gamma * c + 1)

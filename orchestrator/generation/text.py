@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 # The last ids of the prompt tell the decoder whether the first new token begins with a space.
 NUM_PRIMING_IDS = 6
 MAX_CHARACTER_BYTES = 4
-#: Most ids whose text is held back: each new one decodes them all again.
+#: Most ids whose text is held back; limited because each new id decodes all of them again.
 MAX_HELD_IDS = 64
-#: The decoder's replacement for bytes that are not a character, or not yet.
+#: The decoder's replacement for bytes that form no character, or an incomplete one.
 REPLACEMENT = "\ufffd"
 
 
@@ -43,14 +43,14 @@ class Detokenizer:
     """Turns ids into whole characters.
 
     Invariant: the returned pieces, joined, are the decoded text of all ids. One exception: with byte fallback, a broken
-    byte turns its whole run of bytes into �, but pieces that were returned before stay as they are; so do those of a
-    run that was held back for MAX_HELD_IDS.
+    byte turns its whole run of bytes into �, but pieces that have already been returned stay as they are, including
+    those that were returned because more than MAX_HELD_IDS ids were held back.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
-        self._num_shown = 0  # the text of these first ids was returned; they stay as context of the others
+        self._num_shown = 0  # these first ids have been returned as text; they stay as context of the rest
         for token in _decodable_end(tokenizer, prompt):
             self.push(token)
 
@@ -72,22 +72,22 @@ class Detokenizer:
         return rest
 
     def _hidden(self, end: int | None = None) -> str:
-        """Return the text that was not returned yet of the ids before `end`, by default of all."""
+        """Return the text of the ids before `end` (by default all ids) that has not been returned yet."""
         shown = self._tokenizer.decode(self._ids[: self._num_shown])
         text: str = self._tokenizer.decode(self._ids[:end])
         return text[len(shown) :]
 
     def _shown(self, piece: str, end: int) -> str:
-        """Return a piece, and make the ids that it ends with the context of those from `end` on."""
+        """Return a piece, and make its ids, which end before `end`, the context of the ids from `end` on."""
         if piece:
             del self._ids[: self._num_shown]
             self._num_shown = end - self._num_shown
-        else:  # special tokens, which are no context
+        else:  # special tokens, which do not serve as context
             del self._ids[self._num_shown : end]
         return piece
 
     def _end_of_character(self) -> int:
-        """Return where the newest ids begin that may be a part of a character."""
+        """Return the index of the first of the newest ids, which may belong to an incomplete character."""
         decode, ids = self._tokenizer.decode, self._ids
         ends = [len(ids) - MAX_CHARACTER_BYTES - number for number in range(MAX_CHARACTER_BYTES)]
         whole = decode(ids)
@@ -95,7 +95,7 @@ class Detokenizer:
 
 
 def _decodable_end(tokenizer: Tokenizer, prompt: Sequence[int]) -> Sequence[int]:
-    """Return the last few ids of a prompt, starting at the beginning of a character if there is one."""
+    """Return the last few ids of a prompt, starting at the beginning of a character if possible."""
     sizes = range(NUM_PRIMING_IDS, NUM_PRIMING_IDS + MAX_CHARACTER_BYTES)
     ends = [list(prompt[-size:]) for size in sizes]
     return next((end for end in ends if not tokenizer.decode(end).startswith(REPLACEMENT)), ends[0])
@@ -104,11 +104,11 @@ def _decodable_end(tokenizer: Tokenizer, prompt: Sequence[int]) -> Sequence[int]
 class StopFilter:
     """Passes text on up to the first stop string that counts.
 
-    A stop string counts if its last character came in a piece that may stop. Otherwise it is ordinary text, and may be
-    part of a stop string that ends later. The first one is the one that is complete first, and the longest of several
-    that end together.
-    Invariant: the returned text contains no stop string that counts, nor the beginning of one that may still complete.
-    It depends on which characters may stop, but not on how the text was cut into pieces.
+    A stop string counts if its last character came in a piece with `may_stop`. Otherwise it is ordinary text, and may
+    be part of a stop string that ends later. The first stop string is the one that is complete first, and the longest
+    if several end together.
+    Invariant: the returned text has no stop string that counts, nor the beginning of one that may still be completed.
+    It depends on which characters came with `may_stop`, but not on how the text was cut into pieces.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -127,7 +127,7 @@ class StopFilter:
         return shown
 
     def flush(self) -> str:
-        """Return the text that was held back; nothing may follow."""
+        """Return the text that was held back; no call may follow."""
         return self._take(len(self._held))
 
     def _take(self, length: int) -> str:
@@ -135,13 +135,13 @@ class StopFilter:
         return shown
 
     def _first_stop(self, piece: str) -> int | None:
-        """Return where the first stop string that ends in the piece begins, in the held text and the piece."""
+        """Return where the first stop string that ends in the piece begins, as an index into held text + piece."""
         text, num_held = self._held + piece, len(self._held)
         found = [(at + len(s), at) for s in self._strings if (at := text.find(s, max(num_held + 1 - len(s), 0))) >= 0]
         return min(found)[1] if found else None
 
     def _possible_stop(self) -> int:
-        """Return the length of the longest end of the held text that begins a stop string."""
+        """Return the length of the longest suffix of the held text with which a stop string begins."""
         longest = max((len(s) for s in self._strings), default=1) - 1
         for length in range(min(longest, len(self._held)), 0, -1):
             end = self._held[-length:]
@@ -172,11 +172,11 @@ class Chunk:
 class Output:
     """The growing text of one sequence; it decides where in an accepted path the sequence ends.
 
-    If several reasons meet at one token, the order is stop id, stop string, max_tokens; a deadline or a cancellation
+    If several reasons apply at one token, the order is stop id, stop string, max_tokens; a deadline or a cancellation
     comes only between steps. The first reason stays: text that is released at the end is also cut at a stop string, but
     this does not change the reason.
-    Invariant: tokens after a stop are dropped, so that output and reason equal those of one token at a time. A stop id
-    that ends the sequence counts as a token and has no text.
+    Invariant: tokens after a stop are dropped, so that output and reason equal those of decoding one token at a time. A
+    stop id that ends the sequence counts as a token and has no text.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], rule: StopRule) -> None:
@@ -198,7 +198,7 @@ class Output:
         return chunk
 
     def close(self, reason: FinishReason) -> str:
-        """End the sequence, unless it has ended, and return the text that was held back."""
+        """End the sequence, unless it has already ended, and return the text that was held back."""
         if self.finish:
             return ""
         self.finish = reason

@@ -13,7 +13,7 @@ from orchestrator.core.types import Acceptance
 
 @dataclass
 class Trace:
-    """The steps of one sequence; context and sampling are those of the loop."""
+    """The recorded steps of one sequence, with the context and sampling that the loop uses."""
 
     context: Context
     sampling: Sampling
@@ -22,8 +22,8 @@ class Trace:
     def observe(self, proposal: Proposal, acceptance: Acceptance) -> None:
         """Record a step whose tokens have been committed.
 
-        It holds the length and the hash of the context before the step, the tree with the q of its nodes, and what was
-        accepted. With seed and rule these are the keys of all its noise (docs/wire.md, Noise).
+        The record holds the length and the hash of the context before the step, the tree with the q of its nodes, and
+        what was accepted. With the seed and the rule, it gives the keys of all noise of the step (docs/wire.md, Noise).
         """
         prefix_len = len(self.context) - acceptance.num_tokens
         self.steps.append(

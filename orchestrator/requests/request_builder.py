@@ -233,3 +233,5 @@ class RequestBuilder:
                 )
         if inputs.stream_steps and not inputs.stream:
             raise RequestError("stream_steps needs stream; without it use return_steps (input stream_steps)")
+        if inputs.stream_steps and inputs.return_steps:
+            raise RequestError("stream_steps and return_steps exclude each other: both fill steps (input stream_steps)")

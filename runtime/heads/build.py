@@ -33,13 +33,13 @@ from runtime.native.heads import NativeHead
 
 log = logging.getLogger(__name__)
 
-#: Kernels are compiled for up to this many rows, a level of several requests' trees; more are rare.
+#: Kernels are compiled for up to this many rows, one tree level of several requests; more rows are rare.
 MAX_PREPARED_ROWS = 64
 WARM_UP_SEQUENCE = 1
 
 
 def _eagle(head: Any, config: ServingConfig, native: NativeHead | None) -> HeadEngine:
-    # The head has one layer beside the target's many: a share of the memory holds about as many tokens.
+    # The head has one layer where the target has `depth`, so 1/depth of the memory holds about as many tokens.
     depth = AutoConfig.from_pretrained(config.target).get_text_config().num_hidden_layers
     memory_mb = max(config.kv_memory_mb // depth, 1)
     return EagleEngine(head, memory_mb, config.block_tokens, config.prefix_sharing, native)
@@ -56,7 +56,7 @@ ENGINES: Mapping[str, Callable[[Any, ServingConfig, NativeHead | None], HeadEngi
 
 def build_head(kind: str, config: ServingConfig) -> EngineThread[DraftRequest]:
     """Load the head of this kind and start its engine; raises ConfigError when it cannot be served."""
-    # A head has so few layers that one thread is faster than several that sleep in between.
+    # A head has so few layers that one thread is faster than several, which would keep going to sleep.
     torch.set_num_threads(1)
     head, engine = load_engine(kind, config)
     kernels = (lambda: None) if engine.native else (lambda: compile_kernels(head, MAX_PREPARED_ROWS))
@@ -69,7 +69,7 @@ def build_head(kind: str, config: ServingConfig) -> EngineThread[DraftRequest]:
 
 
 def load_engine(kind: str, config: ServingConfig) -> tuple[Any, HeadEngine]:
-    """Return the head of this kind and its engine, which drafts in native code where the configuration wants it.
+    """Return the head of this kind and its engine, which drafts in native code if the configuration asks for it.
 
     Raises ConfigError when the head cannot be served.
     """
@@ -90,7 +90,7 @@ def load_engine(kind: str, config: ServingConfig) -> tuple[Any, HeadEngine]:
 
 
 def _native(head: Any, kind: str, config: ServingConfig) -> NativeHead | None:
-    """Return the head in native code; None, with the reason in the log, when there is none."""
+    """Return the head in native code; None, with the reason logged, if native code cannot compute it."""
     try:
         reason = unsupported_head(head)
         if reason and config.kernels == "auto":
@@ -105,7 +105,7 @@ def _native(head: Any, kind: str, config: ServingConfig) -> NativeHead | None:
 
 
 def head_warm_up(engine: HeadEngine) -> list[DraftRequest]:
-    """Return the calls that warm a head up: eight tokens, a dynamic and a static tree, greedy and sampled."""
+    """Return the calls that warm up a head: eight tokens, with a dynamic and a static tree, greedy and sampled."""
     context, features = Context([0] * 8), np.zeros((7, engine.feature_width), np.float32)
     return [
         DraftRequest(delta_of(context, 0, WARM_UP_SEQUENCE, "warm-up"), sampling, 4, 2, head)

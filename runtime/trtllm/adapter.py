@@ -25,7 +25,7 @@ class Stream:
 
 
 class EngineRequest(NamedTuple):
-    """A call as the engine gets it.
+    """A call as it is sent to the engine.
 
     payload: in the transport's own type. ids: the committed context, followed by the stream's tokens that calls have
     received. length: the most tokens that the answer may have. drafts: the draft tokens to verify. stream: None when
@@ -79,7 +79,7 @@ def generated_tokens(request: EngineRequest, result: Any, vocab_size: int) -> li
 
 
 def streamed_tokens(results: list[Any], most: int, vocab_size: int) -> list[int]:
-    """Return the tokens of a stream's results, which do not repeat the input; errors as of `generated_tokens`."""
+    """Return the tokens of a stream's results, which do not repeat the input; errors as in `generated_tokens`."""
     tokens: list[int] = [token for result in results for token in result.output_token_ids[0]]
     if not tokens:
         raise no_token_error(results[-1])

@@ -1,4 +1,4 @@
-"""The client of one TensorRT-LLM engine: calls of all users in flight together, one thread that awaits the responses.
+"""The client of one TensorRT-LLM engine: all users' calls are in flight together, one thread awaits the responses.
 
 The engine forms its own batches. Requests go out on their callers' threads and responses come in on one thread, as in
 the model of TensorRT-LLM's own Triton backend.
@@ -61,9 +61,10 @@ class TrtllmClient(Generic[Request]):
         return None
 
     def submit(self, request: Request, deadline_s: float, on_answer: Reply) -> None:
-        """Hand a call to the engine; `on_answer` is called once, on the client's thread or, for a refusal, on this one.
+        """Hand a call to the engine; `on_answer` is called once, with the answer.
 
-        deadline_s: when the answer is due, by time.monotonic().
+        It is called on the client's thread or, if the answer is known at once, on this one. deadline_s: when the answer
+        is due, by time.monotonic().
         """
         call = EngineCall(request, deadline_s, on_answer)
         with self._changed:
@@ -95,7 +96,7 @@ class TrtllmClient(Generic[Request]):
             self._is_closing = True
             self._changed.notify_all()
         self._thread.join(timeout_s)
-        # On a daemon thread: an engine that hangs must not keep the process from its end.
+        # On a daemon thread: an engine that hangs must not keep the process from exiting.
         shutdown = threading.Thread(target=self._shut_down, name=f"{self._thread.name}-shutdown", daemon=True)
         shutdown.start()
         shutdown.join(SHUTDOWN_LIMIT_S)

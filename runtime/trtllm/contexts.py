@@ -8,7 +8,7 @@ from orchestrator.core.context import Context
 from orchestrator.core.errors import UnknownSequence
 from orchestrator.wire.context import Delta
 
-#: How long a sequence may go without a call. Dropping a live one costs one message more; keeping one, a few kilobytes.
+#: How long a sequence may go without a call. Dropping a live one costs one extra message; keeping one, a few kilobytes.
 IDLE_S = 30.0
 
 

@@ -49,7 +49,7 @@ class InFlight(Generic[Request]):
             self.responses.append(response)
 
     def complete(self) -> Completed[Request] | None:
-        """Return the waiting call with its responses and free the request for the next call; None if one is missing."""
+        """Return the waiting call with its responses and free the request for the next; None if either is missing."""
         if self.call is None or not self.responses:
             return None
         completed = Completed(self.call, self.request, self.responses)
@@ -82,7 +82,7 @@ class InFlightTable(Generic[Request]):
         return next((request for request in self if request.sequence_id == sequence_id), None)
 
     def add(self, request: InFlight[Request]) -> None:
-        """Take in a request that the engine has got."""
+        """Add a request that the engine has received."""
         self._requests[request.request_id] = request
 
     def complete(self, responses: list[Response]) -> list[Completed[Request]]:

@@ -28,7 +28,7 @@ class Response(NamedTuple):
 class Transport(Protocol):
     """Carries requests to one engine and its responses back. `responses` is called by one thread, the rest by any."""
 
-    #: Whether the engine lives in this process: one that stays silent is given up, and the process with it.
+    #: Whether the engine lives in this process; if so, the process is given up together with an engine that is silent.
     owns_engine: bool
 
     def enqueue(self, payload: Any, deadline_s: float) -> int:

@@ -1,4 +1,4 @@
-"""Whether a head's checkpoint fits its target; a refusal names the folder and both values."""
+"""Checks that a head's checkpoint fits its target; an error names the folder and both values."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ class SharpnessKeys(ConfigKeys):
 
 
 class MeasuredKeys(ConfigKeys):
-    """What is measured of any drafter."""
+    """Keys that are measured for any drafter."""
 
     sharpness: SharpnessKeys = SharpnessKeys()
 
 
 class HeadKeys(MeasuredKeys):
-    """What any head may say."""
+    """Keys that any head may have."""
 
     target_fingerprint: str = ""
     vocab_size: int | None = Field(None, ge=1)
     hidden_size: int | None = Field(None, ge=1)
-    #: whether an EAGLE layer reads the token beside the target's state
+    #: whether an EAGLE layer reads the token as well as the target's state
     reads_token: bool = True
 
 
 class RopeKeys(ConfigKeys):
-    """What describes rotary positions; whether a type can do without a key, transformers tells."""
+    """Keys that describe rotary positions; which of them a rotary type needs is mostly left to transformers."""
 
     rope_type: str = Field("default", validation_alias=AliasChoices("rope_type", "type"))
     factor: float | None = Field(None, gt=0)
@@ -68,7 +68,7 @@ class RopeKeys(ConfigKeys):
 
 
 class Eagle3Keys(ConfigKeys):
-    """The layers of the target that an EAGLE-3 head reads, empty = not said; and the norms of EAGLE-3.1."""
+    """The target's layers that an EAGLE-3 head reads (empty if not given), and the norms of EAGLE-3.1."""
 
     eagle_aux_hidden_state_layer_ids: list[int] = []
     fc_norm: bool = False
@@ -78,12 +78,12 @@ class Eagle3Keys(ConfigKeys):
 
 
 class LayerKeys(Eagle3Keys):
-    """What describes an EAGLE layer, as transformers names it."""
+    """Keys that describe an EAGLE layer, named as in transformers."""
 
     num_hidden_layers: int = Field(1, ge=1)
     hidden_act: str = "silu"
     hidden_size: int = Field(LlamaConfig().hidden_size, ge=1)
-    num_attention_heads: int = Field(ge=1)  # shapes alone do not tell how many there are
+    num_attention_heads: int = Field(ge=1)  # cannot be inferred from the shapes alone
     num_key_value_heads: int | None = Field(None, ge=1)
     head_dim: int | None = Field(None, ge=1)
     intermediate_size: int | None = Field(None, ge=1)
@@ -97,7 +97,7 @@ class LayerKeys(Eagle3Keys):
 
 
 def check_files(files: HeadFiles, tables: TargetTables) -> None:
-    """Refuse a head of another target, another vocabulary than the target's, and weights that are not finite."""
+    """Refuse a head made for another target, a vocabulary of another size, and weights that are not finite."""
     keys = files.read(HeadKeys)
     meant = keys.target_fingerprint
     if meant and not tables.fingerprint:
@@ -120,7 +120,7 @@ def check_equal(files: HeadFiles, what: str, found: int, expected: int) -> None:
 
 
 def check_layer(files: HeadFiles, tables: TargetTables, fc_width: int, num_states: int) -> None:
-    """Refuse an EAGLE layer of another size or kind; num_states: how many states fc reads, counting the embedding."""
+    """Refuse an EAGLE layer of the wrong size or kind; num_states: how many states fc reads, embedding included."""
     if fc_width % num_states:
         raise ConfigError(f"{files.folder}: fc reads {fc_width} numbers, which are not {num_states} states")
     check_equal(files, "hidden size of the target", fc_width // num_states, tables.hidden_size)
@@ -139,7 +139,7 @@ def check_layer(files: HeadFiles, tables: TargetTables, fc_width: int, num_state
 
 
 def _check_attention(keys: LayerKeys, file: str) -> None:
-    """Refuse numbers of attention heads that do not go together."""
+    """Refuse a number of attention heads that num_key_value_heads does not divide, and an odd head_dim."""
     num_heads, num_kv_heads = keys.num_attention_heads, keys.num_key_value_heads
     if num_kv_heads and num_heads % num_kv_heads:
         raise ConfigError(
@@ -170,7 +170,7 @@ def _check_frequencies(files: HeadFiles, config: LlamaConfig) -> None:
     try:
         finite = bool(torch.isfinite(LlamaRotaryEmbedding(config).inv_freq).all())
         reason = "" if finite else ": its frequencies are not finite"
-    except Exception as error:  # each rotary type trusts its own parameters
+    except Exception as error:  # the rotary types do not validate their parameters
         reason = f" ({type(error).__name__}: {first_line(error)})"
     if reason:
         raise ConfigError(
@@ -179,7 +179,7 @@ def _check_frequencies(files: HeadFiles, config: LlamaConfig) -> None:
 
 
 def check_eagle3_layers(files: HeadFiles, tables: TargetTables) -> None:
-    """Refuse heads that read other layers of the target."""
+    """Refuse a head that does not read the target's layers given by `layers_of`."""
     keys = files.read(LayerKeys)
     expected = [*layers_of(tables.depth)]
     layers = keys.eagle_aux_hidden_state_layer_ids or keys.eagle_config.eagle_aux_hidden_state_layer_ids or expected
@@ -190,7 +190,7 @@ def check_eagle3_layers(files: HeadFiles, tables: TargetTables) -> None:
 
 
 def read_eagle3_norms(files: HeadFiles) -> Eagle3Norms:
-    """Return the norms that config.json names; raises ConfigError if they exclude each other or their tensors."""
+    """Return the norms named in config.json; raises ConfigError if they exclude each other or omit one in the file."""
     keys = files.read(LayerKeys)
     norms = Eagle3Norms(*(getattr(keys, key) or getattr(keys.eagle_config, key) for key in Eagle3Norms._fields))
     if norms.fc_norm and norms.norm_before_fc:
@@ -202,7 +202,7 @@ def read_eagle3_norms(files: HeadFiles) -> Eagle3Norms:
 
 
 def check_draft_ids(files: HeadFiles, ids: Tensor, vocab_size: int) -> None:
-    """Refuse a draft vocabulary that leaves the target's, repeats a token or contradicts t2d; ids: (V_d,)."""
+    """Refuse a draft vocabulary that exceeds the target's, repeats a token or contradicts t2d; ids: (V_d,)."""
     if int(ids.max()) >= vocab_size or int(ids.min()) < 0:
         raise ConfigError(f"{files.folder}: d2t maps to token {int(ids.max())}, outside the target's vocabulary")
     if len(ids.unique()) < len(ids):
@@ -213,7 +213,7 @@ def check_draft_ids(files: HeadFiles, ids: Tensor, vocab_size: int) -> None:
 
 
 def read_accuracy(files: HeadFiles) -> FloatArray:
-    """Return (K, R) float64, the measured share of right guesses, by depth and rank."""
+    """Return the measured share of correct guesses by depth and rank, (K, R) float64."""
     try:
         found = np.array(files.config[ACCURACY], np.float64)
     except (TypeError, ValueError, OverflowError):

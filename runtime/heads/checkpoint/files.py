@@ -1,4 +1,4 @@
-"""The tensors and the config of a head's files, as their authors publish them; it knows no module."""
+"""The tensors and the config of a head's files, as their authors publish them; independent of any module."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class HeadFiles(NamedTuple):
         return f"{self.folder}/config.json"
 
     def read(self, model: type[Model]) -> Model:
-        """Return what config.json says of these keys; raises ConfigError for a value that one cannot have."""
+        """Return these keys of config.json; raises ConfigError if one has a value that it cannot have."""
         return validate_config(model, self.config, self.config_file)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -87,5 +87,5 @@ def local_folder(source: str, patterns: Sequence[str]) -> Path:
 
     try:
         return Path(snapshot_download(source, allow_patterns=list(patterns)))
-    except Exception as error:  # the hub client raises many types; all mean that the files cannot be had
+    except Exception as error:  # the hub client raises many types; all mean that the files cannot be fetched
         raise ConfigError(f"{source}: neither a folder nor a hub id that can be fetched: {error}") from None

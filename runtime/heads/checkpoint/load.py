@@ -49,7 +49,7 @@ def load_head(kind: str, folder: str, target: str, dtype: torch.dtype, device: t
         check_files(files, tables)
         head = FORMATS[kind].load(files, tables)
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        # For example a tensor whose rank differs from the layout's, or a size in config.json that no memory holds.
+        # For example a tensor whose rank differs from the layout's, or a size in config.json that fits no memory.
         raise ConfigError(
             f"{folder}: no {kind} checkpoint: {first_line(error)} (config.json; docs/heads-formats.md)"
         ) from error
@@ -75,8 +75,8 @@ def _cast(head: Any, dtype: torch.dtype, device: torch.device) -> Any:
 class Format(NamedTuple):
     """How the checkpoint of one kind of head is read.
 
-    build: returns the module with the sizes of the files, its parameters not loaded yet. prefixes: of tensor names, as
-    some writers have them → as the authors have them. optional: a tensor that a file may lack.
+    build: returns a module of the sizes found in the files, before its parameters are loaded. prefixes: of tensor
+    names, as some writers have them → as the authors have them. optional: a tensor that a file may lack.
     """
 
     build: Callable[[HeadFiles, TargetTables], nn.Module]
@@ -163,7 +163,7 @@ def _redrafter(files: HeadFiles, tables: TargetTables) -> nn.Module:
 
 
 def _has_bias(files: HeadFiles, layer: str) -> bool:
-    """Return whether the projections have a bias; the tensors tell, not the config: it follows the target's."""
+    """Return whether the projections have a bias, judged by the tensors; the config only copies the target's."""
     return f"{layer}.self_attn.q_proj.bias" in files.tensors
 
 

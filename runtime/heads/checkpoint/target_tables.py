@@ -16,12 +16,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from orchestrator.core.errors import ConfigError
 from runtime.heads.checkpoint.files import local_folder, read_tensors
 
-#: The fingerprint reads so many pages of this size from each tensor, evenly spread; small tensors are read whole.
+#: The fingerprint reads this many pages of this size from each tensor, evenly spread; small tensors are read whole.
 NUM_SAMPLES, SAMPLE_BYTES = 16, 4096
 
 
 class TargetTables(NamedTuple):
-    """embedding, lm_head: (V, d), one tensor where the target ties them. depth: decoder layers."""
+    """The target's tables and depth.
+
+    embedding, lm_head: (V, d), the same tensor if the target ties them. depth: number of decoder layers.
+    """
 
     name: str
     embedding: Tensor
@@ -41,7 +44,7 @@ class TargetTables(NamedTuple):
 
 
 def read_tables(target: str, dtype: torch.dtype, device: torch.device) -> TargetTables:
-    """Read only the two tables of a checkpoint's files; raises ConfigError if they are missing."""
+    """Read the two tables of a checkpoint, and its fingerprint; raises ConfigError if a table is missing."""
     config = AutoConfig.from_pretrained(target, trust_remote_code=False)
     embedding, lm_head = _table_names(config)
     files = _weight_files(target)
@@ -61,8 +64,8 @@ def _table_names(config: PretrainedConfig) -> tuple[str, str]:
 def fingerprint(target: str) -> str:
     """Return a hash of samples of the target's tensors: each one's name, type, shape and 16 pages spread over it.
 
-    It reads at most 64 KiB of a tensor, whatever the model's size. It detects any difference that covers a fifteenth of
-    a tensor in one piece; a difference only between the pages goes unnoticed. "" if the weights are not safetensors.
+    At most 64 KiB of a tensor are read, whatever the model's size. Any contiguous difference that covers a fifteenth of
+    a tensor is detected; one that lies between two pages is not. Return "" if the weights are not safetensors.
     """
     files = [file for file in _weight_files(target) if file.suffix == ".safetensors"]
     digests = sorted(part for file in files for part in _samples(file))
@@ -84,7 +87,7 @@ def _samples(file: Path) -> Iterator[str]:
 
 
 def _pages(num_bytes: int) -> list[tuple[int, int]]:
-    """Return the offset and size of each page that is read of a tensor; the first and the last page are among them."""
+    """Return the offset and size of each page to read of a tensor, which include its first and its last page."""
     if num_bytes <= NUM_SAMPLES * SAMPLE_BYTES:
         return [(0, num_bytes)]
     return [(i * (num_bytes - SAMPLE_BYTES) // (NUM_SAMPLES - 1), SAMPLE_BYTES) for i in range(NUM_SAMPLES)]

@@ -23,7 +23,7 @@ from runtime.kv.sequences import SequenceTable
 from runtime.native.heads import NativeDraft, NativeHead
 from runtime.sampling.drafts import candidates
 
-#: The contexts of several calls are computed in one pass up to this many rows; more would be late for all of them.
+#: Calls share one pass up to this many context rows in total; a longer pass would make all of them late.
 MAX_PASS_ROWS = 512
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class HeadEngine(ABC):
         return not obstacle
 
     def _check(self, call: HeadCall) -> None:
-        """Refuse ids and features that would harm other calls: a cache keeps NaN and infinity, masked or not."""
+        """Refuse ids and features that would harm other calls: in a cache, a NaN or infinity does so even if masked."""
         ids, features, sampling = call.delta.context_ids, call.request.head.features, call.request.sampling
         if call.request.head.draws and (sampling.greedy or not sampling.rule.uses_q):
             raise EngineError(f"draws is for a temperature above 0 and a rule that reads q, not for {sampling.rule!r}")
@@ -139,7 +139,7 @@ class HeadEngine(ABC):
         )
 
     def native_draft(self, call: HeadCall, budget: TimeBudget, tokens: list[int], first: int) -> NativeDraft:
-        """Return what native code needs for a call; tokens: of the rows to read, whose features begin at `first`."""
+        """Return native code's input for a call; tokens: of the rows to read; first: position of the first features."""
         request, max_depth = call.request, self.max_depth(call)
         assert request.head.features is not None
         return NativeDraft(
@@ -158,7 +158,7 @@ class HeadEngine(ABC):
         )
 
     def _add_level(self, drafts: list[DraftInProgress]) -> None:
-        """Add the children of all frontiers; a child of a candidate at depth t stands at position prefix_len + t."""
+        """Add the children of all frontiers; a child of a candidate at depth t has position prefix_len + t."""
         num_rows = [self.num_logit_rows(draft) for draft in drafts]
         owners = [draft for draft, count in zip(drafts, num_rows, strict=True) for _ in range(count)]
         positions = [draft.call.delta.prefix_len + draft.tree.depth for draft in owners]
@@ -176,7 +176,7 @@ class HeadEngine(ABC):
                 draft.tree.add_children(ids[rows, columns].repeat(times, 0), scores[rows, columns].repeat(times, 0))
 
     def _add_sampled(self, draft: DraftInProgress, position: int, logits: Tensor) -> None:
-        """Add sampled children to the draft's frontier; logits: (r, V or V_d), of its candidates or of all of them."""
+        """Add sampled children to the draft's frontier; logits: (r, V or V_d), a row per candidate or one for all."""
         tree, prefix_len, sampling = draft.tree, draft.call.delta.prefix_len, draft.call.request.sampling
         found = candidates(logits, [sampling] * len(logits), self.draft_ids)
         q = dict(zip(tree.frontier, found * (len(tree.frontier) // len(found)), strict=True))
@@ -189,7 +189,7 @@ class HeadEngine(ABC):
         tree.add_children(*(np.concatenate(arrays) for arrays in zip(*rows, strict=True)))
 
     def sharpness(self, call: HeadCall) -> float:
-        """Return the sharpness of the call's confidences: the request's or, for what it asks for, the head's own."""
+        """Return the sharpness of the call's confidences: the request's, or else the head's own for such drafts."""
         own, head = self._sharpness, call.request.head
         return head.sharpness or (own.sampled if head.draws else own.argmax)
 
@@ -214,7 +214,7 @@ class HeadEngine(ABC):
         return None
 
     def cached_len(self, call: HeadCall) -> int:
-        """Return the first position whose features are to be sent; a head without a cache needs the newest alone."""
+        """Return the first position whose features are to be sent; a head without a cache needs only the newest."""
         return call.delta.prefix_len - 1
 
     def max_depth(self, call: HeadCall) -> int:
@@ -222,7 +222,7 @@ class HeadEngine(ABC):
         return call.request.max_depth
 
     def choices_of(self, call: HeadCall) -> TokenTree:
-        """Return the static tree of a call, cut to its limits: the request's or the head's own; bare: a dynamic one."""
+        """Return the call's static tree (the request's, else the head's) cut to its limits; bare for a dynamic tree."""
         request, choices = call.request, call.request.head.choices
         if not choices.num_nodes and not request.head.width and self.default_choices:
             choices = self.default_choices
@@ -237,7 +237,7 @@ class HeadEngine(ABC):
         if choices.num_nodes:
             return StaticTree(choices, request.head.min_score, request.head.draws)
         width, depth = max(request.head.width, 1), self.max_depth(call)
-        # A beam that is lost takes its tokens along for what they are, which sampled ones must not be left out for.
+        # A beam search drops tokens because of what they are; sampled tokens must not be dropped for that reason.
         beam_search = self.beam_search and not request.head.draws
         return DynamicTree(width, request.max_nodes, depth, beam_search, request.head.min_score)
 

@@ -13,9 +13,9 @@ from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import EngineCall
 from runtime.heads.engines.trees import GrowingTree
 
-#: Share of a call's time that is left for its answer's way back.
+#: Share of a call's time that is reserved for sending its answer back.
 REPLY_MARGIN = 0.1
-#: Share of a call's time that one pass may take, so that calls that arrive meanwhile find time left for their own.
+#: Share of a call's time that one pass may take, so that calls that arrive meanwhile have time left for theirs.
 PASS_SHARE = 0.5
 
 HeadCall = EngineCall[DraftRequest]
@@ -29,7 +29,7 @@ class TimeBudget:
         self._longest_s = 0.0
 
     def begin_levels(self) -> None:
-        """Note that the contexts have been read; the time that it took does not count as a level."""
+        """Note that the contexts have been read; the time this took does not count as a level."""
         self._level_began_s = time.monotonic()
 
     def note_level(self) -> None:
@@ -53,7 +53,7 @@ class DraftInProgress:
     """A call and its growing tree.
 
     states: what the head keeps of each candidate that it has read. slots: the cache slot of each such candidate, for a
-    head with a KV cache. q: what the children of each candidate were sampled from, if they were.
+    head with a KV cache. q: the distribution that each candidate's children were sampled from; empty if not sampled.
     """
 
     call: HeadCall
@@ -63,7 +63,7 @@ class DraftInProgress:
     q: dict[int, Distribution] = field(default_factory=dict)
 
     def drafted(self) -> DraftResponse:
-        """Return the tree, and what each node was sampled from."""
+        """Return the tree, and the distribution that each node was sampled from, if any."""
         nodes, tree = self.tree.drafted(), self.tree.token_tree()
         return DraftResponse(tree, tuple(self.q[self.tree.parents[node]] for node in nodes) if self.q else ())
 

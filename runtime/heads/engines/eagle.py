@@ -1,9 +1,9 @@
 """The engine behind the Triton models `eagle` and `eagle3`: a tree of predicted features, with a KV cache.
 
 Token j ≥ 1 of the context has a KV row, made of the target's feature of position j − 1 and the token's embedding. The
-row stands in slot j of the sequence, so that a block of slots is named by the tokens that its rows are made of; slot 0
-has no row. The rows of drafted nodes stand behind the context's. The next call overwrites them with rows made of the
-target's own features.
+row is in slot j of the sequence, so that a block of slots is identified by the tokens that its rows are made of; slot 0
+has no row. The rows of drafted nodes follow the context's. The next call overwrites them with rows made of the target's
+own features.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class KVRows:
 class EagleEngine(HeadEngine):
     """EAGLE-1 (static tree), EAGLE-2 and EAGLE-3 (dynamic tree); arXiv:2401.15077, 2406.16858, 2503.01840.
 
-    Invariant: the context's KV rows are made of the target's own features. Rows whose features are not to be had leave
-    a gap: it keeps its positions, and no row attends to it.
+    Invariant: the context's KV rows are made of the target's own features. Rows whose features are unavailable leave a
+    gap, which keeps its positions and to which no row attends.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class EagleEngine(HeadEngine):
     ) -> None:
         config, weight = head.config, head.get_buffer("embedding")
         super().__init__(head.feature_width, len(weight), weight, head.sharpness, native)
-        # Native code keeps the outputs of its rows beside their keys and values.
+        # Native code keeps the outputs of its rows along with their keys and values.
         width = config.hidden_size if native else 0
         shape = CacheShape(1, config.num_key_value_heads or config.num_attention_heads, head_dim(config), width)
         self._head = head
@@ -101,7 +101,7 @@ class EagleEngine(HeadEngine):
             self.cache: KVCache = NativeCache(shape, memory_mb, block_tokens)
         else:
             self.cache = KVCache(shape, memory_mb, block_tokens, weight.dtype, weight.device)
-        # Slots without a row are never written, and attention cannot take NaN, even where it is masked.
+        # Slots without a row are never written, and a NaN in one would spoil attention even where it is masked.
         self.cache.kv.zero_()
         pool = BlockPool(self.cache.num_blocks, block_tokens)
         self._sequences = SequenceTable(pool, config.max_position_embeddings, share_prefixes)
@@ -111,12 +111,12 @@ class EagleEngine(HeadEngine):
         return max(call.sequence.num_computed - 1, 0) if call.sequence else call.delta.prefix_len - 1
 
     def open(self, call: HeadCall) -> str:
-        """Sync the sequence with the call's context; the rows whose features nobody has become a gap."""
+        """Sync the sequence with the call's context; rows whose features are unavailable become a gap."""
         head = call.request.head
         depth = self.max_depth(call)
         if depth < 1:
             raise RequestError(f"the context has reached the head's limit, {self._sequences.max_positions} positions")
-        # The most nodes that are expanded: `width` a level of a dynamic tree, or all nodes of a static tree.
+        # The most nodes that can be expanded: `width` per level of a dynamic tree, or all nodes of a static tree.
         num_expanded = head.width * (depth - 1) if head.width else call.request.max_nodes
         call.sequence = self._sequences.open(call.delta, num_expanded, depth)
         call.sequence.last_used_s = time.monotonic()
@@ -129,11 +129,11 @@ class EagleEngine(HeadEngine):
         return ""
 
     def max_depth(self, call: HeadCall) -> int:
-        """Return at most as many levels as the head has positions for."""
+        """Return the request's depth, limited to the positions that the head has left."""
         return min(call.request.max_depth, self._sequences.max_positions - call.delta.prefix_len)
 
     def begin(self, calls: list[HeadCall]) -> list[DraftInProgress]:
-        """Compute the rows of what was committed since the last call; the newest row's output is the root's state."""
+        """Compute the rows of the tokens committed since the last call; the newest row's output is the root's state."""
         parts = [_context_rows(call) for call in calls]
         features = [self.features_of(call, part.row_positions[0]) for call, part in zip(calls, parts, strict=True)]
         states = self._forward(self._head.fuse(torch.cat(features)), parts)
@@ -146,7 +146,7 @@ class EagleEngine(HeadEngine):
         return drafts
 
     def draft_natively(self, native: NativeHead, calls: list[HeadCall], budget: TimeBudget) -> list[DraftResponse]:
-        """Return the tree of each call; the rows of what was committed since the last call are computed first."""
+        """Return the tree of each call; the rows of the tokens committed since the last call are computed first."""
         drafts = []
         for call in calls:
             sequence, first = call.opened, max(call.opened.num_computed, 1)
@@ -180,7 +180,7 @@ class EagleEngine(HeadEngine):
 
 
 def _skip_rows(sequence: CachedSequence, features_start: int) -> None:
-    """Note that the rows before `features_start` can never be made; two gaps become one."""
+    """Mark the rows before `features_start` as missing for good; the gap absorbs an older one and the rows between."""
     first = max(sequence.num_computed, 1)
     if features_start + 1 > first:
         start = sequence.missing_rows.start if sequence.missing_rows else first

@@ -14,7 +14,7 @@ from runtime.native.heads import NativeHead
 class MedusaEngine(HeadEngine):
     """Medusa (arXiv:2401.10774, section 2.1); it keeps nothing between calls.
 
-    Invariant: the tokens at depth k are head k's guesses, whatever their ancestors are.
+    Invariant: the tokens at depth k + 1 are head k's guesses (k from 0), whatever their ancestors are.
     """
 
     def __init__(self, heads: MedusaHeads, native: NativeHead | None = None) -> None:
@@ -30,7 +30,7 @@ class MedusaEngine(HeadEngine):
         return [DraftInProgress(call, tree, {0: s}) for call, tree, s in zip(calls, trees, states, strict=True)]
 
     def max_depth(self, call: HeadCall) -> int:
-        """Return at most as many levels as there are heads."""
+        """Return the request's depth, limited to the number of heads."""
         return min(call.request.max_depth, len(self._heads))
 
     def num_logit_rows(self, draft: DraftInProgress) -> int:

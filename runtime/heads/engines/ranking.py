@@ -1,4 +1,4 @@
-"""The likeliest tokens after each row by a head's own distribution q, ranked as the target will choose among them."""
+"""The likeliest tokens after each row under a head's distribution q, ranked as the target will choose among them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from orchestrator.core.sampling_params import Rule, Sampling
 from runtime.sampling.served import log_p, target_noise
 
-# Only so many of a row's V tokens get noise and are sorted in float64: for a vocabulary of 128,256 that costs most.
+# Only this many of a row's V tokens get noise and a float64 sort, which would dominate the cost at V = 128,256.
 CANDIDATES = 256
 
 
@@ -35,8 +35,8 @@ def rank(
     """Return the k best tokens of every row.
 
     logits: (n, V) float. positions: n, the position of the drafted token. samplings: n, of the row's request.
-    ids: (V,) int64, the token of each column; None means 0 … V − 1. sharpness: n, what the scores of a row are divided
-    by where the target takes an argmax (docs/methods/eagle.md, Confidence); empty: 1 for all.
+    ids: (V,) int64, the token of each column; None means 0 … V − 1. sharpness: n, the divisor of a row's scores where
+    the target takes an argmax (docs/methods/eagle.md, Confidence); empty: 1 for all.
     Invariant: a score is log q, where q is over the row's CANDIDATES likeliest tokens. Where the target takes an argmax
     (at temperature 0, and under `coupled`, where the target's own noise is added) scores are sharpened and normalised
     again, so that with q = p the first token is the one that the target will choose. Tokens outside the support of q

@@ -1,4 +1,4 @@
-"""Sampled children of a candidate: their tokens, and how likely each seems to be accepted, before and after its draw.
+"""Sampled children of a candidate: their tokens, and the estimated acceptance of each before and after its draw.
 
 Why a tree is shaped by the scores before the draw: docs/losslessness.md, Trees that are sampled while they grow.
 """
@@ -14,17 +14,17 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import Distribution, FloatArray, IdArray
 from orchestrator.sampling.sampled_drafts import sample_siblings
 
-#: Where an error of q's logits is small, the part of the residual max(p − q, 0) that a second token sampled from q
-#: meets: the mean of min(z⁺ / m, 1) for a normal z, where z⁺ = max(z, 0) and m is its mean.
+#: If the errors of q's logits are small, the chance that a second token sampled from q is accepted by the residual
+#: max(p − q, 0): the mean of min(z⁺ / m, 1) for a standard normal z, where z⁺ = max(z, 0) and m is the mean of z⁺.
 LATER_SHARE = 0.42
 
 
 class Children(NamedTuple):
     """Guesses for the tokens after some candidates, in the order in which siblings are tried.
 
-    ids: (n, k) int32. scores: (n, k) float64, the log-confidence of each token. bounds: (n, k) float64, the most that
-    the score of each token can be, which is known before the token is sampled and never rises along a row; for
-    tokens that are not sampled the scores themselves. −inf where q has no token left.
+    ids: (n, k) int32. scores: (n, k) float64, the log-confidence of each token. bounds: (n, k) float64, an upper bound
+    of each score, which is known before the token is sampled and never rises along a row; equal to the scores for
+    tokens that are not sampled. Scores and bounds are −inf where q has no token left.
     """
 
     ids: IdArray
@@ -45,12 +45,13 @@ def sampled_children(
 
 
 def _chances(probs: FloatArray, drawn: list[int], sharpness: float) -> FloatArray:
-    """Return (2, len(drawn)) float64, how likely each token seems to be the accepted child, and the bound of that.
+    """Return the estimated chance that each token is the accepted child, and its bound, (2, len(drawn)) float64.
 
-    probs: (n,) float64, of q. drawn: the places of the sampled tokens in q.
-    The first token y is taken to be accepted with 1 − sharpness · (1 − q(y)): with sharpness 1 that is EAGLE-2's
-    confidence q(y), and 0 would be a head whose q is p. A later one meets a residual, of which a sharp head leaves
-    LATER_SHARE; with sharpness 1 its chance to be reached and accepted is q(y) again.
+    probs: (n,) float64, of q. drawn: the indices of the sampled tokens in q.
+    The first token y is assumed to be accepted with probability 1 − sharpness · (1 − q(y)): sharpness 1 gives EAGLE-2's
+    confidence q(y), and 0 would mean that q is p. A later token is tried against the residual, which with
+    sharpness 0 accepts it with a chance of at least LATER_SHARE; with sharpness 1 its chance to be reached and accepted
+    is q(y) again.
     """
     found = np.zeros((2, len(drawn)))
     order, is_drawn = np.argsort(-probs, kind="stable").tolist(), set[int]()

@@ -1,4 +1,4 @@
-"""How a draft tree grows level by level from a head's ranked guesses; it knows no model."""
+"""How a draft tree grows level by level from a head's ranked guesses; independent of any model."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class GrowingTree(ABC):
     """Candidates for a draft tree, numbered in the order in which they are added; candidate 0 is the root.
 
     tokens, parents, depths, scores: of each candidate. A score is the log-confidence of the whole path, so that no
-    candidate scores above its ancestors. bounds: the most that the score of a sampled token could be, known before it
-    was sampled (runtime/heads/engines/sampled.py); of other tokens the score.
+    candidate scores above its ancestors. bounds: the upper bound of a sampled token's score, known before the token
+    was sampled (runtime/heads/engines/sampled.py); for other tokens, the score.
     frontier: the candidates to expand next, all at one depth; empty when the tree is complete.
     fan_out: how many children each of them may get. min_score: no candidate's bound is below it.
     """
@@ -42,19 +42,19 @@ class GrowingTree(ABC):
 
         ids: (frontier, fan_out) int32, guesses for the token after each candidate of the frontier, in their order.
         scores: (frontier, fan_out) float64, the log-confidence of each; −inf where a token has no probability.
-        bounds: (frontier, fan_out) float64, of each score, known before its token was sampled; None: no token is.
+        bounds: (frontier, fan_out) float64, of each score, known before its token was sampled; None if none is sampled.
         """
 
     @abstractmethod
     def drafted(self) -> list[int]:
-        """Return the candidates of the draft in its order, parents before their children."""
+        """Return the candidates that make up the draft, in its order, parents before their children."""
 
     def token_tree(self) -> TokenTree:
         """Return the draft."""
         return self._tree_of(self.drafted())
 
     def _is_likely(self, parent: int, bound: float) -> bool:
-        """Return whether a guess below a candidate may become one; a bound of −inf means that there is none."""
+        """Return whether a guess below `parent` may become a candidate; a bound of −inf means that there is none."""
         return bound > -np.inf and self.scores[parent] + bound >= self._min_score
 
     def _add(self, parent: int, token: int, score: float, bound: float) -> int:
@@ -77,10 +77,10 @@ class DynamicTree(GrowingTree):
     """EAGLE-2's tree (arXiv:2406.16858, section 4), or a beam search (ReDrafter, arXiv:2403.09919, section 3.3).
 
     Each level expands the `width` candidates with the highest scores. The tree holds the `max_nodes` candidates with
-    the highest bounds, of all (EAGLE-2), or of those on one of the last beams (beam search). Of equal ones the smaller
-    depth comes first, then the smaller number, so that no ancestor ranks below its descendant.
-    Invariant: whether a candidate that was sampled is in the tree depends neither on its token, nor on those of later
-    siblings, nor on what stands below these, as long as `beam_search` is False (docs/losslessness.md).
+    the highest bounds, among all candidates (EAGLE-2) or among those on the last beams (beam search). Ties go to the
+    smaller depth, then to the smaller number, so that no ancestor ranks below its descendant.
+    Invariant: whether a sampled candidate is in the tree depends neither on its token, nor on those of later
+    siblings, nor on the nodes below those siblings, as long as `beam_search` is False (docs/losslessness.md).
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class DynamicTree(GrowingTree):
             for token, score, bound in zip(*row, strict=True)
             if self._is_likely(parent, bound)
         ]
-        if not level:  # the last beams stay those of the level before
+        if not level:  # the previous level's beams remain the last
             self.frontier = []
             return
         self._last_level = self._best(level, self.fan_out, self.scores)
@@ -125,8 +125,8 @@ class DynamicTree(GrowingTree):
 class StaticTree(GrowingTree):
     """A tree of a given shape: the token of each node of `choices` is its rank among its parent's children.
 
-    draws: the children were sampled. Whether one stands must not depend on which it is, so that min_score says which
-    candidates have children.
+    draws: the children were sampled. Whether a child is kept must not depend on its token, so min_score is compared
+    with its parent's score instead.
     """
 
     def __init__(self, choices: TokenTree, min_score: float = -np.inf, draws: bool = False) -> None:
@@ -159,5 +159,5 @@ class StaticTree(GrowingTree):
 
 
 def in_sibling_order(choices: TokenTree) -> TokenTree:
-    """Return the shape whose ranks are the places among siblings: the i-th sibling is the i-th that is sampled."""
+    """Return the shape with each rank replaced by the place among siblings: the i-th sibling is the i-th sampled."""
     return TokenTree(np.array(choices.ranks, np.int32), choices.parents)

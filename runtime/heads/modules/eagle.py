@@ -1,6 +1,6 @@
-"""The heads of EAGLE-1/2 (arXiv:2401.15077, 2406.16858) and EAGLE-3 (arXiv:2503.01840): the next feature is predicted.
+"""The heads of EAGLE-1/2 (arXiv:2401.15077, 2406.16858) and EAGLE-3 (arXiv:2503.01840), which predict features.
 
-Row i reads the target's feature of position i and the embedding of token i + 1, and stands at position i. Its output
+Row i reads the target's feature of position i and the embedding of token i + 1, and has position i. Its output
 stands for the feature of position i + 1 and gives the distribution of token i + 2. A drafted row reads the output of
 the row before it in place of the target's feature.
 """
@@ -36,7 +36,7 @@ class EagleHead(nn.Module):
 
     Its parameters are the published ones: fc, layers.0. embedding, lm_head: (V, d), the target's, frozen. reads_token:
     False hides the sampled token, for the ablation (docs/methods/eagle.md). default_choices: the static tree for a
-    request that names no shape. sharpness: of its confidences.
+    request that names no shape. sharpness: of the head's confidences.
     """
 
     sharpness = Sharpness()
@@ -82,8 +82,8 @@ class EagleHead(nn.Module):
 class Eagle3Norms(NamedTuple):
     """The norms that EAGLE-3.1 (arXiv:2605.09992) adds, by the keys of config.json; all False: EAGLE-3.
 
-    fc_norm: one for each of the three states before fc. norm_before_fc: one for the three together.
-    norm_output: a drafted row reads the output behind the norm. norm_before_residual: the layer's residual is normed.
+    fc_norm: a norm for each of the three states before fc. norm_before_fc: one norm for the three together.
+    norm_output: a drafted row reads the output after the norm. norm_before_residual: the layer's residual is normed.
     """
 
     fc_norm: bool = False
@@ -100,7 +100,7 @@ class Eagle3Head(nn.Module):
 
     Its parameters are the published ones: fc, midlayer, norm, lm_head, d2t (V_d,), whose entry i is the distance from
     draft id i to the target's id; EAGLE-3.1 adds fc_norm or input_norm. Invariant: a drafted row reads the layer's own
-    output, before the norm; with norm_output behind it, and then the LM head reads the same.
+    output, before the norm; with norm_output, it and the LM head read the output after the norm.
     """
 
     sharpness = Sharpness()

@@ -31,8 +31,8 @@ class ResBlock(nn.Module):
 class MedusaHeads(nn.ModuleList):
     """K heads, each of residual blocks and an LM head; parameters are named as published: k.l.linear, k.L.weight.
 
-    default_choices: the static tree for a request that names no shape, its nodes the best first. sharpness: of their
-    confidences.
+    default_choices: the static tree for a request that names no shape, its nodes the best first. sharpness: of the
+    heads' confidences.
     """
 
     sharpness = Sharpness()

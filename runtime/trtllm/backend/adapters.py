@@ -1,4 +1,4 @@
-"""Target steps and drafts as calls of NVIDIA's backend: a chain is cut to the engine's room, the rest is refused."""
+"""Target steps and drafts as calls of NVIDIA's backend: a long chain is cut, anything else it lacks is refused."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from runtime.trtllm.backend.tensors import (
 )
 from runtime.trtllm.backend.transport import ModelInput
 
-#: Most tokens of one call to an engine that drafts by itself.
+#: The most tokens of one call to an engine that drafts by itself.
 MAX_LENGTH = 32
 
 
 class BackendAdapter(Adapter[Request]):
     """What the adapters of this backend share.
 
-    shares_blocks: the engine reuses KV blocks, those of any request for any other.
+    shares_blocks: whether the engine lets any request reuse the KV blocks of any other.
     """
 
     def __init__(self, backend: Backend, shares_blocks: bool) -> None:
@@ -57,7 +57,7 @@ class StepAdapter(BackendAdapter[StepRequest]):
     """Sends each step as one call, with the chain as draft tokens."""
 
     def to_request(self, call: EngineCall[StepRequest], ids: list[int]) -> EngineRequest:
-        """Return the call; a chain is cut to what the engine has room for."""
+        """Return the backend's request; a chain is cut to what the engine has room for."""
         self._check_salt(call.delta)
         request = call.request
         room = max(min(self._backend.max_draft_len, self._backend.max_seq_len - len(ids) - 1), 0)
@@ -75,21 +75,21 @@ class StepAdapter(BackendAdapter[StepRequest]):
 class EngineSideAdapter(BackendAdapter[StepRequest]):
     """Answers target steps of an engine that drafts by itself, up to MAX_LENGTH tokens a call.
 
-    The first pass of a call computes the end of the context anew and has no drafts; tokens after a stop are dropped.
-    Invariant: at temperature 0, the only one that it serves, the text is the target's.
+    The first pass of a call recomputes the end of the context and has no drafts; tokens after a stop are dropped.
+    Invariant: at temperature 0, the only temperature served, the text is the target's.
     """
 
     def __init__(
         self, backend: Backend, shares_blocks: bool, method: str, num_nodes: int, sizes: tuple[int, ...] = ()
     ) -> None:
-        """num_nodes: drafts of a pass. sizes: of Lookahead, the engine's own; a request may have smaller ones."""
+        """num_nodes: draft tokens per pass. sizes: the engine's Lookahead sizes; a request may have smaller ones."""
         super().__init__(backend, shares_blocks)
         self._method = method
         self._num_nodes = num_nodes
         self._sizes = sizes
 
     def to_request(self, call: EngineCall[StepRequest], ids: list[int]) -> EngineRequest:
-        """Return the call; a step without engine-side speculation is a call for one token."""
+        """Return the backend's request; a step without engine-side speculation asks for one token."""
         self._check_salt(call.delta)
         speculation = call.request.options.engine_speculation
         if speculation and speculation.choices:
@@ -101,7 +101,7 @@ class EngineSideAdapter(BackendAdapter[StepRequest]):
         return EngineRequest(ModelInput(tensors, (*OUTPUTS, ACCEPTED, DRAFTED)), ids, length)
 
     def from_result(self, call: EngineCall[StepRequest], request: EngineRequest, results: list[Any]) -> Acceptance:
-        """Return the tokens; there were as many passes as tokens that the engine has not counted as accepted drafts."""
+        """Return the tokens; each one that the engine did not count as an accepted draft stands for one pass."""
         (answer,) = results
         tokens = read_tokens(answer, _array(request.ids), self._backend)
         if not tokens:
@@ -111,7 +111,7 @@ class EngineSideAdapter(BackendAdapter[StepRequest]):
         # The first pass has no drafts, so its one token and the last pass's own are never accepted drafts.
         num_passes = len(tokens) - min(_count(answer, ACCEPTED), max(len(tokens) - 2, 0))
         lengths = (len(tokens) - num_passes + 1, *[1] * (num_passes - 1))
-        # The library counts a drafted path, not the nodes of its tree (DRAFTED); 0 says that it has not drafted at all.
+        # DRAFTED counts only a drafted path, not all nodes of its tree; 0 means that nothing was drafted at all.
         num_nodes = self._nodes_of(call.request.options.engine_speculation) if _count(answer, DRAFTED) else 0
         result = EngineSpeculationResult(self._method, tuple(tokens[:-1]), lengths, (num_passes - 1) * num_nodes)
         return Acceptance((), tokens[-1], engine_speculation=result)
@@ -124,7 +124,7 @@ class DraftAdapter(BackendAdapter[DraftRequest]):
     """Answers draft calls with the greedy continuation of the context, at any temperature."""
 
     def to_request(self, call: EngineCall[DraftRequest], ids: list[int]) -> EngineRequest | DraftResponse:
-        """Return the call, or a bare root when no draft fits."""
+        """Return the backend's request, or a bare root when no draft fits."""
         self._check_salt(call.delta)
         length = min(call.request.max_nodes, call.request.max_depth, self._backend.max_seq_len - len(ids))
         if length < 1:
@@ -141,5 +141,5 @@ def _array(ids: Sequence[int]) -> IdArray:
 
 
 def _count(answer: Incoming, name: str) -> int:
-    """Return a counter of the engine, 0 without one: it is not established which kinds of engines count."""
+    """Return a counter of the engine, 0 if absent: it is not established which kinds of engines have counters."""
     return max(int(answer[name].reshape(-1)[0]), 0) if name in answer and answer[name].size else 0

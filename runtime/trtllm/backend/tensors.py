@@ -33,7 +33,7 @@ _EMPTY = np.empty(0, np.int32)
 class Backend:
     """The limits of the hosted engine.
 
-    max_seq_len: most tokens of prompt and text. max_draft_len: most draft tokens a step.
+    max_seq_len: the most tokens of prompt and text. max_draft_len: the most draft tokens per step.
     seed_input: name of the seed's tensor, `random_seed` before TensorRT-LLM 1.0.
     """
 
@@ -48,7 +48,7 @@ def step_tensors(request: StepRequest, context_ids: IdArray, backend: Backend) -
 
     context_ids: (n,) int32, all committed ids, the root last. The backend keeps no sequence; it finds the KV blocks of
     the text by content (enable_kv_cache_reuse).
-    Neither stop words nor an end id are sent, so that the loop alone ends a text.
+    Neither stop words nor an end id are sent, so that only the generation loop ends a text.
     Raises EngineError when the step needs what the backend lacks.
     """
     _check_step(request, backend)
@@ -60,9 +60,9 @@ def step_tensors(request: StepRequest, context_ids: IdArray, backend: Backend) -
 
 
 def engine_side_tensors(request: StepRequest, context_ids: IdArray, length: int, backend: Backend) -> Tensors:
-    """Return the input tensors of a step of an engine that drafts by itself: `length` tokens, and its counters.
+    """Return the input tensors that ask an engine that drafts by itself for `length` tokens and its counters.
 
-    context_ids and errors: as of `step_tensors`.
+    context_ids and errors: as in `step_tensors`.
     """
     speculation = request.options.engine_speculation
     _check_step(replace(request, options=replace(request.options, engine_speculation=None)), backend)
@@ -91,10 +91,10 @@ def stop_tensors() -> Tensors:
 def read_acceptance(answer: Incoming, drafts: Sequence[int], context_ids: IdArray, backend: Backend) -> Acceptance:
     """Return the outcome of a step: its new tokens are the accepted drafts and one token of the target's.
 
-    answer: the tensors of the response; they do not contain the accepted length, which the growth of the sequence
-    tells. drafts, context_ids: as sent.
+    answer: the tensors of the response; they do not contain the accepted length, which follows from the growth of the
+    sequence. drafts, context_ids: as sent.
     Invariant: the answer's ids are context_ids and the acceptance's tokens.
-    Raises EngineError: no tokens, those of another context, or tokens that the drafts do not allow.
+    Raises EngineError for no tokens, tokens of another context, or tokens that the drafts do not allow.
     """
     tokens = read_tokens(answer, context_ids, backend)
     num_accepted = len(tokens) - 1
@@ -104,7 +104,7 @@ def read_acceptance(answer: Incoming, drafts: Sequence[int], context_ids: IdArra
 
 
 def read_tokens(answer: Incoming, context_ids: IdArray, backend: Backend) -> list[int]:
-    """Return the tokens after the context; arguments and errors as of `read_acceptance`."""
+    """Return the tokens after the context; arguments and errors as in `read_acceptance`."""
     ids, n = _answered_ids(answer), len(context_ids)
     if not np.array_equal(ids[:n], context_ids):
         raise EngineError(

@@ -1,6 +1,6 @@
 """NVIDIA's Triton backend as a client's transport: each request is a blocking BLS call on a thread of its own.
 
-Knows no Triton: the call of the model is handed in. The backend forms its own batches.
+Independent of Triton: the function that calls the model is passed in. The backend forms its own batches.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class BackendTransport:
     owns_engine = False
 
     def __init__(self, call: ModelCall, num_threads: int, name: str) -> None:
-        """num_threads: most calls at once; the others wait."""
+        """num_threads: the most calls at once; further calls wait."""
         self._call = call
-        # Daemon threads: a backend that hangs must not keep the process from its end.
+        # Daemon threads: a backend that hangs must not keep the process from exiting.
         self._calls: WorkerPool[None] = WorkerPool(name, num_threads)
         self._stops: WorkerPool[None] = WorkerPool(f"{name}-stops", 1)
         self._responses = ResponseQueue()
@@ -61,7 +61,7 @@ class BackendTransport:
         return request_id
 
     def takes_requests(self) -> bool:
-        """Return True: a backend that is gone is an error of each call."""
+        """Return True: if the backend is gone, each call fails with an error."""
         return True
 
     def cancel(self, request_id: int) -> None:

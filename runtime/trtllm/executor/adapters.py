@@ -32,7 +32,7 @@ from runtime.trtllm.executor.sampling import changes_logits, logits_arguments, s
 
 #: Logit of a token that q excludes; its probability is 0 in float32.
 IMPOSSIBLE = -1e4
-#: Index of the drafts' own seed; beyond any position, which index the seeds of the target's steps.
+#: Index of the draft model's seed; larger than any position, because positions index the seeds of the target's steps.
 DRAFTS = 1 << 31
 
 
@@ -50,7 +50,7 @@ class TargetAdapter(Adapter[StepRequest]):
     def to_request(self, call: EngineCall[StepRequest], ids: list[int]) -> EngineRequest:
         """Return the executor's request; raises RequestError for a step that it cannot serve.
 
-        What the library would shorten without a word (llmRequest.cpp, validate) is refused or cut here.
+        Anything that the library would shorten silently (llmRequest.cpp, validate) is refused or cut here.
         """
         request = call.request
         branches = "" if request.tree.is_chain else "siblings in its tree"
@@ -71,7 +71,7 @@ class StepAdapter(TargetAdapter):
 
     Invariant: without draft probabilities the executor accepts a draft token exactly when it samples the same token at
     that place; with them (rule `rejection`), with probability min(1, p/q). So at temperature 0 the text is the
-    target's, whatever was drafted; above, it has the target's distribution, and depends on the drafts.
+    target's, whatever was drafted; above 0, it has the target's distribution but depends on the drafts.
     """
 
     _manifest: Manifest
@@ -104,10 +104,10 @@ class StepAdapter(TargetAdapter):
         return EngineRequest(payload, ids, len(drafts) + 1, drafts)
 
     def _drafts(self, request: StepRequest, num_ids: int, num_output: int) -> list[int]:
-        """Return as much of the chain as the engine takes; nothing for a request that changes single logits.
+        """Return as much of the chain as the engine takes; empty for a request that changes single logits.
 
-        The library wants room for the text, the drafts, and the drafts once more with one token as output; it would
-        shorten the output otherwise.
+        The library needs room for the text and the drafts, and for an output of the drafts and one token; otherwise it
+        would shorten the output.
         """
         if changes_logits(request.sampling, num_output):
             return []
@@ -139,9 +139,9 @@ def generation_logits(result: Any, num_rows: int, vocab_size: int) -> Tensor:
 class DraftAdapter(Adapter[DraftRequest]):
     """Answers draft calls with a chain: sampled, with its q, for a rule that reads q, and greedy for the others.
 
-    Target and draft model have random numbers of their own, so the token that the target's sample matches most often is
-    the likeliest one.
-    Invariant: each sampled token is drawn from the q beside it, the draft model's MAX_CANDIDATES most probable tokens.
+    Target and draft model draw independent random numbers, so the draft token that the target's sample matches most
+    often is the likeliest one.
+    Invariant: each sampled token is drawn from the q returned with it, over at most MAX_CANDIDATES probable tokens.
     """
 
     def __init__(self, api: Any, manifest: Manifest) -> None:
@@ -176,7 +176,7 @@ class DraftAdapter(Adapter[DraftRequest]):
 
 
 def _draft_sampling(sampling: Sampling) -> Sampling:
-    """Return how the draft model samples: as the target, from few candidates, where the rule reads q; else greedily."""
+    """Return the draft model's sampling: the target's temperature and capped top_k if the rule reads q, else greedy."""
     if sampling.greedy or not sampling.rule.uses_q:
         return Sampling()
     top_k = min(sampling.top_k or MAX_CANDIDATES, MAX_CANDIDATES)
@@ -190,10 +190,10 @@ def _distribution(log_q: npt.NDArray[np.float64]) -> Distribution:
 
 
 def draft_logits(q: Sequence[Distribution], num_columns: int) -> Tensor | None:
-    """Return log q of each draft token, (n, num_columns) float32, the logits of which the library takes the softmax.
+    """Return log q at each draft token, (n, num_columns) float32, logits of which the library takes the softmax.
 
-    None without q. Outside of q's tokens: a number so small that its probability is 0 in float32, but finite, because
-    a softmax over infinities is not a number.
+    None without q. Tokens outside q get a logit so low that its probability is 0 in float32, but finite, because a
+    softmax over infinities is NaN.
     """
     if not q:
         return None

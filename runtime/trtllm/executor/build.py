@@ -1,4 +1,4 @@
-"""Builds engine = "tensorrt_llm": a warm client of a compiled engine, from the folder that build.trtllm leaves."""
+"""Builds engine = "tensorrt_llm": a warm client of a compiled engine, from the folder that build.trtllm writes."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class EngineSideAdapter(TargetAdapter):
     _manifest: Manifest
 
     def from_result(self, call: EngineCall[StepRequest], request: EngineRequest, results: list[Any]) -> Acceptance:
-        """Return what the passes since the last call have brought."""
+        """Return the tokens of the passes since the last call."""
         speculation = call.request.options.engine_speculation
         if speculation is None:
             return Acceptance((), generated_tokens(request, results[-1], self._manifest.vocab_size)[0])
@@ -78,7 +78,7 @@ class EngineSideAdapter(TargetAdapter):
 def stream_acceptance(
     request: EngineRequest, results: list[Any], method: str, num_nodes: int, vocab_size: int
 ) -> Acceptance:
-    """Return the tokens and passes of a stream's new results, and note in its request that a call has got them.
+    """Return the tokens and passes of a stream's new results, and note in its request that a call has received them.
 
     num_nodes: draft tokens that a pass verifies.
     """
@@ -96,7 +96,7 @@ def stream_acceptance(
 
 
 def _pass_lengths(stream: Stream, result: Any) -> list[int]:
-    """Return the tokens of each pass that a result covers: usually one pass; of several, only the sum is known."""
+    """Return the tokens per pass of a result, which usually covers one pass; of several, only the sum is known."""
     num_tokens, num_before = len(result.output_token_ids[0]), stream.num_passes
     if not num_tokens:
         return []

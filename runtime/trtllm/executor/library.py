@@ -12,14 +12,14 @@ from orchestrator.deployment.capabilities import eagle_posterior
 from orchestrator.deployment.engine_manifest import EXTERNAL, Manifest, lookahead_sizes
 from orchestrator.deployment.engine_trees import LOOKAHEAD_REQUESTS, TREES, check_tree, read_tree
 
-#: The releases with compiled engines and the names that are used here (`max_tokens`, `seed`, `min_tokens`).
+#: The releases that have compiled engines and the names used here (`max_tokens`, `seed`, `min_tokens`).
 RELEASES = ("1.0", "1.1", "1.2")
 #: The program that runs a rank of an engine for several GPUs: in Triton's container, and in the package's own folder.
 WORKER, PACKAGED_WORKER = Path("/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"), "bin/executorWorker"
 
 
 class Library(NamedTuple):
-    """api: the module tensorrt_llm.bindings.executor. version, folder: of the package."""
+    """The imported package. api: its module bindings.executor. version, folder: of the package."""
 
     api: Any
     version: str
@@ -97,7 +97,7 @@ def _parallel(library: Library, manifest: Manifest) -> dict[str, Any]:
         )
     api, orchestrator = library.api, library.api.OrchestratorConfig(True, str(worker))
     mpi, mode = api.CommunicationType.MPI, api.CommunicationMode.ORCHESTRATOR
-    # The plan lays every engine on the first GPUs.
+    # The plan places every engine on the first GPUs.
     devices = list(range(manifest.num_ranks))
     return {"parallel_config": api.ParallelConfig(mpi, mode, devices, None, orchestrator)}
 
@@ -105,8 +105,8 @@ def _parallel(library: Library, manifest: Manifest) -> dict[str, Any]:
 def _decoding(api: Any, manifest: Manifest) -> Any:
     """Return the decoding configuration with Lookahead's sizes or a tree; None when the engine needs neither.
 
-    The library demands the mode beside each of these (decodingConfig.cpp). Raises ConfigError: a tree that the engine
-    was not built for.
+    The library requires the decoding mode with each of these (decodingConfig.cpp). Raises ConfigError for a tree that
+    the engine was not built for.
     """
     method, modes = manifest.engine_method, api.DecodingMode
     spec = manifest.plan.get("spec", {})
@@ -131,8 +131,8 @@ def eagle_config(
 ) -> Any:
     """Return EAGLE's configuration, of the engine or of one request with a tree or ε of its own.
 
-    A request's replaces the engine's as a whole (createNewDecoderRequests.cpp), so each is complete; acceptance is
-    greedy or typical for the whole engine, and ε the request's (runtime/eagleBuffers.cpp).
+    A request's configuration replaces all of the engine's (createNewDecoderRequests.cpp), so each is complete; whether
+    acceptance is greedy or typical is fixed for the engine, and ε is the request's (runtime/eagleBuffers.cpp).
     """
     spec = manifest.plan.get("spec", {})
     arguments: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""A request's sampling as the executor's arguments; the capabilities have refused options that it lacks."""
+"""A request's sampling as the executor's arguments; options that it lacks are refused by the capabilities."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sampling_config(api: Any, sampling: Sampling, prefix_len: int, num_output: i
 def logits_arguments(sampling: Sampling, num_output: int, vocab_size: int) -> dict[str, Any]:
     """Return the arguments of Request that change single logits: bias, bad words, no end before min_tokens.
 
-    An end id is named only while it may not come, so that the executor never ends a text: the loop does.
+    An end id is named only while it is not allowed, so that the generation loop ends a text, never the executor.
     """
     options = sampling.logits_options
     arguments: dict[str, Any] = {}

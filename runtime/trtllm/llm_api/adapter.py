@@ -16,12 +16,12 @@ from runtime.trtllm.executor.engine_side import stream_acceptance
 class LlmAdapter(TargetAdapter):
     """Answers target steps from a stream, or with one token when a step has no engine-side speculation.
 
-    Invariant: at temperature 0 the text is the target's. The server's start fixes how many drafts a pass verifies; a
-    request cannot choose.
+    Invariant: at temperature 0 the text is the target's. How many drafts a pass verifies is fixed when the server
+    starts; a request cannot choose.
     """
 
     def from_result(self, call: EngineCall[StepRequest], request: EngineRequest, results: list[Any]) -> Acceptance:
-        """Return what the passes since the last call have brought, or the one token."""
+        """Return the tokens of the passes since the last call, or the one token."""
         limits, vocab_size = self._manifest, self._manifest.vocab_size
         if request.stream is None:
             return Acceptance((), streamed_tokens(results, request.length, vocab_size)[0])

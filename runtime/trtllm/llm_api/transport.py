@@ -49,7 +49,7 @@ class LlmTransport:
     def enqueue(self, payload: dict[str, Any], deadline_s: float) -> int:
         """Begin a generation with these arguments of generate_async; raises when the library takes no requests.
 
-        deadline_s: not used, the client keeps it.
+        deadline_s: unused; the client enforces it.
         """
         self._check_alive()
         request_id = next(self._ids)
@@ -59,7 +59,7 @@ class LlmTransport:
     def takes_requests(self) -> bool:
         """Return whether the library takes requests: its loop runs, and its workers have not ended.
 
-        Inferred: an LLM without an executor, or whose executor is shut down, raises "LLM is shutting down" for ever.
+        Inferred: an LLM without an executor, or whose executor is shut down, raises "LLM is shutting down" forever.
         """
         if not self._thread.is_alive():
             return False
@@ -84,7 +84,7 @@ class LlmTransport:
                 self._thread.join(SHUTDOWN_LIMIT_S)
             if self._thread.is_alive():
                 log.warning("requests of the LLM API did not end in %.0f s", SHUTDOWN_LIMIT_S)
-        finally:  # even then: the library's processes hold the GPU
+        finally:  # even if they did not: the library's processes hold the GPU
             self.llm.shutdown()
 
     def _check_alive(self) -> None:
@@ -111,7 +111,7 @@ class LlmTransport:
         """Put a response for each output; cancelling the task aborts its request."""
         output = None
         try:
-            # The library makes an asynchronous queue only where a loop runs, as it does here.
+            # The library makes an asynchronous queue only inside a running loop, as here.
             output = self.llm.generate_async(streaming=True, **arguments)
             async for step in output:
                 self._responses.put(_read(request_id, step))

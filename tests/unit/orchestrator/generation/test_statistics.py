@@ -179,6 +179,15 @@ def test_each_pass_of_an_engine_that_drafts_by_itself_counts_as_a_step() -> None
     assert statistics.to_dict()["acceptance_length"] == 5 / 3
 
 
+def test_step_times_of_an_engine_that_drafts_by_itself_leave_out_all_steps_of_its_first_answer() -> None:
+    result = EngineSpeculationResult("medusa", (1, 2, 3, 4), (1, 3, 1), 20)
+    statistics = drafted_by_engine(result, 5)
+    acceptance = Acceptance((), 5, forward_us=6000, engine_speculation=result)
+    statistics.observe(Proposal.empty(), acceptance, 5, 0.0, 0.006)
+    assert statistics.num_steps == 6
+    assert statistics.to_dict()["step_ms"]["forward"] == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize(
     ("num_emitted", "lengths", "num_accepted"), [(1, [1], 0), (2, [1, 1], 1), (3, [1, 2], 2), (4, [1, 3], 2)]
 )

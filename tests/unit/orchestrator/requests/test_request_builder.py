@@ -491,6 +491,7 @@ def test_a_continued_text_counts_as_output(builder: RequestBuilder) -> None:
         ({"generated_ids": [5], "exclude_input_in_output": False}, "generated_ids continue one sequence"),
         ({"sequence_index": -1}, "sequence_index"),
         ({"stream_steps": True}, "stream_steps needs stream"),
+        ({"stream": True, "stream_steps": True, "return_steps": True}, "stream_steps and return_steps exclude"),
     ],
 )
 def test_what_cannot_be_continued_is_refused(builder: RequestBuilder, inputs: dict[str, Any], words: str) -> None:
