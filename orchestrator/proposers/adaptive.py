@@ -1,4 +1,4 @@
-"""Drafts as large as they pay: a wrapper around any method's proposer, for the parameter `adaptive`."""
+"""Drafts only as large as pays off: a wrapper around any method's proposer, for the parameter `adaptive`."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from orchestrator.proposers.estimates import range_of
 from orchestrator.proposers.ledger import Meter
 from orchestrator.proposers.ranks import RankEstimates, paying, paying_in_turn
 
-#: Plain steps of each request of a pass before one looks again whether a draft pays; at least so many where that saves
-#: no time.
-REST, LEAST_REST = 64, 4
+#: A request rests for REST plain steps per request of its pass before it checks again whether a draft pays; LEAST_REST
+#: is the minimum where resting seems to save no time. A check ends the steps that native code makes for the whole pass.
+REST, LEAST_REST = 64, 16
 
 
 class Adaptive(Proposer):
     """Asks a proposer for as many levels as pay, and sends those of its nodes that pay.
 
-    The chance of a node is the product along its path of how often nodes of the same depth and rank among their
+    The chance of a node is the product, along its path, of how often nodes of the same depth and rank among their
     siblings were accepted. Both decisions maximise the rate of the batch, (expected tokens + tokens of the others) ÷
     seconds, time to draft included.
-    Where no draft pays, plain steps follow that the engine can make together, without the hidden states that a head
-    needs; and a draft is made all the same now and then, to see whether that has changed.
-    Invariant: they depend on earlier steps and on the shape of the tree, never on its tokens. Of a sampled draft, whose
-    shape and time follow from its tokens, whether a node is sent depends on the nodes before it alone, and not on the
-    time that this draft took, so that every acceptance rule keeps its law.
-    num_levels: most levels that the proposer drafts. is_default: its parameters are the method's defaults, for which
-    the process knows what levels cost.
+    Where no draft pays, plain steps follow, which the engine can make together and without the hidden states that a
+    head needs; an occasional draft, a probe, shows whether that has changed.
+    Invariant: both decisions depend on earlier steps and on the shape of the tree, never on its tokens. The shape and
+    the time of a sampled draft follow from its tokens; so whether one of its nodes is sent depends on the nodes before
+    it alone, not on the time that this draft took, and every acceptance rule keeps its distribution.
+    num_levels: maximum levels that the proposer drafts. is_default: its parameters are the method's defaults, for which
+    the process shares what it has learnt of the costs of levels.
     Source: γ from α and c, Leviathan et al. 2023, arXiv:2211.17192, section 3.5, with the price of a verified row;
     goodput, TurboSpec (arXiv:2406.14066).
     """
@@ -62,17 +62,17 @@ class Adaptive(Proposer):
 
     @property
     def num_plain(self) -> int:
-        """Return how many proposals are bare roots: while drafts pause, that is known beforehand."""
+        """Return how many proposals are bare roots, which is known beforehand while drafts pause."""
         return self._meter.num_plain
 
     @property
     def options(self) -> StepOptions:
-        """What the proposer needs from the step; nothing where no draft follows, so that steps can be made together."""
+        """What the proposer needs from the step; nothing if no draft follows, so that steps can be made together."""
         return self._proposer.options if self._wants_draft and not self.num_plain else StepOptions()
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
         """Choose the number of levels, and let the proposer begin."""
-        if self.num_plain and 2 * self._num_in_pass <= self._num_at_rest:  # a rest is as long as its load asked for
+        if self.num_plain and 2 * self._num_in_pass <= self._num_at_rest:  # the load has halved since the rest began
             self.end_rest()
         self._limits = self._within(len(context), budget, sampling)
         if self._limits.max_depth:
@@ -81,7 +81,8 @@ class Adaptive(Proposer):
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the part of the proposer's tree that pays, or a bare root.
 
-        A proposer that has begun is heard, though a pause begins now; one that is to draft nothing sees the text.
+        A proposer whose draft has begun is still asked for it, even if a pause begins now; a proposer that drafts
+        nothing at this step still reads the new text.
         """
         surface = self._meter.begin(len(context))
         limits, self._limits = self._limits or self._within(len(context), budget, sampling), None
@@ -91,7 +92,7 @@ class Adaptive(Proposer):
         self._is_sampled = bool(drafted.q) and sampling.rule.uses_q
         if not self.num_plain:
             self._num_at_rest = self._num_in_pass
-        # A look ends the steps of all requests that share the pass.
+        # Checking whether a draft pays ends the run of steps of all requests that share the pass.
         first_rest = 0 if self._wants_draft else self._num_in_pass * REST
         self._meter.sent(self._drafted, first_rest=first_rest, least_rest=self._num_in_pass * LEAST_REST)
         expected_s = self._levels.seconds.value * limits.max_depth
@@ -102,7 +103,8 @@ class Adaptive(Proposer):
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Learn how far the draft agrees with the text, and what the step cost.
 
-        A sampled token that was not sent teaches nothing: it would have been accepted more often than it comes.
+        Nothing is learnt from sampled tokens that were not sent: they would be accepted more often than they match the
+        text.
         """
         self._proposer.observe(tree, acceptance)
         self._ranks.learn(tree if self._is_sampled else self._drafted.tree, acceptance.tokens(tree))
@@ -110,11 +112,11 @@ class Adaptive(Proposer):
         if self._was_asked and self._is_probe and step_s:
             self._levels.probe_s = self._levels.probe_s.of(step_s * acceptance.num_in_pass)
         self._levels.idle_s = 0.0 if self._was_asked else self._levels.idle_s + step_s
-        # Of several plain steps only the first may follow a draft.
+        # Of several plain steps in a row, only the first may follow a draft.
         self._drafted, self._was_asked = Proposal.empty(), False
 
     def end_rest(self) -> None:
-        """Look at the next step whether a draft pays, though a pause has not ended."""
+        """End a pause early, so that the next step checks whether a draft pays."""
         self._meter.end_rest()
 
     def close(self) -> None:
@@ -136,13 +138,13 @@ class Adaptive(Proposer):
         return Budget(budget.max_nodes, levels)
 
     def _may_probe(self) -> bool:
-        """Return whether this request is the one to see whether drafts pay again; before its first step it is not."""
+        """Return whether this request should probe whether drafts pay again; never before its first step."""
         if self._levels.may_probe and not self._meter.is_first:
             self._has_reserved, self._levels.idle_s = True, 0.0
         return self._has_reserved
 
     def _depth(self, budget: Budget, surface: Surface) -> int:
-        """Return the number of levels with the highest rate, γ for a chain; a level has as many rows as lately."""
+        """Return the number of levels with the highest rate, γ for a chain; levels are assumed to be of recent size."""
         most = min(budget.max_depth, budget.max_nodes, self._num_levels)
         chances = np.cumprod([self._ranks.chance(depth, 0) for depth in range(1, most + 1)])
         tokens = 1.0 + surface.others_tokens + np.concatenate([[0.0], np.cumsum(chances)])
@@ -154,8 +156,8 @@ class Adaptive(Proposer):
     def _note_levels(self, tree: TokenTree) -> None:
         """Note what the levels of the last draft cost.
 
-        Of a draft before which the drafter had to catch up with the text, the time is an upper bound: it counts only if
-        it is less than what levels were taken to cost. So a level that was slow once is not held to be so for ever.
+        If the drafter had to catch up with the text before the draft, the time is an upper bound: it counts only if it
+        is below the estimate. So an estimate that was once too high does not stay so forever.
         """
         depth = int(tree.depths.max())
         level_s = self._meter.draft_s / depth if depth else 0.0
@@ -165,7 +167,7 @@ class Adaptive(Proposer):
         self._catches_up = bool(self.num_plain) or (self._catches_up and not depth)
 
     def _paying(self, surface: Surface, expected_s: float) -> Proposal:
-        """Return what is sent of the draft; expected_s: what was known of its time before it was sampled."""
+        """Return what is sent of the draft; expected_s: the estimate of its time from before it was sampled."""
         chances = self._ranks.path_chances(self._drafted.tree)
         if not self._is_sampled:
             return self._drafted.only(paying(chances, surface, self._meter.draft_s))
@@ -175,7 +177,7 @@ class Adaptive(Proposer):
 
 
 class AdaptiveWhereShared(Proposer):
-    """Leaves a request's drafts as they are while it has its passes to itself, and adapts them where others share them.
+    """Leaves a request's drafts as they are while it has its passes to itself, and adapts them while others share them.
 
     So a method that does not pay under load costs the requests beside it little.
     Invariant: drafts are adapted only where the text does not depend on them; elsewhere a seed's text would change with
@@ -183,7 +185,7 @@ class AdaptiveWhereShared(Proposer):
     """
 
     def __init__(self, proposer: Proposer, adaptive: Adaptive, costs: StepCosts) -> None:
-        """costs: of all requests; they tell whether passes are shared until a step of this one has shown it."""
+        """costs: of all requests; they tell whether passes are shared until a step of this request shows it."""
         self.name = proposer.name
         self._proposer, self._adaptive, self._is_shared = proposer, adaptive, costs.shares_passes
         self._costs = costs
@@ -196,7 +198,7 @@ class AdaptiveWhereShared(Proposer):
 
     @property
     def compiled(self) -> CompiledDrafts | None:
-        """What makes the proposals behind the last one in native code."""
+        """What makes the proposals after the last one in native code."""
         return self._used.compiled
 
     @property
@@ -235,7 +237,7 @@ class AdaptiveWhereShared(Proposer):
         self._used = used
 
     def _note_load(self, acceptance: Acceptance) -> None:
-        """A pass that reads prompts may have no room for the steps that otherwise share it."""
+        """Note whether passes are shared, ignoring those that read prompts, which may lack room for the usual steps."""
         if acceptance.has_prompts:
             return
         self._is_shared = acceptance.num_in_pass > 1
