@@ -1,6 +1,6 @@
 """`python -m auditor` (make audit): proves on a running server that its text is the target's own (docs/auditor.md).
 
-Without --url it starts the shipped deployment in float64 and audits that. The exit status is 1 when anything is found.
+Without --url it starts the shipped deployment in float64 and audits that. The exit status is 1 if there is a fault.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def address(options: argparse.Namespace) -> Iterator[str]:
 
 
 def supported(system: AuditedSystem, prompt: str, settings: Sequence[str]) -> list[str]:
-    """Return the settings that the server accepts, and print which it refuses."""
+    """Return the settings that the server accepts, and print those that it refuses."""
     requests = [AuditRequest(name, prompt, {**inputs_of(name, prompt), "max_tokens": 1}) for name in settings]
     answers = ask_all(system, requests)
     for request, answer in zip(requests, answers, strict=True):
@@ -100,7 +100,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Size]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Audit and report; return 1 on any finding, 2 when there is no server."""
+    """Audit and report; return 1 if there is a fault, 2 if there is no server."""
     options, size = parse(arguments)
     try:
         with address(options) as url:

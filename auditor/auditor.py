@@ -22,7 +22,7 @@ AT_ONCE = 8
 class Auditor:
     """Sends requests to a system and judges its answers by the reference.
 
-    settings: those of SETTINGS that the system supports. report_progress: takes a line of text.
+    settings: names in auditor/settings.py that the system supports. report_progress: takes a line of text.
     at_once: how many requests run concurrently in the checks that use concurrency.
     """
 
@@ -58,7 +58,7 @@ class Auditor:
         return [*replays.close(), *texts.close(), greedy.result]
 
     def invariance(self) -> list[Result]:
-        """Compare the texts of one seed under `coupled` for every method, alone and at once; then with stop strings."""
+        """Compare the texts of one seed under `coupled` for every method, one by one and at once; then with stops."""
         comparison, texts = Comparison("invariance", self.reference), TextCheck(self.reference)
         for index, prompt in enumerate(self.prompts):
             variants = variants_of(index, prompt, self.settings, self.size.tokens)

@@ -18,7 +18,7 @@ MIN_EXPECTED = 5.0
 def max_error_rate(num_wrong: int, num_seen: int) -> float:
     """Return the highest rate of wrong steps that is compatible with the observed count, with CONFIDENCE.
 
-    For num_wrong = 0 it is −log(1 − CONFIDENCE) / n, the rule of three.
+    For num_wrong = 0 it is about −log(1 − CONFIDENCE) / n, the rule of three.
     Source: Clopper and Pearson 1934.
     """
     if num_wrong >= num_seen:

@@ -18,7 +18,7 @@ from orchestrator.core.types import FloatArray
 from orchestrator.sampling.distribution import log_p
 
 NUM_TOKENS = 3
-#: The probability of one false alarm in an audit.
+#: The probability of any false alarm in an audit, at most.
 SIGNIFICANCE = 1e-3
 #: Top-k keeps the outcomes few, so that a few thousand samples are enough to test each of them.
 SAMPLED: Options = {"temperature": 1.0, "top_k": 4, "max_tokens": NUM_TOKENS, "ignore_eos": True}
@@ -28,7 +28,7 @@ Weights = dict[tuple[int, ...], float]
 
 
 def output_probabilities(reference: ReferenceModel, request: AuditRequest, num_tokens: int) -> Weights:
-    """Return the probability of every output of `num_tokens` tokens, from a plain pass for each of its prefixes."""
+    """Return the probability of every output of `num_tokens` tokens, from one plain pass per prefix."""
     prompt, sampling = reference.encode(request.prompt), sampling_of(request.options)
     outputs: Weights = {(): 1.0}
     for _ in range(num_tokens):
@@ -44,7 +44,7 @@ def output_probabilities(reference: ReferenceModel, request: AuditRequest, num_t
 
 @dataclass
 class GTests:
-    """The G-tests of one audit, judged together so that one false alarm in all has the probability SIGNIFICANCE."""
+    """The G-tests of one audit, judged together: the probability of any false alarm is at most SIGNIFICANCE."""
 
     p_values: list[float] = field(default_factory=list)
     places: list[tuple[Result, str]] = field(default_factory=list)

@@ -26,12 +26,12 @@ from orchestrator.sampling.reference import decide, process_tree_logits
 #: Served dtype → by how much rounding may move a logit; a decision that it can flip is a near tie.
 NEAR_TIES = {"float64": 0.0, "float32": 1e-4, "bfloat16": 5e-2}
 NUM_PERTURBATIONS = 64
-#: Several checks read the logits of one output; the logits of so many outputs are kept.
+#: Several checks read the logits of one output; those of this many outputs are kept.
 MAX_CACHED = 32
 
 
 class Decision(NamedTuple):
-    """accepted: the reference's decision. is_tie: whether rounding can turn it into the reported one."""
+    """A step decided again. accepted: the reference's decision. is_tie: rounding can turn it into the reported one."""
 
     accepted: AcceptedPath
     is_tie: bool

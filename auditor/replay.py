@@ -93,8 +93,8 @@ class ReplayCheck:
 def is_sampled(step: ReportedStep, parent: int, siblings: list[int], q: Distribution, sampling: Sampling) -> bool:
     """Return whether the children of a node are what the drafter's noise samples from their q, in this order.
 
-    The noise of a node's children is that of the number which the drafter gave the node while the tree grew. The root's
-    is 0; a report has the kept nodes alone, so that below the root any number will do.
+    The noise of a node's children is keyed by the number that the drafter gave the node while the tree grew. The root's
+    is 0; a report contains only the nodes that were kept, so below the root any number will do.
     """
     position = step.prefix_len + int(step.tree.depths[parent])
     numbers = np.arange(MAX_CANDIDATES if parent else 1)

@@ -33,7 +33,7 @@ class Answer:
 
     @classmethod
     def of(cls, responses: Sequence[Mapping[str, Any]]) -> Answer:
-        """Join a request's responses, each the outputs by name that it adds."""
+        """Join a request's responses, each given as the outputs that it adds, by name."""
         last = responses[-1]
         return cls(
             tuple(token for response in responses for token in response["output_ids"]),

@@ -11,7 +11,7 @@ from tritonclient.utils import InferenceServerException
 from auditor.requests import Answer, Options, to_values
 from clients.generate import stream_outputs
 
-#: Limit of one request: the judging model may share the machine with the server and slow it down.
+#: Time limit of one request: the reference model may share the machine with the server and slow it down.
 LIMIT_S = 900.0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-#: The load does not change what is drafted; by default, methods with a drafter draft less where requests share passes.
+#: Makes drafts independent of load; by default, methods with a drafter draft less when requests share passes.
 FIXED = {"adaptive": False}
 #: name of a setting → (method, its parameters).
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {

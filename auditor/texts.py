@@ -49,7 +49,7 @@ def whole_or_cut(text: str, words: Sequence[str]) -> str:
 
 
 def cut(text: str, words: Sequence[str]) -> str | None:
-    """Return the text before the stop string that is complete first, the longest of several; None without one."""
+    """Return the text before the stop string that is complete first (the longest if several are); None without one."""
     found = [(at + len(word), at) for word in words if (at := text.find(word)) >= 0]
     return text[: min(found)[1]] if found else None
 

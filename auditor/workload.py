@@ -34,7 +34,7 @@ SAMPLINGS: dict[str, Options] = {
 class Size:
     """The size of an audit.
 
-    seeds: draws per distribution, 0 to skip them. characters: how many of the last ones of a prompt are sent.
+    seeds: draws per distribution, 0 to skip them. characters: of a prompt, only this many at its end are sent.
     """
 
     prompts: int = 8

@@ -76,7 +76,7 @@ class Endpoint(NamedTuple):
 
 @contextlib.contextmanager
 def serving(args: argparse.Namespace) -> Iterator[Endpoint]:
-    """Yield the server, which is started here without --url."""
+    """Yield the server; without --url it is started here."""
     if args.url:
         yield Endpoint(args.url, lambda: None)
         return
@@ -114,8 +114,8 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
 def peers(args: argparse.Namespace, config: ServingConfig, folder: Path) -> list[Runner]:
     """Load the peers that --peers names; converted weights go to `folder`. Raises BenchError if one is missing.
 
-    Their threads spin while they wait, as their libraries have it: alone on the machine that is several times faster.
-    The server is idle while a peer runs.
+    Their threads spin while they wait, which is their libraries' default and several times faster on an idle machine;
+    the server is idle while a peer runs.
     """
     if not args.peers:
         return []

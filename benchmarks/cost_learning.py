@@ -36,15 +36,16 @@ SURFACES: dict[str, Callable[[float], float]] = {
     "stairs (0.6 for 8 rows)": lambda rows: 1.0 + 0.6 * ((rows - 1) // 8),
     "mixture of experts": lambda rows: 0.3 + 0.7 * min(rows, 12) + 0.05 * max(rows - 12, 0),
 }
-#: Deviation of the logarithms of what is measured at load.
+#: Standard deviation of the logarithm of a cost measured at load.
 MEASURED_NOISE = 0.05
-#: Of a pass: deviation of the logarithm of the speed, and passes in which it changes; deviation of the pass's own time;
-#: how many passes are held up, and by how much on average. What a step costs beside its pass.
+#: Standard deviation of the logarithm of the speed, and the number of passes over which it drifts; standard deviation
+#: of the logarithm of a pass's own noise; share of passes that are held up, and their mean delay; cost of a step beside
+#: its pass.
 DRIFT, DRIFT_PASSES, NOISE, HELD_UP, HELD_UP_MS, BESIDE_MS = 0.3, 100, 0.2, 0.02, 0.8, 0.05
 
 
 class Known(StepCosts):
-    """Costs that are known and not learnt."""
+    """Costs that are given instead of learnt."""
 
     def __init__(self, clock: Callable[[], float], cost: Callable[[float], float]) -> None:
         super().__init__(clock)
@@ -52,19 +53,19 @@ class Known(StepCosts):
 
     @property
     def wants_plain(self) -> bool:
-        """Plain steps need not be measured."""
+        """False, since plain steps need not be measured."""
         return False
 
     def surface(self, num_kv_tokens: int = 0) -> Surface:
-        """Return the costs, of which contexts are no part."""
+        """Return the given costs, which do not depend on the context."""
         return self._known
 
 
 @dataclass
 class Machine:
-    """A target whose passes take what a formula says, now a little more and now a little less.
+    """A target whose passes take the time that a formula gives, with drift and noise.
 
-    Proposers take its milliseconds for seconds, which makes no difference to them: they use ratios alone.
+    Proposers take its milliseconds for seconds, which makes no difference: they use only ratios.
     """
 
     cost: Callable[[float], float]
@@ -77,7 +78,7 @@ class Machine:
     _speed: float = 0.0
 
     def clock(self) -> float:
-        """Return the time, of which proposers read differences alone."""
+        """Return the time; proposers use only differences."""
         return self.now_ms
 
     def step(self, ids: list[int], context: Context, tree: TokenTree) -> Acceptance:
@@ -96,7 +97,7 @@ class Machine:
 
 
 def replayed(texts: Sequence[Text], deployment: Deployment, machine: Machine, costs: StepCosts) -> tuple[float, float]:
-    """Return the tokens per millisecond by the true costs, and the nodes of a step."""
+    """Return the tokens per millisecond by the true costs, and the mean nodes per step."""
     costs.makes_drafted = True
     dependencies = ProposerDependencies(
         drafter_client=lambda name: None,  # type: ignore[arg-type, return-value]
@@ -118,7 +119,7 @@ def replayed(texts: Sequence[Text], deployment: Deployment, machine: Machine, co
 
 
 def measured(cost: Callable[[float], float], rng: np.random.Generator) -> PassCosts:
-    """Return the costs as they are measured at load."""
+    """Return the costs as they would be measured at load, with noise."""
     seconds = [cost(rows) * math.exp(MEASURED_NOISE * rng.normal()) for rows in NUM_ROWS]
     return PassCosts(Curve.measured([*NUM_ROWS], seconds))
 
@@ -126,7 +127,7 @@ def measured(cost: Callable[[float], float], rng: np.random.Generator) -> PassCo
 def cells(
     cost: Callable[[float], float], texts: Sequence[Text], deployment: Deployment, num_seeds: int
 ) -> Iterator[str]:
-    """Yield the rate by the true costs, and the parts of it that are reached by learnt ones; nodes in brackets."""
+    """Yield the rate with the true costs, and the fractions of it reached with learnt ones; nodes in brackets."""
     machine = Machine(cost, np.random.default_rng(0))
     best, nodes = replayed(texts, deployment, machine, Known(machine.clock, cost))
     yield f"{best:.2f} ({nodes:.1f})"

@@ -1,4 +1,4 @@
-"""The shipped deployment: run in a dtype, and the metrics that its engines report."""
+"""Runs the shipped deployment in a dtype, and reads the metrics that its engines report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONFIG = ROOT / "serving.toml"
 TASKS = ("completion", "edit", "repetitive", "docstring")
 #: A late draft costs speed, not text; but a test of speculation needs drafts on a busy machine too.
 ENVIRONMENT = {"SERVING_DRAFT_TIMEOUT_MS": "10000"}
-#: The engines report twice a second; metrics that stand still for this long are complete.
+#: The engines report twice a second; metrics that have not changed for this long are complete.
 SETTLED_S, SETTLE_LIMIT_S = 1.2, 10.0
 _SERIES = re.compile(r'^spec_(\w+)\{model="(\w+)"(?:,state="(\w+)")?\} (\S+)$', re.MULTILINE)
 
@@ -37,7 +37,7 @@ def engine_metrics(server: Server) -> dict[tuple[str, ...], float]:
 
 
 def settled_metrics(server: Server) -> dict[tuple[str, ...], float]:
-    """Return the engines' metrics once they have stood still for SETTLED_S, or as they are after SETTLE_LIMIT_S."""
+    """Return the engines' metrics once unchanged for SETTLED_S, or as they are after SETTLE_LIMIT_S."""
     metrics, since_s = engine_metrics(server), time.monotonic()
     end_s = since_s + SETTLE_LIMIT_S
     while time.monotonic() - since_s < SETTLED_S and time.monotonic() < end_s:

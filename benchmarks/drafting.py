@@ -2,7 +2,7 @@
 
 The context is held-out text with the target's own hidden states; between two drafts it grows by a few tokens, as after
 a step. Each drafter gets its method's default parameters. c is its time in plain passes of the target. On a busy
-machine compare CPU time, with one thread.
+machine, compare CPU times with one thread.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(0.8, top_p=0.95, seed=1)}
 
 
 class Stopwatch:
-    """Adds up the seconds that wrapped functions take; a wrapped function within another counts for itself alone."""
+    """Adds up the seconds that wrapped functions take; time in a nested one counts for the inner one alone."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -72,7 +72,7 @@ class Stopwatch:
 
 
 class Cost(NamedTuple):
-    """Milliseconds of a draft: the median, and of CPU time the median; its parts, the means; its nodes, the mean."""
+    """The cost of a draft in milliseconds: median time, median CPU time, mean per part; its mean number of nodes."""
 
     median_ms: float
     cpu_ms: float
@@ -153,7 +153,7 @@ def requests_of(
 
 
 def target_states(paged: PagedModel, ids: Sequence[int]) -> Features:
-    """Compute the text and return the states of every position, (n, width) float32: the last one first, then layers."""
+    """Run the target over `ids`; return each position's states, (n, width) float32: the last one, then the layers'."""
     sequence = paged.sequences.open(delta_of(Context(list(ids)), 0, 1, ""), 16, 16)
     for first in range(0, len(ids), 256):
         paged.forward([Segment(sequence, first, min(first + 256, len(ids)))])
@@ -163,7 +163,7 @@ def target_states(paged: PagedModel, ids: Sequence[int]) -> Features:
 
 
 def pass_ms(paged: PagedModel, num_context: int, num_timed: int) -> tuple[float, float]:
-    """Return the medians of plain passes, one row after `num_context` tokens, in milliseconds and of CPU time."""
+    """Return the median time and CPU time, in ms, of plain passes: one row, the last of `num_context` tokens."""
     (sequence,) = paged.sequences._live.values()
     times_ms, cpu_ms = [], []
     for _ in range(num_timed):
@@ -175,7 +175,7 @@ def pass_ms(paged: PagedModel, num_context: int, num_timed: int) -> tuple[float,
 
 
 def use_threads(model: Any, threads: int) -> None:
-    """Let a model or head compute with so many threads."""
+    """Let a model or head compute with `threads` threads."""
     torch.set_num_threads(threads)
     if isinstance(model, NativeModel | NativeHead):
         model.num_threads = threads

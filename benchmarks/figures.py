@@ -15,7 +15,7 @@ from clients.generate import ratio
 FloatArray = npt.NDArray[np.float64]
 NUM_RESAMPLES = 10_000
 LEVEL = 95
-#: What follows a peer's name if it decodes plainly.
+#: What may follow a peer's name if it decodes plainly.
 PLAIN = ("", "float32", "float16", "bfloat16")
 #: The task of a row over all tasks.
 ALL = "all"
@@ -23,7 +23,7 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure over all prompts, and the quartiles and the median of the prompts' own."""
+    """A figure over all prompts, and the quartiles of single prompts' figures (of single runs' for first_token_s)."""
 
     overall: float
     quartiles: tuple[float, ...]
@@ -43,7 +43,7 @@ class Ratio:
 class Row:
     """One runner's figures on one task, None for a figure that the runner does not report.
 
-    step_s: seconds of decoding per step; the first step, whose pass holds the prompt, counts for neither.
+    step_s: seconds of decoding per step; the first step, whose pass reads the prompt, is left out.
     speed_up: ratio of decoding rates to the base. acceptance_interval: of the length with the bonus token, by
     bootstrap over prompts; the length without it is one less, except for texts that end within a step.
     """
@@ -73,7 +73,7 @@ class Comparison:
 
 
 def rows(samples: Sequence[Sample], base: str) -> list[Row]:
-    """Return one row per task and runner, in the order of the samples; of several tasks also all together."""
+    """Return one row per task and runner, in the order of the samples; with several tasks, also over all."""
     keys = dict.fromkeys((sample.task, sample.runner) for sample in samples)
     tasks, runners = (dict.fromkeys(key[place] for key in keys) for place in (0, 1))
     everywhere = [(ALL, name) for name in runners if all((task, name) in keys for task in tasks)]
@@ -138,8 +138,8 @@ def compare_with_peers(
 ) -> list[Comparison]:
     """Compare plain decoding with each peer's plain decoding, and the fastest method with each peer's fastest.
 
-    base: the method that decodes plainly. peers: names of peers; a peer's runners begin with its name, and a plain one
-    has at most its dtype behind it.
+    base: the method that decodes plainly. peers: names of peers; the names of a peer's runners begin with it; that of
+    a plain one has nothing but a dtype after it.
     """
     tasks = dict.fromkeys(sample.task for sample in samples)
     runners = dict.fromkeys(sample.runner for sample in samples)

@@ -1,7 +1,7 @@
 """`python -m benchmarks.forward`: the cost surface of the native forward pass, t(rows, KV tokens), in process.
 
-Beside each pass stand the passes' matrix products alone, and its share of the arithmetic peak. What is compared is
-measured in turn, so that a machine that is busy with other work slows all of it alike.
+Each pass is listed with the time of its matrix products alone and its share of the arithmetic peak. What is compared is
+measured in turn, so that other work on the machine slows all of it alike.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from runtime.native.model import NativeModel
 SHAPES = ((1, 1), (1, 8), (1, 11), (1, 24), (1, 64), (16, 1), (16, 11))
 CONTEXTS = (128, 300, 512, 1024, 1792)
 PREFILL_TOKENS = 256
-#: Tokens of all sequences of a pass, for which the cache has room.
+#: Most cached tokens of all sequences of a pass; the cache has room for them.
 MOST_CACHED = 17600
 PRODUCTS = NativeLibrary(
     "products",
@@ -70,7 +70,7 @@ class Case(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Milliseconds of a pass and of its products alone, and the arithmetic peak of a thread, each of every round."""
+    """Milliseconds of a pass and of its products alone, and a thread's peak in FLOP/s; one value each per round."""
 
     pass_ms: list[float]
     products_ms: list[float]
@@ -78,10 +78,10 @@ class Cost(NamedTuple):
 
 
 class Products:
-    """The matrix products of one model's passes alone."""
+    """The matrix products of one model's passes, without the rest."""
 
     def __init__(self, config: Any, is_bfloat16: bool, rounds_inputs: bool, max_threads: int) -> None:
-        """config: the transformers configuration of the model."""
+        """Add the matrices; config: the transformers configuration of the model."""
         self._library, self._rounds_inputs = PRODUCTS.load(), int(rounds_inputs)
         self._library.products_new.restype = ctypes.c_void_p
         self._library.products_run.restype = self._library.products_peak.restype = ctypes.c_double
@@ -109,7 +109,7 @@ class Products:
         return float(self._library.products_run(self._handle, rows, num_threads))
 
     def peak_flops(self) -> float:
-        """Return what one thread can do in a second."""
+        """Return the arithmetic peak of one thread, in FLOP/s."""
         return float(self._library.products_peak(self._rounds_inputs))
 
 
@@ -121,7 +121,7 @@ class Passes:
         self._paged = PagedModel(model, 1024, 16, share=False)
 
     def costs(self) -> PassCosts | None:
-        """Return what an engine measures when it is loaded."""
+        """Return the costs that an engine measures at load, or None if that took too long."""
         return measured_costs(self._paged)
 
     def open(self, case: Case) -> Callable[[], float]:
@@ -176,9 +176,9 @@ def row_of(case: Case, cost: Cost, flops_of_row: int) -> str:
 
 
 def print_predicted(passes: Passes, costs: PassCosts, rounds: int, contexts: Sequence[int]) -> None:
-    """Print what passes take beside what the costs that are measured at load say: by rows and contexts, by rows alone.
+    """Print the time of passes beside its predictions from the costs measured at load.
 
-    Rows alone: as if they were those of one sequence with NUM_CONTEXT tokens, behind which they are measured.
+    By rows and contexts, and by rows alone: as if all shared one context of NUM_CONTEXT tokens, as when measured.
     """
     errors: list[tuple[float, float]] = []
     print("| rows | KV tokens | pass, ms | predicted | by rows alone |\n|---|---:|---:|---:|---:|")

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.figures import Row
 
-# Letters stay letters, and the same figures give the same file.
+# Text is not converted to paths, and the same figures give the same file.
 STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "bench", "font.size": 9}
 GROUP_WIDTH = 0.86
 

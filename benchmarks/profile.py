@@ -27,7 +27,7 @@ GRACE_S = 60.0
 
 
 class ProfileError(ServingError):
-    """Nothing can be profiled, for the reason that it gives."""
+    """Nothing can be profiled; the message says why."""
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

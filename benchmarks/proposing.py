@@ -1,6 +1,6 @@
 """`python -m benchmarks.proposing`: the time of `propose` and `observe` per step, by in-process method and context.
 
-The context is real text: held-out prompts one after the other, of which the target "generates" the rest.
+The context is real text: held-out prompts in a row, the rest of which the target "generates".
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def demo_deployment() -> tuple[ServingConfig, Deployment]:
 
 
 def known_texts(config: ServingConfig, num_prompts: int, num_tokens: int, store: Path | None) -> list[Text]:
-    """Return the target's greedy texts, from the file `store` if it has them."""
+    """Return the target's greedy texts, read from the file `store` if it exists, else saved there."""
     prompts = [prompt for task in TASKS for prompt in read_prompts()[task][:num_prompts]]
     kept: Mapping[str, Any] = json.loads(store.read_text()) if store and store.exists() else {}
     if not kept:

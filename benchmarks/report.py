@@ -144,7 +144,7 @@ def save(
     samples: Sequence[Sample],
     concurrent: Sequence[ConcurrentRun],
 ) -> None:
-    """Write conditions, figures and every run as JSON; a hash stands for the token ids, to compare texts."""
+    """Write conditions, figures and every run as JSON; a hash replaces the token ids, to compare texts."""
     concurrent_entries = [
         {
             "method": run.method,

@@ -20,10 +20,10 @@ class Run:
     """The figures of one request; decoding follows the first response, and the steps include the prefill.
 
     num_accepted: draft tokens in the output. num_cached_tokens: prompt tokens that the target found in its cache.
-    requests_per_pass: mean number of requests that shared a pass. None stands for a figure that is not known.
-    step_ms: mean time of a step and of its parts (docs/statistics.md); empty where it is not known.
-    tested, accepted: by depth from 1 on, steps that had a draft there after an accepted path, and how many were
-    accepted. num_levels, num_timed_levels: levels drafted, and those behind the first step, which step_ms leaves out.
+    requests_per_pass: mean number of requests that shared a pass. None: not known.
+    step_ms: mean time of a step and of its parts (docs/statistics.md); empty if not known.
+    tested, accepted: by depth from 1 on, steps that had a draft there after an accepted path, and how many of them
+    accepted it. num_levels, num_timed_levels: levels drafted in all, and after the first step, which step_ms omits.
     histogram: steps by their number of accepted drafts, from 0 on.
     """
 

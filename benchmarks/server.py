@@ -1,4 +1,4 @@
-"""The server's methods as runners, alone or many requests at once."""
+"""The server's methods as runners, with one request or many at once."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def to_run(done: Generation) -> Run:
 
 @dataclass(frozen=True)
 class ConcurrentRun:
-    """Many requests at once under one method, timed from the moment when all were sent to the last token of the last.
+    """Many requests at once under one method, timed from when all are sent to when the last ends.
 
     requests_per_pass: requests per pass of the target as the engine counts them, or None if it is not known.
     seen_per_pass: the same as the requests report it, which counts fuller passes more often.
@@ -98,7 +98,7 @@ class ConcurrentRun:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens of all requests over the time that all took together, prefill included."""
+        """Tokens of all requests per second of wall time, prefill included."""
         return sum(len(run.ids) for run in self.runs) / self.wall_s
 
     @property

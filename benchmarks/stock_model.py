@@ -16,7 +16,7 @@ from runtime.model.fused import fuse_norms
 class StockModel:
     """A checkpoint as transformers runs it, one causal forward pass per call, without a cache.
 
-    exact_norms: in float64, replace the stock norms, which round to float32 on the way.
+    exact_norms: in float64, replace the stock norms, which round to float32 internally.
     """
 
     def __init__(self, folder: Path, dtype: str = "float64", exact_norms: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""The training text: the source of this interpreter's standard library, split by file; it does not know tokens."""
+"""The training text: the source of this interpreter's standard library, split by file; it knows nothing of tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from build.errors import BuildError
 
 MAX_FILE_BYTES = 400_000
 HELD_OUT_PERCENT = 4
-# Generated when the interpreter is built: they hold paths of one machine and differ between builds.
+# Files that are generated when the interpreter is built: they contain paths of that machine and differ between builds.
 GENERATED_PREFIXES = ("_sysconfigdata", "config-")
 FOREIGN_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
 
@@ -29,7 +29,7 @@ class Document:
 
     @property
     def held_out(self) -> bool:
-        """True for about 4 % of the paths, chosen by the path's hash alone, so that a new file does not move others."""
+        """True for about 4 % of the paths, chosen by the path's hash alone, so a new file does not move others."""
         bucket = int.from_bytes(hashlib.sha256(self.path.encode()).digest()[:4], "big") % 100
         return bucket < HELD_OUT_PERCENT
 
@@ -59,7 +59,7 @@ class Corpus:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What a published model records of its corpus."""
+        """What a published model records about its corpus."""
         return {"sha256": self.sha256, "train_files": len(self.train), "held_out_files": len(self.held_out)}
 
 
@@ -83,7 +83,7 @@ def check_corpus(corpus: Corpus, recorded_sha256: str | None, any_corpus: bool) 
 
 
 def _documents(root: Path) -> Iterator[Document]:
-    """Yield the readable source files below `root` in path order, without installed packages and generated files."""
+    """Yield the readable source files below `root` in path order, except installed packages and generated files."""
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
     for name in names:
         parts = name.split("/")

@@ -21,11 +21,11 @@ from orchestrator.deployment.config import load_config
 from orchestrator.proposers.corpus import ENDS, FORMAT, MANIFEST, MAX_DEPTH, TOKENS, Ends
 from orchestrator.proposers.tables import vocabulary_of
 
-#: Text is read and encoded in pieces of about so many characters.
+#: Text is read and encoded in pieces of about this many characters.
 PIECE_CHARS = 1 << 20
-#: Documents that are encoded together.
+#: Number of documents that are encoded together.
 BATCH = 256
-#: Building a shard takes about 100 bytes of memory a token.
+#: Tokens of a shard; building one takes about 100 bytes of memory per token.
 SHARD_TOKENS = 4_000_000
 MAX_SHARDS = 1000
 
@@ -45,7 +45,7 @@ def documents_of(files: Sequence[Path], reader: TargetTokenizer) -> Iterator[str
 
 
 def encoded(documents: Iterator[str], reader: TargetTokenizer) -> Iterator[list[int]]:
-    """Yield the ids of each document that has any."""
+    """Yield the ids of each document, except empty ones."""
     while batch := list(islice(documents, BATCH)):
         for encoding in reader.tokenizer.encode_batch(batch, add_special_tokens=False):
             if encoding.ids:
@@ -53,7 +53,7 @@ def encoded(documents: Iterator[str], reader: TargetTokenizer) -> Iterator[list[
 
 
 def shards_of(documents: Iterator[list[int]], separator: int, most: int) -> Iterator[IdArray]:
-    """Yield streams of at most `most` tokens, each document ended by the separator; a longer document is cut."""
+    """Yield streams of at most `most` tokens, each document ended by the separator; longer documents are cut."""
     stream: list[int] = []
     for ids in documents:
         for start in range(0, len(ids), most - 1):
@@ -67,10 +67,11 @@ def shards_of(documents: Iterator[list[int]], separator: int, most: int) -> Iter
 
 
 def sorted_ends(tokens: IdArray, separator: int) -> Ends:
-    """Return the places of tokens that follow another token of their document, sorted by the text before them.
+    """Return the places of all tokens but the first of each document, sorted by the text before them.
 
-    tokens: (n,). The text before a place is read backwards, up to MAX_DEPTH tokens; of equal texts the earlier place
-    comes first. Prefix doubling: in each round the ranks by twice as many tokens follow from those of two places.
+    tokens: (n,) int32. The texts before the places are compared backwards, over up to MAX_DEPTH tokens; among equal
+    texts the earlier place comes first. Prefix doubling: each round combines the ranks at two places into a rank over
+    twice as many tokens.
     """
     reach = 1
     ranks = tokens.astype(np.int64) + 1  # of the text that ends with token i; 0: no text
@@ -84,7 +85,7 @@ def sorted_ends(tokens: IdArray, separator: int) -> Ends:
 
 
 def build_index(files: Sequence[Path], target: str, folder: Path, shard_tokens: int = SHARD_TOKENS) -> int:
-    """Write the index of the files into `folder`, the manifest last; return the number of its tokens."""
+    """Write the index of the files into `folder`, the manifest last; return the number of tokens in it."""
     if folder.exists() and not (folder / MANIFEST).exists() and any(folder.iterdir()):
         raise BuildError(f"{folder} exists and is not a corpus index: choose another folder (--out)")
     reader = target_tokenizer(target)
@@ -106,7 +107,7 @@ def build_index(files: Sequence[Path], target: str, folder: Path, shard_tokens: 
         raise BuildError(f"{', '.join(map(str, files))}: there is no text to index")
     manifest = {"format": FORMAT, "shards": len(sizes), "tokens": sum(sizes), "vocabulary": vocabulary._asdict()}
     (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-    shutil.rmtree(folder, ignore_errors=True)  # a server that has it mapped keeps its files
+    shutil.rmtree(folder, ignore_errors=True)  # a server that has mapped the old files keeps them
     partial.replace(folder)
     return sum(sizes)
 

@@ -40,7 +40,7 @@ def cached_stream(
 
 
 def save_array(path: Path, array: Tokens) -> None:
-    """Write an array (.npy) beside `path`, then rename it: a process that is killed leaves no half of a file."""
+    """Write an array (.npy) beside `path`, then rename it, so that a killed process leaves no truncated file there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial.npy")
     np.save(partial, array)
@@ -50,7 +50,7 @@ def save_array(path: Path, array: Tokens) -> None:
 def batch(stream: Tokens, seed: int, index: int, rows: int, length: int) -> torch.Tensor:
     """Return batch number `index` of the phase with windows of `length` tokens, (rows, length + 1) int64.
 
-    It is a pure function of its arguments, so that a resumed run reads the same text without a generator's state.
+    It is a pure function of its arguments, so a resumed run reads the same text without a saved generator state.
     """
     numbers = range(index * rows, (index + 1) * rows)
     starts = [_window_start(len(stream), seed, length, number) for number in numbers]

@@ -1,4 +1,4 @@
-"""Makes the edit prompts: a function, and the beginning of its copy with one name changed."""
+"""Makes the edit prompts: a function, then the beginning of its copy with one name changed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from build.corpus import Document
 from build.excerpts import Excerpt, Function, Length, functions, parse
 
-# The first of these that the function's text does not contain is the new name.
+# The new name is the first of these that does not occur in the function's text.
 NEW_NAMES = ("total", "entry", "current", "payload")
 MIN_USES = 4
 
 
 def edits(document: Document, length: Length) -> Iterator[Excerpt]:
-    """Yield functions, each with the announcement of a renamed copy and the copy's first lines."""
+    """Yield functions, each followed by the announcement of a renamed copy and the copy's first lines."""
     source = parse(document)
     for node in functions(source):
         text = textwrap.dedent("\n".join(source.lines[node.lineno - 1 : node.end_lineno]))
@@ -27,7 +27,7 @@ def edits(document: Document, length: Length) -> Iterator[Excerpt]:
 
 
 def _renaming(text: str) -> str | None:
-    """Return the edit prompt for a function's text; None if no local name is used often enough."""
+    """Return the edit prompt for a function's text; None if it cannot be edited safely or uses no local name often."""
     function = _parsed_function(text)
     if function is None:
         return None
@@ -50,7 +50,7 @@ def _renaming(text: str) -> str | None:
 
 @dataclass(frozen=True)
 class Use:
-    """One use of a name: line (from 0) and column."""
+    """One use of a name. line, column: where it begins, from 0."""
 
     name: str
     line: int
@@ -77,7 +77,7 @@ def _replaced(text: str, uses: list[Use], new: str) -> str:
 
 
 def _parsed_function(text: str) -> Function | None:
-    """Parse a function; None if a string's lines at the margin kept its text from being dedented."""
+    """Parse a function; None if its text could not be dedented, because a string in it has lines at the margin."""
     try:
         function = ast.parse(text).body[0]
     except SyntaxError:

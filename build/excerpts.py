@@ -1,4 +1,4 @@
-"""Finds excerpts of source files that make good prompts; it does not know tokens or prompt files."""
+"""Finds excerpts of source files that make good prompts; it knows nothing of tokens or prompt files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN_ROWS = 0.6
 
 @dataclass(frozen=True)
 class Excerpt:
-    """A prompt's text, without white space at its end. source: the file and the line of the end (file:line)."""
+    """A prompt's text, without trailing white space. source: where it ends, as file:line."""
 
     text: str
     source: str
@@ -23,7 +23,7 @@ class Excerpt:
 
 @dataclass(frozen=True)
 class Length:
-    """How long a prompt may be, in tokens."""
+    """How long a prompt may be, in tokens. count: returns the number of tokens in a text."""
 
     min_tokens: int
     max_tokens: int
@@ -77,7 +77,7 @@ def repetitions(document: Document, length: Length) -> Iterator[Excerpt]:
 
 
 def docstrings(document: Document, length: Length) -> Iterator[Excerpt]:
-    """Yield code with a part of a docstring's prose, ending with a word at the end of a line."""
+    """Yield code that breaks off within a docstring's prose, at the end of a line."""
     source = parse(document)
     for node in source.nodes:
         first, last = _docstring_lines(node)
@@ -88,7 +88,7 @@ def docstrings(document: Document, length: Length) -> Iterator[Excerpt]:
 
 
 def _longest_fitting(source: Source, starts: list[int], end: int, length: Length) -> Iterator[Excerpt]:
-    """Yield the longest fitting excerpt among lines start..end (from 0) for all `starts`, if there is one."""
+    """Yield the longest excerpt that fits, from one of `starts` to `end` (lines from 0), if there is one."""
     text = ""
     for start in reversed(starts):
         longer = "\n".join(source.lines[start : end + 1]).rstrip()
@@ -100,7 +100,7 @@ def _longest_fitting(source: Source, starts: list[int], end: int, length: Length
 
 
 def parse(document: Document) -> Source:
-    """Parse a file; one that is not Python 3 (a test's data) has no nodes."""
+    """Parse a file; a file that is not Python 3 (a test's data) has no nodes."""
     lines = document.text.split("\n")
     try:
         tree = ast.parse(document.text)

@@ -41,7 +41,7 @@ def is_published(recipe: Recipe, workspace: Workspace) -> bool:
 
 
 def teacher_sha256(recipe: Recipe, workspace: Workspace) -> str:
-    """Return the SHA-256 of what is recorded of the model from which this one is distilled; "" without a teacher."""
+    """Return the SHA-256 of the teacher's provenance.json; "" without a teacher or while there is no such file."""
     if recipe.teacher is None:
         return ""
     file = workspace.models / recipe.teacher / "provenance.json"
@@ -51,7 +51,7 @@ def teacher_sha256(recipe: Recipe, workspace: Workspace) -> str:
 def export_model(
     recipe: Recipe, workspace: Workspace, text: TrainingText, max_windows: int, device: str = "cpu"
 ) -> None:
-    """Write models/<name> from the checkpoint, all files at once; max_windows: most windows for held-out losses."""
+    """Write models/<name> from the checkpoint, all files at once; max_windows: limit on the windows of each loss."""
     path = workspace.checkpoint(recipe.name)
     if not path.exists():
         raise BuildError(f"{recipe.name} has no checkpoint to export; train it first (python -m build.models)")
@@ -99,7 +99,7 @@ def _write_weights(recipe: Recipe, state: dict[str, Any], folder: Path) -> None:
     torch.nn.Module.to(model, torch.bfloat16)
     model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
     for path in folder.iterdir():
-        path.chmod(0o644)  # safetensors creates its files for the owner alone
+        path.chmod(0o644)  # safetensors makes its files readable by the owner alone
 
 
 def _measured(

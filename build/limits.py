@@ -19,9 +19,9 @@ GPU_STEP_TOKENS = 16_384
 
 @dataclass(frozen=True)
 class Limits:
-    """device: cpu or cuda. hours: of all stages together. tokens: of the target; the others keep their proportion.
+    """What a build may use. device: cpu or cuda. hours: of all stages together; 0 = as planned.
 
-    hours, tokens: 0 = as planned.
+    tokens: the target's training tokens; those of the other stages are scaled with them; 0 = as planned.
     """
 
     device: str = "cpu"
@@ -29,11 +29,11 @@ class Limits:
     tokens: int = 0
 
     def seconds_of(self, stage: str) -> float:
-        """Return the seconds that a stage may take; 0: any number."""
+        """Return the seconds that a stage may take; 0: no limit."""
         return 3600 * self.hours * SHARES[stage] if self.hours else 0.0
 
     def plan_of(self, plan: Plan) -> Plan:
-        """Return a stage's plan on this device, its tokens in proportion to those that the target may have."""
+        """Return a stage's plan on this device, its tokens scaled as the target's are."""
         if self.tokens:
             plan = replace(plan, tokens=max(plan.tokens * self.tokens // TARGET.plan.tokens, plan.step_tokens))
         if self.device.startswith("cuda"):
@@ -54,7 +54,7 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def limits_of(options: argparse.Namespace) -> Limits:
-    """Return the limits that the options name, and use their number of threads; raises BuildError for bad ones."""
+    """Return the limits that the options set, and set the number of threads; raises BuildError for invalid ones."""
     if options.hours < 0 or options.tokens < 0:
         raise BuildError(f"limits must be positive, got --hours {options.hours} --tokens {options.tokens}")
     if options.device.startswith("cuda") and not torch.cuda.is_available():

@@ -68,7 +68,10 @@ def held_out_loss(model: LlamaForCausalLM, stream: Tokens, max_windows: int, len
 
 @dataclass(frozen=True)
 class Agreement:
-    """How closely a draft's q follows the target's p: share of equal most likely tokens, mean of sum(min(p, q))."""
+    """How closely a draft's q follows the target's p.
+
+    greedy: share of positions at which both have the same most likely token. overlap: mean of sum(min(p, q)).
+    """
 
     greedy: float
     overlap: float

@@ -22,7 +22,7 @@ from runtime.heads.checkpoint.checks import FINGERPRINT, SHARPNESS
 from runtime.heads.checkpoint.target_tables import fingerprint
 
 ALL_WINDOWS = 10_000
-#: ReDrafter's width before its LM head: that of the target, for its LM head is most of what a draft costs here.
+#: ReDrafter's width before its LM head: the target's hidden size, since this LM head is most of a draft's cost here.
 EXIT_DIM = 256
 
 
@@ -69,7 +69,7 @@ def make_heads(workspace: Workspace, limits: Limits) -> None:
 
 
 def measure_draft(workspace: Workspace) -> None:
-    """Measure how sure the draft model may be of its tokens, unless its config.json says it."""
+    """Measure how sure the draft model may be of its tokens, unless its config.json already says so."""
     draft = workspace.models / "draft"
     if SHARPNESS not in json.loads((draft / "config.json").read_text()):
         target, kind = workspace.models / "target", sharpness.DRAFT_MODEL
@@ -77,7 +77,7 @@ def measure_draft(workspace: Workspace) -> None:
 
 
 def discard_foreign_heads(workspace: Workspace) -> None:
-    """Forget the heads of an earlier target, and their checkpoint: they are made anew."""
+    """Discard the heads of an earlier target and their checkpoint, so that they are made again."""
     identity = fingerprint(str(workspace.models / "target"))
     for kind in KINDS:
         config = workspace.models / kind / "config.json"

@@ -25,7 +25,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class Text(NamedTuple):
-    """Documents, which no n-gram crosses, and their provenance."""
+    """Documents, whose ends no n-gram crosses, and their provenance."""
 
     documents: list[str]
     provenance: dict[str, Any]
@@ -45,14 +45,14 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """n-grams are kept if seen `min_count` times, of each length the `max_contexts` most frequent contexts."""
+    """What is kept: n-grams seen `min_count` times, the `max_contexts` most frequent contexts of each length."""
 
     min_count: int = 2
     max_contexts: int = 60_000
 
 
 def count_tables(documents: Sequence[Ids], tokenizer: Tokenizer, order: int, limits: Limits) -> Tables:
-    """Return the tables of all n-grams up to `order`, with the 64 best followers of a context: q has no more."""
+    """Return the tables of all n-grams up to `order`, with the MAX_CANDIDATES best followers per context."""
     vocabulary = vocabulary_of(tokenizer)
     if vocabulary.size ** (order - 1) >= 1 << 63:
         raise BuildError(f"a vocabulary of {vocabulary.size} tokens is too large for n-grams of order {order}")
@@ -83,7 +83,7 @@ def _level(counts: Counts, limits: Limits) -> Level:
 
 
 def _best_followers(counts: Counts) -> Counts:
-    """Return the most frequent followers of each context; of equals the lowest ids."""
+    """Return the most frequent followers of each context; ties go to the lowest ids."""
     order = np.lexsort((counts.followers, -counts.times, counts.contexts))
     _, first, group = np.unique(counts.contexts[order], return_index=True, return_inverse=True)
     kept = np.zeros(len(order), np.bool_)
@@ -92,7 +92,7 @@ def _best_followers(counts: Counts) -> Counts:
 
 
 def _frequent_contexts(counts: Counts, max_contexts: int) -> Counts:
-    """Return the rows of the most frequent contexts; of equals the lowest keys."""
+    """Return the rows of the most frequent contexts; ties go to the lowest keys."""
     keys, group = np.unique(counts.contexts, return_inverse=True)
     totals = np.bincount(group, counts.times, len(keys))
     kept = np.zeros(len(keys), np.bool_)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-#: How long a process may wait for the others: the first may work for hours before the others go on.
+#: How long a process may wait for the others: the first may work for hours while the others wait.
 HOST_LIMIT = timedelta(hours=12)
 
 
@@ -20,8 +20,8 @@ HOST_LIMIT = timedelta(hours=12)
 class Workers:
     """The processes of a run, which hold equal parameters.
 
-    rank: of this one; the first has rank 0. size: their number. host: their group for numbers on the host and for
-    waiting, since NCCL ends a process that waits longer than ten minutes; a single process needs no group.
+    rank: this process's, from 0. size: the number of processes. host: their group for numbers on the host and for
+    waiting, since NCCL ends a process that waits longer than ten minutes; None for a single process.
     """
 
     rank: int = 0
@@ -38,7 +38,7 @@ class Workers:
         return rows[self.rank :: self.size]
 
     def add_gradients(self, module: nn.Module, weight: float) -> None:
-        """Replace each gradient by the sum of those of all processes, each times its own weight."""
+        """Replace each gradient by its sum over all processes, each times that process's own weight."""
         if self.size == 1:
             return
         for parameter in module.parameters():
@@ -48,7 +48,7 @@ class Workers:
                 parameter.grad = gradient
 
     def add(self, values: Mapping[str, float], names: Sequence[str], weight: float) -> dict[str, float]:
-        """Return the sum over all processes of the named values, each process's times its own weight."""
+        """Return the sums of the named values over all processes, each times that process's own weight."""
         if self.size == 1:
             return dict(values)
         total = torch.tensor([weight * values.get(name, 0.0) for name in names], dtype=torch.float64)
@@ -61,7 +61,7 @@ class Workers:
 
     @contextmanager
     def first_before_others(self) -> Iterator[None]:
-        """Let the first process go through the block before the others begin it: it makes the files that they read."""
+        """Let the first process go through the block before the others: it makes the files that they read."""
         if not self.is_first:
             dist.barrier(group=self.host)
         yield
@@ -71,7 +71,7 @@ class Workers:
 
 @contextmanager
 def joined_workers(device: str) -> Iterator[Workers]:
-    """Yield this process's place among those that torchrun has started; without torchrun it is the only one."""
+    """Yield the workers that torchrun has started; without torchrun, this process alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Workers()
         return
@@ -85,5 +85,5 @@ def joined_workers(device: str) -> Iterator[Workers]:
 
 
 def own_device(device: str) -> str:
-    """Return this process's device: under torchrun `cuda` is the GPU with the process's number on its host."""
+    """Return this process's device: under torchrun, `cuda` is the GPU with the process's local rank."""
     return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" and "LOCAL_RANK" in os.environ else device

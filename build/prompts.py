@@ -53,7 +53,7 @@ class Prompt:
 
 
 def make_prompts(task: Task, documents: Iterable[Document], tokenizer: Tokenizer) -> list[Prompt]:
-    """Return `PER_TASK` prompts of a task, a few from each file, in an order that depends on their text alone."""
+    """Return `PER_TASK` prompts of a task, a few from each file, chosen by their texts' hashes, ordered by source."""
     length = Length(task.min_tokens, task.max_tokens, lambda text: len(tokenizer.encode(text).ids))
     chosen: list[Excerpt] = []
     for document in documents:

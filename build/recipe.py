@@ -56,7 +56,7 @@ class Phase:
 class Plan:
     """Token budget and rate schedule: functions of the step and of these recorded numbers.
 
-    cut_step: the step at which the last phase began early (--finish-now), or None. is_shortened: to a limit of time.
+    cut_step: the step at which the last phase began early, or None. is_shortened: whether a time limit reduced tokens.
     """
 
     tokens: int
@@ -84,13 +84,13 @@ class Plan:
         return min(self.tokens // self.step_tokens, math.ceil(self.long_from / (1 - self.long_share)))
 
     def shortened(self, tokens: int | None) -> Plan:
-        """Return the plan with at most so many tokens, one step at least; None: unchanged."""
+        """Return the plan with at most `tokens` tokens, but at least one step; None: unchanged."""
         if tokens is None or tokens >= self.tokens:
             return self
         return replace(self, tokens=max(tokens, self.step_tokens), is_shortened=True)
 
     def phase(self, step: int) -> Phase:
-        """The phase that `step` belongs to."""
+        """Return the phase that `step` belongs to."""
         if step < self.long_from:
             return Phase(0, self.long_from, self.short_length)
         return Phase(self.long_from, self.steps, self.long_length)
@@ -117,7 +117,7 @@ class Recipe:
     """Everything that determines a trained model, given corpus and tokenizer.
 
     teacher: name of the model whose distribution p this one's q is trained to follow, or None. teacher_weight: share of
-    KL(p || q) in the loss; with 0 the model learns from the text alone. optimizer: what `build.train` steps with.
+    KL(p || q) in the loss; with 0 the model learns from the text alone. optimizer: what it is trained with.
     """
 
     name: str

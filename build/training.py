@@ -24,7 +24,7 @@ from build.parallel import Workers
 from build.recipe import Plan
 
 CHECKPOINT_EVERY_S = 400.0
-#: The share of a time limit that a plan uses, for a short burst is faster than a long run.
+#: The share of a time limit that a plan may fill, since a long run is slower than the short burst that is measured.
 MARGIN = 0.85
 LOG_EVERY_STEPS = 20
 
@@ -35,7 +35,7 @@ Model = TypeVar("Model", bound=nn.Module)
 class Progress:
     """How far a run is: the plan it follows, the next step, and the seconds trained so far over all its sessions.
 
-    settings_sha256: of all else that a resumed run must have in common with this one. losses: moving averages by name.
+    settings_sha256: of everything else that a resumed run must share with this one. losses: moving averages by name.
     """
 
     plan: Plan
@@ -62,7 +62,7 @@ class Progress:
         }
 
     def must_finish(self, limit_s: float) -> bool:
-        """Return whether the time that is left is just enough for the last phase; limit_s: of the run, 0: no limit."""
+        """Return whether the time that is left is just enough for the last phase; limit_s: the run's limit, 0: none."""
         return bool(limit_s and self.step and self.wall_s > (1 - self.plan.long_share) * limit_s)
 
     def finish_now(self) -> None:
@@ -175,15 +175,15 @@ class Run(ABC, Generic[Model]):
             return 1.0
         self.backward(windows)
         began_s = time.perf_counter()
-        self.backward(windows)  # reads its losses, so that it ends when the device has
+        self.backward(windows)  # it reads the losses, and so returns when the device is done
         rate = self.workers.size * windows[:, 1:].numel() / (time.perf_counter() - began_s)
         self.model.zero_grad()
         return rate
 
     def fit(self, path: Path, limit_s: float) -> float:
-        """Resume from `path`, or begin: with as many tokens as `limit_s` allows; return the rate of a short burst.
+        """Resume from `path`, or begin with as many tokens as `limit_s` allows (0: all); return a short burst's rate.
 
-        The shortened plan is saved at once: a run that is killed goes on by it.
+        A shortened plan is saved at once, so that a run that is killed continues with it.
         """
         with self.workers.first_before_others():
             if path.exists():
@@ -197,7 +197,7 @@ class Run(ABC, Generic[Model]):
     def train(self, path: Path, after_save: Callable[[], None] = lambda: None, limit_s: float = 0.0) -> bool:
         """Train until the plan's end or a signal, with checkpoints at `path`; return whether the plan is complete.
 
-        limit_s: seconds of training, those of earlier sessions included, after which the last phase begins; 0: none.
+        limit_s: seconds of training, earlier sessions included; the last phase begins in time to end by then; 0: none.
         """
         if self.progress.is_complete:
             return True
@@ -252,7 +252,7 @@ def _log(progress: Progress, recent: list[dict[str, float]], seconds: float) -> 
 
 
 def adamw(parameters: Mapping[str, list[nn.Parameter]], weight_decay: float) -> torch.optim.Optimizer:
-    """Return AdamW with two groups for each name, the group's `head`: matrices decay, gains and biases do not."""
+    """Return AdamW with two groups per name (their `head`): matrices with weight decay, gains and biases without."""
     groups: list[dict[str, Any]] = []
     for name, named in parameters.items():
         matrices = [parameter for parameter in named if parameter.dim() >= 2]
@@ -263,7 +263,7 @@ def adamw(parameters: Mapping[str, list[nn.Parameter]], weight_decay: float) -> 
 
 
 def can_compile(device: torch.device) -> bool:
-    """Return whether torch.compile works here; without it a run is slower, and equal but for rounding."""
+    """Return whether torch.compile works here; without it a run is slower, but the same up to rounding."""
     compilers = ("c++", "g++", "clang++") if device.type == "cpu" else ("gcc", "clang")
     lacks = [] if any(shutil.which(name) for name in compilers) else [f"a compiler ({', '.join(compilers)})"]
     if device.type != "cpu" and not (Path(sysconfig.get_path("include")) / "Python.h").exists():

@@ -50,7 +50,7 @@ class Workspace:
 
 @dataclass(frozen=True)
 class TrainingText:
-    """The corpus as token streams (n,) uint16."""
+    """The corpus as token streams, (n,) each."""
 
     corpus: Corpus
     train: Tokens

@@ -173,7 +173,7 @@ def show_speed(client: Any, folder: Path, dtype: str, methods: Sequence[str]) ->
 
 
 def pooled(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the rates of several requests together: totals by totals, and the mean time of the first token."""
+    """Return the rates of several requests together, as ratios of totals, and the mean time of the first token."""
     total = {name: sum(run[name] for run in runs) for name in ("num_tokens", "num_steps", "decode_tokens", "decode_s")}
     return {
         "tokens_per_s": ratio(total["decode_tokens"], total["decode_s"]),
@@ -193,7 +193,7 @@ def bold(text: str) -> str:
 
 
 def dim(text: str) -> str:
-    """Return the text in a weak colour if the terminal shows colours."""
+    """Return the text dimmed if the terminal shows colours."""
     return f"\x1b[2m{text}\x1b[0m" if Painter(sys.stdout).colours else text
 
 

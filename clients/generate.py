@@ -134,7 +134,7 @@ def stream(
 def stream_outputs(
     client: Any, options: Mapping[str, Any], model: str = "speculative", limit_s: float = 120.0
 ) -> Generator[tuple[float, dict[str, Any]], None, None]:
-    """Send one request and yield when each of its responses arrived and its output arrays by name; as `stream`."""
+    """Send a request as `stream`; yield, per response, the seconds until it arrived and its output arrays by name."""
     answers: queue.SimpleQueue[tuple[float, Any, Any]] = queue.SimpleQueue()
     tensors, done, sent_s = to_inputs(options), False, time.perf_counter()
     client.start_stream(
@@ -288,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except (InferenceServerException, queue.Empty) as error:
         reason = str(error) or "the server does not answer"
-        is_down = "StatusCode.UNAVAILABLE" in reason and "max_running" not in reason  # a full server has it, too
+        is_down = "StatusCode.UNAVAILABLE" in reason and "max_running" not in reason  # a full server sends it, too
         hint = f"no server at {args.url} ({reason}); start one (make serve), or name another with --url"
         print(f"error: {hint if is_down else reason}", file=sys.stderr)
         return 2 if is_down else 1

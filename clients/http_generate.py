@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 
 class ServerError(Exception):
-    """The server refused the request; its own words."""
+    """The server refused the request; the message is the server's own."""
 
 
 def stream(

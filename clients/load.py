@@ -32,7 +32,7 @@ METHODS = "none,prompt_lookup,suffix,ngram,draft_model,eagle2"
 # Long prompts measure the prefill, and have their own figures (make bench).
 TASKS = ("completion", "edit", "repetitive", "docstring")
 STOP_LIMIT_S = 60
-#: What locust needs beside the run: imports, workers that connect, streams that end.
+#: Seconds that locust needs beside the run: for imports, workers that connect, streams that end.
 EXTRA_S = 120
 
 
@@ -75,7 +75,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 @contextlib.contextmanager
 def serving(args: argparse.Namespace) -> Iterator[str]:
-    """Yield the address of the server; one that is started loads only the drafters that the methods call."""
+    """Yield the address of the server; a server started here loads only the drafters that the methods need."""
     if args.url:
         yield args.url
         return
@@ -99,7 +99,7 @@ def prompt_folder(prompts: Path | None) -> Iterator[Path]:
 
 
 class Runs:
-    """Runs of locust against one server; texts: the file in which they are compared from run to run."""
+    """Runs of locust against one server. folder: for records, logs, and the texts that all runs are compared by."""
 
     def __init__(self, args: argparse.Namespace, url: str, prompts: Path, folder: Path) -> None:
         self._args, self._folder = args, folder
@@ -121,7 +121,7 @@ class Runs:
         with log.open("w") as out:
             status = self._run(command, out)
         lines = records.read_text().splitlines() if records.exists() else []
-        # 1: some requests failed, which the cell counts.
+        # Status 1: some requests failed, which the cell counts.
         if status not in (0, 1) or not lines:
             raise subprocess.CalledProcessError(status, command[:3], log.read_text())
         return cell_of([json.loads(line) for line in lines], method, users, args.warm_up, args.seconds)
@@ -145,7 +145,7 @@ class Runs:
 def measure(args: argparse.Namespace, cells: list[Cell]) -> None:
     """Measure the matrix; each new cell replaces the old one, and is saved at once.
 
-    A shared machine's speed changes from minute to minute, so that runs of one cell are better not made in a row.
+    A shared machine's speed changes from minute to minute, so the runs of one cell are not made in a row.
     """
     with serving(args) as url, prompt_folder(args.prompts) as prompts, tempfile.TemporaryDirectory() as folder:
         runs = Runs(args, url, prompts, Path(folder))

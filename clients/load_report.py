@@ -48,7 +48,7 @@ class Cell(NamedTuple):
 
 
 def median_of(runs: Sequence[Cell]) -> Cell:
-    """Return the run with the median tokens per second, of an even number the slower one; or one with most errors."""
+    """Return the run with the median tokens/s (of two, the slower) or, if any had errors, the one with most."""
     worst = max(runs, key=lambda run: run.num_errors)
     return worst if worst.num_errors else sorted(runs, key=lambda run: run.tokens_per_s)[(len(runs) - 1) // 2]
 
@@ -56,7 +56,7 @@ def median_of(runs: Sequence[Cell]) -> Cell:
 def cell_of(records: Sequence[Mapping[str, Any]], method: str, users: int, warm_up_s: float, seconds: float) -> Cell:
     """Return the figures of a run from its records.
 
-    The window starts `warm_up_s` after the first request was sent, and ends `seconds` after it.
+    The window starts `warm_up_s`, and ends `seconds`, after the first request was sent.
     """
     sent_s = min(record["began_s"] for record in records)
     low_s, high_s = sent_s + warm_up_s, sent_s + seconds
@@ -87,7 +87,7 @@ def cell_of(records: Sequence[Mapping[str, Any]], method: str, users: int, warm_
 
 
 def _tokens_within(record: Mapping[str, Any], low_s: float, high_s: float) -> float:
-    """Return how many of a stream's tokens came within the window, all its chunks taken to be of one size."""
+    """Return how many of a stream's tokens came within the window, assuming chunks of equal size."""
     times: list[float] = record["times"]
     within = sum(low_s <= record["began_s"] + at_s < high_s for at_s in times)
     return float(record["num_tokens"] * within / len(times))
@@ -98,7 +98,7 @@ def _gaps(times: Sequence[float]) -> list[float]:
 
 
 def _quantiles(values: Iterable[float]) -> tuple[float, float]:
-    """Return median and 95th percentile; zeros where there is nothing."""
+    """Return median and 95th percentile; zeros if there are no values."""
     found = sorted(values)
     if not found:
         return 0.0, 0.0
@@ -204,7 +204,7 @@ def to_html(cells: Sequence[Cell]) -> str:
 
 
 def _picture(salt: str, draw: Callable[[Axes], None]) -> str:
-    """Return a drawing as SVG that stands inside the page; salt: keeps its ids apart from those of the others."""
+    """Return a drawing as SVG to embed in the page; salt: keeps its ids distinct from those of the others."""
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.size": 9}):
         figure, out = Figure(figsize=(9, 4), layout="constrained"), io.StringIO()
         axes = figure.subplots()

@@ -41,15 +41,15 @@ INPUTS = {
 
 
 class Refused(Exception):
-    """The server answered with an error; its own words."""
+    """The server answered with an error; the message is the server's own."""
 
 
 class TextDiffers(Exception):
-    """A prompt with a seed got another text than before."""
+    """The same prompt and seed gave another text than before."""
 
 
 class Chunk(NamedTuple):
-    """What one response adds. tokens: None where the protocol does not say. totals: of the last response."""
+    """What one response adds. tokens: None if the protocol does not say. totals: of the last response."""
 
     text: str
     tokens: int | None
@@ -125,7 +125,7 @@ class Ledger:
         self._known: dict[str, str] = known
 
     def check(self, record: Mapping[str, Any]) -> None:
-        """Raise TextDiffers unless the text is the first that was seen of its prompt."""
+        """Raise TextDiffers unless the text equals the first one seen for its prompt."""
         key = f"{record['prompt']} {self._key}"
         if self._known.setdefault(key, record["text"]) != record["text"]:
             raise TextDiffers(f"prompt {record['prompt']} with {record['method']}: another text than before")
@@ -146,7 +146,7 @@ class Ledger:
 
 @events.init_command_line_parser.add_listener
 def add_options(parser: Any) -> None:
-    """Declare the options beside locust's own."""
+    """Declare the options in addition to locust's own."""
     add = parser.add_argument
     add("--grpc", default="localhost:8001", help="address of the server's gRPC port")
     add("--http", default="http://localhost:8000", help="address of the server's HTTP port")
@@ -380,7 +380,7 @@ def openai_chunk(event: Mapping[str, Any]) -> Chunk:
 
 
 def _outputs(response: Any) -> dict[str, Any]:
-    """Return the first value of the outputs that count here."""
+    """Return the first value of each output that is used here."""
     found: dict[str, Any] = {}
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         if tensor.name == "text_output":

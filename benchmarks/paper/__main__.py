@@ -55,7 +55,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 @contextlib.contextmanager
 def serving(args: argparse.Namespace) -> Iterator[str]:
-    """Yield the server's gRPC address; the server is started here without --url."""
+    """Yield the server's gRPC address; without --url the server is started here."""
     if args.url:
         yield args.url
     else:

@@ -1,4 +1,4 @@
-"""Prompts with task, category and turns, from JSON lines: our own, Spec-Bench's and SPEED-Bench's layout."""
+"""Prompts with task, category and turns, from JSON lines in our own, Spec-Bench's or SPEED-Bench's layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.core.errors import shown
 
 #: Spec-Bench's first eight categories are those of MT-bench; the others are tasks of their own.
 MT_BENCH = frozenset(("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"))
-#: SPEED-Bench as it is downloaded has this in the place of texts that others own; its own script fills them in.
+#: SPEED-Bench as downloaded has this instead of texts that belong to others; its own script fills them in.
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 LAYOUTS = "a line has `turns` (a list of texts, or of messages with `content`) or `text`, and `category` or `task`"
 
@@ -84,9 +84,9 @@ def _turns(values: Any) -> tuple[str, ...]:
 
 
 class Writer:
-    """Writes a conversation as the prompt of its next answer, in the target's chat template or, without one, as text.
+    """Writes a conversation as the prompt for its next answer, in the target's chat template or, without one, as text.
 
-    tokenizer: of transformers; None: there is no template.
+    tokenizer: of transformers, or None for no template.
     """
 
     def __init__(self, tokenizer: Any = None) -> None:

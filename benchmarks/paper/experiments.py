@@ -50,7 +50,7 @@ class Published(NamedTuple):
 
 @dataclass(frozen=True)
 class Experiment:
-    """One paper's experiment. why: why our figures differ from the paper's. by_turn: its table is by task and turn."""
+    """One paper's experiment. why: why our figures differ from the paper's. by_turn: add a table by task and turn."""
 
     name: str
     title: str
@@ -61,7 +61,7 @@ class Experiment:
 
 
 def setting(label: str, method: str, temperature: float = 0.0, rule: str = "", **parameters: Any) -> Setting:
-    """Return a setting; at temperature 0 all rules that keep the law are one."""
+    """Return a setting; the default rule is rejection, or coupled at temperature 0, where all lossless rules agree."""
     chosen = rule or ("rejection" if temperature else "coupled")
     return Setting(label, method, json.dumps(parameters), temperature, chosen)
 

@@ -13,7 +13,7 @@ from benchmarks.samples import BenchError, Sample
 from clients.generate import ratio
 from orchestrator.generation.statistics import best_gamma, walltime_gain
 
-#: Depths and accepted drafts beyond these are counted with the last one.
+#: Depths beyond MAX_DEPTH are left out; steps with more accepted drafts than MAX_ACCEPTED count as having that many.
 MAX_DEPTH, MAX_ACCEPTED = 8, 8
 
 
@@ -23,8 +23,8 @@ class Summary:
 
     acceptance_length: tokens ÷ steps, bonus included. accepted_per_step: accepted drafts ÷ steps.
     alpha: accepted ÷ tested levels. gamma: levels drafted a step. c: time of a drafted level ÷ a plain step.
-    predicted: the walltime gain that follows from these three. best_gamma, best_gain: the γ with the highest one.
-    speed_up: measured, over plain decoding. slower: share of the prompts that were slower than it.
+    predicted: the walltime gain that follows from these three. best_gamma, best_gain: the γ that maximises it.
+    speed_up: measured, over plain decoding. slower: share of prompts with a speed-up below 1.
     by_depth: conditional acceptance at depth 1, 2, …; histogram: share of the steps with 0, 1, … accepted drafts.
     """
 
@@ -80,13 +80,13 @@ def summary(measured: Measured, setting: Setting, keep: Callable[[Sample], bool]
 
 
 def sums(rows: Sequence[Sequence[int]]) -> list[int]:
-    """Return the sums by place of rows of different lengths."""
+    """Return the sums by column of rows of different lengths."""
     length = max(map(len, rows), default=0)
     return [sum(row[place] for row in rows if place < len(row)) for place in range(length)]
 
 
 def shares(counts: Sequence[int]) -> tuple[float, ...]:
-    """Return the counts as shares of their sum, all beyond MAX_ACCEPTED in the last place."""
+    """Return the counts as shares of their sum, those from MAX_ACCEPTED on added up in the last place."""
     kept = [*counts[:MAX_ACCEPTED], sum(counts[MAX_ACCEPTED:])] if len(counts) > MAX_ACCEPTED else list(counts)
     return tuple(ratio(count, sum(counts)) for count in kept)
 

@@ -12,7 +12,7 @@ from benchmarks.samples import Sample, rotated
 from benchmarks.server import Method, to_run
 from clients.demo import Prompt
 
-#: Tells that so many of so many requests are done.
+#: Reports progress: the number of requests done, and of all requests.
 Report = Callable[[int, int], None]
 
 
@@ -25,13 +25,13 @@ class Place:
 
     @property
     def prompt_id(self) -> str:
-        """The id under which its samples stand."""
+        """The prompt id of its samples."""
         return f"{self.conversation.id}#{self.number}"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The samples of all settings, whose runner is a setting's name, and where their prompts come from."""
+    """The samples of all settings (runner: a setting's name), and where their prompts come from, by prompt id."""
 
     settings: Sequence[Setting]
     samples: Sequence[Sample]
@@ -49,7 +49,7 @@ def measure(
 ) -> Measured:
     """Run every setting on every turn, after one warm-up of each.
 
-    Invariant: all settings of a temperature continue the same prompts, for the answers between two turns are those of
+    Invariant: all settings of a temperature continue the same prompts, since the answers between two turns are those of
     plain decoding; every request has a salt of its own.
     """
     runners = {each.name: _method(client, each, seed) for each in settings}

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from benchmarks.paper.figures import Summary
 from benchmarks.picture import STYLE
 
-#: Settings in one panel of lines; more could not be told apart.
+#: Most settings in one panel of lines; more would be hard to distinguish.
 MAX_LINES = 10
 
 

@@ -1,1 +1,1 @@
-"""What else could serve the same weights on this machine, as runners: transformers and llama.cpp, in this process."""
+"""Other software that can serve the same weights, as runners in this process: transformers and llama.cpp."""

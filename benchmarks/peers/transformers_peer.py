@@ -19,7 +19,7 @@ LOOKUP = {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": 3}
 
 
 class Clock(BaseStreamer):
-    """Records when how many tokens arrived; the first call of `put` is the prompt, which is not a step."""
+    """Records when tokens arrived and how many; the first call of `put` brings the prompt, which is not a step."""
 
     def __init__(self) -> None:
         self.times_s: list[float] = []

@@ -19,11 +19,11 @@ from build.parallel import Workers, joined_workers, own_device
 from build.training import can_compile
 from build.workspace import MODELS, Workspace
 
-#: The published EAGLE-3 heads of targets with 128,256 tokens have this draft vocabulary.
+#: The draft vocabulary of the published EAGLE-3 heads whose targets have 128,256 tokens.
 MAX_DRAFT_VOCAB = 32_000
 #: Tokens of prompts and the target's continuations; every second step of the plan reads them.
 OWN_TOKENS = 400_000
-#: Compilation pays off when so many short windows are left.
+#: Compilation pays off if at least this many steps with short windows remain.
 COMPILE_FROM_STEPS = 300
 SIZES = {
     "medusa_heads": "Medusa heads, each for one more token",

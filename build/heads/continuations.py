@@ -1,4 +1,4 @@
-"""What the target itself says after pieces of the training text: greedy and sampled; heads meet it in service."""
+"""The target's own continuations of the training text, greedy and sampled: such text is what heads draft in service."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from build.heads.target import FrozenTarget
 from build.losses import spread_windows
 
 PROMPT_TOKENS, CONTINUED_TOKENS = 128, 384
-#: Rows that are continued at once: a part, which a killed run does not lose. On a GPU at most so many as have room.
+#: Rows of a part, continued together; a killed run keeps finished parts. On a GPU, CACHE_BYTES is a limit, too.
 ROWS = {"cpu": 32, "cuda": 512}
 CACHE_BYTES = 4 << 30
 
@@ -25,7 +25,7 @@ def continuations(
     """Return about `num_tokens` tokens of prompts and continuations, (n,); half of the parts are greedy, half sampled.
 
     Parts are cached in `folder` under the target's identity; a run that was interrupted computes the missing ones.
-    limit_s: after the first part there are as many more as fit into this time; 0: all.
+    limit_s: compute only as many parts, at least two, as fit into this many seconds at the first one's rate; 0: all.
     """
     length = min(PROMPT_TOKENS, (len(stream) - 1) // 2)
     rows = ROWS["cpu"]
@@ -58,7 +58,7 @@ def continuations(
 
 
 def _announce(number: int, num_parts: int, part_tokens: int, spent_s: float) -> None:
-    """Print the rate of the part just computed, and what the others will take."""
+    """Print the rate of the part just computed, and how long the others will take."""
     minutes = (num_parts - number - 1) * spent_s / 60
     rate = part_tokens / spent_s
     print(f"continuations: part {number + 1} of {num_parts}, {rate:.0f} tokens/s, {minutes:.0f} min left", flush=True)

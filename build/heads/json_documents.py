@@ -44,7 +44,7 @@ class ChatTemplate:
         self.num_chats += 1
         try:
             written: str = self._tokenizer.apply_chat_template(turns, tokenize=False)
-        except Exception as error:  # a template is a program and fails as such
+        except Exception as error:  # a template is a program and may raise anything
             raise BuildError(f"is a chat that the target's template refuses: {first_line(error)}") from None
         return written.removeprefix(self._added)
 

@@ -42,7 +42,7 @@ def sample_inputs(
 ) -> RandomInputs:
     """Return the random inputs to the loss of the module `name`, a function of the generator's state alone.
 
-    workers: the processes that share the whole batch; each row gets the noise that it has without them.
+    workers: the processes that share the whole batch; each row gets the noise that it would get in one process.
     """
     part, device = settings.part(name), batch.last.device
     roots = sampled_rows(batch.num_rows, part.depth, part.share, generator, device)
@@ -83,8 +83,8 @@ def losses_by_depth(head: nn.Module, batch: Batch, part: Part, roots: RootRows) 
 def backward_by_depth(heads: MedusaHeads, batch: Batch, part: Part, roots: RootRows) -> Tensor:
     """Add the gradients of Medusa's heads one after the other, and return the loss.
 
-    Heads share nothing that learns, so the sum of the gradients is that of the whole loss, and only one head's logits
-    and their gradients are held at a time, (B, m, V) each.
+    The heads share no trained parameters, so these gradients add up to those of the whole loss, and only one head's
+    logits and their gradients are held at a time, (B, m, V) each.
     """
     total = batch.last.new_zeros(())
     for loss in losses_by_depth(heads, batch, part, roots):

@@ -1,4 +1,4 @@
-"""New heads of the target's sizes, seeded."""
+"""Makes new heads of the target's sizes, with seeded parameters."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _make(name: str, target: FrozenTarget, settings: Settings, stream: Tokens) -
 
 
 def frequent_tokens(stream: Tokens, count: int, vocab_size: int) -> Tensor:
-    """Return the most frequent tokens of the stream, ascending, (count,) int64; of equals the lower ids."""
+    """Return the most frequent tokens of the stream, ascending, (count,) int64; ties go to the lower ids."""
     if not 0 < count <= vocab_size:
         raise BuildError(f"the draft vocabulary must be in 1..{vocab_size}, got {count} (--draft-vocab)")
     counts = np.bincount(stream, minlength=vocab_size)

@@ -1,7 +1,7 @@
 """How good heads are: ranks of the right tokens, and from them accuracies and acceptance lengths.
 
 ranks: (B, m, D) int64, how many tokens a head at depth j = 1 … D puts before the right one at row i, given that all
-tokens before it are right. A tree is the set of its nodes, each the ranks on the path to it.
+tokens before it are right. A tree is the set of its nodes, each given by the ranks on the path to it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def record_text(target: FrozenTarget, stream: Tokens, windows: int) -> Recorded:
 
 
 def record_greedy(target: FrozenTarget, stream: Tokens, windows: int) -> Recorded:
-    """Record the target's states on its greedy continuations of held-out text, which is what heads meet in service."""
+    """Record the target's states on its greedy continuations of held-out text, which is what heads draft in service."""
     length = min(PROMPT_TOKENS, (len(stream) - 1) // 2)
     prompts = torch.cat(list(spread_windows(stream, windows, length)))[:, :length]
     tokens = target.continued(prompts.to(target.device), GREEDY_TOKENS)
@@ -119,7 +119,7 @@ def chain(depth: int) -> Tree:
 
 
 def best_tree(hits: npt.NDArray[np.float64], num_nodes: int) -> Tree:
-    """Return the tree with the most accepted tokens if depths were independent (arXiv:2401.10774, section 2.3.3).
+    """Return the tree that would accept the most tokens if depths were independent (arXiv:2401.10774, section 2.3.3).
 
     hits: (D, R) float64, the share of rows whose right token at depth j has rank r.
     """

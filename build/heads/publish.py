@@ -27,12 +27,12 @@ from build.recipe import Plan
 from runtime.heads.checkpoint.checks import ACCURACY, FINGERPRINT, SHARPNESS
 
 MEASURED_WINDOWS = 48
-#: Heads with static trees of their own, which are built from their accuracy on what they meet in service.
+#: Heads whose static trees are built from their own accuracy, and the text it is measured on, as drafted in service.
 STATIC, SERVED_ON = ("medusa", "eagle"), "greedy continuation"
 
 
 def publish(run: HeadsRun, text: HeadsText, out: Path, scratch: Path, figures: Path) -> None:
-    """Write OUT/<kind> for each head; the ablated one stays in the scratch folder, its figures go to `figures`."""
+    """Write OUT/<kind> for each head; the ablated one stays in the scratch folder and its figures go to `figures`."""
     recorded = {
         "held-out text": record_text(run.target, text.held_out, MEASURED_WINDOWS),
         SERVED_ON: record_greedy(run.target, text.held_out, MEASURED_WINDOWS),
@@ -105,7 +105,7 @@ def heads_corpus(text: HeadsText) -> dict[str, Any]:
 
 
 def as_published(head: nn.Module) -> nn.Module:
-    """Return a copy of the head with the numbers of its bfloat16 file."""
+    """Return a copy of the head with its parameters rounded to bfloat16, as they are published."""
     copied = deepcopy(head).eval().requires_grad_(False)
     for parameter in copied.parameters():
         parameter.data = parameter.data.bfloat16().float()
@@ -118,7 +118,7 @@ def _write_head(name: str, run: HeadsRun, provenance: dict[str, Any], folder: Pa
     folder.mkdir(parents=True)
     layout = layout_of(name, run.heads[name], run.target, run.settings)
     save_file(dict(layout.tensors), folder / layout.file, metadata={"format": "pt"})
-    (folder / layout.file).chmod(0o644)  # safetensors creates its files for the owner alone
+    (folder / layout.file).chmod(0o644)  # safetensors makes its files readable by the owner alone
     hits = provenance["measured"][SERVED_ON]["hits"]
     config = {**layout.config, SHARPNESS: provenance[SHARPNESS], **({ACCURACY: hits} if name in STATIC else {})}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -19,8 +19,9 @@ ABLATED = "eagle_without_token"
 class Part:
     """How one head is trained.
 
-    depth: tokens after the root that it learns to predict. decay: weight of a depth relative to the one before. share:
-    of a window's rows from which it drafts. text: share of the loss on the text; the rest is on the target's p.
+    depth: tokens after the root that it learns to predict. decay: weight of a depth relative to the one before.
+    share: share of a window's rows from which it drafts. text: weight of the loss on the text, in 0 … 1; the rest is on
+    the target's p.
     """
 
     peak_rate: float
@@ -32,7 +33,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes that the target does not determine; 0 means twice its hidden size, or half its vocabulary."""
+    """Sizes that the target does not fix; exit_dim 0: twice its hidden size, draft_vocab 0: half its vocabulary."""
 
     medusa_heads: int = 4
     medusa_layers: int = 1
@@ -41,7 +42,7 @@ class Sizes:
     draft_vocab: int = 0
 
 
-#: Rates were found for the demo target. Weights are the papers', but Medusa learns the target's p, not the text.
+#: Rates were tuned on the demo target. Weights are the papers', but Medusa learns the target's p, not the text.
 PARTS: Mapping[str, Part] = {
     "medusa": Part(peak_rate=1e-3, depth=4, share=0.5),
     "eagle": Part(peak_rate=3e-3),
@@ -57,9 +58,9 @@ PLAN = Plan(tokens=3_000_000, peak_rate=1.0, step_tokens=2_048)
 class Settings:
     """Everything that determines trained heads, given target and corpus; the plan's rate is a share of each peak rate.
 
-    feature_weight, token_weight: EAGLE-1's losses (arXiv:2401.15077, section 3.2). noise: half the width of
-    the noise on its features, in windows of 512. own_tokens: of the target's own continuations, which every second step
-    reads; 0: none.
+    feature_weight, token_weight: of EAGLE-1's losses (arXiv:2401.15077, section 3.2). noise: half the width of the
+    noise on its features, in windows of up to 512. own_tokens: number of tokens of the target's own continuations,
+    which every second step reads; 0: none.
     """
 
     kinds: tuple[str, ...] = KINDS

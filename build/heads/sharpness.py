@@ -1,4 +1,4 @@
-"""`python -m build.heads.sharpness FOLDER --kind KIND`: measure how sure a drafter may be; its config.json records it.
+"""`python -m build.heads.sharpness FOLDER --kind KIND`: measure how sure a drafter may be; record it in config.json.
 
 `python -m build.heads` does the same for the heads that it trains, `python -m build.models` for its draft model
 (docs/methods/eagle.md, Confidence).
@@ -32,11 +32,11 @@ from runtime.heads.checkpoint.load import load_head
 from runtime.heads.engines.ranking import CANDIDATES
 from runtime.heads.sharpness import LEAST, Sharpness
 
-#: The kind that is no head.
+#: The only kind that is not a head.
 DRAFT_MODEL = "draft"
-#: The values that are tried where the target takes an argmax.
+#: The values of `Sharpness.argmax` that are tried.
 TRIED = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1)
-#: Windows of text on which q is compared with p, which is too large to be kept.
+#: Windows of text on which q is compared with p; they are read one by one, since p is too large to be kept.
 P_WINDOWS = 8
 
 
@@ -49,10 +49,10 @@ def measure_sharpness(head: nn.Module, target: FrozenTarget, greedy: Recorded, s
 
 @torch.no_grad()
 def argmax_sharpness(head: nn.Module, greedy: Recorded) -> float:
-    """Return what to divide log q by, so that it tells best whether a guess is the target's argmax.
+    """Return the divisor of log q with which q best predicts whether a guess is the target's argmax.
 
-    That is the least Brier score of the best guesses at all depths, given that all tokens before are right: temperature
-    scaling (Guo et al. 2017, arXiv:1706.04599) with a loss that the few guesses far from right cannot dominate.
+    It has the lowest Brier score over the best guesses at all depths, given that all tokens before them are right:
+    temperature scaling (Guo et al. 2017, arXiv:1706.04599) with a loss that a few badly wrong guesses cannot dominate.
     """
     scores = torch.zeros(len(TRIED))
     for batch in greedy.batches:
@@ -67,7 +67,7 @@ def argmax_sharpness(head: nn.Module, greedy: Recorded) -> float:
 
 @torch.no_grad()
 def draft_model_sharpness(draft: FrozenTarget, greedy: Recorded) -> float:
-    """Return the same for a draft model, whose logits at any place are those of a draft that is right so far."""
+    """Return the same for a draft model, whose logits along the text are those of drafts that are right so far."""
     scores = torch.zeros(len(TRIED))
     for batch in greedy.batches:
         logits = draft.model(batch.tokens[:, :-1]).logits[:, greedy.first :].float()
@@ -77,7 +77,10 @@ def draft_model_sharpness(draft: FrozenTarget, greedy: Recorded) -> float:
 
 
 def brier_scores(best: Tensor, is_right: Tensor) -> Tensor:
-    """Return the Brier score of the best guesses for each value that is tried. best, is_right: (B, n, k)."""
+    """Return the Brier score of the best guesses, summed over them, for each value of TRIED.
+
+    best: (B, n, k), their logits. is_right: (B, n, k) bool.
+    """
     guesses = is_right[..., : max(TOP_K)].float()
     confidences = ((best / sharpness).softmax(-1)[..., : max(TOP_K)] for sharpness in TRIED)
     return torch.stack([(each - guesses).square().sum().cpu() for each in confidences])
@@ -85,9 +88,9 @@ def brier_scores(best: Tensor, is_right: Tensor) -> Tensor:
 
 @torch.no_grad()
 def sampled_sharpness(head: nn.Module, batches: Iterable[Batch]) -> float:
-    """Return κ, by which the mean rejection of a token sampled from q, 1 − Σ min(p, q), is that of κ · (1 − Σ q²).
+    """Return κ such that the mean of κ · (1 − Σ q²) is that of 1 − Σ min(p, q), the rejection rate of samples of q.
 
-    batches: with the target's p. q: the head's MAX_CANDIDATES best tokens at temperature 1.
+    batches: with the target's p. q: over the head's MAX_CANDIDATES best tokens, at temperature 1.
     """
     rejected = doubted = 0.0
     for batch in batches:

@@ -1,4 +1,4 @@
-"""The frozen target: one pass computes everything that heads learn from; it does not know heads."""
+"""The frozen target: one pass computes everything that heads learn from; it knows nothing of heads."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ class FrozenTarget:
 
     @property
     def embedding(self) -> Tensor:
-        """(V, d)."""
+        """The input embedding, (V, d)."""
         return self.model.get_input_embeddings().weight.detach()
 
     @property
     def lm_head(self) -> Tensor:
-        """(V, d)."""
+        """The LM head, (V, d)."""
         return self.model.get_output_embeddings().weight.detach()
 
     def fit_scale(self, tokens: Tensor) -> None:
@@ -108,7 +108,7 @@ class FrozenTarget:
 
     @torch.no_grad()
     def continued(self, tokens: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Append the continuation of each row, greedy, or sampled at temperature 1 with a generator.
+        """Append a continuation to each row: greedy, or with a generator sampled at temperature 1.
 
         tokens: (B, n) → (B, n + count).
         """
@@ -125,7 +125,7 @@ class FrozenTarget:
         return tokens
 
     def _after_norm(self, module: nn.Module, args: Any, output: Any) -> None:
-        # This is the decoder's own output, since its final norm is named differently in each family.
+        # The hook is on the decoder itself, since its final norm is named differently in each family.
         self._states[0] = output[0]
 
     def _before(self, place: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
@@ -139,7 +139,7 @@ def load_target(name: str, device: str, reads_layers: bool, dtype: str = "float3
     """Load the target from a folder or hub id; raises BuildError if it cannot be loaded or has too few layers."""
     try:
         identity = fingerprint(name)
-        # Targets are small on the CPU, and in float32 their states are float32 too.
+        # On the CPU targets are small, and loaded in float32 their states are float32 too.
         stored = getattr(torch, dtype) if device.startswith("cuda") else torch.float32
         model = AutoModelForCausalLM.from_pretrained(name, dtype=stored, trust_remote_code=False)
         return FrozenTarget(name, nn.Module.to(model, device), reads_layers, identity)

@@ -32,7 +32,7 @@ class RootRows(NamedTuple):
     contiguous: bool
 
     def take(self, x: Tensor, offset: int = 0) -> Tensor:
-        """x: (B, n, …) → (B, m, …), the rows `offset` places after each root; a view if they are contiguous."""
+        """Return the rows `offset` places after these, (B, n, …) → (B, m, …); a view if they are contiguous."""
         if self.contiguous:
             return x[:, offset : offset + len(self.rows)]
         return x.index_select(1, self.rows + offset)
@@ -53,7 +53,7 @@ def sampled_rows(num_rows: int, depth: int, share: float, generator: torch.Gener
 
 
 def draft_logits(head: nn.Module, batch: Batch, roots: RootRows, depth: int) -> Iterator[Tensor]:
-    """Yield the logits (B, m, V or V_d) of depth 1 … `depth`; Medusa's end with its last head."""
+    """Yield the logits (B, m, V or V_d) of depth 1 … `depth`; Medusa has no more depths than heads."""
     if isinstance(head, MedusaHeads):
         return islice(_medusa(head, batch, roots), depth)
     if isinstance(head, RedrafterHead):
@@ -104,7 +104,7 @@ class _DraftAttention:
     drafted: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def __call__(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query: (B, H, m, e); key, value: (B, H_kv, m, e) → (B, m, H, e)."""
+        """Attend; query: (B, H, m, e); key, value: (B, H_kv, m, e) → (B, m, H, e)."""
         groups = query.shape[1] // key.shape[1]
         pair = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         if self.context is None:

@@ -1,4 +1,4 @@
-"""The corpus as the target reads it: text files, JSON lines, or the standard library; it does not know models."""
+"""The corpus as the target reads it: text files, JSON lines, or the standard library; it knows nothing of models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STANDARD_LIBRARY = "Python standard library"
 class HeadsText(TrainingText):
     """The corpus as token streams, and how it was encoded.
 
-    chat_template: whether chats were written in the target's. special_tokens: added to each document by the tokenizer.
+    chat_template: whether the target's was applied to chats. special_tokens: those added to each document.
     """
 
     chat_template: bool
@@ -124,7 +124,7 @@ def target_tokenizer(target: str) -> TargetTokenizer:
         whole: Any = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
     except (ConfigError, OSError, ValueError) as error:
         raise BuildError(f"{target} has no tokenizer: {first_line(error)}") from error
-    tokenizer.no_truncation()  # some files cut or pad prompts, and documents are longer
+    tokenizer.no_truncation()  # some tokenizer files ask for it, and documents are longer than prompts
     tokenizer.no_padding()
     adds_bos = tokenizer.encode("").tokens[:1] == [whole.bos_token]
     template = ChatTemplate(whole, whole.bos_token if adds_bos else "") if whole.chat_template else None

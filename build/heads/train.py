@@ -20,16 +20,16 @@ from build.parallel import Workers
 from build.training import Progress, Run, adamw
 from runtime.heads.modules.medusa import MedusaHeads
 
-#: Options that set a number of the plan; the others have defaults.
+#: Options that set a field of the plan; the other fields have defaults.
 PLAN_OPTIONS = {"tokens": "--tokens", "step_tokens": "--step-tokens"}
 DEFAULTS = "build/heads/settings.py"
 
 
 @dataclass
 class HeadsRun(Run[nn.ModuleDict]):
-    """The training run of heads. compiled_loss: `loss_of`, as long as windows are short.
+    """The training run of heads. compiled_loss: `loss_of`, compiled, while windows are short.
 
-    own_text: (m,), what the target itself says; every second step reads it. None: all steps read the training text.
+    own_text: (m,), the target's own continuations, which every second step reads. None: every step reads `stream`.
     """
 
     settings: Settings
@@ -47,7 +47,7 @@ class HeadsRun(Run[nn.ModuleDict]):
         return self.settings.part(group["head"]).peak_rate
 
     def clipped_modules(self) -> Iterable[nn.Module]:
-        """Return the heads: the gradient norm of each is clipped by itself."""
+        """Return the heads: the gradient norm of each is clipped separately."""
         return self.heads.values()
 
     def loss_names(self) -> Sequence[str]:
@@ -61,7 +61,8 @@ class HeadsRun(Run[nn.ModuleDict]):
     def resume(self, path: Path) -> None:
         """Restore the state saved at `path`; raises BuildError if it follows another plan, except for its cut.
 
-        Every rate so far was a share of that plan's end. A limit of time may have shortened it when it began.
+        With another plan, every learning rate so far would have been different. A time limit may have shortened the
+        saved plan when the run began; that does not make it another plan.
         """
         requested = self.progress.plan
         super().resume(path)
@@ -95,13 +96,13 @@ class HeadsRun(Run[nn.ModuleDict]):
         return loss.detach()
 
     def _generator(self, name: str) -> torch.Generator:
-        """Return a head's random numbers at the present step: equal in a resumed run, and whatever else is trained."""
+        """Return a head's generator for the present step: the same in a resumed run, and whatever else is trained."""
         number = (*KINDS, ABLATED).index(name)
         seed = (self.settings.seed * 1_000_003 + self.progress.step) * 64 + number
         return torch.Generator().manual_seed(seed % (1 << 63))
 
     def compile(self) -> None:
-        """Fuse the many small operations of a step; measured: 1.3 s instead of 2.1 s, for minutes of work at first."""
+        """Fuse the many small operations of a step; measured: 1.3 s instead of 2.1 s, after minutes of compilation."""
         self.target.compile()
         self.compiled_loss = torch.compile(loss_of, dynamic=False)
 

@@ -11,7 +11,7 @@ from orchestrator.core.errors import ConfigError
 class Tensor:
     """An input or output; dims: without the batch dimension.
 
-    is_scalar: dims are [1], and the backend gets it without them. is_ragged: requests of different lengths may share a
+    is_scalar: dims are [1], which Triton drops for the backend. is_ragged: requests of different lengths may share a
     batch.
     """
 

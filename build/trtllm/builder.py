@@ -1,4 +1,4 @@
-"""Runs a plan's stages in order inside the container, resuming where an earlier run ended; it does not know sizes."""
+"""Runs a plan's stages in order inside the container, resuming where an earlier run ended; it knows no sizes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def build(plan: Plan, out: Path) -> None:
 
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """Hold the output folder for one build; the lock goes with the process."""
+    """Lock the output folder for one build; the lock ends with the process."""
     with (out / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,9 +121,9 @@ def _run_stage(stage: Stage, plan: Plan, out: Path, label: str) -> None:
 def _check_rope(stage: Stage, plan: Plan, out: Path) -> None:
     """Raise StageFailed when a conversion has lost numbers of the source's rotary positions.
 
-    The converters of Medusa and EAGLE keep the type alone (tensorrt_llm/models/medusa/config.py, eagle/config.py), and
-    an engine with other positions than the model's is wrong without an error. transformers 5 writes the numbers, the
-    base among them, to rope_parameters, which the converters of these releases do not read.
+    The converters of Medusa and EAGLE keep only the type (tensorrt_llm/models/medusa/config.py, eagle/config.py), and
+    an engine whose positions differ from the model's is wrong without an error. transformers 5 writes the numbers,
+    including the base, to rope_parameters, which the converters of these releases do not read.
     """
     engine = next((engine for engine in plan.engines if engine.checkpoint_folder == stage.output), None)
     if engine is None:

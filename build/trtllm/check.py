@@ -53,7 +53,7 @@ class Outcome:
 
 
 def check(cases: dict[str, tuple[str, str]], folder: Path, options: argparse.Namespace) -> list[Outcome]:
-    """Run the stages of every case; a failed stage skips the later ones of its case, and no other case."""
+    """Run the stages of every case; after a failed stage only the rest of its own case is skipped."""
     outcomes: list[Outcome] = []
     for case, (target, drafter) in cases.items():
         is_broken = False

@@ -1,10 +1,10 @@
-"""What this repository assumes of TensorRT-LLM, by what a broken assumption would say in a log."""
+"""What this repository assumes about TensorRT-LLM, and the words in a log that show an assumption to be wrong."""
 
 from __future__ import annotations
 
 import re
 
-#: (what the log would say, the assumption, where it is made)
+#: (what the log would say: a pattern, the assumption, where it is made)
 _BY_WORDS = (
     (r"unrecognized arguments|invalid choice|error: argument", "flags of a command", "build/trtllm/commands.py"),
     (r"has lost rope_(scaling|parameters)", "the converter keeps rotary positions", "build/trtllm/builder.py"),
@@ -46,7 +46,7 @@ _BY_STAGE = {
 def assumption_of(stage: str, log: str) -> str:
     """Return the assumption that a stage's log contradicts: by its words, else by its stage.
 
-    The words are TensorRT-LLM's and the plan's: where torch runs alone, the same words say nothing of either.
+    The words are TensorRT-LLM's and the plan's; in a stage that runs torch alone they would mean something else.
     """
     for pattern, what, where in _BY_WORDS:
         if stage not in _TORCH_ALONE and re.search(pattern, log):

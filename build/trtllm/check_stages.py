@@ -29,14 +29,14 @@ PROMPTS = (
     "The capital of France is",
 )
 NUM_TOKENS = 48
-#: Longest common start of two texts, as a share of the longer, below which they are not near ties.
+#: The least common start of two texts, as a share of the longer one, for a near tie to explain their difference.
 LEAST_EQUAL = 0.25
 SEQ_LEN, BATCH = 512, 4
 POLL_S, STOP_LIMIT_S = 0.5, 60.0
 
 
 def run_stage(stage: str, job: Job) -> int:
-    """Run one stage and write what it found; the reason of a failure goes to the log."""
+    """Run one stage and write what it found; the reason for a failure goes to the log."""
     try:
         found = STAGES[stage](job)
     except (ServingError, StageFailed, OSError) as error:
@@ -47,7 +47,7 @@ def run_stage(stage: str, job: Job) -> int:
 
 
 def _stage_heads(job: Job) -> dict[str, Any]:
-    """Train the case's heads for its target, without text of the target's own, which would take longer."""
+    """Train the case's heads for its target, without the target's own continuations, which would take longer."""
     command = [sys.executable, "-m", "build.heads", "--target", job["target"], "--heads", job["case"]]
     command += ["--out", str(_trained(job).parent), "--device", job["device"]]
     command += ["--corpus", job["heads_corpus"], "--tokens", job["heads_tokens"], "--own-tokens", "0"]
@@ -110,7 +110,7 @@ def _generate(job: Job, name: str, lines: list[str], method: str, repository: st
     config = Path(job["folder"]) / f"{name}.toml"
     config.write_text("\n".join([*lines, "request_timeout_ms = 120000"]) + "\n", encoding="utf-8")
     with _serving(config, repository) as url:
-        _ask(url, PROMPTS[0], method)  # the first request pays for what is made once
+        _ask(url, PROMPTS[0], method)  # warm-up: the first request pays for work that is done once
         began = time.monotonic()
         answers = [_ask(url, prompt, method) for prompt in PROMPTS]
         seconds = time.monotonic() - began
@@ -167,7 +167,7 @@ def _ask(url: str, prompt: str, method: str) -> dict[str, Any]:
 
 
 def _stage_compare(job: Job) -> dict[str, Any]:
-    """Compare both texts; different number formats may part at a near tie, but not at the first tokens."""
+    """Compare both texts; different number formats may diverge at a near tie, but not at the first tokens."""
     folder = Path(job["folder"])
     ours, theirs = (json.loads((folder / f"{name}-texts.json").read_text()) for name in ("torch", "engine"))
     equal = [_common(a, b) for a, b in zip(ours, theirs, strict=True)]

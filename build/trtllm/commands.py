@@ -1,4 +1,4 @@
-"""The commands that make an engine, as argument lists; runs none. Paths start at the output folder."""
+"""The commands that make an engine, as argument lists; it runs none. Paths are relative to the output folder."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from build.trtllm.shapes import LLAMA
 from build.trtllm.spec import EngineSpec
 from build.trtllm.versions import find_release
 
-# The hub's own package fetches: its command line changed its name between releases.
+# Fetches with the hub's Python package, since its command was renamed between releases.
 _FETCH = (
     "import sys; from huggingface_hub import snapshot_download; snapshot_download(sys.argv[1], local_dir=sys.argv[2])"
 )
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 Flags = dict[str, object]
-#: Suffix of the stage and folder of a base that is converted before its heads.
+#: Suffix of the stage and folder of a base model that is converted before its heads.
 BASE = "-base"
 #: Method → folder of the conversion script in TensorRT-LLM's examples.
 HEAD_FOLDERS = {"medusa": "medusa", "eagle": "eagle", "eagle2": "eagle"}
@@ -55,7 +55,7 @@ def is_hub_id(source: str) -> bool:
 
 
 def _convert_stage(engine: Engine, spec: EngineSpec, folders: dict[str, str], part: str = "") -> Stage:
-    """Convert a 16-bit checkpoint by its model's script, and any other by quantize.py, which knows all models.
+    """Convert 16-bit Llama models and heads by their own scripts, all others by quantize.py, which knows all models.
 
     part: BASE to convert the model without its heads.
     """
@@ -75,7 +75,7 @@ def _convert_stage(engine: Engine, spec: EngineSpec, folders: dict[str, str], pa
 
 
 def _redrafter_stage(engine: Engine, spec: EngineSpec, heads: str) -> Stage:
-    """Add the drafter to a base that is converted already; the script reads its config.json and rank files."""
+    """Add the drafter to a base that is already converted; the script reads the base's config.json and rank files."""
     base = f"{engine.checkpoint_folder}{BASE}"
     flags: Flags = {
         "--base_model_checkpoint_dir": base,

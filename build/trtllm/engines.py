@@ -1,4 +1,4 @@
-"""The engines of a plan and their sizes; counts no bytes."""
+"""The engines of a plan and their sizes; it counts no bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 class Limits:
     """Sizes that an engine is built for, in tokens except max_batch_size (sequences).
 
-    max_seq_len: the flag's value. engine_seq_len: that length with the draft tokens, which the builder adds.
+    max_seq_len: the flag's value. engine_seq_len: the same plus the draft tokens, which the builder adds.
     """
 
     max_batch_size: int
@@ -36,7 +36,7 @@ class Limits:
 class Engine:
     """One engine. role: target or draft. mode: value of --speculative_decoding_mode; empty = no flag.
 
-    quantisation: none when the weights have the type `dtype`. A draft model lies on the first of the target's GPUs.
+    quantisation: none when the weights have the type `dtype`. A draft model is on the first of the target's GPUs.
     """
 
     role: str

@@ -1,4 +1,4 @@
-"""The GPUs that can be planned for, with their memory and compute capability; asks no driver."""
+"""The GPUs that can be planned for, with their memory and compute capability; it queries no driver."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ KNOWN = {
 
 
 def find_gpu(name: str, memory_gib: int = 0) -> Gpu:
-    """Return a known GPU, with `memory_gib` for its memory unless that is 0; raises ConfigError listing the known."""
+    """Return a known GPU, with `memory_gib` as its memory unless that is 0; raises ConfigError for an unknown one."""
     if not name:
         raise ConfigError(
             f"gpu is missing: name the GPU that the engines are for (known: {', '.join(sorted(KNOWN))}; "

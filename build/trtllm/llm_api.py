@@ -52,7 +52,7 @@ class LlmApiSpec(Declaration):
 
 @dataclass(frozen=True)
 class LlmSpeculation:
-    """fields: arguments of the class `class_name`. llm: further arguments of LLM()."""
+    """How an LLM drafts. fields: arguments of the class `class_name`. llm: further arguments of LLM()."""
 
     class_name: str
     decoding_type: str
@@ -61,7 +61,7 @@ class LlmSpeculation:
 
     @property
     def speculative_config(self) -> dict[str, Value]:
-        """The plain dict, as in YAML."""
+        """The configuration as a plain dict, as in YAML."""
         return {"decoding_type": self.decoding_type, **self.fields}
 
     @property
@@ -72,7 +72,7 @@ class LlmSpeculation:
 
 @dataclass(frozen=True)
 class _Kind:
-    """One method. old_type, new_type: its decoding type by generation of names. draft_len: the default."""
+    """One method. old_type, new_type: its decoding type in the releases _OLD and _NEW. draft_len: the default."""
 
     class_name: str
     old_type: str
@@ -113,7 +113,7 @@ _NOT_RUN = {
     "auto": "it chooses among the drafts of this server at each step",
     "none": "LLM() without a speculative_config does it",
 }
-#: Releases by their names.
+#: Releases with the old and with the new names.
 _OLD, _NEW = ("1.0.0", "1.1.0"), ("1.2.0", "1.2.1")
 
 
@@ -169,7 +169,7 @@ _COMPILED_KEYS = ("quantisation", "drafter_quantisation", "kv_cache_dtype")
 
 
 def load_llm_spec(file: Path) -> LlmApiSpec:
-    """Read the engines' file; raises ConfigError: unreadable, an unknown key, a wrong value, no target."""
+    """Read the engines' file; raises ConfigError if it is unreadable, a key or value is wrong, or target is missing."""
     content = read_toml(file, "engine")
     for key in _COMPILED_KEYS:
         if content.get(key, "none") not in ("none", "same", "auto"):
@@ -215,7 +215,7 @@ def manifest_of(spec: LlmApiSpec) -> LlmManifest:
 
 
 def write_folder(spec: LlmApiSpec, out: Path) -> Path:
-    """Write llm_api.json and the target's small files to `out`; return llm_api.json. Errors: as in `manifest_of`."""
+    """Write llm_api.json and the target's small files to `out`; return llm_api.json. Raises as `manifest_of` does."""
     manifest = manifest_of(spec)
     copy_small_files(Path(read_checkpoint(spec.target).tokenizer_file).parent, out)
     return manifest.write(out)

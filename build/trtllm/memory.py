@@ -15,8 +15,8 @@ from build.trtllm.modes import MODES
 from build.trtllm.spec import EngineSpec
 from orchestrator.core.errors import ConfigError
 
-#: Bits of a linear layer's weight; block formats with the scales of their blocks: 16 bit for 128 weights
-#: (int4_awq), 8 bit for 16 weights (nvfp4).
+#: Bits of a linear layer's weight; block formats include the scales of their blocks: 16 bits for 128 weights
+#: (int4_awq), 8 bits for 16 weights (nvfp4).
 WEIGHT_BITS = {"none": 16.0, "fp8": 8.0, "int8_sq": 8.0, "int4_awq": 4 + 16 / 128, "nvfp4": 4 + 8 / 16}
 KV_BYTES = {"auto": 2, "fp8": 1, "int8": 1}
 # Inferred: CUDA context, kernels and communication buffers of one engine on one GPU.
@@ -67,7 +67,7 @@ class KvTokens:
 
 
 def gpu_bytes(target: Engine, draft: Engine | None, total: int) -> tuple[GpuBytes, ...]:
-    """Return the bytes on each of the target's GPUs; total: of one GPU. A draft model lies on the first ones."""
+    """Return the bytes on each of the target's GPUs; total: of one GPU. A draft model is on the first ones."""
     return tuple(
         GpuBytes(
             rank,
@@ -80,7 +80,7 @@ def gpu_bytes(target: Engine, draft: Engine | None, total: int) -> tuple[GpuByte
 
 
 def engine_bytes(engine: Engine, rank: int) -> EngineBytes:
-    """Return the bytes of one rank of an engine; the ranks of one pipeline stage follow each other."""
+    """Return the bytes of one rank of an engine; the ranks of one pipeline stage are consecutive."""
     stage = rank // engine.tensor_parallel
     is_last = stage == engine.pipeline_parallel - 1
     layers = engine.shape.layers // engine.pipeline_parallel
@@ -98,7 +98,7 @@ def _weights(engine: Engine, layers: int, is_first: bool, is_last: bool) -> int:
     """Return the bytes of a rank's weights.
 
     The linear layers, in their format, and the LM head are divided among the ranks; the embedding and the heads are
-    whole on their stage. All but the linear layers have 16 bits.
+    whole on each rank of their stage. Everything but the linear layers has 16 bits.
     """
     shape, tp = engine.shape, engine.tensor_parallel
     kv_heads = -(-shape.kv_heads // tp)
@@ -130,7 +130,7 @@ def kv_tokens(gpus: tuple[GpuBytes, ...], spec: EngineSpec) -> KvTokens:
     """Return how many tokens the caches hold on the fullest GPU, in whole blocks; 0 when no memory is left."""
     share = spec.draft_kv_share
     with_draft = tuple(gpu for gpu in gpus if gpu.draft)
-    if not share or not with_draft:  # both caches see the same texts
+    if not share or not with_draft:  # both caches hold the same texts
         both = _tokens(gpus, spec, lambda gpu: gpu.target.kv_per_token + _draft_kv(gpu))
         return KvTokens(both, both if with_draft else 0)
     target = _tokens(gpus, spec, lambda gpu: gpu.target.kv_per_token / (1 - share if gpu.draft else 1))

@@ -1,4 +1,4 @@
-"""What TensorRT-LLM allows each drafting method in a compiled engine; opens no checkpoint."""
+"""What TensorRT-LLM allows each drafting method in a compiled engine; it opens no checkpoint."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MODES = {
     # Inferred: EAGLE's conversion has no flag for another format.
     "eagle": _EAGLE,
     "eagle2": _EAGLE,
-    # Its conversion adds the heads to a base that is converted or quantised before.
+    # Its conversion adds the heads to a base that has already been converted or quantised.
     "redrafter": Mode(dtype="float16"),
     "lookahead": Mode(most_sequences=LOOKAHEAD_REQUESTS),
 }

@@ -42,7 +42,7 @@ class Plan:
 def make_plan(spec: EngineSpec) -> Plan:
     """Plan the engines of `spec`.
 
-    Raises ConfigError: an unknown GPU, release or checkpoint, a broken rule, or too little memory.
+    Raises ConfigError for an unknown GPU, release or checkpoint, a broken rule, or too little memory.
     """
     gpu = find_gpu(spec.gpu, spec.gpu_memory_gib)
     release = find_release(spec.trtllm_version)
@@ -94,16 +94,16 @@ def _read_heads(spec: EngineSpec, target: ModelShape) -> HeadShape:
 
 
 def _server(engine: Engine, spec: EngineSpec, tokens: int, fraction: float) -> dict[str, str]:
-    """Return the parameters of an engine's server; the limit in tokens holds in any order of loading."""
+    """Return the parameters of an engine's server; the limit in tokens holds in any loading order."""
     parameters = {
         "max_tokens_in_paged_kv_cache": str(tokens),
         "kv_cache_free_gpu_mem_fraction": f"{fraction:.3f}",
         "enable_kv_cache_reuse": "true",
-        # Off by default, and then a prompt longer than max_num_tokens fails; every step sends the whole text as one.
+        # Off by default, and then a prompt longer than max_num_tokens fails; a step's prompt is the whole text.
         "enable_chunked_context": "true",
         "gpu_device_ids": ",".join(map(str, range(engine.num_ranks))),
     }
-    if engine.role == "target" and METHODS[spec.method].build_mode:  # the executor calls the modes as we the methods
+    if engine.role == "target" and METHODS[spec.method].build_mode:  # modes are named as our methods are
         parameters["decoding_mode"] = "eagle" if spec.method in EAGLE else spec.method
     if spec.method == "lookahead":
         parameters |= {

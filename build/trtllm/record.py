@@ -17,7 +17,7 @@ _CONTENT_BYTES = 1 << 20
 
 
 def stage_hashes(plan: Plan) -> dict[str, str]:
-    """Return {stage: SHA-256 of its command, container and inputs}; a change reaches all later stages."""
+    """Return {stage: SHA-256 of its command, container and inputs}; a change reaches all stages that depend on it."""
     hashes: dict[str, str] = {}
     outputs: dict[str, str] = {}
     for stage in plan.stages:
@@ -75,7 +75,7 @@ def copy_small_files(source: Path, folder: Path) -> None:
 
 
 def _write_json(file: Path, content: object) -> None:
-    """Write a file that is never seen half written."""
+    """Write a file so that no reader finds it half written."""
     partial = file.with_name(f"{file.name}.partial")
     partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     partial.replace(file)

@@ -27,13 +27,13 @@ def write_repository(plan: Plan, engines: Path, out: Path) -> list[Path]:
     """Write a model folder for each engine of the plan; return the config.pbtxt files.
 
     engines: the output folder of the plan's build, as the server sees it.
-    Raises ConfigError: a release whose tensors are not known, a method that the backend has no parameter for.
+    Raises ConfigError for a release whose tensors are not known, or a method that the backend has no parameter for.
     """
     if plan.spec.method == "eagle2" or plan.spec.eagle_posterior:
         raise ConfigError("NVIDIA's backend has no parameter for EAGLE's dynamic tree or sampling (key method)")
     texts = {BACKEND_MODELS[engine.role]: _config_text(plan, engine, engines) for engine in plan.engines}
     for name, text in texts.items():
-        (out / name / "1").mkdir(parents=True, exist_ok=True)  # Triton wants a version; the engine lies elsewhere
+        (out / name / "1").mkdir(parents=True, exist_ok=True)  # Triton wants a version; the engine is elsewhere
         (out / name / "config.pbtxt").write_text(text, encoding="utf-8")
     return [out / name / "config.pbtxt" for name in texts]
 

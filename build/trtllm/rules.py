@@ -11,7 +11,7 @@ from orchestrator.core.errors import ConfigError
 from orchestrator.core.methods import METHODS
 from orchestrator.deployment.engine_trees import check_tree, read_tree
 
-#: Formats of the weights with which an fp8 KV cache keeps paged context attention.
+#: Weight formats with which paged context attention stays on beside an fp8 KV cache.
 FP8_KV = ("fp8", "nvfp4")
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 
@@ -60,7 +60,7 @@ def check_engine_fits(engine: Engine, gpu: Gpu) -> None:
         _refuse("pipeline_parallel", f"a number that divides {shape.layers} layers", engine.pipeline_parallel)
     if gpu.capability < LEAST_OF_ANY:
         raise ConfigError(f"{gpu.name} has compute capability {_dotted(gpu.capability)}; engines need 8.0 (key gpu)")
-    # The builder only warns otherwise and turns paged context attention off, and with it block reuse (builder.py).
+    # Otherwise the builder only warns, and turns off paged context attention and with it block reuse (builder.py).
     if engine.kv_cache_dtype == "fp8" and engine.quantisation not in FP8_KV:
         what = f"auto for the {engine.role}, whose weights are {engine.quantisation}; fp8 needs {' or '.join(FP8_KV)}"
         _refuse("kv_cache_dtype", what, engine.kv_cache_dtype)

@@ -1,4 +1,4 @@
-"""Sizes of a model, read from its checkpoint's config.json; opens no weights."""
+"""Sizes of a model, read from its checkpoint's config.json; it opens no weights."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def read_shape(source: str) -> ModelShape:
 
 @dataclass(frozen=True)
 class HeadShape:
-    """Heads inside the target's engine. heads, blocks: Medusa's and the residual blocks of each, else 0.
+    """Heads inside the target's engine. heads, blocks: Medusa heads and the residual blocks of each; else 0.
 
     parameters: of all of them, an upper bound. kv_layers: decoder layers, each with a KV cache as wide as the target's.
     """
@@ -136,8 +136,8 @@ def eagle_parameters(drafter: ModelShape) -> int:
 def redrafter_heads(source: str, target: ModelShape) -> HeadShape:
     """Return the size of a ReDrafter: residual blocks and LM head of width exit_dim, two matrices of the recurrence.
 
-    The keys are those that examples/redrafter/convert_checkpoint.py reads; inferred: twice the hidden size without
-    exit_dim.
+    The keys are those that examples/redrafter/convert_checkpoint.py reads. Inferred: without exit_dim the width is
+    twice the hidden size.
     """
     keys = _read(_RedrafterKeys, source)
     _check_same("vocab_size", keys.vocab_size or target.vocab, target.vocab, source)
@@ -147,7 +147,7 @@ def redrafter_heads(source: str, target: ModelShape) -> HeadShape:
 
 
 def model_parameters(shape: ModelShape) -> int:
-    """Count a model's weights: layers, embedding and LM head (both, even where they are one), router, norms."""
+    """Count a model's weights: layers, embedding and LM head (both, even if they are tied), router, norms."""
     layer = shape.attention_parameters + shape.mlp_parameters + shape.hidden * (shape.experts + 2)
     return shape.layers * layer + 2 * shape.vocab * shape.hidden + shape.hidden
 

@@ -1,4 +1,4 @@
-"""What to build: one flat TOML file, whose keys flags override. Opens no checkpoint."""
+"""What to build: one flat TOML file, whose keys flags override. It opens no checkpoint."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class EngineSpec(Declaration):
     quantisation: Quantisation = "none"
     #: number format of the draft model's weights; same = as the target's
     drafter_quantisation: Literal["same", Quantisation] = "same"
-    #: number format of the KV caches; auto = 16 bit; int8 turns paged context attention off, which all else here needs
+    #: number format of the KV caches; auto = 16 bit; no int8, which would turn off paged context attention
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     #: sequences in one pass
     max_batch_size: int = Field(8, ge=1, le=65536)
@@ -76,7 +76,7 @@ class EngineSpec(Declaration):
     redrafter_beam_len: int = Field(5, ge=1, le=32)
     #: share of the memory left beside weights, activations and reserve that the KV caches get
     kv_fraction: float = Field(0.9, ge=0.05, le=0.98)
-    #: the draft model's share of that; 0 = both caches hold equally many tokens
+    #: the draft model's share of the KV caches' memory; 0 = both caches hold equally many tokens
     draft_kv_share: float = Field(0.0, ge=0.0, le=0.9)
     #: the sizes for which the kernels called XQA exist: 8, 16, 32, 64, 128
     tokens_per_block: int = Field(32, ge=8, le=128)
@@ -104,11 +104,11 @@ class EngineSpec(Declaration):
 
 
 def load_spec(path: Path | None, flags: Mapping[str, str]) -> EngineSpec:
-    """Read a spec: flags before file before default.
+    """Read a spec; a flag overrides the file, and the file overrides the default.
 
-    path: the TOML file, or None; relative checkpoints in it start at its folder, those of flags at the working folder.
-    flags: {key: text}.
-    Raises ConfigError: unreadable file, unknown key, wrong type, value out of range.
+    path: the TOML file, or None; checkpoint paths in it are relative to its folder, those in flags to the working
+    folder. flags: {key: text}.
+    Raises ConfigError for an unreadable file, an unknown key, a wrong type or a value out of range.
     """
     content = read_toml(path, "engine") if path else {}
 

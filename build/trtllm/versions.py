@@ -11,7 +11,7 @@ DEFAULT = "1.2.1"
 
 @dataclass(frozen=True)
 class Release:
-    """container: tag (year.month) of the newest Triton container with this release.
+    """A release. container: tag (year.month) of the newest Triton container that has it.
 
     llama_folder: the folder in its examples that converts Llama checkpoints.
     """

@@ -1,1 +1,1 @@
-"""The nouns that everything shares: tree, context, sampling parameters, step types, noise, errors."""
+"""The types that everything shares: tree, context, sampling parameters, step types, noise, errors."""

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from orchestrator.core.errors import ConfigError, ServingError, did_you_mean, shown, unknown_name
 
 Model = TypeVar("Model", bound="Declaration")
-#: Deepest nesting of objects and lists; Python's own limit depends on who asks, and breaks printing before parsing.
+#: Deepest nesting of objects and lists; Python's own limit depends on the caller's stack, and printing hits it first.
 MAX_JSON_DEPTH = 100
 _NOUNS: dict[Any, str] = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
@@ -179,7 +179,7 @@ def as_object(value: Any, name: str, error: type[ServingError] = ConfigError) ->
 
 
 def read_json_file(file: Path, hint: str = "") -> dict[str, Any]:
-    """Return the JSON object in a file; raises ConfigError when it cannot be read. hint: what makes the file."""
+    """Return the JSON object in a file; raises ConfigError when it cannot be read. hint: how to make the file."""
     try:
         return json_object(file.read_text(encoding="utf-8"), str(file))
     except OSError as error:

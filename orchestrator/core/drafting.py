@@ -1,4 +1,4 @@
-"""One sequence's part in its steps: what it proposes, and what it learns. The loop runs it, or the target's engine."""
+"""One sequence's side of its steps: proposing and learning. It runs in the loop or in the target's engine."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from orchestrator.core.types import Acceptance, StepOptions
 
 @dataclass(frozen=True)
 class Limits:
-    """max_tokens: most tokens of output. max_positions: longest context. max_nodes: most draft nodes of a tree."""
+    """max_tokens: maximum output tokens. max_positions: longest context. max_nodes: maximum draft nodes of a tree."""
 
     max_tokens: int
     max_positions: int
     max_nodes: int
 
     def budget(self, context: Context) -> Budget:
-        """Return what a tree may cost now: no level beyond the context limit or the last token."""
+        """Return the budget of the next tree: no level beyond the context limit or the last output token."""
         tokens_left = self.max_tokens - (len(context) - context.prompt_len)
         depth = min(tokens_left - 1, self.max_positions - len(context))
         return Budget(self.max_nodes, max(depth, 0))
@@ -29,9 +29,9 @@ class Limits:
 
 @dataclass
 class Drafting:
-    """Proposes the tree of each step and takes its acceptance, in turn.
+    """Proposes the tree of each step, then commits what was accepted.
 
-    options: what the client needs from every step. draft_s: time of the last proposal.
+    options: what the client needs from every step. draft_s: seconds that the last proposal took.
     """
 
     context: Context

@@ -1,6 +1,6 @@
 """log, exp and sums made of float64 +, −, ×, ÷ and integer operations alone: the same bits on every machine.
 
-The libraries' own functions differ in the last bit from processor to processor, and an argmax over noise would show it.
+Library functions differ in the last bit between processors, which can change an argmax over noise.
 The definition is docs/wire.md, Arithmetic. Torch: `runtime/sampling/elementary.py`; C++: `orchestrator/native/`.
 """
 
@@ -41,12 +41,12 @@ ROUNDING = 1.5 * 2.0**52
 #: Below it `exp` is 0, so that no subnormal number is ever made.
 EXP_LOWEST = -708.0
 
-#: A numpy array or a torch tensor: what follows needs nothing but its operators.
+#: A numpy array or a torch tensor: the functions below use only its operators.
 Array: TypeAlias = Any
 
 
 def polynomial(x: Array, coefficients: Sequence[float]) -> Array:
-    """Return Horner's rule, from the highest power down; coefficients: the lowest power first."""
+    """Return the value of a polynomial by Horner's rule; coefficients: the lowest power first."""
     result = x * coefficients[-1] + coefficients[-2]
     for coefficient in coefficients[-3::-1]:
         result = result * x + coefficient
@@ -98,7 +98,7 @@ def exp(x: npt.ArrayLike) -> FloatArray:
 def total(x: FloatArray) -> FloatArray:
     """Return the sum over the last axis, which keeps length 1: the upper half is added to the lower, repeatedly.
 
-    The length counts as the next power of two: what lacks is 0, and so zeros at the end change nothing.
+    The axis is treated as padded with zeros to the next power of two, so zeros at the end change nothing.
     """
     while (length := x.shape[-1]) > 1:
         half = 1 << (length - 1).bit_length() - 1
@@ -111,7 +111,7 @@ def total(x: FloatArray) -> FloatArray:
 def running_total(x: FloatArray) -> FloatArray:
     """Return the sums of the first 1, 2, 3 … numbers of the last axis.
 
-    For d = 1, 2, 4 … the number d places before is added. A sum does not depend on the numbers after it.
+    For d = 1, 2, 4 … each number has the one d places before it added. No sum depends on the numbers after it.
     """
     distance = 1
     while distance < x.shape[-1]:

@@ -24,16 +24,16 @@ class Method:
 
     proposer: its class or a function that builds it, as "module:name" in orchestrator.proposers; empty = only engines
     that draft by themselves have the method.
-    config: the class of its parameters, named likewise.
+    config: the class of its parameters, named the same way.
     drafter: the Triton model that it calls, also a key of serving.toml; empty = it drafts in this process.
     uses_drafters: it may call any drafter in its process.
     branches: why its trees branch unless the parameters say `is_chain`; empty = it only proposes chains.
     target_tokens: it learns from the target's tokens at all nodes of its own tree.
     reads_memory: it drafts from earlier responses too, if the server remembers them.
     hidden_states: the hidden states of the target that its drafter reads.
-    reads_every_state: its drafter reads the states of all tokens, and reports how many it has; others read the newest.
+    reads_every_state: its drafter reads the states of all tokens and reports how many it has; others read the newest.
     num_node_top: how many of the most probable tokens it reads at every verified node.
-    build_mode: how compiled engines are built that draft with the method by themselves.
+    build_mode: the build mode of compiled engines that draft with the method by themselves.
     engine_config: the class of its parameters if the target's engine drafts by itself; empty = no engine can.
     """
 
@@ -69,7 +69,7 @@ class Method:
 
     @property
     def can_be_cut(self) -> bool:
-        """True if nodes of its trees may be left out; not where it learns from them, nor where it chooses itself."""
+        """True if nodes of its trees may be left out: it neither learns from them nor sizes its trees itself."""
         return bool(self.proposer) and not self.target_tokens and self.name not in _ALONE
 
     @property
@@ -78,7 +78,7 @@ class Method:
         return Method(self.name, "engine_side:EngineSideProposer", self.engine_config)
 
 
-#: Methods that no union can have, and why.
+#: Methods that cannot be members of a union, and why.
 _ALONE = {"none": "it proposes nothing", "auto": "it chooses among proposers itself"}
 _HEAD = Method(
     "head", "drafters:HeadProposer", "drafters:StaticConfig", branches="a tree", hidden_states=HiddenStates.LAST
@@ -139,12 +139,12 @@ DRAFTERS: tuple[str, ...] = tuple(dict.fromkeys(method.drafter for method in _AL
 
 
 def names_in(speculation: str) -> list[str]:
-    """Return the names of the methods in a union, which are joined by "+", or the one name."""
+    """Return the names of the methods in a union, which are joined by "+", or the single name."""
     return speculation.split("+")
 
 
 def find_methods(speculation: str, where: str, known: tuple[str, ...] = PROPOSED) -> tuple[Method, ...]:
-    """Return the members of a union, or the one method.
+    """Return the members of a union, or the single method.
 
     known: the allowed names. Raises RequestError for another name, and for methods that cannot form a union.
     """

@@ -32,7 +32,7 @@ class Stream(IntEnum):
     RECOVER = 3
 
     def of_node(self, node: Node) -> Node:
-        """Return the stream of a node's own numbers, or of several nodes'; the root, node 0, has this one."""
+        """Return the stream of a node's own numbers, or those of several nodes; the root, node 0, has this stream."""
         return self.value + len(Stream) * node
 
 

@@ -15,17 +15,17 @@ from orchestrator.core.types import Acceptance, Distribution, IdArray, StepOptio
 
 @dataclass(frozen=True)
 class Budget:
-    """Most draft nodes of a proposal, the root not counted, and most levels below the root."""
+    """The maximum numbers of draft nodes in a proposal, the root not counted, and of levels below the root."""
 
     max_nodes: int
     max_depth: int
 
     def within(self, other: Budget) -> Budget:
-        """Return the budget that keeps to both."""
+        """Return the budget that is within both."""
         return Budget(min(self.max_nodes, other.max_nodes), min(self.max_depth, other.max_depth))
 
     def clipped(self, length: int) -> int:
-        """Return the length of a chain of at most `length` nodes that fits."""
+        """Return the length of the longest chain of at most `length` nodes that fits."""
         return max(0, min(length, self.max_nodes, self.max_depth))
 
 
@@ -33,7 +33,7 @@ class Budget:
 class Proposal:
     """A draft tree; a bare root means that the proposer drafts nothing.
 
-    sources: the names of what proposed the nodes 1…m, for the statistics.
+    sources: for each of the nodes 1…m, the name of what proposed it; for the statistics.
     q: the distribution from which each of the nodes 1…m was sampled; empty for deterministic drafts.
     """
 
@@ -81,7 +81,7 @@ _EMPTY = Proposal(TokenTree.bare(), ())
 
 
 class Step(NamedTuple):
-    """A step that was made. draft_s: time to propose. target_s: time from the call of the target to its answer."""
+    """A completed step. draft_s: seconds to propose. target_s: seconds from the call of the target to its answer."""
 
     proposal: Proposal
     acceptance: Acceptance
@@ -97,9 +97,9 @@ class Step(NamedTuple):
 class CompiledDrafts(NamedTuple):
     """What an engine needs to draft for a request in native code, step by step without its proposer.
 
-    handle, next_address: the compiled proposer, which `owner` keeps alive, and the address of its function
-    (`drafts::Next`). max_nodes, max_depth: of a tree. sources: by the bits of a node's names. costs: by which trees are
-    sized, if they are; drafting takes microseconds, which have no price.
+    handle, next_address: the compiled proposer, which `owner` keeps alive, and the address of its drafting function
+    (`drafts::Next`). max_nodes, max_depth: limits of a tree. sources: a node's source, indexed by the bits of its
+    names. costs: what trees are sized by; None if they are not. The microseconds of drafting are not priced.
     """
 
     handle: int
@@ -118,32 +118,32 @@ class Proposer(Protocol):
 
     @property
     def num_plain(self) -> int:
-        """Return how many proposals, the last one included, are bare roots whatever the text: none need be made."""
+        """Return how many proposals, from the last one on, are bare roots whatever the text, and need not be made."""
         return 0
 
     @property
     def compiled(self) -> CompiledDrafts | None:
-        """What makes the proposals behind the last one in native code; None: it must be asked for each."""
+        """What makes the proposals after the last one in native code; None: the proposer must be asked for each."""
         return None
 
     @property
     def options(self) -> StepOptions:
-        """What it needs from the step that verifies its last proposal."""
+        """What the proposer needs from the step that verifies its last proposal."""
         return StepOptions()
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
-        """Begin what takes long, before `propose` is called with the same arguments: others may begin meanwhile."""
+        """Begin slow work for a `propose` call with the same arguments, so that other proposers can begin meanwhile."""
         return
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return a tree below the context's root, within the budget; a bare root is legal."""
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Learn from the decision on the last proposal; the context has the committed tokens."""
+        """Learn from the decision on the last proposal; the context already has the committed tokens."""
         return
 
     def observe_compiled(self, steps: Sequence[Step]) -> None:
-        """Learn from steps that were made with `compiled`, whose compiled proposer has learnt already."""
+        """Learn from steps that were drafted by `compiled`, which has already learnt from them."""
         return
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 
 def as_float32(value: float) -> float:
-    """Return a number rounded to float32, in which a request's numbers cross the wire."""
+    """Return a number rounded to float32, the type in which a request's numbers cross the wire."""
     return float(np.float32(value))
 
 
@@ -22,7 +22,7 @@ class Rule(StrEnum):
     """How drafts are accepted (orchestrator/sampling/accept.py). Only `typical` is lossy.
 
     `engine`: an engine that samples by itself (TensorRT-LLM) decides, with random numbers of its own. Its texts have
-    the target's distribution, but with the same seed other drafts give another text.
+    the target's distribution, but for one seed, different drafts give different texts.
     """
 
     COUPLED = "coupled"
@@ -108,7 +108,7 @@ class Sampling:
 
     @property
     def unguided(self) -> Sampling:
-        """The same without a grammar: what a drafter samples from, whose drafts the grammar prunes."""
+        """The same without a grammar, as a drafter samples; the grammar prunes its drafts afterwards."""
         options = self.logits_options
         return replace(self, logits_options=replace(options, grammar=None)) if options.grammar else self
 

@@ -38,9 +38,9 @@ RECYCLING_CHILDREN: dict[Address, int] = {
 
 
 def tree_of_choices(addresses: Sequence[Sequence[int]]) -> TokenTree:
-    """Return the tree of these nodes, whose tokens are ranks; the leaf paths name the same tree as all its nodes.
+    """Return the tree of these nodes, whose tokens are ranks; the leaf paths alone give the same tree.
 
-    Invariant: nodes are ordered by depth, then by ranks, so that siblings stand in the order of their probability.
+    Invariant: nodes are ordered by depth, then by ranks, so that siblings are in the order of their probability.
     """
     nodes = {tuple(address[:length]) for address in addresses for length in range(1, len(address) + 1)}
     return TokenTree.from_paths(sorted(nodes, key=lambda address: (len(address), address)))
@@ -49,8 +49,8 @@ def tree_of_choices(addresses: Sequence[Sequence[int]]) -> TokenTree:
 def usual_accuracy(depth: int, first: float, kept: float) -> FloatArray:
     """Return (depth, 10) float64, the accuracy of guesses by depth and rank to assume where it was not measured.
 
-    first: accuracy of the best guess for the next token. kept: factor by which it falls with each level. If all better
-    ranks are wrong, the next rank is right with the same probability.
+    first: accuracy of the best guess for the next token. kept: factor by which it falls with each level. Each rank is
+    (1 − first) times as accurate as the one before it.
     """
     return first * np.outer(kept ** np.arange(depth), (1 - first) ** np.arange(10))
 
@@ -69,7 +69,7 @@ def best_first(choices: TokenTree, accuracy: FloatArray) -> TokenTree:
 
 def read_choices(name: str, value: Any, where: str) -> TokenTree:
     """Read choices from a request's JSON; raises RequestError naming what is allowed."""
-    # First, since everything below takes time for each list.
+    # Checked first, since everything below takes time for each list.
     if isinstance(value, list) and len(value) > MAX_NODES:
         raise RequestError(f"{name} has {len(value)} lists, at most {MAX_NODES} allowed ({where})")
     lists = isinstance(value, list) and all(isinstance(address, list) for address in value)
@@ -90,7 +90,8 @@ def best_choices(accuracy: FloatArray, num_nodes: int) -> TokenTree:
     """Return the static tree with the largest expected number of accepted tokens, its best nodes first.
 
     accuracy: (K, R) float64, how often the guess of rank r for depth k + 1 is right. Guesses are taken to be
-    independent: a node is accepted with the product of the accuracies on its path, and the sum is the expected number.
+    independent: the probability that a node is accepted is the product of the accuracies on its path, and the sum over
+    all nodes is the expected number.
     Invariant: the first n nodes are the best tree of n nodes.
     """
     accuracy = np.minimum.accumulate(accuracy, axis=1)  # a lucky sample must not put a rank above a better one

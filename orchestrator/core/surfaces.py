@@ -10,27 +10,27 @@ import numpy as np
 from orchestrator.core.tree import MAX_NODES
 from orchestrator.core.types import FloatArray
 
-#: A row that has not been measured is taken to cost this part of a plain step. It is optimistic, so that larger trees
-#: are tried, and thereby measured, wherever they might pay.
+#: A row that has not been measured is taken to cost this fraction of a plain step. It is optimistic, so that larger
+#: trees are tried, and thereby measured, wherever they might pay.
 UNKNOWN_ROW = 0.02
-#: A further row is never taken to cost less than this part of a plain step.
+#: A further row is never taken to cost less than this fraction of a plain step.
 LEAST_ROW = 0.001
-#: Contexts whose lengths differ by less share a surface.
+#: Contexts whose lengths fall into the same range of this many tokens share a surface.
 CONTEXT_STEP = 64
-#: A plain step that is made together with others takes at least this part of one that is made alone.
+#: A plain step that is made together with others takes at least this fraction of one that is made alone.
 LEAST_OF_SINGLE = 0.5
-#: A group whose measurements are all old is worth this many of them where it has to be weighed against others.
+#: The least weight of a group, in measurements, however old they are.
 LEAST_WORTH = 1e-6
-#: No point of a line costs less than this part of the mean.
+#: No point of a line costs less than this fraction of the mean.
 LEAST_OF_MEAN = 0.1
-#: A line is drawn as if a measurement so many rows away from all others had shown UNKNOWN_ROW; it is worth so much.
+#: A line is fitted as if a measurement PRIOR_ROWS away from all others, with weight PRIOR_WORTH, had shown UNKNOWN_ROW.
 PRIOR_ROWS, PRIOR_WORTH = 8.0, 0.5
 
 
 class Curve(NamedTuple):
     """Costs that are linear between points, and beyond the last one.
 
-    rows: (n,) float64, rising. seconds: (n,) float64, never falling. row_s: of a row beyond the last.
+    rows: (n,) float64, increasing. seconds: (n,) float64, never falling. row_s: seconds per row beyond the last.
     """
 
     rows: FloatArray
@@ -39,14 +39,14 @@ class Curve(NamedTuple):
 
     @classmethod
     def measured(cls, rows: list[int], seconds: list[float]) -> Curve:
-        """Return the curve through measurements that are worth the same; rows: rising, at least two."""
+        """Return the curve through equally weighted measurements; rows: increasing, at least two."""
         points_s = rising(np.array(seconds), np.ones(len(seconds)))
         numbers = np.array(rows, np.float64)
         row_s = float((points_s[-1] - points_s[0]) / (numbers[-1] - numbers[0]))
         return cls(numbers, points_s, max(row_s, LEAST_ROW * float(points_s[0])))
 
     def at(self, rows: FloatArray) -> FloatArray:
-        """Return the costs of passes with so many rows, float64 of the same shape."""
+        """Return the costs of passes with these numbers of rows, float64 of the same shape."""
         beyond = np.maximum(rows - self.rows[-1], 0.0)
         costs: FloatArray = np.interp(rows, self.rows, self.seconds) + self.row_s * beyond
         return costs
@@ -55,8 +55,8 @@ class Curve(NamedTuple):
 class PassCosts(NamedTuple):
     """What passes cost: a curve over their rows, and what the contexts that the rows attend to add to it.
 
-    curve: of rows without a context. token_s: of each token of a context, however many rows attend to it. row_token_s:
-    of each token for each row that attends to it.
+    curve: seconds of rows without a context. token_s: seconds per token of a context, however many rows attend to it.
+    row_token_s: seconds per token and row that attends to it.
     """
 
     curve: Curve
@@ -68,23 +68,23 @@ class PassCosts(NamedTuple):
         return self.token_s * num_kv_tokens + self.row_token_s * num_row_kv_tokens
 
     def times(self, factor: float) -> PassCosts:
-        """Return the costs of a machine that takes so many times as long."""
+        """Return the costs of a machine that takes `factor` times as long."""
         curve = Curve(self.curve.rows, factor * self.curve.seconds, factor * self.curve.row_s)
         return PassCosts(curve, factor * self.token_s, factor * self.row_token_s)
 
 
-#: What passes cost, in plain ones, where nothing has been measured.
+#: The assumed costs of passes where nothing has been measured, in plain passes.
 UNKNOWN = PassCosts(Curve(np.array([1.0]), np.array([1.0]), UNKNOWN_ROW))
 
 
 class Surface(NamedTuple):
     """What one request's rows cost in the next pass, beside those of the other requests.
 
-    seconds: (N,) float64, index n: of the pass if the request has n + 1 rows; it never falls.
-    row_s: (N,) float64, index n: the least that a row beyond n + 1 adds, on average up to any larger number of rows.
-    others_tokens: what the other requests get out of the pass.
-    rate: tokens of the batch per second without a draft of this request, or without any draft if that is more. Were it
-    the former alone, requests that all draft under load would each find it worth its while.
+    seconds: (N,) float64, never falling; index n: of the pass if the request has n + 1 rows.
+    row_s: (N,) float64; index n: the lowest mean cost of the rows beyond n + 1, over all larger numbers of rows.
+    others_tokens: the tokens that the other requests are expected to get from the pass.
+    rate: tokens of the batch per second without a draft of this request, or without any draft if that is more. With the
+    former alone, requests that all draft under load would each find their own draft worthwhile.
     """
 
     seconds: FloatArray
@@ -94,9 +94,10 @@ class Surface(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What passes held lately, on average.
+    """What recent passes held, on average.
 
-    others: requests beside one. rows, tokens: of a request, in and out of a pass. num_kv_tokens: of all contexts.
+    others: other requests beside a request. rows, tokens: what a request puts into a pass and gets out of it.
+    num_kv_tokens: tokens of all contexts.
     """
 
     others: float
@@ -108,7 +109,7 @@ class Batch(NamedTuple):
 class Surfaces:
     """The surfaces of one moment, by the length of a request's context.
 
-    single_s: what a plain step takes beyond one of several that are made together.
+    single_s: extra seconds of a plain step made alone, compared with one of several made together.
     """
 
     def __init__(self, costs: PassCosts, batch: Batch, single_s: float) -> None:
@@ -116,7 +117,7 @@ class Surfaces:
         self._known: dict[int, Surface] = {}
 
     def at(self, num_kv_tokens: int) -> Surface:
-        """Return the surface of a request with so many tokens."""
+        """Return the surface of a request whose context has this many tokens."""
         number = num_kv_tokens // CONTEXT_STEP if self._costs.token_s or self._costs.row_token_s else 0
         if (surface := self._known.get(number)) is None:
             surface = self._known[number] = self._made(number * CONTEXT_STEP)
@@ -124,7 +125,7 @@ class Surfaces:
 
     @cached_property
     def _rows_s(self) -> FloatArray:
-        """Of passes in which this request has 1…N rows, without the contexts."""
+        """Seconds of passes in which this request has 1…N rows, without the contexts."""
         others = self._batch.others * self._batch.rows
         return self._costs.curve.at(np.arange(1.0, MAX_NODES + 2) + others)
 
@@ -134,12 +135,12 @@ class Surfaces:
 
     def _made(self, num_kv_tokens: int) -> Surface:
         (others, rows, tokens, all_kv_tokens), kv_s = self._batch, self._costs.kv_s
-        # Where passes have had no others, what the contexts of earlier ones were says nothing.
+        # If passes have held no other requests, the mean of earlier contexts says nothing about this pass.
         others_kv = min(others, 1.0) * max(all_kv_tokens - num_kv_tokens, 0.0)
         own_s = [kv_s(num_kv_tokens, count * num_kv_tokens) for count in (1, 2)]
         seconds = self._rows_s + kv_s(others_kv, rows * others_kv) + own_s[0]
         seconds += (own_s[1] - own_s[0]) * np.arange(MAX_NODES + 1)
-        row_s = self._row_s + (own_s[1] - own_s[0])  # a line moves the slopes of a hull alike
+        row_s = self._row_s + (own_s[1] - own_s[0])  # adding a line shifts all slopes of a hull equally
         plain_s = float(self._costs.curve.at(np.array(1.0 + others))) + kv_s(others_kv, others_kv) + own_s[0]
         # Plain steps are made together only where no request drafts.
         all_plain_s = max(plain_s - self._single_s, LEAST_OF_SINGLE * plain_s)
@@ -148,9 +149,9 @@ class Surfaces:
 
 
 def rising(seconds: FloatArray, weights: FloatArray) -> FloatArray:
-    """Return the seconds that never fall and are nearest to these, (n,) float64, by their weighted squares.
+    """Return the never-falling seconds that are nearest to these in weighted least squares, (n,) float64.
 
-    A group that happened to be slow, and is worth little, so costs what larger ones do.
+    A group that happened to be slow, and has little weight, thus costs what larger ones do.
     Source: pool adjacent violators, Barlow et al. 1972, Statistical Inference under Order Restrictions, chapter 1.
     """
     pools: list[tuple[float, float, int]] = []
@@ -165,7 +166,7 @@ def rising(seconds: FloatArray, weights: FloatArray) -> FloatArray:
 
 
 def line_through(rows: FloatArray, seconds: FloatArray, weights: FloatArray) -> Curve:
-    """Return the line through measurements, by their weighted relative squares, between the least and the most rows.
+    """Return the line through measurements in weighted relative least squares, from the fewest to the most rows.
 
     weights: how many measurements each is worth. Where few of them differ in rows, or all are old, the line is nearly
     as flat as UNKNOWN_ROW says, so that larger passes are tried again.
@@ -175,15 +176,15 @@ def line_through(rows: FloatArray, seconds: FloatArray, weights: FloatArray) -> 
     prior, unknown_s = PRIOR_WORTH * (PRIOR_ROWS / seconds[0]) ** 2, UNKNOWN_ROW * seconds[0] / rows[0]
     covariance = np.sum(worth * (rows - mean_rows) * (seconds - mean_s)) + prior * unknown_s
     slope = max(covariance / (np.sum(worth * (rows - mean_rows) ** 2) + prior), 0.0)
-    # At its left end, a steep line would cost nothing or less.
+    # A steep line would be zero or negative at its left end.
     points_s = np.maximum(mean_s + slope * (rows - mean_rows), LEAST_OF_MEAN * mean_s)
     return Curve(rows, points_s, float(unknown_s))
 
 
 def corrected(base: Curve, rows: FloatArray, seconds: FloatArray, weights: FloatArray, worth: float) -> Curve:
-    """Return a curve drawn towards measurements, by the ratio of these to it; worth: how many of them it is worth.
+    """Return a curve drawn towards measurements by their ratio to it; worth: how many measurements the curve is worth.
 
-    Between measurements the ratio is interpolated, not the cost: so the stairs of the curve stay where they are.
+    Between measurements the ratio is interpolated, not the cost, so that the stairs of the curve stay where they are.
     """
     known_s = base.at(rows)
     points_s = rising((weights * seconds + worth * known_s) / (weights + worth), weights + worth)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from orchestrator.core.errors import EngineError
 
-#: Most draft nodes of any tree.
+#: Maximum draft nodes of any tree.
 MAX_NODES = 128
 
 IntArray = npt.NDArray[np.int32]
@@ -25,7 +25,7 @@ class TokenTree:
 
     tokens: (m,) int32, the token ids of nodes 1…m.
     parents: (m,) int32, the parents of nodes 1…m; 0 is the root, and parents[i - 1] < i.
-    Invariant: the children of one parent have distinct tokens, and stand in the order in which they are tried.
+    Invariant: the children of one parent have distinct tokens, and are stored in the order in which they are tried.
     """
 
     tokens: IntArray
@@ -54,7 +54,7 @@ class TokenTree:
     def checked(cls, tokens: IntArray, parents: IntArray, vocab_size: int, max_nodes: int) -> TokenTree:
         """Return a tree built from untrusted arrays.
 
-        tokens, parents: (m,) int32, as above. max_nodes: most draft nodes allowed.
+        tokens, parents: (m,) int32, as above. max_nodes: maximum draft nodes allowed.
         Raises: EngineError naming the first invariant that the arrays break.
         """
         if tokens.shape != parents.shape or tokens.ndim != 1:
@@ -140,7 +140,7 @@ class TokenTree:
 class TreeBuilder:
     """Builds a tree from nodes and paths; a child that exists is not added again.
 
-    max_nodes, max_depth: limits of the paths.
+    max_nodes, max_depth: limits that `add_path` keeps to.
     """
 
     def __init__(self, max_nodes: int = sys.maxsize, max_depth: int = sys.maxsize) -> None:
@@ -162,7 +162,7 @@ class TreeBuilder:
         return node
 
     def add_path(self, node: int | None, tokens: Sequence[int]) -> int | None:
-        """Add tokens one below the other, the first below `node`; return the last node, None if one does not fit."""
+        """Add a chain of tokens below `node`; return its last node, or None if a token does not fit."""
         for token in tokens:
             if node is None or not ((node, token) in self._nodes or self._has_room_below(node)):
                 return None

@@ -1,4 +1,4 @@
-"""The nouns that the loop, the proposers and the engines share: the calls of an engine, and its answers."""
+"""The types that the loop, the proposers and the engines share: the calls of an engine, and its answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FloatArray = npt.NDArray[np.float64]
 Features = npt.NDArray[np.float32]
 IdArray = npt.NDArray[np.int32]
 
-#: Most rows of hidden states in one call.
+#: Maximum rows of hidden states in one call.
 MAX_FEATURE_ROWS = 512
 
 
@@ -54,10 +54,10 @@ class Distribution(NamedTuple):
 
 @dataclass(frozen=True)
 class EngineSpeculation:
-    """Options for an engine that drafts by itself; an empty tuple leaves the choice to the engine as it was built.
+    """Options for an engine that drafts by itself; an empty tuple keeps what the engine was built with.
 
-    length: most tokens that the sequence may still get. choices: the nodes of its tree, each as the ranks on its path.
-    sizes: Lookahead's window, n-gram and guesses.
+    length: maximum tokens that the sequence may still get. choices: the nodes of its tree, each as the ranks on its
+    path. sizes: Lookahead's window, n-gram and guesses.
     """
 
     length: int
@@ -69,7 +69,7 @@ class EngineSpeculationResult(NamedTuple):
     """What an engine that drafts by itself did since its last answer.
 
     method: how it drafts. extra: the tokens that it committed before next_token.
-    lengths: the tokens of each of its passes: accepted drafts and one more. They add up to len(extra) + 1.
+    lengths: the tokens that each of its passes committed: accepted drafts + 1. They sum to len(extra) + 1.
     num_drafted: how many draft tokens it verified.
     """
 
@@ -83,8 +83,9 @@ class EngineSpeculationResult(NamedTuple):
 class StepOptions:
     """What a step returns besides the accepted path.
 
-    target_tokens: the target's own token at every node. logprobs: of the emitted tokens.
-    features_from, hidden_states: the hidden states of these kinds, from this position on; None and NONE: no features.
+    target_tokens: the target's own token at every node. logprobs: the log probabilities of the emitted tokens.
+    features_from, hidden_states: the first position whose hidden states are returned, and their kinds; None and NONE:
+    no features.
     num_top: how many of the most probable tokens to return for each position.
     engine_speculation: for an engine that drafts by itself; None: it returns the next token only.
     num_node_top: how many of the most probable tokens to return for every node, the root included.
@@ -114,10 +115,11 @@ class StepOptions:
 class PassLoad(NamedTuple):
     """What a pass computed.
 
-    num_rows: of all calls. num_steps, mean_rows, mean_tokens: of the steps that it completed. has_prompts: it also read
-    prompts, or parts of them, or large drafts had it for themselves: it does not show what a step costs. num_kv_tokens:
-    tokens of all contexts. num_row_kv_tokens: those that each row attends to, summed over the rows. num_beside: the
-    requests whose steps had a pass of their own beside it, or waited for one.
+    num_rows: rows of all calls. num_steps: steps that it completed. mean_rows, mean_tokens: rows and committed tokens
+    of one of these steps, on average. has_prompts: it also read prompts or parts of them, or held only large drafts,
+    apart from the other steps, so its time is not that of a step. num_kv_tokens: tokens of all contexts.
+    num_row_kv_tokens: tokens that each row attends to, summed over the rows. num_beside: requests whose steps ran in a
+    separate pass beside it, or waited for one.
     """
 
     num_rows: int
@@ -138,14 +140,14 @@ class Acceptance:
     next_token: the bonus or recovered token; it becomes the new root.
     target_tokens: (m + 1,) int32, the target's own token at every node.
     logprobs: (a + 1,) float64, the log probability of each emitted token.
-    top_ids, top_logprobs: (a + 1, n) int32 and float64, the n most probable tokens of each position, in order.
+    top_ids, top_logprobs: (a + 1, n) int32 and float64, the n most probable tokens of each position, the best first.
     features: (r, width) float32, the hidden states of the positions from features_start on.
-    queue_us, forward_us, verify_us: how long the call waited for the pass, the forward pass, and its verification.
-    num_in_pass: how many requests shared the pass, or had one of their own beside it. num_beside: only the latter.
-    load: of the pass; None outside the engine's process.
+    queue_us, forward_us, verify_us: microseconds of waiting for the pass, of the forward pass, and of verification.
+    num_in_pass: requests that shared the pass or ran in a separate one beside it. num_beside: only the latter.
+    load: what the pass computed; None outside the engine's process.
     num_cached_tokens: tokens of the context that were in the cache when the engine first saw the sequence.
     engine_speculation: only from an engine that drafts by itself.
-    node_top_ids: (m + 1, k) int32, the k most probable tokens behind every node by the raw logits, in order.
+    node_top_ids: (m + 1, k) int32, the k most probable tokens after every node by the raw logits, the best first.
     """
 
     path: tuple[int, ...]
@@ -179,7 +181,7 @@ class Acceptance:
 
     @property
     def extra(self) -> tuple[int, ...]:
-        """Accepted tokens after the path that no tree of ours held: an engine's own drafts."""
+        """Tokens accepted after the path from the engine's own drafts, which are in no tree of ours."""
         return self.engine_speculation.extra if self.engine_speculation else ()
 
     @property
@@ -188,7 +190,7 @@ class Acceptance:
         return len(self.path) + len(self.extra) + 1
 
     def tokens(self, tree: TokenTree) -> list[int]:
-        """Return the tokens that this step commits: those of the path, the engine's own, the new root."""
+        """Return the tokens that this step commits: those of the path, the engine's own, and the new root."""
         return [*(int(tree.tokens[node - 1]) for node in self.path), *self.extra, self.next_token]
 
 
@@ -198,14 +200,14 @@ class HeadInput:
 
     features: (r, width) float32, r at most MAX_FEATURE_ROWS: hidden states of the positions from features_start on.
     choices: the shape of a static tree; its tokens are ranks, 0 = the most probable child.
-    width: nodes that each level of a dynamic tree expands, or beams.
-    min_prob: how likely a path must seem to the drafter: a head's tree has no less likely node, and a draft model's
-    chain ends behind one.
-    draws: the children of each node are sampled from q without replacement, in the order in which they are tried, for
-    a rule that reads q. A sampled token must not be left out because of what it is: min_prob then says how likely the
-    path to a node of a static tree must seem for it to have children, and to a place of a dynamic one for a token to be
-    sampled there.
-    sharpness: how sure the drafter is of its guesses, 1 = as sure as its q; 0 = as it was measured for the head.
+    width: how many nodes each level of a dynamic tree expands, or the number of beams.
+    min_prob: the lowest probability of a path, as the drafter sees it: a head's tree has no less likely node, and a
+    draft model's chain ends after its first such node.
+    draws: sample the children of each node from q without replacement, in the order in which they are tried; for rules
+    that read q. No sampled token may be left out because of what it is, so min_prob then applies, in a static tree, to
+    the path of the parent, and in a dynamic tree to a bound on the child's path that is known before its token is
+    sampled.
+    sharpness: how sure the drafter is of its guesses: 1 = as sure as its q, 0 = the value measured for the head.
     Without choices and width, the head uses its own static tree.
     """
 
@@ -229,8 +231,8 @@ NO_HEAD_INPUT = HeadInput()
 class DraftResponse(NamedTuple):
     """A drafter's answer.
 
-    q: what each node was sampled from; empty for deterministic drafts.
-    cached_len: how far the drafter's cache reaches; if it reads hidden states, the first position that it lacks.
+    q: the distribution that each node was sampled from; empty for deterministic drafts.
+    cached_len: tokens in the drafter's cache; if it reads hidden states, the first position whose state it lacks.
     """
 
     tree: TokenTree
@@ -251,11 +253,11 @@ class Target(Protocol):
     ) -> Acceptance:
         """Run one pass over the tree below the context's root, and decide which nodes are accepted.
 
-        q: what each node was sampled from; empty for deterministic drafts.
+        q: the distribution that each node was sampled from; empty for deterministic drafts.
         """
 
     def release(self) -> None:
-        """Tell the target that no further step follows; a hint that correctness does not need."""
+        """Tell the target that no further step follows; a hint, on which correctness does not depend."""
 
 
 @dataclass(frozen=True)

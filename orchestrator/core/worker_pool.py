@@ -1,4 +1,4 @@
-"""A pool of threads that can be left behind: a call that hangs holds up neither its caller nor the process."""
+"""A pool of threads that can be abandoned: a call that hangs holds up neither its caller nor the process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-#: How often a caller looks whether its call is lost.
+#: How often a caller checks whether its call is lost.
 POLL_S = 0.25
 NO_THREAD = "the server can start no further thread; try again in a second"
 
 
 class CallState(Enum):
-    """Where a call is. A call only moves down this list."""
+    """The state of a call, which only moves down this list."""
 
     WAITING = "waiting for a thread"
     RUNNING = "running on a thread"
@@ -56,17 +56,17 @@ class Call(Generic[Result]):
 
     @property
     def age_s(self) -> float:
-        """Seconds since a thread took the call; while none has, since the call was given to the pool."""
+        """Seconds since a thread took the call; until then, since the call was given to the pool."""
         return time.monotonic() - self.since_s
 
 
 class WorkerPool(Generic[Result]):
     """Runs calls on daemon threads, at most `max_running` at once; an abandoned call does not count among these.
 
-    Threads are started as they are needed. Where the system allows no further one, calls wait for those that there are,
-    or are refused if there is none; the next call tries to start what is lacking. The thread of an abandoned call ends
-    with that call, because another thread has taken its place. While `max_abandoned` abandoned calls still run, no
-    further call is made.
+    Threads are started as they are needed. If the system allows no more, calls wait for the existing threads, or are
+    refused if there are none; the next call tries to start the missing ones. The thread of an abandoned call ends with
+    that call, because another thread has taken its place. While `max_abandoned` abandoned calls still run, no further
+    call is made.
 
     The threads are daemons because the threads of ThreadPoolExecutor are joined when the process exits: a call that
     hangs would keep the process from exiting.
@@ -184,7 +184,7 @@ class WorkerPool(Generic[Result]):
             self._calls[state].add(call)
 
     def _start_threads(self) -> bool:
-        """Start a thread for each call that lacks one, if it may; return whether there is any. Call with the lock."""
+        """Start a thread for each call that lacks one, if allowed; return whether any runs. Call with the lock."""
         num_calls = len(self._calls[CallState.WAITING]) + len(self._calls[CallState.RUNNING])
         num_wanted = num_calls if self._max_running is None else min(num_calls, self._max_running)
         try:

@@ -1,4 +1,4 @@
-"""What the target held likeliest after each token when it last saw it: Token Recycling's adjacency matrix."""
+"""The tokens that the target found likeliest when it last saw each token: Token Recycling's adjacency matrix."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.core.types import IdArray
 
 #: Tokens kept after each token, the paper's k.
 NUM_FOLLOWERS = 8
-#: All shared matrices of a process together; the one that was used longest ago makes room.
+#: Maximum size of all shared matrices of a process together; the least recently used one is dropped.
 MAX_SHARED_BYTES = 64 << 20
 
 Indices = npt.NDArray[np.intp]
@@ -23,9 +23,9 @@ Indices = npt.NDArray[np.intp]
 class AdjacencyMatrix:
     """For each token of a vocabulary up to NUM_FOLLOWERS followers, the most probable first; any thread may call.
 
-    Tokens go in and out as id + 1, so that 0 is the unknown token and has unknown followers.
+    Tokens are passed as id + 1, so that 0 is the unknown token, whose followers are unknown.
     Invariant: the followers of a token are distinct, and none comes after an unknown one.
-    Memory: 32 bytes a token of the vocabulary, taken by the system as rows are written.
+    Memory: 32 bytes per token of the vocabulary, allocated by the system as rows are written.
     Source: Token Recycling, Luo et al. 2024, arXiv:2408.08696, section 3.1.
     """
 
@@ -34,7 +34,7 @@ class AdjacencyMatrix:
         self._lock = threading.Lock()
 
     def learn(self, tokens: Indices, top_ids: IdArray) -> None:
-        """Replace the rows of tokens; of a token that occurs several times the last one counts.
+        """Replace the rows of tokens; if a token occurs several times, its last row counts.
 
         tokens: (n,), each id + 1. top_ids: (n, k) ids, the most probable first, without the + 1.
         """
@@ -56,7 +56,7 @@ class AdjacencyMatrix:
                 self._rows[token + 1, : len(kept)] = np.array(kept, np.int32) + 1
 
     def followers(self, tokens: Indices, ranks: Indices) -> IdArray:
-        """Return for each token its follower of a rank, 0 where it is unknown; all (n,), tokens as id + 1."""
+        """Return each token's follower at its rank, 0 where it is unknown; all (n,), tokens as id + 1."""
         with self._lock:
             found: IdArray = self._rows[tokens, ranks]
         return found

@@ -24,14 +24,14 @@ from orchestrator.proposers.union import united
 
 #: Weight of all earlier measurements in the mean time of a node.
 DISCOUNT = 0.9
-#: After a step that the engine made alone, it is taken to make so many steps one by one.
+#: After a step that was made alone though native code could go on, this many are expected to be made one by one.
 SINGLES = 32
 
 
 class AutoConfig(MethodConfig):
-    """max_nodes, draft_len: most draft nodes of a tree and of a path in it; fewer are sent where more would not pay.
+    """max_nodes, draft_len: maximum draft nodes of a tree and of a path; fewer are sent where more would not pay.
 
-    tree: trees, or chains alone; a rule or an engine that takes no trees gets chains if the request does not set it.
+    tree: trees, not only chains; unless the request sets it, a rule or an engine that takes no trees gets chains.
     """
 
     max_nodes: int = Field(48, ge=0, le=MAX_NODES)
@@ -44,7 +44,7 @@ class AutoConfig(MethodConfig):
         return not self.tree
 
     def as_chain(self) -> Self:
-        """Return the parameters with chains alone, unless the request asks for trees."""
+        """Return the parameters for chains alone, unless the request sets `tree`."""
         return self if "tree" in self.model_fields_set else self.model_copy(update={"tree": False})
 
 
@@ -57,12 +57,12 @@ class Grown(NamedTuple):
 
 
 class Auto(Proposer):
-    """Grows one tree from all that may be drafted in this process, as large as it pays; often it drafts nothing.
+    """Grows one tree from all that can be drafted in this process, as large as pays off; often it drafts nothing.
 
     The expected tokens E of a step are 1 + the sum of the chances of the nodes that are sent. The tree maximises the
     rate of the batch, (E + tokens of the other requests) ÷ seconds of the pass and of drafting.
-    Invariant: whether and how much is drafted depends on what was known before the step's draw, so every acceptance
-    rule keeps its law.
+    Invariant: whether and how much is drafted depends only on what was known before the step's draw, so every
+    acceptance rule keeps its distribution.
     Source: size by goodput, TurboSpec (arXiv:2406.14066); learning from drafts that were not sent, HedgeSpec
     (arXiv:2510.20064); docs/methods/auto.md.
     """
@@ -82,12 +82,12 @@ class Auto(Proposer):
 
     @property
     def compiled(self) -> CompiledDrafts | None:
-        """What grows the next trees in native code; None while a head or a pause has a part in them."""
+        """What grows the next trees in native code; None while a head is in use or drafts pause."""
         return self._compiled
 
     @property
     def num_plain(self) -> int:
-        """Return how many proposals are bare roots: while drafts pause, that is known beforehand."""
+        """Return how many proposals are bare roots, which is known beforehand while drafts pause."""
         return self._meter.num_plain
 
     @property
@@ -130,7 +130,7 @@ class Auto(Proposer):
     def _chosen(
         self, grown: Grown, context: Context, sampling: Sampling, budget: Budget, surface: Surface | None
     ) -> Proposal:
-        """Return what is sent of all candidates. A head that has begun is heard, though a pause begins now."""
+        """Return what is sent of all candidates; a head that has begun is still asked, even if a pause begins now."""
         if not (self._heads and grown.calls_head):
             return grown.proposal if surface else Proposal.empty()
         drafted = self._heads.propose(context, sampling, budget)
@@ -145,7 +145,7 @@ class Auto(Proposer):
             self._heads.observe(tree, acceptance, step_s)
 
     def observe_compiled(self, steps: Sequence[Step]) -> None:
-        """Learn what steps cost that native code drafted for; its growth has learnt from the text."""
+        """Learn the cost of steps that native code drafted for; its growth has already learnt from the text."""
         self._num_singles = 0
         self._growth.note_read(sum(step.acceptance.num_tokens for step in steps))
         seconds = self._meter.made(steps)
@@ -159,7 +159,7 @@ class Auto(Proposer):
             self._heads.close()
 
     def _grow(self, context: Context, sampling: Sampling, budget: Budget, surface: Surface) -> Grown:
-        """Return the tree of what is drafted in this process without a head, and whether a head should draft too."""
+        """Return the tree that is drafted without a head, and whether a head should draft too."""
         began_s = self._clock()
         proposal = self._growth.grow(context, budget, surface, self._node_s, range_of(sampling))
         chances, num_nodes = self._growth.chances, proposal.tree.num_nodes
@@ -171,7 +171,7 @@ class Auto(Proposer):
         return Grown(proposal, chances, bool(self._heads and budget.max_depth and self._heads.wants(rate, surface)))
 
     def _united(self, grown: Grown, drafted: Proposal, surface: Surface) -> Proposal:
-        """Return the nodes of both trees that pay; the time to draft them is spent."""
+        """Return the nodes of both trees that pay; the time to draft them is already spent."""
         assert self._heads
         proposal, chances = united(grown.proposal, grown.chances, drafted, self._heads.ranks.chances(drafted.tree))
         spent_s = self._clock() - self._meter.began_s

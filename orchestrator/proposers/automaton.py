@@ -42,8 +42,8 @@ class Follower(NamedTuple):
 class Automaton:
     """All substrings of one or more sequences; a token costs O(1) amortised and at most max_depth + 1 increments.
 
-    max_depth: longest string that is matched. Occurrences are exact for strings of up to max_depth + 1 tokens: matched
-    strings with one token after them.
+    max_depth: longest string that is matched. Counts of occurrences are exact for strings of up to max_depth + 1
+    tokens: matched strings with one token after them.
     """
 
     def __init__(self, max_depth: int) -> None:
@@ -68,7 +68,7 @@ class Automaton:
         self._whole, self._recent = ROOT, Match(ROOT, 0)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append tokens to the present sequence."""
+        """Append tokens to the current sequence."""
         for token in tokens:
             self._append(token)
 
@@ -91,7 +91,7 @@ class Automaton:
     def follow(self, match: Match, token: int) -> Match:
         """Return the match with one of its followers after it, cut to its last max_depth tokens.
 
-        Where the text ends, return the longest suffix that continues: so a period is followed beyond its end.
+        Where the text ends, return the longest suffix that continues, so that a repetition is followed beyond its end.
         """
         return self._continuing(self._cut(Match(self._next[match.state][token], match.length + 1)))
 
@@ -119,7 +119,7 @@ class Automaton:
         return [Follower(token, self._count[state], self._end[state]) for token, state in seen]
 
     def continued(self, match: Match) -> int:
-        """Return how often a token followed the string, which is not empty: its occurrences except those at an end."""
+        """Return how often any token followed the non-empty string: its occurrences except those at an end."""
         ends_here = self._whole != ROOT and self._end[match.state] == self.num_tokens
         return self._count[match.state] - self._ended[match.state] - ends_here
 

@@ -14,14 +14,14 @@ from orchestrator.proposers.automaton import ROOT, Automaton, Match
 from orchestrator.proposers.predicted import Predicted
 from orchestrator.proposers.tables import MAX_ORDER, Level, Tables, packed
 
-#: Longest suffix of the text that is looked up; of longer agreement nothing more is learnt.
+#: Longest suffix of the text that is looked up; longer agreement tells nothing more.
 MAX_MATCH = 24
-#: Evidence tells lengths of agreement apart up to this one, then only whether it is half as much again.
+#: Evidence distinguishes lengths of agreement up to this one, then only whether they are at least half as much again.
 MAX_LENGTH = 8
 
 
 class Candidate(NamedTuple):
-    """A token that may come next. evidence: a number; candidates of a source with the same one share an estimate."""
+    """A token that may come next. evidence: a number; a source's candidates with equal evidence share an estimate."""
 
     token: int
     evidence: int
@@ -71,7 +71,7 @@ class TextCandidates:
         return None if match.state == ROOT else match
 
     def candidates(self, state: Match | None) -> Sequence[Candidate]:
-        """Return one or two candidates; what the shorter suffix adds has evidence of its own."""
+        """Return at most two candidates; the one that the shorter suffix adds has evidence of its own."""
         if state is None:
             return ()
         text, first = self._text, self._text.latest(state)
@@ -84,7 +84,7 @@ class TextCandidates:
         return found
 
     def prior(self, evidence: int) -> float:
-        """Return L / (L + 1.5) for an agreement of L tokens, half of it for a token of the shorter suffix."""
+        """Return L / (L + 1.5) for an agreement of L tokens, half of that for a token of the shorter suffix."""
         length = evidence % 1000 // 20
         return length / (length + 1.5) * (0.5 if evidence >= 1000 else 1.0)
 
@@ -94,7 +94,7 @@ def _text_evidence(length: int, share: float, times: int) -> int:
 
 
 def _length_of(length: int) -> int:
-    """Return the length of an agreement as far as evidence tells it apart."""
+    """Return the length of an agreement as far as evidence distinguishes it."""
     return min(length, MAX_LENGTH) if length < MAX_LENGTH * 3 // 2 else MAX_LENGTH + 1
 
 
@@ -130,7 +130,7 @@ class TableCandidates:
 
 @lru_cache(maxsize=4)
 def likeliest_followers(tables: Tables) -> tuple[LikeliestFollowers, ...]:
-    """Return the most frequent follower of each context of 1, 2, … tokens, the lowest id of several.
+    """Return the most frequent follower of each context of 1, 2, … tokens, the lowest id among equals.
 
     Evidence: the length of the context, the follower's share in fifths, and whether the context came at least 4 times.
     """
@@ -157,7 +157,7 @@ class Place(NamedTuple):
 
 
 class PredictionCandidates:
-    """The next token of the client's prediction, as long as that fits."""
+    """The next token of the client's prediction, as long as the prediction fits."""
 
     name = "predicted"
 
@@ -173,7 +173,7 @@ class PredictionCandidates:
         return Place(end, next((n for n in range(most) if ids[end - 1 - n] != context.ids[-1 - n]), most))
 
     def after(self, state: Place | None, token: int) -> Place | None:
-        """Go on in the prediction if it agrees."""
+        """Return the next place in the prediction if the token agrees with it."""
         ids = self._predicted.prediction
         if state is None or ids[state.at] != token or state.at + 1 == len(ids):
             return None

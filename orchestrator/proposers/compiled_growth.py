@@ -25,14 +25,14 @@ from orchestrator.proposers.tables import Tables
 
 #: The sources in the order of their bits.
 NAMES = (PredictionCandidates.name, TextCandidates.name, TableCandidates.name)
-#: The source of a node by the bits of those that named it.
+#: The source of a node, by the bits of the sources that named it.
 SOURCES = tuple("+".join(name for bit, name in enumerate(NAMES) if bits >> bit & 1) for bits in range(1 << len(NAMES)))
 
 
 class NativeGrowth:
     """Does in C++ what `Growth` does.
 
-    chances: (m,) float64, of the nodes of the last tree, that their whole path is accepted.
+    chances: (m,) float64, for each node of the last tree the chance that its whole path is accepted.
     """
 
     def __init__(self, compiled: CompiledEstimates, dependencies: ProposerDependencies, is_chain: bool) -> None:
@@ -59,7 +59,7 @@ class NativeGrowth:
         self._growth.learn(tokens)
 
     def compiled(self, limits: Budget, costs: Surface) -> CompiledDrafts | None:
-        """Return what native code needs to grow the next trees by itself, which it cannot behind a prediction."""
+        """Return what native code needs to grow the next trees by itself; None with a prediction, where it cannot."""
         if self._prediction:
             return None
         growth = self._growth
@@ -68,7 +68,7 @@ class NativeGrowth:
         )
 
     def note_read(self, num_tokens: int) -> None:
-        """Note that native code has read so many tokens of the text, and has learnt from them."""
+        """Note that native code has read this many more tokens of the text, and has learnt from them."""
         self._num_read += num_tokens
 
 
@@ -80,7 +80,7 @@ def growth_of(dependencies: ProposerDependencies, is_chain: bool) -> Growth | Na
 
 
 def sources_of(dependencies: ProposerDependencies) -> Iterator[CandidateSource]:
-    """Yield the sources of a request's candidates; of two that name a token, the first one's evidence counts."""
+    """Yield the sources of a request's candidates; if several name a token, the first one's evidence counts."""
     if dependencies.prediction:
         yield PredictionCandidates(Predicted(PredictedConfig(), dependencies))
     yield TextCandidates()

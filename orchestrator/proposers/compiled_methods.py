@@ -24,9 +24,9 @@ CLIPS = (False, True, "skip")
 
 
 class CompiledMethod(Proposer):
-    """Drafts in native code, also while an engine makes steps without asking.
+    """Drafts in native code, even while an engine makes steps without asking for proposals.
 
-    source: of all its nodes. max_nodes: most nodes of its trees.
+    source: the source of all its nodes. max_nodes: maximum nodes of its trees.
     Invariant: its proposals are those of the reference.
     """
 
@@ -43,7 +43,7 @@ class CompiledMethod(Proposer):
         return CompiledDrafts(native.handle, native.next_address, native, max_nodes, budget.max_depth, (self._source,))
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
-        """Return the tree behind the context."""
+        """Return the tree after the context."""
         read, self._num_read, self._budget = context.ids[self._num_read :], len(context), budget
         return Proposal.of(self._compiled.next(read, budget.max_nodes, budget.max_depth), self._source)
 

@@ -20,9 +20,9 @@ from orchestrator.proposers.tables import VocabularyFingerprint, vocabulary_of
 
 MANIFEST, TOKENS, ENDS = "corpus.json", "tokens-{:03}.npy", "ends-{:03}.npy"
 FORMAT = 1
-#: Longest text that is looked up; the index is sorted by so many tokens.
+#: Longest text that is looked up; the index is sorted by this many tokens.
 MAX_DEPTH = 64
-#: Places that are looked at of those where a text occurs, evenly spread over them.
+#: Maximum places examined of those where a text occurs, evenly spread over them.
 MAX_PLACES = 256
 WHERE = "key corpus_index in serving.toml"
 REMEDY = f"build it again with python -m build.corpus_index, or leave the key empty ({WHERE})"
@@ -48,13 +48,13 @@ class Shard:
         return found
 
     def agreement(self, backwards: list[int]) -> int:
-        """Return how many tokens, the nearest first, stand before some place; at most len(backwards)."""
+        """Return how many of these tokens, the nearest first, precede the place that agrees best."""
         place = bisect_left(self.ends, backwards, key=lambda end: self.before(int(end), len(backwards)))
         beside = (self.before(int(end), len(backwards)) for end in self.ends[max(place - 1, 0) : place + 1])
         return max((_common(backwards, other) for other in beside), default=0)
 
     def places(self, backwards: list[int]) -> Ends:
-        """Return the places after these tokens, the nearest first."""
+        """Return the places that follow these tokens, given the nearest first."""
         size = len(backwards)
         first = bisect_left(self.ends, backwards, key=lambda end: self.before(int(end), size))
         last = bisect_right(self.ends, backwards, lo=first, key=lambda end: self.before(int(end), size))
@@ -66,7 +66,7 @@ def _common(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 class Found(NamedTuple):
-    """The longest suffix of a text that the corpus has. length: its tokens. places: of each shard, what follows it."""
+    """The longest suffix of a text that the corpus has. length: its tokens. places: in each shard, those after it."""
 
     length: int
     places: list[tuple[Shard, Ends]]
@@ -75,7 +75,7 @@ class Found(NamedTuple):
 class Corpus:
     """The shards of an index; any thread may call, nothing is written.
 
-    separator: ends a document; no token of the vocabulary.
+    separator: the id that ends a document; not in the vocabulary.
     A look-up costs O(log n) comparisons of at most MAX_DEPTH tokens in each shard.
     """
 
@@ -115,7 +115,7 @@ class Corpus:
     def followers(self, context: Sequence[int]) -> Counter[int]:
         """Return {token: how often it followed all of `context`}, of at most MAX_DEPTH tokens.
 
-        Of more than MAX_PLACES places, it is an estimate from so many.
+        In a shard with more than MAX_PLACES places, the count is estimated from that many.
         """
         counts: Counter[int] = Counter()
         for shard in self._shards:

@@ -30,7 +30,7 @@ class DrafterClient(Protocol):
 
     @property
     def gave_up(self) -> bool:
-        """True when the drafter cannot serve this request, and is not called any more."""
+        """True when the drafter cannot serve this request, and is no longer called."""
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT) -> None:
         """Begin the call that `propose` makes with the same arguments, so that it can share a pass with others."""
@@ -51,14 +51,14 @@ class ProposerDependencies:
     drafter_client: name of a drafter → the request's client of it.
     vocab_size, num_parameters: of the target; num_parameters 0 = unknown.
     prediction: token ids that the client expects as output.
-    max_nodes: most draft nodes of a tree of this request.
+    max_nodes: maximum draft nodes of a tree of this request.
     tables: token statistics of this deployment. memory: earlier responses that this request may draft from.
-    corpus: text of the operator that all requests may draft from.
-    shared_adjacency: returns the adjacency matrix that requests of this one's salt share; None: they share nothing.
+    corpus: the operator's text, which all requests may draft from.
+    shared_adjacency: returns the adjacency matrix that requests with this salt share; None: they share nothing.
     matcher: the position of the output in the grammar that it must match, if there is one.
-    step_costs, estimates: what the process has learnt of the target's steps and of the drafts of all requests.
-    drafters: those that `auto` may use. draft_costs: what they have brought to all requests.
-    method: the method that is built. build: returns the proposer of another method. The registry sets both.
+    step_costs, estimates: what the process has learnt about the target's steps and the drafts of all requests.
+    drafters: those that `auto` may use. draft_costs: what drafts have brought and cost, over all requests.
+    method: the method to build. build: returns the proposer of another method. The registry sets both.
     """
 
     drafter_client: Callable[[str], DrafterClient]

@@ -9,15 +9,15 @@ from typing import NamedTuple
 from orchestrator.core.step_costs import Mean
 from orchestrator.core.surfaces import Surface
 
-#: The part of the time of all requests that trials may take, and the steps of one.
+#: The fraction of all requests' time that trials may take, and the steps of a trial.
 TRIED, TRIAL_STEPS = 0.01, 6
 
 
 class HeadFigures(NamedTuple):
     """What the steps with one head brought and cost.
 
-    tokens: a step would have committed with the head's whole draft alone. rows: that were sent. draft_s: of its draft.
-    first_s: of the first draft of a stretch, in which the head reads what it lacks of the text.
+    tokens: that a step would have committed with the head's whole draft alone. rows: nodes of that draft. draft_s: its
+    time. first_s: time of the first draft of a period of use, in which the head reads what it lacks of the text.
     """
 
     tokens: Mean = Mean()
@@ -36,10 +36,10 @@ class HeadFigures(NamedTuple):
 
 @dataclass
 class LevelFigures:
-    """What one kind of adaptive drafts cost. seconds: time to draft a level. rows: nodes of one.
+    """What one kind of adaptive drafts cost. seconds: time to draft a level. rows: nodes of a level.
 
-    probe_s: of a step with a draft that is made only to see whether drafts pay again, for each request of its pass.
-    idle_s: time of the steps that requests with such drafts have made since the last one.
+    probe_s: time of a step whose draft only probes whether drafts pay again, counted for every request of its pass.
+    idle_s: time of the steps that requests of this kind have made since the last draft.
     """
 
     seconds: Mean = field(default_factory=Mean)
@@ -49,7 +49,7 @@ class LevelFigures:
 
     @property
     def may_probe(self) -> bool:
-        """True if a draft would take less than its part of the time since the last one."""
+        """True if a probe would take no more than its share of the time since the last draft."""
         return self.probe_s.value <= TRIED * self.idle_s
 
 
@@ -57,8 +57,8 @@ class LevelFigures:
 class DraftCosts:
     """What the drafts of all requests of a process brought and cost.
 
-    by_head: what `auto` has of each head, by range of temperature. by_kind: the levels of adaptive drafts.
-    elapsed_s: of the steps of all requests of `auto`. tried_s: of those that were made to try a head.
+    by_head: what heads brought to `auto`, by head and range of temperature. by_kind: the levels of adaptive drafts.
+    elapsed_s: time of the steps of all requests of `auto`. tried_s: time of those that were made to try a head.
     """
 
     by_head: dict[tuple[str, int], HeadFigures] = field(default_factory=dict)
@@ -76,5 +76,5 @@ class DraftCosts:
 
     @property
     def may_try(self) -> bool:
-        """True if the trials have taken less than their part of the time."""
+        """True if trials have taken less than their share of the time."""
         return self.tried_s < TRIED * self.elapsed_s

@@ -1,4 +1,4 @@
-"""The sampling of a draft: the target's, unless the request standardises the drafter's distribution in another way."""
+"""The sampling of a draft: the target's, unless the request standardises the drafter's distribution differently."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from orchestrator.proposers.parameters import MethodConfig
 
 
 class DraftSamplingConfig(MethodConfig):
-    """The temperature and the cuts by which a drafter's logits become q; None = those of the target.
+    """The temperature and the truncation by which a drafter's logits become q; None = those of the target.
 
-    draft_temperature 0 is the argmax, draft_top_k 0 and draft_top_p 1 cut nothing. Any q keeps the target's law, and
-    under `coupled` the text.
+    draft_temperature 0 is the argmax, draft_top_k 0 and draft_top_p 1 cut nothing. Any q keeps the target's
+    distribution, and under `coupled` the text.
     Source: standardised sampling, Leviathan et al. 2023, arXiv:2211.17192, section 2.2: M_q may have its own.
     """
 

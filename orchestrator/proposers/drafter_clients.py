@@ -1,4 +1,4 @@
-"""One request's calls of a drafter, wherever the drafter runs, and those of a drafter in this process."""
+"""One request's calls of a drafter, wherever the drafter runs, and the client of a drafter in this process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 #: A drafter's answer, or the reason why it does not draft for this request, which is not the drafter's failure.
 DraftAnswer = DraftResponse | UnknownSequence | RequestError | Unavailable
 
-#: How long a request does without a drafter that was late or full, in time limits of a call.
+#: How long a request does without a drafter that was late or full, in multiples of a call's time limit.
 PAUSE_OF_LIMIT = 4.0
 LONGEST_PAUSE_S = 30.0
 
@@ -56,10 +56,10 @@ def new_sequence_id() -> int:
 
 
 class DrafterSession(ABC):
-    """Sends a drafter what is new of one request's context; implements `dependencies.DrafterClient`.
+    """Sends a drafter what is new in one request's context; implements `dependencies.DrafterClient`.
 
     limit_s: longest time of a call; a later draft is of no use.
-    gave_up: True once the drafter cannot serve this request, nor its longer contexts.
+    gave_up: True once the drafter cannot serve this request, whose context only grows.
     """
 
     def __init__(self, drafter: str, cache_salt: str, limit_s: float) -> None:
@@ -110,7 +110,7 @@ class DrafterSession(ABC):
     def _start(
         self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput
     ) -> Callable[[], DraftAnswer | None]:
-        """Begin a call, unless the drafter had better be left alone, and return what waits for its answer."""
+        """Begin a call, unless the drafter is paused, busy or given up; return what waits for its answer."""
         if self.gave_up or self._pause.is_on or self._is_busy:
             return lambda: NO_ANSWER
         # The call may outlive this step, so it takes a snapshot of the context.
@@ -127,7 +127,7 @@ class DrafterSession(ABC):
     def _call(self, request: DraftRequest) -> Callable[[], DraftAnswer | None]:
         """Begin a call and return what waits for its answer.
 
-        That is None if the call fails or is late, and NO_ANSWER if no call was made.
+        The answer is None if the call fails or is late, and NO_ANSWER if no call was made.
         """
 
     @abstractmethod

@@ -22,9 +22,9 @@ MIN_PROB = 0.2
 
 
 class DraftModelConfig(DraftSamplingConfig):
-    """draft_len: most tokens proposed (γ). min_prob: the chain ends behind a token whose path seems less likely.
+    """draft_len: maximum tokens proposed (γ). min_prob: the chain ends after a token whose path seems less likely.
 
-    sharpness: how sure the draft model is of its tokens, 1 = as sure as its q; None = as it was measured.
+    sharpness: how sure the draft model is of its tokens: 1 = as sure as its q, None = the measured value.
     """
 
     adaptive: Adaptivity = "shared"
@@ -66,8 +66,8 @@ class DraftModel(Proposer):
 class HeadConfig(DraftSamplingConfig):
     """Parameters of a drafting head. min_prob: how likely the path to a node must seem to the head.
 
-    draws: under a rule that reads q, the nodes are sampled from it. sharpness: how sure the head is of its guesses,
-    1 = as sure as its q; None = as it was measured.
+    draws: under a rule that reads q, the nodes are sampled from it. sharpness: how sure the head is of its guesses: 1 =
+    as sure as its q, None = the measured value.
     """
 
     adaptive: Adaptivity = "shared"
@@ -89,20 +89,20 @@ class HeadConfig(DraftSamplingConfig):
 
     @property
     def num_levels(self) -> int:
-        """Most levels of the tree."""
+        """The maximum number of levels of the tree."""
         return MAX_DEPTH
 
     def under(self, sampling: Sampling, head: HeadInput) -> HeadInput:
-        """Let the head sample where the rule weighs p against q; sampling: that of the draft."""
+        """Return the head's input, set to sample where the rule weighs p against q; sampling: that of the draft."""
         return replace(head, draws=self.draws and sampling.rule.uses_q and not sampling.greedy)
 
     def as_member(self) -> Self:
-        """Return the parameters beside other methods' drafts, among which sampled ones would lose their q."""
+        """Return the parameters for use beside other methods' drafts, where sampled drafts would lose their q."""
         return self.model_copy(update={"draws": False})
 
 
 class StaticConfig(HeadConfig):
-    """choices: the tree, as all its nodes or as its leaf paths; empty = the head's own, its best `max_nodes` nodes.
+    """choices: the tree, as all its nodes or as its leaf paths; empty = the best `max_nodes` nodes of the head's own.
 
     Choices are cut only if max_nodes is set.
     """
@@ -123,12 +123,12 @@ class StaticConfig(HeadConfig):
 
     @property
     def num_levels(self) -> int:
-        """Most levels of the tree."""
+        """The maximum number of levels of the tree."""
         return int(self.choices.depths.max()) or super().num_levels
 
 
 class DynamicConfig(HeadConfig):
-    """top_k: nodes that a level expands, and children of each. depth: most levels. max_nodes: kept at the end."""
+    """top_k: nodes that a level expands, and children of each. depth: maximum levels. max_nodes: nodes kept."""
 
     top_k: int = Field(6, ge=1, le=MAX_WIDTH)
     depth: int = Field(10, ge=1, le=MAX_DEPTH)
@@ -140,7 +140,7 @@ class DynamicConfig(HeadConfig):
 
     @property
     def num_levels(self) -> int:
-        """Most levels of the tree."""
+        """The maximum number of levels of the tree."""
         return self.depth
 
 
@@ -157,7 +157,7 @@ class RedrafterConfig(HeadConfig):
 
     @property
     def num_levels(self) -> int:
-        """Most levels of the tree."""
+        """The maximum number of levels of the tree."""
         return self.beam_len
 
 
@@ -205,7 +205,7 @@ class HeadProposer(Proposer):
         return Proposal(response.tree, (self.name,) * response.tree.num_nodes, response.q)
 
     def _call(self, sampling: Sampling, budget: Budget) -> tuple[HeadInput, Sampling, Budget]:
-        """Return what the head gets, and the budget of its tree: without nodes if it is not to be called."""
+        """Return what the head gets, and the budget of its tree, which has no nodes if the head is not to be called."""
         sampling = self._config.draft_sampling(sampling)
         head, depth = self._features or self._config.shape, min(self._config.num_levels, budget.max_depth)
         # Before the first step, a head with a cache says how much of the text it has.

@@ -1,4 +1,4 @@
-"""How likely a candidate token is to come: counts of the deployment, corrected by how a request's own text differs."""
+"""How likely a candidate token is: the deployment's counts, corrected by how a request's own text differs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from orchestrator.native.drafts import compiled_estimates
 DISCOUNT = 0.998
 #: How many outcomes the prior chance of a kind counts for.
 PRIOR_WEIGHT = 4.0
-#: Width of a range of temperature, and how many there are above 0.
+#: Width of a range of temperature, and the number of ranges above 0.
 RANGE, NUM_RANGES = 0.4, 4
-#: Weight of all earlier outcomes of a source in a request, per outcome; and how many imagined ones they start from.
+#: Weight of all earlier outcomes of a source in a request, per outcome; and the pseudo-counts that they start from.
 REQUEST_DISCOUNT, REQUEST_WEIGHT = 0.95, 2.0
 
 
 class AcceptanceEstimates:
     """Discounted counts of tested and of accepted tokens for each kind of candidate; any thread may call.
 
-    compiled: the counts of the compiled growth, which then takes this object's place; None where it cannot be compiled.
+    compiled: the counts of the compiled growth, which are then used instead; None where it cannot be compiled.
     Source: the Beta–Bernoulli estimate with a geometric discount, as in discounted bandits (Garivier and Moulines 2011,
     arXiv:0805.3415, section 2).
     """
@@ -35,7 +35,7 @@ class AcceptanceEstimates:
         self._counts[kind] = (DISCOUNT * accepted + is_accepted, DISCOUNT * tested + 1.0)
 
     def probability(self, kind: Hashable, prior: float) -> float:
-        """Return the estimated probability that a candidate of this kind comes; prior: before any outcome."""
+        """Return the estimated probability that a candidate of this kind is right; prior: before any outcome."""
         accepted, tested = self._counts.get(kind, (0.0, 0.0))
         return (accepted + PRIOR_WEIGHT * prior) / (tested + PRIOR_WEIGHT)
 
@@ -43,15 +43,15 @@ class AcceptanceEstimates:
 def range_of(sampling: Sampling) -> int:
     """Return the range of temperature within which requests share the counts: 0 for greedy ones.
 
-    A sampled text repeats itself far less often than a greedy one, so what one teaches says little of the other.
+    A sampled text repeats itself far less often than a greedy one, so the counts of one say little about the other.
     """
     return 0 if sampling.greedy else 1 + min(int(sampling.temperature / RANGE), NUM_RANGES - 1)
 
 
 class RequestOdds:
-    """The odds of one source's candidates in one request, against what the deployment's counts expect.
+    """The odds of one source's candidates in one request, relative to what the deployment's counts expect.
 
-    A text that repeats itself more, or less, than the others did shows it within a few tokens.
+    A text that repeats itself more or less than others shows it within a few tokens.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class RequestOdds:
         return self._accepted * self._expected_rejected / (self._rejected * self._expected_accepted)
 
     def observe(self, probability: float, is_accepted: bool) -> None:
-        """Count an outcome; probability: what the deployment's counts made it."""
+        """Count an outcome; probability: as estimated by the deployment's counts."""
         self._accepted = _discounted(self._accepted, float(is_accepted))
         self._rejected = _discounted(self._rejected, 1.0 - is_accepted)
         self._expected_accepted = _discounted(self._expected_accepted, probability)
@@ -77,5 +77,5 @@ def corrected(probability: float, odds_ratio: float) -> float:
 
 
 def _discounted(count: float, outcome: float) -> float:
-    """Return the count with one more outcome; the imagined outcomes are not discounted."""
+    """Return the count with one more outcome; the pseudo-counts are not discounted."""
     return REQUEST_WEIGHT + REQUEST_DISCOUNT * (count - REQUEST_WEIGHT) + outcome

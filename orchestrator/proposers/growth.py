@@ -18,22 +18,22 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.proposers.candidates import CandidateSource, PredictionCandidates
 from orchestrator.proposers.estimates import AcceptanceEstimates, RequestOdds, corrected
 
-#: A tree is sent only if it promises this part more tokens per second than a plain step.
+#: A tree is sent only if it promises this fraction more tokens per second than a plain step.
 MARGIN = 0.02
-#: No candidate is taken to be surer than this.
+#: The highest chance that a candidate is given.
 SUREST = 0.99
-#: The odds of a token that one more source names too, before any outcome.
+#: The factor by which each further source that names a token raises its prior odds.
 AGREEMENT = 3.0
-#: Candidates are told apart by the chance of those of the sources before theirs, in so many grades.
+#: Candidates are distinguished by the highest chance among those of the sources before theirs, in this many grades.
 GRADES = 5
 
 
 class Option(NamedTuple):
     """A token that may come next.
 
-    kind: the names of the sources that name it, the evidence of the first one, how likely the sources before that one
-    take another token to be, and the request's range of temperature. place: of the first source. prior: before any
-    outcome of the kind. expected: its probability by the deployment's counts. chance: with the request's own odds.
+    kind: the names of the sources that name it, the evidence of the first one, the grade of the likeliest token of the
+    sources before that one, and the request's range of temperature. place: index of the first source. prior, expected,
+    chance: its probability before any outcome of the kind, by the deployment's counts, and with the request's own odds.
     """
 
     token: int
@@ -51,7 +51,7 @@ Waiting = tuple[float, int, int, int, Option, States]
 
 
 class Grown:
-    """A tree while it grows. options: after the text, index 0, and after each node."""
+    """A tree while it grows. options: those after the text (index 0) and after each node."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -70,8 +70,8 @@ class Grown:
 class Growth:
     """Grows the trees of one request, and learns from the text that comes.
 
-    is_chain: each node gets its likeliest child alone.
-    chances: (m,) float64, of the nodes of the last tree, that their whole path is accepted.
+    is_chain: each node gets only its likeliest child.
+    chances: (m,) float64, for each node of the last tree the chance that its whole path is accepted.
     """
 
     def __init__(
@@ -91,9 +91,9 @@ class Growth:
         """Return the tree with the most expected tokens per second; often a bare root.
 
         The chance of a node is the product of the chances on its path, so none is likelier than its parent, and the
-        best n nodes are the n likeliest. node_s: time to draft one. temperature_range: of the request, `range_of`.
+        best n nodes are the n likeliest. node_s: time to draft a node. temperature_range: the request's (`range_of`).
         Invariant: no larger tree of these candidates has a higher rate. A node that is no likelier than the highest
-        rate × the least cost of a further row cannot raise it, and neither can those after it.
+        rate so far × the least cost of a further row cannot raise the rate, nor can any node after it.
         """
         self._judge(context)
         self._ratios, self._max_depth = [odds.ratio for odds in self._odds], budget.max_depth
@@ -123,7 +123,7 @@ class Growth:
         return grown.proposal(num_best) if num_best else Proposal.empty()
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """Compare the candidates with the text that came; whether they were sent makes no difference."""
+        """Compare the candidates with the text that came, whether or not they were sent."""
         grown, node = self._grown, 0
         if grown.options:
             self._num_judged += len(tokens)
@@ -138,12 +138,13 @@ class Growth:
         """Return None: the reference is not compiled."""
 
     def note_read(self, num_tokens: int) -> None:
-        """Do nothing: what native code has read is read again in the context."""
+        """Do nothing: the reference reads the context itself, whatever native code has read."""
 
     def _judge(self, context: Context) -> None:
         """Compare the tokens of plain steps, for which no tree was grown, with what would have been named.
 
-        A prediction may have been left or found again meanwhile, so a request with one learns from its trees alone.
+        The text may have left the prediction or met it again meanwhile, so a request with one learns from its trees
+        alone.
         """
         has_prediction = any(source.name == PredictionCandidates.name for source in self._sources)
         for end in range(self._num_judged, len(context) if self._num_judged and not has_prediction else 0):
@@ -158,7 +159,7 @@ class Growth:
             self._estimates.observe(option.kind, option.token == token)
 
     def _expand(self, heap: list[Waiting], node: int, depth: int, chance: float, states: States) -> None:
-        """Note what may follow a node, and add it to the heap."""
+        """Note the options after a node, and add them to the heap."""
         options = self._options(states)
         self._grown.options.append(options)
         self._grown.children.append({})

@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 
 class Guarded(Proposer):
-    """A proposer whose failures and invalid trees become bare roots; it is not called again after the first one.
+    """A proposer whose failures and invalid trees become bare roots; after the first one it is not called again.
 
     vocab_size: of the target; a tree with an id outside it is invalid.
     matcher: of the grammar that the output must match; nodes that it forbids are left out.
-    limit_s: longest time of a proposal; a proposer that takes longer fails, since others wait for it meanwhile.
+    limit_s: longest time of a proposal; a proposer that takes longer fails, since other requests wait for it.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class Guarded(Proposer):
 
     @property
     def num_plain(self) -> int:
-        """Return how many proposals are bare roots; all of a proposer that has failed."""
+        """Return how many proposals are bare roots: all of them once the proposer has failed."""
         return sys.maxsize if self._failed else self._proposer.num_plain
 
     @property
     def compiled(self) -> CompiledDrafts | None:
-        """What makes the next proposals in native code; nothing where the grammar prunes, or once it has failed."""
+        """What makes the next proposals in native code; None if a grammar prunes, or once the proposer has failed."""
         return None if self._failed or self._matcher else self._proposer.compiled
 
     @property
@@ -97,7 +97,7 @@ class Guarded(Proposer):
             self._proposer.close()
 
     def _check_time(self, took_s: float) -> None:
-        """Give up a proposer that is too slow; the first proposal reads the context, and is not made among others."""
+        """Give up on a proposer that is too slow; its first proposal, which reads the context, may take longer."""
         is_first, self._is_first = self._is_first, False
         if took_s > self._limit_s and not is_first:
             log.error("%s took %.0f ms: the request goes on without drafts", self.name, 1e3 * took_s)

@@ -16,12 +16,12 @@ from orchestrator.proposers.ranks import RankEstimates
 
 #: The methods that are tried, each if its drafter is loaded. `eagle` has the drafter of `eagle2`, and shorter drafts.
 HEADS = ("draft_model", "medusa", "eagle2", "eagle3", "redrafter")
-#: A head is used if it promises this part more tokens per second than the request has without it.
+#: A head is used if it promises this fraction more tokens per second than the request has without it.
 MARGIN = 0.05
-#: A head that no step has wanted for so long is let go; one that disappointed is not used for so many steps, then for
-#: twice as many, and so on.
+#: A head that IDLE_STEPS steps have not wanted is let go. No head is then used for REST_STEPS steps, and for twice as
+#: many each time that a head has made the request slower.
 IDLE_STEPS, REST_STEPS = 8, 32
-#: Steps after which a head in use is compared with what the request had without it.
+#: Steps after which the rate with a head in use is compared with the rate without it.
 REVIEW_STEPS = 16
 
 
@@ -61,9 +61,9 @@ class HeadsOfAuto:
         return RankEstimates(self._dependencies.estimates, self._name, self._range)
 
     def choose(self, rate: float, tokens_left: int, surface: Surface, temperature_range: int) -> None:
-        """Take a head into use, or let it go, from the next step on.
+        """Start using a head, or let it go, from the next step on.
 
-        rate: tokens per second of the request without a head, lately.
+        rate: recent tokens per second of the request without a head.
         """
         self._range = temperature_range
         if self._name:
@@ -83,13 +83,13 @@ class HeadsOfAuto:
             self._use(min(self._names, key=lambda name: self._of(name).tokens.num_values), rate, TRIAL_STEPS)
 
     def wants(self, rate: float, surface: Surface) -> bool:
-        """Say whether the head in use should draft for this step. rate: of the other candidates' tree."""
+        """Return whether the head in use should draft for this step. rate: of the other candidates' tree."""
         if not (self._name and self._has_states):
             return False
         return bool(self._trial_left) or self._of(self._name).rate(surface) > (1.0 + MARGIN) * rate
 
     def sent(self, num_plain: int) -> None:
-        """Note how many plain steps follow, which bring no hidden states; a long pause lets the head go."""
+        """Note how many plain steps follow, which return no hidden states; let the head go before a long pause."""
         if self._name and num_plain > MEASURED_STEPS:
             self.let_go()
         self._has_states = bool(self._name) and not num_plain
@@ -126,7 +126,7 @@ class HeadsOfAuto:
         self._check(acceptance.num_tokens, step_s)
 
     def let_go(self) -> None:
-        """Use no head from now on, and for a while."""
+        """Stop using the head, and use none for a while."""
         if not self._name:
             return
         self._name = ""
@@ -149,7 +149,7 @@ class HeadsOfAuto:
         self._trial_left = max(self._trial_left - 1, 0)
 
     def _check(self, num_tokens: int, step_s: float) -> None:
-        """Let a head go with which the request has become slower."""
+        """Let the head go if the request has become slower with it."""
         num_steps, tokens, seconds = self._review
         self._review = num_steps + 1, tokens + num_tokens, seconds + step_s
         if self._name and num_steps + 1 >= REVIEW_STEPS:
@@ -167,7 +167,7 @@ class HeadsOfAuto:
         self._num_idle, self._review, self._is_first = 0, (0, 0, 0.0), True
 
     def _gain(self, name: str, rate: float, tokens_left: int, surface: Surface) -> float:
-        """Return the seconds that the head promises to save on the rest of the text; negative if it costs some."""
+        """Return the seconds that the head promises to save on the rest of the text; negative if it would cost time."""
         known = self._of(name)
         if known.tokens.num_values < TRIAL_STEPS:
             return float("-inf")

@@ -62,7 +62,7 @@ class Jacobi(Proposer):
 def spare_tokens(fill: Fill, context: Context, seed: int) -> Iterator[int]:
     """Yield guesses where no better ones are known.
 
-    prompt: the tokens of the prompt in order, again and again. random: draws from the text as it is when a guess is
+    prompt: the tokens of the prompt in order, again and again. random: drawn from the text as it stands when a guess is
     taken, equal in every run with this seed.
     """
     return cycle(context.ids[: context.prompt_len]) if fill == "prompt" else _random_tokens(context, seed)

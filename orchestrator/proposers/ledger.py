@@ -11,27 +11,27 @@ from orchestrator.core.surfaces import Surface
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance
 
-#: The part of a request's time that drafts may lose against plain decoding before they pause.
+#: The fraction of a request's time that drafts may lose against plain decoding before they pause.
 LOSS = 0.01
-#: Plain steps that may be lost before the first pause; so many gained make the next pause a first one again.
+#: The time, in plain steps, that may be lost before the first pause; a gain of as much resets the length of pauses.
 GRACE_STEPS = 3
-#: Most plain steps of gain that are set off against later losses.
+#: The largest gain, in plain steps, that is set off against later losses.
 CREDIT_STEPS = 256
 #: Steps of the first pause; each further one is twice as long.
 FIRST_PAUSE = 16
 LONGEST_PAUSE = 1024
-#: Steps of a pause in which plain decoding is measured; shorter ones are not, since each begins with a single step.
+#: Steps of a pause made to measure plain decoding; shorter ones do not, since each begins with a step made alone.
 MEASURED_STEPS = 4
-#: Rests grow up to so many steps, unless the first one is longer.
+#: Rests grow up to this many steps, unless the first one is longer.
 LONGEST_REST = 16
 #: Weight of all earlier steps in a request's rate.
 DISCOUNT = 0.95
 
 
 class Ledger:
-    """Keeps what drafts, and looks for them, lose against plain decoding within LOSS of a request's time.
+    """Limits what drafts, and vain searches for them, lose against plain decoding to LOSS of a request's time.
 
-    Invariant: they lose at most LOSS of the time since a pause began and GRACE_STEPS before they pause again.
+    Invariant: before they pause again, they lose at most LOSS of the time since the last pause began, plus GRACE_STEPS.
     Source: the on/off test of Cascade (arXiv:2506.20675), here on one balance with growing pauses instead of phases.
     """
 
@@ -47,11 +47,11 @@ class Ledger:
         return self._pause
 
     def begin_pause(self, num_steps: int) -> None:
-        """Begin a pause that does not follow from a loss."""
+        """Begin a pause that is not due to a loss."""
         self._pause = num_steps
 
     def begin_rest(self, num_steps: int, lost_s: float, plain_s: float) -> None:
-        """Begin a pause behind a look for a draft that found none. lost_s: what plain decoding would not have spent."""
+        """Begin a pause after a search for a draft found none. lost_s: what plain decoding would not have spent."""
         self._pause = num_steps
         self._balance_s -= lost_s
         self._check(plain_s)
@@ -61,7 +61,7 @@ class Ledger:
         self._pause = 0
 
     def rest(self, rest_s: float = 0.0) -> None:
-        """Enter a step of a pause, which was a plain one. rest_s: at its last step, what all took."""
+        """Enter a plain step of a pause. rest_s: at the last step, the time of the whole pause."""
         self._pause -= 1
         self._elapsed_s += rest_s
 
@@ -81,10 +81,10 @@ class Ledger:
 
 
 class Rest(NamedTuple):
-    """The steps of a pause so far: when it began, how many they are, and how long they waited for other passes.
+    """The steps of a pause so far: when it began, how many there were, and how long they waited for other passes.
 
-    in_passes_s: time of their own passes. has_prompts: one of them read prompts, too. num_in_pass: requests of the
-    first one. is_apart: one of them had a pass apart from most others, which says little of plain steps.
+    in_passes_s: time of their own passes. has_prompts: one of these passes also read prompts. num_in_pass: requests in
+    the first one. is_apart: one of them ran apart from most other requests, so its time says little about plain steps.
     """
 
     began_s: float = 0.0
@@ -109,7 +109,7 @@ class Rest(NamedTuple):
 
 
 def pass_s(acceptance: Acceptance) -> float:
-    """Return the time of a step's pass and its decision, without the way there and back."""
+    """Return the time of a step's pass and its verification, without the call's own overhead."""
     return 1e-6 * (acceptance.forward_us + acceptance.verify_us)
 
 
@@ -121,7 +121,7 @@ def plain_s(surface: Surface) -> float:
 class Meter:
     """Measures the steps of one request: for the costs of all requests, and for its own ledger.
 
-    is_first: until the first step, whose pass holds the prompt and whose proposal reads it, is answered.
+    is_first: True until the first step is answered, whose pass and proposal read the prompt.
     draft_s: time of the last proposal. began_s: when it began, by the clock of the costs.
     """
 
@@ -138,7 +138,7 @@ class Meter:
     def begin(self, context_len: int, spent_s: float = 0.0) -> Surface | None:
         """Note that a proposal begins; return what rows cost, None if the step should be a plain one.
 
-        context_len: tokens of the request. spent_s: time that has been spent on the proposal before.
+        context_len: tokens of the request. spent_s: time already spent on the proposal.
         """
         self.began_s = self._costs.clock() - spent_s
         if not (self.is_first or self._ledger.pause) and self._costs.wants_plain:
@@ -161,8 +161,9 @@ class Meter:
     def sent(self, proposal: Proposal, *, first_rest: int = 0, least_rest: int = 0) -> None:
         """Note that the proposal is made.
 
-        first_rest: so many plain steps may follow without another one, behind the next empty proposals twice as many up
-        to LONGEST_REST, as far as that saves time; least_rest: so many in any case.
+        first_rest: plain steps that follow an empty proposal before the next one is made, twice as many after each
+        further empty one, up to LONGEST_REST and as far as that saves time; 0 = none. least_rest: their minimum where
+        it saves no time.
         """
         self._sent_s = self._costs.clock()
         self.draft_s = self._sent_s - self.began_s
@@ -174,12 +175,12 @@ class Meter:
             self._rest = Rest(self._sent_s)
 
     def end_rest(self) -> None:
-        """End a pause before its last step; what it took is not entered."""
+        """End a pause before its last step; its time is not entered."""
         self._ledger.end_pause()
         self._rest = Rest()
 
     def _begin_rest(self, first: int, least: int) -> None:
-        """Let plain steps follow that can be made together, where looking costs."""
+        """Begin a rest of plain steps, which can be made together, if looking for drafts costs time."""
         if surface := self._surface():
             lost_s = self.draft_s + float(surface.seconds[0]) - plain_s(surface)
             worth = max(int(lost_s / (LOSS * plain_s(surface))), least)
@@ -188,7 +189,7 @@ class Meter:
                 self._ledger.begin_rest(self._rest_len, lost_s, plain_s(surface))
 
     def answered(self, tree: TokenTree, acceptance: Acceptance) -> float:
-        """Note the answer to a step; return what it cost. That excludes the wait for passes of other requests."""
+        """Note the answer to a step; return what it cost, without the wait for other requests' passes."""
         if self.is_first:
             self.is_first = False
             return 0.0
@@ -196,9 +197,9 @@ class Meter:
             self._note_rest(acceptance)
             return self._note_rate(1, self._plain_s)
         num_rows, step_s = tree.num_nodes + 1, self._costs.clock() - self._sent_s - 1e-6 * acceptance.queue_us
-        if acceptance.load or not acceptance.num_beside:  # otherwise nobody knows what the time was spent on
+        if acceptance.load or not acceptance.num_beside:  # otherwise it is unknown what the time was spent on
             self._costs.observe(num_rows, acceptance.num_in_pass, acceptance.num_tokens, step_s, acceptance.load)
-        if surface := self._surface():  # by what steps of its size cost, since a single one may have been held up
+        if surface := self._surface():  # the mean of its size, since a single step may have been held up
             step_s = float(surface.seconds[num_rows - 1]) + self.draft_s
             self._ledger.observe(acceptance.num_tokens, step_s, plain_s(surface))
         return self._note_rate(acceptance.num_tokens, step_s)
@@ -234,7 +235,7 @@ class Meter:
         return step_s
 
     def _note_rest(self, acceptance: Acceptance) -> None:
-        """Note a step of a pause; they may be made several at a time, so only their sum is measured."""
+        """Note a step of a pause; steps may be made several at a time, so only their total time is measured."""
         self._rest = rest = self._rest.of(acceptance)
         if self._ledger.pause > 1:
             self._ledger.rest()
@@ -243,7 +244,7 @@ class Meter:
         self._ledger.rest(rest_s)
         self._rest = Rest()
         if self._costs.makes_drafted:
-            rest_s = rest.in_passes_s  # as steps with drafts are measured
+            rest_s = rest.in_passes_s  # measured in the same way as steps with drafts
         num_in_pass, load = acceptance.num_in_pass, acceptance.load
         is_mixed = max(num_in_pass, rest.num_in_pass) > 2 * min(num_in_pass, rest.num_in_pass)
         if (rest.has_prompts or is_mixed or rest.is_apart) and self._surface():
@@ -252,5 +253,5 @@ class Meter:
             self._costs.observe_plain(num_in_pass, rest_s / rest.num_steps, load, rest.num_steps)
         elif self._costs.makes_drafted:
             self._costs.observe(1, num_in_pass, 1, rest_s / rest.num_steps, load)
-        else:  # the first of them is what a single step would have been
+        else:  # the first step was made alone, the others together
             self._costs.observe(1, num_in_pass, 1, rest_s - (rest.num_steps - 1) * self._plain_s, load)

@@ -61,7 +61,7 @@ class Window:
 
 
 class NgramPool:
-    """Up to `guesses` tails per first token; the oldest entry makes room.
+    """Up to `guesses` tails per first token; the oldest is dropped to make room.
 
     Source: Fu et al. 2024, arXiv:2402.02057, section 3.2.
     """
@@ -89,7 +89,7 @@ class NgramPool:
 
 
 class Shape(NamedTuple):
-    """window W: columns, how far ahead. ngram N: tokens of an n-gram. guesses G: most tails per first token."""
+    """window W: columns, i.e. how far ahead. ngram N: tokens of an n-gram. guesses G: maximum tails per first token."""
 
     window: int
     ngram: int
@@ -97,12 +97,12 @@ class Shape(NamedTuple):
 
     @property
     def num_nodes(self) -> int:
-        """Most draft nodes of a tree: row 0 without the root, N − 2 more rows, G tails."""
+        """Maximum draft nodes of a tree: row 0 without the root, N − 2 more rows, G tails."""
         return (self.window - 1) + (self.ngram - 2) * self.window + self.guesses * (self.ngram - 1)
 
 
-#: (most parameters of the target, shape): a small one, then the paper's for 7B, 13B and 34B, with borders between these
-#: sizes. The larger the target, the sooner a wider pass takes longer; small targets run on small machines.
+#: (maximum parameters of the target, shape): a small shape, then the paper's for 7B, 13B and 34B, with bounds between
+#: these sizes. The larger the target, the sooner a wider pass takes longer; small targets run on small machines.
 SHAPES = (
     (3e9, Shape(5, 4, 5)),
     (10e9, Shape(15, 5, 15)),
@@ -144,9 +144,9 @@ def shape_of(config: LookaheadConfig, num_parameters: int, max_nodes: int) -> Sh
 class Lookahead(Proposer):
     """Proposes the window of a Jacobi trajectory and the pool's n-grams that begin with the root, as one token tree.
 
-    Invariant: at most (W − 1) + (N − 2)·W + G·(N − 1) nodes; identical paths are one node, and candidates stand before
-    window nodes. Any node may be accepted, though the authors accept pool tails only; the text is the target's in both
-    cases.
+    Invariant: at most (W − 1) + (N − 2)·W + G·(N − 1) nodes; identical paths share their nodes, and candidates come
+    before window nodes. Any node may be accepted, though the authors accept pool tails only; the text is the target's
+    in both cases.
     Source: Fu et al. 2024, arXiv:2402.02057; docs/methods/lookahead.md.
     """
 

@@ -14,9 +14,9 @@ from orchestrator.proposers.automaton import Automaton, Match
 MAX_DEPTH = 64
 # A generation has at most a quarter of the bound, so that making room does not forget everything.
 NUM_GENERATIONS = 4
-# A short automaton costs more memory than its tokens: a bound for clients that never use a salt twice.
+# A short automaton costs more memory than its tokens; this bounds clients that never use a salt twice.
 MAX_GENERATIONS = 4096
-# About 0.3 ms under the lock, which a proposal may have to wait.
+# About 0.3 ms under the lock, for which a proposal may have to wait.
 PIECE_TOKENS = 64
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ class Recollection(NamedTuple):
     salt: str
 
     def longest(self, tokens: Sequence[int], use: Callable[[Automaton, Match], T]) -> T | None:
-        """Return use(text, match) for the longest suffix of `tokens` that occurs; of several texts, in the newest.
+        """Return use(text, match) for the longest suffix of `tokens` that occurs, in the newest of several texts.
 
         use: must be quick, since it runs under the memory's lock; it is not called if nothing matches.
         """

@@ -26,10 +26,10 @@ Choices = Annotated[
 
 
 class MethodConfig(Declaration):
-    """Parameters that every method has. max_nodes: most draft nodes of a tree, root not counted.
+    """Parameters that every method has. max_nodes: maximum draft nodes of a tree, root not counted.
 
-    adaptive: drafts are as large as they pay, "shared" = while the request shares its passes with others; "auto" as
-    draft_len or as max_nodes says the same as true.
+    adaptive: drafts are only as large as pays off; "shared" = only while the request shares its passes with others.
+    "auto" as draft_len or max_nodes means the same as true.
     """
 
     max_nodes: int = Field(MAX_NODES, ge=0, le=MAX_NODES)
@@ -37,12 +37,12 @@ class MethodConfig(Declaration):
 
     @property
     def num_levels(self) -> int:
-        """Most levels of a tree, as far as the parameters say it."""
+        """The maximum number of levels of a tree, as far as the parameters determine it."""
         return min(self.max_nodes, getattr(self, "draft_len", self.max_nodes))
 
     @property
     def is_chain(self) -> bool:
-        """True when every proposal with these parameters is a chain, though the method has branches."""
+        """True when every proposal with these parameters is a chain, though the method can branch."""
         return False
 
     def as_chain(self) -> Self:
@@ -50,7 +50,7 @@ class MethodConfig(Declaration):
         return self
 
     def as_member(self) -> Self:
-        """Return the parameters of a method whose drafts stand beside those of others."""
+        """Return the parameters of a method whose drafts are merged with those of others."""
         return self
 
 

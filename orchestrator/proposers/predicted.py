@@ -18,7 +18,7 @@ from orchestrator.proposers.prompt_lookup import MAX_NGRAM, NgramIndex
 
 
 class PredictedConfig(MethodConfig):
-    """draft_len: tokens proposed. max_ngram: most tokens that must agree before the prediction is followed again."""
+    """draft_len: tokens proposed. max_ngram: maximum tokens that must agree to follow the prediction again."""
 
     draft_len: int = Field(16, ge=1, le=MAX_NODES)
     max_ngram: int = Field(6, ge=1, le=MAX_NGRAM)
@@ -30,7 +30,7 @@ class Predicted(Proposer):
     Invariant: after k > 1 rejected drafts in a row the last k − 1 tokens must agree; when that exceeds max_ngram, the
     prediction is no longer used. After at most one rejection it is followed even where no token agrees, as if one token
     had been replaced. Costs O(max_ngram) once per token of the prediction, and O(log of its length) per step.
-    prediction: its token ids. expected: the place in it that comes next, its length where it has ended.
+    prediction: its token ids. expected: the place in it that comes next; its length once it has ended.
     Source: predicted outputs, docs/methods/predicted.md.
     """
 
@@ -73,7 +73,7 @@ class Predicted(Proposer):
         self._num_read = len(context)
 
     def _find(self, ids: Sequence[int]) -> None:
-        """Find the place where most of the last tokens agree; of several, the one nearest to the expected place."""
+        """Find the place after the longest known suffix of the text; of several, the one nearest to `expected`."""
         needed = max(self._num_rejected - 1, 0)
         places = next(self._index.matches(ids, max(needed, 1)), None)
         if places:
@@ -82,6 +82,6 @@ class Predicted(Proposer):
 
 
 def nearest(places: Sequence[int], to: int) -> int:
-    """Return the place that is nearest to `to`, the later of two; places: ascending."""
+    """Return the place that is nearest to `to`, the later of two equally near ones; places: ascending."""
     at = bisect_left(places, to)
     return min(places[max(at - 1, 0) : at + 1], key=lambda place: (abs(place - to), -place))

@@ -25,12 +25,12 @@ MAX_NGRAM = 8
 class PromptLookupConfig(MethodConfig):
     """Which places are looked up, and how many of the tokens that followed are proposed.
 
-    max_ngram: longest suffix looked up. draft_len: most tokens of a continuation.
+    max_ngram: longest suffix looked up. draft_len: maximum tokens of a continuation.
     match: which of several places comes first; frequent = those with the most frequent next token.
-    branches: most continuations; they differ in their first token.
+    branches: maximum continuations; they differ in their first token.
     length: fixed = draft_len tokens; grown = twice as many tokens as agree before the place.
     clip: where the text ends before the continuation does, end it there (true), go on with its own copy (false), or
-    skip the place, as prompt lookup was first posted (skip).
+    skip the place, as in the first published version (skip).
     """
 
     max_ngram: int = Field(3, ge=1, le=MAX_NGRAM)

@@ -16,23 +16,23 @@ PRIOR = 0.8
 
 
 class RankEstimates:
-    """The chances of the nodes of one kind of drafts. kind: what tells them apart from others in the counts."""
+    """The chances of the nodes of one kind of drafts. kind: what distinguishes them from others in the counts."""
 
     def __init__(self, estimates: AcceptanceEstimates, *kind: str | int) -> None:
         self._estimates, self._kind = estimates, kind
 
     def chance(self, depth: int, rank: int) -> float:
-        """Return the probability that a node comes if its parent has come."""
+        """Return the probability that a node matches the text if its parent does."""
         return self._estimates.probability((*self._kind, depth, rank), PRIOR if rank == 0 else PRIOR / 4)
 
     def chances(self, tree: TokenTree) -> list[float]:
-        """Return for the nodes 1…m the probability that each comes if its parent has come."""
+        """Return for the nodes 1…m the probability that each matches the text if its parent does."""
         return [self.chance(depth, rank) for depth, rank in zip(tree.depths[1:].tolist(), tree.ranks, strict=True)]
 
     def path_chances(self, tree: TokenTree) -> FloatArray:
         """Return for the nodes 1…m the chance that all nodes of their paths are accepted, (m,) float64.
 
-        Invariant: none is higher than an earlier sibling's, so that of sampled siblings the first are kept.
+        Invariant: no chance is higher than an earlier sibling's, so that the first of sampled siblings are kept.
         """
         paths, before = [1.0], dict[int, float]()
         for parent, chance in zip(tree.parents.tolist(), self.chances(tree), strict=True):
@@ -41,7 +41,7 @@ class RankEstimates:
         return np.array(paths[1:])
 
     def learn(self, tree: TokenTree, tokens: Sequence[int]) -> int:
-        """Count the outcomes of all children on the way of the text through the draft; return how far it goes."""
+        """Count the outcomes of all children along the text's path through the draft; return the path's length."""
         node = 0
         for depth, token in enumerate(tokens, start=1):
             children = tree.children[node]
@@ -54,10 +54,11 @@ class RankEstimates:
 
 
 def paying(chances: FloatArray, surface: Surface, draft_s: float) -> IdArray:
-    """Return the nodes of 1…m that give the highest rate, (k,) int32, ascending; the time to draft them is spent.
+    """Return those of the nodes 1…m that give the highest rate, (k,) int32, ascending.
 
-    chances: (m,) float64, of the whole paths; none is higher than its parent's.
-    Invariant: with a node its parent is returned, and there are no more nodes than the surface has costs for.
+    chances: (m,) float64, of the whole paths; none is higher than its parent's. draft_s: time already spent on
+    drafting.
+    Invariant: a node is returned only with its parent, and there are no more nodes than the surface has costs for.
     """
     order = np.argsort(-chances, kind="stable")[: len(surface.seconds) - 1]  # of equal chances the parent first
     tokens = 1.0 + surface.others_tokens + np.concatenate([[0.0], chances[order].cumsum()])
@@ -68,12 +69,12 @@ def paying(chances: FloatArray, surface: Surface, draft_s: float) -> IdArray:
 
 
 def paying_in_turn(tree: TokenTree, chances: FloatArray, surface: Surface, draft_s: float) -> IdArray:
-    """Return the nodes of a sampled tree that each pay for themselves beside those before them, (k,) int32, ascending.
+    """Return the nodes of a sampled tree that each pay for themselves after those kept before, (k,) int32, ascending.
 
-    chances: as of `paying`. draft_s: the time to draft, as it was expected before a token was sampled.
-    Invariant: with a node its parent and its earlier siblings are returned; and whether a node is returned depends on
-    those before it alone, which are there whatever its token is. In the order of chances a node that is there because
-    of another's token could come before that one (docs/losslessness.md, Trees that are sampled while they grow).
+    chances: as of `paying`. draft_s: the time to draft, as expected before any token was sampled.
+    Invariant: a node is returned only with its parent and its earlier siblings, and whether it is returned depends only
+    on the nodes before it, which exist whatever its token is. In the order of chances, a node that exists only because
+    of another's token could come before that other (docs/losslessness.md, Trees that are sampled while they grow).
     """
     kept, ended = [0], set[int]()  # parents that get no further child
     seconds, tokens = surface.seconds.tolist(), 1.0 + surface.others_tokens

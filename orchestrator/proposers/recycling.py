@@ -1,4 +1,4 @@
-"""Token Recycling: a static tree of what the target held likeliest after the same tokens earlier (Luo et al. 2024)."""
+"""Token Recycling: a static tree of what the target found likeliest after the same tokens before (Luo et al. 2024)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PUBLISHED = best_first(
 class RecyclingConfig(MethodConfig):
     """choices: the tree, as all its nodes or as its leaf paths; empty = the published one, its best nodes first.
 
-    max_nodes: most of its nodes, among those whose tokens are known; choices are cut only if it is set.
+    max_nodes: maximum nodes of it, among those whose tokens are known; choices are cut only if it is set.
     from_prompt: begin with what followed each token in the prompt.
     """
 
@@ -67,9 +67,9 @@ class Level(NamedTuple):
 class Recycling(Proposer):
     """Lays the followers of the root, their followers and so on into a static tree, breadth first.
 
-    What a step's target holds likeliest after each verified token, accepted or not, replaces what was known of it. A
-    token that this request does not know is looked up in the matrix that the deployment lets requests share.
-    A proposal costs one look-up per level, whatever the context.
+    What the target finds likeliest after each verified token, accepted or not, replaces what was known of that token. A
+    token that this request does not know is looked up in the matrix that requests share, if there is one.
+    A proposal costs one look-up per level, however long the context.
     Source: Token Recycling, Luo et al. 2024, arXiv:2408.08696; docs/methods/recycling.md.
     """
 
@@ -99,7 +99,7 @@ class Recycling(Proposer):
         return Proposal.of(tree, self.name).cut(budget)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Learn what the target holds likeliest after each node; of equal tokens the one on the path counts."""
+        """Learn what the target finds likeliest after each node; of equal tokens, the last on the path counts."""
         if acceptance.node_top_ids is None:
             return
         is_accepted = np.zeros(tree.num_nodes + 1, np.bool_)
@@ -110,7 +110,7 @@ class Recycling(Proposer):
             matrix.learn(tokens, acceptance.node_top_ids[nodes])
 
     def _followers(self, tokens: Indices, ranks: Indices) -> Indices:
-        """Return each token's follower of a rank, 0 if unknown; from one matrix for all followers of a token."""
+        """Return each token's follower at its rank, 0 if unknown; all followers of a token come from one matrix."""
         own = self._matrix.followers(tokens, ranks)
         if self._shared is None:
             return own
@@ -118,7 +118,7 @@ class Recycling(Proposer):
 
 
 def levels_of(shape: TokenTree) -> list[Level]:
-    """Return the levels of a static tree, whose tokens are ranks, from the one below the root on."""
+    """Return the levels of a static tree, whose tokens are ranks, from depth 1 on."""
     depths = shape.depths
     levels = []
     for depth in range(1, int(depths.max()) + 1):

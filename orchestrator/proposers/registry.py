@@ -37,7 +37,7 @@ def load(name: str) -> Any:
 class SelectedMethod(NamedTuple):
     """The method of one request and its parameters, checked.
 
-    method: the name in the request. members: of a union.
+    method: the name in the request. members: those of a union.
     """
 
     method: str
@@ -75,7 +75,7 @@ class SelectedMethod(NamedTuple):
 
     @property
     def reads_memory(self) -> bool:
-        """True if it drafts from earlier responses, if the server remembers them."""
+        """True if it drafts from earlier responses when the server remembers them."""
         return any(method.reads_memory for method in self._declarations)
 
     @property
@@ -122,7 +122,7 @@ class SelectedMethod(NamedTuple):
 
     @property
     def _grown_config(self) -> MethodConfig:
-        """The parameters, with a longer draft if it is adaptive and the request does not set its length."""
+        """The parameters, with a longer draft if drafts are adaptive and the request does not set their length."""
         config = self.config
         may_grow = (
             config.adaptive is True and self.declaration.can_be_cut and "draft_len" not in config.model_fields_set
@@ -132,7 +132,7 @@ class SelectedMethod(NamedTuple):
 
 
 def _guarded(dependencies: ProposerDependencies, name: str) -> Proposer:
-    """Return the proposer of a method with its default parameters, whose failure leaves other proposers alone."""
+    """Return the proposer of a method with default parameters, whose failure does not affect other proposers."""
     selected = select_method(name, "", dependencies.drafters, {})
     return Guarded(selected._as_member(dependencies), dependencies.vocab_size)
 

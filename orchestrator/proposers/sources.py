@@ -27,7 +27,7 @@ from orchestrator.wire.target import StepRequest
 
 
 class ProposerSources:
-    """What the proposers of one process draft from, its grammars, and what it learns of steps and drafts.
+    """What the proposers of one process draft from, its grammars, and what it learns about steps and drafts.
 
     memory: earlier responses; None = the process remembers none. pass_costs: of the target, as measured at its load.
     """
@@ -82,7 +82,7 @@ class ProposerSources:
 class RunProposers:
     """Builds the proposers of runs, in the process of the target's engine; any thread may call.
 
-    What a grammar forbids they propose all the same: a run prunes it, on a thread that no other request waits for.
+    They also propose what a grammar forbids; the run prunes it, on a thread that no other request waits for.
 
     drafters: those in this process, by name. pass_costs: of the target, as measured at its load; None = not measured.
     """

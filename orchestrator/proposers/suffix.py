@@ -26,8 +26,8 @@ from orchestrator.proposers.parameters import MethodConfig
 class SuffixConfig(MethodConfig):
     """max_depth: longest suffix looked up. factor: draft nodes per token of the match.
 
-    min_prob: least estimated probability of a draft node's path. draft_len: most draft nodes.
-    tree: the likeliest paths, or the one chain of the most frequent followers.
+    min_prob: least estimated probability of a draft node's path. draft_len: maximum draft nodes.
+    tree: the likeliest paths; false: only the chain of the most frequent followers.
     """
 
     max_depth: int = Field(24, ge=1, le=MAX_DEPTH)
@@ -43,10 +43,10 @@ class SuffixConfig(MethodConfig):
 
 
 class Node(NamedTuple):
-    """A draft node that may be added next; a heap returns the most probable one, the one found first among equals.
+    """A draft node that may be added next; a heap returns the most probable one, among equals the one found first.
 
-    minus_prob: minus the estimated probability of its path. rank: among its siblings; parent and rank tell any two
-    nodes apart. at: what tells the nodes below it.
+    minus_prob: minus the estimated probability of its path. rank: among its siblings; no two nodes have the same parent
+    and rank. at: the state from which the nodes below it are found.
     """
 
     minus_prob: float
@@ -76,7 +76,7 @@ class ScoredTree:
 
 
 class Suffix(Proposer):
-    """Drafts from the request's own text, earlier responses or a corpus, whichever promises more accepted tokens.
+    """Drafts from the request's own text, earlier responses or a corpus, whichever promises the most accepted tokens.
 
     A token costs O(max_depth) to index, a proposal O(max_depth + draft_len).
     Source: suffix decoding, Oliaro et al. 2024, arXiv:2411.04975; docs/methods/suffix.md.
@@ -103,11 +103,11 @@ class Suffix(Proposer):
         return Proposal.of(best.tree.build(), best.source)
 
     def _draft(self, source: str, budget: Budget, text: Automaton, match: Match) -> ScoredTree:
-        """Draft by what followed a match in a text."""
+        """Draft from what followed a match in a text."""
         return self._grow(ScoredTree(source), budget, match.length, match, partial(self._below, text))
 
     def _draft_from_corpus(self, budget: Budget, corpus: Corpus, found: Found) -> ScoredTree:
-        """Draft by what followed the places of a match in the corpus."""
+        """Draft from what followed the places of a match in the corpus."""
         draft, budget = ScoredTree("suffix.corpus"), Budget(budget.max_nodes, budget.clipped(self._size(found.length)))
         if not budget.max_depth:
             return draft
@@ -118,7 +118,7 @@ class Suffix(Proposer):
         return min(int(self._config.factor * match_len), self._config.draft_len)
 
     def _grow(self, draft: ScoredTree, budget: Budget, match_len: int, at: Any, below: Below) -> ScoredTree:
-        """Add the most probable nodes, as many as the length of the match allows. at: what tells the first ones."""
+        """Add the most probable nodes, as many as the length of the match allows. at: where the first are found."""
         size, found = min(self._size(match_len), budget.max_nodes), list[Node]()
         node, number = Node(-1.0, 0, 0, 0, 0, at), 0
         while True:

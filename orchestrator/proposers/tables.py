@@ -18,7 +18,7 @@ from orchestrator.core.errors import ConfigError
 from orchestrator.core.types import FloatArray
 
 FILE = "ngrams.npz"
-#: Longest n-gram: a context of three tokens of any vocabulary below 2²¹ is one int64.
+#: Longest n-gram: a context of three tokens of any vocabulary below 2²¹ fits into an int64.
 MAX_ORDER = 4
 WHERE = "key ngram_tables in serving.toml"
 REMEDY = f"count again with python -m build.ngrams, or leave the key empty ({WHERE})"
@@ -78,7 +78,7 @@ class Tables:
 
 
 def packed(context: Sequence[int], vocab_size: int) -> int:
-    """Return a context as one number, whose digits to the base vocab_size are its ids."""
+    """Return a context as one number, whose digits in base vocab_size are its ids."""
     key = 0
     for token in context:
         key = key * vocab_size + token

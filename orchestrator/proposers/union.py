@@ -1,4 +1,4 @@
-"""Several proposers in one tree under one node budget: common paths are shared, others stand side by side."""
+"""Several proposers in one tree under one node budget: common paths are shared, others become branches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orchestrator.proposers.parameters import MethodConfig
 
 
 class UnionConfig(MethodConfig):
-    """max_nodes: of all members together; a member's own max_nodes limits its share."""
+    """max_nodes: maximum draft nodes of all members together; a member's own max_nodes limits its share."""
 
     max_nodes: int = Field(24, ge=0, le=MAX_NODES)
 
@@ -25,7 +25,7 @@ class UnionConfig(MethodConfig):
 class Union(Proposer):
     """Calls its members in turn; each may use an equal share of the nodes that the members before it left.
 
-    caps: most nodes of each member, its own max_nodes.
+    caps: maximum nodes of each member, its own max_nodes.
     Invariant: the tree holds each member's nodes within its share, a common path once; siblings are tried in the order
     of the members. The source of a node joins the names of all members that proposed it. The drafts count as
     deterministic: in a merged tree, a token that a member sampled from q is no longer distributed as q.
@@ -70,12 +70,12 @@ def united(
 ) -> tuple[Proposal, FloatArray]:
     """Return both trees in one, the nodes of `grown` first, and the chances of all paths, (k,) float64.
 
-    chances: (m,) float64, of the paths of `grown`. drafted_chances: of each node of `drafted`, if its parent comes.
-    A token that stands beside others can only come where they do not. No path is likelier than the one to its parent.
+    chances: (m,) float64, of the paths of `grown`. drafted_chances: of each node of `drafted`, given its parent. A
+    token added beside others shares the probability that they leave. No path is likelier than the one to its parent.
     """
     tree, sources, paths = TreeBuilder(), list[str](), [1.0, *chances.tolist()]
     merge(tree, sources, grown)
-    rest = [1.0] * len(paths)  # of each node: what its children leave
+    rest = [1.0] * len(paths)  # for each node, the probability that its children leave
     for node, parent in enumerate(grown.tree.parents.tolist(), start=1):
         rest[parent] = max(rest[parent] - paths[node] / paths[parent], 0.0)
     nodes = [0]
