@@ -107,8 +107,12 @@ def build_index(files: Sequence[Path], target: str, folder: Path, shard_tokens: 
         raise BuildError(f"{', '.join(map(str, files))}: there is no text to index")
     manifest = {"format": FORMAT, "shards": len(sizes), "tokens": sum(sizes), "vocabulary": vocabulary._asdict()}
     (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-    shutil.rmtree(folder, ignore_errors=True)  # a server that has mapped the old files keeps them
+    old = folder.with_name(f"{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.replace(old)
     partial.replace(folder)
+    shutil.rmtree(old, ignore_errors=True)  # a server that has mapped the old files keeps them
     return sum(sizes)
 
 

@@ -98,7 +98,7 @@ class Adaptive(Proposer):
         expected_s = self._levels.seconds.value * limits.max_depth
         self._note_levels(self._drafted.tree)
         self._lacks_states = self.options != self._proposer.options
-        return self._paying(surface, expected_s) if surface else self._drafted
+        return self._paying(surface, expected_s) if surface and self._drafted.tree.num_nodes else self._drafted
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Learn how far the draft agrees with the text, and what the step cost.

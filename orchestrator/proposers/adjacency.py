@@ -23,7 +23,7 @@ Indices = npt.NDArray[np.intp]
 class AdjacencyMatrix:
     """For each token of a vocabulary up to NUM_FOLLOWERS followers, the most probable first; any thread may call.
 
-    Tokens are passed as id + 1, so that 0 is the unknown token, whose followers are unknown.
+    Tokens are stored as id + 1, so that 0 is the unknown token, whose followers are unknown.
     Invariant: the followers of a token are distinct, and none comes after an unknown one.
     Memory: 32 bytes per token of the vocabulary, allocated by the system as rows are written.
     Source: Token Recycling, Luo et al. 2024, arXiv:2408.08696, section 3.1.

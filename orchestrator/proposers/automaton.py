@@ -12,7 +12,7 @@ from itertools import islice
 from typing import NamedTuple
 
 ROOT = 0
-# Half the vocabulary may follow a short string; with this limit it costs no more than a long one.
+# Half the vocabulary may follow a short string; this limit keeps it from costing more than a long one.
 MAX_FOLLOWERS = 256
 
 
@@ -73,7 +73,7 @@ class Automaton:
             self._append(token)
 
     def repeated(self) -> Match:
-        """Return the longest suffix of the only sequence, of at most max_depth tokens, that occurred before."""
+        """Return the longest suffix of a single sequence, of at most max_depth tokens, that occurred before."""
         if self._whole == ROOT:
             return Match(ROOT, 0)
         earlier = self._link[self._whole]
@@ -82,7 +82,7 @@ class Automaton:
         return self._recent
 
     def find(self, tokens: Sequence[int]) -> Match:
-        """Return the longest suffix of `tokens`, of at most max_depth tokens, that occurs before another token."""
+        """Return the longest suffix of `tokens`, of at most max_depth tokens, that occurs with a token after it."""
         match = Match(ROOT, 0)
         for token in tokens[-self.max_depth :]:
             match = self._matched(match, token)
@@ -162,7 +162,7 @@ class Automaton:
         return len(self._len) - 1
 
     def _count_up(self, token: int) -> None:
-        """Count one more occurrence of each suffix of at most max_depth + 1 tokens, and note what followed it last."""
+        """Note the token as the latest after the strings before it; count suffixes of up to max_depth + 1 tokens."""
         before = self._recent.state
         while before != ROOT:
             self._latest[before] = token

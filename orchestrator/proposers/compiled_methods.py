@@ -1,4 +1,4 @@
-"""The methods whose drafts need tokens alone, in native code; where it cannot be compiled, their references serve."""
+"""The methods whose drafts need tokens alone, in native code, or by their references where it cannot be compiled."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def _following(tokens: IdArray, places: npt.NDArray[np.int64], num_tokens: int, 
 
 
 def load_corpus_index(folder: str | Path, tokenizer: Tokenizer) -> Corpus:
-    """Map an index; raises ConfigError for a broken one, and for another vocabulary than the target's.
+    """Map an index; raises ConfigError for a broken one, and for a vocabulary other than the target's.
 
     Nothing in the files is executed (no pickle), and every array is checked, so that no look-up can fail later.
     """

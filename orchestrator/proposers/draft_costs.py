@@ -58,7 +58,8 @@ class DraftCosts:
     """What the drafts of all requests of a process brought and cost.
 
     by_head: what heads brought to `auto`, by head and range of temperature. by_kind: the levels of adaptive drafts.
-    elapsed_s: time of the steps of all requests of `auto`. tried_s: time of those that were made to try a head.
+    elapsed_s: time of the steps of all requests of `auto`. tried_s: time of the steps that tried a head, counted for
+    every request of their passes.
     """
 
     by_head: dict[tuple[str, int], HeadFigures] = field(default_factory=dict)

@@ -98,7 +98,7 @@ class DrafterSession(ABC):
             self._release()
 
     def _ask(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput) -> DraftAnswer | None:
-        """Return the answer to a call, made now unless it has begun; None if it fails, NO_ANSWER if none was made."""
+        """Return the answer to a call, made now unless it has begun; None if it fails, NO_ANSWER if it was not made."""
         wait, self._begun = self._begun or self._start(context, sampling, budget, head), None
         answer = wait()
         if answer is None or isinstance(answer, Unavailable):
@@ -110,7 +110,7 @@ class DrafterSession(ABC):
     def _start(
         self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput
     ) -> Callable[[], DraftAnswer | None]:
-        """Begin a call, unless the drafter is paused, busy or given up; return what waits for its answer."""
+        """Begin a call, unless the drafter is paused, busy or given up; return a function that waits for its answer."""
         if self.gave_up or self._pause.is_on or self._is_busy:
             return lambda: NO_ANSWER
         # The call may outlive this step, so it takes a snapshot of the context.
@@ -125,7 +125,7 @@ class DrafterSession(ABC):
 
     @abstractmethod
     def _call(self, request: DraftRequest) -> Callable[[], DraftAnswer | None]:
-        """Begin a call and return what waits for its answer.
+        """Begin a call and return a function that waits for its answer.
 
         The answer is None if the call fails or is late, and NO_ANSWER if no call was made.
         """
@@ -139,7 +139,10 @@ class Drafter(Protocol):
     """A drafter in this process (`runtime.engine.local_drafter.LocalDrafter`); any thread may call."""
 
     def begin(self, request: DraftRequest) -> Callable[[], DraftResponse]:
-        """Queue a call; the function returns its answer, by its deadline or one pass later, or raises ServingError."""
+        """Queue a call; return a function that waits for its answer.
+
+        The answer comes by the deadline or one pass later; the function raises ServingError if the call fails.
+        """
 
     def release(self, sequence_id: int) -> None:
         """Forget a sequence."""

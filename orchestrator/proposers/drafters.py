@@ -12,7 +12,7 @@ from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.static_trees import MAX_DEPTH, MAX_WIDTH
 from orchestrator.core.tree import MAX_NODES, TokenTree
-from orchestrator.core.types import Acceptance, HeadInput, StepOptions
+from orchestrator.core.types import NO_HEAD_INPUT, Acceptance, HeadInput, StepOptions
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.draft_sampling import DraftSamplingConfig
 from orchestrator.proposers.parameters import Adaptivity, Choices
@@ -206,8 +206,10 @@ class HeadProposer(Proposer):
 
     def _call(self, sampling: Sampling, budget: Budget) -> tuple[HeadInput, Sampling, Budget]:
         """Return what the head gets, and the budget of its tree, which has no nodes if the head is not to be called."""
-        sampling = self._config.draft_sampling(sampling)
-        head, depth = self._features or self._config.shape, min(self._config.num_levels, budget.max_depth)
+        depth = min(self._config.num_levels, budget.max_depth)
+        if not depth:
+            return NO_HEAD_INPUT, sampling, Budget(0, 0)
+        sampling, head = self._config.draft_sampling(sampling), self._features or self._config.shape
         # Before the first step, a head with a cache says how much of the text it has.
         asks_first = self._method.reads_every_state and not self._was_asked
         can_draft = depth and (head.features is not None or asks_first)

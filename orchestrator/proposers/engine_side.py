@@ -25,7 +25,7 @@ class EngineSideConfig(MethodConfig):
 
 
 class EngineSideLookaheadConfig(EngineSideConfig):
-    """window, ngram, guesses: W, N and G, either all set or all left as the engine was built, which is its maximum."""
+    """window, ngram, guesses: W, N and G, either all set or all left at the engine's built-in maxima."""
 
     window: int = Field(0, ge=1, le=MAX_NODES)
     ngram: int = Field(0, ge=1, le=MAX_NODES)

@@ -7,13 +7,13 @@ from collections.abc import Hashable
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.native.drafts import compiled_estimates
 
-#: Weight of all earlier outcomes of a kind, per outcome.
+#: Factor by which each outcome discounts all earlier ones of its kind.
 DISCOUNT = 0.998
 #: How many outcomes the prior chance of a kind counts for.
 PRIOR_WEIGHT = 4.0
 #: Width of a range of temperature, and the number of ranges above 0.
 RANGE, NUM_RANGES = 0.4, 4
-#: Weight of all earlier outcomes of a source in a request, per outcome; and the pseudo-counts that they start from.
+#: Factor by which each outcome discounts a source's earlier ones in a request; the pseudo-counts that they start from.
 REQUEST_DISCOUNT, REQUEST_WEIGHT = 0.95, 2.0
 
 
@@ -30,7 +30,7 @@ class AcceptanceEstimates:
         self.compiled = compiled_estimates()
 
     def observe(self, kind: Hashable, is_accepted: bool) -> None:
-        """Count the outcome of a candidate after accepted tokens."""
+        """Count the outcome of a candidate whose predecessors were all accepted."""
         accepted, tested = self._counts.get(kind, (0.0, 0.0))
         self._counts[kind] = (DISCOUNT * accepted + is_accepted, DISCOUNT * tested + 1.0)
 

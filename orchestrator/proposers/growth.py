@@ -1,6 +1,6 @@
 """Grows a token tree from several sources of candidates, the likeliest node first, as long as a node may pay.
 
-It is the reference of `orchestrator/native/growth.h`, and serves where that cannot be compiled.
+It is the reference for `orchestrator/native/growth.h`, and is used where that cannot be compiled.
 """
 
 from __future__ import annotations

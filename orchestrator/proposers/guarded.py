@@ -73,6 +73,8 @@ class Guarded(Proposer):
                 if self._matcher:
                     self._matcher.follow(context.output)
                     proposal = legal_drafts(self._matcher, proposal, sampling, self._proposer.options)
+                if not proposal.tree.num_nodes:
+                    return proposal
                 proposal = proposal.cut(budget)
                 sound = self._well_sampled(proposal)
                 TokenTree.checked(sound.tree.tokens, sound.tree.parents, self._vocab_size, budget.max_nodes)

@@ -14,7 +14,7 @@ from orchestrator.proposers.draft_costs import TRIAL_STEPS, HeadFigures
 from orchestrator.proposers.ledger import MEASURED_STEPS
 from orchestrator.proposers.ranks import RankEstimates
 
-#: The methods that are tried, each if its drafter is loaded. `eagle` has the drafter of `eagle2`, and shorter drafts.
+#: The methods that are tried, each if its drafter is loaded; not `eagle`, the drafter of `eagle2` with shorter drafts.
 HEADS = ("draft_model", "medusa", "eagle2", "eagle3", "redrafter")
 #: A head is used if it promises this fraction more tokens per second than the request has without it.
 MARGIN = 0.05

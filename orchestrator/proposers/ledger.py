@@ -114,7 +114,7 @@ def pass_s(acceptance: Acceptance) -> float:
 
 
 def plain_s(surface: Surface) -> float:
-    """Return the time of a plain step that is made together with others."""
+    """Return the time of a plain step that is one of several made together."""
     return (1.0 + surface.others_tokens) / surface.rate
 
 
@@ -199,7 +199,7 @@ class Meter:
         num_rows, step_s = tree.num_nodes + 1, self._costs.clock() - self._sent_s - 1e-6 * acceptance.queue_us
         if acceptance.load or not acceptance.num_beside:  # otherwise it is unknown what the time was spent on
             self._costs.observe(num_rows, acceptance.num_in_pass, acceptance.num_tokens, step_s, acceptance.load)
-        if surface := self._surface():  # the mean of its size, since a single step may have been held up
+        if surface := self._surface():  # the mean cost of its size, since a single step may have been held up
             step_s = float(surface.seconds[num_rows - 1]) + self.draft_s
             self._ledger.observe(acceptance.num_tokens, step_s, plain_s(surface))
         return self._note_rate(acceptance.num_tokens, step_s)
@@ -227,7 +227,7 @@ class Meter:
 
     @property
     def _plain_s(self) -> float:
-        """Time of a plain step that is made together with others; 0 before one has been measured."""
+        """Time of a plain step that is one of several made together; 0 before one has been measured."""
         return plain_s(surface) if (surface := self._surface()) else 0.0
 
     def _note_rate(self, num_tokens: int, step_s: float) -> float:

@@ -94,7 +94,7 @@ class Recollection(NamedTuple):
     salt: str
 
     def longest(self, tokens: Sequence[int], use: Callable[[Automaton, Match], T]) -> T | None:
-        """Return use(text, match) for the longest suffix of `tokens` that occurs, in the newest of several texts.
+        """Return use(text, match) for the longest suffix of `tokens` that occurs; of equal ones, the newest text's.
 
         use: must be quick, since it runs under the memory's lock; it is not called if nothing matches.
         """

@@ -109,7 +109,7 @@ def save_tables(tables: Tables, folder: Path) -> None:
 
 
 def load_tables(folder: str | Path, tokenizer: Tokenizer) -> Tables:
-    """Read the tables of a folder; raises ConfigError for a broken file, and for another vocabulary than the target's.
+    """Read the tables of a folder; raises ConfigError for a broken file or a vocabulary other than the target's.
 
     Nothing in the file is executed (no pickle), and every array is checked, so that no lookup can fail later.
     """

@@ -56,7 +56,7 @@ def test_eagle3_has_another_name_before_1_2():
 def test_prompt_lookup_keeps_requests_apart():
     assert made("prompt_lookup", max_ngram=2).speculative_config == {
         "decoding_type": "NGram",
-        "max_draft_len": 10,
+        "max_draft_len": 20,  # the default of the server's own prompt_lookup
         "max_matching_ngram_size": 2,
         "is_public_pool": False,
     }
