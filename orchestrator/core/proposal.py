@@ -97,18 +97,21 @@ class Step(NamedTuple):
 class CompiledDrafts(NamedTuple):
     """What an engine needs to draft for a request in native code, step by step without its proposer.
 
-    handle, next_address: the compiled proposer, which `owner` keeps alive, and the address of its drafting function
-    (`drafts::Next`). max_nodes, max_depth: limits of a tree. sources: a node's source, indexed by the bits of its
-    names. costs: what trees are sized by; None if they are not. The microseconds of drafting are not priced.
+    max_nodes, max_depth: limits of a tree. sources: a node's source, indexed by the bits of its names.
+    owner: the compiled proposer, at `handle`, with the address of its drafting function (`drafts::Next`); or, without
+    these, a drafter of the engine's process (`orchestrator.wire.drafter.DrafterUse`).
+    costs: what trees are sized by; None if they are not. The microseconds of drafting are not priced.
+    options: what the proposer needs from a step after which native code cannot draft.
     """
 
-    handle: int
-    next_address: int
     owner: object
     max_nodes: int
     max_depth: int
     sources: tuple[str, ...]
+    handle: int = 0
+    next_address: int = 0
     costs: Surface | None = None
+    options: StepOptions = StepOptions()
 
 
 class Proposer(Protocol):

@@ -64,7 +64,7 @@ class NativeGrowth:
             return None
         growth = self._growth
         return CompiledDrafts(
-            growth.handle, growth.next_address, growth, limits.max_nodes, limits.max_depth, SOURCES, costs
+            growth, limits.max_nodes, limits.max_depth, SOURCES, growth.handle, growth.next_address, costs
         )
 
     def note_read(self, num_tokens: int) -> None:

@@ -40,7 +40,7 @@ class CompiledMethod(Proposer):
         """What makes the next proposals."""
         native, budget = self._compiled, self._budget
         max_nodes = min(budget.max_nodes, self._max_nodes)
-        return CompiledDrafts(native.handle, native.next_address, native, max_nodes, budget.max_depth, (self._source,))
+        return CompiledDrafts(native, max_nodes, budget.max_depth, (self._source,), native.handle, native.next_address)
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the tree after the context."""

@@ -20,6 +20,7 @@ from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.memory import Recollection
 from orchestrator.proposers.tables import Tables
 from orchestrator.sampling.grammar_matcher import Matcher
+from orchestrator.wire.drafter import DrafterUse
 
 #: What a client returns if the drafter is late, fails, or breaks the protocol.
 NO_ANSWER = DraftResponse(TokenTree.bare(), cached_len=-1)
@@ -39,6 +40,10 @@ class DrafterClient(Protocol):
         self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT
     ) -> DraftResponse:
         """Return the drafter's tree, or NO_ANSWER when it is late; head: for drafters that read hidden states."""
+
+    @property
+    def use(self) -> DrafterUse | None:
+        """How the engine can go on by itself after the last draft; None: it cannot, or there was no answer."""
 
     def close(self) -> None:
         """Tell the drafter that the request has ended."""

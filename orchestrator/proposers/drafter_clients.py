@@ -18,7 +18,7 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import NO_HEAD_INPUT, DraftResponse, HeadInput
 from orchestrator.proposers.dependencies import NO_ANSWER
 from orchestrator.wire.context import delta_of
-from orchestrator.wire.drafter import DraftRequest
+from orchestrator.wire.drafter import DrafterUse, DraftRequest
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +70,7 @@ class DrafterSession(ABC):
         first_s = PAUSE_OF_LIMIT * limit_s
         self._pause = Backoff(first_s, max(first_s, LONGEST_PAUSE_S))
         self._begun: Callable[[], DraftAnswer | None] | None = None
+        self._last_request: DraftRequest | None = None  # that was answered
         self.gave_up = False
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT) -> None:
@@ -88,9 +89,15 @@ class DrafterSession(ABC):
             log.warning("%s drafts no more for sequence %d: %s", self._drafter, self._sequence_id, answer)
             self.gave_up = True
         if answer is NO_ANSWER or not isinstance(answer, DraftResponse):
+            self._last_request = None
             return NO_ANSWER
         self._num_sent = len(context)
         return answer
+
+    @property
+    def use(self) -> DrafterUse | None:
+        """How the engine can go on by itself after the last draft; None: the drafter is in another process."""
+        return None
 
     def close(self) -> None:
         """End the drafter's sequence; nobody waits for the answer."""
@@ -116,7 +123,9 @@ class DrafterSession(ABC):
         # The call may outlive this step, so it takes a snapshot of the context.
         delta = delta_of(context, self._num_sent, self._sequence_id, self._cache_salt)
         limit_ms = max(int(self._limit_s * 1000), 1)
-        return self._call(DraftRequest(delta, sampling.unguided, budget.max_nodes, budget.max_depth, head, limit_ms))
+        request = DraftRequest(delta, sampling.unguided, budget.max_nodes, budget.max_depth, head, limit_ms)
+        self._last_request = request
+        return self._call(request)
 
     @property
     def _is_busy(self) -> bool:
@@ -138,6 +147,9 @@ class DrafterSession(ABC):
 class Drafter(Protocol):
     """A drafter in this process (`runtime.engine.local_drafter.LocalDrafter`); any thread may call."""
 
+    def is_native(self, request: DraftRequest) -> bool:
+        """Return whether native code can make the drafts that follow this one."""
+
     def begin(self, request: DraftRequest) -> Callable[[], DraftResponse]:
         """Queue a call; return a function that waits for its answer.
 
@@ -157,6 +169,12 @@ class LocalDrafterClient(DrafterSession):
 
     def _call(self, request: DraftRequest) -> Callable[[], DraftAnswer | None]:
         return partial(self._answer, self._engine.begin(request))
+
+    @property
+    def use(self) -> DrafterUse | None:
+        """How the engine can go on by itself after the last draft; None: it cannot, or there was no answer."""
+        request = self._last_request
+        return DrafterUse(self._engine, request) if request and self._engine.is_native(request) else None
 
     def _answer(self, wait: Callable[[], DraftResponse]) -> DraftAnswer | None:
         try:

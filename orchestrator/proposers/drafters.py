@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
 
 from pydantic import Field, model_validator
 
 from orchestrator.core.context import Context
-from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.static_trees import MAX_DEPTH, MAX_WIDTH
 from orchestrator.core.tree import MAX_NODES, TokenTree
@@ -16,6 +17,7 @@ from orchestrator.core.types import NO_HEAD_INPUT, Acceptance, HeadInput, StepOp
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.draft_sampling import DraftSamplingConfig
 from orchestrator.proposers.parameters import Adaptivity, Choices
+from orchestrator.wire.drafter import DrafterUse
 
 #: A row of a pass costs a CPU about a tenth of a plain pass (docs/performance.md, Drafting heads).
 MIN_PROB = 0.2
@@ -33,20 +35,60 @@ class DraftModelConfig(DraftSamplingConfig):
     sharpness: float | None = Field(None, ge=0.01, le=1.0)
 
 
-class DraftModel(Proposer):
+class DrafterProposer(Proposer):
+    """What the proposers of drafters share: the engine may go on calling the drafter in native code.
+
+    Invariant: `_use` is set as long as the drafter has read all of the text, so that the engine can go on.
+    """
+
+    def __init__(self, dependencies: ProposerDependencies) -> None:
+        self.name = dependencies.method.name
+        self._client = dependencies.drafter_client(dependencies.method.drafter)
+        self._use: DrafterUse | None = None
+
+    @property
+    def compiled(self) -> CompiledDrafts | None:
+        """What makes the next proposals, if the drafter is native code in the engine's process."""
+        use = self._use
+        if not use:
+            return None
+        limits = use.request.max_nodes, use.request.max_depth
+        return CompiledDrafts(use, *limits, ("", self.name), options=self.options)
+
+    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
+        """Note that the drafter has not read the tokens of this step, which the engine has not made in native code."""
+        self._use = None
+
+    def close(self) -> None:
+        """End the drafter's sequence."""
+        self._client.close()
+
+    @property
+    def _has_draft(self) -> bool:
+        """True if the engine has drafted after the last step."""
+        return self._use is not None and self._use.following is not None
+
+    def _take_draft(self, budget: Budget) -> Proposal:
+        """Return the draft that the engine has made; budget: of those that follow."""
+        assert self._use and self._use.following is not None
+        tree, self._use.following = self._use.following, None
+        self._use.request = replace(self._use.request, max_nodes=budget.max_nodes, max_depth=budget.max_depth)
+        return Proposal.of(tree, self.name)
+
+
+class DraftModel(DrafterProposer):
     """A draft language model that proposes a chain in one call."""
 
-    name = "draft_model"
-
     def __init__(self, config: DraftModelConfig, dependencies: ProposerDependencies) -> None:
-        self._client = dependencies.drafter_client(dependencies.method.drafter)
+        super().__init__(dependencies)
         self._config = config
         self._draft_len = config.draft_len
         self._input = HeadInput(min_prob=config.min_prob, sharpness=config.sharpness or 0.0)
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
         """Begin the call of the draft model."""
-        if length := budget.clipped(self._draft_len):
+        length = budget.clipped(self._draft_len)
+        if length and not self._has_draft:
             self._client.begin(context, self._config.draft_sampling(sampling), Budget(length, length), self._input)
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
@@ -54,13 +96,12 @@ class DraftModel(Proposer):
         length = budget.clipped(self._draft_len)
         if not length:
             return Proposal.empty()
-        sampling = self._config.draft_sampling(sampling)
-        response = self._client.propose(context, sampling, Budget(length, length), self._input)
+        budget = Budget(length, length)
+        if self._has_draft:
+            return self._take_draft(budget)
+        response = self._client.propose(context, self._config.draft_sampling(sampling), budget, self._input)
+        self._use = self._client.use
         return Proposal(response.tree, (self.name,) * response.tree.num_nodes, response.q)
-
-    def close(self) -> None:
-        """End the drafter's sequence."""
-        self._client.close()
 
 
 class HeadConfig(DraftSamplingConfig):
@@ -161,7 +202,7 @@ class RedrafterConfig(HeadConfig):
         return self.beam_len
 
 
-class HeadProposer(Proposer):
+class HeadProposer(DrafterProposer):
     """Passes the target's hidden states to a head, and requests from the next step those that the head still lacks.
 
     Invariant: after a step the newest state is the one from which the target sampled the root. Before the first step
@@ -169,10 +210,9 @@ class HeadProposer(Proposer):
     """
 
     def __init__(self, config: HeadConfig, dependencies: ProposerDependencies) -> None:
+        super().__init__(dependencies)
         self._method = dependencies.method
-        self.name = self._method.name
         self._config = config
-        self._client = dependencies.drafter_client(self._method.drafter)
         self._lacks_from = 0
         self._features: HeadInput | None = None
         self._was_asked = False
@@ -187,7 +227,7 @@ class HeadProposer(Proposer):
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
         """Begin the call of the head."""
         head, sampling, budget = self._call(sampling, budget)
-        if budget.max_nodes:
+        if budget.max_nodes and not self._has_draft:
             self._client.begin(context, sampling, budget, head)
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
@@ -196,9 +236,13 @@ class HeadProposer(Proposer):
         self._features = None
         if not self._method.reads_every_state:
             self._lacks_from = len(context) - 1
+        if self._has_draft and budget.max_nodes:
+            return self._take_draft(budget)
+        self._use = None
         if not budget.max_nodes:
             return Proposal.empty()
         response = self._client.propose(context, sampling, budget, head)
+        self._use = self._client.use if head.features is not None else None
         self._was_asked = True
         if self._method.reads_every_state:
             self._lacks_from = response.cached_len if response.cached_len >= 0 else len(context) - 1
@@ -212,11 +256,12 @@ class HeadProposer(Proposer):
         sampling, head = self._config.draft_sampling(sampling), self._features or self._config.shape
         # Before the first step, a head with a cache says how much of the text it has.
         asks_first = self._method.reads_every_state and not self._was_asked
-        can_draft = depth and (head.features is not None or asks_first)
+        can_draft = depth and (head.features is not None or asks_first or self._has_draft)
         return self._config.under(sampling, head), sampling, Budget(budget.max_nodes if can_draft else 0, depth)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Keep the new states for the next call; a head without a cache gets the newest only."""
+        super().observe(tree, acceptance)
         features, start = acceptance.features, acceptance.features_start
         if features is None:
             return
@@ -224,6 +269,7 @@ class HeadProposer(Proposer):
             features, start = features[-1:], start + len(features) - 1
         self._features = replace(self._config.shape, features=features, features_start=start)
 
-    def close(self) -> None:
-        """End the drafter's sequence."""
-        self._client.close()
+    def observe_compiled(self, steps: Sequence[Step]) -> None:
+        """Note which hidden states the head has read in native code."""
+        assert self._use
+        self._lacks_from = self._use.num_read - 1

@@ -45,6 +45,21 @@ class DraftRequest:
     deadline_ms: int = 0
 
 
+@dataclass(eq=False)
+class DrafterUse:
+    """How an engine goes on calling a drafter of its own process for a request, without the request's proposer.
+
+    drafter: of the engine's kind. request: the last call; those that follow have its sampling, shape and limits.
+    following: the draft after the last step that was made so; None: there is none.
+    num_read: tokens whose rows the drafter has then; the first hidden state that it lacks is that of the token before.
+    """
+
+    drafter: object
+    request: DraftRequest
+    following: TokenTree | None = None
+    num_read: int = 0
+
+
 def pack_draft_request(request: DraftRequest) -> Tensors:
     """Pack a drafter's call."""
     return (

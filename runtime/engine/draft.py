@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from orchestrator.core.context import Context
 from orchestrator.core.sampling_params import Rule
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import DraftResponse
@@ -18,6 +21,8 @@ from runtime.engine.paged import PagedEngine, PagedModel
 from runtime.heads.engines.ranking import rank
 from runtime.kv.batch import Segment
 from runtime.native.chains import NativeChain
+from runtime.native.draft_calls import NativeDraft
+from runtime.native.drafters import ContinuedDraft, NativeDrafter
 from runtime.native.model import NativeModel
 from runtime.sampling import served
 from runtime.sampling.drafts import candidates
@@ -54,6 +59,43 @@ class DraftEngine(PagedEngine[DraftRequest]):
         call.score = 0.0
         self.paged.open(call, length, length)
 
+    def is_native(self, request: DraftRequest) -> bool:
+        """Return whether native code can draft whole chains of a request: they need neither q nor logits processors."""
+        sampling = request.sampling
+        is_coupled = sampling.rule is Rule.COUPLED and not sampling.needs_logits_processors
+        return isinstance(self.paged.model, NativeModel) and is_coupled
+
+    def continued(self, request: DraftRequest, context: Context, num_ahead: int) -> ContinuedDraft | None:
+        """Return how native code can go on drafting after a context; None: the draft model has not read all of it.
+
+        request: an earlier call. num_ahead: tokens that the steps may commit meanwhile.
+        """
+        sequence = self.sequences.find(request.delta.sequence_id, context)
+        if sequence is None or sequence.num_computed < len(context):
+            return None
+        length = min(request.max_nodes, request.max_depth)
+        sequence.reserve_up_to(len(context) + num_ahead + length)
+        draft = NativeDraft(
+            sampling=request.sampling,
+            position=len(context),
+            max_nodes=length,
+            max_depth=length,
+            width=1,
+            choices=TokenTree.bare(),
+            tokens=[context.root],
+            features=np.empty((0, 0), np.float32),
+            max_s=math.inf,
+            blocks=sequence.blocks,
+            min_score=request.head.min_score,
+            sharpness=request.head.sharpness or self._sharpness,
+        )
+        return ContinuedDraft(draft, sequence.num_computed, sequence)
+
+    def in_steps(self, drafts: Sequence[NativeDraft]) -> NativeDrafter:
+        """Return what native code needs to make the drafts that follow."""
+        assert isinstance(self.paged.model, NativeModel)
+        return self.paged.model.in_steps(drafts, self.paged.cache)
+
     def _length(self, call: DraftCall) -> int:
         """Return how many tokens to draft: as many as requested, within the draft model's own context length."""
         room = self.paged.model.max_positions - call.delta.prefix_len
@@ -62,7 +104,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
     def _run(self, planned: list[tuple[DraftCall, Segment]]) -> None:
         segments = [segment for _, segment in planned]
         ready = [row for row, (_, s) in enumerate(planned) if s.last == len(s.sequence.ids)]
-        if ready and all(self._is_native(planned[row][0]) for row in ready):
+        if ready and all(self.is_native(planned[row][0].request) for row in ready):
             self._draft_chains(segments, {row: planned[row][0] for row in ready})
             return
         logits = self.paged.forward(segments)
@@ -78,11 +120,6 @@ class DraftEngine(PagedEngine[DraftRequest]):
             is_full = len(call.opened.ids) - call.delta.prefix_len == self._length(call)
             if is_full or call.score < call.request.head.min_score or _has_used_its_time(call):
                 call.reply(_drafted(call))
-
-    def _is_native(self, call: DraftCall) -> bool:
-        """Return whether native code can draft the call's whole chain: it needs neither q nor logits processors."""
-        is_coupled = call.request.sampling.rule is Rule.COUPLED
-        return isinstance(self.paged.model, NativeModel) and is_coupled and self._processors(call) is None
 
     def _draft_chains(self, segments: list[Segment], ready: dict[int, DraftCall]) -> None:
         """Run a pass and draft all that is left of the chains of these calls, by the number of their segment."""

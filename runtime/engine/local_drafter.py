@@ -9,14 +9,35 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from typing import Protocol
 
+from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, ServingError, Unavailable
 from orchestrator.core.types import DraftCounts, DraftResponse, EngineStatus
 from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import Answer, Engine, EngineCall
 from runtime.engine.passes import Passes
+from runtime.native.draft_calls import NativeDraft
+from runtime.native.drafters import ContinuedDraft, NativeDrafter
+
+
+class DraftingEngine(Engine[DraftRequest], Protocol):
+    """The engine of a head or of a draft model."""
+
+    def is_native(self, request: DraftRequest) -> bool:
+        """Return whether native code can make the drafts that follow this one between the target's steps."""
+
+    def continued(self, request: DraftRequest, context: Context, num_ahead: int) -> ContinuedDraft | None:
+        """Return how native code can go on drafting after a context; None: the drafter has not read all of it.
+
+        request: an earlier call. num_ahead: tokens that the steps may commit meanwhile.
+        """
+
+    def in_steps(self, drafts: Sequence[NativeDraft]) -> NativeDrafter:
+        """Return what native code needs to make the drafts that follow."""
 
 
 class LocalDrafter:
@@ -26,10 +47,10 @@ class LocalDrafter:
     Invariant: one thread at a time runs a pass; all calls that wait at its beginning share it.
     """
 
-    def __init__(self, engine: Engine[DraftRequest]) -> None:
+    def __init__(self, engine: DraftingEngine) -> None:
         self.kernels = engine.kernels
         self.counts = DraftCounts()
-        self._passes = Passes(engine)
+        self._engine, self._passes = engine, Passes(engine)
         # Calls, and ids of sequences that have ended.
         self._inbox: queue.SimpleQueue[EngineCall[DraftRequest] | int] = queue.SimpleQueue()
         self._calls: list[EngineCall[DraftRequest]] = []  # received, and not answered yet
@@ -59,6 +80,17 @@ class LocalDrafter:
             raise answer
         assert isinstance(answer, DraftResponse)
         return answer
+
+    def is_native(self, request: DraftRequest) -> bool:
+        """Return whether native code can make the drafts that follow this one between the target's steps."""
+        return self._engine.is_native(request)
+
+    @contextmanager
+    def lend(self) -> Iterator[DraftingEngine]:
+        """Lend the engine to native code; calls wait meanwhile."""
+        with self._lock:
+            self._receive()
+            yield self._engine
 
     def release(self, sequence_id: int) -> None:
         """Queue the end of a sequence; the caller may be a thread that must not wait for a pass."""

@@ -121,7 +121,7 @@ class PagedModel:
         return drafted
 
     def decode(self, segments: list[Segment], drafts: Sequence[Draft], decoding: Decoding) -> list[DecodedSteps]:
-        """Make steps behind the one uncomputed token of each segment, in native code, and commit their tokens.
+        """Make steps after the one uncomputed token of each segment, in native code, and commit their tokens.
 
         Return those of each segment. drafts: of the first ones.
         """
@@ -130,8 +130,8 @@ class PagedModel:
             segment.tree = draft.tree
         decoded = self.model.decode(Pass(segments, self.model.device, self.model.dtype), self.cache, decoding)
         made = steps_of(decoded, drafts)
-        for segment, (steps, _, _) in zip(segments, made, strict=True):
-            tokens = [token for step in steps for token in step.tokens]
+        for segment, each in zip(segments, made, strict=True):
+            tokens = each.tokens
             segment.sequence.context.commit(tokens)
             segment.last += len(tokens) - 1  # the last one is the next step's root
         self._note_computed(segments)

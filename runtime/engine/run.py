@@ -145,18 +145,18 @@ class Run:
         request = StepRequest(delta, proposal.tree, sampling, options, 0, q, None, max_len)
         if legal is not None:
             request = GuidedStep.of(request, legal)
-        elif start and options == StepOptions():
+        elif start:
             request = self._with_further_steps(request, proposal.sources)
         is_compiled = isinstance(request, SeveralSteps) and request.further.drafts is not None
         self._engine.submit(request, self.deadline_s, partial(self._answered, proposal, is_compiled))
 
     def _with_further_steps(self, request: StepRequest, sources: tuple[str, ...]) -> StepRequest:
-        """Return the request with steps behind it that the engine may make without asking for a proposal."""
+        """Return the request with steps after it that the engine may make without asking for a proposal."""
         proposer, context, run = self._drafting.proposer, self._drafting.context, self._options
         drafts, max_steps = proposer.compiled, MAX_AHEAD - len(self._ready)
         if drafts is None:
             max_steps = min(max_steps, proposer.num_plain)
-        if not max_steps:
+        if not max_steps or request.options != (drafts.options if drafts else StepOptions()):
             return request
         max_tokens = run.limits.budget(context).max_depth + 1
         min_tokens = run.min_tokens - (len(context) - context.prompt_len)

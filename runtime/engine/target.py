@@ -18,6 +18,7 @@ from orchestrator.sampling.accept import AcceptedPath
 from orchestrator.wire.target import StepRequest
 from runtime.engine import several
 from runtime.engine.calls import GuidedStep
+from runtime.engine.drafters_in_steps import MAX_STEPS, DraftersInSteps
 from runtime.engine.loads import load_of, loads_of
 from runtime.engine.paged import PagedEngine, PagedModel
 from runtime.engine.several import Planned, StepCall
@@ -28,8 +29,6 @@ from runtime.native.decoding import Decoding, has_room
 from runtime.native.model import NativeModel
 from runtime.sampling import served
 
-#: Most steps of one call into native code; slots for as many tokens, and a tree, are reserved beforehand.
-MAX_STEPS = 64
 #: How long the engine pauses while every call waits for blocks.
 BLOCKS_POLL_S = 0.002
 
@@ -209,7 +208,10 @@ class TargetEngine(PagedEngine[StepRequest]):
         """Make several steps. may_wait: calls may stay unanswered until their hold is over, so that more can follow."""
         drafts, segments = [several.draft_of(call) for call, _ in planned], [segment for _, segment in planned]
         context_lens = [segment.last for segment in segments]  # which the steps extend
-        decoded = self.paged.decode(segments, drafts, decoding)
+        continuations = decoding.sequences
+        with DraftersInSteps.lent(continuations, segments, self.paged.model.feature_columns) as drafters:
+            decoded = self.paged.decode(segments, drafts, decoding._replace(drafters=drafters.uses))
+            drafters.settle(decoded)
         num_further = len(decoded[0].steps) - 1
         self.progress.num_passes += num_further
         self.progress.num_calls += num_further * len(planned)

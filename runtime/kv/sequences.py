@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 from orchestrator.core.context import Context
@@ -65,6 +67,14 @@ class CachedSequence:
             self._pool.release(self.blocks[num_kept:])
             del self.blocks[num_kept:], self._keys[num_kept + 1 :]
             self.num_computed = num_kept * self._pool.block_tokens
+
+    def extend(self, num_known: int, tokens: Sequence[int], drafts: Sequence[int], num_computed: int) -> None:
+        """Note what native code has computed: the tokens committed after the first num_known ones, and drafts."""
+        self.context.truncate(num_known)
+        self.context.commit([*tokens, *drafts])
+        self.num_computed = num_computed
+        self.last_used_s = time.monotonic()
+        self.publish(num_known + len(tokens))
 
     def adopt(self) -> None:
         """Hold the published blocks that match the first tokens of this sequence, which holds none."""
@@ -177,6 +187,13 @@ class SequenceTable:
             sequence.num_cached = sequence.num_computed
             self._live[delta.sequence_id] = sequence
         return sequence
+
+    def find(self, sequence_id: int, context: Context) -> CachedSequence | None:
+        """Return a sequence if it is known and its tokens begin with the context."""
+        sequence, length = self._live.get(sequence_id), len(context)
+        if sequence is None or len(sequence.ids) < length:
+            return None
+        return sequence if sequence.context.rolling_hash(length) == context.rolling_hash(length) else None
 
     def number_of(self, sequence_id: int) -> int:
         """Return a sequence's number; for one that is not known, the next number."""

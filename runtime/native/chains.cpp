@@ -1,41 +1,20 @@
-// Chains of a draft model: one call computes a pass and then, token by token, the passes of the drafted tokens.
+#include "chains.h"
 
 #include <algorithm>
 #include <vector>
-
-#include "model.h"
-#include "ranking.h"
 
 using native::Guess;
 using native::Model;
 using native::Pass;
 using native::Ranker;
-using native::Ranking;
-using native::Segment;
 using native::SegmentPass;
 using native::SegmentRows;
 
 namespace native {
-
-// The chain behind one segment of a pass, which has no nodes: `length` tokens, each the best by the ranking (trees.h).
-// It ends early behind a token whose path scores below min_score.
-struct Chain {
-  Ranking ranking;
-  double min_score;
-  int32_t segment, length;
-};
-
-// tokens: (num_chains, max_length), the drafts. lengths: (num_chains), how many there are of each chain.
-struct Chains {
-  int32_t num_chains, max_length;
-  const Chain* chains;
-  int32_t *tokens, *lengths;
-};
-
 namespace {
 
 const char* refusal(const Model& model, const SegmentPass& pass, const Chains& chains) {
-  if (pass.num_nodes) return "num_nodes: a chain begins behind a context";
+  if (pass.num_nodes) return "num_nodes: a chain begins after a context";
   for (int i = 0; i < chains.num_chains; ++i) {
     const Chain& chain = chains.chains[i];
     if (chain.segment < 0 || chain.segment >= pass.num_segments) return "segment: no such segment";
@@ -88,8 +67,6 @@ struct NextRows {
 
 extern "C" {
 
-// Run the pass, then draft every chain; the keys and values of all drafts but the last of a chain are computed. Returns
-// null, or what is wrong with the arguments; then nothing was drafted.
 const char* native_draft_chains(Model* model, const SegmentPass* first, const native::Chains* chains) {
   if (const char* wrong = SegmentRows::refusal(*first)) return wrong;
   if (const char* wrong = native::refusal(*model, *first, *chains)) return wrong;

@@ -45,11 +45,15 @@ const char* refusal(const Model& model, const SegmentPass& pass, const Decoding&
 // The steps of one call.
 class Steps {
  public:
-  Steps(Model& model, const SegmentPass& first, Decoding& decoding)
-      : model_(model), pass_(first), decoding_(decoding), count_(first.num_segments),
-        segments_(first.segments, first.segments + count_), committed_(count_), num_tokens_(count_) {
+  Steps(Model& model, const SegmentPass& first, Decoding& decoding, Pool::Awake& awake)
+      : model_(model), pass_(first), decoding_(decoding), awake_(awake), count_(first.num_segments),
+        segments_(first.segments, first.segments + count_), committed_(count_), num_tokens_(count_),
+        drafters_(decoding.drafters, decoding.num_drafters, uses_of(decoding, count_), first) {
     pass_.segments = segments_.data();
+    for (int i = 0; i < count_; ++i) decoding_.num_read[i] = decoding_.continuations[i].use.num_read;
   }
+
+  const char* refusal() const { return drafters_.refusal(); }
 
   // Make the next step and draft for the one after it; return what is wrong, or null.
   const char* make() {
@@ -65,6 +69,7 @@ class Steps {
     const int step = decoding_.num_made++;
     is_over_ = is_over_ || decoding_.num_made == decoding_.num_steps || *decoding_.interrupt ||
                us_between(began_, settled) >= decoding_.limit_us;
+    if (const char* wrong = call_drafters()) return wrong;
     fill_next(decoding_.num_nodes + size_t(step) * count_);
     int32_t* figures = decoding_.figures + 4 * step;
     figures[0] = us_between(began, computed);
@@ -77,6 +82,12 @@ class Steps {
   bool is_over() const { return is_over_; }
 
  private:
+  static std::vector<const DrafterUse*> uses_of(const Decoding& decoding, int count) {
+    std::vector<const DrafterUse*> uses;
+    for (int i = 0; i < count; ++i) uses.push_back(&decoding.continuations[i].use);
+    return uses;
+  }
+
   int32_t take_threads(int bits) {
     const bool is_first = !(sizes_seen_ >> bits & 1);
     sizes_seen_ |= 1u << bits;
@@ -98,7 +109,7 @@ class Steps {
     return decoding_.verify(decoding_.requests, size_t(count_), size_t(model_.shape.vocab_size), 1);
   }
 
-  // Commit what is accepted: write it, and move keys, values and features of the paths behind those of the roots.
+  // Commit what is accepted: write it, and move keys, values and features of the paths to the slots after the roots'.
   void settle() {
     const size_t at = size_t(decoding_.num_made) * count_;
     const int32_t* blocks = pass_.blocks;
@@ -121,8 +132,12 @@ class Steps {
       }
       committed_[i].push_back(request.next_token);
       segment.first = segment.last + request.path_len, segment.last = segment.first + 1;
-      const bool has_no_slots = segment.last + decoding_.continuations[i].max_nodes > num_slots(segment);
-      decoding_.is_over[i] = has_ended(i) || has_no_slots;
+      bool has_slots = segment.last + decoding_.continuations[i].max_nodes <= num_slots(segment);
+      if (drafters_.has_use(i)) {
+        drafters_.commit(i, committed_[i]);
+        has_slots = has_slots && drafters_.has_room(i);
+      }
+      decoding_.is_over[i] = has_ended(i) || !has_slots;
       is_over_ |= decoding_.is_over[i] != 0;
       blocks += segment.num_blocks;
     }
@@ -148,13 +163,33 @@ class Steps {
       std::copy_n(pass_.features + sources[i] * width, width, pass_.features + destinations[i] * width);
   }
 
+  // Let the heads and draft models draft the next trees of their sequences, except those that are over. The target's
+  // workers sleep meanwhile, so that the drafters' own have the processors.
+  const char* call_drafters() {
+    if (!decoding_.num_drafters) return nullptr;
+    for (int i = 0; i < count_; ++i)
+      if (drafters_.has_use(i)) drafters_.ask(i, decoding_.is_over[i] ? 0 : decoding_.continuations[i].max_nodes, max_depth(i));
+    awake_.end();
+    const char* wrong = drafters_.draft(pass_.features);
+    awake_.begin();
+    for (int i = 0; i < count_; ++i)
+      if (drafters_.has_use(i)) decoding_.num_read[i] = drafters_.num_read(i);
+    return wrong;
+  }
+
+  // The most levels of a sequence's next tree: none beyond its last token.
+  int max_depth(int i) const {
+    const Continuation& each = decoding_.continuations[i];
+    return std::clamp(each.max_tokens - num_tokens_[i] - 1, 0, each.max_depth);
+  }
+
   // Fill in the next pass and draft its trees; num_nodes: (num_segments), written.
   void fill_next(int32_t* num_nodes) {
     ids_.clear(), parents_.clear();
     pass_.num_nodes = 0;
     for (int i = 0; i < count_; ++i) {
       ids_.push_back(committed_[i].back());
-      segments_[i].num_nodes = num_nodes[i] = decoding_.continuations[i].proposer ? draft_behind(i) : 0;
+      segments_[i].num_nodes = num_nodes[i] = drafters_.has_use(i) ? take_draft(i) : propose(i);
       pass_.num_nodes += segments_[i].num_nodes;
     }
     pass_.num_rows = pass_.num_logits = count_ + pass_.num_nodes;
@@ -162,14 +197,27 @@ class Steps {
     paths_.resize(size_t(pass_.num_nodes));
   }
 
-  // A sequence that is over learns, but gets no tree.
-  int draft_behind(int i) {
+  // Write the proposer's next tree of a sequence. A sequence that is over learns, but gets no tree.
+  int propose(int i) {
     const Continuation& each = decoding_.continuations[i];
-    const int max_depth = std::clamp(each.max_tokens - num_tokens_[i] - 1, 0, each.max_depth);
+    if (!each.proposer) return 0;
     chances_.resize(size_t(each.max_nodes) + 1);
     const drafts::Tree tree{tokens_out_, parents_out_, names_out_, chances_.data()};
-    const int size = decoding_.next(each.proposer, committed_[i].data(), committed_[i].size(),
-                                    decoding_.is_over[i] ? 0 : each.max_nodes, max_depth, &each.costs, &tree);
+    return add_tree(decoding_.next(each.proposer, committed_[i].data(), committed_[i].size(),
+                                   decoding_.is_over[i] ? 0 : each.max_nodes, max_depth(i), &each.costs, &tree));
+  }
+
+  // Write the tree that a drafter has drafted for a sequence; all its nodes have the one source.
+  int take_draft(int i) {
+    const std::vector<int32_t>&tokens = drafters_.tokens(i), &parents = drafters_.parents(i);
+    std::copy(tokens.begin(), tokens.end(), tokens_out_);
+    std::copy(parents.begin(), parents.end(), parents_out_);
+    std::fill_n(names_out_, tokens.size(), 1);
+    return add_tree(int(tokens.size()));
+  }
+
+  // Add the tree that was written last to the next pass; return its number of nodes.
+  int add_tree(int size) {
     ids_.insert(ids_.end(), tokens_out_, tokens_out_ + size);
     parents_.insert(parents_.end(), parents_out_, parents_out_ + size);
     tokens_out_ += size, parents_out_ += size, names_out_ += size;
@@ -181,11 +229,13 @@ class Steps {
   Model& model_;
   SegmentPass pass_;
   Decoding& decoding_;
+  Pool::Awake& awake_;
   const int count_;
   const Clock::time_point began_ = Clock::now();
   std::vector<Segment> segments_;
   std::vector<std::vector<int32_t>> committed_;  // by each sequence's last step
   std::vector<int32_t> num_tokens_, ids_, parents_;
+  Drafters drafters_;
   std::vector<int32_t> paths_ = std::vector<int32_t>(size_t(pass_.num_nodes));
   std::vector<double> chances_;
   int32_t *tokens_out_ = decoding_.node_tokens, *parents_out_ = decoding_.node_parents,
@@ -206,8 +256,9 @@ const char* native_decode(Model* model, const SegmentPass* first, native::Decodi
   const int most_bits = native::bits_of(std::min(decoding->max_logits, native::kMaxPassRows));
   const int32_t most_threads = std::max(*std::max_element(decoding->num_threads, decoding->num_threads + most_bits + 1),
                                         *std::max_element(decoding->first_threads, decoding->first_threads + most_bits + 1));
-  const native::Pool::Awake awake(*model->pool, most_threads);
-  native::Steps steps(*model, *first, *decoding);
+  native::Pool::Awake awake(*model->pool, most_threads);
+  native::Steps steps(*model, *first, *decoding, awake);
+  if (const char* wrong = steps.refusal()) return wrong;
   while (!steps.is_over())
     if (const char* wrong = steps.make()) return wrong;
   return nullptr;

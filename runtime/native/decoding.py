@@ -15,6 +15,7 @@ from orchestrator.core.types import IdArray
 from orchestrator.native.drafts import CostFields
 from orchestrator.native.sampling import Requests
 from runtime.kv.batch import MAX_PASS_ROWS, MAX_TREE_NODES, STEP_TOKENS
+from runtime.native.drafters import DrafterFields, DrafterUseFields, NativeUses
 
 #: Memory that the logits of a pass may take, unless the first trees need more.
 MAX_LOGITS_BYTES = 256 << 20
@@ -26,6 +27,7 @@ class ContinuationFields(Structure):
     _fields_ = [
         ("proposer", c_void_p),
         ("costs", CostFields),
+        ("use", DrafterUseFields),
         ("stop_ids", c_void_p),
         *((name, c_int32) for name in ("num_stop_ids", "min_tokens", "max_tokens", "max_nodes", "max_depth")),
     ]
@@ -37,10 +39,11 @@ class DecodingFields(Structure):
     _fields_ = [
         *((name, c_int32) for name in ("num_steps", "limit_us", "max_logits")),
         *((name, c_void_p) for name in (
-            "interrupt", "requests", "verify", "next", "continuations", "num_threads", "first_threads",
-            "path_lens", "next_tokens", "num_nodes", "is_over", "node_tokens", "node_parents", "node_names", "paths",
-            "figures",
+            "interrupt", "requests", "verify", "next", "continuations", "drafters", "num_threads", "first_threads",
+            "path_lens", "next_tokens", "num_nodes", "is_over", "num_read", "node_tokens", "node_parents", "node_names",
+            "paths", "figures",
         )),
+        ("num_drafters", c_int32),
         ("num_made", c_int32),
     ]  # fmt: skip
 
@@ -63,7 +66,7 @@ class Decoding(NamedTuple):
 
     requests: (segments,), how each sequence is sampled; their rule is `coupled`. verify: the address of the function
     that decides them. sequences: (segments,). num_steps, limit_s: most steps, and the time after which none begins.
-    interrupt: no step begins once it is not 0; any thread may set it.
+    interrupt: no step begins once it is not 0; any thread may set it. drafters: that draft for some of the sequences.
     """
 
     requests: Requests
@@ -72,21 +75,24 @@ class Decoding(NamedTuple):
     num_steps: int
     limit_s: float
     interrupt: ctypes.c_int32
+    drafters: NativeUses = NativeUses()
 
 
 class Decoded(NamedTuple):
     """The steps that were made, by step and segment.
 
-    path_lens, next_tokens, num_nodes: (steps, segments); num_nodes: of the trees behind each step, whose node_tokens,
+    path_lens, next_tokens, num_nodes: (steps, segments); num_nodes: of the trees after each step, whose node_tokens,
     node_parents and node_names follow one another. is_over: (segments,), not 0 for a sequence that has ended, or has no
-    slots left for its next tree. paths: the accepted nodes of all steps. figures: (steps, 4), of each pass: its time,
-    that of its decision, and of the drafts behind it, in µs; its threads.
+    slots left for its next tree or draft. num_read: (segments,), tokens that each sequence's drafter has read.
+    paths: the accepted nodes of all steps. figures: (steps, 4), of each pass: its time, that of its decision, and of
+    the drafts after it, in µs; its threads.
     """
 
     path_lens: IdArray
     next_tokens: IdArray
     num_nodes: IdArray
     is_over: IdArray
+    num_read: IdArray
     node_tokens: IdArray
     node_parents: IdArray
     node_names: IdArray
@@ -112,17 +118,22 @@ class DecodingCall:
         sequences, steps = decoding.sequences, decoding.num_steps
         max_nodes, count = _max_nodes(sequences, vocab_size), len(sequences)
         nodes = steps * sum(max_nodes)
-        self._by_segment, self._is_over = np.empty((3, steps, count), np.int32), np.empty(count, np.int32)
+        self._by_segment, self._at_end = np.empty((3, steps, count), np.int32), np.empty((2, count), np.int32)
         self._by_node = np.empty((3, nodes + 1), np.int32)
         self._paths, self._figures = np.empty(num_first + nodes + 1, np.int32), np.empty((steps, 4), np.int32)
         self._threads = [(c_int32 * len(threads))(*threads) for threads in (num_threads, first_threads)]
         self._stop_ids = [(c_int32 * len(each.stop_ids))(*each.stop_ids) for each in sequences]
         self._decoding, self._fields = decoding, (ContinuationFields * count)()
-        for fields, each, stop_ids, most in zip(self._fields, sequences, self._stop_ids, max_nodes, strict=True):
+        drafters = [drafter.fields for drafter in decoding.drafters.drafters]
+        self._drafters = (DrafterFields * len(drafters))(*drafters)
+        for place, (fields, each, stop_ids, most) in enumerate(
+            zip(self._fields, sequences, self._stop_ids, max_nodes, strict=True)
+        ):
+            fields.use = decoding.drafters.fields_of(place)
             fields.stop_ids, fields.num_stop_ids = ctypes.addressof(stop_ids), len(stop_ids)
             fields.min_tokens, fields.max_tokens = each.min_tokens, each.max_tokens
             if drafts := each.drafts:
-                fields.proposer, fields.max_nodes, fields.max_depth = drafts.handle, most, drafts.max_depth
+                fields.proposer, fields.max_nodes, fields.max_depth = drafts.handle or None, most, drafts.max_depth
                 if drafts.costs:
                     fields.costs = CostFields.of(drafts.costs)
         self.max_logits = count + max(sum(max_nodes), num_first)
@@ -133,11 +144,13 @@ class DecodingCall:
             ctypes.addressof(decoding.interrupt),
             ctypes.addressof(decoding.requests),
             decoding.verify,
-            next((each.drafts.next_address for each in sequences if each.drafts), None),
+            next((each.drafts.next_address for each in sequences if each.drafts and each.drafts.handle), None),
             ctypes.addressof(self._fields),
+            ctypes.addressof(self._drafters) if drafters else None,
             *(ctypes.addressof(threads) for threads in self._threads),
-            *(each.ctypes.data for each in (*self._by_segment, self._is_over, *self._by_node)),
+            *(each.ctypes.data for each in (*self._by_segment, *self._at_end, *self._by_node)),
             *(each.ctypes.data for each in (self._paths, self._figures)),
+            len(drafters),
         )
 
     @property
@@ -147,7 +160,8 @@ class DecodingCall:
         path_lens, next_tokens, num_nodes = self._by_segment[:, :made]
         tokens, parents, names = self._by_node[:, : num_nodes.sum()]
         paths, figures = self._paths[: path_lens.sum()], self._figures[:made]
-        return Decoded(path_lens, next_tokens, num_nodes, self._is_over, tokens, parents, names, paths, figures)
+        is_over, num_read = self._at_end
+        return Decoded(path_lens, next_tokens, num_nodes, is_over, num_read, tokens, parents, names, paths, figures)
 
 
 class Draft(NamedTuple):
@@ -179,11 +193,17 @@ class DecodedStep(NamedTuple):
 
 
 class DecodedSteps(NamedTuple):
-    """The steps of one segment and the draft behind them. is_over: no step can follow."""
+    """The steps of one segment and the draft after them. is_over: no step can follow. num_read: by its drafter."""
 
     steps: list[DecodedStep]
     draft: Draft
     is_over: bool
+    num_read: int
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens that the steps commit."""
+        return [token for step in self.steps for token in step.tokens]
 
 
 def steps_of(decoded: Decoded, drafts: Sequence[Draft]) -> list[DecodedSteps]:
@@ -201,8 +221,8 @@ def steps_of(decoded: Decoded, drafts: Sequence[Draft]) -> list[DecodedSteps]:
                 tree = TokenTree(decoded.node_tokens[node:end].copy(), decoded.node_parents[node:end].copy())
             drafts[place] = Draft(tree, names[node:end], 1e-6 * draft_us / len(drafts))
             node, path_start = end, path_start + path_len
-    is_over = map(bool, decoded.is_over.tolist())
-    return [DecodedSteps(*each) for each in zip(steps, drafts, is_over, strict=True)]
+    is_over, num_read = map(bool, decoded.is_over.tolist()), decoded.num_read.tolist()
+    return [DecodedSteps(*each) for each in zip(steps, drafts, is_over, num_read, strict=True)]
 
 
 def has_room(sequences: Sequence[Continuation], vocab_size: int) -> bool:

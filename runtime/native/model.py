@@ -23,6 +23,8 @@ from runtime.model.features import FeatureColumns
 from runtime.native.cache import NativeCache
 from runtime.native.chains import ChainFields, ChainsFields, NativeChain
 from runtime.native.decoding import Decoded, Decoding, DecodingCall, DecodingFields
+from runtime.native.draft_calls import NativeDraft
+from runtime.native.drafters import NativeDrafter
 from runtime.native.families import norm_weight, norms_of, rotations, shape_of, windows
 from runtime.native.library import PassArrays, load
 from runtime.native.ranking import ranking_of
@@ -103,8 +105,14 @@ class NativeModel:
         self._compute(batch, cache, self._library.native_draft_chains, request)
         return [tokens[place * longest :][:length] for place, length in enumerate(lengths)]
 
+    def in_steps(self, drafts: Sequence[NativeDraft], cache: KVCache) -> NativeDrafter:
+        """Return what native code needs to call the model, as a draft model, between the steps of a target."""
+        num_threads = self.num_threads or self._choice.choose(len(drafts))
+        note_time = None if self.num_threads else self._choice.observe
+        return NativeDrafter(drafts, cache, self.max_positions, num_threads, note_time, model=self._handle)
+
     def decode(self, batch: Pass[Segment], cache: KVCache, decoding: Decoding) -> Decoded:
-        """Compute a pass of one row and a tree for each segment, and the steps behind it."""
+        """Compute a pass of one row and a tree for each segment, and the steps after it."""
         num_rows = sum(segment.tree.num_nodes + 1 for segment in batch.segments)
         call = DecodingCall(decoding, num_rows - len(batch.segments), self.vocab_size, *self._decode_threads())
         self._compute(batch, cache, self._library.native_decode, call.fields, call.max_logits)
@@ -115,6 +123,8 @@ class NativeModel:
             ):
                 self._decode_choice.observe(num_rows, num_threads, 1e-6 * pass_us)
                 num_rows = len(batch.segments) + num_behind
+        if len(decoding.drafters.drafters) == 1:
+            decoding.drafters.drafters[0].note_times(decoded.figures[:, 2].tolist())
         return decoded
 
     def _decode_threads(self) -> tuple[list[int], list[int]]:

@@ -93,17 +93,25 @@ class Pool {
   // Keeps workers awake for jobs that follow closely: waking one takes as long as a small job.
   class Awake {
    public:
-    Awake(Pool& pool, int num_threads) : pool_(pool) {
-      pool_.is_awake_.store(true, std::memory_order_relaxed);
-      pool_.call(std::min(num_threads, pool_.size()));  // the jobs' own numbers are checked later
+    Awake(Pool& pool, int num_threads)
+        : pool_(pool), num_threads_(std::min(num_threads, pool.size())) {  // the jobs' own numbers are checked later
+      begin();
     }
-    ~Awake() { pool_.is_awake_.store(false, std::memory_order_relaxed); }
+    ~Awake() { end(); }
+
+    void begin() {
+      pool_.is_awake_.store(true, std::memory_order_relaxed);
+      pool_.call(num_threads_);
+    }
+
+    void end() { pool_.is_awake_.store(false, std::memory_order_relaxed); }
 
     Awake(const Awake&) = delete;
     Awake& operator=(const Awake&) = delete;
 
    private:
     Pool& pool_;
+    const int num_threads_;
   };
 
  private:

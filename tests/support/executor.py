@@ -60,6 +60,8 @@ def standin(client: TrtllmClient[Any]) -> Any:
 class ScriptedDrafter:
     """A draft model that knows the text, and is wrong about every fifth token of it."""
 
+    use = None
+
     def __init__(self, text: list[int]) -> None:
         self.text = text
 

@@ -23,7 +23,8 @@ from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution, FloatArray
 from runtime.heads.modules.redrafter import RedrafterHead
-from runtime.native.heads import NativeDraft, NativeHead
+from runtime.native.draft_calls import NativeDraft
+from runtime.native.heads import NativeHead
 from runtime.sampling.accept import AcceptInput
 from runtime.sampling.noise import gumbel, seed_words
 from runtime.sampling.served import decide

@@ -58,6 +58,7 @@ class EngineClient:
     """Implements `orchestrator.proposers.dependencies.DrafterClient` over a draft engine in this process."""
 
     gave_up = False
+    use = None
 
     def __init__(self, engine: Inline[DraftRequest], sequence_id: int) -> None:
         self._engine, self._sequence_id, self._num_sent = engine, sequence_id, 0

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, RequestError, ServingError
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import DraftResponse
+from orchestrator.core.types import DraftResponse, Features
+from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import Progress
-from runtime.heads.engines.drafts import DraftInProgress, HeadCall, TimeBudget, has_newest_features
+from runtime.heads.engines.drafts import DraftInProgress, HeadCall, TimeBudget, call_after, has_newest_features
 from runtime.heads.engines.ranking import rank
 from runtime.heads.engines.sampled import sampled_children
 from runtime.heads.engines.trees import DynamicTree, GrowingTree, StaticTree, in_sibling_order
 from runtime.heads.sharpness import Sharpness
 from runtime.kv.blocks import BlockPool
 from runtime.kv.sequences import SequenceTable
-from runtime.native.heads import NativeDraft, NativeHead
+from runtime.native.draft_calls import NativeDraft
+from runtime.native.drafters import ContinuedDraft, NativeDrafter
+from runtime.native.heads import NativeHead
 from runtime.sampling.drafts import candidates
 
 #: Calls share one pass up to this many context rows in total; a longer pass would make all of them late.
@@ -140,22 +145,52 @@ class HeadEngine(ABC):
 
     def native_draft(self, call: HeadCall, budget: TimeBudget, tokens: list[int], first: int) -> NativeDraft:
         """Return native code's input for a call; tokens: of the rows to read; first: position of the first features."""
-        request, max_depth = call.request, self.max_depth(call)
-        assert request.head.features is not None
+        head = call.request.head
+        assert head.features is not None
+        features = head.features[first - head.features_start :]
+        return self._native_input(call, budget, self.choices_of(call), tokens, features)
+
+    def _native_input(
+        self, call: HeadCall, budget: TimeBudget, choices: TokenTree, tokens: list[int], features: Features
+    ) -> NativeDraft:
+        request = call.request
         return NativeDraft(
             sampling=request.sampling,
             position=call.delta.prefix_len,
             max_nodes=request.max_nodes,
-            max_depth=max_depth,
+            max_depth=self.max_depth(call),
             width=max(request.head.width, 1),
-            choices=self.choices_of(call),
+            choices=choices,
             tokens=tokens,
-            features=request.head.features[first - request.head.features_start :],
+            features=features,
             max_s=budget.limit_s(call),
             min_score=request.head.min_score,
             draws=request.head.draws,
             sharpness=self.sharpness(call),
         )
+
+    def is_native(self, request: DraftRequest) -> bool:
+        """Return whether native code can make the drafts that follow this one between the target's steps."""
+        return self.native is not None and not request.head.draws
+
+    def continued(self, request: DraftRequest, context: Context, num_ahead: int) -> ContinuedDraft | None:
+        """Return how native code can go on drafting after a context; None: the head has not read all of it.
+
+        request: an earlier call. num_ahead: tokens that the steps may commit meanwhile.
+        """
+        return ContinuedDraft(self.draft_after(request, context), len(context))
+
+    def draft_after(self, request: DraftRequest, context: Context) -> NativeDraft:
+        """Return native code's input for the drafts after a context; it finds their rows and their limits itself."""
+        no_features = np.empty((0, 0), np.float32)
+        return self._native_input(
+            call_after(request, context), TimeBudget(), self._choices(request), [context.root], no_features
+        )
+
+    def in_steps(self, drafts: Sequence[NativeDraft]) -> NativeDrafter:
+        """Return what native code needs to make the drafts that follow."""
+        assert self.native is not None
+        return self.native.in_steps(drafts)
 
     def _add_level(self, drafts: list[DraftInProgress]) -> None:
         """Add the children of all frontiers; a child of a candidate at depth t has position prefix_len + t."""
@@ -222,14 +257,19 @@ class HeadEngine(ABC):
         return call.request.max_depth
 
     def choices_of(self, call: HeadCall) -> TokenTree:
-        """Return the call's static tree (the request's, else the head's) cut to its limits; bare for a dynamic tree."""
-        request, choices = call.request, call.request.head.choices
-        if not choices.num_nodes and not request.head.width and self.default_choices:
-            choices = self.default_choices
+        """Return the call's static tree cut to its limits; bare for a dynamic tree."""
+        choices = self._choices(call.request)
         if not choices.num_nodes:
             return choices
-        choices = choices.only(choices.within(request.max_nodes, self.max_depth(call)))
-        return in_sibling_order(choices) if request.head.draws else choices
+        choices = choices.only(choices.within(call.request.max_nodes, self.max_depth(call)))
+        return in_sibling_order(choices) if call.request.head.draws else choices
+
+    def _choices(self, request: DraftRequest) -> TokenTree:
+        """Return the static tree of a request, else that of the head; bare for a dynamic tree."""
+        choices = request.head.choices
+        if not choices.num_nodes and not request.head.width and self.default_choices:
+            return self.default_choices
+        return choices
 
     def new_tree(self, call: HeadCall) -> GrowingTree:
         """Return an empty tree of the call's shape."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from orchestrator.core.context import Context
 from orchestrator.core.types import Distribution, DraftResponse
+from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import EngineCall
 from runtime.heads.engines.trees import GrowingTree
@@ -19,6 +21,16 @@ REPLY_MARGIN = 0.1
 PASS_SHARE = 0.5
 
 HeadCall = EngineCall[DraftRequest]
+
+
+def call_after(request: DraftRequest, context: Context) -> HeadCall:
+    """Return an earlier request's call after a longer context, without hidden states."""
+    first = request.delta
+    delta = delta_of(context, len(context) - 1, first.sequence_id, first.cache_salt)
+    head = replace(request.head, features=None)
+    return HeadCall(
+        replace(request, delta=delta, head=head), time.monotonic() + request.deadline_ms / 1000, lambda answer: None
+    )
 
 
 class TimeBudget:

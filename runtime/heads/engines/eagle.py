@@ -9,14 +9,17 @@ own features.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from orchestrator.core.context import Context
 from orchestrator.core.errors import RequestError
 from orchestrator.core.types import MAX_FEATURE_ROWS, DraftResponse
+from orchestrator.wire.drafter import DraftRequest
 from runtime.heads.engines.base import HeadEngine
 from runtime.heads.engines.drafts import (
     DraftInProgress,
@@ -34,6 +37,8 @@ from runtime.kv.cache import CacheShape, KVCache
 from runtime.kv.sequences import CachedSequence, SequenceTable
 from runtime.model.attention import paged_tree_attention
 from runtime.native.cache import NativeCache
+from runtime.native.draft_calls import NativeDraft
+from runtime.native.drafters import ContinuedDraft, NativeDrafter
 from runtime.native.heads import NativeHead
 
 
@@ -116,9 +121,7 @@ class EagleEngine(HeadEngine):
         depth = self.max_depth(call)
         if depth < 1:
             raise RequestError(f"the context has reached the head's limit, {self._sequences.max_positions} positions")
-        # The most nodes that can be expanded: `width` per level of a dynamic tree, or all nodes of a static tree.
-        num_expanded = head.width * (depth - 1) if head.width else call.request.max_nodes
-        call.sequence = self._sequences.open(call.delta, num_expanded, depth)
+        call.sequence = self._sequences.open(call.delta, _num_expanded(call.request, depth), depth)
         call.sequence.last_used_s = time.monotonic()
         if head.features is None or not has_newest_features(call):
             return "the newest features are missing"
@@ -159,6 +162,20 @@ class EagleEngine(HeadEngine):
             call.opened.publish(call.delta.prefix_len)
         return trees
 
+    def continued(self, request: DraftRequest, context: Context, num_ahead: int) -> ContinuedDraft | None:
+        """Return how native code can go on; its blocks have slots for the tokens ahead as far as the pool has them."""
+        sequence = self._sequences.find(request.delta.sequence_id, context)
+        if sequence is None or sequence.num_computed != len(context):
+            return None
+        sequence.reserve_up_to(len(context) + num_ahead + _num_expanded(request, request.max_depth))
+        draft = self.draft_after(request, context)
+        return ContinuedDraft(replace(draft, blocks=sequence.blocks, gap=sequence.missing_rows), len(context), sequence)
+
+    def in_steps(self, drafts: Sequence[NativeDraft]) -> NativeDrafter:
+        """Return what native code needs to make the drafts that follow."""
+        assert self.native is not None
+        return self.native.in_steps(drafts, self.cache, self._sequences.max_positions)
+
     def logits(self, drafts: list[DraftInProgress]) -> Tensor:
         """Return the logits of the children of all frontiers, (n, V or V_d)."""
         return self._head.logits(frontier_states(drafts))
@@ -177,6 +194,11 @@ class EagleEngine(HeadEngine):
             return paged_tree_attention(module, query, key, value, None, **options)[0]
 
         return self._head.forward(state[None], batch.ids, batch.positions, attend)[0]
+
+
+def _num_expanded(request: DraftRequest, depth: int) -> int:
+    """Return the most nodes that can be expanded: `width` per level of a dynamic tree, or all nodes of a static one."""
+    return request.head.width * (depth - 1) if request.head.width else request.max_nodes
 
 
 def _skip_rows(sequence: CachedSequence, features_start: int) -> None:

@@ -31,6 +31,7 @@ class Line:
     """Answers with a tree, and says how far its cache reaches."""
 
     gave_up = False
+    use = None
 
     def __init__(self, *answers: DraftResponse) -> None:
         self.answers = list(answers)

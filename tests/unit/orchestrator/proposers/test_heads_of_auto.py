@@ -44,6 +44,7 @@ class KnowingClient(DrafterClient):
     took_s: float
     num_calls: int = 0
     gave_up: bool = False
+    use: None = None
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT) -> None:
         return

@@ -219,6 +219,7 @@ class ScriptedLine:
     """A line to a drafter that always has an idea."""
 
     gave_up = False
+    use = None
 
     def __init__(self) -> None:
         self.asked: list[Budget] = []

@@ -153,10 +153,16 @@ def told(sequence: SequenceState, steps: Steps, guard: Any = lambda: None) -> tu
 
 
 def both(
-    served: Served, folder: Path, method: tuple[str, str], sampling: Sampling, stop: StopRule, options: StepOptions
+    served: Served,
+    folder: Path,
+    method: tuple[str, str],
+    sampling: Sampling,
+    stop: StopRule,
+    options: StepOptions,
+    run: RunOptions | None = None,
 ) -> tuple[Any, Any]:
     """Return what the loop tells with a run, and what it tells step by step."""
-    run = run_of(*method, stop)
+    run = run or run_of(*method, stop)
     sequence = sequence_of(folder, sampling, stop, options)
     in_run = told(sequence, StepsOfRun(sequence, Caller(served, 11, sequence, run)))
     served.runs.release(11)

@@ -124,7 +124,7 @@ def suffix_drafts() -> CompiledDrafts:
     proposer = compiled_suffix(SuffixOptions(8, 4, False, 4.0, 0.1))
     assert proposer
     proposer.next(PROMPT, 0, 0)
-    return CompiledDrafts(proposer.handle, proposer.next_address, proposer, 4, 4, SOURCES)
+    return CompiledDrafts(proposer, 4, 4, SOURCES, proposer.handle, proposer.next_address)
 
 
 def advance_until_answered(engine: TargetEngine, call: StepCall, limit: int = 40) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,9 @@ from runtime.heads.engines.ranking import rank
 from runtime.heads.engines.redrafter import RedrafterEngine
 from runtime.heads.modules.medusa import MedusaHeads
 from runtime.model.check import products_in_bfloat16
-from runtime.native import heads as native_heads
+from runtime.native.draft_calls import NativeDraft
 from runtime.native.head_weights import unsupported_head
-from runtime.native.heads import NativeDraft, NativeHead
+from runtime.native.heads import NativeHead
 from tests.support.choice_trees import published_choices
 from tests.support.heads import HIDDEN_SIZE, draft, load, make_head, make_target, native_or_skip, paths_of, request
 from tests.support.tiny_models import VOCAB_SIZE
@@ -235,12 +234,6 @@ def test_arguments_that_would_leave_their_arrays_are_refused(
     pair.native.draft([replace(sound, max_nodes=2)], engine.cache)
     with pytest.raises(EngineError, match=words):
         pair.native.draft([sound, replace(sound, **changes)], engine.cache)
-
-
-def test_the_layouts_are_the_library_s() -> None:
-    """A field that is added on one side alone would shift the others."""
-    assert ctypes.sizeof(native_heads.DraftCallFields) == 144
-    assert ctypes.sizeof(native_heads.DraftingFields) == 24 + 10 * 8 + 16 + 7 * 8
 
 
 def test_what_native_code_lacks_is_left_to_torch(

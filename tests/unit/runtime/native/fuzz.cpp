@@ -5,10 +5,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <vector>
 
 #include "decode.h"
+#include "small_heads.h"
 
 extern "C" {
 native::Model* native_new(const native::Shape*, int);
@@ -196,9 +198,69 @@ int random_tree(void* proposer, const int32_t*, size_t, int max_nodes, int max_d
 
 constexpr int kMaxNodes = 12, kSteps = 10;
 
-// The tokens of each sequence behind a cache, which is copied; their sequences begin with one row and perhaps a tree.
+// A draft model with random weights and a cache of its own, or random Medusa heads, and how the sequences use it.
+struct RandomDrafter {
+  RandomDrafter(const native::Shape& shape, const native::Pass& rows, const Segments& all, int block_tokens)
+      : is_head(rows.feature_width && below(2)), blocks(all.blocks) {
+    const int width = shape.hidden_size, vocab_size = shape.vocab_size;
+    if (is_head) {
+      head = std::make_unique<native::Medusa>(width, vocab_size, 5, 1, 3);
+      for (int i = 0; i < 6; ++i) {
+        const int outputs = i < 5 ? width : vocab_size;
+        const std::vector<float> weights = random_floats(size_t(outputs) * width);
+        head->linears.push_back({native::Linear(weights.data(), outputs, width, shape.rounds_inputs), {}});
+      }
+      for (int node = below(kMaxNodes); node > 0; --node)
+        parents.push_back(below(int(parents.size()) + 1)), ranks.push_back(below(vocab_size));
+    } else {
+      model = random_model(shape, -1);
+      cache = random_floats(size_t(shape.num_layers) * 2 * shape.num_kv_heads * rows.num_slots * shape.head_dim);
+    }
+    drafter = {head.get(), model, is_head ? nullptr : cache.data(), nullptr, nullptr, nullptr, blocks.data(), parents.data(),
+               ranks.data(), int(blocks.size()), int(parents.size()), 0, rows.num_slots, block_tokens, 1 << 20, 0, 2};
+    int first_block = 0;
+    for (const native::Segment& segment : all.segments) {
+      native::DrafterUse use{0, segment.last, {}};
+      use.call.ranking = {0.0, 1.0, 0.0, 1.0, 1.0, 7, 0, 1, 0, 0};
+      use.call.max_s = 1e9, use.call.min_score = -1e9;
+      use.call.max_nodes = kMaxNodes, use.call.max_depth = 1 + below(5), use.call.width = 1 + below(3);
+      use.call.num_choices = int(parents.size());
+      use.call.first_block = first_block, use.call.num_blocks = segment.num_blocks;
+      first_block += segment.num_blocks;
+      uses.push_back(use);
+    }
+  }
+
+  ~RandomDrafter() {
+    if (model) native_delete(model);
+  }
+
+  RandomDrafter(const RandomDrafter&) = delete;
+  RandomDrafter& operator=(const RandomDrafter&) = delete;
+
+  // Put a random number somewhere into the uses.
+  void damage() {
+    native::DrafterUse& use = uses[below(int(uses.size()))];
+    int32_t* numbers[] = {&use.drafter, &use.num_read, &use.call.max_depth, &use.call.width, &use.call.first_choice,
+                          &use.call.num_choices, &use.call.first_block, &use.call.num_blocks, &use.call.max_nodes};
+    const int32_t values[] = {-1, 1 << 20, INT32_MAX, INT32_MIN, int32_t(rng()), below(9)};
+    *numbers[below(9)] = values[below(6)];
+  }
+
+  bool is_head;
+  std::unique_ptr<native::Medusa> head;
+  native::Model* model = nullptr;
+  std::vector<int32_t> blocks, parents, ranks;
+  std::vector<float> cache;
+  native::Drafter drafter{};
+  std::vector<native::DrafterUse> uses;
+};
+
+// The tokens of each sequence after a cache, which is copied; their sequences begin with one row and perhaps a tree.
+// drafts: whether trees are random; drafter: what drafts otherwise, null for nothing.
 std::vector<std::vector<int32_t>> decoded(native::Model* model, Arrays arrays, const native::Pass& rows, Segments all,
-                                          int block_tokens, bool drafts, int num_threads, const char** wrong) {
+                                          int block_tokens, bool drafts, const RandomDrafter* drafter, int num_threads,
+                                          const char** wrong) {
   const int count = int(all.segments.size()), nodes = kSteps * kMaxNodes * count + int(all.parents.size());
   int vocab_size = model->shape.vocab_size;
   all.logits.resize(count + std::max(kMaxNodes * count, int(all.parents.size())));
@@ -206,16 +268,19 @@ std::vector<std::vector<int32_t>> decoded(native::Model* model, Arrays arrays, c
   native::SegmentPass pass = all.pass(arrays, rows, block_tokens);
   pass.num_logits = pass.num_rows, pass.logits = logits.data();
   std::vector<sampling::Request> requests(count);
-  const native::Continuation further{drafts ? &vocab_size : nullptr, {}, nullptr, 0, 0, 40, drafts ? kMaxNodes : 0, 5};
-  const std::vector<native::Continuation> continuations(count, further);
-  std::vector<int32_t> by_segment(3 * kSteps * count), is_over(count), by_node(4 * nodes + 1), figures(4 * kSteps);
+  const native::Continuation further{drafts ? &vocab_size : nullptr, {}, {-1, 0, {}}, nullptr, 0, 0, 40,
+                                     drafts || drafter ? kMaxNodes : 0, 5};
+  std::vector<native::Continuation> continuations(count, further);
+  for (int i = 0; drafter && i < count; ++i) continuations[i].use = drafter->uses[i];
+  std::vector<int32_t> by_segment(3 * kSteps * count), is_over(count), num_read(count), by_node(4 * nodes + 1), figures(4 * kSteps);
   const std::vector<int32_t> threads(14, num_threads);
   const int32_t interrupt = 0;
   const auto row = [&](int i) { return by_segment.data() + i * kSteps * count; };
   const auto node = [&](int i) { return by_node.data() + i * nodes; };
   native::Decoding decoding{kSteps, 1 << 30, int(all.logits.size()), &interrupt, requests.data(), decide, random_tree,
-                            continuations.data(), threads.data(), threads.data(), row(0), row(1), row(2), is_over.data(),
-                            node(0), node(1), node(2), node(3), figures.data(), 0};
+                            continuations.data(), drafter ? &drafter->drafter : nullptr, threads.data(), threads.data(),
+                            row(0), row(1), row(2), is_over.data(), num_read.data(), node(0), node(1), node(2), node(3),
+                            figures.data(), drafter ? 1 : 0, 0};
   *wrong = native_decode(model, &pass, &decoding);
   std::vector<std::vector<int32_t>> tokens(count);
   if (*wrong) return tokens;
@@ -235,7 +300,7 @@ std::vector<std::vector<int32_t>> decoded(native::Model* model, Arrays arrays, c
   return tokens;
 }
 
-// Compare decoding with random trees to decoding without; return what is wrong, or null.
+// Compare decoding with random trees, and with those of a drafter, to decoding without; return what is wrong, or null.
 const char* compare_decoding(native::Model* model, const Arrays& arrays, const native::Pass& rows, Segments all, int block_tokens) {
   Segments rooted = all;
   rooted.ids.clear();
@@ -247,21 +312,31 @@ const char* compare_decoding(native::Model* model, const Arrays& arrays, const n
     at += segment.num_nodes + 1;
   }
   const char* wrong = nullptr;
-  const auto drafted = decoded(model, arrays, rows, rooted, block_tokens, true, 2, &wrong);
+  const auto drafted = decoded(model, arrays, rows, rooted, block_tokens, true, nullptr, 2, &wrong);
   if (wrong) return wrong;
   Segments bare = rooted;
   bare.ids.clear(), bare.parents.clear();
   for (size_t i = 0, at = 0; i < rooted.segments.size(); at += rooted.segments[i++].num_nodes + 1)
     bare.ids.push_back(rooted.ids[at]), bare.segments[i].num_nodes = 0;
-  const auto plain = decoded(model, arrays, rows, bare, block_tokens, false, 1, &wrong);
+  const auto plain = decoded(model, arrays, rows, bare, block_tokens, false, nullptr, 1, &wrong);
   if (wrong) return wrong;
-  for (size_t i = 0; i < plain.size(); ++i)
-    if (!std::equal(plain[i].begin(), plain[i].begin() + std::min(plain[i].size(), drafted[i].size()), drafted[i].begin()))
-      return "random drafts changed a text";
+  RandomDrafter drafter(model->shape, rows, bare, block_tokens);
+  const auto by_drafter = decoded(model, arrays, rows, bare, block_tokens, false, &drafter, 2, &wrong);
+  if (wrong) return wrong;
+  for (const auto& texts : {drafted, by_drafter})
+    for (size_t i = 0; i < plain.size(); ++i)
+      if (!std::equal(plain[i].begin(), plain[i].begin() + std::min(plain[i].size(), texts[i].size()), texts[i].begin()))
+        return "drafts changed a text";
+  for (int bad = 0; bad < 10; ++bad) {
+    const auto uses = drafter.uses;
+    drafter.damage();
+    decoded(model, arrays, rows, bare, block_tokens, false, &drafter, 1, &wrong);
+    drafter.uses = uses;
+  }
   for (int bad = 0; bad < 10; ++bad) {
     Segments damaged = rooted;
     damage(damaged);
-    decoded(model, arrays, rows, damaged, block_tokens, true, 1, &wrong);  // two sequences may now write one slot
+    decoded(model, arrays, rows, damaged, block_tokens, true, nullptr, 1, &wrong);  // two sequences may now write one slot
   }
   return nullptr;
 }

@@ -1,0 +1,25 @@
+// The sizes of the structures that Python declares, too (ctypes), for the test that compares both declarations.
+
+#include <cstddef>
+#include <map>
+#include <string>
+
+#include "chains.h"
+#include "decode.h"
+#include "drafters.h"
+#include "heads.h"
+
+// Return the size of a structure in bytes, 0 for one that is not known.
+extern "C" size_t native_size_of(const char* name) {
+  static const std::map<std::string, size_t> sizes{
+      {"Shape", sizeof(native::Shape)},           {"SegmentPass", sizeof(native::SegmentPass)},
+      {"Ranking", sizeof(native::Ranking)},       {"DraftCall", sizeof(native::DraftCall)},
+      {"Drafting", sizeof(native::Drafting)},     {"Chain", sizeof(native::Chain)},
+      {"Chains", sizeof(native::Chains)},         {"Continuation", sizeof(native::Continuation)},
+      {"Decoding", sizeof(native::Decoding)},     {"Drafter", sizeof(native::Drafter)},
+      {"DrafterUse", sizeof(native::DrafterUse)}, {"Costs", sizeof(drafts::Costs)},
+      {"Tree", sizeof(drafts::Tree)},             {"Request", sizeof(sampling::Request)},
+  };
+  const auto found = sizes.find(name);
+  return found == sizes.end() ? 0 : found->second;
+}

@@ -1,0 +1,224 @@
+"""Heads and draft models that native code calls between the steps that it makes, against calls step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.core.context import Context
+from orchestrator.core.methods import METHODS as METHODS_BY_NAME
+from orchestrator.core.proposal import Proposer
+from orchestrator.core.sampling_params import Rule, Sampling
+from orchestrator.core.types import HiddenStates, StepOptions
+from orchestrator.generation.loop import StepsOfRun
+from orchestrator.generation.text import FinishReason, StopRule
+from orchestrator.native.build import Unbuilt
+from orchestrator.proposers.drafter_clients import LocalDrafterClient
+from orchestrator.proposers.registry import select_method
+from orchestrator.wire.drafter import DrafterUse
+from orchestrator.wire.run import RunOptions
+from orchestrator.wire.target import StepRequest
+from runtime.engine.calls import SeveralSteps
+from runtime.engine.draft import DraftEngine
+from runtime.engine.local_drafter import LocalDrafter
+from runtime.heads.engines.base import HeadEngine
+from runtime.heads.engines.eagle import EagleEngine
+from runtime.heads.engines.medusa import MedusaEngine
+from runtime.heads.engines.redrafter import RedrafterEngine
+from runtime.native import library
+from tests.support import decode as support
+from tests.support import published_heads
+from tests.support.engines import LIMIT_S, make_paged
+from tests.support.heads import NUM_LAYERS, load, native_or_skip
+from tests.support.tiny_models import TINY, VOCAB_SIZE, make_tiny_target
+from tests.unit.runtime.engine.test_runs import LIMITS, MAX_TOKENS, Caller, Served, sequence_of, told
+from tests.unit.runtime.engine.test_runs import both as run_and_loop
+
+SIZES = {"hidden_size": 64, "intermediate_size": 80, "head_dim": 16, "num_hidden_layers": NUM_LAYERS}
+WIDE = TINY | {"hidden_size": 64, "intermediate_size": 80, "num_attention_heads": 4, "num_key_value_heads": 2}
+METHODS = {
+    "draft_model": '"draft_len": 4, "min_prob": 0',
+    "draft_model sure": '"draft_len": 6, "min_prob": 0.3',
+    "medusa": '"max_nodes": 20, "min_prob": 0',
+    "medusa choices": '"choices": [[0], [0, 0], [1], [0, 1], [2], [1, 0], [0, 0, 0]], "max_nodes": 6, "min_prob": 0',
+    "eagle": '"max_nodes": 12, "min_prob": 0',
+    "eagle2": '"top_k": 4, "depth": 3, "max_nodes": 14, "min_prob": 0',
+    "eagle3": '"top_k": 8, "depth": 4, "max_nodes": 28, "min_prob": 0.0001',
+    "redrafter": '"beams": 4, "beam_len": 3, "min_prob": 0',
+}
+SAMPLINGS = (Sampling(), Sampling(0.8, top_p=0.9, top_k=20, seed=6))
+
+
+def drafters_of(folder: Path, target: Path) -> dict[str, LocalDrafter]:
+    """Return native drafters of a target: random heads, and the target itself as its draft model."""
+    written = {
+        "medusa": published_heads.write_medusa(folder / "medusa", 64, VOCAB_SIZE, num_heads=4),
+        "eagle": published_heads.write_eagle(folder / "eagle", WIDE),
+        "eagle3": published_heads.write_eagle3(folder / "eagle3", WIDE, draft_vocab_size=VOCAB_SIZE),
+        "redrafter": published_heads.write_redrafter(folder / "redrafter", 64, VOCAB_SIZE),
+    }
+    heads = {name: load(name, path, target) for name, path in written.items()}
+    natives = {name: native_or_skip(head.float()) for name, head in heads.items()}
+    engines: dict[str, HeadEngine | DraftEngine] = {
+        "draft": DraftEngine(make_paged(target, dtype="float32", kernels="native"), 0.5),
+        "medusa": MedusaEngine(heads["medusa"], natives["medusa"]),
+        "eagle": EagleEngine(heads["eagle"], memory_mb=1, block_tokens=4, native=natives["eagle"]),
+        "eagle3": EagleEngine(heads["eagle3"], memory_mb=1, block_tokens=4, native=natives["eagle3"]),
+        "redrafter": RedrafterEngine(heads["redrafter"], natives["redrafter"]),
+    }
+    return {name: LocalDrafter(engine) for name, engine in engines.items()}
+
+
+class Drafted(Served):
+    """A native target with drafters beside it. made: tokens of the steps that native code made with their drafts."""
+
+    def __init__(self, target: Path, folder: Path) -> None:
+        states = HiddenStates.LAST | HiddenStates.LAYERS
+        super().__init__(target, dtype="float32", kernels="native", features=states)
+        self.drafters = drafters_of(folder, target)
+        self.made: list[int] = []
+        self.sizes: set[int] = set()
+        submit = self.engine.submit
+
+        def counted(request: StepRequest, deadline_s: float, on_answer: Any) -> None:
+            def note(answer: Any) -> None:
+                drafts = request.further.drafts if isinstance(request, SeveralSteps) else None
+                if drafts and isinstance(drafts.owner, DrafterUse) and isinstance(answer, list):
+                    self.made += [step.acceptance.num_tokens for step in answer[1:]]
+                    self.sizes |= {step.proposal.tree.num_nodes for step in answer[1:]}
+                on_answer(answer)
+
+            submit(request, deadline_s, note)
+
+        self.engine.submit = counted  # type: ignore[method-assign]
+
+    def proposer(self, method: str, config: str, prediction: tuple[int, ...]) -> Proposer:
+        dependencies = support.dependencies(
+            vocab_size=VOCAB_SIZE,
+            max_nodes=LIMITS.max_nodes,
+            drafter_client=lambda name: LocalDrafterClient(name, self.drafters[name], "", LIMIT_S),
+        )
+        return select_method(method, config, frozenset(self.drafters), {}).proposer(dependencies)
+
+    def tell(self, folder: Path, number: int, method: str, sampling: Sampling) -> Any:
+        """Return the text of a run and its figures."""
+        stop = StopRule(MAX_TOKENS)
+        sequence = sequence_of(folder, sampling, stop, StepOptions())
+        try:
+            return told(sequence, StepsOfRun(sequence, Caller(self, number, sequence, run_of(method, stop))))
+        finally:
+            self.runs.release(number)
+
+
+def config_of(method: str) -> tuple[str, str]:
+    return method.split()[0], f'{{"adaptive": false, {METHODS[method]}}}'
+
+
+def run_of(method: str, stop: StopRule) -> RunOptions:
+    if method == "none":
+        return RunOptions("none", "{}", LIMITS, stop.min_tokens, tuple(stop.ids))
+    name, config = config_of(method)
+    return RunOptions(name, config, LIMITS, stop.min_tokens, tuple(stop.ids))
+
+
+def both(drafted: Drafted, folder: Path, method: str, sampling: Sampling, stop: StopRule) -> tuple[Any, Any]:
+    return run_and_loop(drafted, folder, config_of(method), sampling, stop, StepOptions(), run_of(method, stop))
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        library.load()
+    except Unbuilt as error:
+        pytest.skip(str(error))
+    return make_tiny_target(tmp_path_factory.mktemp("target"), **SIZES, initializer_range=0.2)
+
+
+@pytest.fixture(scope="module")
+def drafted(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drafted]:
+    made = Drafted(target, tmp_path_factory.mktemp("heads"))
+    yield made
+    made.runs.close()
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=("greedy", "sampled"))
+@pytest.mark.parametrize("method", METHODS)
+def test_native_steps_have_the_trees_and_the_text_of_single_steps(
+    drafted: Drafted, target: Path, method: str, sampling: Sampling
+) -> None:
+    drafted.made.clear(), drafted.sizes.clear()
+    free, by_step = both(drafted, target, method, sampling, StopRule(MAX_TOKENS))
+    assert free == by_step
+    assert max(drafted.made) > 1 and max(drafted.sizes) > 1, "no draft was accepted in native steps"
+    assert free[0].ids == drafted.tell(target, 50, "none", sampling)[0].ids
+    stop = StopRule(MAX_TOKENS, frozenset({free[0].ids[-3]}))
+    in_run, by_step = both(drafted, target, method, sampling, stop)
+    assert in_run == by_step and by_step[1]["finish"] is FinishReason.STOP
+
+
+def test_sixteen_runs_with_all_drafters_tell_what_each_tells_alone(drafted: Drafted, target: Path) -> None:
+    methods = [*METHODS, *METHODS]
+    samplings = [Sampling(seed % 3 / 3, seed=seed) for seed in range(16)]
+
+    def tell(seed: int) -> Any:
+        return drafted.tell(target, 100 + seed, methods[seed], samplings[seed])
+
+    alone = [tell(seed) for seed in range(16)]
+    with ThreadPoolExecutor(16) as threads:
+        assert list(threads.map(tell, range(16))) == alone
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(0.8, seed=3, rule=Rule.REJECTION), Sampling(repetition_penalty=1.2)],
+    ids=("rejection", "penalty"),
+)
+@pytest.mark.parametrize("method", ["eagle2", "draft_model"])
+def test_steps_that_python_decides_still_get_drafts(
+    drafted: Drafted, target: Path, method: str, sampling: Sampling
+) -> None:
+    drafted.made.clear()
+    in_run, by_step = both(drafted, target, method, sampling, StopRule(MAX_TOKENS))
+    assert in_run[0] == by_step[0] and in_run[1]["sources"] == by_step[1]["sources"] and not drafted.made
+    assert by_step[1]["sources"][method]["num_drafted"] > 0
+
+
+@pytest.mark.parametrize("method", ["eagle2", "draft_model", "medusa"])
+def test_a_drafter_that_has_lost_a_sequence_reads_it_again_and_drafts_on(
+    drafted: Drafted, target: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every second burst of steps finds a drafter that does not know the sequence."""
+    plain = drafted.tell(target, 60, "none", Sampling())[0].ids
+    drafter = drafted.drafters[method_drafter(method)]
+    continued, bursts = drafter._engine.continued, list[bool]()
+
+    def lost(request: Any, context: Context, num_ahead: int) -> Any:
+        bursts.append(len(bursts) % 2 == 1)
+        return continued(request, context, num_ahead) if bursts[-1] else None
+
+    monkeypatch.setattr(drafter._engine, "continued", lost)
+    monkeypatch.setattr("runtime.engine.runs.HOLD_S", 0.0)
+    text, figures = drafted.tell(target, 61, method, Sampling())
+    assert text.ids == plain and len(bursts) > 3
+    assert figures["sources"][method]["num_drafted"] > len(bursts)
+
+
+@pytest.mark.parametrize("method", ["eagle2", "eagle", "draft_model"])
+def test_where_a_drafters_pool_is_nearly_full_steps_end_early_and_the_text_is_the_same(
+    drafted: Drafted, target: Path, method: str
+) -> None:
+    alone = drafted.tell(target, 70, method, Sampling())
+    pool = drafted.drafters[method_drafter(method)]._engine.sequences.pool
+    taken = pool.allocate(pool.num_free + pool.num_cached - 9, None)
+    try:
+        assert drafted.tell(target, 71, method, Sampling())[0] == alone[0]
+    finally:
+        pool.release(taken)
+
+
+def method_drafter(method: str) -> str:
+    return METHODS_BY_NAME[method].drafter
