@@ -404,7 +404,7 @@ def test_auto_is_the_engines_own_method_where_the_engine_takes_no_drafts(builder
 
 def test_job_prediction_is_refused_when_it_cannot_be_used(builder: RequestBuilder) -> None:
     assert "exclude each other" in refusal(builder, draft_text="b", draft_input_ids=[2])
-    assert "needs what to expect: draft_text or draft_input_ids" in refusal(builder, speculation="predicted")
+    assert "needs the expected output: draft_text or draft_input_ids" in refusal(builder, speculation="predicted")
     assert "for the methods 'predicted' and 'auto', got 'none'" in refusal(builder, speculation="none", draft_text="b")
     assert f"draft_input_ids must hold ids in 0..{VOCAB_SIZE - 1}, got {VOCAB_SIZE}" in refusal(
         builder, draft_input_ids=[VOCAB_SIZE]
