@@ -32,7 +32,7 @@ FIELDS = (
 )  # fmt: skip
 INTEGER_FIELDS = ("top_k", "min_tokens")
 _SHARE, _NOT_NEGATIVE = (0.0, 1.0), (0.0, inf)
-#: The lowest and the highest value of those that may not have every finite one.
+#: The lowest and the highest value of each number that may not have every finite value.
 BOUNDS = {
     "temperature": _NOT_NEGATIVE,
     "top_k": _NOT_NEGATIVE,
