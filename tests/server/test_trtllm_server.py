@@ -232,7 +232,7 @@ def test_executor_s_own_rule_may_be_named_there_and_nowhere_else(
 ) -> None:
     assert external.ask(rule="engine", **LONG).ids == truth
     assert (
-        "the rule 'engine': it is that of engines which sample by themselves"
+        "the rule 'engine': it belongs to engines that sample by themselves"
         in ask(server.grpc_url, rule="engine", **LONG).error
     )
 
