@@ -19,7 +19,7 @@ _EPILOG = """\
 environment:
   HEALTH_PORT, HOST   where the launcher answers (8003, 127.0.0.1), as it was given them
 
-exit status: 0 the settings hold, 1 they were refused and nothing has changed, 2 no launcher answered
+exit status: 0 the settings are in effect, 1 they were refused and nothing has changed, 2 no launcher answered
 """
 
 
