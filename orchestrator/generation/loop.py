@@ -48,7 +48,7 @@ class Steps(Protocol):
         """Return the next step, whose tokens have been committed to the sequence's context."""
 
     def close(self) -> None:
-        """Free what the sequence's proposer holds."""
+        """Free what the sequence's proposer keeps for it."""
 
 
 class StepByStep:
@@ -71,7 +71,7 @@ class StepByStep:
         return Step(proposal, acceptance, drafting.draft_s, target_s)
 
     def close(self) -> None:
-        """Free what the proposer holds."""
+        """Free what the proposer keeps for the sequence."""
         self._drafting.proposer.close()
 
 

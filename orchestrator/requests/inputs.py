@@ -99,9 +99,7 @@ def _refuse(value: Any, info: ValidationInfo) -> Any:
 def _check_words(words: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
     """Return the words that are not empty; refuse more of them than can be searched for at every step."""
     words = tuple(filter(None, words))
-    if len(words) > MAX_WORDS:
-        name = info.field_name
-        raise RequestError(f"{name} has {len(words)} entries, at most {MAX_WORDS} allowed (input {name})")
+    check_count(info.field_name, len(words), MAX_WORDS)
     return words
 
 
@@ -109,9 +107,8 @@ def at_most(count: int) -> BeforeValidator:
     """Declare a list of at most `count` values; a longer one is refused before its values are checked."""
 
     def check(values: Any, info: ValidationInfo) -> Any:
-        if isinstance(values, list | tuple) and len(values) > count:
-            name = info.field_name
-            raise RequestError(f"{name} has {len(values)} entries, at most {count} allowed (input {name})")
+        if isinstance(values, list | tuple):
+            check_count(info.field_name, len(values), count)
         return values
 
     return BeforeValidator(check)
@@ -258,8 +255,14 @@ def _from_tensor(name: str, tensor: npt.NDArray[Any]) -> Any:
     if get_origin(kind) is tuple:
         return tensor.reshape(-1).tolist()
     if tensor.size != 1:
-        raise RequestError(f"{name} must hold one value, got {tensor.size} (input {name})")
+        raise RequestError(f"{name} must have one value, got {tensor.size} (input {name})")
     return tensor.item()
+
+
+def check_count(name: str | None, count: int, most: int) -> None:
+    """Raise RequestError for a list with too many entries."""
+    if count > most:
+        raise RequestError(f"{name} has {count} entries, at most {most} allowed (input {name})")
 
 
 def check_range(name: str, value: int, low: int, high: int) -> None:
@@ -271,4 +274,4 @@ def check_range(name: str, value: int, low: int, high: int) -> None:
 def check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
     """Raise RequestError for an id outside the vocabulary."""
     if (outside := next((token for token in ids if not 0 <= token < vocab_size), None)) is not None:
-        raise RequestError(f"{name} must hold ids in 0..{vocab_size - 1}, got {outside} (input {name})")
+        raise RequestError(f"{name} must have ids in 0..{vocab_size - 1}, got {outside} (input {name})")

@@ -108,7 +108,7 @@ class RequestBuilder:
             return "" if inputs.exclude_input_in_output else self.checkpoint.tokenizer.decode(ids), ids
         ids = self.checkpoint.encode(text)
         if not text or not ids:
-            raise RequestError("the prompt is empty; text_input or input_ids must hold at least one token")
+            raise RequestError("the prompt is empty; text_input or input_ids must have at least one token")
         self._check_prompt_len(len(ids))
         check_ids("text_input", ids, self.checkpoint.vocab_size)  # a tokenizer may have more ids than the model
         return text, ids

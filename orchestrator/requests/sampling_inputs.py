@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from orchestrator.core.errors import RequestError, shown, unknown_name
 from orchestrator.core.sampling_params import EPSILON, OUR_RULES, Grammar, LogitsOptions, Rule, Sampling
 from orchestrator.deployment.checkpoint import Checkpoint
-from orchestrator.requests.inputs import MAX_BIASED, RequestInputs, check_ids
+from orchestrator.requests.inputs import MAX_BIASED, RequestInputs, check_count, check_ids
 from orchestrator.sampling.grammar import KINDS
 from orchestrator.sampling.logits_processors import merged_bias
 
@@ -63,9 +63,7 @@ def logits_options_of(inputs: RequestInputs, checkpoint: Checkpoint, end_ids: Co
     end_ids: the ids that end the output. Whether a grammar compiles is not checked here, since that may take long.
     """
     allowed = inputs.allowed_token_ids
-    if len(allowed) > checkpoint.vocab_size:
-        what = f"{len(allowed)} entries, at most {checkpoint.vocab_size} allowed"
-        raise RequestError(f"allowed_token_ids has {what} (input allowed_token_ids)")
+    check_count("allowed_token_ids", len(allowed), checkpoint.vocab_size)
     check_ids("allowed_token_ids", allowed, checkpoint.vocab_size)
     return LogitsOptions(
         bias=_bias(inputs, checkpoint),
