@@ -206,7 +206,7 @@ class Replicas:
 
     async def _update(self, addresses: Collection[str]) -> None:
         for address in set(self.all) - set(addresses):
-            # Streams that still run go on; the channel closes with the last of them.
+            # Streams that still run continue; the channel closes with the last of them.
             replica = self.all.pop(address)
             log.info("replica %s has left", address)
             if not replica.num_running:

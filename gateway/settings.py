@@ -55,7 +55,7 @@ class Settings(BaseModel):
         60, gt=0, description="longest wait for a replica's first response, its queue included"
     )
     silence_limit_s: float = Field(
-        15, gt=0, description="longest pause between two responses before another replica goes on"
+        15, gt=0, description="longest pause between two responses before another replica takes over"
     )
     ping_interval_s: float = Field(
         10, gt=0, description="a stream without an event for this long gets its headers and a comment"

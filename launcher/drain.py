@@ -19,7 +19,7 @@ from orchestrator.deployment.drain import wait_until_idle
 
 _EPILOG = """\
 environment:
-  HEALTH_PORT, HOST   where the launcher answers (8003, 127.0.0.1), as it was given them
+  HEALTH_PORT, HOST   where the launcher answers (8003, 127.0.0.1): the values that it was started with
 
 exit status: 0 no request runs any more, 1 some still ran at the limit, 2 no launcher answered
 """

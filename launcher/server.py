@@ -72,8 +72,7 @@ class Server:
     ) -> None:
         self.config_path = Path(os.path.abspath(config_path))
         self.repository = Path(repository or REPOSITORY).absolute()
-        self.ports = ports or free_ports()
-        self.host = host
+        self.ports, self.host = ports or free_ports(), host
         self.models: list[str] = []
         self.drafters: tuple[str, ...] = ()
         self.started_in_s = 0.0

@@ -70,7 +70,7 @@ class Watch(threading.Thread):
     Attributes:
         failure: why it gave up, in one line; None while all is well.
         is_starting: Triton has ended and is being started again.
-        num_errors: number of looks at the processes that raised an exception; the watch goes on after each.
+        num_errors: number of looks at the processes that raised an exception; the watch continues after each.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Watch(threading.Thread):
                 self._replace_worn()
             except Exception as error:
                 self.num_errors += 1
-                self._say(f"watching the models' processes failed {self.num_errors} times, goes on: {error!r}")
+                self._say(f"watching the models' processes failed {self.num_errors} times, continuing: {error!r}")
 
     def why_not_live(self) -> str | None:
         """Return in one line why the server must be restarted, None if it need not be."""

@@ -73,11 +73,11 @@ class ServingConfig(Declaration):
     max_tokens_limit: int = Field(4096, ge=1, le=1 << 20)
     #: max_tokens of a request that does not set it
     default_max_tokens: int = Field(128, ge=1, le=1 << 20)
-    #: most draft nodes of a tree, root not counted
+    #: maximum draft nodes of a tree, root not counted
     max_nodes: int = Field(MAX_NODES, ge=1, le=MAX_NODES)
     #: the drafting method of a request that does not name one; a union is joined by +
     default_speculation: str = "auto"
-    #: how long a step waits for a drafter before it goes on without drafts
+    #: how long a step waits for a drafter before it continues without drafts
     draft_timeout_ms: int = Field(250, ge=1, le=60_000)
     #: deadline of a request that does not set one
     request_timeout_ms: int = Field(60_000, ge=1, le=86_400_000)
@@ -91,7 +91,7 @@ class ServingConfig(Declaration):
     structured_output: bool = True
     #: more names of the model `speculative`, joined by commas, for clients that ask for another (docs/clients.md)
     aliases: str = ""
-    #: methods draft in the target's process, which then holds the drafters, for several steps a call (docs/wire.md,
+    #: methods draft in the target's process, which then has the drafters, for several steps per call (docs/wire.md,
     #: Runs); false = the loop drafts, and each drafter is a Triton model of its own
     runs: bool = True
     #: requests that begin alike share KV blocks

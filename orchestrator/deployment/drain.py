@@ -44,7 +44,7 @@ class Drain:
         (self._folder / _REQUEST).unlink(missing_ok=True)
 
     def num_running(self) -> int:
-        """Return how many sequences hold a place now."""
+        """Return how many sequences have a place now."""
         if not (self._folder / MUTEX).exists():  # no public model has been loaded
             return 0
         with _opened(self._folder / MUTEX) as mutex:
