@@ -20,7 +20,7 @@ from gateway.local import serving, target_of
 from gateway.settings import KEEP_ALIVE_S, PREFIX, Settings, SettingsError, parse_flags, read_settings
 
 _EPILOG = f"""\
-Each setting is also a variable of the environment, {PREFIX}<NAME>: --api-keys-file is {PREFIX}API_KEYS_FILE.
+Each setting is also an environment variable, {PREFIX}<NAME>: --api-keys-file is {PREFIX}API_KEYS_FILE.
 exit status: 0 stopped on request, 2 it could not be started
 """
 
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(settings: Settings, config: str | None, num_replicas: int) -> None:
     """Serve until Ctrl-C or SIGTERM. config: the deployment of the servers to start, if any; raises SettingsError.
 
-    Anything wrong with the gateway is found before the servers load their models, which may take minutes.
+    Errors of the gateway itself are found before the servers load their models, which may take minutes.
     """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("gateway").setLevel(settings.log_level.upper())

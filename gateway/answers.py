@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from gateway.errors import ApiError
 from gateway.jobs import DONE, Job, event
 
-#: A server-sent-event comment, which every client skips: proxies and clients end streams that carry nothing.
+#: A server-sent-event comment, which every client skips: proxies and clients end streams that fall silent.
 PING = ": ping\n\n"
 Result = TypeVar("Result")
 
@@ -29,7 +29,7 @@ async def answer(request: Request, stream: bool, job: Job, ping_interval_s: floa
     if not stream:
         body = await _unless_gone(request, job.response())
         return await asyncio.to_thread(JSONResponse, body)  # it may be long: 32 texts, each with all log-probabilities
-    # The status is sent with the first event, so that a refused request gets its own, or with the first ping.
+    # The status is sent with the first event or ping, so that a request that is refused before it gets an error status.
     events = with_pings(job.events(), ping_interval_s)
     first = await _unless_gone(request, anext(events))
 

@@ -79,7 +79,7 @@ def _keys(settings: Settings) -> frozenset[bytes]:
             raise SettingsError(f"cannot read the API keys in {settings.api_keys_file}: {error.strerror}") from None
     found = frozenset(key.strip() for key in keys if key.strip())
     if settings.api_keys_file and not found:
-        raise SettingsError(f"{settings.api_keys_file} holds no API key (--api-keys-file)")
+        raise SettingsError(f"{settings.api_keys_file} contains no API key (--api-keys-file)")
     return found
 
 
@@ -88,7 +88,7 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        gateway.replicas.check_room()  # before anything is read: under a flood, refusals must cost little
+        gateway.replicas.check_room()  # before the body is read: in a flood of requests, refusals must be cheap
         fields = await _fields(CompletionFields, request, gateway)
         job = await asyncio.to_thread(gateway.completion, fields, request.state.request_id)
         return await answer(request, fields.stream, job, ping_interval_s)
@@ -105,7 +105,7 @@ def _add_tokenizer(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         fields = await _fields(TokenizeFields, request, gateway)
-        # The body is written on that thread too, so that a list of a million ids holds up no other request.
+        # The response is also serialised on that thread, so that a list of a million ids delays no other request.
         return await asyncio.to_thread(lambda: JSONResponse(gateway.tokenize(fields)))
 
     @app.post("/detokenize")
@@ -160,7 +160,7 @@ def _add_playground(app: FastAPI, gateway: Gateway) -> None:
 
 
 async def _fields(model: type[Parsed], request: Request, gateway: Gateway) -> Parsed:
-    """Return the fields of a request; raises TooLarge before the whole of a long body has been read, or BadRequest."""
+    """Return the fields of a request; raises BadRequest, or TooLarge before all of a body that is too long is read."""
     raw, limit = bytearray(), gateway.settings.max_body_bytes
     try:
         async for part in request.stream():
@@ -168,7 +168,7 @@ async def _fields(model: type[Parsed], request: Request, gateway: Gateway) -> Pa
             if len(raw) > limit:
                 raise TooLarge(f"the body must be at most {limit} bytes (max_body_bytes)")
     except ClientDisconnect:
-        raise ClientGone("the client has gone before it had sent its request") from None
+        raise ClientGone("the client left before it had sent its whole request") from None
     return await asyncio.to_thread(parse, model, raw)
 
 

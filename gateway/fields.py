@@ -24,13 +24,13 @@ from gateway.values import (
 
 MAX_TOP = 20
 
-#: Fields that carry over to an input of the same name.
+#: Fields that become an input of the same name.
 PASSED = (
     "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "min_tokens", "ignore_eos", "bad_words", "allowed_token_ids", "cache_salt", "speculation",
     "num_draft_tokens", "rule", "typical_epsilon", "typical_delta", "priority",
 )  # fmt: skip
-#: The field that a server's error about one of its inputs concerns, where their names differ.
+#: {input of the server: field of the request that it comes from}, if the names differ; for errors about inputs.
 FIELD_OF_INPUT = {
     "text_input": "prompt",
     "input_ids": "prompt",
@@ -43,7 +43,6 @@ FIELD_OF_INPUT = {
     "draft_text": "prediction",
     "num_top_log_probs": "logprobs",
     "generated_ids": None,
-    "timeout_ms": "timeout_ms",
 }
 
 _TOKENS = TypeAdapter(Tokens)
@@ -97,18 +96,18 @@ class GenerationFields(Fields):
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
     reasoning_effort: Any = None
-    # accepted only with their defaults, which are how the server works
+    # accepted only with their defaults, which describe what the server does
     skip_special_tokens: Literal[True] = True
     include_stop_str_in_output: Literal[False] = False
 
     @property
     def num_top(self) -> int | None:
-        """Most probable tokens to report for each position; None: no log-probabilities."""
+        """How many of the most probable tokens to report for each position; None: no log-probabilities."""
         raise NotImplementedError
 
     @property
     def most_tokens(self) -> int | None:
-        """Return the limit of output tokens, None if there is none."""
+        """The limit of output tokens, None if there is none."""
         return self.max_tokens
 
     def inputs(self) -> dict[str, Any]:
@@ -176,7 +175,7 @@ class CompletionFields(GenerationFields):
 
     @property
     def num_top(self) -> int | None:
-        """Most probable tokens to report for each position; None: no log-probabilities."""
+        """How many of the most probable tokens to report for each position; None: no log-probabilities."""
         return self.logprobs
 
     def prompts(self) -> list[str | Tokens]:
@@ -210,14 +209,14 @@ class ChatFields(GenerationFields):
 
     @property
     def num_top(self) -> int | None:
-        """Most probable tokens to report for each position; None: no log-probabilities."""
+        """How many of the most probable tokens to report for each position; None: no log-probabilities."""
         if self.top_logprobs and not self.logprobs:
             raise BadRequest("top_logprobs needs logprobs to be true", "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def most_tokens(self) -> int | None:
-        """Return the limit of output tokens, None if there is none."""
+        """The limit of output tokens, None if there is none."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 

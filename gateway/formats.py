@@ -19,8 +19,9 @@ FINISH_REASONS = {"stop": "stop", "length": "length", "deadline": "length"}
 
 @dataclass
 class Format:
-    """Builds the responses to one completion request. num_top: None = without log-probabilities.
+    """Builds the responses to one completion request.
 
+    num_top: how many of the most probable tokens each position shows; None = without log-probabilities.
     token_ids, steps: whether choices carry the ids of their tokens, and the steps with their draft trees.
     """
 
@@ -88,7 +89,7 @@ class Format:
         return rest
 
     def _step(self, step: Mapping[str, Any]) -> dict[str, Any]:
-        """Return one step for a drawing: the draft tree with the text of its nodes, and what was accepted."""
+        """Return one step, ready to be drawn: the draft tree with the text of its nodes, and what was accepted."""
         parents, sources = step["node_parents"], step["sources"]
         nodes = [
             {"id": token, "text": self.token_text(token), "parent": parent, "source": source}
@@ -99,7 +100,7 @@ class Format:
         return {"position": step["prefix_len"], "nodes": nodes, "path": step["path"], "tokens": tokens}
 
     def token_text(self, token: int) -> str:
-        """Return a token as a text; a token that is a part of a character shows its bytes, as in OpenAI's API."""
+        """Return a token as text; a token that is only part of a character shows its bytes, as in OpenAI's API."""
         raw = self.checkpoint.token_bytes(token)
         try:
             return raw.decode()
@@ -122,7 +123,7 @@ class Format:
         }
 
     def _offset(self, index: int, token: int) -> int:
-        """Return how many characters were complete before the next token of a choice."""
+        """Return how many characters of a choice were complete before its next token, `token`."""
         before = self._num_characters[index]
         if token not in self.checkpoint.special_ids:
             text = self._decoders[index].decode(self.checkpoint.token_bytes(token))
@@ -164,7 +165,7 @@ class ChatFormat(Format):
 
 
 def usage(sequences: Sequence[Delta], n: int) -> dict[str, Any]:
-    """Return the token counts of a request; the choices of one prompt share it, so that it counts once."""
+    """Return the token counts of a request; a prompt counts once, however many choices it has."""
     prompt = sum(sequence.num_input_tokens for sequence in sequences[::n])
     completion = sum(len(sequence.ids) for sequence in sequences)
     accepted = sum(sum(sequence.accepted) for sequence in sequences)
@@ -182,9 +183,9 @@ def usage(sequences: Sequence[Delta], n: int) -> dict[str, Any]:
 
 
 def speculation_metrics(sequences: Sequence[Delta]) -> dict[str, Any]:
-    """Return the figures of a request's drafts.
+    """Return the statistics of a request's drafts.
 
-    mean_acceptance_length = 1 + accepted draft tokens ÷ steps; acceptance_histogram[k]: steps that accepted k of them.
+    mean_acceptance_length = 1 + accepted draft tokens ÷ steps. acceptance_histogram[k]: steps that accepted k drafts.
     """
     accepted = [number for sequence in sequences for number in sequence.accepted]
     num_drafted = sum(sum(sequence.drafted) for sequence in sequences)

@@ -1,7 +1,7 @@
-"""One sequence, from any number of replicas: where one fails, another continues the same text, token for token.
+"""One sequence, from any number of replicas: if one fails, another continues the same text, token for token.
 
 That works because a replica's noise depends only on seed and position (docs/losslessness.md): given the seed and the
-ids that were received, any replica continues as the first one would have.
+ids received so far, any replica continues as the first one would have.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from gateway.routing import affinity_key
 from gateway.settings import Settings
 from gateway.triton import Full, Lost, Refused, ReplicaError, Stopping
 
-#: The finish reason of requests on a replica that stops; the client did not cancel, so another replica goes on.
+#: The finish reason of requests on a replica that stops; the client did not cancel, so another replica continues.
 CANCELLED = "cancelled"
-#: How often a request may fail without a new token; a request that breaks its replica must not break all of them.
+#: How often a request may fail without a new token: one that breaks its replica must not break all of them.
 MAX_TRIES = 5
 
 
@@ -66,9 +66,10 @@ class Refusal(ApiError):
 
 @dataclass(frozen=True)
 class Attempts:
-    """The attempts since a request last got a token. num_failed: those whose replica was not just full or stopping.
+    """The attempts since a request last got a token.
 
-    since_s: when the request began to wait for a replica; the time in which a replica was silent does not count.
+    num_failed: those that failed although the replica was neither full nor stopping.
+    since_s: when the request began to wait for a replica; time in which a replica was silent does not count.
     """
 
     tried: tuple[Replica, ...] = ()
@@ -77,7 +78,7 @@ class Attempts:
     since_s: float = field(default_factory=time.monotonic)
 
     def with_failure(self, replica: Replica, error: ReplicaError) -> Attempts:
-        """Return the attempts with one more."""
+        """Return the attempts with one more that failed."""
         if isinstance(error, Full | Stopping):
             return replace(self, tried=(*self.tried, replica), error=error)
         return Attempts((*self.tried, replica), self.num_failed + 1, error)
@@ -85,8 +86,9 @@ class Attempts:
 
 @dataclass
 class Generation:
-    """One sequence as it moves between replicas. inputs: of the public model, seed included. request_id: for logs.
+    """One sequence as it moves between replicas.
 
+    inputs: those of the public model, including the seed. request_id: for logs. ids: the tokens received so far.
     Invariant: joined, the deltas equal those of a single replica that did not fail.
     """
 
@@ -99,7 +101,7 @@ class Generation:
     ids: list[int] = field(default_factory=list)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """Yield what is new with each response, up to the one with a finish reason; raises ApiError."""
+        """Yield what each response adds, up to the one with a finish reason; raises ApiError."""
         attempts = Attempts()
         while True:
             try:
@@ -128,7 +130,7 @@ class Generation:
 
     @property
     def _is_cut(self) -> bool:
-        """True if a text has begun and its deadline has passed: the reader keeps what came in time."""
+        """True if the text has begun and its deadline has passed: the reader keeps what came in time."""
         return bool(self.ids) and time.monotonic() >= self.deadline_s
 
     async def _from(self, replica: Replica, visit: Visit) -> AsyncGenerator[Delta, None]:
@@ -150,9 +152,9 @@ class Generation:
         return {**self.inputs, **continued, "timeout_ms": left_ms}
 
     async def _next_replica(self, attempts: Attempts) -> Replica:
-        """Return the replica to try next; raises ApiError when the request should not be tried again.
+        """Return the replica to try next; raises ApiError if the request should not be tried again.
 
-        A new request is refused when all replicas are full. A text that has begun waits, since its reader has seen it.
+        A new request is refused if all replicas are full. A text that has begun waits, since its reader has seen it.
         """
         error, key = attempts.error, affinity_key(self.inputs)
         ready = [replica for replica in self.replicas.all.values() if replica.is_ready]

@@ -1,4 +1,4 @@
-"""One request of a client: its sequences, side by side, as a whole response or as a stream of events."""
+"""One request of a client: its sequences run side by side and become one response or a stream of events."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ DONE = "data: [DONE]\n\n"
 
 @dataclass(eq=False)
 class Job:
-    """sequences: one for each choice of each prompt, a prompt's choices together. n: choices per prompt.
+    """One request.
 
-    echo: the prompts, if the response repeats them. include_usage: whether a stream ends with a chunk of figures.
+    sequences: one for each choice of each prompt, a prompt's choices together. n: choices per prompt.
+    echo: the prompt of each sequence, if the response repeats it. include_usage: whether a stream ends with a chunk
+    that has the usage.
     """
 
     sequences: Sequence[Generation]
@@ -52,8 +54,8 @@ class Job:
             async for index, delta, is_first in deltas:
                 for choice in self._choices(index, delta, is_first):
                     is_last = not self.include_usage and all(d.finish_reason for d in self._received)
-                    more = self.format.totals(self._received, self.n) if is_last else {}
-                    yield event(self.format.chunk([choice], **{k: v for k, v in more.items() if k == "metrics"}))
+                    more = {"metrics": self.format.totals(self._received, self.n)["metrics"]} if is_last else {}
+                    yield event(self.format.chunk([choice], **more))
         if self.include_usage:
             yield event(self.format.chunk([], **self.format.totals(self._received, self.n)))
         yield DONE
@@ -63,7 +65,7 @@ class Job:
         return [*head, self.format.delta_choice(index, delta)]
 
     async def _deltas(self) -> AsyncGenerator[tuple[int, Delta, bool], None]:
-        """Yield index and delta of every response, and whether it is the sequence's first."""
+        """Yield for every response its sequence's index, its delta, and whether it is the sequence's first."""
         seen: set[int] = set()
         async for index, delta in _merged(self.sequences):
             if not seen:

@@ -1,6 +1,6 @@
-"""The ports that the gateway listens on: taken before anything starts; one that cannot be taken is a one-line error.
+"""The gateway's ports: bound before anything starts, so that a port that is taken is a one-line error.
 
-They are bound first and listened on last, so that no client waits for an answer while servers load their models.
+They are listened on last, so that no client waits for an answer while servers load their models.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def bound(host: str, port: int, setting: str) -> Iterator[socket.socket]:
 
 
 def listen(listener: socket.socket, setting: str, backlog: int) -> None:
-    """Accept connections; raises SettingsError, since of two sockets bound to one port only one may listen."""
+    """Begin to listen; raises SettingsError if another socket, bound to the same port, already does."""
     try:
         listener.listen(backlog)
     except OSError as error:

@@ -18,8 +18,8 @@ from gateway.settings import SettingsError
 _GRPC = re.compile(r"gRPC (\S+?),")
 #: Variables of the launcher, in the order in which its ready line shows the ports.
 PORTS = ("HTTP_PORT", "GRPC_PORT", "METRICS_PORT", "HEALTH_PORT")
-#: The launcher's program that turns into a command that ends with its parent. It is run, not imported: the gateway's
-#: image, which starts no server, has no launcher.
+#: The launcher's program that becomes a command which ends with its parent. It is run, not imported: the gateway's
+#: image has no launcher, since it starts no servers.
 _CHILD = Path(__file__).resolve().parents[1] / "launcher/child.py"
 RESTART_PAUSE_S = 1.0
 STOP_LIMIT_S = 30
@@ -36,7 +36,7 @@ class LocalReplica:
         self.process = self._start()
 
     def wait_until_ready(self) -> str:
-        """Return the launcher's ready line; raises SettingsError if it ends first, having said why."""
+        """Return the launcher's ready line; raises SettingsError if the launcher ends first, having printed why."""
         assert self.process.stdout
         line = self.process.stdout.readline()
         if not (found := _GRPC.search(line)):
@@ -47,7 +47,7 @@ class LocalReplica:
         return line.strip()
 
     def stop(self) -> None:
-        """Stop the launcher and wait for its end, within a limit."""
+        """Stop the launcher and wait until it ends; kill it at the limit."""
         self._stopping.set()
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM)
@@ -81,7 +81,7 @@ class LocalReplica:
 
 
 def _ports(ready_line: str) -> dict[str, str]:
-    """Return the variables that make a launcher listen on the ports that it has named."""
+    """Return the variables that make a launcher listen on the ports in its ready line again."""
     return dict(zip(PORTS, re.findall(r":(\d+)", ready_line), strict=False))
 
 

@@ -7,7 +7,7 @@ import asyncio
 from gateway.replicas import Replicas
 from gateway.triton import ReplicaError, TritonClient
 
-#: Longest wait for the one token that shows whether a method is served.
+#: The longest wait for the one token that shows whether a method is served.
 LIMIT_S = 5.0
 
 #: Methods (docs/protocol.md), each with the drafter that it needs; the unions are examples of what can be joined.

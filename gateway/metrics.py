@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from gateway.replicas import Replica
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a creation time beside every counter is of no use
+disable_created_metrics()  # type: ignore[no-untyped-call]  # nobody needs a creation time with every counter
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -54,7 +54,7 @@ class Metrics:
 
 
 class ReplicaCollector(Collector):
-    """The state of each replica at the moment when it is asked for. replicas: by address."""
+    """The state of each replica at the moment of a scrape. replicas: by address."""
 
     def __init__(self, replicas: Mapping[str, Replica]) -> None:
         self._replicas = replicas

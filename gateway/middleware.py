@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 COUNTED = frozenset(
     {"/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/playground/methods"}
 )
-#: The endpoints that need a key; the metrics do because they name the replicas' addresses.
+#: The endpoints that need a key; the metrics do because they show the replicas' addresses.
 GUARDED = COUNTED | {"/metrics"}
 REQUEST_ID = "X-Request-Id"
 _ID = re.compile(r"[!-~]{1,128}")
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class Guard:
-    """Gives each request its id, refuses those without a valid key, and measures. keys: empty = no key is needed."""
+    """Gives each request an id, refuses those without a valid key, and measures. keys: empty = no key is needed."""
 
     def __init__(self, app: ASGIApp, keys: frozenset[bytes], metrics: Metrics) -> None:
         self._app, self._keys, self._metrics = app, keys, metrics
@@ -45,7 +45,7 @@ class Guard:
         given = headers.get(REQUEST_ID, "")
         request_id = given if _ID.fullmatch(given) else secrets.token_hex(16)
         scope.setdefault("state", {})["request_id"] = request_id
-        began_s, status = time.monotonic(), 499  # for a client that leaves before there is an answer
+        began_s, status = time.monotonic(), 499  # for a client that leaves before its answer begins
 
         async def observed(message: Message) -> None:
             nonlocal status
@@ -76,9 +76,9 @@ class Guard:
         log.info("%s %s %d %.3f s, request %s", method, endpoint, status, seconds, request_id)
 
     def _check_key(self, header: str) -> None:
-        """Raise Unauthorized unless the header brings one of the keys, or there are none."""
+        """Raise Unauthorized unless the header has one of the keys, or there are no keys."""
         scheme, _, key = header.partition(" ")
-        given = key.strip(" \t").encode("latin-1")  # as it was sent: headers are read as Latin-1, whatever they are
+        given = key.strip(" \t").encode("latin-1")  # the bytes as sent: headers are always decoded as Latin-1
         is_known = any(hmac.compare_digest(given, known) for known in self._keys)
         if self._keys and not (scheme.lower() == "bearer" and is_known):
             raise Unauthorized("a valid API key is needed: Authorization: Bearer KEY")

@@ -86,5 +86,5 @@ def _description(model: type[Fields], name: str) -> str | None:
 
 
 def _is_type(part: str | int) -> bool:
-    """Return whether a part of an error's location names one of several types."""
+    """Return whether a part of an error's location names a type of a union, not a field."""
     return isinstance(part, str) and (part in ("str", "int", "float", "bool") or "[" in part or part[:1].isupper())

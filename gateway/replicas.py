@@ -36,11 +36,12 @@ class Visit:
 
 @dataclass(eq=False)
 class Replica:
-    """One Triton server. visits: requests that the gateway has on it. is_ready: as of the last health check.
+    """One Triton server.
 
-    heard_s: when the latest response of any request came.
+    visits: requests that the gateway has on it. is_ready: as of the last health check.
     num_failures: outages in a row; each doubles how long the replica is ejected. ejected_s: when it last was ejected.
-    is_full: it rests because its queue was full. retry_after_s: in how many seconds it has room again, as it said.
+    is_full: it rests because its queue was full. retry_after_s: by its own account, the seconds until it has room.
+    heard_s: when the latest response of any request came.
     """
 
     address: str
@@ -56,7 +57,7 @@ class Replica:
 
     @property
     def num_running(self) -> int:
-        """How many requests the gateway has on it."""
+        """Number of requests that the gateway has on it."""
         return len(self.visits)
 
     @property
@@ -87,10 +88,10 @@ class Replica:
         return max(other.heard_s for other in self.visits if other.first_s <= visit.heard_s)
 
     def eject(self, began_s: float) -> None:
-        """Leave it alone for 0.5 s, twice as long after each further outage, and until a health check says it is ready.
+        """Leave it alone for 0.5 s, twice as long after each new outage, and until a health check says it is ready.
 
         began_s: when the failed request began. All streams of a replica report its end; those that began before it was
-        ejected report the same outage.
+        ejected report the same outage again.
         """
         if began_s < self.ejected_s:
             return
@@ -101,7 +102,7 @@ class Replica:
         self.is_ready = self.is_full = False
 
     def rest(self, retry_after_s: int) -> None:
-        """Leave a healthy but full replica alone; retry_after_s: in how many seconds it has room again, as it said."""
+        """Leave a healthy but full replica alone. retry_after_s: by its own account, the seconds until it has room."""
         self.resting_until_s = max(self.resting_until_s, time.monotonic() + FULL_PAUSE_S)
         self.is_full, self.retry_after_s = True, retry_after_s
 
@@ -145,18 +146,12 @@ class Replicas:
         """True if any replica can take a request."""
         return any(replica.is_ready for replica in self.all.values())
 
-    @property
-    def full_for_s(self) -> int | None:
-        """In how many seconds to retry if every replica that is ready has just said that it is full, else None."""
-        ready = [replica for replica in self.all.values() if replica.is_ready]
-        if not ready or any(replica.is_usable or not replica.is_full for replica in ready):
-            return None
-        return min(replica.retry_after_s for replica in ready)
-
     def check_room(self) -> None:
         """Raise Busy if every replica that is ready has just said that it is full."""
-        if (full_for_s := self.full_for_s) is not None:
-            raise Busy("all replicas have just said that they are full", retry_after_s=full_for_s)
+        ready = [replica for replica in self.all.values() if replica.is_ready]
+        if ready and all(replica.is_full and not replica.is_usable for replica in ready):
+            retry_after_s = min(replica.retry_after_s for replica in ready)
+            raise Busy("all replicas have just said that they are full", retry_after_s=retry_after_s)
 
     async def watch(self) -> None:
         """Look up and check the replicas forever."""
@@ -167,7 +162,7 @@ class Replicas:
                     resolved_s = time.monotonic()
                     await self._update(await self._resolve())
                 await asyncio.gather(*(replica.check() for replica in list(self.all.values())))
-            except Exception:  # whatever it is, the next round must come
+            except Exception:  # the next round must come, whatever happens
                 log.exception("cannot look up or check the replicas")
             pause_s = self.settings.health_interval_s
             if not all(replica.is_ready for replica in self.all.values()) or not self.all:
@@ -181,7 +176,7 @@ class Replicas:
     async def choose(self, key: bytes, tried: Sequence[Replica], limit_s: float) -> Replica | None:
         """Return a usable replica: one not yet tried, else one that was not tried last, else any.
 
-        It waits for one up to the limit, and then returns None.
+        Waits for one up to the limit; returns None if none comes.
         """
         end_s = time.monotonic() + limit_s
         while True:
@@ -206,12 +201,12 @@ class Replicas:
             replica.eject(began_s)
 
     def _is_silent(self, replica: Replica) -> bool:
-        """Return whether a replica answers none of its requests, as opposed to just one of them not being answered."""
+        """Return whether a replica answers none of its requests, rather than just failing to answer one of them."""
         return time.monotonic() - replica.heard_s >= self.settings.silence_limit_s
 
     async def _update(self, addresses: Collection[str]) -> None:
         for address in set(self.all) - set(addresses):
-            # Streams that still run go on; the channel closes with the last of them.
+            # Streams that still run continue; the channel closes with the last of them.
             replica = self.all.pop(address)
             log.info("replica %s has left", address)
             if not replica.num_running:
@@ -221,7 +216,7 @@ class Replicas:
                 self.all[address] = Replica(address, self.connect(address))
 
     async def _resolve(self) -> list[str]:
-        """Return the addresses of the setting; those of a name that cannot be resolved now stay as they were."""
+        """Return the addresses that the setting stands for; if its name cannot be resolved now, those of before."""
         if not self._is_dns:
             return [address.strip() for address in self.addresses.split(",")]
         host, _, port = self.addresses.removeprefix(DNS).rpartition(":")

@@ -24,13 +24,13 @@ Chosen = TypeVar("Chosen", bound=Candidate)
 
 
 def affinity_key(inputs: Mapping[str, Any]) -> bytes:
-    """Return what requests that may share cached KV blocks have in common: the salt and the prompt's beginning."""
+    """Return what requests have in common that may share cached KV blocks: the salt and the prompt's beginning."""
     beginning = inputs.get("text_input", "")[:PREFIX_CHARACTERS] or inputs.get("input_ids", [])[:PREFIX_IDS]
     return repr((inputs.get("cache_salt", ""), beginning)).encode()
 
 
 def rank(key: bytes, address: str) -> int:
-    """Return the weight of a replica for a key, 64 bits: a replica that joins or leaves moves only its own keys.
+    """Return the weight of a replica for a key, 64 bits; a replica that joins or leaves moves only its own keys.
 
     Source: rendezvous hashing, Thaler and Ravishankar 1998.
     """

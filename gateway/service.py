@@ -19,7 +19,7 @@ from gateway.tokenizer import Checkpoint
 
 @dataclass(eq=False)
 class Gateway:
-    """What the routes share. created: when the model began to be served here, in seconds since 1970.
+    """What the routes share. created: when this gateway began to serve the model, in seconds since 1970.
 
     The methods that tokenize or render a template may take seconds, so they are called on other threads.
     """
@@ -93,7 +93,7 @@ class Gateway:
         """Return the tokens of a text or a chat; raises BadRequest or ModelNotFound."""
         self.check_model(fields.model)
         if (fields.prompt is None) == (fields.messages is None):
-            raise BadRequest("prompt or messages must be there, and not both", "prompt")
+            raise BadRequest("either prompt or messages must be given, not both", "prompt")
         if fields.messages is None:
             ids = self.checkpoint.encode(fields.prompt or "", fields.add_special_tokens)
         else:

@@ -1,4 +1,4 @@
-"""The gateway's settings: flags of its command before variables GATEWAY_<NAME> of the environment before defaults."""
+"""The gateway's settings: a flag overrides the environment variable GATEWAY_<NAME>, which overrides the default."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SettingsError(Exception):
 
 
 class Settings(BaseModel):
-    """Each field is a flag (`--max-body-bytes`) and a variable (`GATEWAY_MAX_BODY_BYTES`), its description the help."""
+    """A field is a flag (`--max-body-bytes`) and a variable (`GATEWAY_MAX_BODY_BYTES`); its description is the help."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -32,7 +32,9 @@ class Settings(BaseModel):
         le=65535,
         description="port of /metrics, which needs no key there (default: /metrics beside the API, with its keys)",
     )
-    allowed_origins: str = Field("", description="origins of pages that may ask (CORS), separated by commas; * = all")
+    allowed_origins: str = Field(
+        "", description="origins whose pages may send requests (CORS), separated by commas; * = all"
+    )
     replicas: str = Field(
         "localhost:8001",
         min_length=1,
@@ -45,7 +47,7 @@ class Settings(BaseModel):
         0, ge=0, description="longest context in tokens, where it is not the max_position_embeddings of config.json"
     )
     api_keys: str = Field("", repr=False, description="accepted API keys, separated by commas; empty = no key needed")
-    api_keys_file: str = Field("", description="file of accepted API keys, one a line")
+    api_keys_file: str = Field("", description="file of accepted API keys, one per line")
     max_body_bytes: int = Field(8 << 20, ge=1024, description="longest request body")
     max_sequences: int = Field(32, ge=1, le=1024, description="most sequences of one request: prompts × n")
     request_timeout_s: float = Field(600, gt=0, le=86_400, description="deadline of a request")
@@ -53,10 +55,10 @@ class Settings(BaseModel):
         60, gt=0, description="longest wait for a replica's first response, its queue included"
     )
     silence_limit_s: float = Field(
-        15, gt=0, description="longest pause between two responses before another replica goes on"
+        15, gt=0, description="longest pause between two responses before another replica takes over"
     )
     ping_interval_s: float = Field(
-        10, gt=0, description="a stream carries a comment after so long without an event, and its headers go out"
+        10, gt=0, description="a stream without an event for this long gets its headers and a comment"
     )
     recovery_limit_s: float = Field(30, gt=0, description="how long a request waits for a replica that can serve it")
     health_interval_s: float = Field(2, gt=0, description="pause between two health checks of a replica")
@@ -89,7 +91,7 @@ def read_settings(arguments: Mapping[str, str], environ: Mapping[str, str]) -> S
 def parse_flags(
     parser: argparse.ArgumentParser, arguments: Sequence[str] | None
 ) -> tuple[argparse.Namespace, dict[str, str]]:
-    """Add a flag for each setting, parse; return all options, and the settings among them that are set."""
+    """Add a flag for each setting and parse; return all options, and the settings among them that are set."""
     for name, field in Settings.model_fields.items():
         default = "" if field.default in ("", None) else f" ({field.default})"
         parser.add_argument(f"--{name.replace('_', '-')}", metavar="…", help=f"{field.description}{default}")

@@ -27,9 +27,10 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """name: of the checkpoint. template: source of its chat template, "" = it has none.
+    """A checkpoint's tokenizer and chat template.
 
-    max_positions: longest context in tokens, None = unknown.
+    template: source of the chat template; "" = it has none. special_tokens: {name in templates: token}.
+    max_positions: longest context in tokens; None = unknown.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Checkpoint:
         return ids
 
     def check_length(self, text: str, param: str) -> None:
-        """Raise BadRequest for a text that is too long for the context, whatever its tokens are; does not encode it."""
+        """Raise BadRequest for a text that no tokens of the context's length can stand for; does not encode it."""
         if self.max_positions is None:
             return
         most_bytes = self.max_positions * self._longest_token * _MOST_SHORTENED
@@ -67,7 +68,7 @@ class Checkpoint:
         return text
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes that a token stands for, which may be a part of a character."""
+        """Return the bytes that a token stands for, which may be only part of a character."""
         return self._remembered_bytes(token)
 
     @cached_property
@@ -132,9 +133,9 @@ def _raise(message: str) -> None:
 
 
 def read_checkpoint(source: str, template_file: str = "", name: str = "", max_positions: int = 0) -> Checkpoint:
-    """Read tokenizer.json and the chat template of a folder or hub id; raises SettingsError if it cannot be read.
+    """Read tokenizer.json and the chat template of a folder or hub id; raises SettingsError if one cannot be read.
 
-    max_positions: longest context; 0 = as config.json says, if it is there.
+    max_positions: longest context in tokens; 0 = as config.json says, if there is one.
     """
     if not source:
         raise SettingsError(
@@ -199,7 +200,7 @@ def _content(token: Any) -> str:
 
 
 def _byte_characters() -> dict[str, int]:
-    """Return the character by which byte-level BPE shows each byte (GPT-2's table)."""
+    """Return the byte that each character stands for in byte-level BPE (GPT-2's table)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -44,7 +44,7 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     # No keepalive pings: Triton accepts one in 300 s, and ends a connection that sends more, with all its streams.
-    # A replica that was restarted is tried again soon, not after the library's back-off of up to two minutes.
+    # A replica that was restarted is tried again soon, not after the library's backoff of up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # Replicas are never behind the proxy that the environment names for the hub.
@@ -53,13 +53,12 @@ _OPTIONS = [
 #: With this header Triton ends a stream with the status of its error; without it, an error is only a text.
 _METADATA = (("triton_grpc_error", "true"),)
 
-
 #: Error texts of a healthy server that cannot take the request now.
 FULL = ("max_running", "pool full", "too long to compile", "until its deadline")
 _RETRY_AFTER = re.compile(r"try again in (\d{1,6}) s\b")
 #: Error texts of a server that takes no new requests because it drains or stops; the last one is Triton's own.
 STOPPING = ("server is draining", "server stops", "Server is stopping")
-#: The server ends a text at its deadline; its last response is waited for this much longer.
+#: The server ends a text at its deadline; we wait this much longer for its last response.
 GRACE_S = 5.0
 
 
@@ -99,7 +98,7 @@ class Lost(ReplicaError):
 
 
 class Late(ReplicaError):
-    """The first response, or the last one at the deadline, did not come in time: the replica may just be busy."""
+    """The first response, or the last one at the deadline, did not come in time; the replica may just be busy."""
 
     reason = "late"
 
@@ -151,10 +150,10 @@ class TritonClient:
         """Send one request; yield the outputs of each response. Leaving the iterator cancels the request.
 
         last_sign_s: when the process that serves the request last sent any response; this request's next response is
-        awaited until the silence limit after that.
+        awaited until `silence_limit_s` after that.
 
-        Raises ReplicaError: Late if sending the request or its first response takes longer than its limit, or if the
-        request goes on after its deadline; Silent if a later response takes longer than its limit.
+        Raises ReplicaError: Late if sending the request or its first response takes longer than `first_limit_s`, or if
+        the request goes on after its deadline; Silent if a later response takes longer than `silence_limit_s`.
         """
         call = self._stub.ModelStreamInfer(metadata=_METADATA, timeout=inputs["timeout_ms"] / 1000 + GRACE_S)
         limit_s, sign_s = first_limit_s, _never
@@ -172,20 +171,20 @@ class TritonClient:
             raise too_long(f"no response for {limit_s:g} s") from None
         except grpc.aio.AioRpcError as error:
             raise _error(error.code(), error.details() or "") from None
-        except asyncio.InvalidStateError:  # written to a call that has failed; only reading it would tell the reason
+        except asyncio.InvalidStateError:  # a write to a call that has failed; only a read would tell the reason
             raise Lost("the connection broke") from None
         finally:
             call.cancel()
 
 
 async def _send(call: Any, request: service_pb2.ModelInferRequest) -> None:
-    """Send a request; this never returns if the peer has vanished and the request exceeds the flow-control window."""
+    """Send a request; never returns if the peer has vanished and the request exceeds the flow-control window."""
     await call.write(request)
     await call.done_writing()
 
 
 async def _read(call: Any, limit_s: float, last_sign_s: Callable[[], float]) -> Any:
-    """Return the next message; raises TimeoutError when neither it nor a sign of life has come within the limit.
+    """Return the next message; raises TimeoutError if neither it nor a sign of life comes within the limit.
 
     Not asyncio.wait_for: in Python 3.11 it loses a cancellation that coincides with the message (cpython#86296).
     """

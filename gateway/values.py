@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 MAX_INT32 = 2**31 - 1
 #: As wide as the server's inputs; the server itself checks which of these numbers a field may have.
 Int = Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)]
-# fail_fast: a list is refused at its first wrong item; otherwise each item of a body full of them would be an error.
+# fail_fast: a list is refused at its first wrong item; otherwise a body full of wrong items would give as many errors.
 Tokens = Annotated[list[Annotated[int, Field(ge=0, le=MAX_INT32)]], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 
@@ -45,14 +45,14 @@ Content = str | Annotated[list[TextPart], Field(fail_fast=True)]
 
 
 class Prediction(Fields):
-    """The output that the client expects (predicted outputs)."""
+    """The output that the client expects (OpenAI's predicted outputs)."""
 
     type: Literal["content"]
     content: Content
 
 
 class JsonSchema(Fields):
-    """A schema by its name; strict and description change nothing: the output always matches."""
+    """A schema with its name; strict and description change nothing: the output always matches."""
 
     name: str
     schema_: dict[str, Any] | bool = Field(default_factory=dict, alias="schema")
@@ -61,7 +61,7 @@ class JsonSchema(Fields):
 
 
 class ResponseFormat(Fields):
-    """text, json_object, json_schema, and of our own: regex."""
+    """text, json_object, json_schema, and our own addition: regex."""
 
     type: Literal["text", "json_object", "json_schema", "regex"]
     json_schema: JsonSchema | None = None
@@ -69,7 +69,7 @@ class ResponseFormat(Fields):
 
 
 def joined_text(content: Content) -> str:
-    """Return a text that may come in parts."""
+    """Return a content, which may come in parts, as one text."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 

@@ -1,4 +1,4 @@
-"""Finds Triton, starts it with a deployment's models, watches and heals it, and stops it without leaving a trace.
+"""Finds Triton, starts it with a deployment's models, watches and repairs it, and stops it without leaving a trace.
 
 It knows nothing about tokens, trees or tensors.
 

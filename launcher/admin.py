@@ -1,4 +1,4 @@
-"""The calls of Triton that the launcher makes: readiness and reloading, with the key of the restricted interfaces."""
+"""The launcher's calls to Triton: readiness and reloading, with the key of the restricted interfaces."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Admin:
         The load does not wait for the unload to end: it starts a new process at once, whereas an unload that waits for
         a request of the dead process never ends.
 
-        Raises AdminError when Triton refuses, or does not answer within `limit_s`.
+        Raises AdminError if Triton refuses, or does not answer within `limit_s`.
         """
         for action in ("unload", "load"):
             path = f"models/{model}/{action}"

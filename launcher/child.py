@@ -1,4 +1,4 @@
-"""`python child.py PARENT COMMAND…`: becomes COMMAND, which gets SIGTERM when the thread that started it ends.
+"""`python child.py PARENT COMMAND…`: become COMMAND, which gets SIGTERM when the thread that started it ends.
 
 It is a separate program because none of our code may run between fork and exec (`preexec_fn`): if the launcher's
 process uses gRPC, gRPC's fork handlers run there too, and wait for threads that a fork does not copy.

@@ -12,9 +12,9 @@ from launcher.triton import Triton
 from orchestrator.core.errors import ConfigError, unknown_name
 from orchestrator.deployment.config import CALL_THREADS, ENGINE_KEY, PLACES_FOLDER
 
-#: Variables that the stubs inherit unless the user's environment sets them.
+#: Variables that the stubs get unless the user's environment sets them.
 STUB_ENVIRONMENT = {
-    "OMP_WAIT_POLICY": "passive",  # threads that spin between steps take the core from the next stub: 0.7-1.0 ms a step
+    "OMP_WAIT_POLICY": "passive",  # threads that spin between steps keep the next stub off the core: 0.7-1.0 ms a step
     "GOMP_SPINCOUNT": "0",
     "KMP_BLOCKTIME": "0",
     "TOKENIZERS_PARALLELISM": "false",
@@ -96,9 +96,9 @@ _ENDPOINTS = ("http", "grpc", "metrics")
 def call_threads(environ: Mapping[str, str], max_running: int) -> int:
     """Return the number of threads on which Triton makes the calls of a model and sends its responses.
 
-    It lets two processes of an engine die under `max_running` requests (one if `max_running` is large) before the
-    public models have to be restarted (orchestrator/triton/renewal.py). Raises ConfigError for an unusable number in
-    the environment.
+    With that many, an engine's process may die under `max_running` requests twice (once if `max_running` is large)
+    before the public models have to be restarted (orchestrator/triton/renewal.py). Raises ConfigError for an unusable
+    number in the environment.
     """
     text = environ.get(CALL_THREADS, "")
     if text and not (text.isdecimal() and int(text) >= LEAST_CALL_THREADS):

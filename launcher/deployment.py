@@ -22,7 +22,7 @@ def models_to_load(config: ServingConfig, repository: Path) -> list[str]:
     for key in named:
         _check_checkpoint(key, getattr(config, key))
     if config.has_runs:
-        named = ["target"]  # whose process holds the drafters
+        named = ["target"]  # the drafters are in its process
     for key in named:
         _check_model(key, repository, f"key {key}")
     if config.engine == "tensorrtllm_backend":
@@ -34,13 +34,14 @@ def models_to_load(config: ServingConfig, repository: Path) -> list[str]:
 
 
 def python_models(models: Iterable[str], repositories: Sequence[Path]) -> list[str]:
-    """Return the models that are written in Python: only these have a process of their own, which may die."""
+    """Return the models written in Python: only these have a process of their own, which may die."""
     return [name for name in models if any(any((folder / name).glob("*/model.py")) for folder in repositories)]
 
 
 def _check_model(model: str, repository: Path, where: str) -> None:
     if not (repository / model / "config.pbtxt").is_file():
-        raise ConfigError(f"no Triton model {model!r} in {repository}, which has: {_models_in(repository)} ({where})")
+        models = ", ".join(sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))) or "nothing"
+        raise ConfigError(f"no Triton model {model!r} in {repository}, which has: {models} ({where})")
 
 
 def _check_checkpoint(key: str, value: str) -> None:
@@ -48,7 +49,3 @@ def _check_checkpoint(key: str, value: str) -> None:
     if Path(value).is_absolute() and not (Path(value) / "config.json").is_file():
         what = "has no config.json" if Path(value).is_dir() else "does not exist"
         raise ConfigError(f"the checkpoint folder {value} {what} (key {key}; a hub id is written owner/name)")
-
-
-def _models_in(repository: Path) -> str:
-    return ", ".join(sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))) or "nothing"

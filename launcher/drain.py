@@ -19,14 +19,14 @@ from orchestrator.deployment.drain import wait_until_idle
 
 _EPILOG = """\
 environment:
-  HEALTH_PORT, HOST   where the launcher answers (8003, 127.0.0.1), as it was given them
+  HEALTH_PORT, HOST   where the launcher answers (8003, 127.0.0.1): the values that it was started with
 
 exit status: 0 no request runs any more, 1 some still ran at the limit, 2 no launcher answered
 """
 
 
 class LauncherClient:
-    """Asks a launcher on this machine, on its health port."""
+    """Calls the health port of a launcher on this machine."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = "127.0.0.1" if host == "0.0.0.0" else host, port
@@ -38,18 +38,18 @@ class LauncherClient:
             if status == 200:
                 return int(json.loads(body)["running"])
         except (ValueError, KeyError):
-            raise self._silence(body) from None
+            raise self._no_answer(body) from None
         raise ServingError(f"the launcher at {self._where} refused: {body}")
 
     def request(self, method: str, path: str, limit_s: float) -> tuple[int, str]:
-        """Return status and text of the launcher's answer; raises ServingError if there is none within `limit_s`."""
+        """Return the status and text of the launcher's answer; raises ServingError if none comes within `limit_s`."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=limit_s)
         try:
             connection.request(method, path)
             response = connection.getresponse()
             return response.status, response.read().decode(errors="replace").strip()
         except (OSError, http.client.HTTPException) as error:
-            raise self._silence(error or type(error).__name__) from None
+            raise self._no_answer(error or type(error).__name__) from None
         finally:
             connection.close()
 
@@ -57,7 +57,7 @@ class LauncherClient:
     def _where(self) -> str:
         return f"{self._host}:{self._port} (HOST, HEALTH_PORT)"
 
-    def _silence(self, reason: object) -> ServingError:
+    def _no_answer(self, reason: object) -> ServingError:
         return ServingError(f"no launcher answers at {self._where}: {reason}")
 
 

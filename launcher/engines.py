@@ -21,19 +21,19 @@ def kernels_of(metrics: str) -> dict[str, str]:
 
 
 def with_kernels(models: Iterable[str], metrics_url: str) -> list[str]:
-    """Return the names of models, each followed by what computes its passes, if the metrics port says so."""
+    """Return the names of models, each followed by what computes its passes if the metrics port says so."""
     kernels = kernels_of(_read(metrics_url, LIMIT_S))
     return [f"{name} ({kernels[name]})" if name in kernels else name for name in models]
 
 
 def num_passes(metrics_url: str, limit_s: float) -> float | None:
-    """Return how many passes the target has made, None if it is unknown."""
+    """Return how many passes the target has made, None if that is unknown."""
     found = _PASSES.search(_read(metrics_url, limit_s))
     return float(found[1]) if found else None
 
 
 def _read(metrics_url: str, limit_s: float) -> str:
-    """Return the text of a metrics port, "" when it does not answer."""
+    """Return the text of a metrics port, "" if it does not answer."""
     try:
         with DIRECT.open(metrics_url, timeout=limit_s) as response:
             return str(response.read().decode(errors="replace"))

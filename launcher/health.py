@@ -29,10 +29,10 @@ class Watched(Protocol):
     metrics_url: str
 
     def why_not_live(self) -> str | None:
-        """Return why the server must be restarted, None when it need not be."""
+        """Return why the server must be restarted, None if it need not be."""
 
     def why_not_ready(self) -> str | None:
-        """Return why the server takes no requests now, None when it takes them."""
+        """Return why the server takes no requests now, None if it takes them."""
 
     def reload(self) -> str:
         """Apply what has changed in the deployment file; return it in words, raise ServingError if refused."""
@@ -41,9 +41,9 @@ class Watched(Protocol):
 class HealthServer:
     """Answers on a thread until `close`."""
 
-    def __init__(self, host: str, port: int, server: Watched, its_drain: Drain) -> None:
+    def __init__(self, host: str, port: int, server: Watched, server_drain: Drain) -> None:
         class Handler(_Handler):
-            watched, drain, probe = server, its_drain, Probe(server.http_url, server.metrics_url)
+            watched, drain, probe = server, server_drain, Probe(server.http_url, server.metrics_url)
 
         self._http = _Listener((host, port), Handler)
         threading.Thread(target=self._http.serve_forever, args=(0.1,), name="health", daemon=True).start()
@@ -100,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(409, str(error))
 
     def _is_from_here(self, what: str) -> bool:
-        # A probe may come from anywhere; only those on this machine may take the server out of service.
+        # A probe may come from anywhere, but only clients on this machine may change the server.
         if self.client_address[0] == self.connection.getsockname()[0]:
             return True
         self._answer(403, f"{what} may only be asked for from the server's own machine or container")

@@ -1,11 +1,11 @@
-"""Reads a server's log: the one line that says why it did not start, and the lines added to it since."""
+"""Reads a server's log: the one line that says why the server ended, and new lines as they are added."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-# The first that matches wins: they are ordered from causes to consequences.
+# The first pattern that matches wins: they are ordered from causes to consequences.
 _CAUSES = (
     re.compile(r"(?P<why>error while loading shared libraries: .*)"),
     re.compile(r"(?P<why>Error parsing text-format .*)"),
@@ -14,14 +14,14 @@ _CAUSES = (
     re.compile(r"^error: (?:creating server: )?(?P<why>.*)", re.MULTILINE),
     re.compile(r"^E\d{4} \S+ +\d+ \S+\] (?P<why>.*)", re.MULTILINE),
 )
-#: The length at which a followed log is emptied: its lines have been passed on.
+#: The length at which a followed log is emptied; its lines have been passed on by then.
 MAX_LOG_BYTES = 8 << 20
 _NOISE = "CudaDriverHelper has not been initialized"
 _WRAPPERS = re.compile(r"^(\w+\.)*(TritonModelException|ServingError|ConfigError|EngineError): ")
 
 
 def cause(text: str) -> str:
-    """Return in one line why a server has ended. text: its log."""
+    """Return in one line why a server ended. text: its log."""
     lines = "\n".join(line for line in text.splitlines() if _NOISE not in line)
     for pattern in _CAUSES:
         if match := pattern.search(lines):
@@ -40,7 +40,7 @@ def _one_line(why: str) -> str:
 
 
 class Follower:
-    """Reads the lines added to a file, and empties it when it is long, which is safe because its writers append."""
+    """Reads the lines added to a file, and empties it when it grows long, which is safe because its writers append."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, path.stat().st_size

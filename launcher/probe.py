@@ -21,7 +21,7 @@ _HEALTHY_REFUSALS = ("max_running", "draining")
 class Probe:
     """Asks the public model for one token.
 
-    A busy server is healthy: if the token does not come in time, passes made meanwhile count as well as a token.
+    A busy server is healthy: if the token does not come in time, passes made meanwhile count like a token.
     """
 
     def __init__(self, http_url: str, metrics_url: str) -> None:
@@ -31,7 +31,7 @@ class Probe:
         self._trouble: str | None = None
 
     def why_no_token(self) -> str | None:
-        """Return in one line why no token comes, None when one came; at most one request runs at a time."""
+        """Return in one line why no token came, None if one came; at most one request runs at a time."""
         with self._lock:
             if time.monotonic() - self._asked_s >= FRESH_S:
                 self._trouble = self._ask()

@@ -1,7 +1,7 @@
 """`python -m launcher.reload`: apply what has changed in a running server's deployment file.
 
 Limits, drafters, token statistics and the default method change without losing a request. Any other change is refused,
-and so is a file that cannot be served; then the server goes on as before. SIGHUP does the same.
+and so is a file that cannot be served; the server then continues as before. SIGHUP does the same.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from orchestrator.core.errors import ServingError
 
 _EPILOG = """\
 environment:
-  HEALTH_PORT, HOST   where the launcher answers (8003, 127.0.0.1), as it was given them
+  HEALTH_PORT, HOST   where the launcher answers (8003, 127.0.0.1): the values that it was started with
 
-exit status: 0 the settings hold, 1 they were refused and nothing has changed, 2 no launcher answered
+exit status: 0 the settings are in effect, 1 they were refused and nothing has changed, 2 no launcher answered
 """
 
 

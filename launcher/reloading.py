@@ -1,4 +1,4 @@
-"""Reloading: compares a running deployment with its file, and with the files that it names, and applies the changes."""
+"""Reloading: compares a running deployment with its file and the files named there, and applies what has changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Stamps = dict[str, int]
 
 
 class Reloader:
-    """Lets the processes of a running server take over new settings, one reload at a time.
+    """Makes the processes of a running server apply new settings, one reload at a time.
 
     config: the settings that the processes have now. load: reads the deployment file again; raises ConfigError.
     folder: the folder that the processes share. limit_s: how long a phase may take.
@@ -40,7 +40,7 @@ class Reloader:
                 return "reload: nothing has changed"
             self._number += 1
             reload = Reload(self._folder, self._number, after, changed)
-            engines = {*DRAFTERS} if before.has_runs else {"target", *DRAFTERS}  # they read nothing that can change
+            engines = {*DRAFTERS} if before.has_runs else {"target", *DRAFTERS}  # these read nothing that can change
             asked = {pid: model for pid, model in processes.items() if model not in engines}
             for phase in IN_TURN:
                 if why := reload.ask(phase, asked, self._limit_s):
@@ -51,7 +51,7 @@ class Reloader:
 
 
 def stamps_of(config: ServingConfig) -> Stamps:
-    """Return for each key that names a folder when its files were last changed; 0 for hub ids and empty keys."""
+    """Return, for each key that may name a folder, when its files were last changed; 0 for hub ids and empty keys."""
     return {key: _newest(getattr(config, key)) for key in FOLDERS}
 
 
@@ -62,7 +62,7 @@ def _newest(folder: str) -> int:
 
 
 def changed_keys(before: ServingConfig, after: ServingConfig, old: Stamps, new: Stamps) -> list[str]:
-    """Return the keys whose value, or the files that it names, have changed.
+    """Return the keys whose value has changed, or the files in the folder that it names.
 
     Raises ConfigError for a key that a running server cannot change.
     """
@@ -71,8 +71,8 @@ def changed_keys(before: ServingConfig, after: ServingConfig, old: Stamps, new: 
     allowed = live_keys(before)
     if fixed := [key for key in changed if key not in allowed]:
         raise ConfigError(
-            f"{described(before, after, fixed[:1])}: {fixed[0]} cannot be changed while the server runs; start the "
-            f"replicas anew, one after another (a rolling restart; a reload may change {', '.join(allowed)})"
+            f"{described(before, after, fixed[:1])}: {fixed[0]} cannot be changed while the server runs; restart the "
+            f"replicas one after another (a rolling restart; a reload may change {', '.join(allowed)})"
         )
     return changed
 

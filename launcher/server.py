@@ -30,7 +30,7 @@ from orchestrator.deployment.stubs import living_stubs
 
 REPOSITORY = Path(__file__).resolve().parent.parent / "model_repository"
 DEFAULTS = Settings()
-# How long Triton may take to end. It waits as long as a client keeps a connection open, even an idle one.
+# How long Triton may take to end. It waits while any client keeps a connection open, even an idle one.
 _EXIT_LIMIT_S = 5
 
 
@@ -39,10 +39,10 @@ def _print_error(text: str) -> None:
 
 
 class Server:
-    """A Triton server over a deployment, as a context manager.
+    """A Triton server that runs a deployment, as a context manager.
 
-    Start it from a thread that outlives it: the kernel ends the server when that thread ends. A Triton that is ended by
-    a signal while it serves is started again on the same ports (launcher.watch).
+    Start it from a thread that outlives it: the kernel ends the server when that thread ends. If a signal ends Triton
+    while it serves, it is started again on the same ports (launcher.watch).
 
     Args:
         config_path: the deployment file.
@@ -72,8 +72,7 @@ class Server:
     ) -> None:
         self.config_path = Path(os.path.abspath(config_path))
         self.repository = Path(repository or REPOSITORY).absolute()
-        self.ports = ports or free_ports()
-        self.host = host
+        self.ports, self.host = ports or free_ports(), host
         self.models: list[str] = []
         self.drafters: tuple[str, ...] = ()
         self.started_in_s = 0.0
@@ -136,13 +135,13 @@ class Server:
         self._watch.start()
 
     def wait(self) -> str | None:
-        """Block while the server is well, passing on its log; return what ended it, None when a stop was requested."""
+        """Block while the server is well, passing on its log; return what ended it, None if a stop was requested."""
         follower = log.Follower(self.log_path)
         while not self.stop_requested:
             if self._reload_requested:
                 self._reload_requested = False
                 threading.Thread(target=self._reload_and_say, name="reload", daemon=True).start()
-            with contextlib.suppress(OSError):  # no file descriptor or disk space left: requests run, so read later
+            with contextlib.suppress(OSError):  # out of file descriptors or disk space: requests still run, read later
                 for line in follower.new_text().splitlines():
                     self._say(line)
             if failure := self.failure():
@@ -151,17 +150,17 @@ class Server:
         return None
 
     def failure(self) -> str | None:
-        """Return in one line what is wrong with the running server, None when nothing is."""
+        """Return in one line what is wrong with the running server, None if nothing is."""
         if self._watch:
             return self._watch.failure
         return self._triton.why_ended() if self._triton else "the server is not running"
 
     def why_not_live(self) -> str | None:
-        """Return in one line why the server must be restarted; while its models load, only if it has ended."""
+        """Return in one line why the server must be restarted, if so; while its models load, only if it has ended."""
         return self._watch.why_not_live() if self._watch else self.failure()
 
     def why_not_ready(self) -> str | None:
-        """Return in one line why the server takes no requests now, None when it takes them."""
+        """Return in one line why the server takes no requests now, None if it takes them."""
         if self._watch is None:
             return "the server's models are being loaded"
         if why := self._watch.why_not_ready():
@@ -176,19 +175,20 @@ class Server:
         return Drain(self._started.places)
 
     def finish_requests(self) -> bool:
-        """Refuse new requests and wait for the running ones; False when some still ran at the limit.
+        """Refuse new requests and wait for the running ones; return False if some still run at the limit.
 
-        Triton would cut the gRPC streams that still run when it is told to stop.
+        Without this, Triton would cut the running gRPC streams when it is told to stop.
         """
         self.drain.begin()
         if num_running := self.drain.num_running():
             self._say(f"draining: {num_running} sequences run, stopping in {self._stop_limit_s:g} s at the latest")
-        if not (is_idle := wait_until_idle(self.drain.num_running, self._stop_limit_s, lambda: self._stop_at_once)):
+        is_idle = wait_until_idle(self.drain.num_running, self._stop_limit_s, lambda: self._stop_at_once)
+        if not is_idle:
             self._say("stopping: requests still run")
         return is_idle
 
     def reload(self) -> str:
-        """Apply what has changed in the deployment file, and in the folders that it names; return it in words.
+        """Apply what has changed in the deployment file and in the folders that it names; return that in words.
 
         Raises ConfigError if the file cannot be served or changes something that needs a restart, ServingError if a
         model cannot apply it; then nothing has changed.
@@ -209,7 +209,7 @@ class Server:
         self._reload_requested = True
 
     def request_stop(self) -> None:
-        """Make `start` and `wait` return soon and, on the second call, also `finish_requests`; for signal handlers."""
+        """Make `start` and `wait` return soon, and `finish_requests` too on a second call; for signal handlers."""
         self._stop_at_once = self.stop_requested
         self.stop_requested = True
 
@@ -237,7 +237,7 @@ class Server:
         return self._work.regions() if self._work else {}
 
     def ready_line(self) -> str:
-        """Return the one line that says where the server is and what computes its models."""
+        """Return one line that says where the server listens and what computes its models."""
         models = with_kernels(dict.fromkeys((*self.models, *self.drafters)), self.metrics_url)
         return (
             f"ready in {self.started_in_s:.1f} s: {self.http_url}, gRPC {self.grpc_url}, metrics {self.metrics_url}, "
@@ -245,7 +245,7 @@ class Server:
         )
 
     def _reload_and_say(self) -> None:
-        with contextlib.suppress(ServingError):  # it has been reported
+        with contextlib.suppress(ServingError):  # `reload` has reported it
             self.reload()
 
     def _load_config(self) -> ServingConfig:

@@ -24,7 +24,7 @@ class Ports:
     health: int = 8003
 
     def check_free(self, host: str) -> None:
-        """Raise ConfigError when something listens on one of the ports already."""
+        """Raise ConfigError if something already listens on one of the ports."""
         for name, port in asdict(self).items():
             try:
                 _listen(host, port).close()
@@ -36,7 +36,7 @@ class Ports:
 
 def free_ports() -> Ports:
     """Return four ports that are free on this machine now."""
-    with contextlib.ExitStack() as stack:  # all four held at once, so that they differ
+    with contextlib.ExitStack() as stack:  # all four are open at the same time, so that they differ
         listeners = [stack.enter_context(_listen("127.0.0.1", 0)) for _ in range(4)]
         return Ports(*(listener.getsockname()[1] for listener in listeners))
 
@@ -63,7 +63,7 @@ def _seconds(default: int) -> Any:
 
 
 class Settings(Declaration):
-    """A key is the name of an environment variable in lower case."""
+    """The settings; each key is the name of an environment variable in lower case."""
 
     #: 0 = any free port
     http_port: int = _port(Ports.http)
@@ -88,7 +88,7 @@ class Settings(Declaration):
         return validate(cls, values, lambda key: f"environment variable {key.upper()}")
 
     def ports(self) -> Ports:
-        """Return the ports to listen on; raises ConfigError when two are the same."""
+        """Return the ports to listen on; raises ConfigError if two are the same."""
         free = free_ports()
         ports = Ports(**{name: getattr(self, f"{name}_port") or port for name, port in asdict(free).items()})
         if len({*asdict(ports).values()}) < len(asdict(ports)):

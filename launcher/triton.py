@@ -54,7 +54,7 @@ def find_triton(environ: Mapping[str, str], work: Path) -> Triton:
     """Find the server.
 
     environ: TRITON_ROOT, if set, replaces /opt/tritonserver. work: a private folder, for links that the wheel's
-    server needs. Raises ConfigError when there is no Triton with a stub for this Python.
+    server needs. Raises ConfigError if there is no Triton with a stub for this Python.
     """
     root = Path(environ.get("TRITON_ROOT") or "/opt/tritonserver")
     if (root / "bin/tritonserver").is_file():
@@ -76,7 +76,7 @@ def _in_container(root: Path) -> Triton:
 
 
 def _in_wheel(package: Path, work: Path) -> Triton:
-    """Link the wheel's Python backend and its stub for this Python version, kept elsewhere in it, into one folder."""
+    """Link the wheel's Python backend, and its stub for this Python version, which is elsewhere, into one folder."""
     server = package / "tritonserver"
     stub = server / "python_backend_stubs" / _VERSION / STUB
     if not stub.is_file():
@@ -92,10 +92,10 @@ def _in_wheel(package: Path, work: Path) -> Triton:
 
 
 def _python_library() -> list[Path]:
-    """Return the folder of this interpreter's libpython where it has one: the stub is linked against it."""
+    """Return the folder of this interpreter's libpython, if it has one: the stub is linked against it."""
     folder = sysconfig.get_config_var("LIBDIR")
     found = folder and any(Path(folder).glob(f"libpython{_VERSION}.so*"))
-    # The system's own is found without our help; its folder, put first on the path, would hide the wheel's libraries.
+    # The system's own is found anyway; its folder, put first on the path, would hide the wheel's libraries.
     return [Path(folder)] if found and not str(folder).startswith("/usr/lib") else []
 
 

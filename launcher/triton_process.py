@@ -30,14 +30,14 @@ class AbortedStart(StartError):
 class TritonProcess:
     """One tritonserver at a time, and all that it leaves behind; it may be ended from another thread while it starts.
 
-    Raises ConfigError when no Triton is installed that can run here.
+    Raises ConfigError if no Triton is installed that can run here.
 
     Args:
         launch: its settings.
-        environ: its environment, and where its installation is found (TRITON_ROOT).
+        environ: its environment, which may also name its installation (TRITON_ROOT).
         work: where its log and its shared memory are.
         admin: asks it whether it is ready.
-        ready_limit_s: how long it may load.
+        ready_limit_s: how long it may take to load its models.
         say: called with each line that the launcher itself prints.
         is_stopped: returns whether a start is no longer wanted.
     """
@@ -69,12 +69,12 @@ class TritonProcess:
 
     @property
     def pid(self) -> int | None:
-        """The id of the running process, None while there is none."""
+        """The id of the running process, None if there is none."""
         running = self._process
         return running.pid if running and running.poll() is None else None
 
     def start(self) -> None:
-        """Start it, replacing the last one, and return when its models are ready; try once more if Triton aborts.
+        """Start a process, replacing the last one, and wait until its models are ready; retry once if Triton aborts.
 
         Raises:
             StartError: it ended, was not ready in time, or is no longer wanted.
@@ -88,11 +88,11 @@ class TritonProcess:
 
     @property
     def is_killed(self) -> bool:
-        """True when a signal has ended it: its own abort, a crash, or somebody's kill."""
+        """True if a signal has ended it: its own abort, a crash, or somebody's kill."""
         return self._process is not None and (self._process.poll() or 0) < 0
 
     def why_ended(self) -> str | None:
-        """Return in one line how and why the process has ended, None while it runs or before its start."""
+        """Return in one line how and why the process ended; None before its start and while it runs."""
         if self._process is None or (status := self._process.poll()) is None:
             return None
         ended = f"by signal {-status}" if status < 0 else f"with status {status}"
@@ -139,12 +139,9 @@ class TritonProcess:
 
     def _cause(self) -> str:
         """Return in one line what this process has logged about its end."""
-        written = self._log()
+        try:
+            written = self._work.log.read_bytes()
+        except FileNotFoundError:
+            written = b""
         since = written[self._log_offset :] if self._log_offset <= len(written) else written  # it may have been emptied
         return log.cause(since.decode(errors="replace"))
-
-    def _log(self) -> bytes:
-        try:
-            return self._work.log.read_bytes()
-        except FileNotFoundError:
-            return b""

@@ -1,7 +1,8 @@
 """Watches a server's processes: Triton keeps reporting a dead stub as ready and does not restart it (triton#8604).
 
-A process that lives but is silent (stopped, or stuck in a pass or a lock) is killed, and healed like a dead one. Triton
-itself aborts when a process dies that holds one of its locks in shared memory (triton#8882): it is started again.
+A process that is alive but silent (stopped, or stuck in a pass or a lock) is killed, and its model is reloaded as if it
+had died. Triton itself aborts when a process dies that holds one of its locks in shared memory (triton#8882); then it
+is started again.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _RETRY_S = 2.0
 class Silence:
     """Counts for how many looks in a row each process has been silent.
 
-    It counts looks and reads no clock, so no process is blamed if the launcher was stopped or the machine slept.
+    Because it counts looks and reads no clock, it blames no process if the launcher was stopped or the machine slept.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -46,7 +47,7 @@ class Silence:
         self._last: dict[psutil.Process, tuple[bytes, int]] = {}
 
     def looks(self, process: psutil.Process) -> int:
-        """Look once more; return for how many looks a process has missed its heartbeat, 0 if it has never had one."""
+        """Look once more; return for how many looks a process has not beaten, 0 if it has never beaten."""
         beat = last_beat(self._folder, process.pid)
         if beat is None:
             return 0
@@ -56,20 +57,20 @@ class Silence:
 
 
 def reload_limit_s(started_in_s: float, ready_limit_s: float) -> float:
-    """Return how long the model of a dead process may load before Triton counts as stuck.
+    """Return how long reloading the model of a dead process may take before Triton counts as stuck.
 
-    started_in_s: how long the server's start took, in which all models were loaded while no requests ran.
+    started_in_s: how long the server took to start, which loaded all its models while no requests ran.
     """
     return min(ready_limit_s, max(_RELOAD_FACTOR * started_in_s, _RELOAD_AT_LEAST_S))
 
 
 class Watch(threading.Thread):
-    """Reloads models whose process has died or is silent, starts Triton again; gives up when that does not help.
+    """Reloads models whose process has died or is silent, and restarts Triton; gives up when that does not help.
 
     Attributes:
         failure: why it gave up, in one line; None while all is well.
         is_starting: Triton has ended and is being started again.
-        num_errors: how often a look at the processes raised an exception, after which the watch goes on.
+        num_errors: number of looks at the processes that raised an exception; the watch continues after each.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Watch(threading.Thread):
         heartbeats: Path,
         hang_limit_s: float,
     ) -> None:
-        """heartbeats: the folder of the processes' heartbeats. hang_limit_s: how long one may be silent."""
+        """heartbeats: the folder of the processes' heartbeats. hang_limit_s: how long a process may be silent."""
         super().__init__(name="watch", daemon=True)
         self.failure: str | None = None
         self.is_starting = False
@@ -117,18 +118,18 @@ class Watch(threading.Thread):
                 self._replace_worn()
             except Exception as error:
                 self.num_errors += 1
-                self._say(f"the watch over the models' processes failed {self.num_errors} times, goes on: {error!r}")
+                self._say(f"watching the models' processes failed {self.num_errors} times, continuing: {error!r}")
 
     def why_not_live(self) -> str | None:
-        """Return in one line why the server must be restarted, None when it need not be."""
+        """Return in one line why the server must be restarted, None if it need not be."""
         if self.failure or self.is_starting:
             return self.failure
         if not self.is_alive():
-            return "nothing watches over the models' processes any more"
+            return "nothing watches the models' processes any more"
         return None if self._admin.is_live() else "Triton does not answer over HTTP"
 
     def why_not_ready(self) -> str | None:
-        """Return in one line why the processes take no requests now, None when they take them."""
+        """Return in one line why the processes take no requests now, None if they take them."""
         if self.is_starting:
             return "the server has ended and is being started again"
         if dead := self.dead_models():
@@ -141,14 +142,14 @@ class Watch(threading.Thread):
         return self._python_models - {model for process, model in self._stubs.items() if is_alive(process)}
 
     def silent_models(self) -> dict[str, float]:
-        """Return for how many seconds each process that misses more than a few heartbeats has been silent, by model."""
+        """Return {model: seconds for which its process has been silent}, without those that missed only a few beats."""
         return dict(self._silent)
 
     def _end_silent_server(self) -> None:
         """Kill a Triton that has not answered for too long.
 
-        A look takes from no time, if the launcher itself fails (no file descriptor left), to the limit of an answer. If
-        the launcher was stopped during a look, no more than the limit is counted.
+        A look may take no time, if the launcher itself fails (no file descriptor left), and at most the limit for an
+        answer; if the launcher was stopped during a look, only that limit is counted.
         """
         began_s = time.monotonic()
         if self._triton.pid is None or self._admin.is_live():
@@ -162,7 +163,7 @@ class Watch(threading.Thread):
     def _start_again(self, ended: str) -> None:
         """Start Triton again, unless that has been done too often or no signal ended it. ended: how and why it ended.
 
-        A failed start counts too and is tried again: a port may be taken briefly, or the new process be killed at once.
+        A failed start counts too, and another follows: a port may be taken briefly, or the new process killed at once.
         """
         self.is_starting = self._triton.is_killed
         while self.is_starting and not self._ended.is_set() and _count(self._starts, _STARTS_WINDOW_S) <= _STARTS:
@@ -242,7 +243,7 @@ class Watch(threading.Thread):
         return False
 
     def _note_failure(self, message: str) -> None:
-        if self._ended.is_set():  # the server is being stopped: of course it refuses
+        if self._ended.is_set():  # a server that is being stopped refuses reloads
             return
         if _count(self._failures) >= _FAILURES:
             self.failure = message

@@ -1,7 +1,7 @@
 """A server's private folder, whose name is also the prefix of its shared-memory regions; both vanish with the server.
 
-A launcher that was killed leaves them behind. The next one sweeps them: a lock that nobody holds shows that the owner
-is gone, even across process namespaces, where process ids mean nothing.
+A launcher that is killed leaves them behind. The next one sweeps them: a lock that nobody holds shows that the owner is
+gone, even across process namespaces, where process ids mean nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class WorkFolder:
     def __init__(self) -> None:
         sweep()
         parent = Path(tempfile.gettempdir())
-        # Made under a name that no sweep matches: between mkdtemp and the lock it would look like an orphan.
+        # Made under a name that no sweep matches, since it would look like an orphan until it is locked.
         fresh = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=parent))
         self._lock = os.open(fresh / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -39,7 +39,7 @@ class WorkFolder:
 
     @property
     def places(self) -> Path:
-        """The folder that the server's processes share, with heartbeats and the drain; it need not exist yet."""
+        """The folder that the server's processes share, for places, heartbeats and the drain; it need not exist yet."""
         return self.path / "places"
 
     @property
@@ -80,7 +80,7 @@ class WorkFolder:
 
 
 def sweep() -> None:
-    """Remove what killed launchers of this user have left behind."""
+    """Remove what this user's killed launchers have left behind."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):  # another launcher sweeps too, or the folder is another user's
             if path.name.startswith(_FAILED):

@@ -21,7 +21,7 @@ function request(method) {
     logprobs: 3,
     return_steps: true,
     return_token_ids: true,
-    // A salt of its own, so that no lane finds its prompt in the cache because another lane was there before.
+    // Each lane has its own salt, so that none finds its prompt in the cache because another lane ran before it.
     cache_salt: crypto.getRandomValues(new Uint32Array(2)).join("-"),
     ...(config ? { speculation_config: config } : {}),
     ...(method.split("+").includes("predicted") ? { prediction: { type: "content", content: prediction } } : {}),
@@ -50,7 +50,7 @@ async function generate() {
 function judge(made, times) {
   const [sooner, later] = times[0] <= times[1] ? [0, 1] : [1, 0];
   made[sooner].badge("sooner");
-  const same = made[0].text === made[1].text ? "The same text" : "Another text";
+  const same = made[0].text === made[1].text ? "The same text" : "Different texts";
   verdict.textContent = `${same}; ${made[sooner].method} was ${(times[later] / times[sooner]).toFixed(2)} × as fast.`;
 }
 

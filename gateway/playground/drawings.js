@@ -11,13 +11,13 @@ function element(name, attributes, parent, text) {
   return made;
 }
 
-/** Return a token as a label, with visible whitespace and its end cut off. */
+/** Return a token as a label: whitespace made visible, cut to `length` characters. */
 export function label(text, length = 9) {
   const shown = text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/ /g, "␣");
   return shown.length > length ? `${shown.slice(0, length - 1)}…` : shown;
 }
 
-/** Give every node its depth (column) and row: leaves in order, parents in the middle of their children. */
+/** Return the depth (column) and row of every node, and the number of rows: leaves in order, parents between their children. */
 function layout(nodes) {
   const children = [[], ...nodes.map(() => [])];
   nodes.forEach((node, index) => children[node.parent].push(index + 1));

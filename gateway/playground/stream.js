@@ -1,6 +1,6 @@
 // OpenAI's completions endpoint as a stream of parsed chunks.
 
-/** Yield the chunks of a streamed completion; throws an Error with the server's words. */
+/** Yield the chunks of a streamed completion; throws an Error with the server's message. */
 export async function* completion(body, key, signal) {
   const headers = { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
   const response = await fetch("/v1/completions", { method: "POST", headers, body: JSON.stringify(body), signal });
@@ -9,7 +9,7 @@ export async function* completion(body, key, signal) {
   let rest = "";
   for (;;) {
     const { value, done } = await reader.read();
-    if (done) throw new Error("the connection ended before the text");
+    if (done) throw new Error("the connection ended before the text did");
     const events = (rest + value).split("\n\n");
     rest = events.pop();
     for (const event of events) {

@@ -1,6 +1,6 @@
-"""What an engine can serve, declared at load, and the reason for what it cannot.
+"""What an engine can serve, declared at load, and why it cannot serve the rest.
 
-docs/wire.md, Target wire: a target that lacks something says so, and what needs it is refused with the reason.
+docs/wire.md, Target wire: a target that lacks something says so, and requests that need it are refused with the reason.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from orchestrator.core.types import StepOptions
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import EXTERNAL, LlmManifest, Manifest, read_llm_manifest, read_manifest
 
-#: Options of a request that are more than one input, or one beyond a limit.
+#: Options of a request that are more than one input, or one input beyond a limit.
 PENALTY_AND_BIAS, LARGE_TOP_K, MAX_TOP_K = "repetition_penalty beside logit_bias_ids", "top_k above 1024", 1024
 LOGPROBS = "return_log_probs"
 _REFUSED = "the target's engine does not serve"
@@ -31,11 +31,12 @@ class Capabilities:
 
     rules: the acceptance rules that it can apply to its logits.
     trees: it verifies trees; False = chains only.
-    target_tokens, features, logprobs: whether a step may ask for them; for top tokens of nodes where for target tokens.
-    reason: why it lacks what it lacks. lacks: {option of a request: why that one cannot be served}.
-    drafts: whether it verifies drafts that the server sends. max_nodes: most draft nodes of a step.
+    target_tokens, features, logprobs: whether a step may ask for them; where it may ask for target tokens, it may also
+    ask for the top tokens of nodes.
+    reason: why it lacks anything. lacks: {option of a request: why this one cannot be served}.
+    drafts: whether it verifies drafts that the server sends. max_nodes: maximum draft nodes of a step.
     engine_method: the method with which it drafts by itself; empty = it does not.
-    epsilon: ε of the rule `typical` for a request that names no other.
+    epsilon: ε of the rule `typical` for a request that does not set it.
     """
 
     rules: frozenset[Rule] = frozenset(OUR_RULES)
@@ -43,7 +44,7 @@ class Capabilities:
     target_tokens: bool = True
     features: bool = True
     logprobs: bool = True
-    reason: str = "it is that of engines which sample by themselves"
+    reason: str = "it belongs to engines that sample by themselves"
     lacks: Mapping[str, str] = field(default_factory=dict)
     drafts: bool = True
     max_nodes: int = MAX_NODES
@@ -52,12 +53,12 @@ class Capabilities:
 
     @property
     def default_rule(self) -> Rule:
-        """The rule of a request that does not name one: `coupled` before `engine` before any other."""
+        """The rule of a request that does not name one: `coupled` if served, else `engine`, else another."""
         return min(self.rules, key=[Rule.COUPLED, Rule.ENGINE, *OUR_RULES].index)
 
     @property
     def served_auto(self) -> str:
-        """The method that serves `auto`: the engine's own where it takes no drafts of the server."""
+        """The method that serves `auto`: the engine's own if it takes no drafts from the server."""
         return "auto" if self.drafts else self.engine_method or "none"
 
     @property
@@ -66,7 +67,7 @@ class Capabilities:
         return 1.0 if GREEDY in self.lacks else 0.0
 
     def method_refusal(self, method: str) -> str:
-        """Return why no request can have the method, and which engines have it; empty = it can."""
+        """Return why the method cannot be served, and which engines serve it; empty = it can."""
         return next((why for name in names_in(method) if (why := self._method_refusal(name))), "")
 
     def _method_refusal(self, method: str) -> str:
@@ -83,7 +84,7 @@ class Capabilities:
         return f"{_REFUSED} the method {method!r}: {why}; {_served_by(method)} (input speculation)"
 
     def length_refusal(self, draft_len: int, where: str) -> str:
-        """Return why no step can have so many drafts, empty = it can; where: the input that sets the number."""
+        """Return why a step cannot have `draft_len` drafts; empty = it can. where: the input that sets the number."""
         if not self.drafts or draft_len <= self.max_nodes:
             return ""
         return f"the target's engine takes at most {self.max_nodes} draft tokens a step, got {draft_len} ({where})"
@@ -152,18 +153,18 @@ def options_of(sampling: Sampling) -> Iterator[str]:
 
 
 # Each step hands the executor the whole text so far as a prompt, so counts that start at the prompt's end restart.
-_ANEW = "a step hands it the whole text as a prompt, so that it cannot tell what was output"
+_OUTPUT_UNKNOWN = "a step hands it the whole text as a prompt, so that it cannot tell what was output"
 _LACKS = {
     "min_p": "it is not established in which order the executor applies it",
     "typical_p": "the executor has no such rule",
-    "presence_penalty": _ANEW,
-    "frequency_penalty": _ANEW,
+    "presence_penalty": _OUTPUT_UNKNOWN,
+    "frequency_penalty": _OUTPUT_UNKNOWN,
     SEVERAL_ENDS: "a request of the executor names one end id",
-    LONG_BAD_WORDS: _ANEW,
+    LONG_BAD_WORDS: _OUTPUT_UNKNOWN,
     PENALTY_AND_BIAS: "the executor adds the bias before the penalty",
     LARGE_TOP_K: "the executor cuts it to its own largest",
     "allowed_token_ids": "the executor has no such mask",
-    "guided_decoding_guide_type": _ANEW,
+    "guided_decoding_guide_type": _OUTPUT_UNKNOWN,
 }
 _EDITS = ("repetition_penalty", "min_tokens", "logit_bias_ids", "bad_words")
 # These modes are known to verify at temperature 0; how they treat other sampling options is not established.
@@ -171,13 +172,13 @@ _ENGINE_SIDE_LACKS = dict.fromkeys(
     ("temperature", *_EDITS, LOGPROBS), "it is not established for engines that draft by themselves"
 )
 # Inferred: each call counts output tokens from its own beginning.
-_BACKEND_LACKS = dict.fromkeys(_EDITS, _ANEW) | {
+_BACKEND_LACKS = dict.fromkeys(_EDITS, _OUTPUT_UNKNOWN) | {
     LOGPROBS: "whole vocabularies of logits would have to come from another Triton model"
 }
 _LLM_LACKS = _LACKS | dict.fromkeys((*_EDITS, LOGPROBS), "it is not established for the LLM API")
 
 
-#: What all engines have in common that sample by themselves and take no drafts.
+#: What all engines that sample by themselves and take no drafts have in common.
 _SAMPLING_ENGINE = Capabilities(
     rules=frozenset({Rule.ENGINE}),
     trees=False,
@@ -195,7 +196,7 @@ def executor_capabilities(manifest: Manifest) -> Capabilities:
     takes = "verifies chains alone" if drafts else "takes no drafts"
     served = replace(
         _SAMPLING_ENGINE,
-        # `rejection`: the executor takes the drafts' probabilities, too.
+        # `rejection`: the executor also takes the drafts' probabilities.
         rules=frozenset({Rule.ENGINE, Rule.REJECTION} if drafts else {Rule.ENGINE}),
         logprobs=not engine_method,
         reason=f"TensorRT-LLM's executor samples by itself and {takes}",
@@ -209,13 +210,13 @@ def executor_capabilities(manifest: Manifest) -> Capabilities:
 
 
 def eagle_posterior(manifest: Manifest) -> float:
-    """Return the ε with which an EAGLE engine is deployed for sampling, as a float32; 0 = it serves temperature 0."""
+    """Return the ε with which an EAGLE engine is deployed for sampling, in float32; 0 = it serves temperature 0."""
     spec = manifest.plan.get("spec", {}) if manifest.mode == "eagle" else {}
     return as_float32(spec.get("eagle_posterior", 0.0))
 
 
 def _sampling_eagle(served: Capabilities, epsilon: float) -> Capabilities:
-    """Return what EAGLE serves with typical acceptance: a setting of the whole engine, its ε one of each request."""
+    """Return what EAGLE serves with typical acceptance, which is set for the whole engine, but ε for each request."""
     lacks = {name: why for name, why in served.lacks.items() if name != "temperature"}
     lacks[GREEDY] = "this engine is deployed for sampling (key eagle_posterior of the engines' file)"
     lacks[WHOLE_EPSILON] = "TensorRT-LLM takes 0 to below 1 (input typical_epsilon)"
@@ -224,7 +225,7 @@ def _sampling_eagle(served: Capabilities, epsilon: float) -> Capabilities:
 
 
 def backend_capabilities(manifest: Manifest) -> Capabilities:
-    """Return what NVIDIA's backend can serve with a compiled engine: what the executor can, without what it counts."""
+    """Return what NVIDIA's backend can serve with a compiled engine: what the executor can, except what it counts."""
     served = executor_capabilities(manifest)
     lacks = {**served.lacks, **_BACKEND_LACKS}
     return replace(served, rules=frozenset({Rule.ENGINE}), logprobs=False, lacks=lacks)
@@ -241,14 +242,14 @@ def llm_capabilities(manifest: LlmManifest) -> Capabilities:
 
 
 def capabilities_of(config: ServingConfig) -> Capabilities:
-    """Return what a deployment's target can serve; raises ConfigError when its engine's manifest cannot be read."""
-    if config.engine == "llm_api":
-        return llm_capabilities(read_llm_manifest(Path(config.target)))
-    make = _CAPABILITIES.get(config.engine)
-    return make(read_manifest(Path(config.target))) if make else Capabilities()
-
-
-_CAPABILITIES = {
-    "tensorrt_llm": executor_capabilities,
-    "tensorrtllm_backend": backend_capabilities,
-}
+    """Return what a deployment's target can serve; raises ConfigError if its engine's manifest cannot be read."""
+    folder = Path(config.target)
+    match config.engine:
+        case "torch":
+            return Capabilities()
+        case "tensorrt_llm":
+            return executor_capabilities(read_manifest(folder))
+        case "tensorrtllm_backend":
+            return backend_capabilities(read_manifest(folder))
+        case "llm_api":
+            return llm_capabilities(read_llm_manifest(folder))

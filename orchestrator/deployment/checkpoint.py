@@ -1,4 +1,4 @@
-"""What the orchestrator must know of the target's checkpoint: its tokenizer and a few numbers; opens no weights."""
+"""What the orchestrator must know about the target's checkpoint: its tokenizer and a few numbers; opens no weights."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from orchestrator.core.errors import ConfigError, shown
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """max_positions: longest context in tokens. eos_ids: the ids that end a text.
+    """What is known about a checkpoint.
 
-    num_parameters: about as many as a token passes through; 0 = not known. tokenizer_file: its tokenizer.json.
+    max_positions: longest context in tokens. eos_ids: the ids that end a text.
+    num_parameters: an estimate of those that a token passes through; 0 = unknown.
+    tokenizer_file: path of its tokenizer.json.
     """
 
     tokenizer: Tokenizer
@@ -27,7 +29,7 @@ class Checkpoint:
     tokenizer_file: str = ""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of a text; other threads run meanwhile, because a batch is encoded without Python's lock."""
+        """Return the ids of a text; other threads run meanwhile, because encode_batch releases the GIL."""
         (encoding,) = self.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
@@ -70,9 +72,9 @@ def _eos_ids(eos: Any, source: str) -> frozenset[int]:
 
 
 def estimated_parameters(config: dict[str, Any]) -> int:
-    """Estimate from config.json how many parameters a token passes through: of a mixture, its active experts.
+    """Estimate from config.json how many parameters a token passes through; of experts, only the active ones count.
 
-    Every MLP is taken for a gated one (three matrices). Returns 0 where the config does not say.
+    Every MLP is assumed to be gated (three matrices). Returns 0 if the config does not say.
     """
     hidden = _size(config, "hidden_size", "n_embd")
     heads = _size(config, "num_attention_heads", "n_head", default=1)
@@ -89,7 +91,7 @@ def estimated_parameters(config: dict[str, Any]) -> int:
 
 
 def _size(config: dict[str, Any], *names: str, default: int = 0) -> int:
-    """Return the first of these keys that holds a positive integer."""
+    """Return the value of the first of these keys that has a positive integer, else the default."""
     values = [config[name] for name in names if name in config]
     return next((value for value in values if type(value) is int and value > 0), default)
 
@@ -103,7 +105,7 @@ def _find(source: str, name: str) -> Path | None:
 
     try:
         return Path(hf_hub_download(source, name))
-    except LocalEntryNotFoundError as error:  # the hub cannot be reached: nothing is known of the file
+    except LocalEntryNotFoundError as error:  # the hub cannot be reached, so the file may exist
         raise ConfigError(f"{source}: not in the local cache, and the hub cannot be reached: {error}") from None
     except EntryNotFoundError:
         return None
@@ -112,11 +114,9 @@ def _find(source: str, name: str) -> Path | None:
 
 
 def read_json(source: str, name: str) -> dict[str, Any] | None:
-    """Return a JSON file of a checkpoint (folder or hub id), None when it has none; ConfigError when it is broken."""
+    """Return a JSON file of a checkpoint (folder or hub id), None if it lacks the file; ConfigError if it is broken."""
     file = _find(source, name)
-    if file is None:
-        return None
-    return read_json_file(file)
+    return read_json_file(file) if file else None
 
 
 def _read_tokenizer(file: Path) -> Tokenizer:

@@ -1,6 +1,6 @@
-"""One deployment: `serving.toml` and `SERVING_<KEY>` in the environment; every key stands beside its default.
+"""One deployment: `serving.toml` and `SERVING_<KEY>` in the environment; every key with its default.
 
-The launcher, the engines and the orchestrator read it alike. It knows nothing of models and opens no checkpoint.
+The launcher, the engines and the orchestrator all read it here. It knows nothing of models and opens no checkpoint.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from orchestrator.core.tree import MAX_NODES
 PREFIX = "SERVING_"
 #: The environment variable with the folder in which the public models share `max_running` (docs/operations.md).
 PLACES_FOLDER = "SPECSERVE_PLACES"
-#: The environment variable with the secret that calls of the engine models carry; without it they are open to all.
+#: The environment variable with the secret that calls of the engine models must carry; if it is unset, anyone may call.
 ENGINE_KEY = "SPECSERVE_ENGINE_KEY"
 #: The environment variable with the number of threads on which Triton makes the nested calls of each of its models.
 CALL_THREADS = "SPECSERVE_CALL_THREADS"
 #: The keys that name a model: a folder, a hub id (`owner/name`), or empty = not loaded.
 CHECKPOINTS = ("target", *DRAFTERS)
-#: All keys that name a folder or a hub id: a path in them starts at the file's folder, and a reload looks into them.
+#: All keys that name a folder or a hub id; relative paths start at the file's folder, and a reload compares the files.
 FOLDERS = (*CHECKPOINTS, "ngram_tables", "corpus_index")
-#: What runs the models from engine folders of TensorRT-LLM, as the builder leaves them.
+#: The engines that run TensorRT-LLM's engine folders, as the builder makes them.
 Compiled = Literal["tensorrt_llm", "tensorrtllm_backend"]
 Engine = Literal["torch", Compiled, "llm_api"]
 COMPILED: tuple[str, ...] = get_args(Compiled)
 #: The model of NVIDIA's backend behind each of ours, with engine = "tensorrtllm_backend".
 BACKEND_MODELS = {"target": "tensorrt_llm", "draft": "tensorrt_llm_draft"}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-# Not keys: the file's own path, and what Kubernetes injects beside a Service that is named `serving`.
+# Not keys: the file's own path, and what Kubernetes injects for a Service that is named `serving`.
 _FOREIGN = re.compile(r"SERVING_(CONFIG|SERVICE_.*|PORT|PORT_.*)")
 
 
@@ -73,11 +73,11 @@ class ServingConfig(Declaration):
     max_tokens_limit: int = Field(4096, ge=1, le=1 << 20)
     #: max_tokens of a request that does not set it
     default_max_tokens: int = Field(128, ge=1, le=1 << 20)
-    #: most draft nodes of a tree, root not counted
+    #: maximum draft nodes of a tree, root not counted
     max_nodes: int = Field(MAX_NODES, ge=1, le=MAX_NODES)
     #: the drafting method of a request that does not name one; a union is joined by +
     default_speculation: str = "auto"
-    #: how long a step waits for a drafter before it goes on without drafts
+    #: how long a step waits for a drafter before it continues without drafts
     draft_timeout_ms: int = Field(250, ge=1, le=60_000)
     #: deadline of a request that does not set one
     request_timeout_ms: int = Field(60_000, ge=1, le=86_400_000)
@@ -91,7 +91,7 @@ class ServingConfig(Declaration):
     structured_output: bool = True
     #: more names of the model `speculative`, joined by commas, for clients that ask for another (docs/clients.md)
     aliases: str = ""
-    #: methods draft in the target's process, which then holds the drafters, for several steps a call (docs/wire.md,
+    #: methods draft in the target's process, which then has the drafters, for several steps per call (docs/wire.md,
     #: Runs); false = the loop drafts, and each drafter is a Triton model of its own
     runs: bool = True
     #: requests that begin alike share KV blocks
@@ -99,23 +99,23 @@ class ServingConfig(Declaration):
 
     @property
     def has_runs(self) -> bool:
-        """True if the target's engine makes runs; then its process holds the drafters, too."""
+        """True if the target's engine makes runs; then the drafters are in its process, too."""
         return self.runs and self.engine == "torch"
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """The drafters that it names, by their keys."""
+        """The keys of the drafters that it names."""
         return tuple(name for name in DRAFTERS if getattr(self, name))
 
 
 def load_config(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> ServingConfig:
-    """Read a deployment: environment `SERVING_<KEY>` before file before default.
+    """Read a deployment: `SERVING_<KEY>` in the environment overrides the file, which overrides the defaults.
 
     Args:
         path: the TOML file; relative paths in it, and in the environment, start at its folder.
         environ: where `SERVING_<KEY>` is looked up.
     Raises:
-        ConfigError: unreadable file, unknown key, wrong type, value out of range, no target.
+        ConfigError: the file is unreadable, a key is unknown, a value is not allowed, or there is no target.
     """
     file = Path(os.path.abspath(path))  # not resolve(): a mounted ConfigMap is a chain of links
     variables = {
@@ -138,7 +138,7 @@ def load_config(path: str | os.PathLike[str], environ: Mapping[str, str] = os.en
 
 
 def resolved(value: str, folder: Path) -> str:
-    """Return an absolute path, or `value` itself when it is empty or a hub id; raises ConfigError for ~nobody."""
+    """Return an absolute path, or `value` itself if it is empty or a hub id; ConfigError for an unknown user's ~."""
     try:
         path = folder / Path(value).expanduser()
     except RuntimeError as error:
@@ -168,21 +168,21 @@ def _check_drafters(config: ServingConfig, file: Path) -> None:
     for key in CHECKPOINTS[2:]:
         if config.engine != "torch" and getattr(config, key):
             raise ConfigError(
-                f"{key} is for engine = 'torch', not for {config.engine!r}, whose engines have their heads inside "
+                f"{key} is for engine = 'torch', not for {config.engine!r}, whose engines contain their heads "
                 f"(key {key} in {file})"
             )
 
 
 def _check_default(config: ServingConfig, file: Path) -> None:
-    """Raise ConfigError when no request could have the default method, or when it lacks its drafter or statistics."""
-    # Only the file of the LLM API's engine names its method, which may be one that this server does not propose with.
+    """Raise ConfigError if no request could have the default method, or if it lacks its drafter or statistics."""
+    # The LLM API's method, named only in its engine's file, may be one for which this server has no proposer.
     known = tuple(METHODS) if config.engine == "llm_api" else PROPOSED
     try:
         methods = find_methods(config.default_speculation, f"key default_speculation in {file}", known)
     except RequestError as error:
         raise ConfigError(str(error)) from None
     for method in methods:
-        # A compiled engine may draft by itself; the LLM API does, with a draft model too.
+        # A compiled engine may draft by itself; the LLM API always does, even with a draft model.
         drafts_outside = config.engine == "torch" or (method.drafter == "draft" and config.engine != "llm_api")
         if method.drafter and drafts_outside and not getattr(config, method.drafter):
             raise ConfigError(

@@ -1,7 +1,7 @@
-"""The drain of a deployment: running requests end, new ones are refused; the launcher decides it, the models obey it.
+"""The drain of a deployment: running requests end, new ones are refused; the launcher decides, the models obey.
 
-It lies in the folder of the places (`orchestrator/triton/places.py`), which all processes of a deployment share: a file
-asks for the drain, and the locked files of places say how many sequences still run.
+It uses the folder of the places (`orchestrator/triton/places.py`), which all processes of a deployment share: one file
+there asks for the drain, and the locked files of places show how many sequences still run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NUM_IDLE_POLLS = 3
 
 
 class Drain:
-    """The drain of the deployment whose places lie in `folder`."""
+    """The drain of the deployment whose places are in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -35,7 +35,7 @@ class Drain:
         return (self._folder / _REQUEST).exists()
 
     def begin(self) -> None:
-        """Let the public models refuse new requests; those that they have accepted run to their end."""
+        """Make the public models refuse new requests; those already accepted run to their end."""
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / _REQUEST).touch()
 
@@ -44,7 +44,7 @@ class Drain:
         (self._folder / _REQUEST).unlink(missing_ok=True)
 
     def num_running(self) -> int:
-        """Return how many sequences hold a place now."""
+        """Return how many sequences have a place now."""
         if not (self._folder / MUTEX).exists():  # no public model has been loaded
             return 0
         with _opened(self._folder / MUTEX) as mutex:
@@ -53,7 +53,7 @@ class Drain:
 
 
 def wait_until_idle(num_running: Callable[[], int], limit_s: float, is_cut_short: Callable[[], bool]) -> bool:
-    """Wait until no sequence runs; False when `limit_s` passes, or the wait is cut short, before that."""
+    """Wait until no sequence runs; return False if `limit_s` passes or the wait is cut short before that."""
     end_s = time.monotonic() + limit_s
     idle_polls = 0
     while idle_polls < _NUM_IDLE_POLLS:
@@ -77,6 +77,6 @@ def _is_locked(path: Path) -> bool:
 def _opened(path: Path) -> Iterator[int]:
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        yield file  # closing it gives the lock back
+        yield file  # closing it releases the lock
     finally:
         os.close(file)

@@ -1,4 +1,4 @@
-"""What an engine folder says of itself: engine.json of a compiled engine, llm_api.json of TensorRT-LLM's LLM API."""
+"""What an engine folder says about itself: engine.json of a compiled engine, llm_api.json of TensorRT-LLM's LLM API."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from orchestrator.deployment.checkpoint import Checkpoint, read_checkpoint
 from orchestrator.deployment.config import COMPILED, ServingConfig
 
 NAME = "engine.json"
-#: Folder beside the engine with the tokenizer.json and the config.json of what it was made from.
+#: Folder beside the engine with the tokenizer.json and the config.json of the checkpoint that it was made from.
 CHECKPOINT = "checkpoint"
-#: Build mode of an engine that verifies chains which the server sends.
+#: Build mode of an engine that verifies chains sent by the server.
 EXTERNAL = "draft_tokens_external"
 MADE = "python -m build.trtllm build makes it"
 
 
 class Manifest(Declaration):
-    """What an engine was built for. max_seq_len: tokens of prompt and text, the draft tokens not counted.
+    """What an engine was built for.
 
-    mode: build mode, empty for an engine without one.
-
+    mode: build mode; empty for an engine without one.
+    max_seq_len: maximum tokens of prompt and output, draft tokens not counted.
     inputs: {folder or stage: SHA-256} of what the engine was made from. plan: the plan as JSON values.
     """
 
@@ -56,7 +56,7 @@ class Manifest(Declaration):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read engine.json; raises ConfigError when it is missing or broken."""
+    """Read engine.json; raises ConfigError if it is missing or broken."""
     file = folder / NAME
     manifest = validate(Manifest, read_json_file(file, MADE), lambda key: f"{file}; build the engine again")
     if manifest.method not in METHODS:
@@ -65,7 +65,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def lookahead_sizes(manifest: Manifest) -> tuple[int, int, int]:
-    """Return Lookahead's window, n-gram and guesses of an engine, the most that a request may ask for."""
+    """Return an engine's Lookahead window, n-gram and guesses, the largest that a request may ask for."""
     spec = manifest.plan["spec"]
     return spec["lookahead_window"], spec["lookahead_ngram"], spec["lookahead_guesses"]
 
@@ -79,8 +79,8 @@ def missing_files(folder: Path, num_ranks: int) -> list[str]:
 def check_engine(folder: Path, *, version: str, draft: Path | None = None) -> Manifest:
     """Check that a server of TensorRT-LLM `version` can load the engine in `folder`; return its manifest.
 
-    draft: folder of the draft model's engine, when there is one.
-    Raises ConfigError: files missing, another version, another vocabulary.
+    draft: folder of the draft model's engine, if there is one.
+    Raises ConfigError for missing files, another version, or another vocabulary.
     """
     manifest = read_manifest(folder)
     if missing := missing_files(folder, manifest.num_ranks):
@@ -99,15 +99,15 @@ def check_engine(folder: Path, *, version: str, draft: Path | None = None) -> Ma
 
 
 def check_role(folder: Path, manifest: Manifest, role: str) -> None:
-    """Raise ConfigError when an engine was built for another role."""
+    """Raise ConfigError if an engine was built for another role."""
     if manifest.role != role:
         raise ConfigError(f"the engine {folder} was built as {manifest.role}, not as {role} (key {role})")
 
 
 def served_checkpoint(config: ServingConfig) -> Checkpoint:
-    """Return what the orchestrator must know of the target, from its checkpoint or from the folder of its engine.
+    """Return what the orchestrator must know about the target, from its checkpoint or from its engine's folder.
 
-    Raises ConfigError: a file is missing or broken, the engine has another vocabulary.
+    Raises ConfigError if a file is missing or broken, or the engine has another vocabulary.
     """
     folder = Path(config.target)
     if config.engine == "llm_api":
@@ -122,7 +122,7 @@ def served_checkpoint(config: ServingConfig) -> Checkpoint:
             f"the engine {folder} has {manifest.vocab_size} tokens in its vocabulary, {folder / CHECKPOINT} has "
             f"{checkpoint.vocab_size} (put the target's own files there)"
         )
-    # Every step hands the engine the whole text as a prompt; the token after the longest one still comes.
+    # Every step hands the engine the whole text as a prompt; even the longest prompt is followed by one token.
     longest = min(manifest.max_seq_len, manifest.max_input_len + 1)
     return replace(checkpoint, max_positions=min(checkpoint.max_positions, longest))
 
@@ -141,11 +141,12 @@ LLM_NAME = "llm_api.json"
 
 
 class LlmManifest(Declaration):
-    """What the LLM API is to run. method: what it drafts with, "none" = it does not. model: the checkpoint.
+    """What the LLM API runs.
 
-    config_class, speculative_config: names of the release: the class, and its fields with their decoding_type; empty
-    for the method none. keywords: of LLM() beside these two. max_draft_len: tokens that a pass verifies.
-    max_seq_len: tokens of prompt and text.
+    method: how it drafts; "none": it does not. model: the checkpoint.
+    config_class, speculative_config: the release's class for the speculation, and its fields, with decoding_type; empty
+    for the method none. keywords: the other arguments of LLM().
+    max_draft_len: draft tokens that a pass verifies. max_seq_len: maximum tokens of prompt and output.
     """
 
     method: str
@@ -161,7 +162,7 @@ class LlmManifest(Declaration):
 
     @property
     def max_input_len(self) -> int:
-        """Tokens of the longest prompt."""
+        """Maximum tokens of a prompt."""
         return self.max_seq_len - 1
 
     def write(self, folder: Path) -> Path:
@@ -172,7 +173,7 @@ class LlmManifest(Declaration):
 
 
 def read_llm_manifest(folder: Path) -> LlmManifest:
-    """Read llm_api.json; raises ConfigError when it is missing or broken."""
+    """Read llm_api.json; raises ConfigError if it is missing or broken."""
     file = folder / LLM_NAME
     content = read_json_file(file, "engine = 'llm_api' needs a folder that python -m build.trtllm.llm_api has made")
     return validate(LlmManifest, content, lambda key: f"{file}; make it again")

@@ -15,19 +15,20 @@ Path = Sequence[int]
 #: TensorRT-LLM's own tree, mc_sim_7b_63: nodes, levels, most nodes of one level that have children
 #: (cpp/tensorrt_llm/runtime/utils/speculativeChoicesUtils.h and eagleModule.cpp).
 DEFAULT_NODES, DEFAULT_DEPTH, DEFAULT_NON_LEAVES = 63, 4, 10
-#: Methods with a static tree, which may be another than the library's own.
+#: Methods with a static tree, which may differ from the library's own.
 TREES = ("medusa", "eagle")
 LEAST_SIZES, OFF = (2, 2, 1), (1, 1, 0)
-#: With more requests in a pass Lookahead does not draft, until a pass has none that generates
+#: With more requests in a pass, Lookahead stops drafting until a pass has no generating request
 #: (DecodingConfig::getLookaheadDecodingMaxNumRequest).
 LOOKAHEAD_REQUESTS = 8
 WHERE = "key choices"
 
 
 class TreeLimits(NamedTuple):
-    """What an engine can draft with: most nodes, most levels, most nodes of one level that have children (0 = any).
+    """The limits of an engine's trees.
 
-    is_exact: the tree must have `depth` levels, not fewer; EAGLE's network is unrolled that often, and the library
+    nodes, depth, non_leaves: maximum nodes, levels, and nodes of one level that have children; 0 = no limit.
+    is_exact: the tree must have `depth` levels, not fewer: EAGLE's network is unrolled that many times, and the library
     checks it in a pass, where the error ends every request in flight (createNewDecoderRequests.cpp, newRequestEagle).
     """
 
@@ -37,7 +38,7 @@ class TreeLimits(NamedTuple):
     is_exact: bool = False
 
     def refusal(self, paths: Sequence[Path]) -> str:
-        """Return how a tree, given by all its nodes, exceeds the limits; empty if it fits. It begins with the count."""
+        """Return how a tree, given as the paths of all its nodes, breaks the limits, count first; empty if it fits."""
         levels: dict[int, set[tuple[int, ...]]] = {}
         for path in paths:
             levels.setdefault(len(path) - 1, set()).add(tuple(path[:-1]))
@@ -63,7 +64,7 @@ def tree_limits(method: str, max_draft_len: int, spec: Mapping[str, Any]) -> Tre
 
 
 def read_tree(text: str) -> list[list[int]]:
-    """Return the nodes in the key choices, JSON with a path of child numbers for each; raises ConfigError."""
+    """Return the nodes in the key choices, which is JSON with a path of child numbers for each; raises ConfigError."""
     try:
         paths = json.loads(text) if text else []
     except ValueError as error:
@@ -71,7 +72,7 @@ def read_tree(text: str) -> list[list[int]]:
     lists = isinstance(paths, list) and all(isinstance(path, list) and path for path in paths)
     if not lists or not all(type(rank) is int and rank >= 0 for path in paths for rank in path):
         raise ConfigError(
-            f"choices must be a list of paths of child numbers, as [[0], [0, 0], [1]], got {shown(paths)} ({WHERE})"
+            f"choices must be a list of paths of child numbers, like [[0], [0, 0], [1]], got {shown(paths)} ({WHERE})"
         )
     nodes = [tuple(path) for path in paths]
     if len(set(nodes)) < len(nodes):
@@ -84,7 +85,7 @@ def read_tree(text: str) -> list[list[int]]:
 
 
 def check_tree(method: str, paths: Sequence[Path], max_draft_len: int, spec: Mapping[str, Any]) -> None:
-    """Raise ConfigError when an engine cannot draft with this tree; [] = the library's own tree.
+    """Raise ConfigError if an engine cannot draft with this tree; [] = the library's own tree.
 
     Invariant: the tree has as many nodes as the engine takes draft tokens.
     """
@@ -107,7 +108,7 @@ def check_tree(method: str, paths: Sequence[Path], max_draft_len: int, spec: Map
 
 
 def _check_default_tree(limits: TreeLimits, method: str) -> None:
-    """Raise ConfigError when an engine cannot draft with the library's own tree."""
+    """Raise ConfigError if an engine cannot draft with the library's own tree."""
     fits = limits.depth == DEFAULT_DEPTH if limits.is_exact else not limits.depth or limits.depth >= DEFAULT_DEPTH
     if not fits or 0 < limits.non_leaves < DEFAULT_NON_LEAVES:
         needed = f"eagle_layers {DEFAULT_DEPTH} and eagle_non_leaves {DEFAULT_NON_LEAVES}"
@@ -119,12 +120,12 @@ def _check_default_tree(limits: TreeLimits, method: str) -> None:
 
 
 def lookahead_nodes(window: int, ngram: int, guesses: int) -> int:
-    """Return the draft tokens of one Lookahead pass: (N == 1 ? 0 : N - 2) + (W - 1 + G)(N - 1)."""
+    """Return the number of draft tokens of one Lookahead pass: (N == 1 ? 0 : N - 2) + (W - 1 + G)(N - 1)."""
     return max(ngram - 2, 0) + (window - 1 + guesses) * (ngram - 1)
 
 
 def sizes_refusal(sizes: tuple[int, ...], most: tuple[int, ...]) -> str:
-    """Return why a request cannot have these sizes of Lookahead (window, n-gram, guesses); empty if it can."""
+    """Return why a request cannot have these Lookahead sizes (window, n-gram, guesses); empty if it can."""
     fits = all(least <= size <= end for least, size, end in zip(LEAST_SIZES, sizes, most, strict=True))
     if fits or sizes == OFF:
         return ""

@@ -1,8 +1,8 @@
 """The heartbeat of a model's process: a number in a file that changes as long as the process works.
 
-The engines beat on the engine's own thread, so that a pass that never ends is silence, too; the public models on a
-thread of their own. The launcher reads the files (`launcher/watch.py`). They lie in the folder of the places. A process
-that can no longer work well asks for another in its place in the same way.
+An engine beats on the thread that makes its passes, so that a pass that never ends is silence, too; a public model
+beats on a thread of its own. The launcher reads the files, which are in the folder of the places (`launcher/watch.py`).
+A process that can no longer work well asks in the same way to be replaced.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from pathlib import Path
 
 from orchestrator.deployment.config import PLACES_FOLDER
@@ -25,40 +26,40 @@ class Heartbeat:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = os.open(_path(folder, os.getpid()), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        # An earlier process with this number may have asked to be replaced.
+        # An earlier process with the same id may have asked to be replaced.
         _path(folder, os.getpid(), _REPLACEMENT_PREFIX).unlink(missing_ok=True)
         self._count = 0
 
     @classmethod
     def from_environment(cls) -> Heartbeat | None:
-        """Return the heartbeat of a process that a launcher watches; None for another."""
+        """Return the heartbeat of a process that a launcher watches, None for any other."""
         folder = os.environ.get(PLACES_FOLDER)
         return cls(Path(folder)) if folder else None
 
     def beat(self) -> None:
-        """Show that the calling thread works; a disk that is full is no reason to stop."""
+        """Show that the calling thread works; a full disk is no reason to stop."""
         self._count += 1
         with contextlib.suppress(OSError):
             os.pwrite(self._file, b"%020d" % self._count, 0)
 
     def start(self) -> None:
-        """Beat from a thread of its own, for ever."""
+        """Beat from a thread of its own, forever."""
 
         def run() -> None:
-            pause = threading.Event()
-            while not pause.wait(BEAT_S):
+            while True:
+                time.sleep(BEAT_S)
                 self.beat()
 
         threading.Thread(target=run, name="heartbeat", daemon=True).start()
 
 
 def ask_for_replacement(folder: Path) -> None:
-    """Ask the launcher to put another process in the place of this one, and then to kill this one."""
+    """Ask the launcher to start another process in place of this one, and then to kill this one."""
     _path(folder, os.getpid(), _REPLACEMENT_PREFIX).touch()
 
 
 def take_replacement_request(folder: Path, process: int) -> bool:
-    """Return whether a process has asked for another in its place since the last call."""
+    """Return whether a process has asked to be replaced since the last call."""
     try:
         _path(folder, process, _REPLACEMENT_PREFIX).unlink()
     except FileNotFoundError:
@@ -67,7 +68,7 @@ def take_replacement_request(folder: Path, process: int) -> bool:
 
 
 def last_beat(folder: Path, process: int) -> bytes | None:
-    """Return what a process has written last; None if it has never written."""
+    """Return the last beat of a process, None if there has been none."""
     try:
         return _path(folder, process).read_bytes() or None
     except OSError:

@@ -1,9 +1,9 @@
-"""Reloading: new settings of a running deployment, asked for by the launcher and taken over by the models' processes.
+"""Reloading: the launcher asks the models' processes of a running deployment to apply new settings.
 
-It has two phases, so that either all processes have the new settings or none: each prepares them (reads tables, loads
-drafters) and says whether that went well, and then each takes them over. Requests and answers are files in the folder
-of the places, which is the launcher's own (`orchestrator/deployment/drain.py`): nothing outside the machine can write
-there.
+It has two phases, so that either all processes get the new settings or none does: each prepares them (reads tables,
+loads drafters) and reports whether that worked, and then each applies them. Requests and answers are files in the
+folder of the places, which is the launcher's own (`orchestrator/deployment/drain.py`): nothing outside the machine can
+write there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from orchestrator.deployment.config import PLACES_FOLDER, ServingConfig
 
 POLL_S = 0.1
 _REQUEST, _ANSWER = "reload.json", "reload-answer-"
-#: The keys that a running deployment can change, and those that it can change where the target's process drafts.
+#: The keys that a running deployment can change, and those that it can also change if the target's process drafts.
 LIVE = (
     "max_running", "max_waiting", "max_running_per_salt", "max_tokens_limit", "default_max_tokens",
     "request_timeout_ms", "default_speculation", "ngram_tables", "corpus_index", "remember_tokens",
@@ -35,12 +35,12 @@ LIVE_WITH_RUNS = (*DRAFTERS, "draft_timeout_ms", "max_nodes")
 log = logging.getLogger(__name__)
 
 Commit = Callable[[], None]
-#: (settings, keys that changed or whose files did) → what takes them over; raises ServingError if they cannot be.
+#: (settings, keys whose value or files changed) → the function that applies them; raises ServingError if it cannot.
 Prepare = Callable[[ServingConfig, Collection[str]], Commit]
 
 
 class Phase(StrEnum):
-    """What the processes are asked for; the engine is first, so that no request asks for a drafter that is to come."""
+    """What the processes are asked for; the engine commits first, so that no request asks for a drafter it lacks."""
 
     PREPARE = "prepare"
     COMMIT_ENGINE = "commit engine"
@@ -48,7 +48,7 @@ class Phase(StrEnum):
     ABORT = "abort"
 
 
-#: The phases of a reload that nobody refuses, in order.
+#: The phases of a successful reload, in order.
 IN_TURN = (Phase.PREPARE, Phase.COMMIT_ENGINE, Phase.COMMIT)
 
 
@@ -60,30 +60,30 @@ def live_keys(config: ServingConfig) -> tuple[str, ...]:
 class ReloadListener:
     """Carries out the reloads of one process, on a thread of its own.
 
-    prepare: what the process has to do. phase: when it takes the settings over.
+    prepare: what the process has to do. phase: the phase in which it applies the settings.
     """
 
     def __init__(self, folder: Path, prepare: Prepare, phase: Phase = Phase.COMMIT) -> None:
         self._folder, self._prepare, self._phase = folder, prepare, phase
         self._commit: Commit | None = None
-        self._seen = _read(folder / _REQUEST)  # it came before this process, which has read the settings itself
+        self._seen = _read(folder / _REQUEST)  # an older request: this process has read the settings itself
 
     @classmethod
     def start(cls, prepare: Prepare, phase: Phase = Phase.COMMIT) -> None:
-        """Listen for ever in a process that a launcher has started; do nothing in another."""
+        """Listen forever in a process that a launcher has started; do nothing in any other."""
         if folder := os.environ.get(PLACES_FOLDER):
             Path(folder).mkdir(parents=True, exist_ok=True)
             listener = cls(Path(folder), prepare, phase)
             threading.Thread(target=listener.run, name="reload", daemon=True).start()
 
     def run(self) -> None:
-        """Poll for requests."""
+        """Poll for requests, forever."""
         while True:
             time.sleep(POLL_S)
             self.poll()
 
     def poll(self) -> None:
-        """Carry out the request, if there is a new one, and answer it."""
+        """Carry out a new request, if there is one, and answer it."""
         request = _read(self._folder / _REQUEST)
         if not request or request == self._seen:
             return
@@ -110,18 +110,21 @@ class ReloadListener:
 
 
 class Reload:
-    """One reload, as the launcher asks for it. processes: {process id: model} of those that must take part."""
+    """One reload, as the launcher asks for it."""
 
     def __init__(self, folder: Path, number: int, config: ServingConfig, changed: Collection[str]) -> None:
         self._folder = folder
         self._request = {"number": number, "config": config.model_dump(), "changed": list(changed)}
 
     def abort(self) -> None:
-        """Let the processes drop what they have prepared, drafters among it; no answer is waited for."""
+        """Make the processes drop what they have prepared, drafters included; do not wait for answers."""
         _write(self._folder / _REQUEST, {**self._request, "phase": Phase.ABORT})
 
     def ask(self, phase: Phase, processes: Mapping[int, str], limit_s: float) -> str:
-        """Ask all processes for a phase and wait; return why the first that failed did, "" if none did."""
+        """Ask all processes for a phase and wait; return why the first one failed, "" if none did.
+
+        processes: {process id: model} of those that must take part.
+        """
         request = {**self._request, "phase": phase}
         _write(self._folder / _REQUEST, request)
         waiting, end_s = dict(processes), time.monotonic() + limit_s
@@ -145,7 +148,7 @@ def _id_of(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Return what a file says, {} where there is none."""
+    """Return the message in a file, {} if there is no file."""
     try:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except OSError:
@@ -154,7 +157,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _write(file: Path, message: Mapping[str, Any]) -> None:
-    """Write a file at once, so that nobody reads half of it."""
+    """Write a file atomically, so that nobody reads half of it."""
     part = file.with_name(f".{file.name}")
     part.write_text(json.dumps(message), encoding="utf-8")
     part.rename(file)

@@ -1,4 +1,4 @@
-"""The processes of a server's Python models: which one takes a model's calls, and is it still alive?"""
+"""The processes of a server's Python models: which one takes a model's calls, and whether it is alive."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-#: How long a process that was seen alive is taken to be alive, and how long one that was not found is not searched for.
+#: How long a process that was seen alive counts as alive, and how long a missing one is not searched for again.
 ALIVE_S, ABSENT_S = 0.25, 5.0
 
 
@@ -44,7 +44,7 @@ class Stubs:
         self._look_again_s: dict[str, float] = {}
 
     def process_of(self, model: str) -> psutil.Process | None:
-        """Return the process that takes a model's calls now, its last one if that is dead, None if none was seen."""
+        """Return the process that takes a model's calls now, or its last one if that is dead; None if none was seen."""
         now_s = time.monotonic()
         if now_s >= self._look_again_s.get(model, 0.0):
             known = self._last_seen.get(model)

@@ -1,1 +1,1 @@
-"""The main loop, and what it feeds: text, statistics, trace, responses."""
+"""The main loop, and what it produces: text, statistics, traces, responses."""

@@ -23,9 +23,9 @@ Emit = Callable[[Chunk], None]
 
 @dataclass
 class SequenceState:
-    """One sequence of a request on its way through the loop.
+    """The state of one sequence in the loop.
 
-    options: what the client needs from every step. trace: records the steps, if the client asked for them.
+    options: what the client needs from every step. trace: records the steps if the client asked for them.
     """
 
     context: Context
@@ -38,17 +38,17 @@ class SequenceState:
 
 
 class Steps(Protocol):
-    """Makes the steps of one sequence, one after another in this process or as a run in the target's process."""
+    """Makes the steps of one sequence: one at a time from this process, or in a run of the target's process."""
 
     @property
     def num_ready(self) -> int:
-        """How many steps `next` can return without waiting."""
+        """Number of steps that `next` can return without waiting."""
 
     def next(self) -> Step:
         """Return the next step, whose tokens have been committed to the sequence's context."""
 
     def close(self) -> None:
-        """Free what the sequence's proposer holds."""
+        """Free what the sequence's proposer keeps for it."""
 
 
 class StepByStep:
@@ -61,7 +61,7 @@ class StepByStep:
         self._drafting = Drafting(sequence.context, sequence.sampling, sequence.limits, proposer, sequence.options)
 
     def next(self) -> Step:
-        """Propose → step → observe."""
+        """Propose a tree, have the target verify it, and commit what it accepts."""
         drafting = self._drafting
         proposal, options = drafting.propose()
         began_s = time.perf_counter()
@@ -71,7 +71,7 @@ class StepByStep:
         return Step(proposal, acceptance, drafting.draft_s, target_s)
 
     def close(self) -> None:
-        """Free what the proposer holds."""
+        """Free what the proposer keeps for the sequence."""
         self._drafting.proposer.close()
 
 
@@ -87,7 +87,7 @@ class StepsOfRun:
 
     @property
     def num_ready(self) -> int:
-        """How many steps of the last call `next` has not returned yet."""
+        """Number of steps of the last call that `next` has not returned yet."""
         return len(self._steps)
 
     def next(self) -> Step:
@@ -103,7 +103,7 @@ class StepsOfRun:
 
 
 def generate(sequence: SequenceState, steps: Steps, guard: Guard, emit: Emit) -> None:
-    """Generate until the output finishes or `guard` returns a reason to stop; emit steps that come together as a chunk.
+    """Generate until the output finishes or `guard` returns a reason to stop; emit steps that arrive together at once.
 
     Invariant: under the rule `coupled`, the emitted tokens are those of `orchestrator.sampling.reference.generate`,
     whatever the proposer (other rules: docs/sampling.md, Rules).
@@ -117,15 +117,15 @@ def generate(sequence: SequenceState, steps: Steps, guard: Guard, emit: Emit) ->
             break
         step = steps.next()
         began_s = time.perf_counter()
-        chunk.extend(_taken(sequence, step))
+        chunk.extend(_observe(sequence, step))
         if output.finish or not steps.num_ready:
             emit(chunk)
             chunk = Chunk("", [], [])
         statistics.emit_s += time.perf_counter() - began_s
 
 
-def _taken(sequence: SequenceState, step: Step) -> Chunk:
-    """Turn the tokens of a step into text, and count the step."""
+def _observe(sequence: SequenceState, step: Step) -> Chunk:
+    """Count and record a step; return what its tokens add to the output."""
     acceptance = step.acceptance
     chunk = sequence.output.push(step.tokens, [] if acceptance.logprobs is None else acceptance.logprobs.tolist())
     chunk.top_ids, chunk.top_logprobs = acceptance.top_tokens(len(chunk.ids))

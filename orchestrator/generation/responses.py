@@ -18,7 +18,7 @@ from orchestrator.wire.tensors import Tensors
 
 Send = Callable[[Tensors], None]
 
-#: Rules that are reported with a warning.
+#: The names of the rules that are reported with a warning.
 RULE_NAMES = {Rule.TYPICAL: "typical (lossy)", Rule.ENGINE: "engine (a seed does not fix the text)"}
 
 
@@ -42,12 +42,12 @@ class Responses:
         self._sequence = sequence
         self._send = send
         self._sum_logprobs = 0.0
-        self._held = Chunk(request.prompt_text if request.repeat_prompt else "", [], [])
+        self._unsent = Chunk(request.prompt_text if request.repeat_prompt else "", [], [])
         self._num_steps_sent = self._num_traced_sent = 0
 
     def emit(self, chunk: Chunk) -> None:
-        """Take a chunk; send it now if the client streams, otherwise when the output has ended."""
-        self._held.extend(chunk)
+        """Add a chunk; send it now if the client streams, otherwise when the output has ended."""
+        self._unsent.extend(chunk)
         self._sum_logprobs += sum(chunk.logprobs)
         if reason := self._sequence.output.finish:
             self._send(self._delta() | self._summary(reason))
@@ -59,13 +59,13 @@ class Responses:
         self.emit(Chunk(self._sequence.output.close(reason), [], []))
 
     def _delta(self) -> Tensors:
-        held, statistics, first = self._held, self._sequence.statistics, self._num_steps_sent
-        self._held, self._num_steps_sent = Chunk("", [], []), len(statistics.step_lengths)
+        chunk, statistics, first = self._unsent, self._sequence.statistics, self._num_steps_sent
+        self._unsent, self._num_steps_sent = Chunk("", [], []), len(statistics.step_lengths)
         tensors: Tensors = {
             # One dimension, as in TensorRT-LLM's postprocessing, whose clients read the text as output[0].
-            "text_output": _text(held.text)[0],
-            "output_ids": _int32(*held.ids),
-            "num_output_tokens": _int32(len(held.ids)),
+            "text_output": _text(chunk.text)[0],
+            "output_ids": _int32(*chunk.ids),
+            "num_output_tokens": _int32(len(chunk.ids)),
             "step_lengths": _int32(*statistics.step_lengths[first:]),
         }
         if self._request.return_stats:
@@ -76,11 +76,11 @@ class Responses:
             self._num_traced_sent += len(new_steps)
             tensors["steps"] = _text(json.dumps({"steps": new_steps}))
         if self._request.options.logprobs:
-            tensors["output_log_probs"] = np.array([[held.logprobs]], np.float32)
+            tensors["output_log_probs"] = np.array([[chunk.logprobs]], np.float32)
             tensors["cum_log_probs"] = np.array([[self._sum_logprobs]], np.float32)
         if num_top := self._request.options.num_top:
-            tensors["top_ids"] = np.array(held.top_ids, np.int32).reshape(1, -1, num_top)
-            tensors["top_log_probs"] = np.array(held.top_logprobs, np.float32).reshape(1, -1, num_top)
+            tensors["top_ids"] = np.array(chunk.top_ids, np.int32).reshape(1, -1, num_top)
+            tensors["top_log_probs"] = np.array(chunk.top_logprobs, np.float32).reshape(1, -1, num_top)
         return tensors
 
     def _summary(self, reason: FinishReason) -> Tensors:
@@ -105,7 +105,7 @@ class Responses:
         return tensors
 
 
-#: Outputs that the sequences of a request share.
+#: Outputs that are the same for all sequences of a request.
 _SHARED = ("num_input_tokens", "rule")
 
 
@@ -125,7 +125,7 @@ class ResponseMerger:
         self._lock = threading.Lock()
 
     def sender(self, index: int) -> Send:
-        """Return the function with which sequence `index` sends its responses."""
+        """Return the function that sends the responses of sequence `index`."""
         return self._send if self._num_sequences == 1 else lambda tensors: self._forward(index, tensors)
 
     def close(self) -> bool:

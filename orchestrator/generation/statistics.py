@@ -36,7 +36,7 @@ def walltime_gain(alpha: float, gamma: float, c: float) -> float:
 
 
 def best_gamma(alpha: float, c: float, max_gamma: int = MAX_NODES) -> int:
-    """Return the draft length in 0..max_gamma with the largest walltime gain, the shortest if several have it.
+    """Return the draft length in 0..max_gamma with the largest walltime gain; the shortest of several.
 
     Invariant: it is greater than 0 if and only if α > c (Leviathan et al. 2023, corollary 3.9).
     """
@@ -56,17 +56,17 @@ class Statistics:
     """Running totals of the steps of one sequence.
 
     num_accepted_tokens: accepted draft tokens that the client gets; tokens after a stop do not count.
-    step_lengths: tokens that each step added to the output. step_drafts: draft tokens of each step; those of an engine
-    that drafts by itself are reported for several passes at once, and counted in the first. step_accepted: accepted
-    draft tokens of each step that the client gets.
+    step_lengths: tokens that each step added to the output. step_drafts: draft tokens of each step; an engine that
+    drafts by itself reports them for several passes at once, and they count in the first. step_accepted: accepted draft
+    tokens of each step that the client gets.
     drafted, tested, accepted: per depth d ≥ 1 (index d − 1), the draft tokens proposed at d; the steps whose accepted
     path reached depth d − 1 and had a draft below its end; and the steps that accepted a token of depth d.
     num_levels: sum of the depths of all trees.
     draft_s, target_s, timed_levels, num_timed_steps: time to propose, time from the target's calls to its answers,
-    levels drafted and number of steps, all without the first answer, whose pass holds the prompt.
-    num_plain, plain_s: number of those steps that had no draft, and the part of target_s that they took.
+    levels drafted and number of steps, all without the first answer, whose pass includes the prompt.
+    num_plain, plain_s: number of those steps that had no draft, and their part of target_s.
     num_in_pass: requests that shared a pass of the target, or had one of their own beside it, summed over the passes.
-    chunks: for each observation, when its tokens came (time.monotonic()), and how many of them the client gets.
+    chunks: for each observed step, when its tokens came (time.monotonic()), and how many of them the client gets.
     queue_us, step_forward_us, verify_us: parts of target_s. emit_s: time to turn tokens into text and responses; in a
     run it overlaps with later steps.
     """
@@ -114,7 +114,8 @@ class Statistics:
             self.target_s += target_s
             self.timed_levels += int(proposal.tree.depths.max())
             if not proposal.tree.num_nodes and not acceptance.engine_speculation:
-                self.num_plain, self.plain_s = self.num_plain + 1, self.plain_s + target_s
+                self.num_plain += 1
+                self.plain_s += target_s
             self.queue_us += acceptance.queue_us
             self.step_forward_us += acceptance.forward_us
             self.verify_us += acceptance.verify_us
@@ -186,7 +187,7 @@ class Statistics:
 
     @property
     def alpha(self) -> float:
-        """Accepted ÷ tested levels: the papers' α, assumed to be the same at every depth; 0 when nothing was drafted.
+        """Accepted ÷ tested levels: the papers' α, which they assume equal at every depth; 0 when nothing was drafted.
 
         For a chain under `rejection` its expectation is E[Σ min(p, q)] over the prefixes that were tested.
         """
@@ -236,9 +237,9 @@ class Statistics:
         }
 
     def _step_ms(self) -> dict[str, float]:
-        """Return the mean time of a step and of its parts in ms, without the first step, whose pass holds the prompt.
+        """Return the mean time of a step and of its parts in ms, without the first step, which includes the prompt.
 
-        `emit` includes the first step, but not a last one whose responses are still being made.
+        `emit` includes the first step, but not a last step whose responses are still being made.
         """
         steps = max(self.num_timed_steps, 1)
         target_ms, in_pass_ms = 1e3 * self.target_s, (self.queue_us + self.step_forward_us + self.verify_us) / 1e3

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 # The last ids of the prompt tell the decoder whether the first new token begins with a space.
 NUM_PRIMING_IDS = 6
 MAX_CHARACTER_BYTES = 4
-#: Most ids whose text is held back; limited because each new id decodes all of them again.
+#: Maximum ids whose text is held back; limited because all of them are decoded again with each new id.
 MAX_HELD_IDS = 64
 #: The decoder's replacement for bytes that form no character, or an incomplete one.
 REPLACEMENT = "\ufffd"
@@ -50,7 +50,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
-        self._num_shown = 0  # these first ids have been returned as text; they stay as context of the rest
+        self._num_shown = 0  # the text of the first `_num_shown` ids has been returned; they are context for the rest
         for token in _decodable_end(tokenizer, prompt):
             self.push(token)
 
@@ -87,7 +87,7 @@ class Detokenizer:
         return piece
 
     def _end_of_character(self) -> int:
-        """Return the index of the first of the newest ids, which may belong to an incomplete character."""
+        """Return the index of the first of the newest ids that may belong to an incomplete character."""
         decode, ids = self._tokenizer.decode, self._ids
         ends = [len(ids) - MAX_CHARACTER_BYTES - number for number in range(MAX_CHARACTER_BYTES)]
         whole = decode(ids)
@@ -105,8 +105,8 @@ class StopFilter:
     """Passes text on up to the first stop string that counts.
 
     A stop string counts if its last character came in a piece with `may_stop`. Otherwise it is ordinary text, and may
-    be part of a stop string that ends later. The first stop string is the one that is complete first, and the longest
-    if several end together.
+    be part of a stop string that ends later. The first stop string is the one that ends first, and the longest if
+    several end together.
     Invariant: the returned text has no stop string that counts, nor the beginning of one that may still be completed.
     It depends on which characters came with `may_stop`, but not on how the text was cut into pieces.
     """
@@ -135,13 +135,13 @@ class StopFilter:
         return shown
 
     def _first_stop(self, piece: str) -> int | None:
-        """Return where the first stop string that ends in the piece begins, as an index into held text + piece."""
+        """Return the index, in held text + piece, at which the first stop string that ends in the piece begins."""
         text, num_held = self._held + piece, len(self._held)
         found = [(at + len(s), at) for s in self._strings if (at := text.find(s, max(num_held + 1 - len(s), 0))) >= 0]
         return min(found)[1] if found else None
 
     def _possible_stop(self) -> int:
-        """Return the length of the longest suffix of the held text with which a stop string begins."""
+        """Return the length of the longest suffix of the held text that is the beginning of a stop string."""
         longest = max((len(s) for s in self._strings), default=1) - 1
         for length in range(min(longest, len(self._held)), 0, -1):
             end = self._held[-length:]
@@ -173,10 +173,10 @@ class Output:
     """The growing text of one sequence; it decides where in an accepted path the sequence ends.
 
     If several reasons apply at one token, the order is stop id, stop string, max_tokens; a deadline or a cancellation
-    comes only between steps. The first reason stays: text that is released at the end is also cut at a stop string, but
-    this does not change the reason.
-    Invariant: tokens after a stop are dropped, so that output and reason equal those of decoding one token at a time. A
-    stop id that ends the sequence counts as a token and has no text.
+    comes only between steps. The first reason stands: text that is released at the end is also cut at a stop string,
+    but this does not change the reason.
+    Invariant: tokens after a stop are dropped, so that output and reason are the same as when decoding one token at a
+    time. A stop id that ends the sequence counts as a token and has no text.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], rule: StopRule) -> None:
@@ -187,7 +187,7 @@ class Output:
         self._filter = StopFilter(rule.strings)
 
     def push(self, tokens: Sequence[int], logprobs: Sequence[float] = ()) -> Chunk:
-        """Take the tokens of one step, up to the first that ends the sequence."""
+        """Add the tokens of one step, up to the first that ends the sequence."""
         chunk = Chunk("", [], [])
         for index, token in enumerate(tokens):
             if self.finish:
@@ -219,5 +219,5 @@ class Output:
         return self._filter.push(piece, self._may_stop())
 
     def _may_stop(self) -> bool:
-        """True when the newest token, or a character that it completes, may end the sequence."""
+        """Return True if the newest token, or a character that it completes, may end the sequence."""
         return self.num_tokens > self._rule.min_tokens

@@ -1,4 +1,4 @@
-"""A record of the steps of a sequence, from which `make audit` repeats each decision (docs/auditor.md)."""
+"""A record of the steps of a sequence, from which `make audit` repeats every decision (docs/auditor.md)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestrator.core.types import Acceptance
 
 @dataclass
 class Trace:
-    """The recorded steps of one sequence, with the context and sampling that the loop uses."""
+    """The recorded steps of one sequence. context, sampling: those of the loop."""
 
     context: Context
     sampling: Sampling

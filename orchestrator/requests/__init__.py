@@ -1,1 +1,1 @@
-"""A client's inputs, their checks and defaults, and the generation request that follows from them."""
+"""A client's inputs, their checks and defaults, and the generation request built from them."""

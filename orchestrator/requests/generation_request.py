@@ -1,4 +1,4 @@
-"""One request as the loop needs it: prompt, sampling, stops, method, limits; `request_builder` makes it from inputs."""
+"""One request as the loop needs it: prompt, sampling, stops, method, limits; built by `request_builder`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from orchestrator.wire.run import RunOptions
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One request, checked: only building its proposer may still be refused, where the method lacks its data.
+    """A checked request: only its proposer may still be refused, if the method lacks its data.
 
+    plan: the method that drafts. prediction: the ids that the client expects as output, for the method that uses them.
     generated: the output so far of a sequence that another server began. first_sequence: index of the first sequence.
     """
 
@@ -46,7 +47,7 @@ class GenerationRequest:
 
     @property
     def max_len(self) -> int:
-        """Most tokens that a sequence may need KV slots for: prompt, output, and the drafts of a step."""
+        """Maximum tokens that a sequence may need KV slots for: prompt, output, and the drafts of a step."""
         drafts = 0 if self.plan.method == "none" else self.limits.max_nodes
         return len(self.prompt) + self.limits.max_tokens + drafts
 
@@ -65,12 +66,12 @@ class GenerationRequest:
     def sequence(self, index: int, tokenizer: Tokenizer) -> SequenceState:
         """Return the state with which the sequence `index` enters the loop.
 
-        Raises RequestError if what was generated before has ended the output already.
+        Raises RequestError if the tokens generated before already end the output.
         """
         context, sampling = Context(self.prompt), self.sampling_of(index)
         output = Output(tokenizer, self.prompt, self.stop)
         context.commit(self.generated)
-        output.push(self.generated)  # its text has been sent: only what it holds back is still to come
+        output.push(self.generated)  # the client has this text, except for what `output` still holds back
         if output.finish:
             raise RequestError(
                 f"generated_ids already end the output: {output.finish.value} at token {output.num_tokens} of "

@@ -1,7 +1,7 @@
-"""A client's request: every input by name, read and checked by its declaration; it does not know Triton.
+"""The inputs of a client's request, each declared by name, read and checked; knows nothing of Triton.
 
-Names and neutral values are those of TensorRT-LLM's BLS model, and ours beside them (docs/protocol.md). Limits that
-depend on the deployment or on another input are checked in `request_builder` and `sampling_inputs`.
+Names and neutral values are those of TensorRT-LLM's BLS model, plus our own (docs/protocol.md). Limits that depend on
+the deployment or on another input are checked in `request_builder` and `sampling_inputs`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_PARAMETERS_BYTES = 8 << 20
 MAX_IDS = 1 << 20
 MAX_STOP_IDS = 256
 MAX_WORDS = 64
-# Of a word list, the empty ones included, with which clients fill up a tensor.
+# The entries of a word list, including the empty ones with which clients pad a tensor.
 MAX_WORD_ENTRIES = 1024
 MAX_BIASED = 1024
 MAX_WORD_BYTES = 1024
@@ -45,11 +45,11 @@ MAX_SEQUENCES = 16
 MAX_SEQUENCE_INDEX = 1023
 MAX_PRIORITY = 10
 MAX_PENALTY = 100
-# As float32 has it, since every number of a request is one.
+# Rounded to float32, as every number of a request is.
 MIN_PENALTY = float(np.float32(0.01))
 MAX_WEIGHT = 1000
 
-# Request parameters of Triton itself, which a client's options stand beside.
+# Request parameters of Triton itself, which arrive together with a client's options.
 RESERVED = frozenset(
     {"sequence_id", "sequence_start", "sequence_end", "timeout", "headers",
      "binary_data_output", "binary_data", "id", "model_name", "model_version"}
@@ -57,13 +57,13 @@ RESERVED = frozenset(
 
 
 def text(max_bytes: int = MAX_TEXT_BYTES) -> BeforeValidator:
-    """Declare text, which a tensor brings as bytes: valid UTF-8 of at most so many bytes."""
+    """Declare a text, which is bytes in a tensor: valid UTF-8 of at most `max_bytes` bytes."""
 
     def read(value: Any, info: ValidationInfo) -> Any:
-        # With surrogatepass, half a surrogate pair is refused as invalid bytes are.
+        # With surrogatepass, half a surrogate pair is refused below, like invalid bytes.
         raw = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
         if not isinstance(raw, bytes):
-            return value  # which is refused, since it is not a string
+            return value  # pydantic refuses it, since it is not a string
         name = info.field_name
         if len(raw) > max_bytes:
             raise RequestError(f"{name} has a text of {len(raw)} bytes, at most {max_bytes} allowed (input {name})")
@@ -76,7 +76,7 @@ def text(max_bytes: int = MAX_TEXT_BYTES) -> BeforeValidator:
 
 
 def neutral(*values: Any) -> AfterValidator:
-    """Declare an option that is not supported yet: it may only have these values, which ask for nothing."""
+    """Declare an option that is not supported yet: only these values are allowed, which ask for nothing."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
         if value not in values:
@@ -97,32 +97,29 @@ def _refuse(value: Any, info: ValidationInfo) -> Any:
 
 
 def _check_words(words: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-    """Return the words that are not empty; refuse more than can be searched for at every step."""
+    """Return the words that are not empty; refuse more of them than can be searched for at every step."""
     words = tuple(filter(None, words))
-    if len(words) > MAX_WORDS:
-        name = info.field_name
-        raise RequestError(f"{name} has {len(words)} entries, at most {MAX_WORDS} allowed (input {name})")
+    check_count(info.field_name, len(words), MAX_WORDS)
     return words
 
 
 def at_most(count: int) -> BeforeValidator:
-    """Declare a list of at most so many values; a longer one is refused before its values are looked at."""
+    """Declare a list of at most `count` values; a longer one is refused before its values are checked."""
 
     def check(values: Any, info: ValidationInfo) -> Any:
-        if isinstance(values, list | tuple) and len(values) > count:
-            name = info.field_name
-            raise RequestError(f"{name} has {len(values)} entries, at most {count} allowed (input {name})")
+        if isinstance(values, list | tuple):
+            check_count(info.field_name, len(values), count)
         return values
 
     return BeforeValidator(check)
 
 
-# Every number is rounded to what an FP32 tensor would have brought, so that each way in gives the same p.
+# Every number is rounded to float32, so that a parameter gives the same p as an FP32 tensor.
 _ROUNDED = AfterValidator(as_float32)
 _LISTED = BeforeValidator(lambda value: tuple(value) if isinstance(value, list | tuple) else (value,))
 Text = Annotated[str, text()]
 Name = Annotated[str, text(MAX_NAME_BYTES)]
-# A list is bounded before its values are looked at one by one, which is Python's work for words and weights.
+# The length of a list is checked first: its words or weights are then checked one by one in Python.
 Words = Annotated[
     tuple[Annotated[str, text(MAX_WORD_BYTES)], ...],
     FailFast(),
@@ -143,9 +140,9 @@ Unsupported = Annotated[Any, PlainValidator(_refuse)]
 
 
 class RequestInputs(Declaration):
-    """The inputs of one request; the value None depends on the deployment or on other inputs."""
+    """The inputs of one request; for None, the value depends on the deployment or on other inputs."""
 
-    # `read` refuses unknown names; of two names for one input, the first counts.
+    # `read` refuses unknown names. If an input is given under both of its names, the first one counts.
     model_config = ConfigDict(extra="ignore")
 
     # what is generated from
@@ -230,13 +227,13 @@ INPUTS = fields_of(RequestInputs)
 def read(tensors: Mapping[str, npt.NDArray[Any]], parameters: str) -> RequestInputs:
     """Read a request's tensors and its parameters, a JSON object.
 
-    Over /generate, keys that are not tensors become parameters. A tensor goes before the parameter of the same name.
-    Raises RequestError for an unknown name, a value that an input cannot have, and an unsupported option.
+    Over /generate, keys that are not tensors become parameters. A tensor overrides the parameter of the same name.
+    Raises RequestError for an unknown name, a value that an input cannot have, or an unsupported option.
     """
     if len(parameters) > MAX_PARAMETERS_BYTES:
         raise RequestError(
             f"the request's parameters have {len(parameters)} characters of JSON, at most {MAX_PARAMETERS_BYTES} "
-            "allowed (request parameters; a long text belongs into a tensor)"
+            "allowed (request parameters; a long text belongs in a tensor)"
         )
     values = json_object(parameters or "{}", "request parameters", RequestError)
     values = {key: value for key, value in values.items() if key not in RESERVED and not key.startswith("triton_")}
@@ -249,21 +246,27 @@ def _where(name: str) -> str:
 
 
 def _from_tensor(name: str, tensor: npt.NDArray[Any]) -> Any:
-    """Return a tensor's value; a tensor that is not supported stays as it is."""
+    """Return a tensor's value; the tensor itself for an input that is not supported."""
     kind = INPUTS[name].annotation
     if kind is Any:
         return tensor
-    if tensor.size > MAX_IDS:  # before a Python object is made of each
+    if tensor.size > MAX_IDS:  # before each value becomes a Python object
         raise RequestError(f"{name} has {tensor.size} values, at most {MAX_IDS} allowed (input {name})")
     if get_origin(kind) is tuple:
         return tensor.reshape(-1).tolist()
     if tensor.size != 1:
-        raise RequestError(f"{name} must hold one value, got {tensor.size} (input {name})")
-    return tensor.reshape(-1).tolist()[0]
+        raise RequestError(f"{name} must have one value, got {tensor.size} (input {name})")
+    return tensor.item()
+
+
+def check_count(name: str | None, count: int, most: int) -> None:
+    """Raise RequestError for a list with too many entries."""
+    if count > most:
+        raise RequestError(f"{name} has {count} entries, at most {most} allowed (input {name})")
 
 
 def check_range(name: str, value: int, low: int, high: int) -> None:
-    """Raise RequestError for a number outside low..high, where these depend on more than the input."""
+    """Raise RequestError for a number outside low..high; for bounds that depend on more than the input itself."""
     if not low <= value <= high:
         raise RequestError(f"{name} must be in {low}..{high}, got {shown(value)} (input {name})")
 
@@ -271,4 +274,4 @@ def check_range(name: str, value: int, low: int, high: int) -> None:
 def check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
     """Raise RequestError for an id outside the vocabulary."""
     if (outside := next((token for token in ids if not 0 <= token < vocab_size), None)) is not None:
-        raise RequestError(f"{name} must hold ids in 0..{vocab_size - 1}, got {outside} (input {name})")
+        raise RequestError(f"{name} must have ids in 0..{vocab_size - 1}, got {outside} (input {name})")

@@ -1,6 +1,6 @@
-"""From a request's inputs to what the loop needs: the checks and defaults that depend on more than one input.
+"""Builds what the loop needs from a request's inputs, with the checks and defaults that depend on more than one input.
 
-They depend on the deployment, the checkpoint or several inputs; those of one input alone are in `inputs`.
+They depend on the deployment, the checkpoint or several inputs; those of a single input are in `inputs`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ PREDICTED, AUTO = "predicted", "auto"
 class RequestBuilder:
     """Builds requests for one deployment and the checkpoint of its target.
 
-    grammars: compiles structured output. streams: whether this Triton model can send more than one response.
-    capabilities: what the target's engine serves.
+    drafters: the drafters that are loaded. grammars: compiles structured output. streams: whether this Triton model can
+    send more than one response. capabilities: what the target's engine can serve.
     """
 
     config: ServingConfig
@@ -49,7 +49,7 @@ class RequestBuilder:
             raise ConfigError(f"default_speculation: {error}") from None
 
     def build(self, inputs: RequestInputs) -> GenerationRequest:
-        """Return the request of these inputs; raises RequestError for the first thing that is wrong."""
+        """Return the request that these inputs describe; raises RequestError for the first thing that is wrong."""
         text, prompt = self._prompt(inputs)
         prediction = self._prediction(inputs)
         method = self._select_method(inputs, bool(prediction))
@@ -88,29 +88,29 @@ class RequestBuilder:
         )
 
     def num_sequences(self, inputs: RequestInputs) -> int:
-        """Return how many sequences the request asks for; they run at once, and each takes a place."""
+        """Return how many sequences the request asks for; they run at the same time, and each takes a place."""
         largest = min(MAX_SEQUENCES, self.config.max_running, self.config.max_running_per_salt or MAX_SEQUENCES)
         check_range("num_return_sequences", inputs.num_return_sequences, 0, largest)
         return max(inputs.num_return_sequences, 1)
 
     def timeout_ms(self, inputs: RequestInputs) -> int:
-        """Return how long the request may take, its wait in the queue included."""
+        """Return how long the request may take, including its wait in the queue."""
         return inputs.timeout_ms or self.config.request_timeout_ms
 
     def _prompt(self, inputs: RequestInputs) -> tuple[str, list[int]]:
-        """Return the prompt's text, empty where nobody will read it, and its ids."""
+        """Return the prompt's text and its ids; the text may be empty if the output does not repeat it."""
         text, ids = inputs.text_input, list(inputs.input_ids)
         if text and ids:
             raise RequestError("text_input and input_ids exclude each other; send one of them")
         if ids:
-            self._check_prompt_len(len(ids))  # before anything is done with each of them
+            self._check_prompt_len(len(ids))  # before each id is looked at
             check_ids("input_ids", ids, self.checkpoint.vocab_size)
             return "" if inputs.exclude_input_in_output else self.checkpoint.tokenizer.decode(ids), ids
         ids = self.checkpoint.encode(text)
         if not text or not ids:
-            raise RequestError("the prompt is empty; text_input or input_ids must hold at least one token")
+            raise RequestError("the prompt is empty; text_input or input_ids must have at least one token")
         self._check_prompt_len(len(ids))
-        check_ids("text_input", ids, self.checkpoint.vocab_size)  # a tokenizer may know more than the model
+        check_ids("text_input", ids, self.checkpoint.vocab_size)  # a tokenizer may have more ids than the model
         return text, ids
 
     def _check_prompt_len(self, prompt_len: int) -> None:
@@ -136,7 +136,7 @@ class RequestBuilder:
             )
 
     def _prediction(self, inputs: RequestInputs) -> tuple[int, ...]:
-        """Return the ids that the client expects as output, empty where it expects nothing."""
+        """Return the ids that the client expects as output; empty if it sent none."""
         text, ids = inputs.draft_text, inputs.draft_input_ids
         if text and ids:
             raise RequestError("draft_text and draft_input_ids exclude each other; send one of them")
@@ -151,13 +151,13 @@ class RequestBuilder:
         return ids
 
     def _select_method(self, inputs: RequestInputs, predicted: bool) -> SelectedMethod:
-        """Return the method that the client names, else one that uses its prediction, else the deployment's default."""
+        """Return the method that the client names, or else one that uses its prediction, or else the default."""
         default = self.config.default_speculation
         method = inputs.speculation or (PREDICTED if predicted and default != AUTO else default)
         if method == AUTO and not predicted:
             method = self.capabilities.served_auto
         if PREDICTED in names_in(method) and not predicted:
-            raise RequestError("method 'predicted' needs what to expect: draft_text or draft_input_ids")
+            raise RequestError("method 'predicted' needs the expected output: draft_text or draft_input_ids")
         if predicted and PREDICTED not in names_in(method) and method != AUTO:
             raise RequestError(
                 f"draft_text and draft_input_ids are for the methods {PREDICTED!r} and {AUTO!r}, got {method!r} "
@@ -178,11 +178,10 @@ class RequestBuilder:
         return selected
 
     def _check_draft_len(self, selected: SelectedMethod, num_draft_tokens: int) -> None:
-        """Refuse a requested length that the engine would cut; a method's default is cut to what fits."""
+        """Refuse a draft length that was asked for but that the engine would cut; defaults are cut to what fits."""
         lengths = [(num_draft_tokens, "input num_draft_tokens")]
-        configs = [method.config for method in (selected, *selected.members)]
-        for config in configs:
-            set_values = config.model_dump(include={"draft_len"}, exclude_unset=True)
+        for method in (selected, *selected.members):
+            set_values = method.config.model_dump(include={"draft_len"}, exclude_unset=True)
             lengths += [(length, f"draft_len in {WHERE}") for length in set_values.values()]
         for length, where in lengths:
             if refusal := self.capabilities.length_refusal(length, where):
@@ -195,7 +194,7 @@ class RequestBuilder:
             max_tokens = min(self.config.default_max_tokens, largest)
         if not 1 <= max_tokens <= largest:
             raise RequestError(
-                f"max_tokens must be in 1..{largest} behind a prompt of {prompt_len} tokens, "
+                f"max_tokens must be in 1..{largest} after a prompt of {prompt_len} tokens, "
                 f"got {max_tokens} (input max_tokens)"
             )
         most_nodes = min(max_nodes, self.config.max_nodes, self.capabilities.max_nodes)
@@ -208,7 +207,7 @@ class RequestBuilder:
         return StopRule(max_tokens, end_ids, inputs.stop_words, inputs.min_tokens)
 
     def _end_ids(self, inputs: RequestInputs) -> frozenset[int]:
-        """Return the ids that end a text; TensorRT-LLM's clients ask for none with a negative end_id."""
+        """Return the ids that end a text; a negative end_id turns them off, as in TensorRT-LLM."""
         end_id = inputs.end_id
         if inputs.ignore_eos or (end_id is not None and end_id < 0):
             return frozenset()
@@ -219,8 +218,8 @@ class RequestBuilder:
 
     def _check_switches(self, inputs: RequestInputs, max_tokens: int) -> None:
         """Raise RequestError for an option that this deployment, model or output length does not allow."""
-        name = "guided_decoding_guide_type"
         if inputs.guided_decoding_guide_type and not self.config.structured_output:
+            name = "guided_decoding_guide_type"
             raise RequestError(f"{name} is not served here (structured_output = false in serving.toml; input {name})")
         if inputs.stream and not self.streams:
             raise RequestError(

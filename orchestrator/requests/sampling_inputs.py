@@ -1,4 +1,4 @@
-"""From a request's inputs to its sampling: which token may come next, how probable it is, how drafts are accepted."""
+"""Reads a request's sampling from its inputs: which tokens may come next, how probable each is, the acceptance rule."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from orchestrator.core.errors import RequestError, shown, unknown_name
 from orchestrator.core.sampling_params import EPSILON, OUR_RULES, Grammar, LogitsOptions, Rule, Sampling
 from orchestrator.deployment.checkpoint import Checkpoint
-from orchestrator.requests.inputs import MAX_BIASED, RequestInputs, check_ids
+from orchestrator.requests.inputs import MAX_BIASED, RequestInputs, check_count, check_ids
 from orchestrator.sampling.grammar import KINDS
 from orchestrator.sampling.logits_processors import merged_bias
 
@@ -21,7 +21,7 @@ def sampling_of(
 ) -> Sampling:
     """Return a request's sampling, greedy by default.
 
-    top_k ≤ 0 and top_p 0 or 1 are off. Without a temperature, top_k > 1 or 0 < top_p < 1 mean temperature 1.
+    top_k ≤ 0 and top_p 0 or 1 mean off. Without a temperature, top_k > 1 or 0 < top_p < 1 implies temperature 1.
     A request without a seed gets a random one.
     """
     temperature, seed = inputs.temperature, inputs.seed
@@ -58,14 +58,12 @@ def _rule(inputs: RequestInputs, default: Rule) -> Rule:
 
 
 def logits_options_of(inputs: RequestInputs, checkpoint: Checkpoint, end_ids: Collection[int]) -> LogitsOptions:
-    """Return what a request changes of single tokens' logits; raises RequestError for what does not fit together.
+    """Return how a request changes the logits of single tokens; raises RequestError for inputs that contradict.
 
-    end_ids: those that end the output. Whether a grammar can be compiled is not checked here, since that may take long.
+    end_ids: the ids that end the output. Whether a grammar compiles is not checked here, since that may take long.
     """
     allowed = inputs.allowed_token_ids
-    if len(allowed) > checkpoint.vocab_size:
-        what = f"{len(allowed)} entries, at most {checkpoint.vocab_size} allowed"
-        raise RequestError(f"allowed_token_ids has {what} (input allowed_token_ids)")
+    check_count("allowed_token_ids", len(allowed), checkpoint.vocab_size)
     check_ids("allowed_token_ids", allowed, checkpoint.vocab_size)
     return LogitsOptions(
         bias=_bias(inputs, checkpoint),
@@ -77,7 +75,7 @@ def logits_options_of(inputs: RequestInputs, checkpoint: Checkpoint, end_ids: Co
 
 
 def _bias(inputs: RequestInputs, checkpoint: Checkpoint) -> tuple[tuple[int, float], ...]:
-    """Return the weight of every biased id: by id, and of every token of the biased words."""
+    """Return (id, weight) for each biased id and each token of the biased words."""
     ids, words = inputs.logit_bias_ids, inputs.embedding_bias_words
     _check_lengths("logit_bias_ids", ids, "logit_bias_weights", inputs.logit_bias_weights)
     _check_lengths("embedding_bias_words", words, "embedding_bias_weights", inputs.embedding_bias_weights)
@@ -97,19 +95,19 @@ def _check_lengths(name: str, values: Sequence[object], weights_name: str, weigh
 
 
 def _bad_words(words: Sequence[str], checkpoint: Checkpoint) -> tuple[tuple[int, ...], ...]:
-    """Return the token sequences of the bad words: as they are, and with a space in front, as most words occur."""
+    """Return the tokens of the bad words: of each as it is, and with a space in front, as most words occur."""
     found = dict.fromkeys(tuple(_encoded(checkpoint, text)) for word in words for text in (word, f" {word}"))
     found.pop((), None)
     return tuple(found)
 
 
 def _encoded(checkpoint: Checkpoint, text: str) -> list[int]:
-    """Return the tokens of a text that stands in the middle of another."""
+    """Return the tokens of a text in the middle of another."""
     return checkpoint.encode(text, add_special_tokens=False)
 
 
 def _grammar(inputs: RequestInputs, end_ids: Collection[int]) -> Grammar | None:
-    """Return the grammar that the output must match, if any; raises RequestError for what excludes it."""
+    """Return the grammar that the output must match, if any; raises RequestError for inputs that exclude it."""
     kind, guide = inputs.guided_decoding_guide_type, inputs.guided_decoding_guide
     if not kind and not guide:
         return None

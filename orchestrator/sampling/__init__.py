@@ -1,1 +1,1 @@
-"""The distribution p and the rules that accept drafts (numpy): the reference of the engines, and grammars."""
+"""The distribution p and the acceptance rules in numpy, the reference for the engines; and grammars."""

@@ -1,8 +1,8 @@
 """The acceptance rules over a token tree, as pure functions: each returns the accepted path and the next token.
 
 `coupled` needs only the target's token at every node. The other rules need the target's distribution p at every node,
-and random numbers of their own from a `NoiseSource`: requests are served with keyed noise, and the tests enumerate
-every outcome of the same code. numpy, float64, one request at a time: the reference for `runtime/sampling/accept.py`.
+and random decisions from a `NoiseSource`: keyed noise when a request is served, while the tests enumerate every outcome
+of the same code. numpy, float64, one request at a time: the reference for `runtime/sampling/accept.py`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class AcceptedPath(NamedTuple):
 
 
 class NoiseSource(Protocol):
-    """The random decisions of a rule. position: index in the whole sequence of the token that is decided on."""
+    """The random decisions of a rule. position: the index, in the whole sequence, of the token being decided."""
 
     def accept(self, probability: float, position: int, child: int) -> bool:
-        """Return True with this probability: always for 1, never for 0. child: number of the trial at this position."""
+        """Return True with this probability: always for 1, never for 0. child: the trial's number at this position."""
 
     def recover(self, probs: FloatArray, position: int) -> int:
         """Return a token sampled from probs, (V,) float64, which need not sum to 1."""
@@ -41,8 +41,8 @@ class NoiseSource(Protocol):
 class KeyedNoise:
     """Noise keyed by seed, position, token and step (docs/wire.md, Noise).
 
-    prefix_len: identifies the step. Without it in the key, a position at which one step rejects would be decided by the
-    same noise again in the next step.
+    prefix_len: identifies the step. Without it in the key, the step after a rejection would decide the same position
+    with the same noise again.
     """
 
     seed: int
@@ -78,12 +78,13 @@ def accept_rejection(
 ) -> AcceptedPath:
     """Try the children of a node in order; descend to the first accepted one, or sample from the residual.
 
-    p: (m + 1, V), the target's distribution at every node.
-    q: (m + 1, V), the distribution from which the children of every node were sampled without replacement; None:
-    deterministic drafts.
-    Invariant: the emitted tokens have the target's distribution. A deterministic child y is accepted with p(y) divided
-    by the mass that its earlier siblings leave; the residual is p without the children. A sampled child is accepted
-    with p(y) / q(y); on rejection p becomes norm(max(p − q, 0)), q(y) becomes 0, and q is renormalised.
+    p: (m + 1, V) float64, the target's distribution at every node.
+    q: (m + 1, V) float64, the distribution from which the children of every node were sampled without replacement;
+    None: deterministic drafts.
+    Invariant: the emitted tokens have the target's distribution. A deterministic child y is accepted with probability
+    p(y) divided by the mass that its earlier siblings leave; the residual is p without the children. A sampled child is
+    accepted with probability p(y) / q(y); on rejection p becomes norm(max(p − q, 0)), q(y) becomes 0, and q is
+    renormalised.
     Source: Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1; siblings: Li et al. 2024, arXiv:2401.15077, and
     Miao et al. 2023, arXiv:2305.09781 (multi-round).
     """
@@ -103,10 +104,10 @@ def accept_rejection(
 
 
 def _deterministic(p: FloatArray, tokens: Sequence[int]) -> Iterator[tuple[float, FloatArray]]:
-    """Yield the probability of each child given that its earlier siblings were rejected; at last 0 and the residual.
+    """Yield for each child its probability given that its earlier siblings were rejected; finally 0 and the residual.
 
-    The mass that is left is added up from the last child back, not computed as 1 − theirs, so that the only token left
-    is accepted with probability 1.
+    The remaining mass is summed from the last child back, not computed as 1 − the siblings' mass, so that the only
+    token left is accepted with probability 1.
     """
     residual = p.copy()
     residual[tokens] = 0.0
@@ -119,7 +120,7 @@ def _deterministic(p: FloatArray, tokens: Sequence[int]) -> Iterator[tuple[float
 
 
 def _sampled(p: FloatArray, q: FloatArray, tokens: Sequence[int]) -> Iterator[tuple[float, FloatArray]]:
-    """Yield as `_deterministic` does, for children that were sampled from q without replacement."""
+    """Do the same as `_deterministic` for children that were sampled from q without replacement."""
     for token in tokens:
         yield min(1.0, float(p[token] / q[token])), p
         p = _normalised(np.maximum(p - q, 0.0))
@@ -130,10 +131,11 @@ def _sampled(p: FloatArray, q: FloatArray, tokens: Sequence[int]) -> Iterator[tu
 def accept_block(tree: TokenTree, p: FloatArray, q: FloatArray, prefix_len: int, noise: NoiseSource) -> AcceptedPath:
     """Accept the longest prefix of a chain that the joint probability of its tokens allows.
 
-    tree: a chain of γ nodes. p: (γ + 1, V).
-    q: (γ + 1, V); row i is the distribution that node i + 1 was sampled from, a point mass for a deterministic draft.
-    Invariant: the emitted tokens have the target's distribution, and at least as many are accepted, in expectation, as
-    by rejection.
+    tree: a chain of γ nodes. p: (γ + 1, V) float64.
+    q: (γ + 1, V) float64; row i is the distribution from which node i + 1 was sampled, a point mass for a deterministic
+    draft.
+    Invariant: the emitted tokens have the target's distribution, and in expectation at least as many drafts are
+    accepted as by `rejection`.
     Source: Sun et al. 2024, arXiv:2403.10444, Algorithm 2.
     """
     tokens = tree.tokens.tolist()
@@ -154,8 +156,8 @@ def accept_typical(
 ) -> AcceptedPath:
     """LOSSY: accept every child that is probable enough at its node, and return the longest accepted path.
 
-    p: (m + 1, V). A child y is accepted if p(y) > min(ε, δ·exp(−H(p))). Of equally long paths the most probable wins.
-    The emitted tokens do not have the target's distribution.
+    p: (m + 1, V) float64. A child y is accepted if p(y) > min(ε, δ·exp(−H(p))). Of equally long paths the most probable
+    wins. The emitted tokens do not have the target's distribution.
     Source: Cai et al. 2024, arXiv:2401.10774, section 2.3.1.
     """
     limits = np.minimum(epsilon, delta * exp(-_entropy(p)))
@@ -179,14 +181,14 @@ def longest_path(tree: TokenTree, log_probs: Sequence[float]) -> tuple[int, ...]
 
 
 def _normalised(weights: FloatArray) -> FloatArray:
-    """Return the weights scaled to sum 1. All zeros stay: the token was accepted for certain, or is never needed."""
+    """Return the weights scaled to sum to 1, or unchanged if all are zero: then they are never used."""
     mass = total(weights)
     return weights / mass if mass[0] > 0 else weights
 
 
 def _block_chance(joint: float, p: FloatArray, q: FloatArray) -> float:
     gain = float(total(np.maximum(joint * p - q, 0.0))[0])
-    mass = gain + (1.0 - joint)  # in this order a small gain is not lost beside 1
+    mass = gain + (1.0 - joint)  # added in this order, a small gain is not rounded away
     return gain / mass if mass > 0 else 1.0
 
 

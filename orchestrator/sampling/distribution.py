@@ -1,6 +1,6 @@
 """From logits to the distribution p (numpy, float64): the reference for `runtime/sampling/distribution.py`.
 
-log, exp and every sum are those of `orchestrator.core.elementary`, so that another processor gives the same bits.
+log, exp and every sum are those of `orchestrator.core.elementary`, so that every processor gives the same bits.
 Order: temperature, top-k, top-p, min-p, typical-p (docs/sampling.md); each renormalises the tokens that it keeps.
 Before them come the logits processors (`orchestrator/sampling/logits_processors.py`).
 """
@@ -43,9 +43,9 @@ def log_p(logits: FloatArray, sampling: Sampling) -> FloatArray:
 
 
 def sample(logits: FloatArray, positions: npt.ArrayLike, sampling: Sampling) -> npt.NDArray[np.int64]:
-    """Return the target's token per row: argmax(log p + noise), ties to the lowest id.
+    """Return the target's token for each row: argmax(log p + noise), ties to the lowest id.
 
-    logits: (n, V) float64. positions: (n,), the absolute position of the token that each row decides.
+    logits: (n, V) float64. positions: (n,) integers, the absolute position of the token that each row decides.
     Returns (n,) int64.
     Invariant: over all seeds the token has the distribution p; at temperature 0 it is the argmax.
     Source: the Gumbel-max trick; drafter-invariant coupling, Daliri et al. 2024, arXiv:2408.07978.
@@ -71,7 +71,7 @@ def _top_k(log_probs: FloatArray, sampling: Sampling) -> FloatArray:
 
 
 def _top_p(log_probs: FloatArray, sampling: Sampling) -> FloatArray:
-    """Keep the fewest most probable tokens whose mass reaches top_p; the lowest id first among equals."""
+    """Keep as few of the most probable tokens as reach the mass top_p; the lowest id first among equals."""
     return log_probs if sampling.top_p >= 1.0 else _nucleus(log_probs, -log_probs, sampling.top_p)
 
 
@@ -83,7 +83,7 @@ def _min_p(log_probs: FloatArray, sampling: Sampling) -> FloatArray:
 
 
 def _typical_p(log_probs: FloatArray, sampling: Sampling) -> FloatArray:
-    """Keep the fewest tokens whose −log p is nearest to the entropy and whose mass reaches typical_p.
+    """Keep as few of the tokens with −log p nearest to the entropy as reach the mass typical_p.
 
     The lowest id first among equals. Source: Meister et al. 2022, arXiv:2202.00666.
     """
@@ -95,13 +95,13 @@ def _typical_p(log_probs: FloatArray, sampling: Sampling) -> FloatArray:
 
 
 def _nucleus(log_probs: FloatArray, ranks: FloatArray, mass: float) -> FloatArray:
-    """Keep the tokens of the lowest ranks, as many as it takes to reach `mass`; the lowest id first among equals.
+    """Keep as few of the tokens with the lowest ranks as reach `mass`; the lowest id first among equals.
 
     log_probs, ranks: (n, V) float64. Returns (n, V) float64, renormalised.
     """
     order = np.argsort(ranks, axis=-1, kind="stable")
     mass_up_to = running_total(exp(np.take_along_axis(log_probs, order, axis=-1)))
-    # The first one is always kept; another if all before it fall short of the mass.
+    # The first token is always kept; any other only if all before it fall short of the mass.
     falls_short = np.logical_and.accumulate(mass_up_to[:, :-1] < mass, axis=-1)
     kept_sorted = np.concatenate([np.ones((len(order), 1), np.bool_), falls_short], axis=-1)
     kept = np.zeros_like(kept_sorted)

@@ -1,7 +1,7 @@
 """Structured output: compiles JSON schemas and regular expressions into matchers of the outputs that they allow.
 
-The library llguidance does the parsing; this module limits its work, and caches and shares the compiled grammars. The
-matcher of one request, which can roll back and so serves token trees: orchestrator/sampling/grammar_matcher.py.
+The library llguidance does the parsing; this module limits its work, and caches and shares the compiled grammars. A
+request's own matcher, which can roll back and so serves token trees, is in orchestrator/sampling/grammar_matcher.py.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MAX_COMPILED = 64
 MAX_ALL_OF = 8
 # A compilation cannot be stopped. After LIMIT_S it is abandoned; while NUM_LATE of these still run, no other starts.
 LIMIT_S, NUM_COMPILING, NUM_LATE = 2.0, 2, 2
-# Allowed between two lexemes of JSON. The library's default, any number, lets a weak model emit blanks forever.
+# Allowed between two lexemes of JSON. The library's default, any number of blanks, lets a weak model emit them forever.
 WHITESPACE = " "
-# As in xgrammar (TensorRT-LLM). A bare number would be valid JSON too, but it is not what users of `json` want.
+# As in xgrammar (TensorRT-LLM). A bare number would be valid JSON too, but it is not what a user of `json` wants.
 ANY_JSON = '{"type": ["object", "array"]}'
 # Tighter than the library's defaults, since other requests wait. The copies of a grammar share its lexer states, which
 # take 1 to 2 kB each, and MAX_COMPILED grammars are kept.
@@ -41,7 +41,7 @@ LIMITS = LLParserLimits(
 
 
 class Compiled(NamedTuple):
-    """A compiled grammar, which is only copied. lock: held by whoever works with a copy (`Matcher`)."""
+    """A compiled grammar, never used itself but copied. lock: to be held while a copy is used (`Matcher`)."""
 
     library: LLMatcher
     lock: threading.Lock
@@ -98,7 +98,7 @@ class Grammars:
             return self._compiled.get(grammar)
 
     def _pristine(self, grammar: Grammar) -> Compiled:
-        # Compiled without the lock, since it may take long. At worst two threads do the same work.
+        # Not under the lock, since compiling may take long. At worst, two threads do the same work.
         return self._cached(grammar) or self._compile(grammar)
 
     def _compile(self, grammar: Grammar) -> Compiled:
@@ -125,7 +125,7 @@ class Grammars:
 
 
 def _read_tokenizer(source: str, eos_ids: Collection[int]) -> GrammarTokenizer:
-    """Read the tokenizer. Any special token may end a text for the library if EOS is not one: no text contains them."""
+    """Read the tokenizer; if no EOS id is a special token, all special tokens are end tokens, as no text has them."""
     try:
         text = source if source.lstrip().startswith("{") else Path(source).read_text(encoding="utf-8")
         special = [token["id"] for token in json.loads(text).get("added_tokens", []) if token.get("special")]
@@ -148,7 +148,7 @@ def _compile_matcher(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
         library = LLMatcher(tokenizer, _definition(grammar), log_level=0, limits=LIMITS)
     except (ValueError, RecursionError) as error:
         raise RequestError(wrap_error("cannot be read", str(error))) from None
-    library.compute_bitmask()  # fails if nothing can match, and computes states that the copies share
+    library.compute_bitmask()  # sets the error if nothing can match, and computes states that the copies share
     if library.is_error():
         raise RequestError(wrap_error(f"is not a {grammar.kind} that an output can match", library.get_error()))
     return library
@@ -166,7 +166,10 @@ def _definition(grammar: Grammar) -> str:
 
 def _check_all_of(schema: Any) -> None:
     """Raise RequestError if an allOf has too many schemas: the library builds the product of their automata."""
-    if isinstance(schema, dict) and len(schema.get("allOf") or ()) > MAX_ALL_OF:
-        raise RequestError(f"an allOf has {len(schema['allOf'])} entries, at most {MAX_ALL_OF} are allowed ({GUIDE})")
-    for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
-        _check_all_of(part)
+    if isinstance(schema, dict):
+        if (number := len(schema.get("allOf") or ())) > MAX_ALL_OF:
+            raise RequestError(f"an allOf has {number} entries, at most {MAX_ALL_OF} are allowed ({GUIDE})")
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for part in schema:
+            _check_all_of(part)

@@ -1,4 +1,4 @@
-"""The position of one output in its grammar: which tokens may follow it, and each path of a token tree."""
+"""The position of one output in its grammar: which tokens may follow the output, and each path of a token tree."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from orchestrator.core.tree import BoolArray, IntArray, TokenTree
 Result = TypeVar("Result")
 
 GUIDE = "input guided_decoding_guide"
-# So much time of the processor a guide may take, and so much more for each token of the output: several times what a
-# large schema takes, on a slow machine. Its request alone waits for it, but the processors are everybody's.
+# The processor time that following a guide may take, and the extra time for each output token: several times what a
+# large schema takes on a slow machine. Only its own request waits for a guide, but all requests share the processors.
 FIRST_MASKS_S, TOKEN_MASKS_S = 0.25, 0.02
-#: Tokens that the library consumes in one call: it keeps the interpreter's lock meanwhile, as it does not for masks.
+#: Maximum tokens that one call of the library consumes: it holds the GIL meanwhile, unlike for masks.
 NUM_CONSUMED = 32
 
 
 class Exhausted(RequestError):
-    """The library reached a limit, which may be the work of other requests; its last answer is not valid."""
+    """The library reached a limit, perhaps because of other requests; its last answer is not valid."""
 
 
 class GrammarTokenizer(NamedTuple):
-    """The library's tokenizer, and the first byte of each of its tokens, (n,) int16; −1 for a token without text."""
+    """The library's tokenizer. first_bytes: (n,) int16, the first byte of each of its tokens; −1: it has no text."""
 
     library: LLTokenizer
     first_bytes: npt.NDArray[np.int16]
@@ -41,13 +41,13 @@ class Matcher:
 
     library: a fresh copy of the compiled grammar. compile_again: returns a copy that was compiled anew.
     vocab_size: width of the masks. end_ids: the ids that end the output.
-    lock: of the grammar. Its copies share the lexer's states, for which the library would wait with the interpreter's
-    lock in hand, and with that hold up every thread of the process.
+    lock: the grammar's. All its copies share the lexer's states; without the lock, the library would wait for these
+    states while it holds the GIL, and so block every thread of the process.
 
     Invariant: an answer is a function of grammar, output and path only, not of earlier calls.
-    An output that broke the grammar or has ended is no longer restricted: every token is legal after it.
-    Raises: RequestError if the grammar grows too complex during the output, or has taken more time than it may; the
-    matcher is then of no further use.
+    An output that has broken the grammar or has ended is no longer restricted: every token is legal after it.
+    Raises: RequestError if the grammar grows too complex during the output, or takes too much time; the matcher must
+    not be used again after that.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Matcher:
         self._vocab_size, self._num_known = vocab_size, len(tokenizer.first_bytes)
         self._first_bytes = tokenizer.first_bytes
         self._end_ids = frozenset(end_ids)
-        # The library's own end ids are never consumed, since its rollback does not work after them.
+        # The library's own end ids are never consumed, since it cannot roll back over them.
         self._never_consumed = frozenset(tokenizer.library.eos_tokens)
         self._output: list[int] = []
         self._consumed: list[int] = []  # exactly what the library has consumed
@@ -85,7 +85,7 @@ class Matcher:
 
         Returns (vocab_size,) bool.
         Invariant: legal[t] is True if a fresh matcher consumes output + path + [t], or if t is an end id and
-        output + path satisfies the grammar. All False where no token of the vocabulary continues the grammar. All True
+        output + path satisfies the grammar. All False if no token of the vocabulary continues the grammar. All True
         after a path that breaks the grammar or contains an end id: such a node is never accepted.
         """
         if self._is_closed:
@@ -149,7 +149,7 @@ class Matcher:
         return number
 
     def _consume(self, tokens: Sequence[int]) -> int:
-        """Let the library consume tokens up to the first that it refuses; return how many it has consumed."""
+        """Have the library consume tokens up to the first that it refuses; return how many were consumed."""
         for start in range(0, len(tokens), NUM_CONSUMED):
             part = list(tokens[start : start + NUM_CONSUMED])
             if (number := self._library.try_consume_tokens(part)) < len(part):
@@ -181,11 +181,11 @@ class Matcher:
         bits = self._library.compute_bitmask()
         if not self._library.is_error():
             return bits
-        if self._library.get_error().startswith("NoExtension"):
+        error = self._library.get_error()
+        if error.startswith("NoExtension"):
             return b""
         # All copies of the grammar share the lexer's states, so other requests may have reached its limit. The parser's
         # states are this matcher's own.
-        error = self._library.get_error()
         kind = RequestError if error.startswith("Parser Error") else Exhausted
         raise kind(wrap_error("grows too complex", error, len(self._consumed)))
 
@@ -197,7 +197,7 @@ class Matcher:
             self._rebuild()
 
     def _rebuild(self) -> None:
-        """Compile the grammar anew and consume everything again: an error never leaves a matcher or shared states."""
+        """Compile the grammar anew and consume everything again: an error stays in a matcher and its shared states."""
         self._library = self._compile_again()
         if self._consume(self._consumed) < len(self._consumed):
             raise Exhausted(wrap_error("grows too complex", self._library.get_error(), len(self._consumed)))
@@ -205,7 +205,7 @@ class Matcher:
     def _with_retry(self, work: Callable[[], Result]) -> Result:
         """Return the result of `work`; at a limit compile the grammar anew and try once more."""
         start = len(self._consumed)
-        began_s = time.thread_time()  # of this thread alone: a busy machine makes no guide slow
+        began_s = time.thread_time()  # this thread's processor time: a busy machine does not make a guide slow
         try:
             with self._lock, panics_as_errors():
                 return work()
@@ -218,12 +218,12 @@ class Matcher:
             self._spend(time.thread_time() - began_s)
 
     def _spend(self, spent_s: float) -> None:
-        """Note the time of a piece of work; raise RequestError if the guide has taken more than it may."""
+        """Count the time of a piece of work; raise RequestError if the guide has taken more than it may."""
         self._spent_s += spent_s
         limit_s = FIRST_MASKS_S + TOKEN_MASKS_S * len(self._output)
         if self._spent_s > limit_s:
             raise RequestError(
-                f"the guide takes too long to follow: {self._spent_s:.2f} s of the processor for "
+                f"the guide takes too long to follow: {self._spent_s:.2f} s of processor time for "
                 f"{len(self._output)} tokens, at most {limit_s:.2f} allowed ({GUIDE})"
             )
 
@@ -247,8 +247,8 @@ def panics_as_errors() -> Iterator[None]:
 
 
 def wrap_error(what: str, error: str, num_tokens: int = 0) -> str:
-    """Return our message for an error of the library; the reason is cut, since it may quote the client's whole text."""
+    """Return our message for an error of the library, whose text is cut: it may quote everything the client sent."""
     lines = (error.rpartition(" (in regex): ")[2] or "no text").splitlines()
     reason = next((line for line in lines if line.startswith("error: ")), lines[0]).removeprefix("error: ")
     place = f" after {num_tokens} tokens" if num_tokens else ""
-    return f"the guide {what}{place}: {reason[:200]} (allowed: what llguidance takes within its limits; {GUIDE})"
+    return f"the guide {what}{place}: {reason[:200]} (allowed: what llguidance accepts within its limits; {GUIDE})"

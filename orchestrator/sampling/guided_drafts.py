@@ -1,4 +1,4 @@
-"""Drafts under a grammar: those that it forbids need not be verified."""
+"""Drafts under a grammar: removes those that it forbids, which need not be verified."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def legal_drafts(matcher: Matcher, proposal: Proposal, sampling: Sampling, optio
     """Return the drafts that the grammar allows after the output that the matcher has followed.
 
     options: what is needed from the step that verifies them.
-    Invariant: the text stays the same, since the target would accept none of the others. Two kinds of proposals stay as
-    they are: drafts sampled from q under a rule that reads q, where leaving out a node because of its token would bias
-    the text; and those of a proposer that learns from the target's tokens at all its nodes.
+    Invariant: the text stays the same, since the target would accept none of the others. Two kinds of proposal are
+    returned unchanged: drafts sampled from q under a rule that reads q, where leaving out a node because of its token
+    would bias the text; and those of a proposer that learns from the target's tokens at all its nodes.
     """
     if options.target_tokens or not proposal.tree.num_nodes or (proposal.q and sampling.rule.uses_q):
         return proposal

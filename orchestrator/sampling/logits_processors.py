@@ -6,6 +6,7 @@ the masks: grammar, allowed ids, bad words, end ids before min_tokens (docs/samp
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -22,7 +23,7 @@ def process_logits(
     sampling: Sampling,
     legal: BoolArray | None = None,
 ) -> FloatArray:
-    """Return the logits of the token after prompt + output, changed as the request demands.
+    """Return the logits of the token after prompt + output, changed as the request asks.
 
     logits: (V,) float64. legal: (V,) bool, the tokens that the grammar allows there; None: no grammar.
     Invariant: a mask that would leave no token is ignored, so that there is always a token to sample.
@@ -49,8 +50,8 @@ def _penalise(logits: FloatArray, prompt: Sequence[int], output: Sequence[int], 
     seen = sorted({*prompt, *output})
     penalty = sampling.repetition_penalty
     penalised[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
-    for token in set(output):
-        penalised[token] -= sampling.frequency_penalty * output.count(token)
+    for token, count in Counter(output).items():
+        penalised[token] -= sampling.frequency_penalty * count
         penalised[token] -= sampling.presence_penalty
     return penalised
 
@@ -58,7 +59,7 @@ def _penalise(logits: FloatArray, prompt: Sequence[int], output: Sequence[int], 
 def _masks(
     vocab_size: int, ids: Sequence[int], num_output: int, sampling: Sampling, legal: BoolArray | None
 ) -> Iterator[BoolArray]:
-    """Yield for each mask the tokens that it forbids after `ids`, (V,) bool."""
+    """Yield the tokens that each mask forbids after `ids`, (V,) bool."""
     options = sampling.logits_options
     if legal is not None:
         yield ~legal

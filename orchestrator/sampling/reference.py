@@ -33,10 +33,10 @@ def generate(
     stop_ids: Container[int] = (),
     legal: Legal | None = None,
 ) -> list[int]:
-    """Return the tokens that the target alone generates after `prompt`, one forward pass each.
+    """Return the tokens that the target alone generates after `prompt`, with one forward pass for each.
 
     logits: prefix ids → (V,) float64, the logits of the token after them.
-    legal: output tokens → (V,) bool, what the grammar allows after them.
+    legal: output tokens → (V,) bool, the tokens that the grammar allows after them.
     Invariant: at most max_tokens tokens; the first stop id ends the output and is its last token.
     """
     output: list[int] = []
@@ -56,7 +56,7 @@ def process_tree_logits(
     sampling: Sampling,
     legal: Legal | None = None,
 ) -> FloatArray:
-    """Return the processed logits of the root and of every node, each by its own path.
+    """Return the processed logits of the root and of every node, each processed along its own path.
 
     logits: (m + 1, V) float64. legal: as in `generate`.
     Returns (m + 1, V) float64.
@@ -73,10 +73,11 @@ def process_tree_logits(
 def decide(
     logits: FloatArray, tree: TokenTree, q: tuple[Distribution, ...], prefix_len: int, sampling: Sampling
 ) -> AcceptedPath:
-    """Return what a step accepts by the request's rule.
+    """Return the path that a step accepts under the request's rule.
 
     logits: (m + 1, V) float64, processed.
-    q: what each of the nodes 1…m was sampled from; empty: deterministic drafts. prefix_len: of the step.
+    q: the distribution from which each of the nodes 1…m was sampled; empty: deterministic drafts.
+    prefix_len: number of committed tokens before the step.
     """
     if sampling.rule is Rule.COUPLED:
         return accept_coupled(tree, sample(logits, prefix_len + tree.depths, sampling).tolist())
@@ -90,9 +91,9 @@ def decide(
 
 
 def dense_q(tree: TokenTree, q: tuple[Distribution, ...], vocab_size: int) -> FloatArray:
-    """Return q by parent: row i is what the children of node i were sampled from, zeros if it has no children.
+    """Return q by parent: row i is the distribution of the children of node i, zeros if it has none.
 
-    q: one distribution per node 1…m. Returns (m + 1, V) float64.
+    q: one distribution for each of the nodes 1…m. Returns (m + 1, V) float64.
     """
     rows = np.zeros((tree.num_nodes + 1, vocab_size))
     for parent, node_q in zip(tree.parents.tolist(), q, strict=True):

@@ -16,7 +16,7 @@ from orchestrator.core.types import Distribution, FloatArray, IdArray
 from orchestrator.native.sampling import Rows, sampler
 from orchestrator.sampling.distribution import log_p
 
-#: A drafter samples from its most probable tokens only; q is their distribution.
+#: A drafter samples only from this many of its most probable tokens; q is their distribution.
 MAX_CANDIDATES = 64
 
 
@@ -35,8 +35,8 @@ def draft_distribution(ids: IdArray, probs: FloatArray) -> Distribution:
 def sample_draft(q: Distribution, position: int, sampling: Sampling, prefix_len: int) -> int:
     """Return the token that the noise of `position` samples from q; ties go to the lowest id.
 
-    prefix_len: of the step. Under `coupled` the noise is the target's own. Under the other rules it must be
-    independent of the noise of acceptance.
+    prefix_len: number of committed tokens before the step. Under `coupled` the noise is the target's own. Under the
+    other rules it must be independent of the noise of acceptance.
     """
     if len(q.ids) == 1:
         return int(q.ids[0])
@@ -50,12 +50,12 @@ def sample_draft(q: Distribution, position: int, sampling: Sampling, prefix_len:
 def sample_siblings(
     q: Distribution, position: int, sampling: Sampling, prefix_len: int, count: int, parent: int = 0
 ) -> IdArray:
-    """Return `count` tokens sampled from q without replacement, in the order in which they were; all if q has fewer.
+    """Return `count` tokens sampled from q without replacement, in the order of the draws; all if q has fewer.
 
-    parent: number of the node whose children they are, 0 for the root.
-    Invariant: the first has the law q, each other one that of q without those before it, and those of one parent are
-    independent of those of any other. They are the tokens with the highest log q + noise of the drafter (Gumbel-top-k;
-    Kool et al. 2019, arXiv:1903.06059).
+    parent: the node whose children they are, 0 for the root. Returns (k,) int32.
+    Invariant: the first is distributed as q, each later one as q without those before it, and the children of one
+    parent are independent of those of any other. They are the tokens with the highest log q + noise of the drafter
+    (Gumbel-top-k; Kool et al. 2019, arXiv:1903.06059).
     """
     noise = gumbel(sampling.seed, position, q.ids, Stream.DRAFT.of_node(parent), prefix_len)
     order = np.argsort(-(log(q.probs) + noise), kind="stable")
@@ -74,19 +74,19 @@ def truncated(q: Distribution, sampling: Sampling) -> Distribution:
 def check_q(tree: TokenTree, q: tuple[Distribution, ...], vocab_size: int) -> None:
     """Raise EngineError if the nodes of a tree cannot have been sampled from q. An empty q is valid.
 
-    A q with wrong numbers would change the distribution of the text, and nothing else would show it.
+    A q with wrong numbers would silently change the distribution of the text.
     """
     if errors := _errors_by_node(tree, q, vocab_size):
         raise errors[min(errors)]
 
 
 def nodes_with_valid_q(tree: TokenTree, q: tuple[Distribution, ...], vocab_size: int) -> IdArray:
-    """Return the nodes whose q is valid, and so are the q of their siblings and of all their ancestors.
+    """Return the nodes that have a valid q, as have their siblings and all their ancestors.
 
     Returns (k,) int32, nodes of 1…m, ascending.
-    Invariant: whether a node is kept depends only on the q of its own level and of those above, which existed before
-    the node was sampled. If a node were dropped for what follows it, a token after which the drafter fails would never
-    be drafted although q gives it a share, and the text would no longer have the target's distribution.
+    Invariant: whether a node is kept depends only on the q of its own level and of the levels above, which existed
+    before the node was sampled. If what follows a node could drop it, a token after which the drafter fails would never
+    be drafted although q gives it a probability, and the text would no longer have the target's distribution.
     Raises: EngineError if q does not have one distribution per node.
     """
     if not q:
@@ -110,7 +110,7 @@ def _errors_by_node(tree: TokenTree, q: tuple[Distribution, ...], vocab_size: in
         try:
             _check(node_q, int(tree.tokens[node - 1]), vocab_size, node)
             if sibling_q is not node_q and not all(map(np.array_equal, sibling_q, node_q)):
-                raise EngineError(f"node {node} has another q than its siblings")
+                raise EngineError(f"the q of node {node} differs from that of its siblings")
         except EngineError as error:
             errors[node] = error
     return errors

@@ -1,1 +1,1 @@
-"""Calls to target and drafters as flat tensors, and back."""
+"""Packs calls of the target and of drafters, and their answers, as flat tensors, and unpacks them."""

@@ -33,7 +33,7 @@ class Delta:
 
 
 def delta_of(context: Context, start: int, sequence_id: int, cache_salt: str) -> Delta:
-    """Return the delta for an engine that holds the first `start` tokens."""
+    """Return the delta for an engine that already has the first `start` tokens."""
     new_ids = np.array(context.ids[start:], np.int32)
     return Delta(sequence_id, start, new_ids, context.rolling_hash(start), context.prompt_len, cache_salt)
 

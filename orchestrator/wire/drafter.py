@@ -105,10 +105,11 @@ def _unpack_head_input(tensors: Incoming) -> HeadInput:
 
 
 def _unpack_share(tensors: Incoming, name: str) -> float:
-    (share,) = [0.0] if (given := table(tensors, name, np.float64, 1, 1)) is None else given.tolist()
+    given = table(tensors, name, np.float64, 1, 1)
+    share = 0.0 if given is None else float(given[0])
     if not 0.0 <= share <= 1.0:
         raise EngineError(f"{name} must be in 0..1, got {share} in an engine call")
-    return float(share)
+    return share
 
 
 def pack_draft_response(response: DraftResponse) -> Tensors:

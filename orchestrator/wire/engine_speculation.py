@@ -10,7 +10,7 @@ NUM_SIZES = 3
 
 
 def pack_engine_speculation(options: EngineSpeculation | None) -> Tensors:
-    """Pack the options of an engine's own speculation; options that are left to the engine are omitted."""
+    """Pack the options of an engine's own speculation; those left to the engine are omitted."""
     if options is None:
         return {}
     return (

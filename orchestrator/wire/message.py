@@ -1,7 +1,7 @@
 """The tensors of an engine call or its answer as one message, which is the only tensor that crosses Triton.
 
-Triton and the Python backend handle each tensor by itself in four places (about 20 µs a tensor, 20 tensors a step).
-Layout: the length of the header, UINT32; the header, `name:dtype:shape;` for each tensor, filled up with spaces; the
+Triton and the Python backend handle each tensor separately in four places (about 20 µs a tensor, 20 tensors a step).
+Layout: the length of the header, UINT32; the header, `name:dtype:shape;` for each tensor, padded with spaces; the
 values of each tensor in C order. All values begin at multiples of 8. A text is its UTF-8 bytes with the dtype `text`.
 """
 
@@ -22,13 +22,13 @@ Message = npt.NDArray[np.uint8]
 TEXT = "text"
 DTYPES = {name: np.dtype(name) for name in ("bool", "int32", "uint64", "float32", "float64")}
 _ALIGNMENT, _LENGTH_BYTES = 8, 4
-#: Headers that have been read are kept, so a peer must not choose how much memory they take.
+#: Parsed headers are cached, so a peer must not decide how much memory they take.
 MAX_HEADER_BYTES = 1 << 14
 MAX_DIMENSIONS, MAX_LENGTH = 4, (1 << 31) - 1
 
 
 class Field(NamedTuple):
-    """Where a tensor is. offset: from the end of the header, in bytes."""
+    """Where a tensor is in a message. offset: bytes from the end of the header."""
 
     name: str
     dtype: str
@@ -85,18 +85,19 @@ def _value(field: Field, data: memoryview, end: int) -> npt.NDArray[Any]:
 
 @lru_cache(maxsize=1024)
 def _fields(header: bytes) -> tuple[list[Field], int]:
-    """Return the fields that a header names, and the bytes of their values; most calls repeat a header."""
+    """Return the fields that a header declares, and the total bytes of their values; most calls repeat a header."""
     fields: list[Field] = []
     offset = 0
     try:
         for line in header.decode().split(";")[:-1]:
             name, dtype, shape = line.split(":")
-            fields.append(Field(name, dtype, tuple(map(int, shape.split(","))) if shape else (), offset))
-            if not 0 <= min(fields[-1].shape, default=0) <= max(fields[-1].shape, default=0) <= MAX_LENGTH:
+            field = Field(name, dtype, tuple(map(int, shape.split(","))) if shape else (), offset)
+            if not all(0 <= length <= MAX_LENGTH for length in field.shape):
                 raise ValueError(f"{name} has the shape {shape}")
-            if len(fields[-1].shape) > MAX_DIMENSIONS:
-                raise ValueError(f"{name} has {len(fields[-1].shape)} dimensions")
-            offset += fields[-1].num_bytes + -fields[-1].num_bytes % _ALIGNMENT
+            if len(field.shape) > MAX_DIMENSIONS:
+                raise ValueError(f"{name} has {len(field.shape)} dimensions")
+            fields.append(field)
+            offset += field.num_bytes + -field.num_bytes % _ALIGNMENT
     except (KeyError, ValueError) as error:
         raise EngineError(f"a message has a malformed header: {shown(str(error))}") from None
     return fields, offset

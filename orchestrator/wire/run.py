@@ -35,7 +35,7 @@ COLUMNS = (
     "num_nodes", "num_accepted", "next_token", "queue", "forward", "verify", "num_in_pass", "num_cached", "draft",
     "target",
 )  # fmt: skip
-#: What the client may have asked for each emitted token.
+#: What a client may ask for: tensors with one row for each emitted token.
 LOGPROBS = ("logprobs", "top_ids", "top_logprobs")
 _LIMITS = 4
 _NAMES_END = "\n"
@@ -59,7 +59,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class TakeSteps:
-    """The call for the steps of a run that the caller does not have yet. prefix_len: committed tokens that it has."""
+    """The call for the steps of a run that the caller lacks. prefix_len: number of committed tokens that it has."""
 
     sequence_id: int
     prefix_len: int
@@ -103,7 +103,7 @@ def pack_take(take: TakeSteps) -> Tensors:
 
 
 def unpack_take(tensors: Incoming) -> TakeSteps | None:
-    """Unpack the call for the next steps of a run, or return None if the call is another one."""
+    """Unpack the call for the next steps of a run; return None for any other call."""
     return TakeSteps(scalar(tensors, "sequence_id"), scalar(tensors, "taken")) if "taken" in tensors else None
 
 
@@ -137,7 +137,7 @@ def _row(step: Step) -> tuple[int, ...]:
 
 
 def unpack_steps(tensors: Incoming) -> list[Step]:
-    """Unpack the steps of a run, at least one; raise EngineError if a tensor is invalid, or numbers contradict."""
+    """Unpack the steps of a run, at least one; raise EngineError if a tensor is invalid, or they do not match."""
     rows = _rows(tensors)
     nodes, accepted = [row[0] for row in rows], [row[1] for row in rows]
     committed = [count + 1 for count in accepted]
@@ -209,11 +209,11 @@ def checked_path(path: list[int], tree: TokenTree) -> tuple[int, ...]:
 def unpack_logprobs(tensors: Incoming, num_tokens: int) -> tuple[npt.NDArray[Any] | None, ...]:
     """Return the tensors LOGPROBS, None for each that was omitted; raise EngineError for a wrong shape or dtype.
 
-    num_tokens: rows of each.
+    num_tokens: the rows that each must have.
     """
     logprobs = table(tensors, "logprobs", np.float64, 1, num_tokens)
     top_ids = table(tensors, "top_ids", np.int32, 2, num_tokens)
     top_logprobs = table(tensors, "top_logprobs", np.float64, 2, num_tokens)
-    if (None if top_ids is None else top_ids.shape) != (None if top_logprobs is None else top_logprobs.shape):
+    if getattr(top_ids, "shape", None) != getattr(top_logprobs, "shape", None):
         raise EngineError("top_ids and top_logprobs must have the same shape in an engine call")
     return logprobs, top_ids, top_logprobs

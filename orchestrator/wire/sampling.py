@@ -32,7 +32,7 @@ FIELDS = (
 )  # fmt: skip
 INTEGER_FIELDS = ("top_k", "min_tokens")
 _SHARE, _NOT_NEGATIVE = (0.0, 1.0), (0.0, inf)
-#: The lowest and the highest value of those that may not have every finite one.
+#: The lowest and the highest value of each number that may not have every finite value.
 BOUNDS = {
     "temperature": _NOT_NEGATIVE,
     "top_k": _NOT_NEGATIVE,
@@ -59,7 +59,7 @@ def unpack_sampling(tensors: Incoming, vocab_size: int = MAX_VOCAB_SIZE) -> Samp
     """Unpack a sampling; raise EngineError if a tensor is missing or invalid."""
     vector = numbers(tensors, "sampling")
     if len(vector) != len(FIELDS):
-        raise EngineError(f"tensor 'sampling' must hold {', '.join(FIELDS)}")
+        raise EngineError(f"tensor 'sampling' must have {', '.join(FIELDS)}")
     values = dict(zip(FIELDS, vector.tolist(), strict=True))
     for name, value in values.items():
         low, high = BOUNDS.get(name, (-inf, inf))

@@ -44,7 +44,7 @@ from orchestrator.wire.tensors import (
 )
 from orchestrator.wire.tree import pack_tree, unpack_q, unpack_tree
 
-# The bits of `want`: two flags, then those of HiddenStates as 4 and 8.
+# The bits of `want`: two flags, then those of HiddenStates, shifted to 4 and 8.
 TARGET_TOKENS_BIT, LOGPROBS_BIT, HIDDEN_STATES_SHIFT = 1, 2, 2
 
 
@@ -53,9 +53,9 @@ class StepRequest:
     """One target step.
 
     deadline_ms: how long the engine may take, counted from when it receives the call.
-    q: what each node of the tree was sampled from; empty for deterministic drafts.
+    q: the distribution from which each node of the tree was sampled; empty for deterministic drafts.
     run: begins a run of steps, for which the engine drafts by itself; the tree is bare.
-    max_len: most tokens that the sequence will ever need slots for, drafts included; 0 = not known.
+    max_len: maximum tokens that the sequence will ever need slots for, including drafts; 0 = unknown.
     """
 
     delta: Delta
@@ -98,7 +98,7 @@ def unpack_step(tensors: Incoming, vocab_size: int, max_nodes: int) -> StepReque
 
 
 def unpack_call(tensors: Incoming, vocab_size: int, max_nodes: int) -> StepRequest | TakeSteps:
-    """Unpack a step, the beginning of a run, or the call for its next steps; raise EngineError as `unpack_step`."""
+    """Unpack a step, the beginning of a run, or the call for its next steps; raise EngineError like `unpack_step`."""
     return unpack_take(tensors) or unpack_step(tensors, vocab_size, max_nodes)
 
 
@@ -155,7 +155,7 @@ def pack_answer(answer: Acceptance | list[Step]) -> Tensors:
 
 
 def unpack_acceptance(tensors: Incoming, tree: TokenTree) -> Acceptance:
-    """Unpack the answer to a target step; raise EngineError if a tensor is invalid, or its path not one of the tree."""
+    """Unpack the answer to a target step; raise EngineError if a tensor is invalid, or the path is not in the tree."""
     path = checked_path(ids(tensors, "path").tolist(), tree)
     logprobs, top_ids, top_logprobs = unpack_logprobs(tensors, len(path) + 1)
     return Acceptance(

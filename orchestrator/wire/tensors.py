@@ -18,7 +18,7 @@ Incoming = Mapping[str, npt.NDArray[Any]]
 #: One more than the largest token id that an INT32 can hold; the largest UINT64.
 MAX_VOCAB_SIZE, MAX_SCALAR = 1 << 31, (1 << 64) - 1
 
-# Triton carries an error as text only, whose first word is this code. Subclasses come before their base class.
+# Triton carries an error only as text, whose first word is this code. Subclasses come before their base class.
 _ERROR_CODES: dict[str, type[ServingError]] = {
     "unknown_sequence": UnknownSequence,
     "unavailable": Unavailable,
@@ -44,7 +44,7 @@ def pack_scalars(**values: int) -> Tensors:
 
 
 def packed_us(time_us: float) -> int:
-    """Return a time as INT32 holds it, in µs: at most 35 minutes, of a step that waited longer for blocks."""
+    """Return a time in µs, cut to what an INT32 can hold, 35 minutes: a step may wait longer than that for blocks."""
     return min(int(time_us), int(np.iinfo(np.int32).max))
 
 
@@ -74,7 +74,7 @@ def scalar(tensors: Incoming, name: str, default: int | None = None) -> int:
 def bounded(tensors: Incoming, name: str, highest: int, default: int | None = None) -> int:
     """Return an integer, or the default if it was omitted.
 
-    Raises EngineError if it is omitted without a default, no integer, or outside 0..highest.
+    Raises EngineError if it was omitted and there is no default, or if it is not one integer in 0..highest.
     """
     found = tensors.get(name)
     if found is None or not found.size:
@@ -95,7 +95,7 @@ def ids(tensors: Incoming, name: str) -> npt.NDArray[np.int32]:
 
 
 def tokens(tensors: Incoming, name: str, vocab_size: int = MAX_VOCAB_SIZE) -> list[int]:
-    """Return token ids, none if the tensor was omitted; raise EngineError for one outside the vocabulary."""
+    """Return token ids, empty if the tensor was omitted; raise EngineError for an id outside the vocabulary."""
     found: list[int] = ids(tensors, name).tolist()
     if found and not (min(found) >= 0 and max(found) < vocab_size):
         raise EngineError(f"{name} has an id outside 0..{vocab_size - 1} in an engine call")

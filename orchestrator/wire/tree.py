@@ -1,4 +1,4 @@
-"""A token tree and the distributions q that its nodes were sampled from, as flat tensors; both directions use them."""
+"""A token tree and the distributions q of its nodes as flat tensors, which both calls and answers carry."""
 
 from __future__ import annotations
 

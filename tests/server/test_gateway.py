@@ -274,7 +274,7 @@ def test_models_tokenize_and_detokenize(client: openai.OpenAI, gateway: RunningG
     [
         ({"temprature": 1}, 400, "temprature", "did you mean 'temperature'"),
         ({"max_tokens": 3_000_000_000}, 400, "max_tokens", "2147483647"),
-        ({"max_tokens": 100_000}, 400, "max_tokens", "behind a prompt of 9 tokens"),
+        ({"max_tokens": 100_000}, 400, "max_tokens", "after a prompt of 9 tokens"),
         ({"temperature": -1}, 400, "temperature", "0..100"),
         ({"temperature": "hot"}, 400, "temperature", "'hot'"),
         ({"stop": 5}, 400, "stop", "a string or a list of strings"),

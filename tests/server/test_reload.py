@@ -80,7 +80,7 @@ def test_new_limits_hold_afterwards(deployed: Deployment) -> None:
     deployed.write('draft = "draft"', "max_tokens_limit = 20", "max_running = 2", "max_waiting = 1")
     assert deployed.server.reload() == "reload: max_running 32 -> 2, max_waiting 64 -> 1, max_tokens_limit 100 -> 20"
     url = deployed.server.grpc_url
-    assert "max_tokens must be in 1..20 behind a prompt of 3 tokens, got 21" in ask(url, **PROMPT, max_tokens=21).error
+    assert "max_tokens must be in 1..20 after a prompt of 3 tokens, got 21" in ask(url, **PROMPT, max_tokens=21).error
     assert "num_return_sequences must be in 0..2" in ask(url, **PROMPT, num_return_sequences=3).error
     assert len(deployed.text(max_tokens=20)) == 20
 

@@ -232,7 +232,7 @@ def test_executor_s_own_rule_may_be_named_there_and_nowhere_else(
 ) -> None:
     assert external.ask(rule="engine", **LONG).ids == truth
     assert (
-        "the rule 'engine': it is that of engines which sample by themselves"
+        "the rule 'engine': it belongs to engines that sample by themselves"
         in ask(server.grpc_url, rule="engine", **LONG).error
     )
 
@@ -240,7 +240,7 @@ def test_executor_s_own_rule_may_be_named_there_and_nowhere_else(
 def test_prompt_beyond_the_engine_s_input_is_refused_naming_the_largest(external: Hosted) -> None:
     longest = [1 + i % 60 for i in range(MAX_INPUT_LEN)]
     assert len(external.ask(input_ids=longest, max_tokens=1, end_id=-1).ids) == 1
-    assert "max_tokens must be in 1..1 behind a prompt of 230" in external.ask(input_ids=longest, max_tokens=2).error
+    assert "max_tokens must be in 1..1 after a prompt of 230" in external.ask(input_ids=longest, max_tokens=2).error
     assert f"has 231 tokens, at most {MAX_INPUT_LEN} allowed" in external.ask(input_ids=[*longest, 1]).error
 
 

@@ -142,7 +142,7 @@ REFUSED = [
     ({**EAGLE, "choices": "[[0], [1]]", "draft_len": 3}, "choices must have draft_len 3 nodes, got 2 (key choices)"),
     ({**EAGLE, "choices": "[[0], [1, 0]]"}, "choices names the node [1, 0], but not its parent: every node must be listed"),
     ({**EAGLE, "choices": "[[0], [0]]"}, "choices must name different nodes (key choices)"),
-    ({**EAGLE, "choices": "[[0], []]"}, "choices must be a list of paths of child numbers, as [[0], [0, 0], [1]], got"),
+    ({**EAGLE, "choices": "[[0], []]"}, "choices must be a list of paths of child numbers, like [[0], [0, 0], [1]], got"),
     ({**EAGLE, "choices": "[[-1]]"}, "choices must be a list of paths"),
     ({**EAGLE, "choices": "["}, "choices is not JSON: "),
     ({**EAGLE, "choices": "[[0], [0, 0]]", "eagle_layers": 1}, "choices has 2 levels, the engine was built for at most 1 (key choices)"),

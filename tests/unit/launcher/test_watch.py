@@ -90,7 +90,7 @@ def test_an_exception_is_counted_and_the_watch_goes_on(watched: Any, monkeypatch
     admin.error = ValueError("a bug")
     watch.start()
     until(lambda: watch.num_errors >= 2)
-    assert "failed 1 times, goes on: ValueError('a bug')" in "\n".join(lines)
+    assert "failed 1 times, continuing: ValueError('a bug')" in "\n".join(lines)
     assert watch.is_alive() and watch.failure is None
     admin.error = None
     until(lambda: any("reloaded in" in line for line in lines))

@@ -126,7 +126,7 @@ def test_config_variables_of_a_kubernetes_service_called_serving_are_not_keys(wr
             ("'ngram'", "needs the key ngram_tables, corpus_index or remember_tokens"),
         ),
         ("remember_tokens = 4000001", ("remember_tokens", "0..4000000", "4000001")),
-        ('engine = "tensorrt_llm"\nmedusa = "m"', ("medusa is for engine = 'torch'", "heads inside")),
+        ('engine = "tensorrt_llm"\nmedusa = "m"', ("medusa is for engine = 'torch'", "contain their heads")),
         ('default_speculation = "suffix+eagle2"', ("'eagle2'", "needs the key eagle")),
         ("default_max_tokens = 5000", ("1..4096", "max_tokens_limit", "5000")),
         ("[table]\nkey = 1", ("unknown key", "'table'")),

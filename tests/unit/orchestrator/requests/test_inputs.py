@@ -145,7 +145,7 @@ def test_read_long_value_is_not_echoed_whole() -> None:
 @pytest.mark.parametrize("size", [0, 2])
 def test_read_scalar_with_another_number_of_values_is_refused(size: int) -> None:
     said = refusal({"max_tokens": np.zeros(size, np.int32)})
-    assert said == f"max_tokens must hold one value, got {size} (input max_tokens)"
+    assert said == f"max_tokens must have one value, got {size} (input max_tokens)"
 
 
 @pytest.mark.parametrize("raw", [b"\xff", b"ab\xc3", b"\xed\xa0\x80", b"\xc0\x80"])

@@ -404,9 +404,9 @@ def test_auto_is_the_engines_own_method_where_the_engine_takes_no_drafts(builder
 
 def test_job_prediction_is_refused_when_it_cannot_be_used(builder: RequestBuilder) -> None:
     assert "exclude each other" in refusal(builder, draft_text="b", draft_input_ids=[2])
-    assert "needs what to expect: draft_text or draft_input_ids" in refusal(builder, speculation="predicted")
+    assert "needs the expected output: draft_text or draft_input_ids" in refusal(builder, speculation="predicted")
     assert "for the methods 'predicted' and 'auto', got 'none'" in refusal(builder, speculation="none", draft_text="b")
-    assert f"draft_input_ids must hold ids in 0..{VOCAB_SIZE - 1}, got {VOCAB_SIZE}" in refusal(
+    assert f"draft_input_ids must have ids in 0..{VOCAB_SIZE - 1}, got {VOCAB_SIZE}" in refusal(
         builder, draft_input_ids=[VOCAB_SIZE]
     )
     assert "draft_text has" in refusal(builder, draft_text="b" * (MAX_TEXT_BYTES + 1))
@@ -486,7 +486,7 @@ def test_a_continued_text_counts_as_output(builder: RequestBuilder) -> None:
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        ({"generated_ids": [99]}, "generated_ids must hold ids in 0..63"),
+        ({"generated_ids": [99]}, "generated_ids must have ids in 0..63"),
         ({"generated_ids": [5], "num_return_sequences": 2}, "generated_ids continue one sequence"),
         ({"generated_ids": [5], "exclude_input_in_output": False}, "generated_ids continue one sequence"),
         ({"sequence_index": -1}, "sequence_index"),

@@ -70,7 +70,7 @@ def test_times_beyond_an_int32_are_cut_and_the_answer_arrives() -> None:
         ([([1, 2], [1.0, float("nan")]), ([2], [1.0])], "q of node 1 has a weight"),
         ([([2, 1], [1.0, 1.0]), ([2], [1.0])], "q of node 1 must have ascending ids in 0..49"),
         ([([1, 50], [1.0, 1.0]), ([2], [1.0])], "q of node 1 must have ascending ids in 0..49"),
-        ([([1, 2], [1.0, 1.0]), ([1, 2], [1.0, 2.0])], "node 2 has another q than its siblings"),
+        ([([1, 2], [1.0, 1.0]), ([1, 2], [1.0, 2.0])], "the q of node 2 differs from that of its siblings"),
     ],
 )
 def test_invalid_q_is_refused(q: list[tuple[list[int], list[float]]], words: str) -> None:

@@ -123,7 +123,7 @@ def test_draft_length_beyond_the_engine_s_is_refused_naming_the_limit(
 def test_prompt_beyond_the_engine_s_input_is_refused_naming_the_largest(external: RequestBuilder) -> None:
     assert built(external, text_input="a" * 40, max_tokens=1).limits.max_positions == 41
     assert "has 41 tokens, at most 40 allowed" in refusal(external, text_input="a" * 41)
-    assert "max_tokens must be in 1..2 behind a prompt of 39 tokens" in refusal(external, text_input="a" * 39)
+    assert "max_tokens must be in 1..2 after a prompt of 39 tokens" in refusal(external, text_input="a" * 39)
 
 
 @pytest.mark.parametrize("mode", BUILD_MODES)

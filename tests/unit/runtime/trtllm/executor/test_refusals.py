@@ -108,7 +108,7 @@ def test_capabilities_say_which_methods_an_engine_serves(folder: Path, tmp_path:
     )
     ours = Capabilities().refusal(GREEDY, StepOptions())
     assert ours.endswith(
-        "of engines which sample by themselves; its own: coupled, rejection, block, typical (input rule)"
+        "to engines that sample by themselves; its own: coupled, rejection, block, typical (input rule)"
     )
     assert capabilities_of(ServingConfig(target=str(tmp_path))) == Capabilities()
 
