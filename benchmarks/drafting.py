@@ -135,13 +135,13 @@ def requests_of(
     features: (len(ids), width), of every position.
     """
     selected = select_method(method, "", frozenset({METHODS[method].drafter}), {})
-    config: Any = selected.config
+    config: Any = selected.config.resolved(has_cheap_rows=False)  # type: ignore[attr-defined]
     found, sent = [], 0
     for length in range(num_context, len(ids), STEP):
         head, max_nodes, max_depth = HeadInput(), 0, 0
         if method == "draft_model":
             max_nodes = max_depth = config.draft_len
-            head = HeadInput(min_prob=config.min_prob)
+            head = config.shape
         else:
             first = max(sent - 1, 0) if METHODS[method].reads_every_state else length - 2
             head = replace(config.shape, features=features[first : length - 1], features_start=first)

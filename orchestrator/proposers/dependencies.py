@@ -63,6 +63,7 @@ class ProposerDependencies:
     matcher: the position of the output in the grammar that it must match, if there is one.
     step_costs, estimates: what the process has learnt about the target's steps and the drafts of all requests.
     drafters: those that `auto` may use. draft_costs: what drafts have brought and cost, over all requests.
+    has_cheap_rows: further rows of a pass hardly make it longer, as on a GPU with few requests.
     method: the method to build. build: returns the proposer of another method. The registry sets both.
     """
 
@@ -80,5 +81,6 @@ class ProposerDependencies:
     estimates: AcceptanceEstimates = field(default_factory=AcceptanceEstimates)
     drafters: frozenset[str] = frozenset()
     draft_costs: DraftCosts = field(default_factory=DraftCosts)
+    has_cheap_rows: bool = False
     method: Method = METHODS["none"]
     build: Callable[[str], Proposer] | None = None

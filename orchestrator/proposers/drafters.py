@@ -19,20 +19,36 @@ from orchestrator.proposers.draft_sampling import DraftSamplingConfig
 from orchestrator.proposers.parameters import Adaptivity, Choices
 from orchestrator.wire.drafter import DrafterUse
 
-#: A row of a pass costs a CPU about a tenth of a plain pass (docs/performance.md, Drafting heads).
-MIN_PROB = 0.2
+#: How likely a path must seem by default. A further row of a pass takes a CPU about a quarter of a plain pass
+#: (docs/performance.md, min_prob), a GPU little.
+MIN_PROB, MIN_PROB_OF_CHEAP_ROWS = 0.4, 0.2
 
 
-class DraftModelConfig(DraftSamplingConfig):
-    """draft_len: maximum tokens proposed (γ). min_prob: the chain ends after a token whose path seems less likely.
+class DrafterConfig(DraftSamplingConfig):
+    """Parameters of all drafters. min_prob: how likely a path must seem to the drafter; None = what suits the device.
 
-    sharpness: how sure the draft model is of its tokens: 1 = as sure as its q, None = the measured value.
+    sharpness: how sure the drafter is of its guesses: 1 = as sure as its q, None = the measured value.
     """
 
     adaptive: Adaptivity = "shared"
-    draft_len: int = Field(5, ge=1, le=MAX_NODES)
-    min_prob: float = Field(MIN_PROB, ge=0.0, le=1.0)
+    min_prob: float | None = Field(None, ge=0.0, le=1.0)
     sharpness: float | None = Field(None, ge=0.01, le=1.0)
+
+    def resolved(self, has_cheap_rows: bool) -> Self:
+        """Return the parameters with a min_prob. has_cheap_rows: further rows of a pass hardly make it longer."""
+        default = MIN_PROB_OF_CHEAP_ROWS if has_cheap_rows else MIN_PROB
+        return self if self.min_prob is not None else self.model_copy(update={"min_prob": default})
+
+    @property
+    def shape(self) -> HeadInput:
+        """The drafter's input without hidden states."""
+        return HeadInput(min_prob=self.min_prob or 0.0, sharpness=self.sharpness or 0.0)
+
+
+class DraftModelConfig(DrafterConfig):
+    """draft_len: maximum tokens proposed (γ); the chain also ends after a path below min_prob."""
+
+    draft_len: int = Field(5, ge=1, le=MAX_NODES)
 
 
 class DrafterProposer(Proposer):
@@ -81,46 +97,34 @@ class DraftModel(DrafterProposer):
 
     def __init__(self, config: DraftModelConfig, dependencies: ProposerDependencies) -> None:
         super().__init__(dependencies)
-        self._config = config
-        self._draft_len = config.draft_len
-        self._input = HeadInput(min_prob=config.min_prob, sharpness=config.sharpness or 0.0)
+        self._config = config.resolved(dependencies.has_cheap_rows)
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
         """Begin the call of the draft model."""
-        length = budget.clipped(self._draft_len)
+        length = budget.clipped(self._config.draft_len)
         if length and not self._has_draft:
-            self._client.begin(context, self._config.draft_sampling(sampling), Budget(length, length), self._input)
+            self._client.begin(
+                context, self._config.draft_sampling(sampling), Budget(length, length), self._config.shape
+            )
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the draft model's chain of at most draft_len tokens."""
-        length = budget.clipped(self._draft_len)
+        length = budget.clipped(self._config.draft_len)
         if not length:
             return Proposal.empty()
         budget = Budget(length, length)
         if self._has_draft:
             return self._take_draft(budget)
-        response = self._client.propose(context, self._config.draft_sampling(sampling), budget, self._input)
+        response = self._client.propose(context, self._config.draft_sampling(sampling), budget, self._config.shape)
         self._use = self._client.use
         return Proposal(response.tree, (self.name,) * response.tree.num_nodes, response.q)
 
 
-class HeadConfig(DraftSamplingConfig):
-    """Parameters of a drafting head. min_prob: how likely the path to a node must seem to the head.
+class HeadConfig(DrafterConfig):
+    """Parameters of a drafting head. draws: under a rule that reads q, the nodes are sampled from it."""
 
-    draws: under a rule that reads q, the nodes are sampled from it. sharpness: how sure the head is of its guesses: 1 =
-    as sure as its q, None = the measured value.
-    """
-
-    adaptive: Adaptivity = "shared"
     max_nodes: int = Field(24, ge=0, le=MAX_NODES)
-    min_prob: float = Field(MIN_PROB, ge=0.0, le=1.0)
     draws: bool = True
-    sharpness: float | None = Field(None, ge=0.01, le=1.0)
-
-    @property
-    def shape(self) -> HeadInput:
-        """The head's input with the shape of the tree and no hidden states."""
-        return HeadInput(min_prob=self.min_prob, sharpness=self.sharpness or 0.0)
 
     @property
     def is_chain(self) -> bool:
@@ -212,7 +216,7 @@ class HeadProposer(DrafterProposer):
     def __init__(self, config: HeadConfig, dependencies: ProposerDependencies) -> None:
         super().__init__(dependencies)
         self._method = dependencies.method
-        self._config = config
+        self._config = config.resolved(dependencies.has_cheap_rows)
         self._lacks_from = 0
         self._features: HeadInput | None = None
         self._was_asked = False

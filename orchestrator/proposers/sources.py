@@ -41,6 +41,7 @@ class ProposerSources:
     ) -> None:
         self.grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
         self._checkpoint, self._memory = checkpoint, memory
+        self._has_cheap_rows = config.device != "cpu"
         self._step_costs = StepCosts(measured=pass_costs)
         self._estimates, self._draft_costs = AcceptanceEstimates(), DraftCosts()
         self._corpus = load_corpus_index(config.corpus_index, checkpoint.tokenizer) if config.corpus_index else None
@@ -76,6 +77,7 @@ class ProposerSources:
             estimates=self._estimates,
             drafters=drafters,
             draft_costs=self._draft_costs,
+            has_cheap_rows=self._has_cheap_rows,
         )
 
 

@@ -22,7 +22,7 @@ from orchestrator.proposers.registry import SelectedMethod, load, select_method
 
 LOADED = frozenset(DRAFTERS)
 DRAFT_SAMPLING = {"draft_temperature": None, "draft_top_k": None, "draft_top_p": None}
-HEAD = {"max_nodes": 24, "min_prob": 0.2, "draws": True, "sharpness": None, **DRAFT_SAMPLING}
+HEAD = {"max_nodes": 24, "min_prob": None, "draws": True, "sharpness": None, **DRAFT_SAMPLING}
 DEFAULTS = {
     "none": {"max_nodes": 128},
     "prompt_lookup": {
@@ -41,7 +41,7 @@ DEFAULTS = {
     "auto": {"max_nodes": 48, "draft_len": 128, "tree": True},
     "suffix": {"max_nodes": 128, "max_depth": 24, "factor": 1.5, "min_prob": 0.1, "draft_len": 32, "tree": True},
     "predicted": {"max_nodes": 128, "draft_len": 16, "max_ngram": 6},
-    "draft_model": {"max_nodes": 128, "draft_len": 5, "min_prob": 0.2, "sharpness": None} | DRAFT_SAMPLING,
+    "draft_model": {"max_nodes": 128, "draft_len": 5, "min_prob": None, "sharpness": None} | DRAFT_SAMPLING,
     "medusa": HEAD | {"choices": TokenTree.bare()},
     "eagle": HEAD | {"choices": TokenTree.bare()},
     "eagle2": HEAD | {"top_k": 6, "depth": 10},

@@ -1,0 +1,161 @@
+"""`python -m benchmarks.runs`: tokens per second of methods and their settings in one process, without the server.
+
+The engine makes the steps of a run as it does behind `target`, with the deployment's drafters beside it; the settings
+take turns on each prompt, and every text must be that of the first setting. What Triton, the loop and a client cost is
+not included: `make bench` measures it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from benchmarks.deployment import CONFIG
+from benchmarks.traffic import read_prompts
+from orchestrator.core.context import Context
+from orchestrator.core.drafting import Limits
+from orchestrator.core.errors import ServingError
+from orchestrator.core.proposal import Step
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import MAX_NODES, TokenTree
+from orchestrator.core.types import StepOptions
+from orchestrator.deployment.checkpoint import read_checkpoint
+from orchestrator.deployment.config import load_config
+from orchestrator.proposers.registry import select_method
+from orchestrator.proposers.sources import RunProposers
+from orchestrator.wire.context import delta_of
+from orchestrator.wire.run import RunOptions, TakeSteps
+from orchestrator.wire.target import StepRequest
+from runtime.engine.build import build_target
+from runtime.engine.runs import Runs
+from runtime.local_drafters import load_drafters
+
+LIMIT_S = 60.0
+SETTINGS = ("none", "auto", "suffix", "draft_model", "medusa", "redrafter", "eagle", "eagle2", "eagle3")
+#: The tasks of the README's table.
+TASKS = ("completion", "edit", "docstring")
+
+
+@dataclass
+class Tally:
+    """What a setting has done, the first call of each text left out. Times are in seconds."""
+
+    num_tokens: int = 0
+    seconds: float = 0.0
+    steps: list[Step] = field(default_factory=list)
+
+    def row(self, name: str, base: Tally) -> str:
+        """Return the setting's row of the table; base: the first setting's."""
+        count, rate = len(self.steps), self.num_tokens / self.seconds
+        mean = {
+            "tokens": self.num_tokens / count,
+            "nodes": sum(step.proposal.tree.num_nodes for step in self.steps) / count,
+            "step": 1e3 * self.seconds / count,
+            "draft": 1e3 * sum(step.draft_s for step in self.steps) / count,
+            "pass": 1e-3 * sum(step.acceptance.forward_us for step in self.steps) / count,
+        }
+        cells = " | ".join(f"{value:.2f}" for value in mean.values())
+        return f"| `{name}` | {rate:.0f} | {rate * base.seconds / base.num_tokens:.2f} × | {cells} |"
+
+
+class Engine:
+    """The target's engine with its runs and drafters, as `model_repository/target` builds it."""
+
+    def __init__(self, config_file: str) -> None:
+        config = load_config(config_file)
+        self.drafters = load_drafters(config)
+        engine, model = build_target(config, _no_models)
+        self.runs = Runs(engine, RunProposers(config, self.drafters, engine.pass_costs))
+        self.max_positions = model.max_positions
+        self._num_texts = 0
+
+    def generate(self, prompt: Sequence[int], setting: str, sampling: Sampling, length: int, tally: Tally) -> list[int]:
+        """Return a text of `length` tokens and add it to a setting's tally."""
+        method, _, config = setting.partition(":")
+        plan = select_method(method, config, frozenset(self.drafters), {})
+        limits = Limits(length, self.max_positions, min(plan.config.max_nodes, MAX_NODES))
+        run = RunOptions(method, plan.config_json, limits)
+        self._num_texts += 1
+        number, context = self._num_texts, Context(prompt)
+        first = delta_of(context, 0, number, str(number))  # a cache salt of its own: every prompt is cold
+        request = StepRequest(first, TokenTree.bare(), sampling, StepOptions(), int(1000 * LIMIT_S), (), run)
+        self._commit(context, self._call(request))
+        num_before, began_s = len(context), time.perf_counter()
+        while len(context.output) < length:
+            tally.steps += self._commit(context, self._call(TakeSteps(number, len(context))))
+        tally.seconds += time.perf_counter() - began_s
+        tally.num_tokens += len(context) - num_before
+        self.runs.release(number)
+        return context.output
+
+    def _commit(self, context: Context, steps: list[Step]) -> list[Step]:
+        for step in steps:
+            context.commit(step.tokens)
+        return steps
+
+    def _call(self, request: StepRequest | TakeSteps) -> list[Step]:
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        if work := self.runs.preparation(request):
+            work()
+        self.runs.submit(request, time.monotonic() + LIMIT_S, answers.put)
+        answer = answers.get(timeout=LIMIT_S)
+        if isinstance(answer, ServingError):
+            raise answer
+        steps: list[Step] = answer
+        return steps
+
+
+def _no_models(model: str) -> NoReturn:
+    """Refuse to call another model: there is no server."""
+    raise AssertionError(f"a deployment with engine = \"torch\" calls no model {model!r}")
+
+
+def measure(engine: Engine, prompts: Sequence[Sequence[int]], args: argparse.Namespace) -> Mapping[str, Tally]:
+    """Return the tally of each setting; raises SystemExit for a text that differs. The first round warms up."""
+    tallies = {setting: Tally() for setting in args.settings}
+    texts: dict[int, list[int]] = {}
+    sampling = Sampling(args.temperature, seed=args.seed)
+    for number in range(args.rounds + 1):
+        for place, prompt in enumerate(prompts):
+            for setting in args.settings:
+                tally = tallies[setting] if number else Tally()
+                text = engine.generate(prompt, setting, sampling, args.max_tokens, tally)
+                if text != texts.setdefault(place, text):
+                    sys.exit(f"prompt {place}: {setting} has another text than {args.settings[0]}")
+    return tallies
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print a table with a row for each setting."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.runs", description=__doc__)
+    parser.add_argument("settings", nargs="*", default=SETTINGS, help='like eagle2 or eagle2:{"min_prob":0.2}')
+    parser.add_argument("--config", default=str(CONFIG), help="deployment file (%(default)s)")
+    parser.add_argument("--num-prompts", type=int, default=3, help="per task (%(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=128, help="tokens of a text (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds after the one that warms up (%(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args(arguments)
+    tokenizer = read_checkpoint(load_config(args.config).target).tokenizer
+    held_out = read_prompts()
+    prompts = [tokenizer.encode(each.text).ids for task in TASKS for each in held_out[task][: args.num_prompts]]
+    engine = Engine(args.config)
+    try:
+        tallies = measure(engine, prompts, args)
+    finally:
+        engine.runs.close()
+    base = tallies[args.settings[0]]
+    print("| setting | tokens/s | × the first | tokens a step | nodes | step, ms | draft, ms | pass, ms |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    for setting, tally in tallies.items():
+        print(tally.row(setting, base))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
