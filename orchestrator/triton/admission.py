@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 #: A request that has waited this long goes ahead of one that is one level more urgent and has just arrived.
 AGING_S = 1.0
-#: The service rate is measured over the last requests that ended, this many.
+#: The service rate is measured over this many of the last requests to end.
 NUM_ENDS = 64
 LONGEST_HINT_S = 60
 

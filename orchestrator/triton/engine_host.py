@@ -32,8 +32,8 @@ DEFAULT_DEADLINE_MS = 60_000
 NUM_PREPARING = 8
 # A preparation gives up before this (grammar.LIMIT_S, once to begin and once to end).
 PREPARATION_LIMIT_S = 5.0
-# Triton aborts when a process dies while it holds a lock in the memory they share (triton#8882). After a pause that is
-# shorter than callers wait before they try again, no thread holds one.
+# Triton aborts when a process dies while it holds a lock in the memory they share (triton#8882). After this pause no
+# thread holds one: it is shorter than callers wait before they try again.
 QUIET_S = 0.1
 
 
