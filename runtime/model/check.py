@@ -152,7 +152,7 @@ def _check_log_probs(found: Tensor, expected: Tensor, allowed: Tolerance, name: 
 
 
 def _check_window(model: CausalModel, used: set[int | None], name: str) -> None:
-    """Raise ConfigError for a family that passes its sliding window to the mask alone.
+    """Raise ConfigError for a family that passes its sliding window only to the mask.
 
     Our attention would not see the window, and NUM_CHECKED tokens are too few to show the difference.
     """

@@ -64,7 +64,7 @@ def accepted_paths(inputs: Sequence[AcceptInput], log_p: Tensor) -> list[Accepte
     """Return the accepted path of every input under its own rule, which is not `coupled`.
 
     log_p: (rows, V) float64, root and nodes 1…m of each input in turn, not changed; a greedy row is 0 at one token.
-    Invariant: each path equals the reference's with `KeyedNoise(seed, prefix_len)` and depends on its own input alone.
+    Invariant: each path equals the reference's with `KeyedNoise(seed, prefix_len)` and depends only on its own input.
     """
     if not inputs:
         return []
