@@ -206,15 +206,12 @@ class Admission:
         following: RequestHandler | None = request
         while following:
             _guarded(following.run)
-            started = self._ended(following)
+            with self._lock:
+                self._give_back(following)
+                self._rate.note(following.num_places)
+                started = self._start()
             following = started[0] if started else None
             self._run(started[1:])
-
-    def _ended(self, request: RequestHandler) -> list[RequestHandler]:
-        with self._lock:
-            self._give_back(request)
-            self._rate.note(request.num_places)
-            return self._start()
 
     def _give_back(self, request: RequestHandler) -> None:
         """Give a request's places back; the caller holds the lock."""
