@@ -86,7 +86,9 @@ def check_against_stock(model: CausalModel | NativeModel, expected: Tensor, name
     probe.forward(Segment(sequence, 0, quarter))
     second = probe.pass_of(Segment(sequence, quarter, half, probe.tree))
     logits = model.forward(second, probe.cache)[::2]
-    _check_log_probs(logits.double().log_softmax(dim=-1), expected[half - 1 :], _tolerance(model), name)
+    is_rounded = isinstance(model, NativeModel) and model.rounds_inputs
+    allowed = NATIVE_BFLOAT16 if is_rounded else TOLERANCE[model.dtype]
+    _check_log_probs(logits.double().log_softmax(dim=-1), expected[half - 1 :], allowed, name)
     if isinstance(model, CausalModel):  # the native pass reads the windows from the configuration
         _check_window(model, second.windows, name)
 
@@ -104,10 +106,6 @@ def check_bits(model: NativeModel, name: str) -> None:
         if not torch.equal(row, together[level]):
             raise ConfigError(f"{name}: the native forward pass gives a row other bits in a tree than alone")
     model.num_threads = None
-
-
-def _tolerance(model: CausalModel | NativeModel) -> Tolerance:
-    return NATIVE_BFLOAT16 if isinstance(model, NativeModel) and model.rounds_inputs else TOLERANCE[model.dtype]
 
 
 class _Probe:

@@ -10,7 +10,7 @@ import numpy as np
 
 from orchestrator.core.errors import EngineError, RequestError
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Acceptance, DraftResponse, EngineSpeculation, EngineSpeculationResult, IdArray
+from orchestrator.core.types import Acceptance, DraftResponse, EngineSpeculationResult, IdArray
 from orchestrator.deployment.engine_trees import lookahead_nodes, sizes_refusal
 from orchestrator.wire.context import Delta
 from orchestrator.wire.drafter import DraftRequest
@@ -106,18 +106,17 @@ class EngineSideAdapter(BackendAdapter[StepRequest]):
         tokens = read_tokens(answer, _array(request.ids), self._backend)
         if not tokens:
             raise EngineError("the backend answered no new token")
-        if call.request.options.engine_speculation is None:
+        speculation = call.request.options.engine_speculation
+        if speculation is None:
             return Acceptance((), tokens[0])
         # The first pass has no drafts, so its one token and the last pass's bonus token are never accepted drafts.
         num_passes = len(tokens) - min(_count(answer, ACCEPTED), max(len(tokens) - 2, 0))
         lengths = (len(tokens) - num_passes + 1, *[1] * (num_passes - 1))
         # DRAFTED counts only a drafted path, not all nodes of its tree; 0 means that nothing was drafted at all.
-        num_nodes = self._nodes_of(call.request.options.engine_speculation) if _count(answer, DRAFTED) else 0
+        num_asked = lookahead_nodes(*speculation.sizes) if speculation.sizes else self._num_nodes
+        num_nodes = num_asked if _count(answer, DRAFTED) else 0
         result = EngineSpeculationResult(self._method, tuple(tokens[:-1]), lengths, (num_passes - 1) * num_nodes)
         return Acceptance((), tokens[-1], engine_speculation=result)
-
-    def _nodes_of(self, speculation: EngineSpeculation) -> int:
-        return lookahead_nodes(*speculation.sizes) if speculation.sizes else self._num_nodes
 
 
 class DraftAdapter(BackendAdapter[DraftRequest]):
