@@ -44,14 +44,12 @@ class Said:
     logprobs: list[float] = field(default_factory=list)
     top_ids: list[list[int]] = field(default_factory=list)
     top_logprobs: list[list[float]] = field(default_factory=list)
-    num_parts: int = 0
     totals: dict[str, Any] = field(default_factory=dict)
 
     def take(self, part: Part, index: int) -> None:
         """Add the part of sequence `index` of a response."""
         counts = part["num_output_tokens"][0].tolist()
         own = slice(sum(counts[:index]), sum(counts[: index + 1]))
-        self.num_parts += 1
         self.text += part["text_output"].reshape(-1)[index].decode()
         self.ids += part["output_ids"][0, own].tolist()
         if "output_log_probs" in part:
