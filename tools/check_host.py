@@ -1,4 +1,4 @@
-"""Says in one line each what this machine lacks for `make setup`; runs on any Python 3, before all else."""
+"""Prints, one line each, what this machine lacks for `make setup`; runs on any Python 3, before anything else."""
 
 import ctypes
 import os
@@ -6,12 +6,12 @@ import platform
 import shutil
 import sys
 
-_GLIBC = (2, 35)  # the oldest that Triton's wheel runs on
+_GLIBC = (2, 35)  # the oldest that Triton's wheel supports
 _FREE_GIB = 4  # torch (CPU), Triton and their dependencies
 
 
 def problems(folder: str) -> "list[str]":
-    """Return one sentence for each thing that is missing, in the order in which to fix them."""
+    """Return one sentence for each thing that is missing, in the order in which to fix it."""
     checks = (_platform(), _python(), _venv(), _libpython(), _disk(folder))
     return [problem for problem in checks if problem]
 
@@ -45,7 +45,7 @@ def _venv() -> str:
 
 
 def _libpython() -> str:
-    """Triton's Python stub is linked against the shared libpython, which an interpreter need not have."""
+    """Look for the shared libpython: Triton's Python stub is linked against it, but an interpreter need not have it."""
     import sysconfig
 
     name = f"libpython3.{sys.version_info[1]}.so.1.0"

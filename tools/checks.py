@@ -1,4 +1,4 @@
-"""What the checks of containers ask: is it there yet, what does it answer, what does a stream say."""
+"""What the container checks have in common: waiting, requests, and streams that must survive a killed server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 
-#: Long enough, and with drafts slow enough, for a server to be found and hurt while it runs.
+#: Long enough, and with drafts slow enough, for the server that runs it to be found and killed meanwhile.
 _REQUEST = {
     "prompt": "def fibonacci(n):", "max_tokens": 1000, "seed": 1, "temperature": 0.8, "ignore_eos": True,
     "speculation": "lookahead", "stream": True,
@@ -18,11 +18,11 @@ _RUNS = re.compile(r"^spec_num_requests_running\{[^}]*\} [1-9]", re.MULTILINE)
 
 
 class CheckFailed(Exception):
-    """An image does not do what it should."""
+    """A container does not do what it should."""
 
 
 def succeeds(call: Callable[[], object]) -> bool:
-    """Return whether a call raises none of the errors of an engine or a port that is not there yet."""
+    """Return whether a call succeeds; False for the errors of an engine or a port that is not there yet."""
     try:
         call()
     except (CheckFailed, OSError, http.client.HTTPException):
@@ -31,7 +31,7 @@ def succeeds(call: Callable[[], object]) -> bool:
 
 
 def get(port: int, path: str, body: object = None, host: str = "127.0.0.1") -> tuple[int, str]:
-    """Ask a program; return status and body."""
+    """Send a request to a port; return status and body. body: sent as JSON by POST; None = GET."""
     connection = http.client.HTTPConnection(host, port, timeout=60)
     try:
         text = None if body is None else json.dumps(body)
@@ -43,7 +43,7 @@ def get(port: int, path: str, body: object = None, host: str = "127.0.0.1") -> t
 
 
 def wait_for(condition: Callable[[], bool], what: str, limit_s: float) -> float:
-    """Return after how many seconds the condition was true; raises CheckFailed when it is not in time."""
+    """Return how many seconds it took for the condition to hold; raises CheckFailed after `limit_s`."""
     began_s = time.monotonic()
     while not condition():
         if time.monotonic() - began_s > limit_s:
@@ -53,7 +53,7 @@ def wait_for(condition: Callable[[], bool], what: str, limit_s: float) -> float:
 
 
 def streamed(host: str, port: int, at_tenth: Callable[[], object] = lambda: None) -> str:
-    """Stream a text from a gateway and return it; raises CheckFailed unless it comes whole.
+    """Stream a text from a gateway and return it; raises CheckFailed unless it is complete.
 
     at_tenth: called at the tenth chunk.
     """
@@ -85,10 +85,10 @@ def num_usable(host: str, port: int) -> int:
         return 0
 
 
-def check_same(undisturbed: str, text: str, behind: str) -> None:
-    """Compare a stream's text with that of an undisturbed one; raises CheckFailed where they differ."""
+def check_same(undisturbed: str, text: str, server: str) -> None:
+    """Raise CheckFailed if the text of a stream, run by `server`, differs from that of an undisturbed one."""
     if text != undisturbed:
-        raise CheckFailed(f"a stream behind {behind} says {text!r}, undisturbed {undisturbed!r}")
+        raise CheckFailed(f"the text of a stream on {server} is {text!r}, undisturbed {undisturbed!r}")
 
 
 def check_kill(
@@ -96,8 +96,8 @@ def check_kill(
 ) -> str:
     """Kill the server that runs a stream of the gateway at host and port; return its name.
 
-    servers: their addresses by their names, with which `kill` is called. undisturbed: the text that the stream must
-    have all the same. Raises CheckFailed where it differs, or where the gateway has not moved the stream.
+    servers: addresses by name. kill: called with the name. undisturbed: the text that the stream must have all the
+    same. Raises CheckFailed if the text differs or the gateway has not moved the stream.
     """
     killed: list[str] = []
 
@@ -113,7 +113,7 @@ def check_kill(
 
 
 def _running_on(addresses: Mapping[str, str]) -> str:
-    """Wait until a server runs a request; return its name. addresses: of the servers, by their names."""
+    """Wait until a server runs a request; return its name. addresses: of the servers, by name."""
     found: list[str] = []
 
     def is_found() -> bool:

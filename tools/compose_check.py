@@ -1,7 +1,7 @@
-"""The services of docker/compose.yaml, started together on images that are there: asked, watched, killed, stopped.
+"""Checks the services of docker/compose.yaml on images that are already built: starts, asks, kills and stops them.
 
-Two servers, the gateway before them, and Prometheus, which Debian's package replaces under the name of its image.
-Nothing can replace Grafana's image, so that service is left out.
+The services are two servers, the gateway in front of them, and Prometheus, whose image is replaced, under its name, by
+one with Debian's package. Nothing can replace Grafana's image, so that service is left out.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def image_of(service: str) -> str:
 
 
 def check_compose(engine: Engine, folder: Path) -> None:
-    """Start the services, compare a text with that of a stream whose server is killed, look at metrics, stop them.
+    """Start the services, check their metrics and a stream whose server is killed, and stop them.
 
-    folder: where the file goes without its key `name`, which is newer than docker-compose 1.
+    folder: where a copy of the file is written, without its key `name`, which docker-compose 1 does not know.
     """
     file = folder / "compose.yaml"
     file.write_text(yaml.safe_dump({key: value for key, value in _file().items() if key != "name"}), encoding="utf-8")
@@ -43,10 +43,10 @@ def check_compose(engine: Engine, folder: Path) -> None:
         print(f"compose: two servers, the gateway and Prometheus are ready after {took_s:.1f} s more", flush=True)
         wait_for(lambda: _are_scraped(2), "Prometheus to scrape server and gateway", SCRAPE_LIMIT_S)
         undisturbed = streamed(*GATEWAY)
-        (gateway,) = _addresses(engine, "gateway").values()  # only there are the gateway's metrics
+        (gateway,) = _addresses(engine, "gateway").values()  # the gateway's metrics are only there
         servers = _addresses(engine, "server")
         killed = check_kill(gateway, GATEWAY[1], servers, lambda name: engine("kill", name), undisturbed)
-        print(f"compose: {len(undisturbed)} characters, the same behind {killed}, killed under them", flush=True)
+        print(f"compose: {len(undisturbed)} characters, the same from {killed}, which was killed meanwhile", flush=True)
         compose("stop")
         _check_stopped(engine, killed)
 
@@ -58,7 +58,7 @@ def _file() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _services(compose: Callable[..., str]) -> Iterator[Callable[..., str]]:
-    """Start the services; in the end their containers, networks and volumes are removed."""
+    """Start the services; at the end, remove their containers, networks and volumes."""
     try:
         compose("up", "--detach", "--scale", "server=2", *SERVICES)
         yield compose
@@ -70,7 +70,7 @@ def _services(compose: Callable[..., str]) -> Iterator[Callable[..., str]]:
 
 
 def _are_scraped(num_jobs: int) -> bool:
-    """Return whether Prometheus has read so many of the file's jobs, and evaluates every rule."""
+    """Return whether Prometheus has read `num_jobs` of the file's jobs and evaluates every rule."""
     if not succeeds(lambda: get(PROMETHEUS_PORT, "/api/v1/targets")):
         return False
     targets = json.loads(get(PROMETHEUS_PORT, "/api/v1/targets")[1])["data"]["activeTargets"]
@@ -80,14 +80,14 @@ def _are_scraped(num_jobs: int) -> bool:
 
 
 def _addresses(engine: Engine, service: str) -> dict[str, str]:
-    """Return the addresses of a service's containers by their names."""
+    """Return the addresses of a service's containers by name."""
     names = engine("ps", "--format", "{{.Names}}", "--filter", f"name={PROJECT}_{service}_").split()
     address = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
     return {name: engine("inspect", "--format", address, name) for name in names}
 
 
 def _check_stopped(engine: Engine, killed: str) -> None:
-    """Check that the killed server has ended so, and all others with status 0."""
+    """Check that the killed server has ended with status 137, and all others with 0."""
     containers = engine("ps", "--all", "--quiet", "--filter", f"name={PROJECT}_").split()
     ends = dict(
         line.removeprefix("/").split()

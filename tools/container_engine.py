@@ -1,4 +1,4 @@
-"""A container engine of our own for `make docker-check`: the daemon, its bases, its command."""
+"""A container engine for `make docker-check` alone: its daemon, its base images, its command."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RUN apt-get update && apt-get install --yes --no-install-recommends python3 pyth
  && cp python_backend_stubs/3.11/triton_python_backend_stub /opt/tritonserver/backends/python/ \\
  && cp -r /wheel/nvidia_pytriton.libs /opt/tritonserver/lib && rm -rf /wheel
 """
-#: What the official image of Prometheus is to compose.yaml: its user, folder and program.
+#: What compose.yaml needs of Prometheus' official image: its user, folder and program.
 _PROMETHEUS = """\
 FROM {debian}
 RUN apt-get update && apt-get install --yes --no-install-recommends prometheus \\
@@ -71,7 +71,7 @@ class Engine:
 
 @contextlib.contextmanager
 def engine_of_our_own(folder: Path) -> Iterator[Engine]:
-    """Run a daemon without networks of its own; containers use the host's. It ends with everything that it holds."""
+    """Run a daemon without networks of its own: containers use the host's. At the end, remove all that it has."""
     socket = f"unix://{folder}/socket"
     state = [f"--data-root={folder}/data", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid", f"--host={socket}"]
     environ = {**os.environ, "DOCKER_HOST": socket, "DOCKER_BUILDKIT": "0"}
@@ -93,14 +93,14 @@ def engine_of_our_own(folder: Path) -> Iterator[Engine]:
 
 
 def unmount_below(folder: Path) -> None:
-    """Unmount what the engine leaves mounted: the namespace of the host's network."""
+    """Unmount what the engine leaves mounted: the host's network namespace."""
     mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
     for mount in reversed([mount for mount in mounts if mount.startswith(f"{folder}/")]):
         subprocess.run(["umount", mount], check=False)
 
 
 def import_debian(engine: Engine, folder: Path) -> None:
-    """Import a minimal Debian under the base's name, with this machine's certificates and settings of pip."""
+    """Import a minimal Debian under the base image's name, with this machine's certificates and pip settings."""
     root = folder / "debian"
     subprocess.run(
         ["debootstrap", "--variant=minbase", "--include=ca-certificates", SUITE, root], stdout=sys.stderr, check=True
@@ -117,18 +117,18 @@ def import_debian(engine: Engine, folder: Path) -> None:
 
 
 def import_nvidia(engine: Engine, name: str) -> None:
-    """Build the base of NVIDIA's name from our Debian: Python, pip, and Triton where its containers have it."""
+    """Build a base image under NVIDIA's name from our Debian: Python, pip, and Triton where NVIDIA's image has it."""
     engine("build", "--network=host", "--tag", name, "-", input=_NVIDIA_BASE.format(debian=DEBIAN).encode())
 
 
 def import_prometheus(engine: Engine, name: str) -> None:
-    """Build the image of Prometheus' name from our Debian and its package."""
+    """Build an image under Prometheus' name from our Debian and its package."""
     engine("build", "--network=host", "--tag", name, "-", input=_PROMETHEUS.format(debian=DEBIAN).encode())
 
 
 @contextlib.contextmanager
 def index_of_torch(folder: Path, version: str) -> Iterator[str]:
-    """Serve the torch that pip finds on this machine as an index of packages; yield its address."""
+    """Serve a package index with the torch that pip finds from this machine; yield its address."""
     wheels = folder / "index" / "torch"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
     subprocess.run([*command, "--python-version", "3.11", "--dest", wheels, f"torch=={version}"], check=True)

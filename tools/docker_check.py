@@ -1,8 +1,7 @@
 """`make docker-check`: builds the images on a container engine of its own, runs them, and prints what it saw.
 
-Where base images cannot be pulled, each is replaced under its own name: Debian's by a root file system of debootstrap,
-NVIDIA's by the same with Triton from its wheel. What runs on such a base is said in the table. Everything is removed at
-the end: containers, images, the engine and its folder.
+No base image is pulled; each is replaced under its own name: Debian's by a root file system from debootstrap, NVIDIA's
+by the same with Triton from its wheel. At the end everything is removed: containers, images, the engine and its folder.
 """
 
 from __future__ import annotations
@@ -33,27 +32,27 @@ from tools.container_engine import (
 )
 from tools.pods_check import check_pods
 
-#: File of the image, its base, and the name that the Makefile gives it.
+#: Image, as the Makefile names it → its Dockerfile and its base image.
 IMAGES = {
     "cpu": ("docker/Dockerfile.cpu", DEBIAN),
     "gateway": ("docker/Dockerfile.gateway", DEBIAN),
     "torch": ("docker/Dockerfile", "nvcr.io/nvidia/tritonserver:26.07-py3"),
     "trtllm": ("docker/Dockerfile.trtllm", "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"),
 }
-#: The ports of the server that is run here, in the order of the launcher's variables; then the gateway's.
+#: The ports of the server that is run here, by the launcher's variables; then the gateway's.
 PORTS = {"HTTP_PORT": 18000, "GRPC_PORT": 18001, "METRICS_PORT": 18002, "HEALTH_PORT": 18003}
 GATEWAY_PORT = 19000
 CONFINED = ("--read-only", "--tmpfs=/tmp", "--shm-size=1g", "--cap-drop=ALL", "--security-opt=no-new-privileges")
 READY_LIMIT_S, STOP_LIMIT_S = 180.0, 60.0
-#: What must be installed, as root.
+#: Programs that must be installed.
 PROGRAMS = ("docker", "dockerd", "debootstrap")
-#: What Compose and pods need, which are run with these two images.
+#: The images that Compose and pods run, and the programs that this needs.
 TOGETHER = {"cpu", "gateway"}
 PROGRAMS_TOGETHER = ("docker-compose", "podman", "catatonit", "runc", "kubectl")
 
 
 def build(engine: Engine, name: str, *arguments: str) -> str:
-    """Build an image from its file; return its tag."""
+    """Build an image; return its tag."""
     tag = f"specserve-check-{name}"
     began_s = time.monotonic()
     engine("build", "--network=host", "--file", IMAGES[name][0], "--tag", tag, *arguments, ".")
@@ -67,7 +66,7 @@ def build(engine: Engine, name: str, *arguments: str) -> str:
 
 @contextlib.contextmanager
 def running(engine: Engine, tag: str, ready: tuple[int, str], *arguments: str) -> Iterator[str]:
-    """Run an image, confined, until it is ready; yield the container. At the end SIGTERM must stop it with status 0."""
+    """Run an image, confined; yield the container when it is ready. At the end SIGTERM must stop it with status 0."""
     volume = f"--volume={ROOT}/models:/models:ro"
     container = engine("run", "--detach", "--network=host", *CONFINED, volume, *arguments, tag)
     try:
@@ -95,7 +94,7 @@ def _is_ready(engine: Engine, container: str, port: int, path: str) -> bool:
 
 
 def _check_confined(engine: Engine, container: str) -> None:
-    """Check that nobody is root in it, that its root cannot be written, and that its health check passes."""
+    """Check that the user is not root, that the root file system is read-only, and that the health check passes."""
     if engine("exec", container, "id", "-u") != "1000":
         raise CheckFailed("the container does not run as user 1000")
     if succeeds(lambda: engine("exec", container, "touch", "/app/written")):
@@ -116,7 +115,7 @@ def check_server(engine: Engine, tag: str, *variables: str) -> None:
 
 
 def check_gateway(engine: Engine, server: str, gateway: str) -> None:
-    """Run a server and the gateway before it; ask the gateway."""
+    """Run a server with the gateway in front of it; ask the gateway."""
     environ = [f"--env={name}={value}" for name, value in PORTS.items()]
     replicas = f"--env=GATEWAY_REPLICAS=127.0.0.1:{PORTS['GRPC_PORT']}"
     with (
@@ -135,7 +134,7 @@ def _ask(port: int, path: str, body: object) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build and run the images that are named; return the exit status."""
+    """Build and run the named images; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="docker_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

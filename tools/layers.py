@@ -11,7 +11,7 @@ _HEAVY = ("torch", "transformers", "safetensors", "pytriton")
 _PB_UTILS = "triton_python_backend_utils"
 _PRODUCTS = ("auditor", "benchmarks", "build", "clients", "gateway", "launcher", "tools", "tests")
 
-#: The rooms of the orchestrator from bottom to top; a module may import its own row and those below it.
+#: The orchestrator's folders from bottom to top, called rooms here; a module may import its own row and those below.
 ROOMS = (
     ("core",),
     ("native",),
@@ -20,13 +20,13 @@ ROOMS = (
     ("generation", "requests"),
     ("triton",),
 )
-#: The rooms that another folder may import; a folder that is not here may import all of them, or is in FORBIDDEN.
+#: The rooms that other folders may import; a folder that is not here may import all of them, unless FORBIDDEN says no.
 ALLOWED_ROOMS = {
     "runtime": tuple(room for row in ROOMS[:3] for room in row),
     "launcher": ("core", "deployment"),
 }
 
-#: Folder → what its files may not import.
+#: Folder → what its files must not import.
 FORBIDDEN: dict[str, tuple[str, ...]] = {
     "orchestrator": (*_HEAVY, "runtime", *_PRODUCTS),
     "runtime": (_PB_UTILS, *_PRODUCTS),
@@ -39,12 +39,12 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "model_repository": ("torch", "transformers", *_PRODUCTS),
     "tools": ("orchestrator", "runtime", *(p for p in _PRODUCTS if p != "tools")),
 }
-#: The clients that nobody copies: they start the server that they then ask.
+#: Clients that are not meant to be copied: they start the server that they ask.
 _EXCEPTIONS = {("clients/demo.py", "launcher"), ("clients/load.py", "launcher")}
 
 
 def violations(root: Path) -> list[str]:
-    """Return one line for each import below `root` that goes up or aside."""
+    """Return one line for each import below `root` that breaks a rule."""
     return [
         f"{path}:{line}: {wrong}"
         for folder in FORBIDDEN
@@ -84,7 +84,7 @@ def _row(room: str) -> int | None:
 
 
 def imports(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield what a file imports and the line; `from a import b` is a.b where a is a package of ours."""
+    """Yield each import of a file with its line; `from a import b` is a.b if a is one of our packages."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)

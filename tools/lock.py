@@ -1,8 +1,9 @@
 """`python -m tools.lock`: writes requirements.lock, the packages that `make` and the images install, with their hashes.
 
-pip resolves what pyproject.toml asks for, once for each Python, and says which files it would install. Versions are
-those of constraints.txt and, for what those packages need, of the environment that this runs in, so that the lock is
-what the tests ran with. torch is not locked: each machine has a build of its own. What torch needs is, apart from CUDA.
+pip resolves what pyproject.toml asks for, once for each Python, and says which files it would install. Versions come
+from constraints.txt and, for the packages that those need, from the environment that this runs in, so that the lock has
+the versions that were tested. torch is not locked, because each machine has a build of its own; what torch needs is,
+apart from CUDA.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ PYTHONS = ("3.11", "3.12")
 #: The newest glibc that a locked file may ask for (Ubuntu 22.04); pip takes such a file on newer systems, too.
 GLIBC = 35
 PLATFORMS = [*(f"manylinux_2_{minor}_x86_64" for minor in range(GLIBC, 4, -1)), "manylinux2014_x86_64"]
-#: Compiled where it is installed, so that there is no file to lock.
+#: Compiled where they are installed, so there is no file to lock.
 UNLOCKED_EXTRAS = ("peers",)
 #: Packages with a group of their own, because an image may have them already.
 OWN_GROUPS = {"torch": "torch", "nvidia-pytriton": "triton"}
@@ -55,9 +56,9 @@ class LockError(Exception):
 
 
 def groups_of(document: Mapping[str, Any], torch_requires: Iterable[str]) -> dict[str, list[Requirement]]:
-    """Return what each group asks for: the project, its extras, its build, torch and Triton.
+    """Return the requirements of each group: the project, its extras, its build, torch and Triton.
 
-    document: pyproject.toml. torch_requires: what the installed torch asks for.
+    document: pyproject.toml. torch_requires: the requirements of the installed torch.
     """
     project, found = document["project"], dict[str, list[Requirement]]()
     lines = {"project": project["dependencies"], "build": document["build-system"]["requires"]}
@@ -78,7 +79,7 @@ def closure(
 ) -> set[str]:
     """Return the names of all packages that these requirements need; raises LockError for one that pip did not find.
 
-    extras: what the project's own extras ask for, which requirements may name as `specserve[...]`.
+    extras: the requirements of the project's own extras, which others may name as `specserve[...]`.
     """
     pending = [(requirement, "") for requirement in wanted]
     seen: set[tuple[str, str]] = set()
@@ -99,7 +100,7 @@ def closure(
 
 
 def environment_of(python: str) -> dict[str, str]:
-    """Return what markers are evaluated with, for CPython on x86-64 Linux."""
+    """Return the environment in which markers are evaluated: CPython on x86-64 Linux."""
     return {
         "implementation_name": "cpython",
         "implementation_version": f"{python}.0",
@@ -116,7 +117,7 @@ def environment_of(python: str) -> dict[str, str]:
 
 
 def read_report(report: Mapping[str, Any]) -> dict[str, Package]:
-    """Return the packages of pip's installation report; raises LockError for a file that is nobody else's."""
+    """Return the packages of pip's installation report; raises LockError for a file that only this machine has."""
     packages: dict[str, Package] = {}
     for item in report["install"]:
         metadata, download = item["metadata"], item["download_info"]
@@ -132,7 +133,7 @@ def read_report(report: Mapping[str, Any]) -> dict[str, Package]:
 
 
 def lock_text(packages: Mapping[str, Packages], groups: Mapping[str, list[Requirement]]) -> str:
-    """Return the lock. packages: for each Python what pip would install; groups: what asks for it."""
+    """Return the lock. packages: by Python, what pip would install. groups: the requirements that ask for it."""
     members = {
         python: {
             group: closure(wanted, found, groups, environment_of(python))
@@ -158,14 +159,14 @@ def lock_text(packages: Mapping[str, Packages], groups: Mapping[str, list[Requir
 
 
 def installed_pins(names: Iterable[str]) -> list[str]:
-    """Return `name==version` for each package that is installed here, apart from those that are named."""
+    """Return `name==version` for each package that is installed here, except those in `names`."""
     left_out = set(names)
     found = {canonicalize_name(each.metadata["Name"]): each.version for each in importlib.metadata.distributions()}
     return [f"{name}=={version}" for name, version in sorted(found.items()) if name not in left_out]
 
 
 def resolve(python: str, wanted: Iterable[Requirement], pins: Iterable[str]) -> dict[str, Package]:
-    """Return what pip would install for a Python; raises LockError with pip's own words."""
+    """Return what pip would install for a Python; raises LockError with pip's message."""
     with tempfile.TemporaryDirectory() as folder:
         files = {name: Path(folder, name) for name in ("wanted.txt", "pins.txt", "report.json")}
         files["wanted.txt"].write_text("".join(f"{each}\n" for each in wanted))

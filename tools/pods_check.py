@@ -67,7 +67,7 @@ class Podman(Engine):
 
 
 class Pods:
-    """The pods that run, and their manifests by name."""
+    """The running pods and their manifests, by name."""
 
     def __init__(self, podman: Podman, folder: Path) -> None:
         self._podman, self._folder = podman, folder
@@ -92,7 +92,7 @@ class Pods:
         return dict(container)
 
     def play(self, name: str) -> None:
-        """Start a pod of a Deployment."""
+        """Start a pod from its Deployment's template."""
         pod = {"apiVersion": "v1", "kind": "Pod", **copy.deepcopy(self._templates[name.rpartition("-")[0]])}
         pod["metadata"]["name"] = name
         spec = pod["spec"]
@@ -108,10 +108,10 @@ class Pods:
         file.write_text(yaml.safe_dump_all([*self._maps, pod]))
         self._podman("kube", "play", f"--network={NETWORK}", f"--ip={ADDRESSES[name]}", str(file))
         for folder in folders:
-            folder.chmod(0o1777)  # podman has given it the mode that the image has there
+            folder.chmod(0o1777)  # podman has given it the mode that the folder has in the image
 
     def _make_empty(self, volume: dict[str, Any], name: str, container: dict[str, Any]) -> Path:
-        """Make a pod's empty folder, in memory or on disk, under a name of its own: podman's pods share volumes."""
+        """Make a pod's empty folder, in memory or on disk, with a unique name, because podman's pods share volumes."""
         for mount in container["volumeMounts"]:
             mount["name"] = name if mount["name"] == volume["name"] else mount["name"]
         volume["name"] = name
@@ -122,7 +122,7 @@ class Pods:
         return folder
 
     def probe(self, name: str, probe: str) -> int:
-        """Send a probe of the manifest; return the status, 0 without an answer."""
+        """Send a probe as the manifest says; return the HTTP status, 0 without an answer."""
         container = self.container(name)
         asked = container[probe]["httpGet"]
         (port,) = (each["containerPort"] for each in container["ports"] if each["name"] == asked["port"])
@@ -141,7 +141,7 @@ class Pods:
         return took_s
 
     def kill(self, name: str) -> None:
-        """Kill the container's first process, as a lack of memory does."""
+        """Kill the container's first process, as the kernel does when memory runs out."""
         os.kill(int(self._inspect(name, "{{.State.Pid}}")), signal.SIGKILL)
 
     def end(self, name: str) -> tuple[float, int]:
@@ -161,13 +161,13 @@ class Pods:
         return self._podman("inspect", "--format", template, self._container_name(name))
 
     def logs(self) -> str:
-        """Return the last lines of every container that there still is."""
+        """Return the last log lines of every container that still exists."""
         names = self._podman("ps", "--all", "--format", "{{.Names}}").split()
         return "\n".join(f"{name}:\n{self._podman('logs', '--tail=20', name)}" for name in names)
 
 
 def check_pods(engine: Engine, folder: Path, images: list[str]) -> None:
-    """Play the pods on the engine's images; kill the server that runs a stream, then end it under further ones."""
+    """Play the pods on the engine's images; kill the server that runs a stream, then end it while more streams run."""
     with _pods(engine, folder, images) as pods:
         for name in ADDRESSES:
             pods.play(name)
@@ -176,14 +176,14 @@ def check_pods(engine: Engine, folder: Path, images: list[str]) -> None:
         wait_for(lambda: num_usable(*GATEWAY) == 2, "both servers behind the gateway", 60)
         undisturbed = streamed(*GATEWAY)
         name = check_kill(*GATEWAY, SERVERS, pods.kill, undisturbed)
-        print(f"pods: the same text behind {name}, killed under it", flush=True)
-        print(f"pods: {name} serves again {pods.wait_until_started(name):.1f} s behind the stream's end", flush=True)
+        print(f"pods: the same text from {name}, which was killed meanwhile", flush=True)
+        print(f"pods: {name} serves again {pods.wait_until_started(name):.1f} s after the stream's end", flush=True)
         wait_for(lambda: num_usable(*GATEWAY) == 2, "the killed server behind the gateway", 60)
         _check_end(pods, name, undisturbed)
 
 
 def _check_end(pods: Pods, name: str, undisturbed: str) -> None:
-    """End a server while stream follows stream: none may differ, the server is not ready meanwhile, all end with 0."""
+    """End a server while stream follows stream: no text may differ, it must not be ready, and all pods end with 0."""
     ends: list[tuple[float, int]] = []
     statuses: set[int] = set()
     ending = threading.Thread(target=lambda: ends.append(pods.end(name)))
@@ -212,7 +212,7 @@ def _check_end(pods: Pods, name: str, undisturbed: str) -> None:
 
 @contextmanager
 def _pods(engine: Engine, folder: Path, images: list[str]) -> Iterator[Pods]:
-    """Give podman the images; in the end everything of it is removed."""
+    """Give podman the images and make the pods; at the end, remove everything again."""
     folder = folder / "pods"
     folder.mkdir()
     podman = Podman(folder)
@@ -231,7 +231,7 @@ def _pods(engine: Engine, folder: Path, images: list[str]) -> Iterator[Pods]:
 
 
 def _remove(podman: Podman, folder: Path) -> None:
-    """Remove what there is, whatever was made of it; podman forgets the bridge of its network."""
+    """Remove whatever there is; the bridge of the network too, which podman leaves behind."""
     bridges: list[str] = []
     steps: tuple[Callable[[], object], ...] = (
         lambda: podman("pod", "rm", "--all", "--force"),

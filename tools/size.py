@@ -23,7 +23,7 @@ _NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, t
 
 @dataclass(frozen=True)
 class File:
-    """One source file: all its lines, those that hold code, and the length of each of its functions."""
+    """One source file: its number of lines, of lines with code, and the length of each of its functions."""
 
     path: Path
     num_lines: int
@@ -32,12 +32,12 @@ class File:
 
     @property
     def is_short(self) -> bool:
-        """Whether the file is under SHORT lines; a package's `__init__.py` is expected to be."""
+        """True for a file under SHORT lines, except `__init__.py`, which is expected to be short."""
         return self.num_lines < SHORT and self.path.name != "__init__.py"
 
 
 def code_lines(source: str) -> int:
-    """Return the number of lines that hold code: no blank lines, comments or docstrings."""
+    """Return the number of lines with code: no blank lines, comments or docstrings."""
     lines: set[int] = set()
     at_start = True
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

@@ -10,12 +10,12 @@ namespace drafts {
 
 constexpr int kMaxFollowers = 256;
 
-// A string of the text: the state that holds it, and its length; state 0 is the empty string.
+// A string that occurs in the text: its state and its length; state 0 is the empty string.
 struct Match {
   int state = 0, length = 0;
 };
 
-// A token costs O(1) amortised and at most max_match + 1 increments. max_match: longest string that is matched.
+// Appending costs O(1) amortised and at most max_match + 1 increments. max_match: length of the longest match.
 class Automaton {
  public:
   explicit Automaton(int max_match) : max_match_(max_match) { new_state(0), states_[0].link = -1; }
@@ -39,7 +39,7 @@ class Automaton {
     return states_[earlier].length < max_match_ ? Match{earlier, states_[earlier].length} : recent_;
   }
 
-  // The longest suffix of a match and `token`, of at most max_match tokens, that has a follower.
+  // The longest suffix of the match plus `token`, of at most max_match tokens, that has a follower.
   Match after(Match match, int token) const {
     while (!next(match.state, token)) {
       if (!match.state) return {};
@@ -55,14 +55,14 @@ class Automaton {
     return {link, states_[link].length};
   }
 
-  // The token that followed the match last.
+  // The token that followed the match most recently.
   int latest(Match match) const { return states_[match.state].latest; }
 
-  // How often that was so.
+  // How often that token followed the match.
   int times(Match match) const { return states_[next(match.state, latest(match))].count; }
 
-  // Call use(token, times, end) for the first kMaxFollowers tokens that followed the match: how often each did, and where
-  // it was seen last.
+  // Call use(token, times, end) for the first kMaxFollowers different tokens that followed the match: how often each
+  // did, and where it was last seen.
   template <typename Use>
   void each_follower(Match match, Use&& use) const {
     for (const Edge& edge : states_[match.state].next) {
@@ -77,7 +77,7 @@ class Automaton {
   }
 
  private:
-  // order: of the tokens behind a state, in which they were first seen.
+  // order: the number of tokens that were seen after the state before this one.
   struct Edge {
     int token, state, order;
     bool operator<(int other) const { return token < other; }
@@ -94,7 +94,7 @@ class Automaton {
     return int(states_.size()) - 1;
   }
 
-  // The state behind the token; 0 = there is none, since no string leads back to the empty one.
+  // The state that the token leads to; 0 = there is none, since no token leads to the empty string.
   int next(int state, int token) const {
     const auto& edges = states_[state].next;
     auto found = std::lower_bound(edges.begin(), edges.end(), token);

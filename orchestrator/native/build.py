@@ -1,4 +1,4 @@
-"""Builds shared libraries from C++ sources with the compiler at hand and loads them through ctypes."""
+"""Compiles shared libraries from C++ sources, with the compiler that is installed, and loads them through ctypes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from pathlib import Path
 
 from orchestrator.core.errors import first_line
 
-#: Without contraction a product and a sum are fused only where the code says so: all builds round alike.
+#: Without contraction, a product and a sum are fused only where the code says so: all builds round alike.
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
 COMPILE_LIMIT_S = 300
 
-#: The variable that names what libraries are built for, best first, where they run on another machine than the one that
-#: compiles (an image); unset: this machine.
+#: The environment variable that names the levels to build for, the best first, if the libraries will run on another
+#: machine than the one that compiles them (an image); unset: this machine.
 LEVELS_VARIABLE = "NATIVE_LEVELS"
 _AVX2 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-#: The levels of the x86-64 psABI, and one with products of bfloat16; the flags of /proc/cpuinfo that a processor of the
+#: The levels of the x86-64 psABI, and one with bfloat16 products → the flags in /proc/cpuinfo that a processor of the
 #: level has.
 LEVELS = {
     "x86-64-v4-bf16": _AVX512 | {"avx512_bf16"},
@@ -41,9 +41,9 @@ class Unbuilt(Exception):
 
 @dataclass(frozen=True)
 class NativeLibrary:
-    """A shared library and the files in `folder` that it is made of; it is built to `folder`/built.
+    """A shared library that is compiled from files in `folder`, to `folder`/built.
 
-    sources: what is compiled. headers: what the sources include.
+    sources: the files that are compiled. headers: the files that they include.
     """
 
     name: str
@@ -53,14 +53,14 @@ class NativeLibrary:
 
     @property
     def file(self) -> Path:
-        """Where the library belongs; other sources, flags or processors have another name."""
+        """Path of the compiled library; its name depends on the sources, the flags and the processor."""
         digest = hashlib.sha256(" ".join((*FLAGS, _level() or _processor())).encode())
         for name in (*self.headers, *self.sources):
             digest.update((self.folder / name).read_bytes())
         return self.folder / "built" / f"lib{self.name}-{digest.hexdigest()[:16]}.so"
 
     def build(self) -> Path:
-        """Compile the library unless that has been done; raises Unbuilt with the compiler's first line."""
+        """Compile the library unless its file exists; raises Unbuilt with the first line of the compiler's output."""
         try:
             if (file := self.file).exists():
                 return file
@@ -87,9 +87,9 @@ class NativeLibrary:
             partial.unlink(missing_ok=True)
 
     def load(self, loader: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL:
-        """Return the library; raises Unbuilt when it cannot be built or loaded.
+        """Build and load the library; raises Unbuilt when it cannot be built or loaded.
 
-        loader: ctypes.PyDLL if its calls are so short that they should keep Python's global lock.
+        loader: ctypes.PyDLL if its calls are so short that they should not release Python's global lock.
         """
         if (level := _level()) and not _runs(level):
             raise Unbuilt(f"this processor lacks {', '.join(sorted(LEVELS[level] - _instruction_sets()))} ({level})")
@@ -100,7 +100,7 @@ class NativeLibrary:
 
 
 def compiler() -> list[str]:
-    """Return the command of a C++ compiler: CXX, g++, clang++, or the one of the package ziglang."""
+    """Return the command of a C++ compiler: CXX, g++, clang++, or the compiler in the package ziglang."""
     for name in (os.environ.get("CXX", ""), "g++", "clang++"):
         if name and (found := shutil.which(name)):
             return [found]
@@ -112,14 +112,14 @@ def compiler() -> list[str]:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Hold a lock between processes: of several that start together, one compiles and the others wait for it."""
+    """Hold a lock across processes: of several that start together, one compiles and the others wait."""
     with file.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
 def _level() -> str | None:
-    """Return the first of the named levels that this processor has, else the last; None when none is named."""
+    """Return the first named level that this processor supports, else the last named one; None if none is named."""
     named = os.environ.get(LEVELS_VARIABLE, "").replace(",", " ").split()
     if unknown := [level for level in named if level not in LEVELS]:
         raise Unbuilt(f"{LEVELS_VARIABLE} must name some of {', '.join(LEVELS)}, got {unknown[0]!r}")

@@ -34,7 +34,7 @@ float number(uint16_t value) {
   return result;
 }
 
-// Write a row as float64, divided by the temperature; return its largest number, or nan if there is a nan.
+// Write a row as float64, divided by the temperature; return its largest number, or nan if it contains one.
 template <typename T>
 double load_row(const T* row, double temperature, size_t length, double* target) {
   f64x8 largest = splat(-kInfinity);
@@ -58,11 +58,13 @@ double load_row(const T* row, double temperature, size_t length, double* target)
   return found_nan ? std::nan("") : result;
 }
 
-double load_row(const void* logits, Type type, double temperature, size_t length, double* target) {
+// Return call(row), the row with the type of its numbers.
+template <typename Call>
+auto with_type(const void* row, Type type, Call call) {
   switch (type) {
-    case kFloat32: return load_row(static_cast<const float*>(logits), temperature, length, target);
-    case kBFloat16: return load_row(static_cast<const uint16_t*>(logits), temperature, length, target);
-    default: return load_row(static_cast<const double*>(logits), temperature, length, target);
+    case kFloat32: return call(static_cast<const float*>(row));
+    case kBFloat16: return call(static_cast<const uint16_t*>(row));
+    default: return call(static_cast<const double*>(row));
   }
 }
 
@@ -92,7 +94,7 @@ size_t first_largest_of(const T* row, size_t length) {
   return best;
 }
 
-// Most numbers are below the last of the best so far, so that a row costs one comparison a number.
+// Most numbers are below the last of the best so far, so a row costs about one comparison per number.
 template <typename T>
 void largest_ids_of(const T* row, size_t length, size_t count, int32_t* ids) {
   for (size_t i = 0; i < length; ++i) {
@@ -108,20 +110,11 @@ void largest_ids_of(const T* row, size_t length, size_t count, int32_t* ids) {
 }  // namespace
 
 size_t argmax(const void* logits, Type type, size_t vocab_size) {
-  switch (type) {
-    case kFloat32: return first_largest_of(static_cast<const float*>(logits), vocab_size);
-    case kBFloat16: return first_largest_of(static_cast<const uint16_t*>(logits), vocab_size);
-    default: return first_largest_of(static_cast<const double*>(logits), vocab_size);
-  }
+  return with_type(logits, type, [&](auto row) { return first_largest_of(row, vocab_size); });
 }
 
 void largest_ids(const void* logits, Type type, size_t vocab_size, size_t count, int32_t* ids) {
-  if (count == 0) return;
-  switch (type) {
-    case kFloat32: return largest_ids_of(static_cast<const float*>(logits), vocab_size, count, ids);
-    case kBFloat16: return largest_ids_of(static_cast<const uint16_t*>(logits), vocab_size, count, ids);
-    default: return largest_ids_of(static_cast<const double*>(logits), vocab_size, count, ids);
-  }
+  if (count > 0) with_type(logits, type, [&](auto row) { largest_ids_of(row, vocab_size, count, ids); });
 }
 
 Distribution::Distribution(size_t size)
@@ -130,7 +123,8 @@ Distribution::Distribution(size_t size)
 bool Distribution::compute(const void* logits, Type type, double temperature, const Truncation& truncation) {
   is_dense = true;
   values.resize(vocab_size), weights.resize(vocab_size);
-  largest = load_row(logits, type, temperature, vocab_size, values.data());
+  const auto load = [&](auto row) { return load_row(row, temperature, vocab_size, values.data()); };
+  largest = with_type(logits, type, load);
   if (!std::isfinite(largest)) return false;
   write_exp(values.data(), largest, vocab_size, weights.data());
   const double sum = total(weights.data(), vocab_size, scratch_.data());
@@ -152,7 +146,7 @@ bool Distribution::compute(const void* logits, Type type, double temperature, co
   return true;
 }
 
-// Go over to ids and log_probs; tokens of log p = -inf are left out.
+// Change to the sparse form, ids and log_probs, without tokens whose log p is -inf.
 void Distribution::to_support() {
   is_dense = false;
   ids.resize(vocab_size), log_probs.resize(vocab_size);
@@ -165,28 +159,23 @@ void Distribution::to_support() {
   ids.resize(length), log_probs.resize(length);
 }
 
-void Distribution::keep(const std::vector<uint8_t>& kept) {
+template <typename IsKept>
+void Distribution::keep_if(IsKept is_kept) {
   size_t length = 0;
   for (size_t i = 0; i < ids.size(); ++i) {
+    const bool kept = is_kept(i);
     ids[length] = ids[i], log_probs[length] = log_probs[i];
-    length += kept[i];
+    length += kept;
   }
   ids.resize(length), log_probs.resize(length);
   renormalise();
 }
 
 void Distribution::keep_at_least(double floor) {
-  size_t length = 0;
-  for (size_t i = 0; i < ids.size(); ++i) {
-    const double own = log_probs[i];
-    ids[length] = ids[i], log_probs[length] = own;
-    length += own >= floor;
-  }
-  ids.resize(length), log_probs.resize(length);
-  renormalise();
+  keep_if([&](size_t i) { return log_probs[i] >= floor; });
 }
 
-// The log-softmax of the support; the sum runs over the vocabulary, with 0 for the others.
+// The log-softmax over the support; the sum runs over the whole vocabulary, with 0 for the other tokens.
 void Distribution::renormalise() {
   const size_t length = ids.size();
   const double top = *std::max_element(log_probs.begin(), log_probs.end());
@@ -213,16 +202,16 @@ void Distribution::cut_top_k(size_t k) {
   keep_at_least(best[k - 1]);
 }
 
-// Keep the tokens of the lowest ranks, as many as it takes to reach the mass; the lowest id first among equals.
+// Keep the fewest tokens that reach the mass, by ascending rank; the lowest id first among equals.
 void Distribution::cut_nucleus(const std::vector<double>& ranks, double mass) {
   std::vector<int32_t> order;
   const size_t size = nucleus_size(ranks, mass, order);
   std::vector<uint8_t> kept(ids.size(), 0);
   for (size_t i = 0; i < size; ++i) kept[size_t(order[i])] = 1;
-  keep(kept);
+  keep_if([&](size_t i) { return kept[i]; });
 }
 
-// The number of places that it takes; order: the places in order of rank, at least so many.
+// How many tokens of the support reach the mass; order: their indices by ascending rank, at least that many.
 size_t Distribution::nucleus_size(const std::vector<double>& ranks, double mass, std::vector<int32_t>& order) {
   constexpr double kMassTolerance = 1e-6;
   const double lowest = *std::min_element(ranks.begin(), ranks.end());
@@ -230,7 +219,7 @@ size_t Distribution::nucleus_size(const std::vector<double>& ranks, double mass,
   write_exp(log_probs.data(), 0.0, ids.size(), weights.data());
   std::vector<double> probs;
   for (double depth = 2.0;; depth *= 1.5) {
-    // The few that are nearest to the lowest rank are put in order, and more only if they fall short of the mass.
+    // Sort only the few tokens nearest to the lowest rank, and more only if these fall short of the mass.
     order.clear();
     double found = 0.0;
     for (size_t i = 0; i < ranks.size(); ++i)
@@ -249,7 +238,7 @@ size_t Distribution::nucleus_size(const std::vector<double>& ranks, double mass,
   }
 }
 
-// Keep the tokens whose -log p is nearest to the entropy.
+// Keep the fewest tokens that reach the mass, those whose -log p is nearest to the entropy first.
 void Distribution::cut_typical(double mass) {
   weights.resize(ids.size());
   write_exp(log_probs.data(), 0.0, ids.size(), weights.data());
@@ -263,11 +252,12 @@ void Distribution::cut_typical(double mass) {
 }
 
 void Distribution::write_log_probs(double* target) const {
-  if (!is_dense) std::fill(target, target + vocab_size, -kInfinity);
-  if (is_dense)
+  if (is_dense) {
     for (size_t i = 0; i < vocab_size; ++i) target[i] = (values[i] - largest) - log_total;
-  else
-    for (size_t i = 0; i < ids.size(); ++i) target[size_t(ids[i])] = log_probs[i];
+    return;
+  }
+  std::fill(target, target + vocab_size, -kInfinity);
+  for (size_t i = 0; i < ids.size(); ++i) target[size_t(ids[i])] = log_probs[i];
 }
 
 void Distribution::write_probs(double* target) const {

@@ -1,4 +1,4 @@
-// From logits to the distribution p: the bits of orchestrator/sampling/distribution.py, one row at a time.
+// From logits to the distribution p, one row at a time, bit for bit as in orchestrator/sampling/distribution.py.
 #pragma once
 
 #include <vector>
@@ -7,30 +7,30 @@
 
 namespace sampling {
 
-// How a row's numbers are stored.
+// The dtype of the logits.
 enum Type : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat64 = 2 };
 
 struct Truncation {
   double top_p, min_p, typical_p;
   int32_t top_k;
 
-  // True if it takes anything from a vocabulary of this size.
+  // True if it may remove tokens from a vocabulary of this size.
   bool applies(size_t vocab_size) const {
     return cuts_top_k(vocab_size) || top_p < 1.0 || min_p > 0.0 || typical_p < 1.0;
   }
   bool cuts_top_k(size_t vocab_size) const { return 0 < top_k && size_t(top_k) < vocab_size; }
 };
 
-// The lowest id of the largest logit; of a nan, if there is one.
+// The id of the first largest logit; of the first nan, if there is one.
 size_t argmax(const void* logits, Type type, size_t vocab_size);
 
 // Write the ids of the `count` <= vocab_size largest logits, the best first and the lowest id first among equals.
 void largest_ids(const void* logits, Type type, size_t vocab_size, size_t count, int32_t* ids);
 
-// One row's distribution, and the memory to compute it; used again for every row.
+// One row's distribution and the memory to compute it, reused for every row.
 //
 // After `compute`: either is_dense, and log p of token i is values[i] - log_total; or the support is ids with log_probs.
-// weights: (V) if is_dense, else (ids): p times something, the same for all.
+// weights: (V) if is_dense, else as long as ids: p / scale.
 class Distribution {
  public:
   explicit Distribution(size_t vocab_size);
@@ -51,7 +51,8 @@ class Distribution {
 
  private:
   void to_support();
-  void keep(const std::vector<uint8_t>& kept);
+  template <typename IsKept>
+  void keep_if(IsKept is_kept);
   void keep_at_least(double floor);
   void cut_top_k(size_t k);
   void cut_nucleus(const std::vector<double>& ranks, double mass);

@@ -1,4 +1,4 @@
-// Drafts in native code for Python: those of the proposers of orchestrator/proposers that need tokens alone, bit for bit.
+// The C interface of the native proposers: those of orchestrator/proposers that need only tokens, bit for bit.
 //
 // A process has one Estimates; a request has one Proposer, which one thread at a time may use.
 
@@ -39,7 +39,8 @@ int drafts_next(void* proposer, const int32_t* committed, size_t count, int max_
   return static_cast<Proposer*>(proposer)->next(committed, count, max_nodes, max_depth, costs, *tree);
 }
 
-// As `drafts_next`, for a request with a prediction: place, agreement: in it.
+// As `drafts_next`, for a request that may have a prediction. range: of temperature. place: index in the prediction;
+// agreement: tokens before it that fit.
 int drafts_grow(void* growth, const int32_t* read, size_t count, int range, int place, int agreement, int max_nodes,
                 int max_depth, const Costs* costs, const Tree* tree) {
   growth_of(growth)->read(read, count, range);

@@ -1,4 +1,4 @@
-"""Drafts in C++: those of the proposers that need tokens alone; the Python ones are references and fallbacks."""
+"""Drafts in C++, for the proposers that need only tokens; the Python proposers are reference and fallback."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIBRARY = NativeLibrary(
     sources=("drafts.cpp",),
     headers=("automaton.h", "drafts.h", "estimates.h", "growth.h", "prompt_lookup.h", "suffix.h"),
 )
-#: Most tokens that a call reads, about a millisecond's.
+#: Most tokens that a call reads, which takes about a millisecond.
 PIECE = 2048
 #: `drafts::Level`.
 LEVEL = np.dtype([(name, np.uint64) for name in ("keys", "tokens", "evidence")] + [("size", np.int64)])
@@ -36,7 +36,7 @@ TABLES = np.dtype([("levels", np.uint64), ("num_levels", np.int64), ("vocab_size
 
 
 class CostFields(Structure):
-    """What a tree is sized by, as `drafts::Costs`. node_s: time to draft a node."""
+    """The costs that determine the size of a tree, as `drafts::Costs`. node_s: time to draft a node."""
 
     _fields_ = [
         ("seconds", c_void_p),
@@ -52,7 +52,7 @@ class CostFields(Structure):
 
 
 class TreeFields(Structure):
-    """Where a tree is written, as `drafts::Tree`."""
+    """The arrays that a tree is written to, as `drafts::Tree`."""
 
     _fields_ = [(name, c_void_p) for name in ("tokens", "parents", "names", "chances")]
 
@@ -84,7 +84,7 @@ class LikeliestFollowers(NamedTuple):
 
 
 class CompiledTables:
-    """Token statistics for the compiled growth. levels: of contexts of 1, 2, … tokens."""
+    """Token statistics in the layout that CompiledGrowth reads. levels: for contexts of 1, 2, … tokens."""
 
     def __init__(self, levels: Sequence[LikeliestFollowers], vocab_size: int) -> None:
         self._arrays = [tuple(map(np.ascontiguousarray, level)) for level in levels]
@@ -95,7 +95,7 @@ class CompiledTables:
 
 
 class CompiledEstimates:
-    """The counts of candidates of one deployment."""
+    """The counts of accepted and tested candidates that all requests of a process share."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
@@ -104,10 +104,10 @@ class CompiledEstimates:
 
 
 class CompiledProposer:
-    """The drafts of one request.
+    """Drafts for one request.
 
     handle, next_address: for native code that drafts step by step (drafts.h).
-    Invariant: a tree is that of the reference, names included.
+    Invariant: every tree equals that of the Python reference, names included.
     """
 
     def __init__(self, library: ctypes.CDLL, handle: int) -> None:
@@ -118,9 +118,9 @@ class CompiledProposer:
         self._tree = TreeFields(*(row.ctypes.data for row in (*self._nodes, self._chances)))
 
     def next(self, read: Sequence[int], max_nodes: int, max_depth: int) -> TokenTree:
-        """Return the tree behind the text; read: the tokens that are new. Not for a growth, whose trees have costs.
+        """Return the tree after the text; read: the new tokens. Not for a growth, whose trees are sized by costs.
 
-        Python's lock is held in calls, so that a long text is read in pieces.
+        The calls keep Python's global lock, so a long text is read in pieces.
         """
         while len(read) > PIECE:
             self._library.drafts_next(self.handle, (c_int32 * PIECE)(*read[:PIECE]), PIECE, 0, 0, None, self._tree)
@@ -152,10 +152,10 @@ class CompiledGrowth(CompiledProposer):
         costs: Surface,
         node_s: float,
     ) -> tuple[TokenTree, list[int], FloatArray]:
-        """Return the tree, the sources of each node as bits (1 prediction, 2 text, 4 token statistics), its chance.
+        """Return the tree, each node's sources as bits (1 prediction, 2 text, 4 token statistics), and its chance.
 
-        read: the tokens that are new. temperature_range: of the request, as the counts tell it apart.
-        place: in the prediction, −1 where it does not fit. agreement: before the place.
+        read: the new tokens. temperature_range: the request's, one of those that the counts distinguish.
+        place: index in the prediction, −1 where it does not fit. agreement: tokens before it that fit.
         """
         new = (c_int32 * len(read))(*read)
         limits = temperature_range, place, agreement, min(max_nodes, MAX_NODES), max_depth
@@ -165,17 +165,17 @@ class CompiledGrowth(CompiledProposer):
         return TokenTree(tokens, parents), names.tolist(), self._chances[:size].copy()
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """Compare the candidates of the last tree with the text that came."""
+        """Compare the candidates of the last tree with the text that followed."""
         self._library.drafts_learn(self.handle, (c_int32 * len(tokens))(*tokens), len(tokens))
 
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """Return the library; None, with a warning, where it cannot be built. Python keeps its lock in calls."""
+    """Return the library; None, with a warning, where it cannot be built. Calls keep Python's global lock."""
     try:
         library = LIBRARY.load(ctypes.PyDLL)
     except Unbuilt as error:
-        log.warning("drafts are not compiled, and slower for it: %s", error)
+        log.warning("drafts are not compiled, and therefore slower: %s", error)
         return None
     library.drafts_new_estimates.argtypes, library.drafts_new_estimates.restype = [], c_void_p
     library.drafts_new_growth.argtypes = [c_void_p, c_void_p, c_void_p, c_size_t, c_int]
@@ -199,12 +199,12 @@ def compiled_estimates() -> CompiledEstimates | None:
 
 
 def compiled_prompt_lookup(options: PromptLookupOptions) -> CompiledProposer | None:
-    """Return the drafts of prompt lookup for one request; None where the library cannot be built."""
+    """Return a `prompt_lookup` proposer for one request; None where the library cannot be built."""
     library = _library()
     return CompiledProposer(library, library.drafts_new_prompt_lookup(options)) if library else None
 
 
 def compiled_suffix(options: SuffixOptions) -> CompiledProposer | None:
-    """Return the drafts of `suffix` from one request's text; None where the library cannot be built."""
+    """Return a `suffix` proposer for one request's text; None where the library cannot be built."""
     library = _library()
     return CompiledProposer(library, library.drafts_new_suffix(options)) if library else None

@@ -1,5 +1,5 @@
-// log, exp and sums made of float64 +, -, *, / and integer operations alone: the bits of orchestrator/core/elementary.py
-// (docs/wire.md, Arithmetic). Compile with -ffp-contract=off: no product and sum may be fused.
+// log, exp and sums from float64 +, -, *, / and integer operations only, bit for bit as in
+// orchestrator/core/elementary.py (docs/wire.md, Arithmetic). Compile with -ffp-contract=off: no product and sum may be fused.
 #pragma once
 
 #include <cstddef>
@@ -51,7 +51,7 @@ inline f64x8 polynomial(f64x8 x, const double (&coefficients)[N]) {
 // log x of normal positive numbers; `shift` is subtracted from their exponents.
 inline f64x8 log_of_normal(f64x8 x, i64x8 shift = i64x8{}) {
   const i64x8 bits = (i64x8)x + (kOne - kSqrtHalf);
-  // The integer k beside 1.5 * 2^52 becomes a float without a conversion.
+  // The integer k, added to the bits of 1.5 * 2^52, becomes a float without a conversion.
   const f64x8 k = (f64x8)((bits >> 52) - kBias - shift + (int64_t)0x4338000000000000) - kRounding;
   const f64x8 f = (f64x8)((bits & kFraction) + kSqrtHalf) - 1.0;
   const f64x8 s = f / (f + 2.0), z = s * s, half_square = f * f * 0.5;
@@ -59,7 +59,7 @@ inline f64x8 log_of_normal(f64x8 x, i64x8 shift = i64x8{}) {
   return k * kLn2High - ((half_square - (tail + k * kLn2Low)) - f);
 }
 
-// log x: minus infinity of 0, nan of a negative number.
+// log x: minus infinity for 0, nan for a negative number.
 inline f64x8 log(f64x8 x) {
   const i64x8 is_subnormal = x < kSmallestNormal;
   const f64x8 result = log_of_normal(is_subnormal ? x * 0x1p54 : x, is_subnormal & 54);

@@ -1,4 +1,4 @@
-// How likely candidates are to come: orchestrator/proposers/estimates.py.
+// How likely a candidate is to be the next token: orchestrator/proposers/estimates.py.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@ namespace drafts {
 
 constexpr double kDiscount = 0.998, kPriorWeight = 4.0, kRequestDiscount = 0.95, kRequestWeight = 2.0;
 
-// What an estimate is of: the names of the candidate's sources as bits, the evidence of the first one, the grade of the
-// candidates before it, and the request's range of temperature.
+// The kind of candidate that an estimate is for: its sources as bits, the evidence of the first source, the grade of
+// the candidates before it, and the request's temperature range.
 struct Kind {
   int names, evidence, grade, range;
   uint64_t key() const {
@@ -27,7 +27,7 @@ inline double corrected(double probability, double odds_ratio) {
 // Discounted counts of accepted and tested tokens by kind, of all requests.
 class Estimates {
  public:
-  // Held by whoever reads or changes them: requests share them, and native code grows without Python's global lock.
+  // Locked by whoever reads or changes the counts: requests share them, and native code runs without Python's lock.
   std::mutex mutex;
 
   void observe(const Kind& kind, bool is_accepted) {
@@ -46,7 +46,7 @@ class Estimates {
   std::unordered_map<uint64_t, std::pair<double, double>> counts_;
 };
 
-// The odds of one source's candidates in one request, against those that the counts expect.
+// The odds of one source's candidates in one request, relative to the odds that the counts predict.
 class RequestOdds {
  public:
   double ratio() const { return accepted_ * expected_rejected_ / (rejected_ * expected_accepted_); }

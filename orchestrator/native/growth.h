@@ -22,10 +22,10 @@ constexpr double kMargin = 0.02, kSurest = 0.99, kAgreement = 3.0;
 constexpr int kGrades = 5;
 constexpr int kMaxMatch = 24, kMaxLength = 8, kShorter = 1000;
 
-// The sources, in the order in which they are asked; their numbers are bits of a candidate's names.
+// The sources, in the order in which they are asked; each is a bit of a candidate's names.
 enum Source { kPredicted, kSuffix, kNgram, kNumSources };
 
-// The likeliest follower of every context of one length; keys ascending.
+// The likeliest follower of every context of one length. keys: the packed contexts, ascending.
 struct Level {
   const int64_t* keys;
   const int32_t *tokens, *evidence;
@@ -33,7 +33,7 @@ struct Level {
 };
 
 struct Tables {
-  const Level* levels;  // of 1, 2, … tokens
+  const Level* levels;  // for contexts of 1, 2, … tokens
   int64_t num_levels, vocab_size;
 };
 
@@ -44,7 +44,7 @@ struct Option {
   double prior, expected, chance;
 };
 
-// What each source knows behind a continuation. place: in the prediction; −1 = nothing. recent: the last tokens.
+// The state of each source after a continuation. place: index in the prediction; −1 = none. recent: the last tokens.
 struct States {
   int place, agreement;
   Match match;
@@ -73,7 +73,7 @@ class Growth : public Proposer {
   Growth(Estimates* estimates, const Tables* tables, const int32_t* prediction, size_t size, bool is_chain)
       : estimates_(estimates), tables_(tables), prediction_(prediction, prediction + size), is_chain_(is_chain) {}
 
-  // Read new tokens; those of plain steps, for which no tree was grown, are compared with what would have been named.
+  // Read new tokens; those of steps without a tree are compared with the candidates that would have been proposed.
   void read(const int32_t* tokens, size_t count, int range) {
     bool may_judge = has_begun_ && prediction_.empty();
     for (size_t i = 0; i < count; ++i) {
@@ -84,7 +84,7 @@ class Growth : public Proposer {
     has_begun_ = true, num_judged_ = 0, range_ = range;
   }
 
-  // Without a prediction.
+  // For a request without a prediction.
   int next(const int32_t* committed, size_t count, int max_nodes, int max_depth, const Costs* costs,
            const Tree& tree) override {
     learn(committed, count);
@@ -235,7 +235,7 @@ class Growth : public Proposer {
     name(kSuffix, text_.latest(match), base + evidence, length / (length + 1.5) * factor);
   }
 
-  // The longest known context that ends here; no level if there is none.
+  // The level and the row of the longest known context that ends here; null if there is none.
   std::pair<const Level*, int64_t> likeliest(const States& states) const {
     for (int64_t length = std::min<int64_t>(states.num_recent, tables_->num_levels); length > 0; --length) {
       const Level& level = tables_->levels[length - 1];
@@ -260,10 +260,10 @@ class Growth : public Proposer {
   std::array<int, 3> recent_{};
   int num_recent_ = 0, max_depth_ = 0, range_ = 0;
   bool has_begun_ = false;
-  size_t num_judged_ = 0;  // of the tokens that will be read next
+  size_t num_judged_ = 0;  // how many of the tokens that will be read next
   std::array<RequestOdds, kNumSources> odds_;
   std::array<double, kNumSources> ratios_{};
-  // By node of the tree that was grown last, the root first.
+  // By node of the last tree, the root first.
   std::vector<std::vector<Option>> options_;
   std::vector<std::vector<std::pair<int, int>>> children_;
   std::vector<States> states_;

@@ -1,4 +1,4 @@
-// Philox4x32-10 noise, eight tokens at a time: the bits of orchestrator/core/noise.py (docs/wire.md, Noise).
+// Philox4x32-10 noise, eight tokens at a time, bit for bit as in orchestrator/core/noise.py (docs/wire.md, Noise).
 #pragma once
 
 #if defined(__AVX2__)
@@ -21,7 +21,7 @@ struct Key {
 
 inline u64x8 splat(uint64_t value) { return u64x8{value, value, value, value, value, value, value, value}; }
 
-// The products of the low 32 bits of every lane and a number below 2^32.
+// The products of every lane's low 32 bits and a number below 2^32.
 inline u64x8 multiply32(u64x8 x, uint64_t factor) {
 #if defined(__AVX512F__)
   return (u64x8)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi64((int64_t)factor));
@@ -36,7 +36,7 @@ inline u64x8 multiply32(u64x8 x, uint64_t factor) {
 #endif
 }
 
-// The 52 bits b of every token: word 0 * 2^20 + word 1 / 2^12. The upper halves of the lanes are rubbish until the end.
+// The 52 bits b of every token: word 0 * 2^20 + word 1 / 2^12. The upper halves of the lanes are garbage until the end.
 template <int N>
 inline void bits(const Key& key, const u64x8 (&tokens)[N], u64x8 (&result)[N]) {
   u64x8 c0[N], c1[N], c2[N], c3[N];
@@ -80,7 +80,7 @@ inline double uniform(const Key& key, uint64_t token) { return unit(bits_of(key,
 
 inline double gumbel(const Key& key, uint64_t token) { return gumbel(bits_of(key, splat(token)))[0]; }
 
-// The first place of the largest value; nan never wins.
+// The index of the first largest value; nan is never the largest.
 inline size_t first_largest(const double* values, size_t length) {
   f64x8 largest = splat(-kInfinity);
   size_t start = 0;
@@ -96,10 +96,10 @@ inline size_t first_largest(const double* values, size_t length) {
   return 0;
 }
 
-// The place of the largest log(weight) + noise; of equal scores the first. The weights are not negative.
+// The index of the largest log(weight) + noise, the first among equals. The weights are not negative.
 //
 // tokens: ascending; null for 0, 1, 2 ... scale: a token's score is about log(weight * scale) + noise. score(i): the
-// score without noise of place i, to the last bit.
+// exact score of index i without its noise.
 // Few scores are computed. A token can beat the best score B only if -log u <= weight * scale * exp(-B), and
 // -log u >= 1 - u; the tolerance covers the rounding of both sides many times over.
 template <typename Score>

@@ -23,7 +23,7 @@ struct PromptLookupOptions {
   Clip clip;
 };
 
-// The places of all n-grams of a growing text that have a continuation; a place is the position of the token that follows.
+// The places of all n-grams of a growing text that have a continuation; a place is the position of the token after it.
 class NgramIndex {
  public:
   explicit NgramIndex(int max_ngram) : max_ngram_(max_ngram), ends_(max_ngram + 1) { ends_[0] = new_ngram(); }
@@ -34,10 +34,10 @@ class NgramIndex {
     for (int size = longest(); size > 0; --size) ends_[size] = longer(ends_[size - 1], token);
   }
 
-  // Tokens of the longest suffix that is looked up.
+  // The length of the longest suffix that is looked up.
   int longest() const { return std::min(max_ngram_, num_tokens_); }
 
-  // The places of the text's suffix of so many tokens, ascending.
+  // The places of the text's suffix of `size` tokens, ascending.
   const std::vector<int>& places(int size) const { return places_[ends_[size]]; }
 
  private:
@@ -54,9 +54,9 @@ class NgramIndex {
   }
 
   int max_ngram_, num_tokens_ = 0;
-  std::vector<int> ends_;  // the n-grams with which the text ends, by their size
+  std::vector<int> ends_;  // the n-grams with which the text ends, by size
   std::vector<std::vector<int>> places_;
-  std::unordered_map<uint64_t, int> longer_;  // by an n-gram and the token behind it
+  std::unordered_map<uint64_t, int> longer_;  // by an n-gram and the token after it
 };
 
 class PromptLookup : public Proposer {
@@ -96,7 +96,7 @@ class PromptLookup : public Proposer {
     return found;
   }
 
-  // At most kMaxPlaces places in the order in which they are tried; of equally frequent ones the most recent first.
+  // At most kMaxPlaces places in the order in which they are tried; the most recent first among equally frequent ones.
   std::vector<int> ordered(const std::vector<int>& places) const {
     const size_t size = std::min<size_t>(places.size(), kMaxPlaces);
     if (options_.order == kLeftmost) return {places.begin(), places.begin() + size};
@@ -115,7 +115,7 @@ class PromptLookup : public Proposer {
     return options_.clip == kEnd ? std::min(longest, num_tokens - start) : longest;
   }
 
-  // How many tokens before `start` equal those at the end of the text, at most `most`.
+  // How many tokens before `start` equal those at the end of the text, up to `most`.
   int agreement(int start, int most) const {
     const int num_tokens = int(text_.size());
     int count = 0;

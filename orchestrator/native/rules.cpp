@@ -66,8 +66,7 @@ void Verifier::verify(Request& request) {
 int32_t Verifier::target_token(const Request& request, int32_t row, int64_t position) {
   const void* logits = row_of(request, row, vocab_size_);
   if (request.temperature == 0.0) return int32_t(argmax(logits, request.type, vocab_size_));
-  const Truncation truncation{request.top_p, request.min_p, request.typical_p, request.top_k};
-  if (!distribution_.compute(logits, request.type, request.temperature, truncation)) return 0;
+  if (!distribution_.compute(logits, request.type, request.temperature, request.truncation())) return 0;
   const Distribution& found = distribution_;
   const Key key{request.seed, uint64_t(position), kTarget, 0};
   const int32_t* ids = found.is_dense ? nullptr : found.ids.data();
@@ -105,13 +104,13 @@ void Verifier::accept_rejection(Request& request) {
   }
 }
 
-// Return the accepted child, or 0; then p_ is the residual.
+// The accepted child, or 0; then p_ is the residual.
 int32_t Verifier::try_deterministic(const Request& request, const std::vector<int32_t>& children, int64_t position) {
   if (children.empty()) return 0;
   std::vector<double> probs(children.size()), masses(children.size());
   for (size_t i = 0; i < children.size(); ++i) probs[i] = p_[size_t(request.tokens[children[i] - 1])];
   for (const int32_t child : children) p_[size_t(request.tokens[child - 1])] = 0.0;
-  // The mass that is left is added up from the last child back: the only token left has probability 1.
+  // The remaining mass is added up from the last child to the first, so that the only token left has probability 1.
   double mass = sum(p_);
   for (size_t i = children.size(); i-- > 0;) masses[i] = mass += probs[i];
   for (size_t i = 0; i < children.size(); ++i)
@@ -199,8 +198,8 @@ void Verifier::accept_typical(Request& request) {
 
 void Verifier::load_p(const Request& request, int32_t row, std::vector<double>& p) {
   const void* logits = row_of(request, row, vocab_size_);
-  const Truncation truncation{request.top_p, request.min_p, request.typical_p, request.top_k};
-  if (request.temperature > 0.0 && distribution_.compute(logits, request.type, request.temperature, truncation))
+  const double temperature = request.temperature;
+  if (temperature > 0.0 && distribution_.compute(logits, request.type, temperature, request.truncation()))
     return distribution_.write_probs(p.data());
   std::fill(p.begin(), p.end(), 0.0);
   p[argmax(logits, request.type, vocab_size_)] = 1.0;

@@ -1,4 +1,4 @@
-// The acceptance rules of orchestrator/sampling/accept.py over one request's token tree, row by row as far as needed.
+// The acceptance rules of orchestrator/sampling/accept.py for one request's token tree, on as few rows as possible.
 #pragma once
 
 #include <vector>
@@ -12,9 +12,9 @@ enum Rule : int32_t { kCoupled = 0, kRejection = 1, kBlock = 2, kTypical = 3 };
 
 // One request's step; orchestrator/native/sampling.py has the same layout. Every array outlives the call.
 //
-// logits: (num_nodes + 1, V), of the root and of nodes 1..m. parents, tokens: (m). q_starts: (m + 1), where each node's q
-// begins in q_ids and q_weights; null for deterministic drafts. target_tokens: (m + 1), to be written; null if nobody
-// wants them. path: (m), to be written, path_len of it. prefix_len: the position that the root's row decides.
+// logits: (num_nodes + 1, V), of the root and of nodes 1..m. parents, tokens: (m). q_starts: (m + 1), where each node's
+// q begins in q_ids and q_weights; null for deterministic drafts. prefix_len: the position of the token that the root's
+// row decides. Written: path: (m), path_len of it; next_token; target_tokens: (m + 1), null if nobody wants them.
 struct Request {
   const void* logits;
   const int32_t* parents;
@@ -38,12 +38,14 @@ struct Request {
   int32_t num_nodes;
   int32_t path_len;
   int32_t next_token;
+
+  Truncation truncation() const { return {top_p, min_p, typical_p, top_k}; }
 };
 
 // What is wrong with a request's tree or q, or null.
 const char* check(const Request& request, size_t vocab_size);
 
-// Decides requests one after the other; holds the memory of one row and of its residuals.
+// Decides requests one after another; owns the memory for one row and its residuals.
 class Verifier {
  public:
   explicit Verifier(size_t vocab_size);

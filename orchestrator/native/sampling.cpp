@@ -1,4 +1,4 @@
-// The C interface, called from orchestrator/native/sampling.py. Arrays are the caller's; between calls only memory is kept.
+// The C interface that orchestrator/native/sampling.py calls. The caller owns all arrays; no state but memory is kept.
 
 #include <algorithm>
 #include <atomic>
@@ -26,16 +26,12 @@ void share(size_t count, size_t vocab_size, int num_threads, Work work) {
       Worker worker(vocab_size);
       run(worker);
     });
-  // The calling thread keeps its memory for the next call: to clear it takes longer than a greedy decision.
+  // The calling thread keeps its memory for the next call: clearing it takes longer than a greedy decision.
   static thread_local std::unique_ptr<Worker> own;
   static thread_local size_t own_size = 0;
   if (!own || own_size != vocab_size) own = std::make_unique<Worker>(vocab_size), own_size = vocab_size;
   run(*own);
   for (std::thread& other : others) other.join();
-}
-
-Truncation truncation_of(const Request& request) {
-  return {request.top_p, request.min_p, request.typical_p, request.top_k};
 }
 
 const char* first_error(const Request* requests, size_t count, size_t vocab_size) {
@@ -49,7 +45,7 @@ const char* first_error(const Request* requests, size_t count, size_t vocab_size
 
 extern "C" {
 
-// Decide every request; returns what is wrong with one of them, or null.
+// Decide every request; return what is wrong with one of them, or null.
 const char* sampling_verify(Request* requests, size_t count, size_t vocab_size, int num_threads) {
   if (const char* wrong = first_error(requests, count, vocab_size)) return wrong;
   share<Verifier>(count, vocab_size, num_threads, [&](Verifier& verifier, size_t i) { verifier.verify(requests[i]); });
@@ -63,7 +59,7 @@ const char* sampling_log_p(const Request* requests, size_t count, size_t vocab_s
     const Request& request = requests[i];
     double* const row = target + i * vocab_size;
     if (request.temperature > 0.0) {
-      const bool exists = found.compute(request.logits, request.type, request.temperature, truncation_of(request));
+      const bool exists = found.compute(request.logits, request.type, request.temperature, request.truncation());
       if (exists) return found.write_log_probs(row);
       return std::fill(row, row + vocab_size, std::numeric_limits<double>::quiet_NaN());
     }
@@ -73,8 +69,8 @@ const char* sampling_log_p(const Request* requests, size_t count, size_t vocab_s
   return nullptr;
 }
 
-// By each request's raw logits: the log-probability of its token, and its num_top most probable tokens, the best first;
-// of equals the lowest id first. tokens, log_probs: (count). top_ids, top_log_probs: (count, num_top).
+// Write, by each request's raw logits, the log-probability of its token and its num_top most probable tokens, the best
+// first and the lowest id first among equals. tokens, log_probs: (count). top_ids, top_log_probs: (count, num_top).
 const char* sampling_log_probs(const Request* requests, size_t count, size_t vocab_size, const int32_t* tokens,
                                double* log_probs, size_t num_top, int32_t* top_ids, double* top_log_probs) {
   if (const char* wrong = first_error(requests, count, vocab_size)) return wrong;
@@ -103,7 +99,7 @@ const char* sampling_log_probs(const Request* requests, size_t count, size_t voc
   return nullptr;
 }
 
-// Write the num_top most probable tokens of every request's first row, (count, num_top), by its raw logits.
+// Write the num_top most probable tokens of every request's first row by its raw logits, (count, num_top).
 const char* sampling_top_ids(const Request* requests, size_t count, size_t vocab_size, size_t num_top, int32_t* ids) {
   if (const char* wrong = first_error(requests, count, vocab_size)) return wrong;
   if (num_top > vocab_size) return "more top tokens than the vocabulary has";
@@ -112,7 +108,7 @@ const char* sampling_top_ids(const Request* requests, size_t count, size_t vocab
   return nullptr;
 }
 
-// The place of argmax(log q + noise), q being the weights divided by their sum. ids: ascending.
+// The index of argmax(log q + noise), where q is the weights divided by their sum. ids: ascending.
 size_t sampling_draw(const int32_t* ids, const float* weights, size_t count, uint64_t seed, uint64_t position,
                      uint64_t stream, uint64_t epoch) {
   std::vector<double> probs(weights, weights + count), scratch(count);
@@ -122,7 +118,7 @@ size_t sampling_draw(const int32_t* ids, const float* weights, size_t count, uin
   return race(key, probs.data(), ids, count, 1.0, [&](size_t i) { return log(probs[i]); });
 }
 
-// Write g of every token of every row, (num_rows, width); seeds, positions: (num_rows). Stream TARGET, epoch 0.
+// Write the noise g of every token of every row, (num_rows, width): stream TARGET, epoch 0. seeds, positions: (num_rows).
 void sampling_noise(const uint64_t* seeds, const uint64_t* positions, const uint64_t* tokens, size_t num_rows,
                     size_t width, double* target) {
   for (size_t row = 0; row < num_rows; ++row) {

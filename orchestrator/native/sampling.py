@@ -1,4 +1,4 @@
-"""Sampling in C++ for all rows of a pass: the bits of `orchestrator/sampling`, which is reference and fallback."""
+"""Sampling in C++ for all rows of a pass, bit for bit as in `orchestrator/sampling`, the reference and fallback."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIBRARY = NativeLibrary(
     sources=("distribution.cpp", "rules.cpp", "sampling.cpp"),
     headers=("elementary.h", "noise.h", "distribution.h", "rules.h"),
 )
-#: How numbers are stored → `sampling::Type` and the bytes of one.
+#: dtype of the logits → its `sampling::Type` and its size in bytes.
 TYPES = {"float32": (0, 4), "bfloat16": (1, 2), "float64": (2, 8)}
 RULES = {Rule.COUPLED: 0, Rule.ENGINE: 0, Rule.REJECTION: 1, Rule.BLOCK: 2, Rule.TYPICAL: 3}
 SEED_MASK = 2**64 - 1
@@ -53,9 +53,9 @@ Requests = ctypes.Array[Request]
 
 
 class Rows(NamedTuple):
-    """Rows of logits in memory, (n, V) without gaps.
+    """Rows of logits in memory, (n, V), contiguous.
 
-    dtype: a key of TYPES. owner: kept as long as these rows are.
+    dtype: a key of TYPES. owner: the object that owns the memory, kept alive with these rows.
     """
 
     address: int
@@ -75,7 +75,7 @@ class Rows(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """What a step accepts: the nodes of the path, the next token and, if wanted, the target's token at every node."""
+    """What a step accepts: the nodes of the path, the next token and, if wanted, the target token at every node."""
 
     path: tuple[int, ...]
     next_token: int
@@ -99,7 +99,7 @@ class Sampler:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._verify = library.sampling_verify
         self._verify.argtypes = [c_void_p, c_size_t, c_size_t, c_int]
-        #: The address of the function that decides requests, for other native code.
+        #: The address of `sampling_verify`, for other native code.
         self.verify_address: int = ctypes.cast(self._verify, c_void_p).value or 0
         self._log_p = library.sampling_log_p
         self._log_p.argtypes = [c_void_p, c_size_t, c_size_t, c_int, c_void_p]
@@ -122,14 +122,14 @@ class Sampler:
     def verify(self, steps: Sequence[Step], vocab_size: int, num_threads: int = 1) -> list[Verified]:
         """Decide every step by its own rule; `Rule.ENGINE` counts as `coupled`.
 
-        Invariant: a result is that of `orchestrator.sampling.reference.decide`, and depends on its own step alone.
+        Invariant: each result equals that of `orchestrator.sampling.reference.decide` and depends only on its own step.
         """
         if not steps:
             return []
         requests = requests_of([step.sampling for step in steps])
         sizes = [step.tree.num_nodes for step in steps]
         path, target_tokens = (c_int32 * sum(sizes))(), (c_int32 * (sum(sizes) + len(steps)))()
-        kept: list[object] = []  # alive until the call is over
+        kept: list[object] = []  # keeps the arrays alive during the call
         first = 0
         for number, (request, step, size) in enumerate(zip(requests, steps, sizes, strict=True)):
             request.rule = RULES[step.sampling.rule]
@@ -161,9 +161,9 @@ class Sampler:
         samplings: Sequence[Sampling],
         num_threads: int = 1,
     ) -> list[int]:
-        """Return the target's token of every row: argmax(log p + noise), ties to the lowest id.
+        """Return the target token of every row: argmax(log p + noise), ties to the lowest id.
 
-        positions: (n,), the position that each row decides. samplings: (n,).
+        positions: (n,), the position of the token that each row decides. samplings: (n,).
         """
         requests = requests_of(samplings)
         _fill_rows(requests, rows, vocab_size)
@@ -183,10 +183,10 @@ class Sampler:
     def log_probs(
         self, rows: Rows, vocab_size: int, tokens: Sequence[int], num_top: int = 0
     ) -> tuple[FloatArray, IdArray, FloatArray]:
-        """Return by the raw logits: the log-probability of each row's token, (n,), and its top tokens.
+        """Return the log-probability of each row's token, (n,) float64, and its top tokens, by the raw logits.
 
-        The top ids are (n, num_top) int32, the best first and the lowest id first among equals, with float64
-        log-probabilities of the same shape.
+        The top ids are (n, num_top) int32, the best first and the lowest id first among equals; their log-probabilities
+        are float64 of the same shape.
         """
         requests = requests_of([Sampling()] * len(tokens))
         _fill_rows(requests, rows, vocab_size)
@@ -226,7 +226,7 @@ class Sampler:
         return result
 
     def noise(self, seeds: Sequence[int], positions: Sequence[int], tokens: npt.NDArray[np.int64]) -> FloatArray:
-        """Return the target's noise g for the tokens of each row, (n, k); seeds, positions: (n,). tokens: (n, k)."""
+        """Return the target's noise g for each row's tokens, (n, k) float64; seeds, positions: (n,). tokens: (n, k)."""
         result = np.empty(tokens.shape)
         keys = np.array(seeds, np.uint64), np.array(positions, np.uint64), np.ascontiguousarray(tokens, np.uint64)
         self._noise(*(key.ctypes.data for key in keys), *tokens.shape, result.ctypes.data)
@@ -239,12 +239,12 @@ def sampler() -> Sampler | None:
     try:
         return Sampler(LIBRARY.load())
     except Unbuilt as error:
-        log.warning("sampling is not compiled, and slower for it: %s", error)
+        log.warning("sampling is not compiled, and therefore slower: %s", error)
         return None
 
 
 def requests_of(samplings: Sequence[Sampling]) -> Requests:
-    """Return requests with what belongs to the samplings; all else is 0, so the rule is `coupled`."""
+    """Return requests with the parameters of the samplings; all else is 0, so the rule is `coupled`."""
     requests = (Request * len(samplings))()
     for request, sampling in zip(requests, samplings, strict=True):
         request.temperature, request.seed = sampling.temperature, sampling.seed & SEED_MASK
@@ -254,13 +254,13 @@ def requests_of(samplings: Sequence[Sampling]) -> Requests:
 
 
 def _fill_rows(requests: Requests, rows: Rows, vocab_size: int) -> None:
-    """Give each request, a bare root, one row."""
+    """Give each request, whose tree is a bare root, its row."""
     for index, request in enumerate(requests):
         request.logits, request.type = rows.row(index, vocab_size), TYPES[rows.dtype][0]
 
 
 def _fill_q(request: Request, step: Step) -> object:
-    """Write where the q of a step are; return the arrays that hold them."""
+    """Point the request to the q of a step; return the arrays that hold them."""
     if len(step.q) != step.tree.num_nodes:
         raise EngineError("a step needs one q for each node, or none")
     starts = np.cumsum([0, *(len(each.ids) for each in step.q)], dtype=np.int64)

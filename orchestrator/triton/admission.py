@@ -18,9 +18,9 @@ from orchestrator.triton.places import POLL_S, Places, SharedPlaces, Taking
 
 log = logging.getLogger(__name__)
 
-#: A request that has waited so long goes before one that is one level more urgent and has just arrived.
+#: A request that has waited this long goes ahead of one that is one level more urgent and has just arrived.
 AGING_S = 1.0
-#: The service rate is measured over so many ends of requests.
+#: The service rate is measured over this many of the last requests to end.
 NUM_ENDS = 64
 LONGEST_HINT_S = 60
 
@@ -29,7 +29,7 @@ class RequestHandler(Protocol):
     """A request that waits or runs.
 
     deadline_s: when it is due, by time.monotonic(). num_places: how many of the `max_running` places it takes.
-    priority: its level, the lowest first. tenant: whose request it is.
+    priority: its level; the lowest runs first. tenant: whose request it is.
     """
 
     deadline_s: float
@@ -44,12 +44,12 @@ class RequestHandler(Protocol):
         """True when the client has gone."""
 
     def give_up(self, reason: str) -> None:
-        """Answer a request that was never started; reason: cancelled, deadline, shutdown or full; must not block."""
+        """Answer a request that never ran; reason: cancelled, deadline, shutdown or full; must not block."""
 
 
 @dataclass(frozen=True, eq=False)
 class Waiting:
-    """A request in the queue. turn_s: the time that it waits since, later by AGING_S for each level of its priority."""
+    """A request in the queue. turn_s: when it arrived, plus AGING_S for each level of its priority."""
 
     request: RequestHandler
     turn_s: float
@@ -63,18 +63,18 @@ class ServiceRate:
         self.restart()
 
     def restart(self) -> None:
-        """Measure anew: requests begin to wait."""
+        """Start a new measurement, because requests begin to wait."""
         self._ends.clear()
         self._since_s = time.monotonic()
 
     def note(self, num_places: int) -> None:
-        """Note that so many places became free."""
+        """Note that `num_places` places became free."""
         if len(self._ends) == NUM_ENDS:
             self._since_s = self._ends[0][0]
         self._ends.append((time.monotonic(), num_places))
 
     def seconds_for(self, num_places: int) -> int:
-        """Return in how many whole seconds so many places will have become free, 1..LONGEST_HINT_S."""
+        """Return how many whole seconds `num_places` places will take to become free, 1..LONGEST_HINT_S."""
         freed = sum(number for _, number in self._ends)
         if not freed:
             return 1
@@ -84,9 +84,9 @@ class ServiceRate:
 class Admission:
     """Starts requests in the order of their turns: by arrival within a priority, across priorities with aging.
 
-    folder: shares the places with the other processes of the deployment that are given the same folder.
-    tenant_limit: most places of one tenant, None = all. A tenant at its limit is passed over, and of a full queue the
-    tenant with the most requests loses its last one.
+    folder: the processes of a deployment that are given the same folder share their places. tenant_limit: most places
+    of one tenant, None = all. A tenant at its limit is passed over; when the queue is full, the tenant with the most
+    waiting requests loses its last one.
     Invariant: places taken ≤ max_running and waiting ≤ max_waiting; every request is run or given up exactly once, by
     its deadline (plus the poll) if it only ever waits. A request that needs more places than there are is refused.
     """
@@ -120,14 +120,14 @@ class Admission:
             return is_full and self._tenant_limit is None and self._waiting[-1].turn_s <= time.monotonic()
 
     def retry_after_s(self) -> int:
-        """Return in how many seconds all requests that wait now will have begun, by the measured service rate."""
+        """Return how many seconds all requests that wait now will take to begin, by the measured service rate."""
         with self._lock:
             return self._rate.seconds_for(sum(waiting.request.num_places for waiting in self._waiting) or 1)
 
     def admit(self, request: RequestHandler) -> bool:
-        """Run the request now or later; False when it is refused, as the queue is full.
+        """Run the request now or later; return False when it is refused because the queue is full.
 
-        It may take the place of another in the queue, which is given up then: full.
+        It may displace another request from the queue, which is then given up as full.
         """
         with self._lock:
             # A reload may have lowered the limits since the request was checked.
@@ -145,7 +145,7 @@ class Admission:
         return refused is not new
 
     def resize(self, max_running: int, max_waiting: int, tenant_limit: int | None) -> None:
-        """Change the limits; what runs or waits beyond them goes on, and what could never begin is given up."""
+        """Change the limits; requests beyond them go on running or waiting, except those that could never begin."""
         with self._lock:
             self.max_running, self._max_waiting = max_running, max_waiting
             self._tenant_limit = tenant_limit
@@ -153,7 +153,7 @@ class Admission:
         self._give_up(lambda request: "full" if request.num_places > self._largest else "")
 
     def close(self, timeout_s: float) -> bool:
-        """Give up the waiting requests, wait for the running ones; True when all have ended in time."""
+        """Give up the waiting requests and wait for the running ones; return True when all have ended in time."""
         with self._lock:
             self._closed.set()
         self._give_up(lambda request: "shutdown")
@@ -163,7 +163,7 @@ class Admission:
         return not self.num_running
 
     def _pop_refused(self) -> Waiting:
-        """Take out the last of the queue, or of its tenant with the most requests; the caller holds the lock."""
+        """Remove the last request of the queue, or of the tenant with the most in it; the caller holds the lock."""
         counts = Counter(waiting.request.tenant for waiting in self._waiting if self._tenant_limit is not None)
         refused = max(self._waiting, key=lambda waiting: (counts[waiting.request.tenant], waiting.turn_s))
         self._waiting.remove(refused)
@@ -172,7 +172,7 @@ class Admission:
         return refused
 
     def _start(self) -> list[RequestHandler]:
-        """Take the next requests out of the queue, in their turn, as many as there are places for."""
+        """Remove from the queue, in order, the requests for which there are places; the caller holds the lock."""
         started, passed_over = [], set()
         for waiting in list(self._waiting):
             request = waiting.request
@@ -202,19 +202,16 @@ class Admission:
                 _guarded(partial(request.give_up, "full"))
 
     def _work(self, request: RequestHandler) -> None:
-        """Run a request; then run, on the same thread, the first request for which its end has made room."""
+        """Run a request; then, on the same thread, the first request for which its end has made room."""
         following: RequestHandler | None = request
         while following:
             _guarded(following.run)
-            started = self._ended(following)
+            with self._lock:
+                self._give_back(following)
+                self._rate.note(following.num_places)
+                started = self._start()
             following = started[0] if started else None
             self._run(started[1:])
-
-    def _ended(self, request: RequestHandler) -> list[RequestHandler]:
-        with self._lock:
-            self._give_back(request)
-            self._rate.note(request.num_places)
-            return self._start()
 
     def _give_back(self, request: RequestHandler) -> None:
         """Give a request's places back; the caller holds the lock."""
@@ -228,7 +225,7 @@ class Admission:
                 self._give_up(_reason_to_give_up)
 
     def _give_up(self, reason_of: Callable[[RequestHandler], str]) -> None:
-        # Asked without the lock: Triton takes its time to say whether a client has gone, and new requests would wait.
+        # Ask without the lock: Triton is slow to say whether a client has gone, and new requests would wait.
         reasons = {waiting: reason for waiting in list(self._waiting) if (reason := reason_of(waiting.request))}
         with self._lock:
             given_up = [waiting for waiting in self._waiting if waiting in reasons]
@@ -240,7 +237,7 @@ class Admission:
 
 
 def _guarded(call: Callable[[], bool | None]) -> bool:
-    """Return a request's answer, False if it raises: a request that fails must free its place and not end the poll."""
+    """Return a request's answer, False if it raises: a request that fails must free its place and not stop the poll."""
     try:
         return bool(call())
     except Exception:

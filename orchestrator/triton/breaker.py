@@ -1,6 +1,6 @@
-"""A circuit breaker for the calls of one drafter: it waits briefly, and leaves alone a drafter that does not answer.
+"""A circuit breaker for the calls to one drafter: it waits briefly, and stops calling a drafter that does not answer.
 
-It decides which calls are made; the threads are those of a WorkerPool.
+It decides which calls are made; a WorkerPool makes them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Breaker(Generic[Result]):
         return None if error else call.future.result()
 
     def close(self) -> None:
-        """Make no further call, and abandon those that run."""
+        """Make no more calls, and abandon those that are running."""
         self._pool.close(f"no more calls of the drafter {self.name}")
 
     def _is_open(self) -> bool:

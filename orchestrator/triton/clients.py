@@ -1,4 +1,4 @@
-"""Clients of the other Triton models: of the target, of a drafter, and of NVIDIA's backend."""
+"""Clients of the other Triton models: the target, the drafters, and the models of NVIDIA's backend."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ POOL_RETRY_S = 0.05
 # The launcher restarts a dead engine in a few seconds, most of them the model's own loading time.
 LOST_RETRY_S = 0.25
 LOST_LIMIT_S = 30.0
-# An engine answers by its deadline, or one pass later; an answer that is later than this will never come.
+# An engine answers by the deadline or one pass later; an answer that is later than this will never come.
 GRACE_S = 10.0
 
 
@@ -68,7 +68,7 @@ class BlsTargetClient:
         self._deadline_s = deadline_s
         self._is_unwanted = is_unwanted
         self._num_sent = 0
-        self._was_called = False  # since the target was lost: it may hold something of the sequence
+        self._was_called = False  # since the target was last lost: it may know the sequence
 
     def step(
         self,
@@ -99,7 +99,7 @@ class BlsTargetClient:
         return self._persist(context, lambda: unpack_steps(self._call(context, message())))
 
     def release(self) -> None:
-        """Let the target forget the sequence, also one whose first step failed; a hint that may fail."""
+        """Tell the target to forget the sequence, even if its first step failed; a hint that may get lost."""
         if not self._was_called:
             return
         try:
@@ -108,7 +108,7 @@ class BlsTargetClient:
             log.debug("the target will find out by itself that sequence %d has ended: %s", self._sequence_id, error)
 
     def _persist(self, context: Context, call: Callable[[], Answer]) -> Answer:
-        """Return the answer of a call, which is made anew as long as that may help."""
+        """Return the answer of a call, which is repeated as long as that may help."""
         lost_since_s: float | None = None
         while not self._is_unwanted():
             try:
@@ -123,7 +123,7 @@ class BlsTargetClient:
                     raise
                 time.sleep(POOL_RETRY_S)
             except EngineLost:
-                self._num_sent, self._was_called = 0, False  # a release would wait for the target once more
+                self._num_sent, self._was_called = 0, False  # a release would have to wait for the target, too
                 now_s = time.monotonic()
                 lost_since_s = lost_since_s or now_s
                 if now_s - lost_since_s >= LOST_LIMIT_S or now_s + LOST_RETRY_S > self._deadline_s:
@@ -192,12 +192,12 @@ _DECOUPLED = re.compile(r"^[^#]*\bdecoupled\s*:\s*true\b", re.IGNORECASE | re.MU
 
 
 def caller_beside(folder: str) -> Callable[[str], ModelCall]:
-    """Return a function from the name of a model of NVIDIA's backend to its call, `pb.call_foreign` of that model.
+    """Return a function that takes the name of a model of NVIDIA's backend and returns a function that calls it.
 
     folder: that of one of our own models, in the same repository. The function raises ConfigError for a decoupled
-    model: a response to a nested decoupled call can wait for ever in SendBLSDecoupledResponse (python_be.cc; triton
-    server#5988, seen with 2.51 after 10 to 20 batches of eight), on a thread that the called model answers everybody
-    with.
+    model: a response to a nested decoupled call can wait forever in SendBLSDecoupledResponse (python_be.cc; triton
+    server#5988, seen with 2.51 after 10 to 20 batches of eight), on the thread with which the called model answers all
+    its callers.
     """
 
     def caller(model: str) -> ModelCall:

@@ -28,12 +28,12 @@ Request = TypeVar("Request")
 Contra = TypeVar("Contra", contravariant=True)
 
 DEFAULT_DEADLINE_MS = 60_000
-# Every new request is prepared, some after the compilation of a grammar: many, so that none waits for those.
+# Threads that prepare new requests: so many that requests do not wait for those whose grammar is being compiled.
 NUM_PREPARING = 8
-# A preparation gives up by itself before this (grammar.LIMIT_S, once to begin and once to end).
+# A preparation gives up before this (grammar.LIMIT_S, once to begin and once to end).
 PREPARATION_LIMIT_S = 5.0
-# Shorter than callers wait before they try again: after this pause no thread holds a lock in the memory that is shared
-# with Triton. Triton aborts when a process dies that holds one (triton#8882).
+# Triton aborts when a process dies while it holds a lock in the memory they share (triton#8882). After this pause no
+# thread holds one: it is shorter than callers wait before they try again.
 QUIET_S = 0.1
 
 
@@ -41,7 +41,7 @@ class EngineClient(Protocol[Contra]):
     """An engine thread, as the host sees it."""
 
     def preparation(self, request: Contra) -> Callable[[], None] | None:
-        """Return slow work that must be done before `submit`, off the engine's thread; None as a rule."""
+        """Return slow work that must be done before `submit`, off the engine's thread; usually None."""
 
     def submit(self, request: Contra, deadline_s: float, on_answer: Callable[[Any], None]) -> None:
         """Queue a call that is answered once, by its deadline."""
@@ -73,7 +73,7 @@ class EngineHost(Generic[Request]):
     """Serves an engine's calls.
 
     model: name of the Triton model. unpack: tensors → request; raises ServingError. pack: answer → tensors.
-    drafters: those in this process, whose figures are shown as if each were a Triton model.
+    drafters: those in this process; their figures are shown as if each were a Triton model.
     Invariant: every Triton request gets one response with its FINAL flag in the same send.
     """
 
@@ -120,7 +120,7 @@ class EngineHost(Generic[Request]):
         self._engine.close()
 
     def _show(self, status: EngineStatus) -> None:
-        if self._heartbeat:  # this is the engine's thread, which works therefore
+        if self._heartbeat:  # called on the engine's thread, which is therefore alive
             self._heartbeat.beat()
         self._port.show(engine_values(status))
         for name, drafter in self._drafters.items():
@@ -129,7 +129,7 @@ class EngineHost(Generic[Request]):
             calls.show(draft_values(drafter.counts, is_open=False))
 
     def _ports_of(self, name: str) -> tuple[Port, Port]:
-        """Return where the engine's figures and the calls of a drafter are shown."""
+        """Return the ports that show a drafter's engine and the calls to it."""
         if name not in self._ports:
             calls = Port(DRAFT_FAMILIES, model=self._model, drafter=name)
             self._ports[name] = Port(ENGINE_FAMILIES, model=name), calls
@@ -154,7 +154,7 @@ class EngineHost(Generic[Request]):
             self._submit(request, deadline_s, sender)
 
     def _prepared(self, request: Request, deadline_s: float, sender: Any, work: Future[None]) -> None:
-        """Go on with a call whose preparation has ended or was abandoned; called once."""
+        """Go on with a call whose preparation has ended or was abandoned."""
         if error := work.exception():
             self._send_error(sender, error)
         else:
@@ -185,7 +185,7 @@ def drafter_host(model: str, engine: EngineClient[DraftRequest]) -> EngineHost[D
 
 
 class EngineModel:
-    """Triton's entry points of a model that hosts an engine; the file of each model says how to load its engine."""
+    """Triton's entry points of a model that hosts an engine; each model's own file defines how to load the engine."""
 
     _host: EngineHost[Any]
 
@@ -209,7 +209,7 @@ class EngineModel:
 
 
 def _end_process() -> None:
-    """End the process with all its threads, in a quiet moment: the launcher will start another."""
-    log.critical("process %d ends, since its engine is broken", os.getpid())
+    """End the process with all its threads, in a quiet moment; the launcher will start another."""
+    log.critical("process %d ends, because its engine is broken", os.getpid())
     time.sleep(QUIET_S)
     os._exit(1)

@@ -25,9 +25,9 @@ from orchestrator.triton.clients import BlsTargetClient
 from orchestrator.triton.request_metrics import RequestMetrics, RequestTimes, reason_of
 from orchestrator.triton.tracing import Traces
 
-# How often Triton is asked whether the client has gone: the question takes 0.1 ms.
+# How often Triton is asked whether the client has gone; asking takes 0.1 ms.
 CANCEL_POLL_S = 0.02
-# A sequence ends by the deadline, plus two calls of a target that does not answer them (clients.GRACE_S each).
+# A sequence ends by the deadline plus two calls that the target does not answer (clients.GRACE_S each).
 GRACE_S = 30.0
 
 log = logging.getLogger(__name__)
@@ -83,9 +83,9 @@ class GenerationHandler:
                     self.memory.learn(request.cache_salt, output)
 
     def _serve(self, request: GenerationRequest) -> list[list[int]]:
-        """Generate the request's sequences side by side; return those that came to their own end.
+        """Generate the request's sequences side by side; return the outputs that are worth remembering.
 
-        A sequence that is stuck is left behind GRACE_S after the deadline, and nothing of it is sent any more.
+        A sequence that is stuck is abandoned GRACE_S after the deadline, and nothing more of it is sent.
         """
         merger = ResponseMerger(request.num_sequences, request.stream, self._send)
         sequences = [partial(self._generate, request, i, merger.sender(i)) for i in range(request.num_sequences)]
@@ -131,7 +131,7 @@ class GenerationHandler:
         return sequence.context.output[: sequence.output.num_tokens] if ended else []
 
     def _is_unwanted(self) -> bool:
-        """Return whether nobody waits for a step that the target makes; it keeps to the deadline by itself."""
+        """Return whether nobody waits for the target's step any more; the target itself keeps to the deadline."""
         return self._reason_to_stop() is FinishReason.CANCELLED
 
     def _reason_to_stop(self) -> FinishReason | None:
@@ -143,15 +143,15 @@ class GenerationHandler:
         return FinishReason.DEADLINE if now_s >= self.deadline_s else None
 
     def _send(self, tensors: dict[str, Any]) -> None:
-        # The one response of a model that does not stream takes the flag along: a flag after it crashes Triton
-        # when the unary call was cancelled meanwhile (SIGSEGV in ResponseFactorySendFlags, 2.51; like server#7265).
+        # The one response of a model that does not stream carries the flag: a flag sent after it crashes Triton if the
+        # unary call has been cancelled meanwhile (SIGSEGV in ResponseFactorySendFlags, 2.51; like server#7265).
         pb.send(self.sender, tensors, final=not self.builder.streams)
 
 
 def send_error(sender: Any, error: Exception) -> None:
-    """Answer with an error and the FINAL flag; the log alone has the cause of an error that is not ours."""
+    """Answer with an error and the FINAL flag; the cause of an error that is not ours goes to the log only."""
     if not isinstance(error, ServingError):
         log.error("a request failed", exc_info=error)
         error = ServingError("internal error; the server's log has the cause")
-    # With its flag: unary gRPC answers OK to an error whose flag comes after it.
+    # Together with the flag: unary gRPC reports OK for an error whose flag comes after it.
     pb.send_error(sender, str(error), error)

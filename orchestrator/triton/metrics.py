@@ -1,6 +1,6 @@
 """The metrics of this project's Triton models: their families, and how their values reach the server's metrics port.
 
-docs/metrics.md explains each family; a test holds the page and this table together.
+docs/metrics.md explains each family; a test compares that page with the tables here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Family:
 
 
 class Key(NamedTuple):
-    """A series: the name of its family on the port, and its labels beside the owner's."""
+    """A series: the name of its family on the port, and its labels in addition to the owner's."""
 
     name: str
     labels: tuple[tuple[str, str], ...] = ()
@@ -100,7 +100,7 @@ ENGINE_FAMILIES = (
 
 
 class Port:
-    """The series of one owner on the metrics port; labels: tell them from the same series of other owners."""
+    """The series of one owner on the metrics port; labels: distinguish them from other owners' series."""
 
     def __init__(self, families: tuple[Family, ...], **labels: str) -> None:
         parts = [(name, kind, family.description) for family in families for name, kind in family.parts]
@@ -115,7 +115,7 @@ class Port:
     def show(self, values: Values) -> None:
         """Show the values that have changed since the last call.
 
-        A metrics port that fails is left alone, since no request may suffer from it.
+        After a failure nothing more is shown: no request may suffer from the metrics port.
         """
         with self._lock:
             if self._is_broken:
@@ -125,7 +125,7 @@ class Port:
                     self._set(key, value)
             except Exception:
                 self._is_broken = True
-                log.exception("no more metrics of %s", self._labels)
+                log.exception("the metrics of %s are no longer updated", self._labels)
 
     def _set(self, key: Key, value: float) -> None:
         if key not in self._series:
@@ -141,7 +141,7 @@ class Port:
 
 
 def engine_values(status: EngineStatus) -> Values:
-    """Return what an engine shows."""
+    """Return the values of an engine's series."""
     blocks = {
         "held": status.blocks_held,
         "cached": status.blocks_cached,
@@ -159,13 +159,13 @@ def engine_values(status: EngineStatus) -> Values:
 
 
 def info_values(config: ServingConfig, kernels: str) -> Values:
-    """Return what says how an engine computes; kernels: what computes its passes."""
+    """Return the series whose labels say how an engine computes; kernels: what computes its passes."""
     named = {name: str(getattr(config, name)) for name in ("engine", "dtype", "device")} | {"kernels": kernels}
     return {Key("spec_engine_info", tuple(named.items())): 1.0}
 
 
 def draft_values(counts: DraftCounts, is_open: bool) -> Values:
-    """Return what a public model shows of its calls of one drafter."""
+    """Return the values of the series for the calls to one drafter."""
     return {
         Key("spec_draft_calls_total"): counts.num_calls,
         Key("spec_draft_late_total"): counts.num_late,

@@ -1,4 +1,4 @@
-"""Between Triton's Python objects and numpy: the only module that imports `triton_python_backend_utils`."""
+"""Converts between Triton's Python objects and numpy; the only module that imports `triton_python_backend_utils`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 _CALLS: WorkerPool[Any] = WorkerPool("model-call")
 _STUBS = Stubs()
-#: The processes that take the calls under way, by an object for each call.
+#: The process that takes each call under way; the key is an object per call.
 _UNDER_WAY: dict[object, psutil.Process | None] = {}
 _KEY_NAME = "key"
 _KEY = os.environ.get(ENGINE_KEY, "")
@@ -66,7 +66,7 @@ def _pb_tensors(tensors: Incoming) -> list[Any]:
 
 
 def send(sender: Any, tensors: Incoming, final: bool) -> None:
-    """Send one response; with `final`, its FINAL flag in the same send."""
+    """Send one response, with the FINAL flag in the same send if `final`."""
     response = pb_utils.InferenceResponse(output_tensors=_pb_tensors(tensors))
     sender.send(response, flags=FINAL if final else 0)
 
@@ -88,9 +88,9 @@ def send_error(sender: Any, message: str, error: Exception) -> None:
 
 
 def lost_check(model: str) -> Callable[[], bool]:
-    """Return what tells whether the process that takes a Triton model's calls now has died since.
+    """Return a function that tells whether the process that takes a Triton model's calls now has died since.
 
-    Triton does not answer the calls that a process had taken when it died: `execute` has returned, so nothing waits
+    Triton does not answer the calls that a process had taken when it died: `execute` had returned, so nothing waits
     for the process any more (seen with 2.51).
     """
     process = _STUBS.process_of(model)
@@ -98,10 +98,10 @@ def lost_check(model: str) -> Callable[[], bool]:
 
 
 def message_of(request: Any) -> Tensors:
-    """Return the tensors of a call of one of our engines.
+    """Return the tensors of a call to one of our engines.
 
-    Raises EngineError if they are malformed, or lack the key that only this server's own processes have: Triton lets
-    every client call every model.
+    Raises EngineError if they are malformed or lack the key that only this server's processes have: Triton lets every
+    client call every model.
     """
     tensors = decode(tensors_of(request)[MESSAGE])
     if not hmac.compare_digest(text(tensors, _KEY_NAME).encode(), _KEY.encode()):
@@ -110,15 +110,15 @@ def message_of(request: Any) -> Tensors:
 
 
 def answer(sender: Any, tensors: Incoming) -> None:
-    """Answer a call of one of our engines, with the FINAL flag."""
+    """Answer a call to one of our engines, with the FINAL flag."""
     send(sender, {MESSAGE: encode(tensors)}, final=True)
 
 
 def execute(model: str, tensors: Incoming) -> Tensors:
-    """Call one of our engines and return its answer; raises the error that it answers.
+    """Call one of our engines and return its answer; raises the error that it answers with.
 
-    It may never return, so it belongs on a thread that can be left behind. Raises EngineLost if the model cannot be
-    called. Blocking on purpose: async calls have a use-after-free before mid-2026 (python_backend#439).
+    May never return, so it belongs on a thread that can be abandoned. Raises EngineLost if the model cannot be called.
+    Blocking on purpose: async calls have a use-after-free before mid-2026 (python_backend#439).
     """
     response = _execute(model, {MESSAGE: encode({**tensors, **pack_text(_KEY_NAME, _KEY)})}, (MESSAGE,))
     if response.has_error():
@@ -130,10 +130,10 @@ def execute(model: str, tensors: Incoming) -> Tensors:
 
 
 def call(model: str, tensors: Incoming, limit_s: float, is_unwanted: Callable[[], bool] = lambda: False) -> Tensors:
-    """Call one of our engines as `execute` does, on a thread that can be left behind.
+    """Call one of our engines as `execute` does, on a thread that can be abandoned.
 
-    Raises EngineLost also if the model's process died, or did not answer within `limit_s`; Unwanted if `is_unwanted`,
-    which is asked while the call waits, says that nobody needs the answer.
+    Also raises EngineLost if the model's process died or did not answer within `limit_s`, and Unwanted if
+    `is_unwanted`, which is asked while the call waits, says that nobody needs the answer.
     """
     found: Tensors = _run(model, partial(execute, model, tensors), limit_s, is_unwanted)
     return found
@@ -175,23 +175,23 @@ def _execute(model: str, tensors: Incoming, outputs: Sequence[str], request_id: 
 
 
 def num_lost_calls() -> int:
-    """Return how many calls of this process are never answered, because the process that had taken them has died."""
+    """Return how many calls from this process will never be answered, because the process that took them has died."""
     counts = Counter(list(_UNDER_WAY.values()))
     return sum(number for process, number in counts.items() if process and not is_alive(process))
 
 
 def metric_family(name: str, kind: str, description: str) -> Any:
-    """Return a family of series on the metrics port; kind: gauge or counter."""
+    """Create a family of series on the metrics port; kind: gauge or counter."""
     kinds = pb_utils.MetricFamily
     return _kept_alive(kinds(name=name, description=description, kind=getattr(kinds, kind.upper())))
 
 
 def metric(family: Any, labels: dict[str, str]) -> Any:
-    """Return a series of a family."""
+    """Create a series of a family."""
     return _kept_alive(family.Metric(labels=labels))
 
 
 def _kept_alive(metric: Any) -> Any:
-    """Keep a metric from being destroyed at the exit, when it would read shared memory that Triton has freed."""
+    """Keep a metric from being destroyed at exit, when it would read shared memory that Triton has freed."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(metric))
     return metric

@@ -1,4 +1,4 @@
-"""Places for running sequences: those of one process, or those that the processes of a deployment share."""
+"""Places for running sequences: of one process, or shared by the processes of a deployment."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 from orchestrator.deployment.drain import MUTEX, PLACE_PREFIX
 
-#: How often a process that waits looks whether another process has freed a place.
+#: How often a waiting process checks whether another process has freed a place.
 POLL_S = 0.05
 
 
 class Taking(Enum):
-    """What became of an attempt to take places."""
+    """The outcome of an attempt to take places."""
 
     TAKEN = auto()
     TOO_FEW = auto()
@@ -26,7 +26,7 @@ class Taking(Enum):
 class Places:
     """The places of one process; one thread at a time may call.
 
-    tenant_limit: most places of one tenant, None = all of them.
+    tenant_limit: most places of one tenant, None = all.
     """
 
     def __init__(self, count: int, tenant_limit: int | None = None) -> None:
@@ -35,7 +35,7 @@ class Places:
         self._num_of: dict[str, int] = {}
 
     def take(self, number: int, tenant: str = "") -> Taking:
-        """Take so many places, or none."""
+        """Take `number` places for a tenant, or none."""
         held = self._num_of.get(tenant, 0) + number
         if self._tenant_limit is not None and held > self._tenant_limit:
             return Taking.TENANT_AT_LIMIT
@@ -46,28 +46,28 @@ class Places:
         return Taking.TAKEN
 
     def give_back(self, number: int, tenant: str = "") -> None:
-        """Free so many places of a tenant."""
+        """Free `number` places of a tenant."""
         self._num_free += number
         self._num_of[tenant] -= number
         if not self._num_of[tenant]:
             del self._num_of[tenant]
 
     def resize(self, count: int, tenant_limit: int | None) -> None:
-        """Change the number of places; those beyond it that are taken are gone when they are given back."""
+        """Change the limits; a taken place beyond the new number disappears when it is given back."""
         self._num_free += count - self._count
         self._count, self._tenant_limit = count, tenant_limit
 
     def stop_waiting(self) -> None:
-        """Let other processes take the next places: nothing waits here any more."""
+        """Let other processes take the next places, because nothing waits here any more."""
 
 
 class SharedPlaces(Places):
     """The places of a deployment, shared by all processes that are given the same folder.
 
-    A place is a file; it is taken while a process holds the lock on it, and then holds a digest of its tenant. The
-    kernel frees the locks of a process that dies. A process that finds too few places takes the turn: until it has its
-    places, no other process takes one. Then it leaves the turn to the others for two polls, so that processes that
-    always have requests waiting alternate.
+    Each place is a file. A process takes it by locking it, and with a tenant_limit writes a digest of its tenant into
+    it; the kernel frees the locks of a process that dies. A process that finds too few places takes the turn: until it
+    has its places, no other process takes one. Then it leaves the turn to the others for two polls, so that processes
+    that always have requests waiting alternate.
     """
 
     def __init__(self, folder: Path, count: int, tenant_limit: int | None = None) -> None:
@@ -81,7 +81,7 @@ class SharedPlaces(Places):
         self._may_wait_s = 0.0
 
     def take(self, number: int, tenant: str = "") -> Taking:
-        """Take so many places, or none."""
+        """Take `number` places for a tenant, or none."""
         fcntl.flock(self._mutex, fcntl.LOCK_EX)  # held for microseconds, so that two processes do not take half each
         try:
             if self._tenant_limit is not None and self._num_held_by(tenant) + number > self._tenant_limit:
@@ -98,7 +98,7 @@ class SharedPlaces(Places):
             fcntl.flock(self._mutex, fcntl.LOCK_UN)
 
     def give_back(self, number: int, tenant: str = "") -> None:
-        """Free so many places of a tenant."""
+        """Free `number` places of a tenant."""
         for _ in range(number):
             held = next(held for held in reversed(self._taken) if held[1] == tenant)
             self._taken.remove(held)
@@ -107,7 +107,7 @@ class SharedPlaces(Places):
                 self._free.append(held[0])
 
     def resize(self, count: int, tenant_limit: int | None) -> None:
-        """Change the number of places, in each of the processes that share them."""
+        """Change the limits; each of the processes that share the places must."""
         self._all += [_open(self._folder / f"{PLACE_PREFIX}{i}") for i in range(len(self._all), count)]
         taken = {place for place, _ in self._taken}
         self._count, self._tenant_limit = count, tenant_limit
@@ -122,7 +122,7 @@ class SharedPlaces(Places):
     def _num_held_by(self, tenant: str) -> int:
         """Return how many places a tenant holds in all processes; the caller holds the mutex."""
         number, digest = sum(name == tenant for _, name in self._taken), _digest(tenant)
-        for place in self._free:  # those that this process does not hold
+        for place in self._free:  # not taken by this process
             if _try_lock(place):
                 fcntl.flock(place, fcntl.LOCK_UN)
             elif os.pread(place, len(digest), 0) == digest:
@@ -130,7 +130,7 @@ class SharedPlaces(Places):
         return number
 
     def _settle(self, found: list[int], number: int, tenant: str) -> None:
-        """Keep the places that were found if they are enough, else free them; keep the turn if we wait and may."""
+        """Keep the places that were found if they are enough, else free them, and keep the turn if we may."""
         now_s = time.monotonic()
         if len(found) == number:
             if self._tenant_limit is not None:

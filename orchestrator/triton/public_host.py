@@ -1,4 +1,4 @@
-"""The public Triton models: reads requests, admits them, and takes over what a reload changes."""
+"""The public Triton models: read requests, admit them, and apply what a reload changes."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from orchestrator.triton.request_metrics import RequestMetrics, reason_of
 from orchestrator.triton.tracing import Traces
 
 SHUTDOWN_LIMIT_S = 20.0
-# A refusal waits for Triton's process to take it: several threads send them, and never the one that takes requests in.
+# Sending a refusal waits for Triton's process, so several threads send them, never the one that takes requests in.
 NUM_REFUSING, REFUSING_LIMIT_S = 8, 5.0
 
 
 class Served(NamedTuple):
-    """What follows from the settings of a deployment; a reload replaces it. memory: None = nothing is remembered."""
+    """What is derived from the settings of a deployment; a reload replaces it. memory: None = nothing is remembered."""
 
     config: ServingConfig
     memory: Memory | None
@@ -77,7 +77,7 @@ class PublicHost:
         self._traces = Traces.from_environment(args["model_name"])
         self._latest_deadline_s = time.monotonic()
         self._renewal: Renewal | None = None
-        if folder and CALL_THREADS in os.environ:  # a launcher has set it, which replaces the process
+        if folder and CALL_THREADS in os.environ:  # set by a launcher, which can replace the process
             self._renewal = Renewal(int(os.environ[CALL_THREADS]), self._load, partial(ask_for_replacement, folder))
             self._renewal.start()
         if heartbeat := Heartbeat.from_environment():
@@ -85,7 +85,7 @@ class PublicHost:
         ReloadListener.start(self._prepare_reload)
 
     def _read(self, config: ServingConfig, memory: Memory | None) -> Served:
-        """Return what follows from the settings of a deployment; raises ConfigError if they cannot be served."""
+        """Return what is derived from the settings of a deployment; raises ConfigError if they cannot be served."""
         checkpoint = self._checkpoint
         sources = ProposerSources(config, checkpoint, memory)
         drafters, capabilities = frozenset(config.drafters), capabilities_of(config)
@@ -100,14 +100,14 @@ class PublicHost:
         return served
 
     def _prepare_reload(self, config: ServingConfig, changed: Collection[str]) -> Commit:
-        """Return what takes new settings over, for the requests that come from then on; raises ConfigError."""
+        """Return a function that applies new settings to the requests that come after it; raises ConfigError."""
         memory = self._served.memory
         if "remember_tokens" in changed:
             memory = Memory(config.remember_tokens) if config.remember_tokens else None
         served = self._read(config, memory)
 
         def commit() -> None:
-            # The limits first: a request that is read with the new settings finds as many places as they say.
+            # The limits first: a request that is read with the new settings must find as many places as they allow.
             self._admission.resize(config.max_running, config.max_waiting, config.max_running_per_salt or None)
             self._served = served
 
@@ -124,7 +124,7 @@ class PublicHost:
                 self._send_refusal(sender, error)
 
     def is_ready(self) -> bool:
-        """Say to Triton, which asks from 26.03 on, whether new requests are accepted."""
+        """Tell Triton, which asks from release 26.03 on, whether new requests are accepted."""
         return not ((self._drain and self._drain.is_requested) or (self._renewal and self._renewal.refuses))
 
     def finalize(self) -> None:
@@ -142,7 +142,7 @@ class PublicHost:
             self._renewal.check()
         if not self.is_ready():
             raise Unavailable("the server is draining: send the request to another replica, or again in a second")
-        # Before anything is read: under a flood, refusals must cost little.
+        # Before anything is read, because refusals must be cheap under a flood of requests.
         if self._admission.would_refuse() and not pb.has_input(request, "priority"):
             raise self._full()
         inputs = read(pb.tensors_of(request), pb.parameters_of(request))
@@ -164,7 +164,7 @@ class PublicHost:
             raise self._full()
 
     def _full(self) -> Unavailable:
-        """Return the refusal of a request that finds the queue full; clients read the time out of it."""
+        """Return the refusal of a request that finds the queue full; clients read the time from its message."""
         return Unavailable(
             f"{self._served.config.max_running} requests run and {self._served.config.max_waiting} wait; "
             f"try again in {self._admission.retry_after_s()} s (max_running, max_waiting in serving.toml)"
@@ -178,13 +178,13 @@ class PublicHost:
         self._send_refusal(sender, error)
 
     def _send_refusal(self, sender: Any, error: Exception) -> None:
-        """Send a refusal from another thread, or from this one where the system allows no further thread."""
+        """Send a refusal from another thread, or from this one if the system allows no more threads."""
         sent = self._refusals.start(partial(send_error, sender, error)).future
         if sent.done() and isinstance(sent.exception(), Unavailable):
             send_error(sender, error)
 
     def _load(self) -> Load:
-        """Return what tells whether this process should be replaced."""
+        """Return the figures that decide whether this process is replaced."""
         return Load(
             num_lost=pb.num_lost_calls(),
             num_requests=self._admission.num_running + self._admission.num_waiting,
@@ -206,9 +206,9 @@ class PublicHost:
     def _steps(
         self, served: Served, request: GenerationRequest, sequence: SequenceState, target: BlsTargetClient
     ) -> Steps:
-        """Return where the steps of a sequence come from: a run of the target's engine, if its method can have one."""
+        """Return the steps of a sequence, from a run of the target's engine if the method allows one."""
         remembers = served.memory is not None and request.plan.reads_memory
-        # The memory is in this process, a drafter in the target's: a union of both goes without the memory.
+        # The memory is in this process and drafters are in the target's: a union of both goes without the memory.
         if served.config.has_runs and (request.plan.drafter or not remembers):
             take = partial(target.take, sequence.context, sequence.sampling, sequence.options, request.run)
             return StepsOfRun(sequence, take)

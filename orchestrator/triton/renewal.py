@@ -1,8 +1,8 @@
-"""Has the process of a public model replaced before calls that are never answered hold all its threads.
+"""Has the process of a public model replaced before calls that are never answered block all its threads.
 
 Triton makes the nested calls of a Python model, and sends its responses, on a fixed number of threads of its own. A
-call that a process had taken when it died is never answered, and holds its thread for ever. Once all are held the model
-is silent, though its process works (seen with 2.51: two deaths of `target` under 32 requests each).
+call that a process had taken when it died is never answered, and blocks its thread forever. Once all are blocked the
+model is silent, although its process works (seen with 2.51: two deaths of `target` under 32 requests each).
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from orchestrator.core.errors import Unavailable
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
-#: So many looks in a row must agree: for a moment after a restart, calls of the new process count as lost, too.
+#: This many looks in a row must agree: for a moment after a restart, calls to the new process count as lost, too.
 LOOKS = 5
-#: How often a process asks again that has not been replaced.
+#: How often a process that has not been replaced asks again.
 ASK_AGAIN_S = 10.0
-#: Threads for each request that may run: with fewer than the first number the process is replaced when it is idle; with
-#: fewer than the second it takes no further request until then.
+#: Threads for each request that may run: with fewer than WORN, the process is replaced once it is idle; with fewer than
+#: CRITICAL, it takes no more requests until then.
 WORN, CRITICAL = 2.0, 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What a process of a public model tells of itself.
+    """The load of a public model's process.
 
-    num_lost: its calls that are never answered. num_requests: its requests that run or wait; max_running: how many may
-    run. latest_deadline_s: by when all its requests will have been answered, by time.monotonic().
+    num_lost: its calls that will never be answered. num_requests: its requests that run or wait. max_running: how many
+    may run. latest_deadline_s: when all its requests will have been answered, by time.monotonic().
     """
 
     num_lost: int
@@ -44,10 +44,11 @@ class Load:
 class Renewal:
     """Watches the threads that Triton has for this process, and asks for a replacement when few are left.
 
-    num_threads: how many there are. load: returns the load of the process now. ask_for_replacement: has another process
-    put in the place of this one, which is killed then.
-    Invariant: the process is replaced when no request runs or waits, and refuses new ones from then on; while very few
-    threads are left it refuses them before, and is replaced at the latest when all that it has are past their deadline.
+    num_threads: how many there are. load: returns the present load. ask_for_replacement: has another process take the
+    place of this one, which is then killed.
+    Invariant: the process is replaced when no request runs or waits, and refuses new ones from then on. When very few
+    threads are left it refuses them earlier, and is replaced at the latest when all its requests are past their
+    deadline.
     """
 
     def __init__(self, num_threads: int, load: Callable[[], Load], ask_for_replacement: Callable[[], None]) -> None:
@@ -57,13 +58,13 @@ class Renewal:
         self.refuses = False
 
     def start(self) -> None:
-        """Watch from a thread of its own, for ever."""
+        """Start watching, on a thread of its own."""
         threading.Thread(target=self._watch, name="renewal", daemon=True).start()
 
     def check(self) -> None:
-        """Raise Unavailable when the process takes no further request, because another is about to take its place."""
+        """Raise Unavailable when the process takes no more requests, because another is about to take its place."""
         if self.refuses:
-            raise Unavailable("the model's process is about to be started anew; try again in a few seconds")
+            raise Unavailable("the model's process is about to be restarted; try again in a few seconds")
 
     def _watch(self) -> None:
         while True:
@@ -82,10 +83,10 @@ class Renewal:
             return
         if not self.refuses and (not load.num_requests or num_left < CRITICAL * load.max_running):
             log.warning(
-                "%d of %d threads wait for dead processes: another takes over", load.num_lost, self._num_threads
+                "%d of %d threads wait for dead processes: another process takes over", load.num_lost, self._num_threads
             )
             self.refuses = True
-        # A request that was let in before the first refusal may not be counted yet.
+        # A request that was accepted before the first refusal may not be counted yet.
         self._num_idle = self._num_idle + 1 if self.refuses and not load.num_requests else 0
         now_s = time.monotonic()
         may_end = self._num_idle > 1 or now_s > load.latest_deadline_s

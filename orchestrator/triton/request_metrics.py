@@ -1,6 +1,6 @@
-"""What a public model counts of its requests: added up in memory as they end, shown on the metrics port once a second.
+"""Metrics of a public model's requests: added up in memory as they end, shown on the metrics port once a second.
 
-One change of a series on the port takes some 16 µs, so nothing is shown within a step or a request.
+Changing one series on the port takes about 16 µs, so nothing is shown during a step or a request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 REPORT_S = 1.0
 #: Depths from here on are counted together, under this one as "32+".
 MAX_POSITION = 32
-#: Clients can join methods in many ways: names beyond so many are counted under "other".
+#: Clients can combine methods in many ways: names beyond this many are counted under "other".
 MAX_NAMES = 64
 OTHER = "other"
 
@@ -42,7 +42,7 @@ def reason_of(error: Exception) -> str:
 
 @dataclass
 class _Histogram:
-    """counts: one of each bucket, and of what is above the last."""
+    """counts: one for each bucket, and one for the values above the last."""
 
     counts: list[int]
     total: float = 0.0
@@ -130,7 +130,7 @@ class RequestMetrics:
         self._totals.add("spec_request_refused_total", reason=reason)
 
     def close(self) -> None:
-        """Report once more, and no more after that."""
+        """Report one last time."""
         self._closed.set()
         self.report()
 

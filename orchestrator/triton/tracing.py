@@ -19,12 +19,12 @@ from orchestrator.triton.request_metrics import RequestTimes
 log = logging.getLogger(__name__)
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-#: Most steps of a span that are shown; of a longer text every second one, every third one, and so on.
+#: Most steps shown in a span; a longer text shows every second one, every third one, and so on.
 MAX_STEPS = 64
 
 
 class Traces:
-    """Makes spans; raises ConfigError if OpenTelemetry is asked for, and not installed. model: the Triton model."""
+    """Makes spans; raises ConfigError if OpenTelemetry is asked for but not installed. model: the Triton model."""
 
     def __init__(self, model: str) -> None:
         try:
@@ -34,7 +34,7 @@ class Traces:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError as error:
             raise ConfigError(f"traces need the extra otel: pip install 'specserve[otel]' ({error})") from None
-        # What OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME say goes before the name here.
+        # OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME take precedence over this name.
         resource = Resource.create({} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "specserve"})
         self._model = model
         self._provider = TracerProvider(resource=resource)
@@ -58,7 +58,7 @@ class Traces:
         self._provider.shutdown()
 
     def _make(self, times: RequestTimes, sequence: SequenceState, method: str) -> None:
-        # The loop's clock has no date.
+        # The loop's clock is monotonic and has no date.
         offset_s = time.time() - time.monotonic()
         span = self._tracer.start_span("generate", start_time=_ns(times.arrived_s + offset_s))
         if span.is_recording():
@@ -72,7 +72,7 @@ class Traces:
         span.end(end_time=_ns(time.time()))
 
     def _attributes(self, sequence: SequenceState, method: str) -> dict[str, Any]:
-        """Return what OpenTelemetry's conventions for generative models name, and the figures of speculation."""
+        """Return the attributes that OpenTelemetry defines for generative models, and the figures of speculation."""
         statistics, finish = sequence.statistics, sequence.output.finish
         return {
             "gen_ai.operation.name": "text_completion",

@@ -18,16 +18,16 @@ from torch import Tensor
 from orchestrator.core.tree import TokenTree
 from runtime.kv.sequences import CachedSequence
 
-#: A segment of up to this many tokens is a decoding step, which is never cut; a tree of up to this many nodes is small.
+#: A segment of up to this many tokens is a decoding step, which is not split; a tree of up to this many nodes is small.
 STEP_TOKENS = 32
-#: Most nodes of larger trees in one pass, unless a single tree has more: steps without them wait no longer than that.
+#: Most nodes of larger trees in one pass, unless a single tree has more: it bounds how long steps without them wait.
 MAX_TREE_NODES = 256
-#: Most rows of one pass, as native code takes them (kMaxPassRows).
+#: Most rows in one pass, as in native code (kMaxPassRows).
 MAX_PASS_ROWS = 4096
 
 
 class PassSegment(Protocol):
-    """One sequence's part of the row, as `Pass` and attention read it; its KV rows fill the slots from `first` on."""
+    """One sequence's part of the row, as `Pass` and attention read it; its KV rows fill the slots from `first`."""
 
     sequence: CachedSequence
     first: int
@@ -116,7 +116,7 @@ class Pass(Generic[AnySegment]):
         self._blocks: dict[int, Tensor] = {}
         self._biases: dict[tuple[int, int | None, int], Tensor | None] = {}
 
-    # Made when they are first read: the native forward pass reads the segments alone.
+    # Made on first use: the native forward pass reads only the segments.
     @cached_property
     def ids(self) -> Tensor:
         """Ids of the row's tokens, (1, N) int64."""
@@ -140,7 +140,7 @@ class Pass(Generic[AnySegment]):
         return torch.tensor([[x for part in parts for x in part]], device=self.device)
 
     def cached(self, index: int, store: Tensor, block_tokens: int) -> Tensor:
-        """Return the keys or values of segment `index`, (kv_heads, num_slots, head_dim); consecutive blocks uncopied.
+        """Return the keys or values of segment `index`, (kv_heads, num_slots, head_dim); a view if they are a run.
 
         store: (kv_heads, slots, head_dim), one layer's keys or values.
         """
@@ -154,7 +154,7 @@ class Pass(Generic[AnySegment]):
         return blocks[:, self._blocks[index]].flatten(1, 2)[:, : segment.num_slots]
 
     def bias(self, index: int, window: int | None, groups: int) -> Tensor | None:
-        """Return what to add to the scores of segment `index`, (groups · num_tokens, num_slots): 0 or −inf.
+        """Return the bias for the scores of segment `index`, (groups · num_tokens, num_slots): 0 or −inf.
 
         None when every token sees every slot. groups: query heads per key head.
         """

@@ -1,4 +1,4 @@
-"""Blocks of KV slots, found by content: which are held, cached, free or to be evicted; knows nothing of tensors."""
+"""Blocks of KV slots, found by content: which are held, cached, free or to evict; knows nothing of tensors."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class BlockPool:
         return blocks
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Give a sequence's blocks back, the last one first, so that its end is evicted before its beginning."""
+        """Give a sequence's blocks back, the last one first, so that its end is evicted before its start."""
         for block in reversed(list(blocks)):
             self._holders[block] -= 1
             if self._holders[block] == 0 and block in self._keys:

@@ -19,7 +19,7 @@ class CacheShape:
     feature_width: int = 0
 
     def token_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of one slot."""
+        """Return the bytes of one slot."""
         return (2 * self.num_layers * self.num_kv_heads * self.head_dim + self.feature_width) * dtype.itemsize
 
 
@@ -53,7 +53,7 @@ class KVCache:
 
     @torch.inference_mode()
     def move(self, sources: list[int], destinations: list[int]) -> None:
-        """Copy slots to other slots; all are read before any is written."""
+        """Copy slots to other slots; all sources are read before any destination is written."""
         source = torch.tensor(sources, device=self.kv.device)
         destination = torch.tensor(destinations, device=self.kv.device)
         self.kv[:, :, :, destination] = self.kv[:, :, :, source]

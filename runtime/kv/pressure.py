@@ -1,7 +1,7 @@
-"""Who holds KV blocks when there are too few for all: the oldest sequences do, and the others wait for them.
+"""Decides which sequences hold KV blocks when there are too few for all: the oldest do, and the others wait.
 
 A sequence that needs blocks takes those of the youngest ones: they are preempted, wait, and go on with the same text,
-most of it from their own published blocks. So whatever fits alone ends.
+most of it from their own published blocks. So every sequence that fits into the pool alone finishes.
 Source: recomputation in vLLM, Kwon et al. 2023, arXiv:2309.06180, Section 4.5.
 """
 
@@ -12,13 +12,13 @@ from collections.abc import Callable
 from orchestrator.wire.context import Delta
 from runtime.kv.sequences import CachedSequence, SequenceTable
 
-#: A sequence begins, or comes back, only if so many blocks stay free for each one that holds some: without them the
-#: next step of an older one would preempt it again.
+#: A sequence begins, or comes back, only if this many blocks stay available for each other sequence that holds blocks:
+#: otherwise the next step of an older one would preempt it again.
 MARGIN = 2
 
 
 class BlockPressure:
-    """Opens sequences, and preempts younger ones for older ones.
+    """Opens sequences, and preempts younger sequences for older ones.
 
     on_preempt: called with each sequence that has lost its blocks.
     Invariant: of the sequences that have a call, the oldest always gets its blocks.
@@ -30,11 +30,11 @@ class BlockPressure:
     def open(self, delta: Delta, num_drafts: int, max_depth: int, others_wait: bool) -> CachedSequence | None:
         """Return the call's sequence with slots for its drafts, None if it must wait; raises as `SequenceTable.enter`.
 
-        others_wait: an older sequence waits for blocks, so that one without blocks may not begin.
+        others_wait: an older sequence waits for blocks, so a sequence without blocks may not begin.
         """
         is_within = bool(self._sequences.blocks_of(delta.sequence_id))
         if others_wait and not is_within:
-            return None  # before anything is computed for it: it is asked about again before every pass
+            return None  # before any work on it, because the question comes again before every pass
         sequence = self._sequences.enter(delta, num_drafts, max_depth)
         num_slots = delta.prefix_len + num_drafts
         missing = sequence.num_missing_blocks(num_slots)
@@ -52,7 +52,7 @@ class BlockPressure:
         return missing + MARGIN * num_others <= self._sequences.pool.num_available
 
     def _preempt_for(self, sequence: CachedSequence, missing: int) -> bool:
-        """Preempt the youngest sequences until so many blocks are available; none if that cannot be reached."""
+        """Preempt the youngest sequences until `missing` blocks are available; preempt none if there are too few."""
         pool = self._sequences.pool
         younger = [other for other in self._sequences.holders() if other.number > sequence.number]
         kept = {block for other in self._sequences.holders() if other not in younger for block in other.blocks}

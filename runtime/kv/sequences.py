@@ -12,16 +12,15 @@ from orchestrator.wire.context import Delta
 from runtime.kv.blocks import BlockKey, BlockPool
 from runtime.sampling.logits_processors import LogitsProcessors
 
-#: A sequence without a call for so long is taken for gone: its client may have died without a word.
+#: A sequence without a call for this long is considered gone: its client may have died without releasing it.
 IDLE_S = 2.0
 
 
 class CachedSequence:
     """One request's tokens in the KV cache.
 
-    number: sequences are numbered as they come. num_cached: tokens whose blocks were found in the pool when the
-    sequence began.
-    missing_rows: indices below num_computed whose KV rows were not computed.
+    number: sequences are numbered in order of arrival. num_cached: tokens whose blocks were found in the pool when the
+    sequence began. missing_rows: indices below num_computed whose KV rows were not computed.
     Invariant: the other KV rows of ids[:num_computed] are in slots 0 … num_computed − 1 of `blocks`; full blocks before
     the first missing row are published under their content.
     """
@@ -95,7 +94,7 @@ class CachedSequence:
             self.blocks += self._pool.allocate(missing, last)
 
     def reserve_up_to(self, num_slots: int) -> int:
-        """Hold blocks for `num_slots` slots if the pool has them; return how many slots of these there are."""
+        """Hold blocks for `num_slots` slots if the pool has them; return for how many of these it holds blocks."""
         with suppress(Unavailable):
             self.reserve(num_slots)
         return min(num_slots, len(self.blocks) * self._pool.block_tokens)
@@ -110,14 +109,14 @@ class CachedSequence:
             self._pool.publish(self.blocks[index], key)
 
     def preempt(self) -> None:
-        """Give all blocks back to the pool, full ones published, and forget what was computed; the tokens stay."""
+        """Publish the full blocks, give all back to the pool and forget what was computed; the tokens stay."""
         self.publish(len(self.ids))
         self.release()
         self.num_computed, self.missing_rows = 0, range(0)
         del self._keys[1:]
 
     def num_missing_blocks(self, num_slots: int) -> int:
-        """Return how many blocks are lacking for `num_slots` slots in total."""
+        """Return how many more blocks the sequence needs for `num_slots` slots in total."""
         return max(-(-num_slots // self._pool.block_tokens) - len(self.blocks), 0)
 
     def release(self) -> None:
@@ -137,10 +136,10 @@ class CachedSequence:
 
 
 class SequenceTable:
-    """The live sequences of one engine; those without a step for IDLE_S lose their blocks.
+    """The live sequences of one engine; one without a step for IDLE_S is forgotten.
 
     share: a new sequence may begin with blocks that other sequences have computed. num_preempted: how often a sequence
-    has given its blocks up for an older one.
+    has given up its blocks for an older one.
     """
 
     def __init__(self, pool: BlockPool, max_positions: int, share: bool = True) -> None:
@@ -168,7 +167,7 @@ class SequenceTable:
         return sequence
 
     def enter(self, delta: Delta, num_drafts: int, max_depth: int) -> CachedSequence:
-        """Return the call's sequence with its context in sync; one without blocks holds those found by content.
+        """Return the call's sequence with its context in sync; one without blocks adopts those found by content.
 
         Raises UnknownSequence, RequestError (context too long).
         """
@@ -196,12 +195,12 @@ class SequenceTable:
         return sequence if sequence.context.rolling_hash(length) == context.rolling_hash(length) else None
 
     def number_of(self, sequence_id: int) -> int:
-        """Return a sequence's number; for one that is not known, the next number."""
+        """Return a sequence's number; for an unknown sequence, the next number."""
         sequence = self._live.get(sequence_id)
         return sequence.number if sequence else self._num_begun + 1
 
     def blocks_of(self, sequence_id: int) -> list[int]:
-        """Return the blocks that a sequence holds, if it is known."""
+        """Return the blocks that a sequence holds; none if it is unknown."""
         sequence = self._live.get(sequence_id)
         return sequence.blocks if sequence else []
 
@@ -225,7 +224,7 @@ class SequenceTable:
             )
 
     def check_capacity(self, num_tokens: int) -> None:
-        """Raise RequestError for a sequence that the pool could not hold to its end, if it were alone."""
+        """Raise RequestError for a sequence that the whole pool could not hold to its end."""
         size, count = self.pool.block_tokens, self.pool.num_blocks
         if num_tokens > size * count:
             raise RequestError(

@@ -67,7 +67,7 @@ def _attend(
     """Return the attention output of one segment, (1, H_kv, groups · n, d).
 
     query: (1, H_kv, groups · n, d), the heads that share a key head one after another. key, value: (1, H_kv, slots, d).
-    bias: (groups · n, slots). sinks: (H,), one more logit per head, whose share of the softmax is discarded.
+    bias: (groups · n, slots). sinks: (H,), an extra logit per head, whose share of the softmax is discarded.
     """
     if softcap is None and sinks is None:
         return functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)

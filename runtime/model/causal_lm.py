@@ -1,4 +1,4 @@
-"""A causal language model of transformers that runs with our attention; knows neither files nor requests."""
+"""A causal language model from transformers that runs with our attention; knows neither files nor requests."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from runtime.native.families import windows
 
 AttentionInterface.register(NAME, paged_tree_attention)
 
-# As long as one part of a long context (PagedModel.max_pass_tokens); a pass rarely has more rows.
+# The length of one part of a long context (PagedModel.max_pass_tokens); a pass rarely has more rows.
 MAX_PREPARED_ROWS = 256
 
 
 class CausalModel:
     """The forward pass of one model over a `Pass`.
 
-    vocab_size: rows of the output embedding. max_positions: the longest context. has_windows: layers attend to the last
-    positions alone.
+    vocab_size: rows of the output embedding. max_positions: the longest context. has_windows: whether any layer has a
+    sliding window.
     """
 
     kernels = "torch"
@@ -50,7 +50,7 @@ class CausalModel:
         )
 
     def prepare(self) -> None:
-        """Compile the kernels of this thread; called on the thread that will call `forward`."""
+        """Compile the kernels for this thread; call it on the thread that will call `forward`."""
         compile_kernels(self.model, MAX_PREPARED_ROWS)
 
     def new_cache(self, memory_mb: int, block_tokens: int) -> KVCache:
@@ -61,7 +61,7 @@ class CausalModel:
     def forward(self, batch: Pass[Segment], cache: KVCache) -> Tensor:
         """Compute a pass and write its keys, values and features to the cache.
 
-        Returns logits (rows, V) of every root and node, in the model's dtype.
+        Return the logits of every root and node, (rows, V), in the model's dtype.
         """
         output = self.model(
             input_ids=batch.ids,

@@ -1,4 +1,4 @@
-"""The check at load: our forward pass against the stock model's."""
+"""The check at load, which compares our forward pass with the stock model's."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from runtime.model.fused import BorrowedLinear
 from runtime.native.model import NativeModel
 
 NUM_CHECKED = 64
-#: Rows that are computed alone, too: enough to see a row's bits change, few enough for large models.
+#: Rows that are also computed alone: enough to see a row's bits change, few enough for large models.
 NUM_ALONE = 8
 
 
 class Tolerance(NamedTuple):
-    """At least `share` of the rows may differ from the stock model's by at most `most` in log p."""
+    """At least `share` of the rows must be within `most` of the stock model's log p."""
 
     share: float
     most: float
@@ -60,7 +60,7 @@ def stock_log_probs(model: Any) -> Tensor:
 
 @contextmanager
 def products_in_bfloat16(model: nn.Module) -> Iterator[None]:
-    """Let the inputs of a model's products be rounded to bfloat16, as the native pass does."""
+    """Round the inputs of a model's products to bfloat16, as the native pass does."""
 
     def rounded(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
         return (inputs[0].bfloat16().to(inputs[0].dtype),)
@@ -77,8 +77,8 @@ def products_in_bfloat16(model: nn.Module) -> Iterator[None]:
 def check_against_stock(model: CausalModel | NativeModel, expected: Tensor, name: str) -> None:
     """Raise ConfigError when our forward pass does not reproduce the stock model.
 
-    The first quarter of the ids is context in a pass of its own, the second is context in one pass with the drafts, and
-    the rest are drafts, each after a wrong sibling. So rows that read the cache, context and tree are all compared.
+    The first quarter of the ids is context in a pass of its own; the second is context in one pass with the drafts; the
+    rest are drafts, each after a wrong sibling. So rows that read the cache, the context and the tree are all compared.
     """
     probe = _Probe(model)
     quarter, half = NUM_CHECKED // 4, NUM_CHECKED // 2
@@ -86,13 +86,15 @@ def check_against_stock(model: CausalModel | NativeModel, expected: Tensor, name
     probe.forward(Segment(sequence, 0, quarter))
     second = probe.pass_of(Segment(sequence, quarter, half, probe.tree))
     logits = model.forward(second, probe.cache)[::2]
-    _check_log_probs(logits.double().log_softmax(dim=-1), expected[half - 1 :], _tolerance(model), name)
-    if isinstance(model, CausalModel):  # the native pass takes the windows from the configuration
+    is_rounded = isinstance(model, NativeModel) and model.rounds_inputs
+    allowed = NATIVE_BFLOAT16 if is_rounded else TOLERANCE[model.dtype]
+    _check_log_probs(logits.double().log_softmax(dim=-1), expected[half - 1 :], allowed, name)
+    if isinstance(model, CausalModel):  # the native pass reads the windows from the configuration
         _check_window(model, second.windows, name)
 
 
 def check_bits(model: NativeModel, name: str) -> None:
-    """Raise ConfigError when rows of a tree have other bits than the same rows computed alone, by one thread."""
+    """Raise ConfigError when rows of a tree differ in any bit from the same rows computed alone, by one thread."""
     probe, half = _Probe(model), NUM_CHECKED // 2
     model.num_threads = min(2, model.max_threads)
     together = probe.forward(Segment(probe.open(1, half), 0, half, probe.tree))[::2]
@@ -106,14 +108,10 @@ def check_bits(model: NativeModel, name: str) -> None:
     model.num_threads = None
 
 
-def _tolerance(model: CausalModel | NativeModel) -> Tolerance:
-    return NATIVE_BFLOAT16 if isinstance(model, NativeModel) and model.rounds_inputs else TOLERANCE[model.dtype]
-
-
 class _Probe:
-    """Passes over the fixed ids with a cache of their own: a tree after the first half holds the rest of the ids.
+    """Passes over the fixed ids with a cache of their own.
 
-    In it each of them stands after a wrong sibling.
+    tree: the second half of the ids as drafts after the first half, each after a wrong sibling.
     """
 
     def __init__(self, model: CausalModel | NativeModel) -> None:
@@ -152,7 +150,7 @@ def _check_log_probs(found: Tensor, expected: Tensor, allowed: Tolerance, name: 
 
 
 def _check_window(model: CausalModel, used: set[int | None], name: str) -> None:
-    """Raise ConfigError for a family that passes its sliding window to the mask alone.
+    """Raise ConfigError for a family that passes its sliding window only to the mask.
 
     Our attention would not see the window, and NUM_CHECKED tokens are too few to show the difference.
     """

@@ -25,7 +25,7 @@ def layers_of(depth: int) -> tuple[int, int, int]:
 
 
 class FeatureColumns:
-    """The hidden states that a deployment's heads read, side by side: LAST, then LAYERS."""
+    """The layout of the hidden states that a deployment's heads read: LAST, then LAYERS, side by side."""
 
     def __init__(self, config: Any, states: HiddenStates) -> None:
         """config: the text configuration of a transformers model."""
@@ -35,7 +35,7 @@ class FeatureColumns:
         self._hidden_size: int = config.hidden_size
 
     def columns(self, wanted: HiddenStates) -> slice:
-        """Return the columns of the wanted states among those that are kept; empty unless all of them are kept."""
+        """Return the columns of the wanted states; empty unless all of them are kept."""
         if (HiddenStates.LAST in wanted and not self.num_last) or (HiddenStates.LAYERS in wanted and not self.layers):
             return slice(0, 0)
         start = 0 if HiddenStates.LAST in wanted else self.num_last
@@ -43,7 +43,7 @@ class FeatureColumns:
         return slice(start * self._hidden_size, stop * self._hidden_size)
 
     def column_of_layer(self, layer: int) -> int:
-        """Return the first column of the input of a decoder layer, −1 unless it is kept."""
+        """Return the first column of a decoder layer's input, −1 unless it is kept."""
         return (self.num_last + self.layers.index(layer)) * self._hidden_size if layer in self.layers else -1
 
 

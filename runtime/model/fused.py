@@ -1,7 +1,7 @@
 """Fewer, larger operations with the same results: fused norms, packed linear layers, a fused Llama decoder layer.
 
-A step of a small model is mostly the overhead of its many small operations (docs/performance.md). The check at load
-compares all of them with the stock model (runtime/model/check.py).
+Most of a small model's step is the overhead of its many small operations (docs/performance.md). The check at load
+compares the results with the stock model's (runtime/model/check.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FusedRMSNorm(nn.Module):
 
 
 def _replace_modules(model: nn.Module, replacement: Callable[[Any], nn.Module | None]) -> None:
-    """Replace every submodule for which `replacement` returns a module; the old ones are freed one after another."""
+    """Replace every submodule for which `replacement` returns a module, one by one, so that each old one is freed."""
     for name in [name for name, _ in model.named_children()]:
         child = getattr(model, name)
         if (new := replacement(child)) is not None:
@@ -87,7 +87,7 @@ class PackedLinear(nn.Module):
     """y = x Wᵀ + b for a fixed W. in_features, out_features: as in nn.Linear.
 
     oneDNN compiles a kernel of 0.6 MB for each number of rows, in 10 ms, and keeps the last 1,024 kernels twice
-    (measured: 700 MB after a while). So rows are padded to a few numbers.
+    (measured: 700 MB after a while). So the number of rows is padded to one of a few.
     """
 
     def __init__(self, linear: nn.Linear | BorrowedLinear) -> None:
@@ -108,7 +108,7 @@ class PackedLinear(nn.Module):
 
 
 def padded_rows(rows: int) -> int:
-    """Return the least of 1 … 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, … that is at least `rows`."""
+    """Return the smallest of 1 … 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, … that is at least `rows`."""
     step = 1 << max((rows - 1).bit_length() - 3, 0)
     return -(-rows // step) * step
 

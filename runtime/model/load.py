@@ -1,4 +1,4 @@
-"""Loads a checkpoint; refuses it, with the reason, if our forward pass would not reproduce the stock model's."""
+"""Loads a checkpoint, or refuses it with the reason if our forward pass would not reproduce the stock model's."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def load_model(
 ) -> CausalModel | NativeModel:
     """Load a Hugging Face checkpoint for our forward pass; raises ConfigError, with the reason, if that fails.
 
-    kernels: auto and native = the native forward pass if there is one for this model here and it is right, else torch.
+    kernels: auto and native = the native forward pass if it supports this model and machine and is right, else torch.
     """
     device, dtype = torch.device(device_name), DTYPES[dtype_name]
     source = resolve(folder)
@@ -69,7 +69,7 @@ def load_model(
 def _cast(model: Any, device: torch.device, dtype: torch.dtype) -> Any:
     """Move a model and cast its weights; its rotary frequencies keep the precision that the stock model gave them."""
     if device.type == "cuda":
-        # cuDNN's attention, which torch prefers on some GPUs, plans anew for each number of cached tokens.
+        # cuDNN's attention, which torch prefers on some GPUs, makes a new plan for each number of cached tokens.
         torch.backends.cuda.enable_cudnn_sdp(False)
     model.to(device)
     for parameter in model.parameters():
@@ -78,17 +78,17 @@ def _cast(model: Any, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def _adapted(model: Any, features: HiddenStates, folder: str) -> CausalModel:
-    """Return the torch forward pass of a stock model, which it changes."""
+    """Return the torch forward pass of a stock model, which is changed in place."""
     expected = stock_log_probs(model)
     adapted = adapt(model, features)
     check_against_stock(adapted, expected, folder)
     if model.device.type == "cuda":
-        torch.cuda.empty_cache()  # of the weights that were replaced; other processes use the GPU, too
+        torch.cuda.empty_cache()  # frees the weights that were replaced: other processes use the GPU, too
     return adapted
 
 
 def _native(model: Any, features: HiddenStates, folder: str, kernels: Kernels) -> NativeModel | None:
-    """Return the native forward pass of a stock model on the CPU; None, with the reason in the log, for torch's."""
+    """Return the native forward pass of a stock model on the CPU; None, with the reason in the log, to use torch's."""
     if kernels == "torch":
         return None
     try:
@@ -109,11 +109,11 @@ def _native(model: Any, features: HiddenStates, folder: str, kernels: Kernels) -
 
 
 def _load_stock(source: str, dtype: torch.dtype) -> Any:
-    """Load a checkpoint that has every weight; transformers only warns of missing ones and makes them random.
+    """Load a checkpoint that has every weight; transformers only warns of missing ones and initialises them randomly.
 
-    Eager attention is the one kind that every family has, and the only kind with softcap and sinks.
+    Eager attention is the one kind that every family has, and the only one with softcap and sinks.
     """
-    # The fused products of experts do not exist in float64.
+    # There are no fused products of experts in float64.
     options = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
     model, report = _read(
         AutoModelForCausalLM, source, dtype=dtype, attn_implementation="eager", output_loading_info=True, **options
@@ -141,7 +141,7 @@ def resolve(folder: str) -> str:
 
 
 def check_supported(config: PretrainedConfig, folder: str) -> None:
-    """Raise ConfigError for rotations that change with the context length, and for unknown kinds of layers."""
+    """Raise ConfigError for rotations that change with the context length, and for unknown layer types."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     by_layer = [r for r in rope.values() if isinstance(r, dict)] or [rope]
     kinds = {str(r.get("rope_type", r.get("type", "default"))) for r in by_layer}

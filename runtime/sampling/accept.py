@@ -1,4 +1,4 @@
-"""The acceptance rules of `orchestrator/sampling/accept.py` in torch: the trees of many requests at once.
+"""The acceptance rules of `orchestrator/sampling/accept.py` in torch, for the trees of many requests at once.
 
 Under every rule, a node's acceptance probability does not depend on the decisions at other nodes, and each row of p
 can be turned into the residual that the next token is sampled from if the path ends there. So all nodes are decided
@@ -34,8 +34,7 @@ Ints = npt.NDArray[np.int64]
 class AcceptInput:
     """One request's tree, to be accepted under its rule.
 
-    q: for each of the nodes 1…m the distribution that it was sampled from, equal for siblings; empty for deterministic
-    drafts.
+    q: the distribution that each of the nodes 1…m was sampled from, equal for siblings; empty for deterministic drafts.
     prefix_len: number of committed tokens.
     """
 
@@ -46,7 +45,7 @@ class AcceptInput:
 
     @property
     def positions(self) -> list[int]:
-        """For each row of logits, root and nodes, the absolute position of the token that it predicts."""
+        """The absolute position of the token that each row of logits predicts; rows: the root and the nodes."""
         positions: list[int] = (self.tree.depths + self.prefix_len).tolist()
         return positions
 
@@ -64,8 +63,8 @@ class AcceptInput:
 def accepted_paths(inputs: Sequence[AcceptInput], log_p: Tensor) -> list[AcceptedPath]:
     """Return the accepted path of every input under its own rule, which is not `coupled`.
 
-    log_p: (rows, V) float64, root and nodes 1…m of each input in turn; a greedy row is 0 at one token. Not changed.
-    Invariant: each path equals the reference's with `KeyedNoise(seed, prefix_len)` and depends on its own input alone.
+    log_p: (rows, V) float64, root and nodes 1…m of each input in turn, not changed; a greedy row is 0 at one token.
+    Invariant: each path equals the reference's with `KeyedNoise(seed, prefix_len)` and depends only on its own input.
     """
     if not inputs:
         return []
@@ -89,7 +88,7 @@ class _Nodes(NamedTuple):
     parents: Ints  # row of log p
     tokens: Ints
     depths: Ints
-    indices: Ints  # number of the node in its tree, less one
+    indices: Ints  # number of the node in its tree, minus one
     ranks: Ints  # number of earlier siblings
 
     @classmethod
@@ -145,7 +144,7 @@ def _probabilities(inputs: Sequence[AcceptInput], nodes: _Nodes, p: Tensor) -> T
 def _deterministic(p: Tensor, nodes: _Nodes, inputs: Sequence[AcceptInput]) -> Tensor:
     """Return p(y) divided by the mass that the earlier siblings leave.
 
-    That mass is added up, not computed as 1 − theirs, so that the only token left is accepted with probability 1.
+    That mass is added up, not computed as 1 − their mass, so that the only token left is accepted with probability 1.
     """
     firsts, families = nodes.families()
     parents, tokens = _tensor(nodes.parents, p), _tensor(nodes.tokens, p)
@@ -177,7 +176,7 @@ def _sampled(p: Tensor, nodes: _Nodes, inputs: Sequence[AcceptInput]) -> Tensor:
 
 
 def _block(p: Tensor, nodes: _Nodes, inputs: Sequence[AcceptInput]) -> Tensor:
-    """Return the probability of accepting a chain up to this node or further; the residual is max(joint · p − q, 0).
+    """Return the probability of accepting a chain at least up to this node; the residual is max(joint · p − q, 0).
 
     The order of the sum in the denominator keeps a joint probability of 1 exactly 1 after rounding.
     """
@@ -196,7 +195,7 @@ def _block(p: Tensor, nodes: _Nodes, inputs: Sequence[AcceptInput]) -> Tensor:
 
 
 def _typical(p: Tensor, nodes: _Nodes, inputs: Sequence[AcceptInput]) -> Tensor:
-    """Return 1 where p(y) > min(ε, δ·exp(−H(p))), else 0: the noise decides nothing."""
+    """Return 1 where p(y) > min(ε, δ·exp(−H(p))), else 0, so that the noise decides nothing."""
     firsts, families = nodes.families()
     rows = p[_tensor(nodes.parents[firsts], p)]
     entropies = -total(rows * torch.where(rows > 0.0, log(rows), 0.0))[:, 0][_tensor(families, p)]
@@ -245,7 +244,7 @@ def _tensor(array: npt.NDArray[np.generic], like: Tensor) -> Tensor:
 def _paths(inputs: Sequence[AcceptInput], values: Sequence[float]) -> tuple[list[tuple[int, ...]], Ints]:
     """Return the accepted path of every input, and the row of log p of its last node, (inputs,).
 
-    values: (n,), for every node log p(y) if the node is accepted, else −inf.
+    values: (n,), log p(y) of every node that is accepted, −inf of the others.
     """
     stops = np.cumsum([each.tree.num_nodes for each in inputs])
     starts = [0, *stops.tolist()]

@@ -1,4 +1,4 @@
-"""The distribution of `orchestrator/sampling/distribution.py` in torch: many rows, each with its own sampling."""
+"""The distribution of `orchestrator/sampling/distribution.py` in torch, for many rows, each with its own sampling."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUCLEUS_GUESS = 256
 def target_tokens(logits: Tensor, positions: Sequence[int], samplings: Sequence[Sampling]) -> list[int]:
     """Return the target token of every row: argmax(log p + noise), at temperature 0 the argmax; ties to the lowest id.
 
-    logits: (n, V) in the model's dtype. positions: (n,), absolute position of the token that each row is about.
+    logits: (n, V) in the model's dtype. positions: (n,), absolute position of the token that each row decides.
     samplings: (n,). Returns (n,) token ids.
     """
     result = logits.argmax(dim=-1)
@@ -48,7 +48,7 @@ def log_p(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 
 def _log_p(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Return log p of rows that are all sampled, not greedy."""
+    """Return log p per row, (n, V) float64; no row is greedy."""
     result = log_softmax(logits / _column(logits, [sampling.temperature for sampling in samplings]))
     for applies, truncate in _TRUNCATIONS:
         rows = [row for row, sampling in enumerate(samplings) if applies(sampling, logits.shape[-1])]
@@ -75,17 +75,17 @@ def _top_k(log_probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 def _top_p(log_probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     ordered, num_kept = _nucleus(log_probs, _column(log_probs, [s.top_p for s in samplings]))
     last = ordered.gather(-1, num_kept - 1)
-    # Of the tokens that tie with the last one kept, keep as many as there is room for, the lowest ids first.
+    # Of the tokens that tie with the last one kept, keep only as many as there is room for, the lowest ids first.
     equal = log_probs == last
     room = num_kept - (log_probs > last).sum(dim=-1, keepdim=True)
     return _keep(log_probs, (log_probs > last) | (equal & (equal.cumsum(dim=-1) <= room)))
 
 
 def _nucleus(log_probs: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the k largest log-probabilities in order, (n, k), and how many of them each nucleus holds, (n, 1).
+    """Return the k largest log-probabilities in order, (n, k), and how many of them each nucleus has, (n, 1).
 
-    limits: (n, 1), the mass of each nucleus. k is NUCLEUS_GUESS, which almost always suffices and is much cheaper than
-    sorting the vocabulary, or else V.
+    limits: (n, 1), the mass of each nucleus. k is NUCLEUS_GUESS if that suffices, as it almost always does, else V,
+    which means sorting the vocabulary.
     """
     vocab_size = log_probs.shape[-1]
     for size in (min(NUCLEUS_GUESS, vocab_size), vocab_size):
@@ -97,7 +97,7 @@ def _nucleus(log_probs: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _num_kept(ordered: Tensor, limits: Tensor) -> Tensor:
-    """Return how many of the first tokens it takes to reach a mass, (n, 1); ordered: (n, k) log-probabilities."""
+    """Return how many of the first tokens reach a mass, (n, 1); ordered: (n, k) log-probabilities. limits: (n, 1)."""
     reached = running_total(exp(ordered))[:, :-1] >= limits
     return 1 + (reached.cumsum(dim=-1) == 0).sum(dim=-1, keepdim=True)
 
@@ -116,8 +116,8 @@ def _typical_p(log_probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     return _keep(log_probs, torch.zeros_like(kept).scatter(-1, order, kept))
 
 
-#: In order of application: which samplings use the truncation on a vocabulary of this size, and what it makes of their
-#: rows of log p, (n, V).
+#: In order of application: whether a sampling uses the truncation for a vocabulary of this size, and the function that
+#: truncates rows of log p, (n, V).
 _TRUNCATIONS: tuple[tuple[Callable[[Sampling, int], bool], Callable[[Tensor, Sequence[Sampling]], Tensor]], ...] = (
     (lambda s, vocab_size: 0 < s.top_k < vocab_size, _top_k),
     (lambda s, _: s.top_p < 1.0, _top_p),

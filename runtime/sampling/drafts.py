@@ -1,4 +1,4 @@
-"""What drafters sample from: q of each row, a distribution over its most probable tokens."""
+"""The distributions q that drafters sample from, each over the most probable tokens of its row."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from runtime.sampling.elementary import exp
 
 
 def candidates(logits: Tensor, samplings: Sequence[Sampling], ids: Tensor | None = None) -> list[Distribution]:
-    """Return q of every row, its MAX_CANDIDATES most probable tokens.
+    """Return q of every row, over its MAX_CANDIDATES most probable tokens.
 
-    logits: (n, V). samplings: n, of the row's request. ids: (V,) int64, the token of each column; None: 0 … V − 1.
+    logits: (n, V). samplings: (n,), of each row's request. ids: (V,) int64, the token of each column; None: 0 … V − 1.
     """
     log_q = served.log_p(logits, samplings)
     top = log_q.topk(min(MAX_CANDIDATES, log_q.shape[-1]), dim=-1)

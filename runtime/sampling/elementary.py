@@ -1,4 +1,4 @@
-"""log, exp and sums of `orchestrator/core/elementary.py` in torch: the same bits on every device."""
+"""log, exp and sums of `orchestrator/core/elementary.py` in torch, with the same bits on every device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from orchestrator.core.elementary import (
 
 
 def log(x: Tensor) -> Tensor:
-    """Return log x, float64: −∞ of 0, nan of a negative number."""
+    """Return log x, float64: −∞ for 0, nan for a negative number."""
     is_subnormal = x < SMALLEST_NORMAL
     bits = torch.where(is_subnormal, x * 2.0**SUBNORMAL_SHIFT, x).view(torch.int64) + (ONE - SQRT_HALF)
     exponents = (bits >> FRACTION_BITS) - EXPONENT_BIAS - SUBNORMAL_SHIFT * is_subnormal
@@ -41,7 +41,7 @@ def exp(x: Tensor) -> Tensor:
 
 
 def total(x: Tensor) -> Tensor:
-    """Return the sum over the last axis, which stays with length 1."""
+    """Return the sum over the last axis, which keeps length 1."""
     while (length := x.shape[-1]) > 1:
         half = 1 << (length - 1).bit_length() - 1
         low = x[..., :half].clone()
@@ -51,7 +51,7 @@ def total(x: Tensor) -> Tensor:
 
 
 def running_total(x: Tensor) -> Tensor:
-    """Return the sums of the first 1, 2, 3 … numbers of the last axis."""
+    """Return the sums of the first 1, 2, 3 … numbers along the last axis."""
     distance = 1
     while distance < x.shape[-1]:
         x = torch.cat([x[..., :distance], x[..., distance:] + x[..., :-distance]], dim=-1)
@@ -60,6 +60,6 @@ def running_total(x: Tensor) -> Tensor:
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """Return log probabilities over the last axis, float64; −inf stays −inf."""
+    """Return log-probabilities over the last axis, float64; −inf stays −inf."""
     shifted = logits - logits.amax(dim=-1, keepdim=True)
     return shifted - log(total(exp(shifted)))

@@ -1,4 +1,4 @@
-"""The processors of `orchestrator/sampling/logits_processors.py` in torch: all rows of a request's tree at once."""
+"""The processors of `orchestrator/sampling/logits_processors.py` in torch, for all rows of a tree at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Path = Sequence[int]
 class LogitsProcessors:
     """Changes the logits of one request as its sampling says; keeps token counts between steps.
 
-    prompt_len: tokens of the context that are prompt.
+    prompt_len: how many tokens of the context are prompt.
     Invariant: a row equals that of `orchestrator.sampling.logits_processors.process_logits` for the prompt and the
     output followed by the row's path.
     """
@@ -39,10 +39,10 @@ class LogitsProcessors:
         paths: Sequence[Path],
         legal: BoolArray | None = None,
     ) -> Tensor:
-        """Return the processed logits, (n, V) float64; in a row where a mask would forbid every token, it is ignored.
+        """Return the processed logits, (n, V) float64; a mask is ignored in a row where it would forbid every token.
 
-        logits: (n, V), not changed. prefix_len: number of committed tokens of the context. paths: (n,), for each row
-        the tokens after the committed ones. legal: (n, V), the tokens that the grammar allows there; None: no grammar.
+        logits: (n, V), not changed. prefix_len: number of committed tokens of the context. paths: (n,), each row's
+        tokens after the committed ones. legal: (n, V), whether the grammar allows the token there; None: no grammar.
         """
         logits, ids = logits.to(torch.float64, copy=True), context.ids[:prefix_len]
         if self.sampling.penalised:
@@ -63,7 +63,7 @@ class LogitsProcessors:
         columns = torch.from_numpy(tokens).to(logits.device)
         is_repeated, times = (torch.from_numpy(x).to(logits.device) for x in (occurs, counts))
         found = logits[:, columns]
-        # A tensor: CUDA divides by a number of the host's as a product with its reciprocal, which has other bits.
+        # A tensor: CUDA divides by a Python number by multiplying with its reciprocal, which gives other bits.
         penalty = found.new_tensor(self.sampling.repetition_penalty)
         changed = torch.where(is_repeated, torch.where(found > 0, found / penalty, found * penalty), found)
         changed -= self.sampling.frequency_penalty * times
@@ -71,7 +71,7 @@ class LogitsProcessors:
         logits[:, columns] = changed
 
     def _masks(self, logits: Tensor, ids: list[int], paths: Sequence[Path], legal: BoolArray | None) -> list[Tensor]:
-        """Return what each mask forbids, (n, V) or (1, V) bool."""
+        """Return the tokens that each mask forbids, (n, V) or (1, V) bool."""
         logits_options, device = self.sampling.logits_options, logits.device
         vocab_size, masks = logits.shape[-1], []
         if legal is not None:
@@ -90,7 +90,7 @@ class LogitsProcessors:
 
 
 def processors_for(sampling: Sampling, prompt_len: int, kept: LogitsProcessors | None) -> LogitsProcessors | None:
-    """Return the processors of a request, or None when it changes no logits.
+    """Return the processors of a request, or None if it has none.
 
     kept: the processors of the sequence's last step, which are returned if they have this sampling.
     """
@@ -110,14 +110,14 @@ def _members(rows: Sequence[Sequence[int]], vocab_size: int, device: torch.devic
 
 
 class TokenCounts:
-    """The tokens that a context holds, with their counts in its output.
+    """The tokens of a context, with their counts in its output.
 
-    Python visits the new tokens and those of the paths alone: a context may hold thousands of others.
+    Python visits only the new tokens and those of the paths, because a context may have thousands of others.
     """
 
     def __init__(self, prompt_len: int) -> None:
         self._prompt_len = prompt_len
-        self._columns: dict[int, int] = {}  # token → its place in the arrays
+        self._columns: dict[int, int] = {}  # token → its index in the arrays
         self._ids, self._counts = np.empty(0, np.int64), np.empty(0)
         self._length = self._hash = 0
 
@@ -139,7 +139,7 @@ class TokenCounts:
         tokens: (k,) int64, the ids in the context or in any path. occurs: (n, k) bool, whether the token is in the
         context or in this path. counts: (n, k) float64, how often it is in the output and in this path.
         """
-        columns: ChainMap[int, int] = ChainMap({}, self._columns)  # the tokens of the paths go into the first
+        columns: ChainMap[int, int] = ChainMap({}, self._columns)  # the tokens of the paths go into the first dict
         new = self._placed(chain.from_iterable(paths), columns)
         counts = np.tile(np.concatenate([self._counts, np.zeros(len(new))]), (len(paths), 1))
         occurs = np.tile(np.arange(counts.shape[1]) < len(self._ids), (len(paths), 1))
@@ -150,7 +150,7 @@ class TokenCounts:
         return np.concatenate([self._ids, np.array(new, np.int64)]), occurs, counts
 
     def _placed(self, tokens: Iterable[int], columns: MutableMapping[int, int]) -> list[int]:
-        """Give the tokens that have no column one each, behind all others; return these tokens."""
+        """Give each token without a column the next one; return these tokens."""
         new: list[int] = []
         for token in tokens:
             if token not in columns:

@@ -1,4 +1,4 @@
-"""The noise of `orchestrator/core/noise.py` in torch: the same bits, on the logits' device, one seed per row."""
+"""The noise of `orchestrator/core/noise.py` in torch: the same bits, on the device of the logits, one seed per row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def seed_words(seeds: Sequence[int], device: torch.device) -> tuple[Tensor, Tens
 def _philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
     """Return the four output words of Philox4x32-10 as int64 in 0…2³²−1.
 
-    int64 products wrap around, which leaves their 64 bits right; the mask removes the sign bits that >> copies.
+    int64 products wrap around, which keeps their low 64 bits right; the mask removes the sign bits that >> copies.
     """
     c0, c1, c2, c3 = counter
     key0, key1 = key
@@ -40,8 +40,8 @@ def uniform(
 ) -> Tensor:
     """Return u in (0, 1), float64, bit for bit that of `orchestrator.core.noise.uniform`.
 
-    key: two words as `seed_words` returns them. positions, tokens, stream, epoch: int64. All of them are broadcast to
-    the shape of the result.
+    key: two words as `seed_words` returns them. positions, tokens, stream, epoch: int64. All are broadcast to the shape
+    of the result.
     """
     stream, epoch = (torch.as_tensor(number, device=tokens.device) for number in (stream, epoch))
     word0, word1, _, _ = _philox((positions, tokens, stream, epoch), key)
@@ -63,7 +63,7 @@ def gumbel(
 def draw(log_weights: Tensor, key: tuple[Tensor, Tensor], positions: Tensor, stream: int, epochs: Tensor) -> Tensor:
     """Return argmax(log weights + noise) per row, (n,) int64; ties go to the lowest id.
 
-    log_weights: (n, V) float64, overwritten; the weights need not sum to 1. Noise is computed for their support alone,
+    log_weights: (n, V) float64, overwritten; the weights need not sum to 1. Noise is computed only for their support,
     which is often small. key: two words, (n, 1) int64 each. positions, epochs: (n, 1) int64.
     """
     rows, tokens = torch.nonzero(log_weights > -torch.inf, as_tuple=True)

@@ -1,4 +1,4 @@
-"""Sampling as it is served: in C++ for logits on the CPU, in torch for the others and where C++ is not built.
+"""Sampling as it is served: in C++ for logits on the CPU, in torch for others and where the C++ cannot be built.
 
 Both give the same bits (docs/wire.md, Arithmetic).
 """
@@ -19,16 +19,16 @@ from orchestrator.sampling.accept import accept_coupled
 from runtime.sampling import distribution, noise
 from runtime.sampling.accept import AcceptInput, accepted_paths
 
-#: From so many numbers on, the rows of a call are shared between torch's threads.
+#: A call uses one of torch's threads for every this many logits.
 NUMBERS_PER_THREAD = 1 << 21
 
 
 def decide(inputs: Sequence[AcceptInput], logits: Sequence[Tensor], wanted: Sequence[bool]) -> list[Verified]:
     """Return what every step accepts under its own rule.
 
-    logits: per input (m + 1, V), of the root and the nodes, processed; not changed. wanted: whether the input's target
-    tokens are wanted.
-    Invariant: a result depends on its own input and rows alone.
+    logits: per input (m + 1, V), the processed logits of the root and the nodes, not changed. wanted: whether the
+    input's target tokens are wanted.
+    Invariant: each result depends only on its own input and rows.
     """
     if not inputs:
         return []
@@ -44,7 +44,7 @@ def decide(inputs: Sequence[AcceptInput], logits: Sequence[Tensor], wanted: Sequ
 def target_tokens(logits: Tensor, positions: Sequence[int], samplings: Sequence[Sampling]) -> list[int]:
     """Return the target token of every row: argmax(log p + noise), at temperature 0 the argmax; ties to the lowest id.
 
-    logits: (n, V) in the model's dtype. positions: (n,), absolute position of the token that each row is about.
+    logits: (n, V) in the model's dtype. positions: (n,), absolute position of the token that each row decides.
     samplings: (n,). Returns (n,) token ids.
     """
     if (compiled := _compiled(logits)) is None:
@@ -82,7 +82,7 @@ def top_log_probs(logits: Tensor, num_top: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def top_ids(logits: Tensor, num_top: int) -> IdArray:
-    """Return the ids of `top_log_probs` alone, which costs a fraction of it."""
+    """Return only the ids of `top_log_probs`, (n, k) int32, at a fraction of its cost."""
     num_top = min(num_top, logits.shape[-1])
     if (compiled := _compiled(logits)) is None:
         order = logits.sort(dim=-1, descending=True, stable=True).indices
@@ -99,7 +99,7 @@ def target_noise(seeds: Sequence[int], positions: Sequence[int], tokens: Tensor)
 
 
 def rows_of(logits: Tensor) -> Rows:
-    """Return where the rows of (n, V) logits on the CPU are; what C++ does not read is copied to float32."""
+    """Return the rows of (n, V) logits on the CPU; a dtype that C++ does not read is converted to float32."""
     name = str(logits.dtype).removeprefix("torch.")
     logits = (logits if name in TYPES else logits.float()).contiguous()
     return Rows(logits.data_ptr(), name if name in TYPES else "float32", logits)
@@ -128,7 +128,8 @@ def _target_tokens_by_input(
 ) -> dict[int, list[int]]:
     """Return the target tokens of the inputs that need them, by index.
 
-    Rows after processors are float64, the others keep the model's dtype: joined, all would be copied to float64.
+    Rows that processors have changed are float64, the others have the model's dtype; concatenated, all would become
+    float64.
     """
     members = [i for i, each in enumerate(inputs) if each.is_coupled or wanted[i]]
     result: dict[int, list[int]] = {}

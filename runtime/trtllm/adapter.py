@@ -1,4 +1,4 @@
-"""The base of all adapters: a call becomes the engine's request, the engine's results become the call's answer."""
+"""The base of all adapters, which turn a call into the engine's request and the engine's results into the answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtime.engine.calls import Answer, EngineCall, Request
 class Stream:
     """A request whose tokens the engine sends pass by pass; tokens beyond one call's answer wait for the next call.
 
-    key: the options that a later call must share to continue the stream. room: tokens that may still come.
+    key: the options that a later call must share to continue the stream. room: how many tokens may still come.
     num_passes: passes already reported to calls.
     """
 
@@ -58,7 +58,7 @@ class Adapter(ABC, Generic[Request]):
 
 
 def check_tokens(tokens: list[int], most: int, vocab_size: int) -> list[int]:
-    """Return `tokens`; raises EngineError when there are more than `most`, or one is outside of the vocabulary."""
+    """Return `tokens`; raises EngineError when there are more than `most` or one is outside the vocabulary."""
     if len(tokens) > most:
         raise EngineError(f"TensorRT-LLM answered {len(tokens)} new tokens, at most {most} were requested")
     if invalid := [token for token in tokens if not 0 <= token < vocab_size]:

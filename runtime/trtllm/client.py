@@ -1,7 +1,7 @@
-"""The client of one TensorRT-LLM engine: all users' calls are in flight together, one thread awaits the responses.
+"""The client of one TensorRT-LLM engine: all calls are in flight together, and one thread awaits the responses.
 
-The engine forms its own batches. Requests go out on their callers' threads and responses come in on one thread, as in
-the model of TensorRT-LLM's own Triton backend.
+The engine forms its own batches. Requests are sent on their callers' threads and responses are read on one thread, as
+in TensorRT-LLM's own Triton backend.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from runtime.trtllm.transport import Response, Transport, wrap_error
 
 log = logging.getLogger(__name__)
 
-#: How late a deadline may be noticed; responses are taken at once.
+#: How late a deadline may be noticed; responses are read at once.
 POLL_S = 0.02
 SHUTDOWN_LIMIT_S = 10.0
 
@@ -53,7 +53,7 @@ class TrtllmClient(Generic[Request]):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start answering calls."""
         self._thread.start()
 
     def preparation(self, request: Request) -> Callable[[], None] | None:
@@ -81,11 +81,11 @@ class TrtllmClient(Generic[Request]):
             call.reply(Unavailable("the sequence was released"))
 
     def watch(self, report: Callable[[EngineStatus], None]) -> None:
-        """Have `report` called with the client's figures every REPORT_S, on its thread; it must not raise."""
+        """Call `report`, which must not raise, with the client's status every REPORT_S, on its thread."""
         self._report = report
 
     def on_broken(self, end: Callable[[], None]) -> None:
-        """Have `end` called, at least once, when the engine has failed and every call is answered."""
+        """Call `end`, at least once, when the engine has failed and every call has been answered."""
         self._on_broken = end
         if isinstance(self._refusal, EngineLost):
             end()
@@ -102,11 +102,11 @@ class TrtllmClient(Generic[Request]):
         shutdown.join(SHUTDOWN_LIMIT_S)
 
     def status(self) -> EngineStatus:
-        """Return the client's figures; a pass is a batch of answers. The engine does not report its KV blocks."""
+        """Return the client's status; a batch of answers counts as a pass. The engine does not report its KV blocks."""
         return EngineStatus(0, 0, 0, 0, len(self._contexts), self.num_passes, self.num_calls)
 
     def _begin(self, call: EngineCall[Request]) -> Answer | ServingError | None:
-        """Hand a call to the engine; return its answer if it needs no engine, or why it is refused."""
+        """Hand a call to the engine; return the answer if it is known already, or the error if the call is refused."""
         held = self._in_flight.of_sequence(call.sequence_id)
         if held and held.call:
             return Unavailable(f"sequence {call.sequence_id} has a call under way")
@@ -129,7 +129,7 @@ class TrtllmClient(Generic[Request]):
         """Return the error of a call that could not be enqueued; an engine that takes no more requests is lost."""
         if isinstance(error, ServingError) or self._takes_requests():
             return wrap_error("TensorRT-LLM refused the request", error)
-        log.error("the engine takes no requests any more", exc_info=error)
+        log.error("the engine takes no more requests", exc_info=error)
         self._is_lost = True
         self._changed.notify_all()
         return EngineLost(BROKEN)
@@ -147,7 +147,7 @@ class TrtllmClient(Generic[Request]):
         return self._answer(completed[0], self._in_flight.num_running or 1) if completed else None
 
     def _complete(self, responses: list[Response]) -> list[Completed[Request]]:
-        """Take in responses and count the calls that they complete, for the caller to answer; needs the lock held."""
+        """Add responses and return the calls that they complete, for the caller to answer; it holds the lock."""
         completed = self._in_flight.complete(responses)
         self.num_calls += len(completed)
         for done in completed:
@@ -167,7 +167,7 @@ class TrtllmClient(Generic[Request]):
             self._refuse_all(Unavailable(SHUTTING_DOWN))
 
     def _await_calls(self) -> bool:
-        """Wait for a call, reporting meanwhile; False when the client is closed. Raises EngineLost."""
+        """Wait for a call and report meanwhile; return False when the client is closed. Raises EngineLost."""
         while True:
             self._report_status()
             with self._changed:
@@ -183,7 +183,7 @@ class TrtllmClient(Generic[Request]):
         return bool(self._in_flight.num_running or self._is_closing or self._is_lost)
 
     def _wait_limit_s(self) -> float:
-        """Return how long to wait for responses before the next deadline is due."""
+        """Return how long to wait for responses: until the next deadline, at most POLL_S."""
         with self._changed:
             due_s = min((request.call.deadline_s for request in self._in_flight if request.call), default=float("inf"))
         return min(max(due_s - time.monotonic(), 0.0), POLL_S)
@@ -228,12 +228,12 @@ class TrtllmClient(Generic[Request]):
                 continue
             try:
                 self._transport.cancel(request.request_id)
-            except Exception:  # a broken engine shows when its responses are awaited
+            except Exception:  # if the engine is broken, waiting for its responses will show it
                 log.exception("request %d could not be cancelled", request.request_id)
         return [request.call for request in removed if request.call]
 
     def _refuse_all(self, refusal: ServingError) -> None:
-        """Answer the calls in flight and, from now on, every other."""
+        """Answer the calls in flight and, from now on, every new call with `refusal`."""
         with self._changed:
             self._refusal = refusal
             ended = self._end(lambda request: True)

@@ -1,4 +1,4 @@
-"""The committed tokens of the live sequences: a call brings only the new ones, the engine is sent all of them."""
+"""The committed tokens of the live sequences: a call has only the new ones, but the engine needs all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IDLE_S = 30.0
 
 
 class Contexts:
-    """Tokens by sequence. They hold no GPU memory: the engine finds the KV blocks of a text by its content."""
+    """Tokens by sequence; they take no GPU memory, because the engine finds the KV blocks of a text by its content."""
 
     def __init__(self) -> None:
         self._contexts: dict[int, Context] = {}
@@ -24,11 +24,11 @@ class Contexts:
         return len(self._contexts)
 
     def __contains__(self, sequence_id: int) -> bool:
-        """Return whether a sequence is held."""
+        """Return whether a sequence is known."""
         return sequence_id in self._contexts
 
     def join(self, delta: Delta, now_s: float) -> list[int]:
-        """Return the whole committed context; raises UnknownSequence when the tokens before the delta are not held."""
+        """Return the whole committed context; raises UnknownSequence when the tokens before the delta are not known."""
         context, start = self._contexts.get(delta.sequence_id, Context([])), delta.context_start
         if start > len(context) or context.rolling_hash(start) != delta.context_hash:
             raise UnknownSequence(f"tokens before {start} of sequence {delta.sequence_id}")
@@ -44,7 +44,7 @@ class Contexts:
         self._used_s.pop(sequence_id, None)
 
     def touch(self, sequence_id: int, now_s: float) -> None:
-        """Note that a call was answered: the sequence counts as idle from here, however long the call took."""
+        """Note that a call was answered: the sequence is idle from now on, however long the call took."""
         if sequence_id in self._used_s:
             self._used_s[sequence_id] = now_s
 

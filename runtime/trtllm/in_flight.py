@@ -1,4 +1,4 @@
-"""The requests that an engine is working on, which call waits for each, and whether the engine is still alive."""
+"""The requests that an engine is working on, the call that waits for each, and whether the engine is still alive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Completed(NamedTuple, Generic[Request]):
 class InFlight(Generic[Request]):
     """One request at the engine.
 
-    call: the call that waits; None while a stream runs ahead of its calls. responses: those not yet given to a call.
+    call: the call that waits; None while a stream runs ahead of its calls. responses: those that no call has had yet.
     """
 
     request_id: int
@@ -37,7 +37,7 @@ class InFlight(Generic[Request]):
     is_final: bool = False
 
     def serves(self, request: EngineRequest) -> bool:
-        """Return whether a call with this request can continue the stream here: same options, same tokens so far."""
+        """Return whether a call with this request can continue this stream: same options, same tokens so far."""
         mine, other = self.request.stream, request.stream
         is_same = mine is not None and other is not None and mine.key == other.key and self.request.ids == request.ids
         return is_same and bool(self.responses or not self.is_final)
@@ -86,7 +86,7 @@ class InFlightTable(Generic[Request]):
         self._requests[request.request_id] = request
 
     def complete(self, responses: list[Response]) -> list[Completed[Request]]:
-        """Take in responses and return the calls that they answer; responses to removed requests are dropped."""
+        """Add responses and return the calls that they complete; responses to removed requests are dropped."""
         for response in responses:
             if request := self._requests.get(response.request_id):
                 request.add(response)
@@ -123,6 +123,6 @@ class Watchdog:
         self.since_s, self.num_late = now_s, 0
 
     def is_lost(self, now_s: float, num_late: int) -> bool:
-        """Note calls whose deadline has passed; return whether the engine has to be given up."""
+        """Note `num_late` more calls whose deadline has passed; return whether the engine is lost."""
         self.num_late += num_late
         return bool(num_late) and self.num_late >= SILENT_CALLS and now_s - self.since_s >= SILENT_S

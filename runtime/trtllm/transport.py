@@ -14,8 +14,8 @@ log = logging.getLogger(__name__)
 class Response(NamedTuple):
     """One response of the engine to a request.
 
-    result: in the transport's own type; the adapter reads it. is_final: no other response follows.
-    error: why this request has failed; it says nothing about other requests.
+    result: in the transport's own type; the adapter reads it. is_final: no more responses follow. error: why this
+    request has failed, which says nothing about other requests.
     """
 
     request_id: int
@@ -26,16 +26,16 @@ class Response(NamedTuple):
 
 
 class Transport(Protocol):
-    """Carries requests to one engine and its responses back. `responses` is called by one thread, the rest by any."""
+    """Carries requests to one engine and responses back; one thread calls `responses`, any thread the other methods."""
 
-    #: Whether the engine lives in this process; if so, the process is given up together with an engine that is silent.
+    #: Whether the engine lives in this process; if so, an engine that has gone silent ends the process.
     owns_engine: bool
 
     def enqueue(self, payload: Any, deadline_s: float) -> int:
         """Hand a request over and return its id; deadline_s: when its answer is due, by time.monotonic()."""
 
     def takes_requests(self) -> bool:
-        """Return False when the engine has stopped and will take no further request."""
+        """Return False when the engine has stopped and will take no more requests."""
 
     def responses(self, timeout_s: float) -> list[Response]:
         """Return the responses that have come, waiting at most `timeout_s` for the first; raises when none can come."""
@@ -71,7 +71,7 @@ def failed_response(request_id: int, reason: object) -> Response:
 
 
 def wrap_error(what: str, error: Exception) -> ServingError:
-    """Return a ServingError as it is, and any other error as an EngineError whose text begins with `what`."""
+    """Return a ServingError unchanged, and any other error as an EngineError whose text begins with `what`."""
     if isinstance(error, ServingError):
         return error
     log.error("%s", what, exc_info=error)

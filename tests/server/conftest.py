@@ -1,4 +1,4 @@
-"""Real servers for the tests of this folder; each leaves neither process nor shared memory, or its tests fail."""
+"""Real servers for the tests of this folder; a server that leaves a process or shared memory fails its tests."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ SCRIPTED = Path(__file__).parent / "scripted"
 
 
 def pytest_configure() -> None:
-    """Let SIGTERM end a run as Ctrl-C does, so that the servers that it has started are stopped."""
+    """Let SIGTERM end a run as Ctrl-C does, so that the servers it has started are stopped."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @contextlib.contextmanager
 def serving(config: Path, **options: Any) -> Iterator[Server]:
-    """Run a server, and check after its end that nothing of it is left."""
+    """Run a server, and check at its end that it leaves nothing."""
     said: list[str] = []
     server = launcher.Server(config, say=said.append, **options)
     try:
@@ -43,7 +43,7 @@ def serving(config: Path, **options: Any) -> Iterator[Server]:
             assert regions and len(pids) == 1 + len(server.models)
             yield server
             assert server.failure() in (None, "the server is not running")  # a test may have stopped it
-            pids |= server.pids()  # others by now where one was killed
+            pids |= server.pids()  # different ones if a process was killed
             regions |= server.shared_memory()
     except BaseException:
         print(*said, sep="\n")
@@ -53,14 +53,14 @@ def serving(config: Path, **options: Any) -> Iterator[Server]:
 
 
 def deployment(folder: Path, *lines: str) -> Path:
-    """Write a serving.toml over the tiny target in float64, with more lines."""
+    """Write a serving.toml for the tiny target in float64, with these additional lines; return its path."""
     text = ['target = "target"', 'dtype = "float64"', "kv_memory_mb = 32", *lines]
     (folder / "serving.toml").write_text("\n".join(text))
     return folder / "serving.toml"
 
 
 def repository(folder: Path, *real: str, **scripted: str) -> Path:
-    """Make a throw-away model repository: links to real models, and scripted ones in the place of others.
+    """Make a throw-away model repository of links to real models and of scripted models that replace others.
 
     scripted: {model: file in tests/server/scripted}; the model keeps its real configuration.
     """
@@ -86,12 +86,12 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def linked(checkpoints: Path, tmp_path: Path) -> Path:
-    """A folder of a test's own in which the tiny checkpoints are linked."""
+    """The test's own folder, with links to the tiny checkpoints."""
     return link(checkpoints, tmp_path)
 
 
 def link(checkpoints: Path, folder: Path) -> Path:
-    """Link the tiny checkpoints into a folder."""
+    """Link the tiny checkpoints into a folder; return the folder."""
     for name in ("target", "draft"):
         (folder / name).symlink_to(checkpoints / name)
     return folder
@@ -99,7 +99,7 @@ def link(checkpoints: Path, folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def server(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The real models over tiny checkpoints in float64, drafts included: for all tests that leave it as it was."""
+    """The real models over tiny checkpoints in float64, with a draft model, for all tests that leave it as it was."""
     folder = link(checkpoints, tmp_path_factory.mktemp("server"))
     with serving(deployment(folder, 'draft = "draft"', "remember_tokens = 10000")) as running:
         yield running

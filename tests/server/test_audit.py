@@ -1,4 +1,4 @@
-"""A small audit of the shipped deployment in float64: no finding, and every rule had drafts to accept and to refuse.
+"""A small audit of the shipped deployment in float64: no findings, and every rule had drafts to accept and to reject.
 
 The full size is `make audit` (auditor/__main__.py, docs/auditor.md).
 """

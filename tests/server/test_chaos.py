@@ -1,4 +1,4 @@
-"""The soak under faults at CI size: one process of each kind is lost while all kinds of requests come.
+"""The soak under faults at CI size: one process of each kind is lost while requests of all kinds come in.
 
 The full size: `python -m tests.chaos` (make soak).
 """
@@ -11,7 +11,7 @@ from tests.chaos import KINDS, RELOAD, End, Result, deployment, run
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
-#: The second replica is hurt first, so that no two faults in a row meet the same one.
+#: Begins with the second replica, so that no two faults in a row hit the same one.
 HURTS = (
     (1, "speculative", "kill"),
     (0, "launcher", RELOAD),

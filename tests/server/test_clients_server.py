@@ -1,4 +1,4 @@
-"""The clients, the demo and the benchmark's measuring against the real server."""
+"""The clients, the demo and the benchmark's measurements against the real server."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from benchmarks.server import Method, Passes, measure_concurrent
 from benchmarks.traffic import Prompt
 from clients import demo, generate, http_generate
 from launcher import Server
-from tests.server.conftest import deployment, link
+from tests.server.conftest import deployment
 
 #: What the demo shows of a deployment without heads.
 LOADED = demo.methods_of(["draft"])
 pytestmark = [pytest.mark.server, pytest.mark.timeout(180)]
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The tiny target goes on saying Q, so that its text is as long as it may be, and easy to draft.
+#: The tiny target repeats Q, so its text is as long as allowed, and easy to draft.
 PROMPT, REPEATED = "QQQQ", "Q"
-#: Tokens of a request that is to be cancelled: seconds, under a method whose drafts it never accepts.
+#: A request to be cancelled, which takes seconds: its length, and a method whose drafts are never accepted.
 LONG, SLOW = 500, "draft_model"
 
 
@@ -46,7 +46,7 @@ def passes(server: Server) -> Passes:
 
 
 def arguments(server: Server, module: ModuleType) -> list[str]:
-    """Return how a client finds the server."""
+    """Return the arguments by which a client finds the server."""
     return ["--url", server.grpc_url if module is generate else server.http_url]
 
 
@@ -164,16 +164,16 @@ def test_crowd_is_measured_by_the_engines_count(server: Server) -> None:
     assert steps >= sum(len(run.ids) for run in crowd.runs)
 
 
-def test_demo_shows_the_same_text_and_ends(checkpoints: Path, tmp_path: Path, capsys: Any) -> None:
-    """Its default dtype is not float32 here, so that it starts two servers."""
-    config = deployment(link(checkpoints, tmp_path), 'draft = "draft"', "remember_tokens = 1000")
+def test_demo_shows_the_same_text_and_ends(linked: Path, capsys: Any) -> None:
+    """The deployment's dtype is not float32, so the demo starts two servers."""
+    config = deployment(linked, 'draft = "draft"', "remember_tokens = 1000")
     for task in demo.TASKS:
         copy = "\n\n\n# the same with `Q` renamed to `R`" if task == demo.PREDICTABLE else ""
         texts = [PROMPT * (i + 1) + copy for i in range(2)]
         lines = [json.dumps({"id": f"{task}-{i}", "task": task, "text": text}) for i, text in enumerate(texts)]
-        (tmp_path / f"{task}.jsonl").write_text("\n".join(lines))
+        (linked / f"{task}.jsonl").write_text("\n".join(lines))
 
-    assert demo.main(["--config", str(config), "--prompts", str(tmp_path)]) == 0
+    assert demo.main(["--config", str(config), "--prompts", str(linked)]) == 0
 
     printed = capsys.readouterr().out
     for method in LOADED:

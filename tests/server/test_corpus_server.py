@@ -1,4 +1,4 @@
-"""A preloaded corpus on the real server: built by its command, drafted from, and the text stays the target's own."""
+"""A preloaded corpus on the real server: built by its command and drafted from, while the text stays the target's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def said(server: Server, method: str, prompt: str) -> Answer:
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, Answer]:
-    """What the target says without drafts, on a server without a corpus."""
+    """The answers without drafts, from a server without a corpus."""
     with serving("float64") as server:
         return {prompt: said(server, "none", prompt) for prompt in PROMPTS}
 

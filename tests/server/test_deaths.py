@@ -1,4 +1,4 @@
-"""Processes that die: a draft's death costs no text, the target's only time, that of `speculative` what it was serving."""
+"""Processes that die: a drafter's death costs no text, the target's only time, that of `speculative` its requests."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import pytest
 from launcher.server import Server
 from tests.server.conftest import deployment, link, repository, serving
 from tests.support.clients import Stream, ask, generate, until
-from tests.support.deaths import await_ready, is_replaced, pid_of, unless_triton_aborts
+from tests.support.deaths import await_ready, await_replaced, pid_of, unless_triton_aborts
 
-# Limits are for hangs alone: nothing here fails because the machine is slow.
+# The limits are only for hangs: nothing here fails because the machine is slow.
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 
 NUM_REQUESTS = 4
 
 
 def inputs_of(number: int) -> dict[str, Any]:
-    """A long request; greedy and sampled by turns."""
+    """Return a long request; greedy and sampled ones alternate."""
     return {
         "text_input": "the quick brown fox"[number:], "max_tokens": 200, "end_id": -1, "stream": True, "seed": number,
         "temperature": 0.8 * (number % 2),
@@ -53,20 +53,20 @@ def server(
     models = repository(folder, "draft", "speculative", "speculative_unary", target="breakable.py")
     lines, environ = request.param
     config, environ = deployment(folder, 'draft = "draft"', *lines), {"SCRIPT_FOLDER": str(script), **environ}
-    # A Triton that has lost a process waits for it until its exit time-out: no part of these tests.
+    # A Triton that has lost a process waits for it until its exit time-out, which is not tested here.
     with serving(config, repository=models, env=environ, stop_limit_s=2) as running:
         yield running
 
 
 @pytest.fixture
 def served(server: Server) -> Server:
-    """Return the server when it serves; the launcher has started it again where Triton aborted in the last test."""
+    """Return the server when it is ready: the launcher starts it again if Triton aborted in the last test."""
     return await_ready(server)
 
 
 @pytest.fixture(scope="module")
 def truth(server: Server) -> list[list[int]]:
-    """What the target says alone, undisturbed."""
+    """The undisturbed texts, without drafts."""
     with Stream(server.grpc_url) as stream:
         for number, name in enumerate(NAMES):
             stream.send(name, speculation="none", **inputs_of(number))
@@ -74,20 +74,15 @@ def truth(server: Server) -> list[list[int]]:
 
 
 def kill(server: Server, model: str) -> None:
-    """Kill a model's process as the kernel would for want of memory."""
+    """Kill a model's process as the kernel does when memory runs out."""
     os.kill(pid_of(server, model), signal.SIGKILL)
-
-
-def await_heir(server: Server, model: str, dead: int) -> None:
-    """Wait until the launcher has started another process for the model."""
-    until(lambda: is_replaced(server, model, dead), f"another {model}")
 
 
 def await_answer(server: Server) -> None:
     """Wait until the public model answers.
 
-    While it is loaded Triton refuses requests, and connections while the launcher starts a Triton anew that has ended
-    with the process.
+    Triton refuses requests while it loads the model, and connections if it has ended with the process and the launcher
+    starts it again.
     """
     body = {name: value for name, value in inputs_of(0).items() if name != "stream"}
 
@@ -100,7 +95,7 @@ def await_answer(server: Server) -> None:
 
 
 def harmed(server: Server, model: str, harm: Callable[[], None]) -> list[list[int]]:
-    """Do harm to a model in the middle of running requests; return their ids once its process has an heir."""
+    """Do harm to a model in the middle of running requests; return their ids once its process is replaced."""
     before = pid_of(server, model)
     with unless_triton_aborts(server), Stream(server.grpc_url) as stream:
         for number, name in enumerate(NAMES):
@@ -112,12 +107,12 @@ def harmed(server: Server, model: str, harm: Callable[[], None]) -> list[list[in
     for response in reversed(first):
         answers[response.id].responses.insert(0, response)
     assert [answer.error for answer in answers.values()] == [""] * NUM_REQUESTS
-    await_heir(server, model, before)
+    await_replaced(server, model, before)
     return [answer.ids for answer in answers.values()]
 
 
 def await_drafts(server: Server, expected: list[int]) -> None:
-    """Wait until a request is drafted for; its text is the same before and after."""
+    """Wait until a request gets drafts; its text is the same before and after."""
 
     def num_drafted() -> int:
         answer = ask(server.grpc_url, speculation="draft_model", **inputs_of(1))
@@ -132,7 +127,7 @@ def await_drafts(server: Server, expected: list[int]) -> None:
 def test_draft_killed_under_traffic_changes_no_text_and_drafts_again_once_healed(
     served: Server, truth: list[list[int]]
 ) -> None:
-    """Calls that the dead process had taken are never answered: they must not keep the breaker open for ever."""
+    """Calls that the dead process had taken are never answered; they must not keep the breaker open forever."""
     assert harmed(served, "draft", lambda: kill(served, "draft")) == truth
     await_drafts(served, truth[1])
     assert served.failure() is None
@@ -159,7 +154,7 @@ def test_target_killed_while_idle_is_healed_and_the_next_request_served(served: 
     assert pid_of(served, "target") != dead
 
 
-#: Just threads enough for the requests that may run: with the first lost call there are too few.
+#: Just enough threads for the requests that may run: with the first lost call there are too few.
 FEW_THREADS: Params = ("max_running = 10",), {"SPECSERVE_CALL_THREADS": "20"}
 
 
@@ -170,7 +165,7 @@ def test_a_public_model_without_threads_enough_is_started_anew_and_serves_again(
     """Triton keeps a thread for each call that a dead process had taken: after a few deaths it had none left."""
     before = pid_of(served, "speculative")
     assert harmed(served, "target", lambda: kill(served, "target")) == truth
-    await_heir(served, "speculative", before)
+    await_replaced(served, "speculative", before)
     await_answer(served)
     assert ask(served.grpc_url, **inputs_of(3)).ids == truth[3]
     assert served.failure() is None
@@ -179,6 +174,6 @@ def test_a_public_model_without_threads_enough_is_started_anew_and_serves_again(
 def test_public_model_killed_is_healed_and_serves_again(served: Server, truth: list[list[int]]) -> None:
     dead = pid_of(served, "speculative")
     kill(served, "speculative")
-    await_heir(served, "speculative", dead)
+    await_replaced(served, "speculative", dead)
     await_answer(served)
     assert ask(served.grpc_url, **inputs_of(0)).ids == truth[0]

@@ -1,4 +1,4 @@
-"""Drafters that lie, fail or hang behind the real target: no text changes, nobody waits for them, the server still stops."""
+"""Drafters that lie, fail or hang beside the real target: texts stay the same, nobody waits, the server still stops."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def int32(values: Any) -> np.ndarray:
     return np.array(list(values), np.int32)
 
 
-#: Sound trees, true or not: (ids, parents).
+#: Valid trees, right or wrong: (ids, parents).
 SOUND = {
     "star": (range(60), [0] * 60),
     "wrong chain": ([7] * 4, range(4)),
     "deep chain": (range(60), range(60)),
     "bush": ([*range(6)] * 7, [0] * 6 + [parent for parent in range(1, 7) for _ in range(6)]),
 }
-#: What is no tree.
+#: Tensors that are not a tree.
 BROKEN = {
     "cycle": ([1, 2], [2, 1]),
     "its own parent": ([1], [1]),
     "negative parent": ([1, 2], [0, -1]),
-    "parent behind its child": ([1, 2, 3], [0, 3, 1]),
+    "parent after its child": ([1, 2, 3], [0, 3, 1]),
     "a million nodes": ([1] * 10**6, range(10**6)),
     "a million children": (range(10**6), [0] * 10**6),
     "more nodes than asked for": ([1] * 61, range(61)),
@@ -50,7 +50,7 @@ BROKEN = {
     "twin children": ([5, 5], [0, 0]),
     "fewer parents than ids": ([1, 2, 3], [0]),
 }
-#: What is no tensor of a tree: the arrays of node_ids and node_parents.
+#: Arrays of node_ids and node_parents that a tree cannot have.
 FOREIGN = {
     "floats": (np.array([np.nan, 1e30], np.float32), np.array([0.0, np.inf], np.float32)),
     "int64": (np.array([2**40, -(2**40)]), np.array([2**40, 7])),
@@ -59,7 +59,7 @@ FOREIGN = {
     "two dimensions": (np.ones((2, 2), np.int32), np.ones((2, 2), np.int32)),
     "nothing but ids": (np.array([1], np.int32),),
 }
-#: An answer that is none, and legal.
+#: Legal answers without a tree.
 EMPTY = {"no outputs": (), "empty tensors": (np.empty(0, np.int32), np.empty(0, np.int32))}
 
 
@@ -75,13 +75,13 @@ class Script:
         self.write("slow", *map(int32, SOUND["star"]))
 
     def write(self, name: str, *arrays: np.ndarray) -> None:
-        """Let the drafter answer these arrays."""
+        """Have the drafter answer with these arrays."""
         fresh = self.folder / "new.npz"
         np.savez(fresh, **dict(zip(("node_ids", "node_parents"), arrays, strict=False)))
         fresh.rename(self.folder / f"{name}.npz")
 
     def num_calls(self, name: str) -> int:
-        """How often the drafter was asked."""
+        """Return how often the drafter was called."""
         file = self.folder / f"{name}.calls"
         return file.stat().st_size if file.exists() else 0
 
@@ -104,12 +104,12 @@ def served(checkpoints: Path, script: Script, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="module")
 def truth(served: Server) -> dict[str, list[int]]:
-    """What the target says alone."""
+    """The texts without drafts."""
     return {name: ask(served.grpc_url, speculation="none", **inputs).ids for name, inputs in TASKS.items()}
 
 
 def drafted(server: Server, task: str, behaviour: str) -> Answer:
-    """Ask with the draft behaving so: the name of its script travels as the cache's salt."""
+    """Send a request whose drafter behaves like this: the cache salt carries the name of its script."""
     inputs = {**TASKS[task], "num_draft_tokens": NUM_DRAFT_TOKENS}
     return ask(server.grpc_url, speculation="draft_model", cache_salt=behaviour, return_stats=True, **inputs)
 
@@ -155,7 +155,7 @@ def test_random_trees_change_no_text(served: Server, script: Script, truth: dict
 def test_broken_answer_is_dropped_and_changes_no_text(
     served: Server, script: Script, truth: dict[str, list[int]], behaviour: str
 ) -> None:
-    """Both texts at once: after the first broken answer the drafter is left alone for a second."""
+    """Both texts at once, because after the first broken answer the drafter is not called for a second."""
 
     def was_asked() -> bool:
         with Stream(served.grpc_url) as stream:
@@ -172,7 +172,7 @@ def test_broken_answer_is_dropped_and_changes_no_text(
 
 
 def test_failing_drafter_is_left_alone_for_a_while(served: Server, script: Script) -> None:
-    """80 steps ask it once or a few times, not 80: after a failure the breaker is open for a second."""
+    """80 steps call it a few times, not 80 times: after a failure the breaker is open for a second."""
     before = script.num_calls("raises")
     until(lambda: drafted(served, "greedy", "raises") and script.num_calls("raises") > before, "a call")
     assert script.num_calls("raises") - before < 40
@@ -189,7 +189,7 @@ def test_calls_of_a_drafter_are_counted_on_the_metrics_port(served: Server, scri
 def test_slow_drafter_s_trees_come_too_late_and_are_dropped(
     served: Server, script: Script, truth: dict[str, list[int]]
 ) -> None:
-    """Slower than draft_timeout_ms: its tree is for another step than the one that is under way when it comes."""
+    """Slower than draft_timeout_ms: when its tree comes, another step is under way."""
 
     def was_asked() -> bool:
         answer = drafted(served, "sampled", "slow")
@@ -202,7 +202,7 @@ def test_slow_drafter_s_trees_come_too_late_and_are_dropped(
 def test_hanging_drafter_holds_up_neither_requests_nor_the_end_of_the_server(
     served: Server, script: Script, truth: dict[str, list[int]]
 ) -> None:
-    """It sleeps 60 s. The last test of this file: it stops the server meanwhile."""
+    """The drafter sleeps 60 s. This must be the last test of the file, because it stops the server meanwhile."""
 
     def hangs() -> bool:
         assert drafted(served, "greedy", "hangs").ids == truth["greedy"]

@@ -1,8 +1,7 @@
-"""A server that is drained or stopped: what runs ends whole, new requests are refused, and the launcher says so."""
+"""A server that is drained or stopped: running requests end whole, new ones are refused, and the launcher says so."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -19,10 +18,10 @@ import pytest
 
 from launcher.server import Server
 from tests.failover import Readers, fail_over, make_cases, replicas
-from tests.server.conftest import deployment, link, repository, serving
-from tests.server.test_steps import PROMPT, Script, text_at
-from tests.support.clients import Http, Stream, ask, ask_unary, connect, generate, until
+from tests.server.conftest import deployment, repository, serving
+from tests.support.clients import Http, Stream, ask, ask_unary, fetch, generate, until
 from tests.support.gateway import running_gateway
+from tests.support.scripted_target import PROMPT, Script, text_at
 from tests.support.throwaway import launcher_command
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
@@ -37,11 +36,10 @@ def script(tmp_path: Path) -> Script:
 
 
 @pytest.fixture
-def scripted(checkpoints: Path, tmp_path: Path, script: Script) -> dict[str, Any]:
-    """What a server over the scripted target is started with; two requests run at once, one waits."""
-    folder = link(checkpoints, tmp_path)
-    config = deployment(folder, "max_running = 2", "max_waiting = 1", "runs = false", 'default_speculation = "none"')
-    models = repository(folder, "speculative", "speculative_unary", target="target.py")
+def scripted(linked: Path, script: Script) -> dict[str, Any]:
+    """The options of a server over the scripted target, where two requests run at once and one waits."""
+    config = deployment(linked, "max_running = 2", "max_waiting = 1", "runs = false", 'default_speculation = "none"')
+    models = repository(linked, "speculative", "speculative_unary", target="target.py")
     return {"config": config, "repository": models, "environ": {"SCRIPT_FOLDER": str(script.folder)}}
 
 
@@ -50,7 +48,7 @@ def request(name: str) -> dict[str, Any]:
 
 
 def send_all(script: Script, stream: Stream, queue: Stream) -> None:
-    """Send two requests that run, on one stream, and on another one that waits; return once it does."""
+    """Send two requests that run, on one stream, and on another stream one that waits; return once it waits."""
     for name in ("a", "b"):
         stream.send(name, **request(name))
     for name in ("a", "b"):
@@ -65,16 +63,6 @@ def go_all(script: Script) -> None:
         script.go(name)
 
 
-def health(url: str, path: str, method: str = "GET") -> Http:
-    connection = connect(url)
-    try:
-        connection.request(method, path)
-        response = connection.getresponse()
-        return Http(response.status, response.read().decode().strip())
-    finally:
-        connection.close()
-
-
 def drain_command(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "launcher.drain", *arguments],
@@ -87,7 +75,7 @@ def drain_command(server: Server, *arguments: str) -> subprocess.CompletedProces
 
 
 def check_refused(server_http: str, server_grpc: str) -> None:
-    """Every door refuses a new request, saying where it may go instead."""
+    """Check that every protocol refuses a new request and says where to send it instead."""
     words = "the server is draining: send the request to another replica"
     assert words in ask(server_grpc, **request("free")).error
     with pytest.raises(grpc.RpcError, match=words) as refused:
@@ -101,14 +89,14 @@ def test_drain_ends_what_was_accepted_refuses_the_rest_and_can_be_cancelled(
     scripted: dict[str, Any], script: Script
 ) -> None:
     with serving(scripted["config"], repository=scripted["repository"], env=scripted["environ"]) as server:
-        assert (health(server.health_url, "/live").status, health(server.health_url, "/ready").status) == (200, 200)
+        assert (fetch(server.health_url, "/live").status, fetch(server.health_url, "/ready").status) == (200, 200)
         with Stream(server.grpc_url) as stream, Stream(server.grpc_url) as queue, ThreadPoolExecutor(1) as pool:
             send_all(script, stream, queue)
 
             assert drain_command(server, "--limit-s", "0.2").returncode == 1  # they run still
-            assert json.loads(health(server.health_url, "/drain").body) == {"draining": True, "running": 2}
-            assert health(server.health_url, "/live").status == 200
-            assert health(server.health_url, "/ready") == Http(503, "the server is draining")
+            assert fetch(server.health_url, "/drain").body == {"draining": True, "running": 2}
+            assert fetch(server.health_url, "/live").status == 200
+            assert fetch(server.health_url, "/ready") == Http(503, "the server is draining\n")
             check_refused(server.http_url, server.grpc_url)
 
             finished = pool.submit(drain_command, server)
@@ -118,13 +106,13 @@ def test_drain_ends_what_was_accepted_refuses_the_rest_and_can_be_cancelled(
             assert (finished.result().returncode, finished.result().stderr) == (0, "")
 
         assert drain_command(server, "--cancel").returncode == 0
-        assert health(server.health_url, "/ready").status == 200
+        assert fetch(server.health_url, "/ready").status == 200
         assert ask(server.grpc_url, **request("free")).ids == text_at(3, NUM_TOKENS)
 
 
 @contextmanager
 def started(scripted: dict[str, Any], **environ: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
-    """Run `python -m launcher`; yield it with its HTTP and its gRPC address."""
+    """Run `python -m launcher`; yield the process, its HTTP address and its gRPC address."""
     process = launcher_command(scripted["config"], scripted["repository"], **scripted["environ"], **environ)
     try:
         assert process.stdout
@@ -174,7 +162,7 @@ def test_stop_does_not_wait_for_ever(scripted: dict[str, Any], script: Script, h
 
 
 def test_rolling_restart_of_two_replicas_under_load_loses_nothing(tmp_path: Path) -> None:
-    """Every text equals the undisturbed one: a replica that drains ends what runs, and refuses what the gateway moves."""
+    """Every text equals the undisturbed one: a draining replica finishes what runs, and the gateway moves the rest."""
     with (
         replicas(tmp_path, 2, stop_limit_s=120) as servers,
         running_gateway(

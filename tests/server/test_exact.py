@@ -1,7 +1,7 @@
-"""The exactness law on the real server, in float64: 0 differences, and proof that there was something to get wrong.
+"""Exactness on the real server, in float64: 0 differences, and proof that there was something to get wrong.
 
-The full size is `make exact` (tests/exact.py); this is its small brother: 6 prompts × 36 tokens per method, the settings
-of which take turns over the prompts.
+The full size is `make exact` (tests/exact.py); this is the small one: 6 prompts × 36 tokens per method, whose settings
+take turns over the prompts.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from tests.support.suite import ALONE, AT_ONCE, Row, Suite, by_method
 pytestmark = [pytest.mark.server, pytest.mark.timeout(1800)]
 
 NUM_PROMPTS, NUM_TOKENS = 6, 36
-#: Tokens enough that the passes before all of the requests have come, and behind the first that end, weigh little.
+#: So many tokens that the passes before all requests have come, and after the first have ended, weigh little.
 NUM_EQUAL, NUM_EQUAL_TOKENS = 16, 128
 TURNS = by_method()
 
@@ -39,7 +39,7 @@ def rows(server: Server) -> dict[str, Row]:
 
 
 def accepted(row: Row, tasks: tuple[str, ...] = ()) -> int:
-    """Return the accepted draft tokens of a row, of some tasks or all."""
+    """Return the accepted draft tokens of a row, for some tasks or all."""
     return sum(answer.num_accepted for case, answer in row.answers if not tasks or case.prompt.task in tasks)
 
 
@@ -77,7 +77,7 @@ def test_requests_at_once_share_passes_and_requests_alone_do_not(rows: dict[str,
 
 
 def test_sixteen_equal_requests_fill_most_passes(server: Server) -> None:
-    """Counted, not timed: what the requests saw, and what the engine counted, prefill and tail included."""
+    """Counted, not timed: what the requests saw and what the engine counted, with prefill and tail."""
     prompt = mixed_prompts(1)[0].text
     options = {"speculation": "none", "max_tokens": NUM_EQUAL_TOKENS, "timeout_ms": 600_000, "limit_s": 600}
     before = settled_metrics(server)

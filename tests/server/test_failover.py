@@ -1,4 +1,4 @@
-"""A broken replica that no reader notices, at CI size: a dozen streams, two replicas, each lost in another way.
+"""Broken replicas that no reader notices, at CI size: a dozen streams, two replicas, each lost in a different way.
 
 The full size: `python -m tests.failover`, 100 streams over three replicas.
 """
@@ -37,7 +37,7 @@ def result(servers: list[Server], folder: Path) -> Result:
     cases = make_cases(servers[0].grpc_url, 24, 300)
     with running_gateway(urls, folder / "target", silence_limit_s=3, health_interval_s=0.3) as gateway:
         found = fail_over(servers, gateway, Readers(gateway.url, cases, NUM_READERS), ["server", "model"])
-    # The next tests ask the replicas themselves, of which one may still be starting again.
+    # The next tests use the replicas directly, and one of them may still be restarting.
     until(lambda: not any(server.why_not_ready() for server in servers), "replicas that serve again", 120)
     return found
 

@@ -1,4 +1,4 @@
-"""The gateway before a real server, as OpenAI's own client sees it, and as a client that errs."""
+"""The gateway in front of a real server, as OpenAI's own client sees it, and as a client that makes errors."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ def client(gateway: RunningGateway) -> Iterator[openai.OpenAI]:
 
 
 def direct(server: Server, **inputs):
-    """Ask the server itself what a completion should be."""
+    """Return the server's own answer, which a completion should equal."""
     answer = ask(server.grpc_url, ignore_eos=True, stream=True, **inputs)
     assert not answer.error, answer.error
     return answer
@@ -67,7 +67,7 @@ def test_stream_joined_is_the_completion_and_ends_with_usage(client: openai.Open
 
     assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == whole.choices[0].text
     assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 2) + ["length"]
-    # How many tokens were drafted may differ, since `auto` decides by measured times.
+    # How many tokens were drafted may differ, because `auto` decides by measured times.
     without_drafts = {"completion_tokens_details"}
     last, usage = chunks[-1], whole.usage
     assert last.choices == [] and last.usage and usage
@@ -352,7 +352,7 @@ def running_sequences(server: Server) -> float:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_ends_its_request(gateway: RunningGateway, server: Server, stream: bool) -> None:
-    """Within a few attempts: on a busy machine a text may end before its client is seen to leave."""
+    """Within a few attempts: on a busy machine a text may end before the server notices that its client left."""
     until(lambda: running_sequences(server) == 0, "an idle server")
     assert any(num_tokens_of_abandoned(gateway, stream) < 490 for _ in range(5))
     until(lambda: running_sequences(server) == 0, "the end of the sequence")

@@ -1,4 +1,4 @@
-"""`python -m gateway --serve`: server and gateway together; the server comes back, and nothing is left at the end."""
+"""`python -m gateway --serve`: server and gateway together; a killed server comes back, and the end leaves nothing."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Drafting heads of the shipped deployment, in float64: what they draft does not hang on who was there before."""
+"""Drafting heads of the shipped deployment, in float64: their drafts do not depend on earlier requests."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from benchmarks.deployment import serving, settled_metrics
 from benchmarks.traffic import mixed_prompts
 from launcher import Server
 from tests.support.clients import Answer, Stream, ask, until
-from tests.support.deaths import await_ready, is_replaced, pid_of, unless_triton_aborts
+from tests.support.deaths import await_ready, await_replaced, pid_of, unless_triton_aborts
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
-#: The method that a head is tested by, and the Triton model that it asks.
+#: Method → the Triton model of its head.
 METHODS = {"medusa": "medusa", "eagle": "eagle", "eagle2": "eagle", "eagle3": "eagle3", "redrafter": "redrafter"}
 PROMPT = mixed_prompts(4)[0].text
 NUM_TOKENS = 40
@@ -31,7 +31,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         yield running
 
 
-#: Each head is a Triton model of its own, with a process that can be killed.
+#: With each head as a Triton model of its own, whose process can be killed.
 apart = pytest.mark.parametrize("server", ["false"], indirect=True, ids=["apart"])
 
 
@@ -43,13 +43,13 @@ def said(server: Server, method: str, salt: str, **inputs: Any) -> Answer:
 
 
 def lengths(answer: Answer) -> list[int]:
-    """Tokens of each step."""
+    """Return the number of tokens of each step."""
     return [length for part in answer.parts for length in part.get("step_lengths", [])]
 
 
 @pytest.fixture(scope="module")
 def cold(server: Server) -> dict[str, Answer]:
-    """Each method from caches that hold nothing."""
+    """The answer of each method with empty caches."""
     return {method: said(server, method, f"cold {method}") for method in ("none", *METHODS)}
 
 
@@ -90,15 +90,15 @@ def test_a_killed_head_costs_no_text_and_drafts_again_as_from_a_cold_cache(
         answer = stream.answers("r")["r"]
     answer.responses[:0] = first
     assert (answer.error, answer.ids) == ("", cold["none"].ids)
-    until(lambda: is_replaced(server, method, dead), "another process")
-    # While the breaker is open nothing is drafted; the text is the same all the while.
+    await_replaced(server, method, dead)
+    # While the breaker is open nothing is drafted, and the text stays the same.
     until(lambda: said(server, method, "healed").last["total_draft_tokens"] > 0, "drafts")
     assert lengths(said(server, method, f"cold {method}")) == lengths(cold[method])
     assert server.failure() is None
 
 
 def at_once(server: Server, methods: Sequence[str], **keys: str) -> list[list[int]]:
-    """Return what requests say that come together, each under its method."""
+    """Send a request under each method, all together; return their ids."""
     names = [f"r{number}" for number in range(len(methods))]
     with Stream(server.grpc_url) as stream:
         for name, method in zip(names, methods, strict=True):
@@ -113,7 +113,7 @@ def test_requests_of_all_heads_at_once_say_the_same(server: Server, cold: dict[s
 
 
 def test_requests_at_once_are_drafted_for_together(server: Server, cold: dict[str, Answer]) -> None:
-    """By default they adapt, and may draft nothing while they share their passes."""
+    """By default drafts are adaptive, and there may be none while requests share passes."""
     before = settled_metrics(server)
     assert at_once(server, ["eagle2"] * 8, speculation_config='{"adaptive": false}') == [cold["none"].ids] * 8
     after = settled_metrics(server)

@@ -1,4 +1,4 @@
-"""The launcher over the real tritonserver: what starts, what is refused, what is left behind."""
+"""The launcher over the real tritonserver: what starts, what is refused, and what is left afterwards."""
 
 import re
 import signal
@@ -13,7 +13,8 @@ from tritonclient.utils import InferenceServerException
 
 from launcher import StartError, process
 from orchestrator.core.errors import ConfigError
-from tests.support.throwaway import find_server, infer, make_deployment, region_of, server_of, status, until, url_in
+from tests.support.clients import fetch, until
+from tests.support.throwaway import find_server, infer, make_deployment, region_of, server_of, url_in
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(120)]
 
@@ -46,7 +47,7 @@ def test_server_loads_what_is_named_and_no_more(deployment):
     deployment.add("speculative")
     with deployment.server() as server:
         assert sorted(server.pids().values()) == ["speculative", "target", "tritonserver"]
-        assert status(server.http_url, "/v2/models/draft/ready") == 400
+        assert fetch(server.http_url, "/v2/models/draft/ready").status == 400
 
 
 def test_server_two_at_once_keep_apart(deployment):
@@ -59,11 +60,11 @@ def test_server_two_at_once_keep_apart(deployment):
 def test_server_admin_interfaces_are_closed_the_others_open(deployment):
     with deployment.server() as server:
         for path in ("/v2/repository/models/target/unload", "/v2/repository/index"):
-            assert status(server.http_url, path, "POST") == 403
-        assert status(server.http_url, "/v2/systemsharedmemory/status") == 403
-        assert status(server.http_url, "/v2/logging") == 403
+            assert fetch(server.http_url, path, "POST").status == 403
+        assert fetch(server.http_url, "/v2/systemsharedmemory/status").status == 403
+        assert fetch(server.http_url, "/v2/logging").status == 403
         for path in ("/v2", "/v2/models/target", "/v2/models/target/config", "/v2/models/target/stats"):
-            assert status(server.http_url, path) == 200
+            assert fetch(server.http_url, path).status == 200
         client = grpcclient.InferenceServerClient(server.grpc_url)
         assert client.is_model_ready("target")
         with pytest.raises(InferenceServerException, match="restricted"):
@@ -90,7 +91,7 @@ def test_command_prints_one_line_and_stops_cleanly_on_each_signal(deployment):
 def test_command_stopped_while_loading_ends_at_once(deployment):
     deployment.add("target", loading="time.sleep(60)")
     started = deployment.command()
-    group = until(lambda: started.poll() is None and find_server(started.pid))
+    group = until(lambda: started.poll() is None and find_server(started.pid), "the server", 30)
     time.sleep(1)
     began = time.monotonic()
     started.terminate()
@@ -157,7 +158,7 @@ def test_server_not_ready_in_time_is_said_and_ended(deployment):
 
 
 def aborts(flag: Path, times: int) -> str:
-    """Return what a model does that aborts its server at the first `times` starts."""
+    """Return the code of a model that aborts its server at the first `times` starts."""
     return (
         f"import pathlib, signal; flag = pathlib.Path({str(flag)!r}); flag.write_text(flag.read_text() + 'x'); "
         f"len(flag.read_text()) > {times} or (os.kill(os.getppid(), signal.SIGABRT), time.sleep(60))"

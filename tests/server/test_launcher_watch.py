@@ -9,6 +9,8 @@ import time
 import pytest
 
 from launcher import process, workfolder
+from tests.support.clients import until
+from tests.support.deaths import pid_of
 from tests.support.throwaway import (
     answers_from_another,
     infer,
@@ -16,7 +18,6 @@ from tests.support.throwaway import (
     make_deployment,
     region_of,
     server_of,
-    until,
     url_in,
 )
 
@@ -41,7 +42,7 @@ def test_command_dead_stub_is_healed_and_the_stop_stays_clean(deployment, runnin
         stub = infer(url, 0)
         regions.append(region_of(url))
         os.kill(stub, signal.SIGKILL)
-        until(lambda stub=stub: answers_from_another(url, stub))
+        until(lambda stub=stub: answers_from_another(url, stub), "another stub", 30)
     assert infer(url, 1) == 6
     group = server_of(started.pid)
     began = time.monotonic()
@@ -71,7 +72,7 @@ def test_server_request_under_way_when_its_stub_dies_fails_and_the_next_is_serve
         os.kill(stub, signal.SIGKILL)
         waiting.join(15)
         assert errors and not waiting.is_alive()
-        until(lambda: answers_from_another(server.http_url, stub))
+        until(lambda: answers_from_another(server.http_url, stub), "another stub", 30)
 
 
 def test_command_model_that_cannot_be_healed_ends_the_launcher(deployment, running):
@@ -103,7 +104,7 @@ def test_command_server_that_dies_is_started_again_and_too_often_ends_the_launch
     while started.poll() is None:
         stub = infer(url, 0)
         os.kill(server_of(started.pid), signal.SIGKILL)
-        until(lambda stub=stub: started.poll() is not None or answers_from_another(url, stub), limit_s=60)
+        until(lambda stub=stub: started.poll() is not None or answers_from_another(url, stub), "a server or the end")
     _, errors = started.communicate(timeout=30)
     assert started.returncode == 1
     assert len(re.findall(r"; starting it again", errors)) == 3
@@ -115,25 +116,25 @@ def test_command_server_that_dies_is_started_again_and_too_often_ends_the_launch
 
 def test_server_that_no_longer_answers_is_killed_and_started_again(deployment):
     with deployment.server(hang_limit_s=5) as server:
-        (dead,) = [pid for pid, name in server.pids().items() if name == "tritonserver"]
+        dead = pid_of(server, "tritonserver")
         os.kill(dead, signal.SIGSTOP)
-        until(lambda: server.why_not_ready() is None and dead not in server.pids(), limit_s=60)
+        until(lambda: server.why_not_ready() is None and dead not in server.pids(), "another server")
         assert infer(server.http_url, 1) == 6
         assert server.failure() is None
 
 
 def test_server_is_live_and_not_ready_while_it_is_started_again(deployment, tmp_path):
-    """A supervisor that restarted it meanwhile would only lose time."""
+    """Not live would make a supervisor restart it meanwhile, which only loses time."""
     flag = tmp_path / "flag"
     slow = f"import pathlib; pathlib.Path({str(flag)!r}).exists() and time.sleep(3)"
     deployment.add("target", loading=slow)
     with deployment.server() as server:
         flag.touch()
-        (dead,) = [pid for pid, name in server.pids().items() if name == "tritonserver"]
+        dead = pid_of(server, "tritonserver")
         os.kill(dead, signal.SIGKILL)
-        until(lambda: server.why_not_ready() == "the server has ended and is being started again")
+        until(lambda: server.why_not_ready() == "the server has ended and is being started again", "the restart", 30)
         assert server.why_not_live() is None
-        until(lambda: server.why_not_ready() is None)
+        until(lambda: server.why_not_ready() is None, "a ready server", 30)
 
 
 def test_server_stopped_while_it_is_started_again_leaves_nothing(deployment, tmp_path):
@@ -142,9 +143,13 @@ def test_server_stopped_while_it_is_started_again_leaves_nothing(deployment, tmp
     with deployment.server() as server:
         region = region_of(server.http_url)
         flag.touch()
-        (dead,) = [pid for pid, name in server.pids().items() if name == "tritonserver"]
+        dead = pid_of(server, "tritonserver")
         os.kill(dead, signal.SIGKILL)
-        (group,) = until(lambda: {pid for pid, name in server.pids().items() if name == "tritonserver"} - {dead})
+
+        def others():
+            return {pid for pid, name in server.pids().items() if name == "tritonserver"} - {dead}
+
+        (group,) = until(others, "another server", 30)
     assert process.group_members(group) == []
     assert deployment.leaves_nothing(region)
 
@@ -154,6 +159,6 @@ def test_command_sigkill_of_the_launcher_leaves_no_server(deployment, running):
     group, region = server_of(started.pid), region_of(url_in(line))
     started.kill()
     started.communicate(timeout=10)
-    until(lambda: not process.group_members(group), limit_s=20)
+    until(lambda: not process.group_members(group), "the end of the server", 20)
     workfolder.sweep()  # what the next launcher does first
     assert deployment.leaves_nothing(region)

@@ -1,4 +1,4 @@
-"""Load tests against a real server: locust alone and with two workers, every text the same, another text a failure."""
+"""Load tests against a real server: locust alone and with two workers; a text that changes is a failure."""
 
 from __future__ import annotations
 

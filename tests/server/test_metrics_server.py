@@ -1,4 +1,4 @@
-"""The metrics of a real server: what its requests did is what its metrics port shows."""
+"""The metrics of a real server: its metrics port shows what its requests did."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 
 from launcher import free_ports
 from launcher.server import Server
-from tests.server.conftest import deployment, link, serving
+from tests.server.conftest import deployment, serving
 from tests.support.clients import ask, generate, metric, until
 from tests.support.otlp import collector, plain
 from tests.support.series import MONITORING, board_expressions, read_names
@@ -37,7 +37,7 @@ def test_a_request_is_counted_with_what_its_client_saw(server: Server) -> None:
     names = {"spec_steps_total": "suffix", "spec_generation_tokens_total": "suffix"}
     ask(server.grpc_url, speculation="suffix", **INPUTS)
     until(lambda: _known(server, "spec_steps_total", method="suffix"), "the first figures of the method")
-    time.sleep(1.5)  # the figures of one request are shown family by family
+    time.sleep(1.5)  # the metrics of one request are shown family by family
     before = {name: value(name, method=method) for name, method in names.items()}
     num_first = value("spec_time_to_first_token_seconds_count")
     num_chunks = value("spec_inter_chunk_latency_seconds_count")
@@ -86,7 +86,7 @@ def names_on(server: Server) -> set[str]:
 
 @pytest.fixture
 def used(server: Server) -> Server:
-    """The server, after requests that make every series appear: with and without a drafter."""
+    """The server after requests that make every series appear, with and without a drafter."""
     for method in ("none", "suffix", "draft_model"):
         ask(server.grpc_url, speculation=method, **INPUTS)
         until(lambda method=method: _known(server, "spec_steps_total", method=method), f"the figures of {method}")
@@ -131,6 +131,7 @@ def prometheus(server: Server, folder: Path) -> Iterator[Callable[[str], list[di
             yield ask_prometheus
         finally:
             process.terminate()
+            process.wait(30)
 
 
 def _answers(ask_prometheus: Callable[[str], list[dict[str, Any]]]) -> bool:
@@ -156,10 +157,10 @@ def test_prometheus_scrapes_the_server_and_every_panel_of_the_board_has_data(use
         assert not ask_prometheus('ALERTS{alertstate="firing",severity="critical",alertname!="SpecReplicaDown"}')
 
 
-def test_a_server_with_a_collector_sends_a_span_for_each_text(checkpoints: Path, tmp_path: Path) -> None:
+def test_a_server_with_a_collector_sends_a_span_for_each_text(linked: Path) -> None:
     with collector() as (address, received):
         environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": address, "OTEL_BSP_SCHEDULE_DELAY": "100"}
-        with serving(deployment(link(checkpoints, tmp_path)), env=environ) as running:
+        with serving(deployment(linked), env=environ) as running:
             answer = ask(running.grpc_url, speculation="suffix", **INPUTS)
             until(lambda: received, "the span")
     ((_, span),) = received

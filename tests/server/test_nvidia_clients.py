@@ -1,6 +1,6 @@
-"""Clients of NVIDIA's servers, and of others that know them, as they are: what they send, and what they read of the answer.
+"""Clients of NVIDIA's servers, unchanged, and of projects that use them: what they send and what they read.
 
-Each test sends the payload of one client, read from its source at the place that its docstring names.
+Each test sends the payload of one client, taken from the source that its docstring names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LIMIT_S = 60
 
 @pytest.fixture(scope="module")
 def aliased(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The real models over tiny checkpoints, the public one under two more names."""
+    """The real models over tiny checkpoints, with two more names for the public model."""
     folder = link(checkpoints, tmp_path_factory.mktemp("aliased"))
     with serving(deployment(folder, 'draft = "draft"', f'aliases = "{",".join(ALIASES)}"')) as running:
         assert set(ALIASES) < set(running.models)
@@ -66,7 +66,7 @@ def texts(results: list[Any]) -> list[str]:
 
 
 def example_inputs(streaming: bool, **more: np.ndarray) -> dict[str, np.ndarray]:
-    """The inputs that end_to_end_grpc_client.py always sends."""
+    """Return the inputs that end_to_end_grpc_client.py always sends."""
     return {
         "text_input": np.array([[PROMPT]]).astype(object),
         "max_tokens": np.array([[16]], np.int32),
@@ -121,7 +121,7 @@ def test_inflight_batcher_example_client(aliased: Server, model: str, streaming:
 def test_inflight_batcher_example_client_options(
     aliased: Server, given: dict[str, np.ndarray], asked: dict[str, Any]
 ) -> None:
-    """The options of the same client and of inflight_batcher_llm_client.py, old names among them."""
+    """The options of the same client and of inflight_batcher_llm_client.py, including old names."""
     options = {"text_input": PROMPT, "max_tokens": 16, "temperature": 0.0, **asked}
     assert texts(stream(aliased, "ensemble", example_inputs(False, **given))) == [ask(aliased.grpc_url, **options).text]
 
@@ -153,7 +153,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(aliased: Server, given: dict
 
 @pytest.mark.parametrize("streaming", [True, False])
 def test_triton_s_own_openai_front_end(aliased: Server, streaming: bool) -> None:
-    """triton-inference-server/server, python/openai/openai_frontend/engine/utils/triton.py: it takes one string a response."""
+    """triton-inference-server/server, python/openai/openai_frontend/engine/utils/triton.py: it takes one string per response."""
     inputs = {
         "text_input": strings(PROMPT),
         "stream": np.array([[streaming]], bool),
@@ -213,7 +213,7 @@ def test_genai_perf_tensorrtllm_service(aliased: Server) -> None:
 
 
 def test_older_langchain_client_is_told_about_its_types(aliased: Server) -> None:
-    """langchain-ai/langchain-nvidia, libs/trt: it sends max_tokens as UINT32, which TensorRT-LLM's models refuse, too."""
+    """langchain-ai/langchain-nvidia, libs/trt: sends max_tokens as UINT32, which TensorRT-LLM's models refuse, too."""
     inputs = {"text_input": strings(PROMPT), "max_tokens": np.array([[16]], np.uint32)}
     with pytest.raises(InferenceServerException, match=r"max_tokens.*UINT32"):
         stream(aliased, "ensemble", inputs)

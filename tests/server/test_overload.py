@@ -1,4 +1,4 @@
-"""Ten times the capacity offered, at CI size: each request is served or refused, and no text changes.
+"""Load of ten times the capacity, at CI size: each request is served or refused, and no text changes.
 
 The full size, with times: `python -m tests.overload`.
 """

@@ -1,4 +1,4 @@
-"""The playground in headless Chromium, over a real server: what a person sees, with mouse, keyboard and phone."""
+"""The playground in headless Chromium over a real server: what a person sees with mouse, keyboard and phone."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(BINARY is None, reason="no Chromium on this machine (Debian: apt-get install chromium)"),
 ]
 PROMPT = "abcabcabcabc"
-#: A folder for screenshots, to look at them.
+#: A folder for screenshots, if set.
 PICTURES = os.environ.get("PLAYGROUND_PICTURES")
 
 
@@ -31,7 +31,7 @@ def gateway(server: Server, checkpoints: Path) -> Iterator[RunningGateway]:
 
 
 def on_page(gateway: RunningGateway, test: Callable[[Page], Awaitable[Any]], **options: Any) -> None:
-    """Run a test on the page; afterwards nothing may stand in its console."""
+    """Run a test on the page, whose console must be empty afterwards."""
     values = {"prompt": PROMPT, "max_tokens": 60} | options.pop("fields", {})
 
     async def run() -> None:

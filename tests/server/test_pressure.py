@@ -1,4 +1,4 @@
-"""A server with KV blocks for two requests gets eight: every one ends, with the text that it has alone."""
+"""A server with KV blocks for two requests gets eight: each ends with the text that it has alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public models over every door, on real engines: the same text whichever door and method, and bad input refused."""
+"""The public models over every protocol, on real engines: one text whatever the method, and bad input is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.clients import (
     infer,
     listed,
     metric,
-    until,
+    settled,
 )
 
 pytestmark = pytest.mark.server
@@ -44,14 +44,14 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def method_inputs(number: int) -> dict[str, Any]:
-    """Return what asks for a method, all of them by turns."""
+    """Return the inputs that ask for a method; the methods take turns."""
     method = list(METHODS)[number % len(METHODS)]
     return {"speculation": method, **METHODS[method]}
 
 
 @pytest.fixture(scope="module")
 def truth(server: Server) -> dict[str, list[int]]:
-    """What the target says alone."""
+    """The texts without drafts."""
     return {name: ask(server.grpc_url, speculation="none", **inputs).ids for name, inputs in TASKS.items()}
 
 
@@ -217,7 +217,7 @@ def test_many_doors_at_once_give_every_one_its_own_text(server: Server, truth: d
 
 
 def test_request_that_was_cancelled_takes_no_further_step(server: Server) -> None:
-    """Seen from outside: the target's count of steps stands still, far below what the request would have needed."""
+    """Seen from outside: the target's count of steps stops, far below what the request would have needed."""
 
     def steps() -> float:
         return metric(server.metrics_url, "nv_inference_count", model="target")
@@ -228,14 +228,7 @@ def test_request_that_was_cancelled_takes_no_further_step(server: Server) -> Non
         for _ in range(3):
             stream.receive()
         stream.cancel()
-    seen = [steps()]
-
-    def stands_still() -> bool:
-        seen.append(steps())
-        return len(seen) > 20 and len(set(seen[-20:])) == 1
-
-    until(stands_still, "the steps to end")
-    assert seen[-1] - before < 500
+    assert settled(steps, "the steps to end") - before < 500
     alone = ask(server.grpc_url, return_stats=True, **LONG)
     assert alone.stats["requests_per_pass"] == 1.0
 
@@ -243,7 +236,7 @@ def test_request_that_was_cancelled_takes_no_further_step(server: Server) -> Non
 # Bad input
 
 SOUND = {"text_input": "abc", "max_tokens": 3}
-#: Inputs, and what the refusal must hold: what, value, allowed.
+#: Inputs, and the words of the refusal: what is wrong, its value, what is allowed.
 BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     "no text_input": ({"text_input": None}, ["the prompt is empty", "text_input or input_ids", "at least one token"]),
     "empty prompt": ({"text_input": ""}, ["the prompt is empty", "at least one token"]),
@@ -319,7 +312,7 @@ def test_bad_input_is_refused_over_every_door_and_the_next_request_served(server
     said = answer.error
     assert all(word in said for word in words), said
     assert "\n" not in said and len(said) < 1500
-    # NaN and inf are no JSON; Python writes them, and Triton reads them.
+    # NaN and inf are not JSON, but Python writes them and Triton reads them.
     assert generate(server.http_url, inputs) == (400, {"error": said})
     assert infer(server.http_url, **inputs).error == said or "nan" in said or "inf" in said
     with pytest.raises(grpc.RpcError) as caught:
@@ -370,7 +363,7 @@ def test_invalid_utf8_is_refused(server: Server, name: str, raw: bytes) -> None:
     ],
 )
 def test_wrong_shape_or_type_over_grpc_is_refused_in_triton_s_words(server: Server, wrong: dict[str, Tensor]) -> None:
-    """Triton refuses before the model is asked, and sends no FINAL flag then."""
+    """Triton refuses before it calls the model, and then sends no FINAL flag."""
     with Stream(server.grpc_url) as stream:
         stream.send("bad", **SOUND | wrong)
         assert isinstance(refused := stream.receive(), Response) and refused.error and refused.id == "bad"

@@ -1,4 +1,4 @@
-"""Reloading: a running server takes new limits, drafters and tables over, and loses and changes no text by it."""
+"""Reloading: a running server takes over new limits, drafters and tables without losing or changing a text."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ import pytest
 from launcher.server import REPOSITORY, Server
 from orchestrator.core.errors import ServingError
 from tests.server.conftest import deployment, link, serving
-from tests.server.test_drain import health
-from tests.support.clients import Stream, ask, until
+from tests.support.clients import Stream, ask, fetch, until
 from tests.support.throwaway import launcher_command
 from tests.support.tiny_models import make_tiny_target
 
@@ -65,7 +64,7 @@ def as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def while_streams_run(deployed: Deployment, action: Callable[[], None], count: int = 4) -> list[list[int]]:
-    """Return the ids of streams in whose midst `action` was done."""
+    """Do `action` while streams run; return their ids."""
     names = [str(number) for number in range(count)]
     with ThreadPoolExecutor(1) as pool, Stream(deployed.server.grpc_url) as stream:
         for name in names:
@@ -136,7 +135,7 @@ def test_what_cannot_be_served_changes_nothing(deployed: Deployment, lines: list
 
 @pytest.mark.parametrize(("draft", "words"), [("nowhere", "does not exist (key draft"), ("broken", "model target: ")])
 def test_a_draft_model_that_cannot_be_loaded_changes_nothing(deployed: Deployment, draft: str, words: str) -> None:
-    """Of a broken one the target's process finds out, when the public models have agreed to the new limit already."""
+    """The target's process finds out that one is broken after the public models have agreed to the new limit."""
     (deployed.folder / "broken").mkdir(exist_ok=True)
     (deployed.folder / "broken/config.json").write_text("{}")
     deployed.write(f'draft = "{draft}"', "max_tokens_limit = 20")
@@ -158,7 +157,7 @@ def test_the_command_and_the_health_port_reload(deployed: Deployment) -> None:
     deployed.write('draft = "draft"', "dtype = 3")
     done = run()
     assert done.returncode == 1 and "not TOML" in done.stderr
-    assert health(server.health_url, "/reload").status == 404
+    assert fetch(server.health_url, "/reload").status == 404
 
 
 def test_sighup_reloads_and_does_not_stop(linked: Path) -> None:

@@ -1,4 +1,4 @@
-"""The sampling surface on the real server in float64: every option under every method, beside the plain truth."""
+"""The sampling options on the real server in float64: every option under every method, against the reference."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig
 from orchestrator.sampling.distribution import log_p, log_softmax, sample
 from orchestrator.sampling.grammar_matcher import Matcher
-from tests.support.clients import Stream, listed, metric, until
+from tests.support.clients import Stream, listed, metric, settled
 from tests.support.decode import dependencies
 from tests.support.surface import (
     DEMO,
@@ -49,7 +49,7 @@ PROMPTS = (
     "class Node:\n    def __init__(self, name, size):\n        self.name = name\n        self.size = ",
 )
 PROMPT = PROMPTS[0]
-#: One setting of each method, trees where it has them.
+#: One setting of each method, with trees if the method has them.
 METHODS = {
     "none": "none", "auto": "auto", "prompt_lookup": "prompt_lookup branches", "ngram": "ngram 2",
     "suffix": "suffix wide", "lookahead": "lookahead 2 3 2", "jacobi": "jacobi", "recycling": "recycling", "predicted": "predicted 3",
@@ -57,7 +57,7 @@ METHODS = {
     "medusa": "medusa leaves", "eagle": "eagle narrow", "eagle2": "eagle2 small", "eagle3": "eagle3 small",
     "redrafter": "redrafter 2 3",
 }  # fmt: skip
-#: The settings that propose more than a chain, and what they are told.
+#: The settings that propose more than a chain → what the refusal calls it.
 TREES = {
     "prompt_lookup branches": "branches above 1",
     "suffix wide": "tree true",
@@ -73,12 +73,12 @@ CHAINS = ["none", "prompt_lookup", "ngram 2", "suffix chain", "jacobi", "predict
 DRAWN = {"temperature": 0.9, "seed": 5}
 
 
-#: An option's prompt, by turns.
+#: The prompt of each option; the prompts take turns.
 PROMPT_OF = {name: PROMPTS[number % 2] for number, name in enumerate(OPTIONS)}
 
 
 def asked(setting: str, prompt: str = PROMPT, **inputs: Any) -> dict[str, Any]:
-    """Return a request's inputs; the server's own deadline would cut a text short on a busy machine."""
+    """Return a request's inputs; the server's default deadline would cut a text short on a busy machine."""
     base = {"text_input": prompt, "max_tokens": NUM_TOKENS, "timeout_ms": 280_000}
     return base | inputs_of(setting, prompt) | inputs
 
@@ -106,7 +106,7 @@ def truth() -> Truth:
 
 @pytest.fixture(scope="module")
 def told(door: Door) -> dict[tuple[str, str], Said]:
-    """All options under all methods, at once, so that options share passes with others."""
+    """The answers to all options under all methods, sent at once so that different options share passes."""
     return door.crowd(
         {
             (name, method): asked(setting, PROMPT_OF[name], **option.inputs)
@@ -130,7 +130,7 @@ def test_option_says_the_same_under_every_method_and_as_the_reference(
 def test_options_changed_the_text_so_that_something_was_at_stake(
     told: dict[tuple[str, str], Said], truth: Truth
 ) -> None:
-    """Beside what the same seed and temperature pick when nothing else is asked for."""
+    """Compared with what the same seed and temperature pick without the option."""
     changed = set()
     for name, option in OPTIONS.items():
         prompt, ids = DEMO.encode(PROMPT_OF[name]).ids, told[name, "none"].ids
@@ -150,7 +150,7 @@ def test_every_method_had_drafts_accepted(told: dict[tuple[str, str], Said]) -> 
 
 @pytest.fixture(scope="module")
 def scored(door: Door) -> dict[tuple[str, bool], Said]:
-    """Every setting, streamed and not."""
+    """The answer to every setting, streamed and not."""
     inputs = {"num_top_log_probs": 3, "repetition_penalty": 1.3, "top_k": 50, **DRAWN}
     return door.crowd({(s, t): asked(s, **inputs, stream=t) for s in METHODS.values() for t in (True, False)})
 
@@ -160,7 +160,7 @@ def scored(door: Door) -> dict[tuple[str, bool], Said]:
 def test_log_probs_are_those_of_a_plain_pass(
     scored: dict[tuple[str, bool], Said], truth: Truth, setting: str, stream: bool
 ) -> None:
-    """1e-6: the public outputs are FP32. They say what the model itself holds, whatever the sampling."""
+    """1e-6 because the public outputs are FP32. They are the model's log-probabilities, whatever the sampling."""
     said = scored[setting, stream]
     rows = log_softmax(truth.rows(DEMO.encode(PROMPT).ids, said.ids)[:-1])
     top = np.argsort(-rows, axis=1, kind="stable")[:, :3]
@@ -190,7 +190,7 @@ def guided(kind: str, setting: str, **inputs: Any) -> dict[str, Any]:
 
 
 def check_matches(kind: str, said: Said) -> None:
-    """By hand, not by what made it."""
+    """Check by hand, not with the code that made it."""
     assert said.totals["finish_reason"] == "stop" and said.ids[-1] == EOS
     if kind == "regex":
         assert re.fullmatch(REGEX, said.text)
@@ -216,7 +216,7 @@ def test_structured_output_matches_under_every_rule(door: Door, rule: str) -> No
 
 
 def steps_of(said: Said, matcher: Matcher) -> Iterator[tuple[Context, TokenTree, int]]:
-    """Yield what stood before each step, its tree, and how many of its nodes the grammar lets stand."""
+    """Yield the context before each step, its tree, and how many of its nodes the grammar allows."""
     told = json.loads(said.totals["steps"])
     prompt_len, ids = len(told["prompt_ids"]), told["prompt_ids"] + said.ids
     for step in told["steps"]:
@@ -342,8 +342,7 @@ def test_cancelling_a_request_ends_all_its_sequences(server: Server, door: Door)
         stream.send(**asked("none", **ENDLESS, stream=True))
         assert {stream.receive().values["sequence_index"] for _ in range(12)} <= {0, 1, 2, 3}
         stream.cancel()
-    seen = [-1.0]
-    until(lambda: seen.append(steps()) or (len(seen) > 20 and len(set(seen[-20:])) == 1), "the steps to end")
+    settled(steps, "the steps to end")
     alone = door.ask(**asked("none", return_stats=True))
     assert json.loads(alone.totals["stats"])["requests_per_pass"] == 1.0
 
@@ -377,7 +376,7 @@ def test_block_refuses_trees_before_anything_is_generated(door: Door, setting: s
 def test_first_token_has_the_target_s_law_under_every_lossless_rule(
     door: Door, truth: Truth, setting: str, rule: str
 ) -> None:
-    """The seeds are fixed, and so are the counts: no luck."""
+    """The seeds are fixed, and so are the counts: there is no luck."""
     inputs = {"temperature": 1.0, "top_k": 4, "max_tokens": 2, "num_return_sequences": 16, "rule": rule}
     with ThreadPoolExecutor(2) as pool:
         parts = pool.map(lambda seed: door.parts(**asked(setting, **inputs, seed=seed)), range(4))
@@ -420,7 +419,7 @@ def test_lossy_rule_is_labelled_and_its_thresholds_count(door: Door) -> None:
 
 
 def forcing(case: Case) -> dict[str, Any]:
-    """Return what makes the model say the tokens of a row, one after the other, each said once."""
+    """Return inputs that force the model to generate the tokens of a row in order, each once."""
     weights = [600.0 - 30.0 * place for place in range(len(case.ids))]
     order = {"logit_bias_ids": case.ids, "logit_bias_weights": weights, "allowed_token_ids": case.ids}
     once = {"presence_penalty": 100.0, "frequency_penalty": 100.0, "ignore_eos": True}
@@ -428,7 +427,7 @@ def forcing(case: Case) -> dict[str, Any]:
     return {**order, **once, **ends, "max_tokens": case.max_tokens, "min_tokens": case.min_tokens}
 
 
-#: The rows whose tokens can be forced: said once each, no stop id where the target may not choose it.
+#: The rows whose tokens can be forced: each occurs once, and no stop id before min_tokens, where it is forbidden.
 FORCED = [
     name for name, case in CASES.items()
     if len({*case.ids}) == len(case.ids) and not case.outside and case.min_tokens <= case.max_tokens
@@ -438,7 +437,7 @@ FORCED = [
 
 @pytest.fixture(scope="module")
 def ended(door: Door) -> dict[str, Said]:
-    """The rows, streamed, the methods by turns."""
+    """The answers to the rows, streamed; the methods take turns."""
     settings = [*METHODS.values()] * len(FORCED)
     return door.crowd(
         {row: asked(s, **forcing(CASES[row]), stream=True) for row, s in zip(FORCED, settings, strict=False)}
@@ -451,7 +450,7 @@ def test_most_rows_of_the_table_are_forced() -> None:
 
 @pytest.mark.parametrize("name", FORCED)
 def test_output_ends_as_docs_stopping_says(ended: dict[str, Said], name: str) -> None:
-    """The deltas joined are the text, so none of them ever held a part of the stop word."""
+    """The joined deltas are the text, so no delta contained a part of the stop word."""
     said, row = ended[name], dict(table())[name]
     assert (said.text, len(said.ids), said.totals["finish_reason"]) == (row.text, row.num_tokens, row.reason)
     assert said.ids == CASES[name].ids[: row.num_tokens]

@@ -1,4 +1,4 @@
-"""What is closed to clients, and what no answer may contain, on a real server and a gateway (docs/security.md)."""
+"""What clients cannot reach, and what no answer may contain, on a real server and a gateway (docs/security.md)."""
 
 from __future__ import annotations
 

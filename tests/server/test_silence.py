@@ -1,11 +1,9 @@
-"""Processes that are stopped (SIGSTOP): alive for the kernel, silent for everybody else; healed like dead ones."""
+"""Processes that are stopped (SIGSTOP): alive for the kernel, silent for all others, and replaced like dead ones."""
 
 from __future__ import annotations
 
 import os
 import signal
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +11,10 @@ import pytest
 
 from launcher import Server
 from tests.server.conftest import deployment, link, serving
-from tests.support.clients import Stream, ask, until
-from tests.support.deaths import await_ready, is_replaced, pid_of, unless_triton_aborts
+from tests.support.clients import Stream, ask, fetch, until
+from tests.support.deaths import await_ready, await_replaced, is_replaced, pid_of, unless_triton_aborts
+
+pytestmark = pytest.mark.server
 
 HANG_LIMIT_S = 4
 REQUEST = {"text_input": "abcabc", "max_tokens": 400, "ignore_eos": True, "seed": 5, "temperature": 0.9, "stream": True}
@@ -27,13 +27,8 @@ def watched(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield server
 
 
-def readiness(server: Server, path: str = "ready") -> str:
-    try:
-        with urllib.request.urlopen(f"{server.health_url}/{path}", timeout=20) as response:
-            return str(response.read().decode())
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.read().decode()
+def readiness(server: Server, path: str = "/ready") -> str:
+    return str(fetch(server.health_url, path).body)
 
 
 def test_a_text_goes_on_where_it_was_when_the_target_is_stopped_for_good(watched: Server) -> None:
@@ -54,7 +49,7 @@ def test_a_text_goes_on_where_it_was_when_the_target_is_stopped_for_good(watched
 def test_a_stopped_public_model_is_replaced_and_serves(watched: Server) -> None:
     speculative = pid_of(await_ready(watched), "speculative")
     os.kill(speculative, signal.SIGSTOP)
-    until(lambda: is_replaced(watched, "speculative", speculative), "another process")
+    await_replaced(watched, "speculative", speculative)
     until(lambda: readiness(watched) == "ok\n", "readiness")
-    assert readiness(watched, "token") == "ok\n"
+    assert readiness(watched, "/token") == "ok\n"
     assert ask(watched.grpc_url, **REQUEST).last["finish_reason"] == "length"

@@ -1,4 +1,4 @@
-"""The soak's law at CI size, on tiny random models: their steps are cheap, so that many fit into a minute.
+"""The soak at CI size, on tiny random models, whose steps are so cheap that many fit into a minute.
 
 The full size, on the shipped deployment: `python -m tests.soak`.
 """
@@ -21,7 +21,7 @@ SHAPE = {"hidden_size": 64, "num_hidden_layers": 4, "max_position_embeddings": 2
 def result(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Soak]:
     target = make_tiny_target(tmp_path_factory.mktemp("target"), **SHAPE)
     draft = make_tiny_target(tmp_path_factory.mktemp("draft"), **SHAPE)  # the same: all its drafts are accepted
-    # Pools of 12 MB hold eight of the longest requests, and the warm-up fills them.
+    # Pools of 12 MB have room for eight of the longest requests, and the warm-up fills them.
     sizes = {"SERVING_KV_MEMORY_MB": "12", "SERVING_NGRAM_TABLES": "", "SERVING_REMEMBER_TOKENS": "2000"}
     heads = {f"SERVING_{name}": "" for name in ("MEDUSA", "EAGLE", "EAGLE3", "REDRAFTER")}  # those of another target
     with Server(CONFIG, env={"SERVING_TARGET": str(target), "SERVING_DRAFT": str(draft), **sizes, **heads}) as server:

@@ -1,4 +1,4 @@
-"""Cancellation, deadlines, the queue and errors, over a target whose steps the tests let go one by one."""
+"""Cancellation, deadlines, the queue and errors, over a target whose steps the tests release one by one."""
 
 from __future__ import annotations
 
@@ -28,44 +28,13 @@ from tests.support.clients import (
     listed,
     until,
 )
+from tests.support.scripted_target import PROMPT, Script, text_at
 
 pytestmark = pytest.mark.server
 
 MAX_RUNNING, MAX_WAITING = 2, 3
-#: How long a closed connection may need to be noticed; no test fails by being faster or slower than something.
+#: How long the server may take to notice a closed connection; no test fails because something is faster or slower.
 NOTICE_S = 1.0
-PROMPT = "abc"
-
-
-def text_at(start: int, count: int) -> list[int]:
-    """The scripted target's tokens at positions start …"""
-    return [1 + position % 60 for position in range(start, start + count)]
-
-
-class Script:
-    """The folder through which the scripted target is led."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def go(self, name: str, num_steps: int = 10_000) -> None:
-        """Let the first steps of a request go."""
-        (self.folder / "go.new").write_text(str(num_steps))
-        (self.folder / "go.new").rename(self.folder / f"{name}.go")
-
-    def began(self, name: str) -> int:
-        """How many steps of a request have begun."""
-        file = self.folder / f"{name}.began"
-        return int(file.read_text()) if file.exists() else 0
-
-    def await_step(self, name: str, number: int) -> None:
-        """Wait until this step is under way."""
-        until(lambda: self.began(name) >= number, f"step {number} of {name}")
-
-    def await_end(self, name: str) -> int:
-        """Wait until the sequence is released; return how many steps it had."""
-        until((self.folder / f"{name}.ended").exists, f"the end of {name}")
-        return self.began(name)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +44,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Script:
 
 @pytest.fixture(autouse=True)
 def let_all_go(script: Script) -> Iterator[None]:
-    """Whatever a failed test has left behind does not stand in the way of the next."""
+    """Release whatever a failed test has left behind, so that the next test can run."""
     yield
     for file in script.folder.glob("*.began"):
         script.go(file.stem)
@@ -97,7 +66,7 @@ def scripted(checkpoints: Path, script: Script, tmp_path_factory: pytest.TempPat
 
 
 def check_serves(server: Server) -> None:
-    """The next request is served, all places are free again."""
+    """Check that the next request is served, and so that its place is free again."""
     answer = ask(server.grpc_url, text_input=PROMPT, max_tokens=3, cache_salt="free")
     assert answer.ids == text_at(3, 3) and answer.last["finish_reason"] == "length"
 
@@ -119,7 +88,7 @@ def test_grpc_cancel_stops_within_one_step(scripted: Server, script: Script) -> 
 
 
 def test_grpc_cancel_ends_a_request_whose_step_waits(scripted: Server, script: Script) -> None:
-    """The step may wait for blocks, or behind others' prompts, until the deadline."""
+    """The step may wait until the deadline: for blocks, or for the prompts of other requests."""
     script.go("waiting", 3)
     with Stream(scripted.grpc_url) as stream:
         stream.send(text_input=PROMPT, max_tokens=50, stream=True, cache_salt="waiting")
@@ -167,7 +136,7 @@ def test_request_cancelled_while_it_waits_never_begins_and_frees_its_place(scrip
             waiting.send("one too many", text_input=PROMPT, max_tokens=2, cache_salt="cancelled")
             assert "try again in" in waiting.answers("one too many")["one too many"].error
             waiting.cancel()
-        # Its places are free once the cancellation has been noticed.
+        # Its places are free once the server has noticed the cancellation.
         with Stream(scripted.grpc_url) as later:
 
             def is_taken() -> bool:
@@ -255,7 +224,7 @@ def test_queue_runs_some_holds_some_refuses_the_rest_and_serves_in_order(scripte
         http = generate(scripted.http_url, {"text_input": PROMPT, "cache_salt": "queue-http"})
         assert http.status >= 400 and "try again in" in http.error
         assert [script.began(name) for name in names] == [1] * MAX_RUNNING + [0] * (MAX_WAITING + 2)
-        # One ends: the one that waited longest begins, and no other.
+        # One request ends: the one that has waited longest begins, and no other.
         script.go(names[0])
         assert stream.answers(names[0])[names[0]].ids == text_at(3, 2)
         script.await_step(names[MAX_RUNNING], 1)
@@ -268,7 +237,7 @@ def test_queue_runs_some_holds_some_refuses_the_rest_and_serves_in_order(scripte
 
 
 def test_places_are_shared_by_both_public_models(scripted: Server, script: Script) -> None:
-    """Each of the two processes used to run max_running requests of its own."""
+    """Each of the two processes once ran max_running requests of its own."""
     streamed = [f"shared{number}" for number in range(MAX_RUNNING)]
     unary: dict[str, Any] = {"text_input": PROMPT, "max_tokens": 2, "cache_salt": "unary-shared"}
     with Stream(scripted.grpc_url) as stream, ThreadPoolExecutor() as others:
@@ -371,7 +340,7 @@ def test_unary_error_is_an_error(scripted: Server, script: Script, inputs: dict[
 
 
 def test_unary_stream_is_refused_and_costs_no_place(scripted: Server, script: Script) -> None:
-    """It cost a thread and a place for ever: more of them than there are places, and the model was dead."""
+    """Each such request once cost a thread and a place forever: with one more than the places, the model was dead."""
     for _ in range(MAX_RUNNING + MAX_WAITING + 1):
         answer = infer(scripted.http_url, text_input=PROMPT, stream=True, cache_salt="free")
         assert answer.status == 400 and "(input stream)" in answer.error

@@ -13,16 +13,12 @@ import pytest
 
 from build.trtllm.repository import write_repository
 from launcher.server import Server
-from orchestrator.core.drafting import Limits
-from orchestrator.core.sampling_params import Sampling
 from orchestrator.deployment.config import BACKEND_MODELS
-from orchestrator.proposers.none import NoProposer
 from tests.server.conftest import repository, serving
 from tests.standin import FOLDER
 from tests.standin.engine_folder import make_engine
 from tests.support.clients import Answer, Stream, ask, ask_unary, until
-from tests.support.decode import decode
-from tests.support.engines import EngineTarget, make_paged, start_target
+from tests.support.engines import own_text
 from tests.unit.build.test_trtllm_plan import DRAFT, LLAMA_8B, MEDUSA, planned
 
 pytestmark = pytest.mark.server
@@ -35,7 +31,7 @@ METHODS = {"none": {}, "prompt_lookup": {}, "draft_model": {}, "suffix": {"tree"
 
 @dataclass(frozen=True)
 class Served:
-    """A running server and the folder in which its backend is told what to do."""
+    """A running server, and the folder whose files control its backend."""
 
     server: Server
     script: Path
@@ -46,7 +42,7 @@ class Served:
         return self.server.grpc_url
 
     def calls(self, model: str = "tensorrt_llm") -> list[dict[str, Any]]:
-        """What the backend was asked."""
+        """Return the calls that the backend has received."""
         file = self.script / "calls"
         lines = file.read_text().splitlines() if file.exists() else []
         return [call for call in map(json.loads, lines) if call["model"] == model]
@@ -80,7 +76,7 @@ def served_by_all(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 def served(served_by_all: Served) -> Iterator[Served]:
-    """The server; a test that fails leaves the backend neither holding requests nor answering falsely."""
+    """The server; after a test, even a failed one, the backend neither holds requests nor lies."""
     yield served_by_all
     for order in ("hold", "lie"):
         (served_by_all.script / order).unlink(missing_ok=True)
@@ -89,14 +85,7 @@ def served(served_by_all: Served) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def truth(checkpoints: Path) -> list[int]:
     """The text of our own engine."""
-    return own_text(checkpoints, PROMPT)
-
-
-def own_text(checkpoints: Path, prompt: list[int]) -> list[int]:
-    engine = start_target(make_paged(checkpoints / "target"))
-    text, _ = decode(EngineTarget(engine, 1), NoProposer(), prompt, Sampling(), Limits(NUM_TOKENS, 200, 64))
-    engine.close()
-    return text
+    return own_text(checkpoints / "target", PROMPT, NUM_TOKENS)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -129,15 +118,14 @@ def test_every_call_has_an_id_of_its_own(served: Served) -> None:
 
 
 def test_eight_at_once_are_in_the_backend_together(served: Served, checkpoints: Path) -> None:
-    prompts = [[n + 1, n + 2, n + 1, n + 2, 3] for n in range(8)]
-    expected = [own_text(checkpoints, prompt) for prompt in prompts]
+    prompts = {str(n): [n + 1, n + 2, n + 1, n + 2, 3] for n in range(8)}
     (served.script / "hold").write_text("8")  # no step is answered before eight are under way
     with Stream(served.url) as stream:
-        names = [str(n) for n in range(8)]
-        for name, prompt in zip(names, prompts, strict=True):
+        for name, prompt in prompts.items():
             stream.send(name, speculation="prompt_lookup", **{**ASKED, "input_ids": prompt})
-        answers = stream.answers(*names)
-    assert [answers[name].ids for name in names] == expected
+        answers = stream.answers(*prompts)
+    for name, prompt in prompts.items():
+        assert answers[name].ids == own_text(checkpoints / "target", prompt, NUM_TOKENS)
 
 
 def test_cancelled_request_asks_no_further_step(served: Served) -> None:
@@ -155,7 +143,7 @@ def test_cancelled_request_asks_no_further_step(served: Served) -> None:
 
     stream.cancel()
     until(is_quiet, "an end of the steps")
-    # The whole text would take a call a token; a stop is a call, too.
+    # The whole text would take one call per token; a stop is a call, too.
     assert 0 < len(served.calls()) - began < long["max_tokens"]
     assert ask(served.url, speculation="none", **ASKED).last["finish_reason"] == "length"
 
@@ -181,7 +169,7 @@ def test_answer_that_is_none_is_one_sentence_and_the_next_is_served(served: Serv
 
 
 def tell(served: Served, lie: str) -> None:
-    """Let the backend answer falsely from now on, or truly."""
+    """Have the backend give this false answer from now on; "": true answers."""
     fresh = served.script / "new"
     fresh.write_text(lie)
     fresh.rename(served.script / "lie")

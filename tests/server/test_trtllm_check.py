@@ -1,4 +1,4 @@
-"""The first-run kit from its plan to its report, over the stand-in: tools on PATH, and the library in a real Triton."""
+"""The first-run kit from plan to report over the stand-in: its tools on PATH, and the library in a real Triton."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_kit_runs_dry_and_reports_what_broke(
 def test_kit_trains_a_head_that_has_no_checkpoint_and_carries_it_into_an_engine(
     checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    corpus = tmp_path / "corpus.txt"  # six documents, of which one is held out
+    corpus = tmp_path / "corpus.txt"  # six documents, one of them held out
     corpus.write_text("\n".join(f"line {number} of a text without any meaning" for number in range(1200)))
     arguments = ["--cases", "redrafter", "--target", str(checkpoints / "target"), "--limit-s", "400"]
     arguments += ["--heads-tokens", "4096", "--heads-corpus", str(corpus)]

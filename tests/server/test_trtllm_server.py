@@ -1,6 +1,6 @@
-"""TensorRT-LLM's engines behind a real Triton server, over a stand-in for the library (tests/standin): no engine is run.
+"""TensorRT-LLM's engines behind a real Triton server, over a stand-in for the library (tests/standin); no engine runs.
 
-The texts are compared with those of the torch engine in float64, behind a server of its own.
+The texts are compared with those of the torch engine in float64 on a server of its own.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ CHAINS: dict[str, dict[str, Any]] = {
 
 
 class Hosted(NamedTuple):
-    """A server over engines, and where its executors write down what they do."""
+    """A server over engines, and the folder in which its executors log what they do."""
 
     server: Server
     folder: Path
 
     def journal(self) -> ExecutorJournal:
-        """What the target's executor does from now on."""
+        """Return the events of the target's executor from now on."""
         return ExecutorJournal(self.folder, "target")
 
     def ask(self, **inputs: Any) -> Answer:
-        """Ask `speculative` one thing."""
+        """Send one request to `speculative`; return its answer."""
         return ask(self.server.grpc_url, **inputs)
 
     @property
     def num_sequences(self) -> float:
-        """Sequences that the target holds, by the metrics, which are a second behind."""
+        """The sequences of the target, by the metrics, which are up to a second late."""
         return metric(self.server.metrics_url, "spec_sequences", model="target")
 
 
@@ -91,12 +91,12 @@ def inside(
 
 @pytest.fixture(scope="module")
 def truth(server: Server) -> list[int]:
-    """What the torch engine says."""
+    """The text of the torch engine."""
     return ask(server.grpc_url, speculation="none", **LONG).ids
 
 
 def drafting(method: str, truth: list[int]) -> dict[str, Any]:
-    """Return the inputs that ask for a chain method; a prediction is right but for one token in six."""
+    """Return the inputs that ask for a chain method; one token in six of a prediction is wrong."""
     wrong = {"draft_input_ids": [1 if i % 6 == 5 else token for i, token in enumerate(truth)]}
     return {"speculation": method, **CHAINS[method], **(wrong if method == "predicted" else {})}
 
@@ -220,7 +220,7 @@ def test_what_the_engine_lacks_is_refused_with_the_reason(external: Hosted, inpu
 
 
 def test_draft_logits_are_handed_to_the_engine(external: Hosted) -> None:
-    """NVIDIA's clients ask for rejection with this flag; the draft engine's q then stand beside its tokens."""
+    """NVIDIA's clients ask for rejection with this flag; then the draft engine's q is sent with its tokens."""
     asked = {**LONG, "speculation": "draft_model", "temperature": 1.0, "seed": 3, "use_draft_logits": True}
     answer = external.ask(**asked)
     assert not answer.error and len(answer.ids) == NUM_TOKENS
@@ -248,7 +248,7 @@ def test_prompt_beyond_the_engine_s_input_is_refused_naming_the_largest(external
 
 
 def streamed_by_pass(hosted: Hosted, journal: ExecutorJournal, **inputs: Any) -> Answer:
-    """Stream a request of which the executor makes a pass for every response."""
+    """Stream a request for which the executor makes one pass per response."""
     answer = Answer()
     with journal.held(), Stream(hosted.server.grpc_url) as stream:
         stream.send("r", **inputs, stream=True)
@@ -348,7 +348,7 @@ def test_stop_word_inside_a_burst_cuts_it_and_ends_the_executor_s_request(
 ) -> None:
     hosted, method = inside
     whole = ask(server.grpc_url, speculation="none", **LONG)
-    # A word that no token ends, so that text alone tells; behind the first passes, inside one that brought several.
+    # A word that no token ends, so that only the text tells; after the first passes, inside one that brought several.
     word = whole.text[10:12]
     expected = ask(server.grpc_url, speculation="none", **{**LONG, "stop_words": [word]})
     journal = hosted.journal()
@@ -406,11 +406,11 @@ def test_executor_that_dies_in_a_text_costs_time_and_no_text(
                 journal.leave()
                 answer.responses.append(stream.receive())
                 journal.break_down()
-                until(lambda: len(journal.ids("enqueued")) > 1, "the heir's warm-up, which waits for a pass")
+                until(lambda: len(journal.ids("enqueued")) > 1, "the new process's warm-up, which waits for a pass")
             answer.responses += stream.answers("r")["r"].responses
     assert answer.ids == truth
     asked = [event["max_tokens"] for event in journal.events("enqueued")]
-    # The text, the heir's warm-up, what was left of the text.
+    # The text, the new process's warm-up, the rest of the text.
     assert asked == [NUM_TOKENS, 8, NUM_TOKENS - len(answer.responses[0].values["output_ids"])]
 
 
@@ -423,7 +423,7 @@ def test_executor_that_dies_while_idle_is_healed_by_the_next_request(
         journal = hosted.journal()
         journal.break_down()
         assert hosted.ask(**LONG).ids == truth
-        # The heir's warm-up and the whole text.
+        # The new process's warm-up and the whole text.
         assert [event["max_tokens"] for event in journal.events("enqueued")] == [8, NUM_TOKENS]
 
 

@@ -1,6 +1,6 @@
-"""Trees of draft tokens built from nested lists alone: the choices of published heads.
+"""Trees of draft tokens from the choices of published heads, built with nested dicts alone.
 
-A node is its address, a tuple: the ranks from the root down. Row 0 is the root.
+A node is its address, the tuple of ranks from the root down. Row 0 is the root.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Address = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Tree:
-    """Draft nodes in order, each behind its parent; `addresses[0]` is the root's, the empty one."""
+    """Draft nodes in order, each after its parent; `addresses[0]` is the root's, the empty tuple."""
 
     addresses: tuple[Address, ...]
 
@@ -28,7 +28,7 @@ class Tree:
 
     @property
     def depths(self) -> list[int]:
-        """Return the depth of rows 0…m: what a node's position is beyond the root's."""
+        """Return the depth of rows 0…m, by which a node's position exceeds the root's."""
         return [len(address) for address in self.addresses]
 
     @property
@@ -38,7 +38,7 @@ class Tree:
 
     @property
     def mask(self) -> list[list[bool]]:
-        """Return who sees whom (m+1, m+1): each row itself and its ancestors."""
+        """Return the tree mask (m+1, m+1): each row sees itself and its ancestors."""
         return [[row[: len(column)] == column for column in self.addresses] for row in self.addresses]
 
     @property
@@ -57,8 +57,8 @@ def published_choices(name: str) -> list[list[int]]:
 def tree_of_choices(choices: Sequence[Sequence[int]]) -> Tree:
     """Return the tree of choices, given as nodes or as leaf paths.
 
-    Each is walked down from the root, a child is made where there is none, and the rows are counted level by level,
-    siblings by rank: no addresses are sorted or cut, as the orchestrator does.
+    Each choice is walked down from the root, which adds the children that are missing; then the rows are counted level
+    by level, siblings by rank. Unlike the orchestrator, this neither sorts nor cuts addresses.
     """
     top: dict[int, Any] = {}
     for choice in choices:

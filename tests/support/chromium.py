@@ -24,7 +24,7 @@ _FLAGS = (
 
 
 class Page:
-    """One tab. messages: what the page wrote to its console, and the errors that it did not catch."""
+    """One tab. messages: what the page wrote to its console, and its uncaught errors."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.messages: list[str] = []
@@ -34,7 +34,7 @@ class Page:
         self._reader = asyncio.create_task(self._read())
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Call a method of the protocol."""
+        """Call a method of the protocol and return its result."""
         number = next(self._ids)
         self._answers[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
@@ -43,7 +43,7 @@ class Page:
         return answer["result"]
 
     async def value(self, expression: str) -> Any:
-        """Return the value of an expression in the page."""
+        """Evaluate an expression in the page and return its value."""
         result = await self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
@@ -56,7 +56,7 @@ class Page:
             await asyncio.sleep(0.05)
 
     async def open(self, url: str, width: int = 1200, height: int = 900, dark: bool = False) -> None:
-        """Load a page in a window of this size."""
+        """Load a page in a window of this size; wait until its script has started."""
         is_phone = width < 600
         await self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=is_phone
@@ -105,7 +105,7 @@ class Page:
 
 @contextlib.asynccontextmanager
 async def browser_page() -> AsyncIterator[Page]:
-    """Start Chromium and yield a page; it ends with the block."""
+    """Start Chromium and yield a page; end it with the block."""
     assert BINARY
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = [BINARY, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]

@@ -1,4 +1,4 @@
-"""Requests to a running server by the shipped client, one or many at once."""
+"""Requests to a running server through the shipped client, one or many at once."""
 
 from __future__ import annotations
 

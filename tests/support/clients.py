@@ -1,6 +1,7 @@
-"""A server's doors as the tests use them: gRPC streams, unary gRPC, /generate, /generate_stream, /infer. Every wait is bounded.
+"""A server's protocols as the tests use them: gRPC streams, unary gRPC, /generate, /generate_stream, /infer.
 
-gRPC goes through the bare stub: tritonclient hides which request an error belongs to, and where the FINAL flags are.
+Every wait has a limit. gRPC goes through the bare stub: tritonclient hides which request an error belongs to, and where
+the FINAL flags are.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ FIELDS = {
 
 
 class Tensor(NamedTuple):
-    """An input as it is, for what no sound client would send."""
+    """An input that is sent as it is, for what no sound client would send."""
 
     datatype: str
     shape: tuple[int, ...]
@@ -47,12 +48,24 @@ class Tensor(NamedTuple):
 
 
 def until(condition: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
-    """Wait for a condition and return what it gave; fails rather than hangs."""
+    """Wait until a condition returns something true, and return that; fail after `limit_s`."""
     end_s = time.monotonic() + limit_s
     while not (answer := condition()):
         assert time.monotonic() < end_s, f"waited {limit_s:g} s for {what}"
         time.sleep(0.02)
     return answer
+
+
+def settled(count: Callable[[], float], what: str) -> float:
+    """Wait until a count has been the same 20 times in a row, and return it."""
+    seen = [count()]
+
+    def is_settled() -> bool:
+        seen.append(count())
+        return len(seen) > 20 and len(set(seen[-20:])) == 1
+
+    until(is_settled, what)
+    return seen[-1]
 
 
 def infer_request(model: str, request_id: str = "", parameters: dict[str, Any] | None = None, **inputs: Any) -> Any:
@@ -76,7 +89,7 @@ def _tensor(name: str, value: Any) -> Tensor:
 
 @dataclass
 class Response:
-    """One message of a stream. values: outputs by name, scalars unwrapped; None where there were none."""
+    """One message of a stream. values: outputs by name, scalars unwrapped; None if there were none."""
 
     id: str
     error: str = ""
@@ -86,18 +99,18 @@ class Response:
 
 @dataclass
 class Answer:
-    """All responses to one request, up to and with its FINAL flag."""
+    """All responses to one request, up to and including its FINAL flag."""
 
     responses: list[Response] = field(default_factory=list)
 
     @property
     def parts(self) -> list[dict[str, Any]]:
-        """The outputs of the responses that had some."""
+        """The outputs of each response that had any."""
         return [r.values for r in self.responses if r.values is not None]
 
     @property
     def error(self) -> str:
-        """The error, "" when there was none."""
+        """The error, "" if there was none."""
         return next((r.error for r in self.responses if r.error), "")
 
     @property
@@ -120,13 +133,13 @@ class Answer:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """What `return_stats` asked for."""
+        """The statistics that `return_stats` asked for."""
         found: dict[str, Any] = json.loads(self.last["stats"])
         return found
 
 
 class Stream:
-    """One gRPC stream to `speculative`: many requests, told apart by their ids."""
+    """One gRPC stream to `speculative`, for many requests with different ids."""
 
     def __init__(self, url: str) -> None:
         self._channel = grpc.insecure_channel(url)
@@ -144,8 +157,8 @@ class Stream:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Ended, not cancelled: Triton 2.51 keeps a stream that is cancelled behind an error, and with it the model,
-        # which then cannot be unloaded; a server that is stopped waits for it until its exit time-out.
+        # Ended, not cancelled: Triton 2.51 keeps a stream that is cancelled after an error, and with it the model, so
+        # that the model cannot be unloaded; a server that is stopped waits for it until its exit time-out.
         self._outbox.put(None)
         if error:
             self._call.cancel()
@@ -169,12 +182,12 @@ class Stream:
         return message
 
     def answers(self, *request_ids: str) -> dict[str, Answer]:
-        """Receive until every one of these requests has had its FINAL flag."""
+        """Receive until each of these requests has had its FINAL flag; return their answers."""
         found = {request_id: Answer() for request_id in request_ids}
         waiting = set(request_ids)
         while waiting:
             response = self.receive()
-            assert response.id in waiting, f"{response} is for none that waits: {waiting}"
+            assert response.id in waiting, f"{response} is for no request that waits: {waiting}"
             found[response.id].responses.append(response)
             if response.final:
                 waiting.remove(response.id)
@@ -186,7 +199,7 @@ class Stream:
         return self.answers("r")["r"]
 
     def finish(self) -> list[Response]:
-        """Close the sending side; return what still comes until the server closes its own."""
+        """Close the sending side; return the messages that still come until the server closes its own."""
         self._outbox.put(None)
         rest = []
         while (message := self._inbox.get(timeout=LIMIT_S)) is not None:
@@ -196,7 +209,7 @@ class Stream:
         return rest
 
     def cancel(self) -> None:
-        """End the stream at once, whatever is under way."""
+        """Cancel the stream at once, whatever is under way."""
         self._call.cancel()
 
     def _read(self) -> None:
@@ -239,13 +252,13 @@ def _items(datatype: str, raw: bytes) -> list[Any]:
 
 
 def ask(url: str, **inputs: Any) -> Answer:
-    """Ask `speculative` one thing over a gRPC stream of its own."""
+    """Send one request to `speculative` over a gRPC stream of its own; return its answer."""
     with Stream(url) as stream:
         return stream.ask(**inputs)
 
 
 def ask_unary(url: str, model: str = "speculative_unary", **inputs: Any) -> dict[str, Any]:
-    """Ask over unary gRPC; raises grpc.RpcError."""
+    """Send a request over unary gRPC; return its outputs, or raise grpc.RpcError."""
     parameters = inputs.pop("parameters", {})
     with grpc.insecure_channel(url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -256,14 +269,14 @@ def ask_unary(url: str, model: str = "speculative_unary", **inputs: Any) -> dict
 
 
 class Http(NamedTuple):
-    """status, and the body as JSON where it is some."""
+    """An answer over HTTP. body: decoded if it is JSON, else text."""
 
     status: int
     body: Any
 
     @property
     def error(self) -> str:
-        """What the body calls an error."""
+        """The error in the body, "" if it has none."""
         return self.body.get("error", "") if isinstance(self.body, dict) else ""
 
 
@@ -273,11 +286,11 @@ def connect(url: str, limit_s: float = LIMIT_S) -> http.client.HTTPConnection:
     return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=limit_s)
 
 
-def post(url: str, path: str, body: Any) -> Http:
-    """Post JSON (or bytes as they are) and return the answer."""
+def fetch(url: str, path: str, method: str = "GET", body: str | bytes | None = None) -> Http:
+    """Send a request and return the answer; raises OSError for a broken connection."""
     connection = connect(url)
     try:
-        connection.request("POST", path, body if isinstance(body, bytes) else json.dumps(body))
+        connection.request(method, path, body)
         response = connection.getresponse()
         text = response.read()
     finally:
@@ -288,13 +301,18 @@ def post(url: str, path: str, body: Any) -> Http:
         return Http(response.status, text.decode(errors="replace"))
 
 
+def post(url: str, path: str, body: Any) -> Http:
+    """POST `body` as JSON, or as it is if it is bytes."""
+    return fetch(url, path, "POST", body if isinstance(body, bytes) else json.dumps(body))
+
+
 def generate(url: str, body: Any, model: str = "speculative") -> Http:
     """POST to /generate."""
     return post(url, f"/v2/models/{model}/generate", body)
 
 
 def infer(url: str, model: str = "speculative_unary", **inputs: Any) -> Http:
-    """POST to /infer; outputs by name, scalars unwrapped."""
+    """POST to /infer. body of the answer: outputs by name, scalars unwrapped."""
     tensors = {name: v if isinstance(v, Tensor) else _tensor(name, v) for name, v in inputs.items()}
     sent = [{"name": n, "datatype": t.datatype, "shape": t.shape, "data": t.values} for n, t in tensors.items()]
     answer = post(url, f"/v2/models/{model}/infer", {"inputs": sent})
@@ -305,7 +323,7 @@ def infer(url: str, model: str = "speculative_unary", **inputs: Any) -> Http:
 
 
 class EventStream:
-    """A running /generate_stream; its events are read one by one, and it can be left in the middle."""
+    """A running /generate_stream, whose events are read one by one; it can be closed in the middle."""
 
     def __init__(self, url: str, body: Any, model: str = "speculative") -> None:
         self._connection = connect(url)
@@ -320,7 +338,7 @@ class EventStream:
                 yield json.loads(line[len(b"data: ") :])
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._response.close()
@@ -328,7 +346,7 @@ class EventStream:
 
 
 def generate_stream(url: str, body: Any) -> list[dict[str, Any]]:
-    """POST to /generate_stream and read all of it."""
+    """POST to /generate_stream; return all events."""
     stream = EventStream(url, body)
     try:
         assert stream.status == 200
@@ -338,19 +356,13 @@ def generate_stream(url: str, body: Any) -> list[dict[str, Any]]:
 
 
 def listed(value: Any) -> list[Any]:
-    """A list of one comes as a scalar over /generate."""
+    """Return a value as a list: /generate gives a list of one as a scalar."""
     return value if isinstance(value, list) else [value]
 
 
 def metric(metrics_url: str, name: str, **labels: str) -> float:
     """Return the value of one series of the metrics port."""
-    parts = urllib.parse.urlsplit(metrics_url)
-    connection = connect(metrics_url)
-    try:
-        connection.request("GET", parts.path)
-        text = connection.getresponse().read().decode()
-    finally:
-        connection.close()
+    text = fetch(metrics_url, urllib.parse.urlsplit(metrics_url).path).body
     for line in text.splitlines():
         match = re.fullmatch(rf"{name}\{{(.*)\}} (\S+)", line)
         if match and all(f'{key}="{value}"' in match[1] for key, value in labels.items()):

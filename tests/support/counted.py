@@ -1,4 +1,4 @@
-"""Token statistics written down by hand."""
+"""Token statistics from counts written by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Counted = Mapping[tuple[int, ...], Mapping[int, float]]
 
 
 def tables_of(counted: Counted, vocab_size: int) -> Tables:
-    """Tables from {context: {follower: weight}}."""
+    """Return the tables for {context: {follower: weight}}."""
     levels = []
     for size in range(max(map(len, counted)) + 1):
         contexts = sorted((packed(c, vocab_size), sorted(f.items())) for c, f in counted.items() if len(c) == size)

@@ -1,4 +1,4 @@
-"""Processes of a server that a test kills or stops, and what Triton may make of that."""
+"""Processes of a server that a test kills or stops, and what Triton may do then."""
 
 from __future__ import annotations
 
@@ -19,19 +19,24 @@ def pid_of(server: Server, model: str) -> int:
 
 
 def is_replaced(server: Server, model: str, gone: int) -> bool:
-    """Tell whether the launcher has started another process for the model than `gone`."""
+    """Return whether the launcher has started another process for the model than `gone`."""
     return any(pid != gone and name == model for pid, name in server.pids().items())
 
 
+def await_replaced(server: Server, model: str, gone: int) -> None:
+    """Wait until the launcher has started another process for the model than `gone`."""
+    until(lambda: is_replaced(server, model, gone), f"another process of {model}")
+
+
 def await_ready(server: Server) -> Server:
-    """Return the server when it serves; the launcher may have to start it again where Triton aborted."""
+    """Wait until the server is ready, as the launcher may have to start an aborted Triton again; return the server."""
     until(lambda: server.why_not_ready() is None, "a ready server")
     return server
 
 
 @contextlib.contextmanager
 def unless_triton_aborts(server: Server) -> Iterator[None]:
-    """Skip the rest where Triton 2.51 aborts because the dead process held one of its locks (triton#8882)."""
+    """Skip the rest if Triton 2.51 aborts because the dead process held one of its locks (triton#8882)."""
     before = pid_of(server, "tritonserver")
     try:
         yield

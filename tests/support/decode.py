@@ -1,4 +1,4 @@
-"""The loop around a proposer, without text: what it says, and what it proposed on the way."""
+"""The loop around a proposer, without text: the tokens that it emits, and its statistics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from orchestrator.requests.generation_request import GenerationRequest
 
 
 def dependencies(method: str = "none", **values: Any) -> ProposerDependencies:
-    """Return what a proposer is built from, without drafters where no client is given."""
+    """Return the dependencies of a proposer, without drafters unless a client is given."""
     return ProposerDependencies(
         **{"drafter_client": _no_drafter, "vocab_size": 1 << 20, **values}, method=METHODS[method]
     )
@@ -34,7 +34,7 @@ def _no_drafter(name: str) -> DrafterClient:
 
 
 def stepping(dependencies_of: Callable[[GenerationRequest], ProposerDependencies]) -> Any:
-    """Return what a GenerationHandler makes steps with: one call of the target for each."""
+    """Return a GenerationHandler's function for steps: one call of the target for each."""
     return lambda request, sequence, target: StepByStep(
         sequence, target, request.plan.proposer(dependencies_of(request))
     )
@@ -42,7 +42,7 @@ def stepping(dependencies_of: Callable[[GenerationRequest], ProposerDependencies
 
 @dataclass
 class Strict:
-    """Another proposer, whose trees must obey the budget and their own law without being cut."""
+    """Wraps a proposer, and checks that its trees are valid and within the budget without being cut."""
 
     inner: Proposer
     vocab_size: int = 1 << 20
@@ -51,11 +51,11 @@ class Strict:
 
     @property
     def options(self) -> StepOptions:
-        """Return what the other one asks for."""
+        """Return the options of the inner proposer."""
         return self.inner.options
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
-        """Return the other one's proposal, checked."""
+        """Return the inner proposer's proposal, checked."""
         proposal = self.inner.propose(context, sampling, budget)
         tree = TokenTree.checked(proposal.tree.tokens, proposal.tree.parents, self.vocab_size, budget.max_nodes)
         assert proposal.cut(budget) is proposal and len(proposal.sources) == tree.num_nodes
@@ -79,7 +79,7 @@ def decode(
     limits: Limits,
     stop_ids: frozenset[int] = frozenset(),
 ) -> tuple[list[int], Statistics]:
-    """Return the tokens that the loop emits, and what it counted; the proposer is checked as `Strict` does."""
+    """Return the tokens that the loop emits, and its statistics; `Strict` checks the proposer."""
     tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
     chunks: list[Chunk] = []
     output = Output(tokenizer, prompt, StopRule(limits.max_tokens, stop_ids))

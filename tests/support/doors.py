@@ -1,7 +1,7 @@
-"""A server's two doors for load from one thread: HTTP `/generate` and gRPC streams, with little work a request.
+"""Two ways to put load on a server from one thread: HTTP `/generate` and gRPC streams, with little work per request.
 
-The client shares the processors with the server: what it costs would be measured as the server's. So every request is
-prepared before the load.
+The client shares the processors with the server, so its cost would be measured as the server's. Therefore every request
+is prepared before the load.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Said(NamedTuple):
 
 
 class Door(Protocol):
-    """Takes any number of requests at once; an asynchronous context manager."""
+    """Sends any number of requests at once; an asynchronous context manager."""
 
     async def open(self, number: int) -> None:
-        """Make ready for so many requests at once."""
+        """Prepare for `number` requests at once."""
 
     async def ask(self, number: int) -> Said:
-        """Send one of the prepared requests, and return its answer; raises OSError for a broken connection."""
+        """Send the prepared request `number` and return its answer; raises OSError for a broken connection."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -46,7 +46,7 @@ class Door(Protocol):
 
 
 class HttpDoor:
-    """`/generate`, over connections that are kept and used again."""
+    """Sends to `/generate`, over connections that are kept and reused."""
 
     def __init__(self, url: str, requests: Sequence[Mapping[str, Any]]) -> None:
         address = urllib.parse.urlsplit(url)
@@ -64,14 +64,14 @@ class HttpDoor:
             connection.transport.close()
 
     async def open(self, number: int) -> None:
-        """Make ready for so many requests at once."""
+        """Prepare for `number` requests at once."""
         loop = asyncio.get_running_loop()
         while len(self._free) < number:
             _, connection = await loop.create_connection(_Connection, self._host, self._port)
             self._free.append(connection)
 
     async def ask(self, number: int) -> Said:
-        """Send one of the prepared requests, and return its answer; raises OSError for a broken connection."""
+        """Send the prepared request `number` and return its answer; raises OSError for a broken connection."""
         await self.open(1)
         connection = self._free.pop()
         answer = await connection.ask(self._sent[number])
@@ -88,13 +88,13 @@ def _http_request(body: bytes) -> bytes:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, with one request at a time."""
+    """A connection with one request at a time."""
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
 
     def ask(self, request: bytes) -> asyncio.Future[bytes]:
-        """Return what becomes the bytes of the response."""
+        """Send a request; return the future of the response's bytes."""
         self._received, self._answer = b"", asyncio.get_running_loop().create_future()
         self.transport.write(request)
         return self._answer
@@ -112,7 +112,7 @@ class _Connection(asyncio.Protocol):
 
 
 class GrpcDoor:
-    """NUM_STREAMS gRPC streams, each of a connection of its own; requests go over them in turn."""
+    """Sends over NUM_STREAMS gRPC streams in turn, each on a connection of its own."""
 
     def __init__(self, url: str, requests: Sequence[Mapping[str, Any]]) -> None:
         self._url = url
@@ -138,10 +138,10 @@ class GrpcDoor:
             await channel.close()
 
     async def open(self, number: int) -> None:
-        """Make ready for so many requests at once: the streams are open."""
+        """Do nothing: the streams are open already."""
 
     async def ask(self, number: int) -> Said:
-        """Send one of the prepared requests, and return its answer; raises OSError for a broken connection."""
+        """Send the prepared request `number` and return its answer; raises OSError for a broken connection."""
         request = service_pb2.ModelInferRequest()
         request.CopyFrom(self._requests[number])
         request.id = str(request_id := next(self._ids))

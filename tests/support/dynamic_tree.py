@@ -1,4 +1,4 @@
-"""The dynamic draft tree of EAGLE-2 and EAGLE-3 by definition: a node's score is the sum of log-probabilities to it."""
+"""The dynamic draft tree of EAGLE-2 and EAGLE-3 by definition: a node's score is the log-probability of its path."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def dynamic_tree(
 ) -> list[tuple[Path, float]]:
     """Return the paths of the tree's nodes with their scores, best first; `log_probs(path)` is (V,), −inf = never.
 
-    Each level gives every open node its `top_k` best children and leaves the `top_k` best of all those open; at the
-    end the `max_nodes` best of every child made are kept, ties by smaller depth, then in the order in which they were
-    made. The reference's `depth` is levels − 1, its `total_token` max_nodes + 1.
+    Each level gives every open node its `top_k` best children, of which the `top_k` best overall are open in the next
+    level. At the end the `max_nodes` best of all children are kept; ties go to the smaller depth, then to the child
+    that was made first. The reference's `depth` is levels − 1, its `total_token` is max_nodes + 1.
     """
     made: dict[Path, float] = {}
     open_nodes: list[tuple[Path, float]] = [((), 0.0)]

@@ -1,4 +1,4 @@
-"""Engines in this process, without Triton: a Target over an engine thread."""
+"""Engines in this process, without Triton, and a Target over an engine thread."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.context import Context
+from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import ServingError
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, HiddenStates, StepOptions
+from orchestrator.proposers.none import NoProposer
 from orchestrator.sampling.grammar import Grammars
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
@@ -20,6 +22,7 @@ from runtime.engine.target import TargetEngine
 from runtime.engine.target_thread import TargetThread
 from runtime.engine.thread import EngineThread
 from runtime.model.load import load_model
+from tests.support.decode import decode
 
 LIMIT_S = 60.0
 
@@ -32,14 +35,14 @@ def make_paged(
     kernels: str = "torch",
     **options: Any,
 ) -> PagedModel:
-    """Load a checkpoint behind small blocks, so that tests cross many block borders."""
+    """Load a checkpoint with small blocks, so that tests cross many block boundaries."""
     memory_mb = options.pop("memory_mb", 4)
     model = load_model(str(folder), "cpu", dtype, features, kernels=kernels)
     return PagedModel(model, memory_mb, block_tokens, **options)
 
 
 class EngineTarget:
-    """The Target protocol over an engine thread; resends the whole context when `stateless`."""
+    """Implements Target over an engine thread; sends the whole context in every step if `stateless`."""
 
     def __init__(self, engine: EngineThread[StepRequest], sequence_id: int, stateless: bool = False) -> None:
         self.engine = engine
@@ -69,14 +72,14 @@ class EngineTarget:
 
 
 def submit(engine: EngineThread[Any], request: Any) -> queue.SimpleQueue[Any]:
-    """Submit a call; its answer will come out of the queue that is returned."""
+    """Submit a call; return the queue that its answer will be put in."""
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
     engine.submit(request, time.monotonic() + LIMIT_S, answers.put)
     return answers
 
 
 def ask(engine: EngineThread[Any], request: Any) -> Any:
-    """Submit a call and return its answer; raises what the engine answers as an error."""
+    """Submit a call and return its answer; raises the error that the engine answers with."""
     answer = submit(engine, request).get(timeout=LIMIT_S)
     if isinstance(answer, ServingError):
         raise answer
@@ -88,6 +91,14 @@ def start_target(paged: PagedModel, grammars: Grammars | None = None) -> TargetT
     engine = TargetThread(TargetEngine(paged), "test-target", grammars=grammars)
     engine.start()
     return engine
+
+
+def own_text(folder: Path, prompt: list[int], num_tokens: int) -> list[int]:
+    """Return the greedy text of our own engine in float64 over a checkpoint."""
+    engine = start_target(make_paged(folder))
+    text, _ = decode(EngineTarget(engine, 1), NoProposer(), prompt, Sampling(), Limits(num_tokens, 200, 64))
+    engine.close()
+    return text
 
 
 def node_paths(ids: list[int], tree: TokenTree) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Exact distributions: run a randomised procedure over all its outcomes and add up their probabilities."""
+"""Exact distributions: runs a randomised procedure through all its outcomes and adds up their probabilities."""
 
 from __future__ import annotations
 

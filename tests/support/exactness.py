@@ -1,4 +1,4 @@
-"""Whether a text is the target's own: its tokens compared with stock transformers, and the margin of a difference.
+"""Checks that a text is the target's own: compares its tokens with stock transformers, and measures differences.
 
 docs/protocol.md, Equality. At temperature 0 the oracle is `generate` of transformers; above, it is the keyed
 noise added to the stock model's log p (orchestrator/sampling/distribution.py), position by position.
@@ -26,11 +26,11 @@ from orchestrator.sampling.distribution import log_p, sample
 from tests.support.client_pool import Answer, ClientPool, ask
 
 NEAR_TIE = 1e-4
-LIMIT_S = 900  # long enough for a busy machine: a deadline would cut a text short
+LIMIT_S = 900  # long enough for a busy machine, where a deadline would cut a text short
 
 
 def _float32(value: float) -> float:
-    """Return the value that arrives in an FP32 tensor."""
+    """Return the value that an FP32 tensor carries."""
     return float(np.float32(value))
 
 
@@ -48,7 +48,7 @@ TEMPERATURES = {
 
 @dataclass(frozen=True)
 class Case:
-    """One request: a prompt under a setting of a method and a sampling, `seed` included."""
+    """One request: a prompt, a setting of a method, and a sampling with its seed."""
 
     prompt: Prompt
     setting: str
@@ -63,9 +63,9 @@ class Case:
 
 
 def cases_of(prompts: Sequence[Prompt], sampling: str, turns: Sequence[Sequence[str]]) -> list[Case]:
-    """Return the cases of some settings, those of one prompt side by side; each prompt has its own seed.
+    """Return the cases of some settings, grouped by prompt; each prompt has its own seed.
 
-    turns: lists of settings; each prompt gets one of every list, by turns.
+    turns: lists of settings; each prompt gets one setting of every list, in turn.
     """
     rule = (SAMPLINGS | TEMPERATURES)[sampling]
     return [
@@ -78,7 +78,7 @@ def cases_of(prompts: Sequence[Prompt], sampling: str, turns: Sequence[Sequence[
 def run(url: str, cases: Sequence[Case], num_tokens: int, at_once: int = 1, salt: str = "") -> list[Answer]:
     """Run the cases on a server, `at_once` of them at a time, and return their answers in order.
 
-    salt: cases with another salt share no KV blocks.
+    salt: cases with different salts share no KV blocks.
     """
 
     def one(client: Any, case: Case) -> Answer:
@@ -88,7 +88,7 @@ def run(url: str, cases: Sequence[Case], num_tokens: int, at_once: int = 1, salt
 
 
 class Oracle:
-    """The stock model of transformers in this process, its weights, dtype and norms as they come."""
+    """The stock model of transformers in this process, with its own weights, dtype and norms."""
 
     def __init__(self, folder: str, dtype: str) -> None:
         self._stock = StockModel(Path(folder), dtype, exact_norms=False)
@@ -128,7 +128,7 @@ class Difference:
 
     @property
     def near_tie(self) -> bool:
-        """True when rounding in float32 alone can explain it."""
+        """True if rounding in float32 can explain the difference."""
         return self.margin < NEAR_TIE
 
     def __str__(self) -> str:
@@ -171,7 +171,7 @@ class Judge:
 
 
 def border_distance(row: np.ndarray, token: int, sampling: Sampling) -> float:
-    """Return by how much probability a token that top-p takes out misses being kept; row: (1, V) logits."""
+    """Return how much probability separates a token that top-p removes from being kept; row: (1, V) logits."""
     probs = np.exp(log_p(row, replace(sampling, top_p=1.0))[0])
     before = probs[probs > probs[token]].sum()
     return float(abs(before - sampling.top_p))

@@ -1,4 +1,4 @@
-"""The client of TensorRT-LLM's executor over the stand-in of tests/standin: no engine is run here."""
+"""The client of TensorRT-LLM's executor over the stand-in in tests/standin; no engine runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sampled(*values: float, **named: Any) -> Sampling:
 
 
 class serving:  # noqa: N801
-    """A target's client for the length of a with statement."""
+    """A target's client for the duration of a with statement."""
 
     def __init__(self, folder: Path, **keys: Any) -> None:
         self.client, self.manifest = build_target(config_of(folder, **keys))
@@ -53,12 +53,12 @@ def config_of(folder: Path, **keys: Any) -> ServingConfig:
 
 
 def standin(client: TrtllmClient[Any]) -> Any:
-    """The stand-in executor behind a client, for its knobs."""
+    """Return the stand-in executor of a client, to control it."""
     return client._transport.executor
 
 
 class ScriptedDrafter:
-    """A draft model that knows the text, and is wrong about every fifth token of it."""
+    """A draft model that knows the text, and gets every fifth token wrong."""
 
     use = None
 
@@ -84,7 +84,7 @@ class ScriptedDrafter:
 def proposer_of(
     method: str, parameters: dict[str, Any] | None = None, text: list[int] | None = None, inside: str = ""
 ) -> Any:
-    """Return a method's proposer; `text` is what it may know. inside: method that the engine drafts with by itself."""
+    """Return a method's proposer. text: what it may know. inside: the method with which the engine itself drafts."""
     memory = Memory(1000)
     memory.learn("", text or [])
     chosen = select_method(method, json.dumps(parameters or {}), frozenset({"draft"}), {}, inside)
@@ -106,7 +106,7 @@ def request(
     sequence_id: int = 1,
     prompt_len: int | None = None,
 ) -> StepRequest:
-    """Return a step behind `ids`, all of them prompt unless told otherwise."""
+    """Return a step after `ids`, all of them prompt unless `prompt_len` says otherwise."""
     context = Context(ids[:prompt_len])
     context.commit(ids[len(context) :])
     tree = drafts if isinstance(drafts, TokenTree) else TokenTree.chain(drafts)

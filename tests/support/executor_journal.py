@@ -1,4 +1,4 @@
-"""What the stand-in's executor does in a server's process, and how far it may go (tests/standin, _journal.py)."""
+"""Reads what the stand-in's executor does in a server's process, and controls it (tests/standin, _journal.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.clients import until
 
 
 class ExecutorJournal:
-    """One executor's events since this was made."""
+    """The events of one executor since this object was made."""
 
     def __init__(self, folder: Path, engine: str) -> None:
         self._journal, self._passes = folder / f"{engine}.journal", folder / f"{engine}.passes"
@@ -24,22 +24,22 @@ class ExecutorJournal:
         return [event for event in self._all()[self._num_before :] if event["event"] == name]
 
     def ids(self, name: str) -> list[int]:
-        """Return the requests that the events of one name are of."""
+        """Return the request ids of the events of one name."""
         return [event["id"] for event in self.events(name)]
 
     @property
     def under_way(self) -> set[int]:
-        """Requests that the executor has."""
+        """The requests that the executor has."""
         return set(self.ids("enqueued")) - set(self.ids("ended"))
 
     @property
     def most_at_once(self) -> int:
-        """Most requests of one pass."""
+        """The most requests in one pass."""
         return max((len(event["ids"]) for event in self.events("pass")), default=0)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Let the executor make no further pass meanwhile, but those that `leave` allows."""
+        """Let the executor make no more passes meanwhile, except those that `leave` allows."""
         self._passes.write_text("0")
         try:
             yield
@@ -47,7 +47,7 @@ class ExecutorJournal:
             self._passes.unlink()
 
     def leave(self, num_passes: int = 1) -> None:
-        """Let a held executor make so many passes more than it has made by now."""
+        """Let a held executor make `num_passes` more passes than it has made by now."""
         made = max((event["number"] for event in self._all() if event["event"] == "pass"), default=0)
         self._passes.write_text(str(made + num_passes))
 
@@ -56,7 +56,7 @@ class ExecutorJournal:
         self._break.touch()
 
     def await_enqueued(self, count: int) -> None:
-        """Wait until so many requests have come."""
+        """Wait until `count` requests have come."""
         until(lambda: len(self.ids("enqueued")) >= count, f"{count} requests at the executor")
 
     def _all(self) -> list[dict[str, Any]]:

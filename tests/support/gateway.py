@@ -1,4 +1,4 @@
-"""A gateway as the tests run it: the real application under uvicorn on a free port, on a thread of its own."""
+"""A gateway for the tests: the real application under uvicorn on a free port, on a thread of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.clients import until
 
 
 class RunningGateway:
-    """url: where it listens. state: what its routes share."""
+    """A gateway. url: where it listens. state: the state that its routes share."""
 
     def __init__(self, settings: Settings) -> None:
         app = create_app(settings)
@@ -36,14 +36,14 @@ class RunningGateway:
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [socket]}, daemon=True)
 
     def start(self, waits: bool) -> None:
-        """Start; with `waits`, until a replica is ready."""
+        """Start the gateway; with `waits`, wait until a replica is ready."""
         self._thread.start()
         until(lambda: self._server.started, "the gateway")
         if waits:
             until(lambda: self.get("/ready").status_code == 200, "a ready replica")
 
     def stop(self) -> None:
-        """Stop and wait for the end."""
+        """Stop the gateway and wait for its end."""
         self._server.should_exit = True
         self._thread.join(30)
         assert not self._thread.is_alive(), "the gateway did not stop"
@@ -64,7 +64,7 @@ class RunningGateway:
 
 @contextlib.contextmanager
 def running_gateway(replicas: str, tokenizer: Path, waits: bool = True, **settings: Any) -> Iterator[RunningGateway]:
-    """Run a gateway before these replicas."""
+    """Run a gateway in front of these replicas."""
     gateway = RunningGateway(Settings(replicas=replicas, tokenizer=str(tokenizer), **settings))
     gateway.start(waits)
     try:

@@ -1,4 +1,4 @@
-"""Calls that hang until they are let go, and waiting for what other threads do."""
+"""Calls that hang until they are released, and waiting for what other threads do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WAIT_S = 20.0
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition; fail rather than hang."""
+    """Wait until a condition holds; fail after WAIT_S."""
     end_s = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < end_s, "waited too long"
@@ -19,14 +19,14 @@ def until(condition: Callable[[], object]) -> None:
 
 
 class Hang:
-    """A call that does not return until it is let go; begun and ended say how far it is."""
+    """A call that does not return until `let_go` is set; `begun` and `ended` are set on the way."""
 
     def __init__(self, said: Any = "late") -> None:
         self.begun, self.let_go, self.ended = threading.Event(), threading.Event(), threading.Event()
         self._said = said
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        """Hang, then return what was to be said."""
+        """Hang, then return `said`."""
         self.begun.set()
         self.let_go.wait(WAIT_S)
         self.ended.set()

@@ -36,7 +36,7 @@ def make_target(folder: Path, **changes: Any) -> Path:
 
 
 def make_head(kind: str, folder: Path, wide: bool = False, **options: Any) -> Path:
-    """Write a random head of this kind that fits `make_target`'s model; wide: with heads of 16 numbers, not of 8."""
+    """Write a random head of this kind for `make_target`'s model; wide: attention heads are 16 wide, not 8."""
     sizes = SIZES | ({"num_attention_heads": 2, "num_key_value_heads": 1} if wide else {})
     if kind == "medusa":
         return published_heads.write_medusa(folder, HIDDEN_SIZE, VOCAB_SIZE, **{"num_heads": 4, **options})
@@ -53,7 +53,7 @@ def load(kind: str, folder: Path, target: Path, dtype: torch.dtype = torch.float
 
 
 def native_or_skip(head: Any) -> NativeHead:
-    """Return a head in native code; skip the test where there is no compiler."""
+    """Return a head in native code; skip the test if there is no compiler."""
     assert not unsupported_head(head)
     try:
         return NativeHead(head)
@@ -85,9 +85,10 @@ def request(
     draws: bool = False,
     sharpness: float = 0.0,
 ) -> DraftRequest:
-    """Return a draft call: `features` are the rows of the positions start …, `sent` ids are known to the engine.
+    """Return a draft call.
 
-    Without a sampling it is one under which the head ranks by its plain law, log q.
+    features: the rows of positions start, start + 1, …. sent: how many ids the engine knows already. sampling: by
+    default one under which the head ranks by log q.
     """
     rows = None if features is None else features.astype(np.float32)
     shape = choices if choices is not None else TokenTree.bare()
@@ -97,7 +98,7 @@ def request(
 
 
 def draft(engine: Any, *requests: DraftRequest) -> list[Any]:
-    """Return the engine's answers to calls that come together: DraftResponse, or an error."""
+    """Return the engine's answers to calls that come together, each a DraftResponse or an error."""
     answers: list[Any] = [None] * len(requests)
 
     def keep(place: int) -> Any:

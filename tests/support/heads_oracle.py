@@ -1,6 +1,6 @@
 """Plain forward passes of the drafting heads in float64 numpy: no cache, no batch, everything from scratch each time.
 
-Written from the papers' equations and docs/heads-formats.md alone. It reads raw tensors by their published names
+Written only from the papers' equations and docs/heads-formats.md. It reads raw tensors by their published names
 and shares no code with the heads that it is compared with. Sizes: d hidden, V vocabulary, V_d draft vocabulary.
 """
 
@@ -67,9 +67,9 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 
 
 def medusa_logits(tensors: Tensors, h: np.ndarray, lm_head: np.ndarray | None = None) -> np.ndarray:
-    """Return every head's logits (K, V) at the final-norm state h (d,); blocks without a head of their own use lm_head.
+    """Return every head's logits (K, V) at the final-norm state h (d,); heads without their own LM head use lm_head.
 
-    Head k: x ← x + SiLU(W x + b) for each block, then its LM head (V, d). The file alone says how many there are.
+    Head k: x ← x + SiLU(W x + b) for each block, then its LM head (V, d). Only the file says how many there are.
     """
     rows = []
     for head in range(len({name.split(".")[0] for name in tensors})):
@@ -87,7 +87,7 @@ def medusa_logits(tensors: Tensors, h: np.ndarray, lm_head: np.ndarray | None = 
 
 
 def rotate(x: np.ndarray, positions: np.ndarray, theta: float) -> np.ndarray:
-    """Turn x (n, heads, e) by its positions (n,): dimension j pairs with j + e/2, by angle position · theta^(−2j/e)."""
+    """Rotate x (n, heads, e) by its positions (n,): dimension j pairs with j + e/2, angle position · theta^(−2j/e)."""
     half = x.shape[-1] // 2
     angles = positions[:, None] * theta ** (-np.arange(half) / half)
     cos, sin = np.cos(angles)[:, None, :], np.sin(angles)[:, None, :]
@@ -126,12 +126,12 @@ def rest_of_layer(tensors: Tensors, prefix: str, config: Config, x: np.ndarray) 
 
 
 def eps(config: Config) -> float:
-    """Return the norms' epsilon; the reference's own default where the key is absent."""
+    """Return the norms' epsilon; the reference's default if the key is absent."""
     return float(config.get("rms_norm_eps", 1e-6))
 
 
 def entry_positions(count: int, drafted: int, positions: Sequence[int] | None) -> np.ndarray:
-    """Return the RoPE positions of `count` true entries (0, 1, … unless given: holes) and of the drafted ones behind."""
+    """Return the RoPE positions of `count` true entries (0, 1, … unless given, with gaps) and the drafted after."""
     true = list(range(count)) if positions is None else list(positions)
     assert len(true) == count
     return np.array(true + [true[-1] + 1 + i for i in range(drafted)], dtype=np.float64)
@@ -163,7 +163,7 @@ def eagle_features(
     path: Sequence[int] = (),
     positions: Sequence[int] | None = None,
 ) -> np.ndarray:
-    """Return the predicted features (len(path) + 1, d): row j after the root and the first j drafted tokens.
+    """Return the predicted features (len(path) + 1, d); row j is after the root and the first j drafted tokens.
 
     features (n, d) are the target's, after its final norm; tokens (n,) are x_{i+1} of entry i, the last one the root.
     A drafted token's entry pairs it with the feature predicted one row before.
@@ -189,7 +189,7 @@ def eagle_logits(
     path: Sequence[int] = (),
     positions: Sequence[int] | None = None,
 ) -> np.ndarray:
-    """Return logits (len(path) + 1, V): the target's LM head (V, d) on each predicted feature, no norm between."""
+    """Return logits (len(path) + 1, V): the target's LM head (V, d) on each predicted feature, without a norm."""
     return eagle_features(tensors, config, embedding, features, tokens, path, positions) @ lm_head.T
 
 
@@ -211,7 +211,7 @@ def eagle3_layer(
 
 
 def eagle3_fused(tensors: Tensors, config: Config, features: np.ndarray) -> np.ndarray:
-    """Return fc of the features (n, 3 d_target), normed before it as EAGLE-3.1 does where the config says so: (n, d)."""
+    """Return fc of the features (n, 3 d_target), (n, d); normed first, as in EAGLE-3.1, if the config says so."""
     if config.get("fc_norm"):
         parts = np.split(features, 3, axis=-1)
         features = np.concatenate(
@@ -233,8 +233,8 @@ def eagle3_outputs(
 ) -> np.ndarray:
     """Return the un-normed outputs (len(path) + 1, d); features (n, 3 d_target) are low, middle, high, in this order.
 
-    True entries go through fc; a drafted token's entry takes the un-normed output of the row before as it is, or with
-    `norm_output` what `norm` makes of it.
+    True entries go through fc; a drafted token's entry takes the un-normed output of the row before it, or with
+    `norm_output` that output after `norm`.
     """
     table = tensors.get("embed_tokens.weight", embedding)
     assert table is not None, "neither the file nor the target gives an embedding"
@@ -259,7 +259,7 @@ def eagle3_logits(
     path: Sequence[int] = (),
     positions: Sequence[int] | None = None,
 ) -> np.ndarray:
-    """Return logits (len(path) + 1, V_d) over the draft vocabulary; path and tokens hold target ids."""
+    """Return logits (len(path) + 1, V_d) over the draft vocabulary; path and tokens are target ids."""
     outputs = eagle3_outputs(tensors, config, embedding, features, tokens, path, positions)
     return linear(tensors, "lm_head", rms_norm(outputs, tensors["norm.weight"], eps(config)))
 
@@ -286,7 +286,7 @@ def redrafter_logits(
     """Return logits (V,) of the token after root and path, at the final-norm state h (d,) and embedding (V, d).
 
     s_0 = 0; s_i = SiLU(W e(y_{i−1}) + U s_{i−1} + b), y_0 the root (without `rnn`: s_i = e(y_{i−1}) + s_{i−1});
-    then cat(h, s_i) → input projection where there is one → residual blocks → LM head.
+    then cat(h, s_i) → input projection, if there is one → residual blocks → LM head.
     """
     state = np.zeros_like(h, dtype=np.float64)
     for token in (root, *path):
@@ -331,7 +331,7 @@ def redrafter_beams(
 ) -> list[tuple[tuple[int, ...], float]]:
     """Return the `width` beams of `length` drafted tokens (root not counted), best first, with their log-probabilities.
 
-    Each step scores every token behind every beam and keeps the best; ties go to the better beam, then the lower id.
+    Each step scores every token after every beam and keeps the best; ties go to the better beam, then the lower id.
     """
     beams: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     for _ in range(length):

@@ -1,7 +1,7 @@
 """`python -m tests.support.killed_build FOLDER N`: the whole build on a tiny corpus, killed again and again.
 
-Each attempt is a process that kills itself (SIGKILL) instead of its N-th rename: of a checkpoint, a stream, a published
-folder; 0: it is never killed. The next attempt goes on where it stopped. Prints the number of attempts.
+Each attempt is a process that kills itself (SIGKILL) instead of its N-th rename of a checkpoint, a stream or a
+published folder; N = 0: it is never killed. The next attempt goes on where it stopped. Prints the number of attempts.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def shrink() -> None:
 
 
 def kill_at(rename_number: int) -> None:
-    """Make this process kill itself instead of its rename of this number."""
+    """Make this process kill itself instead of making this rename."""
     renames = itertools.count(1)
 
     def counted(rename: Any) -> Any:
@@ -79,7 +79,7 @@ def kill_at(rename_number: int) -> None:
 
 
 def main(folder: Path, rename_number: int) -> None:
-    """Run attempts until one ends by itself."""
+    """Run attempts until one ends without being killed."""
     shrink()
     for attempt in range(1, MAX_ATTEMPTS + 1):
         process = os.fork()

@@ -1,4 +1,4 @@
-"""What must never reach a client: tracebacks, paths of this machine, names of files and of Python's insides."""
+"""What must never reach a client: tracebacks, paths of this machine, names of files and of Python internals."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ _LEAK = re.compile(
 
 
 def leak_in(answer: str) -> str:
-    """Return the first thing in an answer that is not for clients, "" if there is none."""
+    """Return the first text in an answer that clients must not see, "" if there is none."""
     found = _LEAK.search(answer)
     return found[0] if found else ""

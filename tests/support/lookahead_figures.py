@@ -1,4 +1,4 @@
-"""Lookahead worked by hand from docs/methods/lookahead.md, on letters; what each step shows, as literals."""
+"""Steps of Lookahead, worked by hand on letters from docs/methods/lookahead.md."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class Pass:
     """One step, worked by hand.
 
     tree: a line per node, root first: its token, the target's pick there (Z where it does not matter), and which of
-    the nodes up to it it sees.
-    num_candidates: the nodes behind the root that come from the pool. accepted: the path.
-    rows: the window behind the step, root first. pool: some keys' tails behind the step, newest first.
+    the nodes so far it sees, itself included. num_candidates: the nodes after the root that come from the pool.
+    accepted: the path. rows: the window after the step, root first. pool: tails of some keys after the step, the newest
+    first.
     """
 
     tree: str
@@ -149,7 +149,7 @@ REFILLED = Pass(
     rows=["GijFG", "mnoHI", "pqrst"],
     pool={"X": ["hmp"], "d": ["inq"], "e": ["jor"], "A": ["FHs"], "E": ["GIt"]},
 )
-TWO_CANDIDATES = Pass(  # they share M; both leave the pool behind the step, for G has two newer tails
+TWO_CANDIDATES = Pass(  # they share M; both have left the pool after the step, because G has two newer tails
     """
     G M #
     M f ##

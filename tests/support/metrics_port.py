@@ -1,4 +1,4 @@
-"""Stands for Triton's metrics port, as strict as Triton's own: counters only grow, gauges are set."""
+"""A stand-in for Triton's metrics port, as strict as the real one: counters only grow, gauges are set."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 class MetricsPort:
     """Adds up what is shown.
 
-    values: what the page would show, by its own words: name{label="value",…}, labels in alphabetical order.
+    values: the series as on the page: name{label="value",…}, labels in alphabetical order.
     """
 
     def __init__(self) -> None:
@@ -17,7 +17,7 @@ class MetricsPort:
         self.fails = False
 
     def family(self, name: str, kind: str, description: str) -> Any:
-        """Return a family of series; takes the place of `orchestrator.triton.pb.metric_family`."""
+        """Return a family of series; replaces `orchestrator.triton.pb.metric_family`."""
         assert kind in ("counter", "gauge") and description
         port = self
 

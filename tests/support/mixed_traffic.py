@@ -81,7 +81,7 @@ class Traffic:
         return text, {**method, **stop, **(drawn if rng.random() < 0.5 else {}), **length}
 
     def _finish(self, client: Any, rng: random.Random) -> int:
-        """Let a request end by itself; an error fails the soak."""
+        """Let a request run to its end; an error fails the soak."""
         text, inputs = self._inputs(rng)
         chunks = list(stream(client, text, limit_s=300, timeout_ms=300_000, **inputs))
         return sum(len(chunk.step_lengths) for chunk in chunks)
@@ -117,7 +117,7 @@ class Traffic:
         raise AssertionError("a bad request was served")
 
     def _http(self, client: Any, rng: random.Random) -> int:
-        """Stream over HTTP; in half of the requests close the connection early."""
+        """Stream over HTTP; close the connection early in half of the requests."""
         text, inputs = self._inputs(rng)
         body = json.dumps({"text_input": text, "stream": True, **inputs})
         address = self._server.http_url.removeprefix("http://")

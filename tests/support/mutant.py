@@ -1,4 +1,4 @@
-"""A pytest plugin (`-p tests.support.mutant`): one module of the product is imported with a piece of its source changed.
+"""A pytest plugin (`-p tests.support.mutant`): imports one module of the product with a piece of its source changed.
 
 The environment names the change: MUTANT = JSON of [file, sound text, broken text].
 """
@@ -27,7 +27,7 @@ class Mutant(SourceFileLoader):
         self._sound, self._broken = sound, broken
 
     def get_code(self, fullname: str) -> CodeType:
-        """Compile the changed source; the cache of bytecode is neither read nor written."""
+        """Compile the changed source; the bytecode cache is neither read nor written."""
         source = self.get_data(self.path).decode()
         assert source.count(self._sound) == 1, f"{self.path} has {self._sound!r} {source.count(self._sound)} times"
         code: CodeType = compile(source.replace(self._sound, self._broken), self.path, "exec", dont_inherit=True)
@@ -42,7 +42,7 @@ class Finder(MetaPathFinder):
         self._loader = Mutant(self._name, str(ROOT / file), sound, broken)
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return the module's spec, and None for every other module."""
+        """Return the changed module's spec, and None for every other module."""
         return spec_from_file_location(fullname, loader=self._loader) if fullname == self._name else None
 
 

@@ -1,4 +1,4 @@
-"""Receives spans as a collector does: OTLP over HTTP, protobuf bodies (opentelemetry-proto, trace/v1)."""
+"""Receives spans as a collector does: OTLP over HTTP with protobuf bodies (opentelemetry-proto, trace/v1)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def plain(value: Any) -> Any:
 
 @contextlib.contextmanager
 def collector() -> Iterator[tuple[str, list[Any]]]:
-    """Yield the address of a receiver, and the list in which it puts (resource attributes, span)."""
+    """Yield the address of a receiver, and the list to which it adds (resource attributes, span)."""
     received: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -40,7 +40,7 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
             self.end_headers()
 
         def log_message(self, *given: Any) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)

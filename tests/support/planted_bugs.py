@@ -1,6 +1,6 @@
-"""Bugs to be planted into the served code, each where it imports what it uses; the reference that judges keeps its own.
+"""Bugs to plant into the served code, which do not reach the reference that judges it.
 
-Most have been another server's (docs/auditor.md).
+Most were bugs of other servers (docs/auditor.md).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Patch = pytest.MonkeyPatch
 
 
 def only_torch(patch: Patch) -> None:
-    """Take the compiled functions away: the bug is planted into torch's, which give the same bits."""
+    """Remove the compiled functions, so that torch's, which give the same bits, are used: the bug is planted there."""
     patch.setattr(served, "sampler", lambda: None)
 
 
@@ -172,7 +172,7 @@ COUPLED, REJECTION, BLOCK = (f"replay, {rule}" for rule in ("coupled", "rejectio
 
 
 class PlantedBug(NamedTuple):
-    """A bug, the part of the audit that shall find it, and what is found: (check, what). prompts: so many are asked."""
+    """A bug, the part of the audit that must find it, and the findings: (check, what). prompts: how many are sent."""
 
     bug: Callable[[Patch], None]
     phase: str

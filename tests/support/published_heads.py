@@ -1,4 +1,4 @@
-"""Small random drafting heads, written as their authors publish them: docs/heads-formats.md says what and from where."""
+"""Small random drafting heads in the formats of their authors (docs/heads-formats.md)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Source:
         self.numbers = np.random.default_rng(seed)
 
     def matrix(self, out_size: int, in_size: int) -> np.ndarray:
-        """Return a weight (out_size, in_size) that keeps the size of what it is applied to."""
+        """Return a weight (out_size, in_size) that keeps the scale of its input."""
         return self.numbers.normal(0.0, in_size**-0.5, (out_size, in_size))
 
     def vector(self, size: int) -> np.ndarray:
@@ -56,9 +56,9 @@ def write_medusa(
 ) -> Path:
     """Write Medusa heads (`{head}.{layer}.linear.*`, `{head}.{num_layers}.weight`) and return the folder.
 
-    The authors' code repeats one block instance, so all layers of a head hold the same numbers unless
-    `repeated_block` is false. `lm_heads=False` is their later layout (`version` "2"): blocks only, the base LM head
-    for all. `config_num_heads` writes another count into config.json than the file holds, as published ones do.
+    The authors' code repeats one block instance, so all layers of a head have the same numbers unless
+    `repeated_block` is false. `lm_heads=False` is their later layout (`version` "2"): blocks only, and the base LM head
+    for all. `config_num_heads` is written to config.json; it may differ from the file's number, as in published heads.
     """
     source = Source(seed)
     tensors: Tensors = {}
@@ -95,8 +95,8 @@ def write_eagle(
 ) -> Path:
     """Write an EAGLE-1/2 head for a target of configuration `target` and return the folder.
 
-    `embedding` (vocab_size, hidden_size) is the copy of the target's that the checkpoint carries (random when absent).
-    The key `bias` is written only when it is false: absent means true. `changes` are laid over config.json.
+    `embedding` (vocab_size, hidden_size) is the checkpoint's copy of the target's (random by default). The key `bias`
+    is written only when it is false, because absent means true. `changes` override config.json.
     """
     source, hidden_size = Source(seed), int(target["hidden_size"])
     tensors: Tensors = {
@@ -132,7 +132,8 @@ def write_eagle3(
 
     A `hidden_size` other than the target's gives the layout with `target_hidden_size` and an embedding of its own;
     otherwise `embed_tokens.weight` is written only when `embedding` is given. With a draft vocabulary as large as the
-    target's there is no map. `norms` are the keys of EAGLE-3.1, with their tensors. `changes` are laid over config.json (`head_dim` among them shapes the attention too).
+    target's there is no map. `norms` are the keys of EAGLE-3.1, with their tensors. `changes` override config.json; a
+    `head_dim` among them also shapes the attention.
     """
     source, width = Source(seed), int(hidden_size or target["hidden_size"])
     own = dict(target) | {"hidden_size": width} | dict(changes or {})
@@ -172,7 +173,7 @@ def write_redrafter(
     file: str = "safetensors",
     dtype: str = "float32",
 ) -> Path:
-    """Write a recurrent drafter and return the folder; it has an input projection iff `exit_dim` is not 2 hidden_size."""
+    """Write a recurrent drafter and return the folder; it has an input projection unless exit_dim = 2 hidden_size."""
     source, width = Source(seed), exit_dim or 2 * hidden_size
     tensors: Tensors = {}
     if width != 2 * hidden_size:

@@ -42,7 +42,7 @@ GOLDEN_RATES = {Rule.REJECTION: 0.5, Rule.COUPLED: 0.4246443089}
 
 @dataclass(frozen=True, eq=False)
 class Language:
-    """Target and drafter by the last token alone. p: (V + 1, V), the last row for "no token yet". q: V + 1 of them."""
+    """A target and a drafter that depend only on the last token. p, q: (V + 1, V), the last row for "no token yet"."""
 
     p: FloatArray
     q: list[Distribution]
@@ -57,7 +57,7 @@ class Language:
         return self.p.shape[1]
 
     def law(self, num_tokens: int) -> FloatArray:
-        """Return the probability of every sequence of num_tokens tokens, in the order of its code."""
+        """Return the probability of every sequence of num_tokens tokens, in the order of their codes."""
         found = []
         for tokens in itertools.product(range(self.vocab_size), repeat=num_tokens):
             pairs = itertools.pairwise((self.vocab_size, *tokens))
@@ -70,7 +70,7 @@ def golden() -> Language:
 
 
 def lopsided() -> Language:
-    """The recovered tokens are those that the drafter hardly ever samples; shared noise would show here most."""
+    """Return a pair whose recovered tokens are rarely drafted; shared noise would show most here."""
     p, q = np.array([0.26, 0.28, 0.05, 0.15, 0.20, 0.06]), np.array([0.01, 0.05, 0.60, 0.01, 0.11, 0.22])
     return Language.of(np.tile(p, (7, 1)), np.tile(q, (7, 1)))
 
@@ -115,7 +115,7 @@ class Setting:
         return shape
 
     def draft(self, language: Language, last: Tensor, key: tuple[Tensor, Tensor], places: Tensor) -> Tensor:
-        """Return the tokens of root and nodes, (n, m + 1); last: (n,), places: (n, 1), where the first draft stands."""
+        """Return the tokens of root and nodes, (n, m + 1). last: (n,). places: (n, 1), position of the first draft."""
         log_q = torch.from_numpy(np.log([q.probs for q in language.q]))
         ids = torch.arange(language.vocab_size)
         tokens, depths = [last], [0]
@@ -146,7 +146,7 @@ class Setting:
         return made, list(torch.from_numpy(np.log(language.p))[tokens])
 
     def proposal(self, language: Language, tokens: tuple[int, ...]) -> tuple[TokenTree, tuple[Distribution, ...]]:
-        """Return tree and q; seeds that drafted the same share them. tokens: root and nodes."""
+        """Return tree and q, which seeds with the same drafts share. tokens: of root and nodes."""
         if (language, tokens) not in self._known:
             parents = [node for node, width in self.shape for _ in range(width)]
             q = tuple(language.q[tokens[parent]] for parent in parents) if self.sampled else ()
@@ -157,9 +157,9 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class Grown(Setting):
-    """Trees that a recurrent head in native code samples while they grow, three levels of at most `max_nodes` nodes.
+    """Trees that a recurrent head in native code samples while they grow, of 3 levels and at most `max_nodes` nodes.
 
-    Its q follows from the whole path; the language's own q is not used.
+    Its q depends on the whole path; the language's own q is not used.
     """
 
     rule: Rule = Rule.REJECTION
@@ -210,7 +210,7 @@ def small_head(vocab_size: int) -> NativeHead:
 
 
 def step(setting: Setting, language: Language, samplings: list[Sampling], texts: list[list[int]]) -> int:
-    """Let every text grow by one step; return how many drafts were accepted at depth 1."""
+    """Extend every text by one step; return how many drafts were accepted at depth 1."""
     inputs, log_p = setting.inputs(language, samplings, texts)
     found = decide(inputs, log_p, [False] * len(inputs))
     for text, each, accepted in zip(texts, inputs, found, strict=True):
@@ -221,7 +221,7 @@ def step(setting: Setting, language: Language, samplings: list[Sampling], texts:
 def emitted(
     setting: Setting, language: Language, num_tokens: int, num_seeds: int
 ) -> tuple[npt.NDArray[np.int64], float]:
-    """Return how often each sequence of first tokens was emitted, by its code, and the acceptance rate of the first step."""
+    """Return how often each sequence of first tokens was emitted, by code, and the first step's acceptance rate."""
     counts, accepted = np.zeros(language.vocab_size**num_tokens, np.int64), 0
     place = language.vocab_size ** np.arange(num_tokens)[::-1]
     for first in range(0, num_seeds, CHUNK):
@@ -239,7 +239,7 @@ def emitted(
 
 @dataclass(frozen=True)
 class Distance:
-    """How far counts are from a distribution. variation: total variation. floor: its expected value under the distribution."""
+    """How far counts are from a distribution. variation: total variation. floor: its expected value by chance."""
 
     variation: float
     floor: float

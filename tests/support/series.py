@@ -1,4 +1,4 @@
-"""The series that board, alert rules and manifests read, by their names in Prometheus' expressions."""
+"""The series that the dashboard, the alert rules and the manifests read, by their names in Prometheus expressions."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def manifest_names() -> set[str]:
 
 
 def read_names() -> set[str]:
-    """Return the names of all series that anything here reads."""
+    """Return the names of all series that any of them reads."""
     return names_in("\n".join([*board_expressions(), *variable_queries(), *alert_expressions()])) | manifest_names()

@@ -1,4 +1,4 @@
-"""The served code as the auditor's system without Triton: request, job, loop, proposers, engines and responses."""
+"""The served code without Triton, as a system to audit: requests, loop, proposers, engines and responses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DRAFTERS = frozenset({"draft"})
 
 
 class Inline(Generic[Request]):
-    """An engine on its caller's thread, in the place of an EngineThread: no pass is shared, and none waits for another."""
+    """Replaces an EngineThread by an engine on its caller's thread: calls share no passes."""
 
     def __init__(self, engine: Engine[Request]) -> None:
         self._engine = engine
@@ -69,7 +69,7 @@ class EngineClient:
     def propose(
         self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT
     ) -> DraftResponse:
-        """Ask for a chain."""
+        """Return the engine's chain."""
         delta = delta_of(context, self._num_sent, self._sequence_id, "")
         drafted: DraftResponse = ask(self._engine, DraftRequest(delta, sampling, budget.max_nodes, budget.max_depth))
         self._num_sent = len(context)
@@ -83,7 +83,7 @@ class EngineClient:
 class InProcessSystem:
     """Implements `AuditedSystem` over checkpoints in float64.
 
-    learnt: texts that `ngram` and `suffix` draft from.
+    learnt: earlier texts that proposers can draft from.
     """
 
     def __init__(self, target: Path, draft: Path, learnt: tuple[str, ...] = ()) -> None:

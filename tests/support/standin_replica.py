@@ -1,6 +1,6 @@
 """A stand-in for a replica: Triton's gRPC service over a "model" whose token is a hash of seed and position.
 
-It continues `generated_ids` as docs/protocol.md says (A text that another server began), and fails on demand as Triton
+It continues `generated_ids` as docs/protocol.md says (A text that another server began), and on demand fails as Triton
 does: with a status, an early end, or silence.
 """
 
@@ -34,9 +34,9 @@ def text_of(seed: int, num_tokens: int) -> str:
 
 @dataclass
 class Fault:
-    """What a replica does behind so many tokens of a stream: end with a status, or with none, or fall silent.
+    """What a replica does after `after` tokens of a stream: end with a status or without one, or fall silent.
 
-    pause_s: how long it is silent where it goes on, as a sequence does that was preempted.
+    pause_s: if not 0, it is silent for this long and then goes on, as a preempted sequence does.
     """
 
     after: int
@@ -48,9 +48,9 @@ class Fault:
 
 @dataclass
 class StandInReplica(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """One replica. faults: those of its next streams, one each. requests, ids: of the streams so far.
+    """One replica. faults: one for each of its next streams. requests, ids: of the streams so far.
 
-    pace_s: between two tokens.
+    pace_s: time between two tokens.
     """
 
     faults: list[Fault | None] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""All settings under which texts are compared, in one dtype: which requests run together, and their references."""
+"""All settings under which texts are compared, in one dtype; which requests run together; their references."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Unit:
 
 
 def units_of(prompts: Sequence[Prompt], samplings: Sequence[str], turns: Sequence[Sequence[str]]) -> list[Unit]:
-    """Return a unit per sampling and list of settings alone, and one per sampling in which all run at once."""
+    """Return for each sampling a unit per list of settings that runs alone, and a unit in which all run at once."""
     units = []
     for sampling in samplings:
         for names in turns:
@@ -89,7 +89,7 @@ class Suite:
         samplings: Sequence[str] = tuple(SAMPLINGS),
         turns: Sequence[Sequence[str]] = tuple([name] for name in SETTINGS),
     ) -> None:
-        """turns: lists of settings, `none` first; each prompt gets one of every list, by turns."""
+        """turns: lists of settings, `none` first; each prompt gets one setting of every list, in turn."""
         self.units = units_of(prompts, samplings, turns)
         self.num_tokens = num_tokens
         self._dtype = dtype
@@ -102,7 +102,7 @@ class Suite:
         return run(url, unit.cases, self.num_tokens, unit.at_once, salt)
 
     def judge(self, answers: Sequence[Sequence[Answer]]) -> list[Row]:
-        """Compare the answers of all units: with transformers at temperature 0, with `none` alone above it."""
+        """Compare the answers of all units: at temperature 0 with transformers, above it with `none` alone."""
         rows: dict[tuple[str, str, str], Row] = {}
         expected: dict[tuple[str, str], list[int]] = {}
         for unit, some in zip(self.units, answers, strict=True):
@@ -117,7 +117,7 @@ class Suite:
     def _compare(self, row: Row, case: Case, answer: Answer, expected: dict[tuple[str, str], list[int]]) -> None:
         key = (row.sampling, case.prompt.id)
         right = expected.get(key) or self._expected(case, answer)
-        # Above temperature 0 the first answer, that of `none` alone, is what the others are compared with.
+        # Above temperature 0 the others are compared with the first answer, that of `none` alone.
         expected.setdefault(key, right if case.sampling.greedy else answer.ids)
         row.answers.append((case, answer))
         difference = self._judge.compare(case, f"{row.name}, {case.prompt.id}", right, answer.ids)

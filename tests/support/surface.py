@@ -1,4 +1,4 @@
-"""The sampling options over the wire: each option with its Sampling, whole answers by sequence, the reference."""
+"""The sampling options over the wire: each option with its Sampling, answers by sequence, and the reference."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Part = Mapping[str, np.ndarray]
 
 
 class Refused(Exception):
-    """The server's words."""
+    """The server refused a request; the message is the server's."""
 
 
 @dataclass
@@ -44,14 +44,12 @@ class Said:
     logprobs: list[float] = field(default_factory=list)
     top_ids: list[list[int]] = field(default_factory=list)
     top_logprobs: list[list[float]] = field(default_factory=list)
-    num_parts: int = 0
     totals: dict[str, Any] = field(default_factory=dict)
 
     def take(self, part: Part, index: int) -> None:
-        """Add the part of the sequence at place `index` of this response."""
+        """Add the part of sequence `index` of a response."""
         counts = part["num_output_tokens"][0].tolist()
         own = slice(sum(counts[:index]), sum(counts[: index + 1]))
-        self.num_parts += 1
         self.text += part["text_output"].reshape(-1)[index].decode()
         self.ids += part["output_ids"][0, own].tolist()
         if "output_log_probs" in part:
@@ -69,7 +67,7 @@ def _place(values: np.ndarray, index: int) -> Any:
 
 
 def sequences(parts: Iterable[Part]) -> list[Said]:
-    """Join the responses of one request, by sequence."""
+    """Join the responses of one request by sequence."""
     found: dict[int, Said] = {}
     for part in parts:
         first = int(part["sequence_index"][0, 0]) if "sequence_index" in part else 0
@@ -79,7 +77,7 @@ def sequences(parts: Iterable[Part]) -> list[Said]:
 
 
 class Door:
-    """The protocols of a server, for one or many requests; any thread may call."""
+    """Requests to a server over each of its protocols; any thread may call."""
 
     def __init__(self, server: Server) -> None:
         self._http_url = server.http_url
@@ -108,12 +106,12 @@ class Door:
         return clients.generate(self._http_url, inputs)
 
     def crowd(self, jobs: Mapping[Any, Mapping[str, Any]], at_once: int = 16) -> dict[Any, Said]:
-        """Return the answers of many requests, `at_once` of them under way."""
+        """Return the answers to many requests, of which `at_once` run at a time."""
         with ThreadPoolExecutor(at_once) as pool:
             return dict(zip(jobs, pool.map(lambda inputs: self.ask(**inputs), jobs.values()), strict=True))
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._channel.close()
 
 
@@ -123,7 +121,7 @@ def _part(message: Any) -> Part:
 
 
 class Option(NamedTuple):
-    """The inputs of a request, and what they mean. words: stop words."""
+    """The inputs of a request, and the sampling and stops that they mean. words: stop words."""
 
     inputs: dict[str, Any]
     sampling: Sampling
@@ -135,20 +133,20 @@ class Truth:
     """`orchestrator.sampling.reference.generate` over the stock model in float64."""
 
     def __init__(self, num_threads: int = 1) -> None:
-        torch.set_num_threads(num_threads)  # two spinning threads a process are slower than one on a busy machine
+        torch.set_num_threads(num_threads)  # on a busy machine two spinning threads per process are slower than one
         self._plain = StockModel(TARGET)
         self.grammars = Grammars(TARGET / "tokenizer.json", self._plain.model.config.vocab_size, [EOS])
         self._rows: dict[tuple[int, ...], np.ndarray] = {}
 
     @torch.inference_mode()
     def rows(self, prompt: Sequence[int], output: Sequence[int]) -> np.ndarray:
-        """Return (len(output) + 1, V) logits after the prompt and after every token of the output, in one causal pass."""
+        """Return the logits after the prompt and every output token, (len(output) + 1, V), from one causal pass."""
         ids = torch.tensor([[*prompt, *output]])
         rows: np.ndarray = self._plain.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :].numpy()
         return rows
 
     def says(self, option: Option, prompt: Sequence[int], like: Sequence[int]) -> list[int]:
-        """Return the reference's output. like: the expected output; its rows are computed in one pass, only for speed."""
+        """Return the reference's output. like: the expected output, whose rows are computed in one pass for speed."""
         for number, row in enumerate(self.rows(prompt, like)):
             self._rows[(*prompt, *like[:number])] = row
         length = option.inputs.get("max_tokens", NUM_TOKENS)
@@ -173,13 +171,13 @@ class Truth:
 
 
 def _until_word(ids: list[int], words: Sequence[str]) -> list[int]:
-    """Return the ids up to the first that completes a word."""
+    """Return the ids up to the first that completes a stop word."""
     ends = [n for n in range(1, len(ids) + 1) if any(word in DEMO.decode(ids[:n]) for word in words)]
     return ids[: ends[0]] if ends else ids
 
 
 def encoded(text: str) -> tuple[int, ...]:
-    """Return the tokens of a text in the middle of another."""
+    """Return the tokens of a text that is in the middle of another."""
     return tuple(DEMO.encode(text, add_special_tokens=False).ids)
 
 

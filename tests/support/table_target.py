@@ -1,4 +1,4 @@
-"""A target without a network, speaking the Target protocol: its logits are a table over the last tokens, or a script."""
+"""A Target without a network: its logits come from a table over the last tokens, or from a script."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from orchestrator.sampling.reference import decide, process_tree_logits
 class TableTarget:
     """A random but fixed language over a small vocabulary.
 
-    vocab_size: V. order: how many last tokens decide the next distribution.
-    script: {prefix: next token}, a prefix of ids after which one token is all but certain.
+    vocab_size: V. order: how many last tokens determine the next distribution.
+    script: {ids of a prefix: the token that is all but certain after it}.
     """
 
     vocab_size: int = 8
@@ -50,7 +50,7 @@ class TableTarget:
         options: StepOptions,
         q: tuple[Distribution, ...] = (),
     ) -> Acceptance:
-        """Evaluate every node by its own path, one row at a time."""
+        """Compute every node's row from its own path, one at a time."""
         self.num_steps += 1
         rows = np.stack([self.logits([*context.ids, *path]) for path in tree.paths])
         prompt, output = context.ids[: context.prompt_len], context.output
@@ -68,7 +68,7 @@ class TableTarget:
         )
 
     def release(self) -> None:
-        """Note that the request has ended."""
+        """Record that the request has ended."""
         self.released = True
 
 

@@ -1,15 +1,11 @@
-"""A throw-away deployment: one real tritonserver over a model of ten lines, in a folder of its own."""
+"""A throw-away deployment: a real tritonserver over a model of ten lines, in a folder of its own."""
 
 import contextlib
-import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,6 +13,7 @@ import psutil
 
 import launcher
 from launcher import workfolder
+from tests.support.clients import post
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """
@@ -94,7 +91,7 @@ def launcher_command(config, repository, **environ):
 
 
 def make_deployment(folder, monkeypatch):
-    """Return a Deployment; its launchers keep their work folders apart from those of other servers."""
+    """Return a Deployment whose launchers keep their work folders apart from those of other servers."""
     temporary = folder / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
@@ -113,36 +110,13 @@ def launched(deployment):
         started.communicate(timeout=30)
 
 
-def ask(url, path, method="GET", body=None):
-    """Return (status, text)."""
-    request = urllib.request.Request(url + path, body, method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=30) as response:
-            return response.status, response.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read()
-
-
 def infer(url, x):
-    """Return the model's answer; OSError when there is none."""
-    body = {"inputs": [{"name": "x", "datatype": "INT32", "shape": [1], "data": [x]}]}
-    code, text = ask(url, "/v2/models/target/infer", "POST", json.dumps(body).encode())
-    if code != 200:
-        raise OSError(text)
-    return json.loads(text)["outputs"][0]["data"][0]
-
-
-def status(url, path, method="GET"):
-    return ask(url, path, method)[0]
-
-
-def until(condition, limit_s=30):
-    end = time.monotonic() + limit_s
-    while not (answer := condition()):
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.05)
-    return answer
+    """Return the model's answer; raises OSError if there is none."""
+    inputs = [{"name": "x", "datatype": "INT32", "shape": [1], "data": [x]}]
+    answer = post(url, "/v2/models/target/infer", {"inputs": inputs})
+    if answer.status != 200:
+        raise OSError(answer.body)
+    return answer.body["outputs"][0]["data"][0]
 
 
 def url_in(line):
@@ -150,13 +124,13 @@ def url_in(line):
 
 
 def server_of(launcher_pid):
-    """The process id of the tritonserver that a launcher has started."""
+    """Return the process id of the tritonserver that a launcher has started."""
     children = psutil.Process(launcher_pid).children()
     return next(child.pid for child in children if child.name() == "tritonserver")
 
 
 def region_of(url):
-    """The shared-memory region of the model's process; its name is an argument of the stub."""
+    """Return the shared-memory region of the model's process, whose name is an argument of the stub."""
     region = workfolder.SHARED_MEMORY / psutil.Process(infer(url, 0)).cmdline()[2]
     assert region.exists()
     return region

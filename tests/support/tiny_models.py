@@ -1,4 +1,4 @@
-"""Tiny random checkpoints in Hugging Face format, made in a second; their text means nothing, their sums do."""
+"""Tiny random checkpoints in Hugging Face format, made in a second; their text is meaningless."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The corrections of the TensorRT-LLM path, each with the change that takes it back and the test that must then fail.
+"""The corrections of the TensorRT-LLM path, each with the change that undoes it and the test that must then fail.
 
 Items are numbered as in the table of docs/tensorrt-llm-source.md.
 """

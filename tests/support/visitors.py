@@ -1,6 +1,6 @@
-"""Clients that come to a replica without a gateway, and behave as clients do: well, impatiently, slowly, or wrongly.
+"""Clients of a replica, without a gateway, that behave as clients do: well, impatiently, slowly, or wrongly.
 
-Invariant: each visit ends within its limit, as one of OUTCOMES. A text that ends by itself is compared with that of the
+Invariant: each visit ends within its limit, with one of OUTCOMES. A complete text is compared with that of an
 undisturbed replica, and so is the beginning of every other one.
 """
 
@@ -18,8 +18,8 @@ import grpc
 
 from tests.support.clients import Answer, EventStream, Stream, Tensor, ask_unary, generate
 
-#: How a visit ends: with its text; with the beginning of it, as was wanted; with an error that says why; refused as it
-#: must be; with a broken connection; without an answer at the client's own limit.
+#: How a visit ends: with the whole text; with its beginning, as intended; with an error that says why; refused, as it
+#: must be; with a broken connection; without an answer within the client's limit.
 OUTCOMES = ("text", "beginning", "error", "refused", "cut", "unanswered")
 LIMIT_S = 40.0
 BAD: Sequence[Mapping[str, Any]] = (
@@ -46,7 +46,7 @@ class Case(Protocol):
 
 
 class Visit(NamedTuple):
-    """What one visit came to. replica: its number. began_s, ended_s: by time.monotonic()."""
+    """The result of one visit. replica: its number. began_s, ended_s: by time.monotonic()."""
 
     kind: str
     outcome: str
@@ -62,7 +62,7 @@ class Wrong(AssertionError):
 
 @dataclass
 class Visitors:
-    """`number` clients on threads of their own, each with one visit after the other until `stop`.
+    """`number` clients on threads of their own, each of which makes one visit after another until `stop`.
 
     addresses: (gRPC, HTTP) of each replica. pause_s: between two visits of a client, on average.
     """
@@ -79,7 +79,7 @@ class Visitors:
         self._threads = [threading.Thread(target=self._come, args=(i,), daemon=True) for i in range(self.number)]
 
     def start(self) -> None:
-        """Begin."""
+        """Start the clients."""
         for thread in self._threads:
             thread.start()
 
@@ -121,7 +121,7 @@ def _check(case: Case, text: str, whole: bool) -> None:
 
 
 def _asked(grpc_url: str, case: Case, timeout_ms: int) -> str:
-    """Wait for the end of a text, or for an error; return the outcome."""
+    """Wait for the end of a text or for an error; return the outcome."""
     answer = Answer()
     with Stream(grpc_url) as stream:
         stream.send("r", stream=True, timeout_ms=timeout_ms, **case.inputs)
@@ -152,7 +152,7 @@ def _unary(grpc_url: str, http_url: str, case: Case, rng: random.Random) -> str:
 
 
 def _cancel(grpc_url: str, http_url: str, case: Case, rng: random.Random) -> str:
-    """Go after a few responses."""
+    """Cancel after a few responses."""
     with Stream(grpc_url) as stream:
         stream.send("r", stream=True, timeout_ms=int(LIMIT_S * 800), **case.inputs)
         answer, patience = Answer(), rng.randint(1, 3)

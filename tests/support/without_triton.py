@@ -1,4 +1,4 @@
-"""The modules of `orchestrator.triton` where there is no Triton: imported for a while, and forgotten again."""
+"""Imports modules of `orchestrator.triton` without Triton, and removes them again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOLDER = "orchestrator.triton."
 
 
 class NoMetrics:
-    """Stands for the metrics of a public model in tests of something else."""
+    """A stand-in for the metrics of a public model in tests of something else."""
 
     def ended(self, *given: object) -> None:
         """Count nothing."""
@@ -24,13 +24,13 @@ class NoMetrics:
 
 @contextmanager
 def imported(name: str) -> Iterator[ModuleType]:
-    """Yield the module of this name, its `pb` without anything to send with."""
+    """Yield the module of this name; its `pb` cannot send anything."""
     before = set(sys.modules)
     sys.modules.setdefault(PB_UTILS, SimpleNamespace(TRITONSERVER_RESPONSE_COMPLETE_FINAL=1))  # type: ignore[arg-type]
     try:
         yield importlib.import_module(FOLDER + name)
     finally:
-        # Other modules stay: one that is imported twice may not find itself.
+        # Other modules stay, because one that is imported twice may not work.
         for new in set(sys.modules) - before:
             if new == PB_UTILS or new.startswith(FOLDER):
                 del sys.modules[new]

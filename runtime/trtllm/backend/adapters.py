@@ -1,4 +1,4 @@
-"""Target steps and drafts as calls of NVIDIA's backend: a long chain is cut, anything else it lacks is refused."""
+"""Target steps and drafts as calls to NVIDIA's backend; a long chain is cut, anything else it lacks is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from orchestrator.core.errors import EngineError, RequestError
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Acceptance, DraftResponse, EngineSpeculation, EngineSpeculationResult, IdArray
+from orchestrator.core.types import Acceptance, DraftResponse, EngineSpeculationResult, IdArray
 from orchestrator.deployment.engine_trees import lookahead_nodes, sizes_refusal
 from orchestrator.wire.context import Delta
 from orchestrator.wire.drafter import DraftRequest
@@ -57,7 +57,7 @@ class StepAdapter(BackendAdapter[StepRequest]):
     """Sends each step as one call, with the chain as draft tokens."""
 
     def to_request(self, call: EngineCall[StepRequest], ids: list[int]) -> EngineRequest:
-        """Return the backend's request; a chain is cut to what the engine has room for."""
+        """Return the backend's request; a chain is cut to the length that the engine has room for."""
         self._check_salt(call.delta)
         request = call.request
         room = max(min(self._backend.max_draft_len, self._backend.max_seq_len - len(ids) - 1), 0)
@@ -68,7 +68,7 @@ class StepAdapter(BackendAdapter[StepRequest]):
         return EngineRequest(payload, ids, len(drafts) + 1, drafts)
 
     def from_result(self, call: EngineCall[StepRequest], request: EngineRequest, results: list[Any]) -> Acceptance:
-        """Return what the step decided."""
+        """Return what the step accepted."""
         return read_acceptance(results[0], request.drafts, _array(request.ids), self._backend)
 
 
@@ -101,23 +101,22 @@ class EngineSideAdapter(BackendAdapter[StepRequest]):
         return EngineRequest(ModelInput(tensors, (*OUTPUTS, ACCEPTED, DRAFTED)), ids, length)
 
     def from_result(self, call: EngineCall[StepRequest], request: EngineRequest, results: list[Any]) -> Acceptance:
-        """Return the tokens; each one that the engine did not count as an accepted draft stands for one pass."""
+        """Return the tokens; every token that the engine did not count as an accepted draft is taken as one pass."""
         (answer,) = results
         tokens = read_tokens(answer, _array(request.ids), self._backend)
         if not tokens:
             raise EngineError("the backend answered no new token")
-        if call.request.options.engine_speculation is None:
+        speculation = call.request.options.engine_speculation
+        if speculation is None:
             return Acceptance((), tokens[0])
-        # The first pass has no drafts, so its one token and the last pass's own are never accepted drafts.
+        # The first pass has no drafts, so its one token and the last pass's bonus token are never accepted drafts.
         num_passes = len(tokens) - min(_count(answer, ACCEPTED), max(len(tokens) - 2, 0))
         lengths = (len(tokens) - num_passes + 1, *[1] * (num_passes - 1))
         # DRAFTED counts only a drafted path, not all nodes of its tree; 0 means that nothing was drafted at all.
-        num_nodes = self._nodes_of(call.request.options.engine_speculation) if _count(answer, DRAFTED) else 0
+        num_asked = lookahead_nodes(*speculation.sizes) if speculation.sizes else self._num_nodes
+        num_nodes = num_asked if _count(answer, DRAFTED) else 0
         result = EngineSpeculationResult(self._method, tuple(tokens[:-1]), lengths, (num_passes - 1) * num_nodes)
         return Acceptance((), tokens[-1], engine_speculation=result)
-
-    def _nodes_of(self, speculation: EngineSpeculation) -> int:
-        return lookahead_nodes(*speculation.sizes) if speculation.sizes else self._num_nodes
 
 
 class DraftAdapter(BackendAdapter[DraftRequest]):
@@ -141,5 +140,5 @@ def _array(ids: Sequence[int]) -> IdArray:
 
 
 def _count(answer: Incoming, name: str) -> int:
-    """Return a counter of the engine, 0 if absent: it is not established which kinds of engines have counters."""
+    """Return one of the engine's counters, 0 if absent: it is not known which kinds of engines have them."""
     return max(int(answer[name].reshape(-1)[0]), 0) if name in answer and answer[name].size else 0

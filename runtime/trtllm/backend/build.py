@@ -1,4 +1,4 @@
-"""Builds engine = "tensorrtllm_backend": a client of NVIDIA's backend, which loads the engines by itself."""
+"""Builds engine = "tensorrtllm_backend": a client of NVIDIA's backend, which loads the engines itself."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def build_draft(config: ServingConfig, caller: ModelCaller) -> tuple[TrtllmClien
 
 
 def _checked(config: ServingConfig, role: str) -> Manifest:
-    """Return an engine's manifest; whether its version can be loaded is for the backend to check."""
+    """Return an engine's checked manifest; whether its version can be loaded is for the backend to check."""
     folder = Path(getattr(config, role))
     draft = Path(config.draft) if role == "target" and config.draft else None
     manifest = check_engine(folder, version=read_manifest(folder).trtllm_version, draft=draft)

@@ -1,8 +1,8 @@
-"""Steps and drafts as tensors of NVIDIA's Triton model `tensorrt_llm`, and its answers back; pure functions.
+"""Converts steps and drafts to tensors of NVIDIA's Triton model `tensorrt_llm`, and its answers back; pure functions.
 
 EXPERIMENTAL: names, types and shapes are checked against a table made from the model's configuration (0.19 with the
-changes of 1.x); nothing here has run on an engine. The engine decides acceptance by itself: it samples its own tokens,
-and accepts the longest prefix of the drafts that equals them. So the text has the target's distribution, but above
+changes of 1.x); nothing here has run on an engine. The engine itself decides acceptance: it samples its own tokens and
+accepts the longest prefix of the drafts that equals them. So the text has the target's distribution, but above
 temperature 0 it is not the text that our own engines give for the same seed.
 """
 
@@ -60,7 +60,7 @@ def step_tensors(request: StepRequest, context_ids: IdArray, backend: Backend) -
 
 
 def engine_side_tensors(request: StepRequest, context_ids: IdArray, length: int, backend: Backend) -> Tensors:
-    """Return the input tensors that ask an engine that drafts by itself for `length` tokens and its counters.
+    """Return the input tensors that ask an engine with drafts of its own for `length` tokens and its counters.
 
     context_ids and errors: as in `step_tensors`.
     """
@@ -79,7 +79,7 @@ def draft_tensors(context_ids: IdArray, length: int, backend: Backend) -> Tensor
 
 
 def stop_tensors() -> Tensors:
-    """Return the input tensors that end the request of the same id, with those that the configuration requires."""
+    """Return the input tensors that stop the request with the same id; the configuration requires all of them."""
     return {
         "input_ids": _scalar(0, np.int32),
         "input_lengths": _scalar(1, np.int32),
@@ -89,12 +89,12 @@ def stop_tensors() -> Tensors:
 
 
 def read_acceptance(answer: Incoming, drafts: Sequence[int], context_ids: IdArray, backend: Backend) -> Acceptance:
-    """Return the outcome of a step: its new tokens are the accepted drafts and one token of the target's.
+    """Return the outcome of a step: its new tokens are the accepted drafts and one token from the target.
 
-    answer: the tensors of the response; they do not contain the accepted length, which follows from the growth of the
+    answer: the tensors of the response; they lack the number of accepted drafts, which follows from the growth of the
     sequence. drafts, context_ids: as sent.
     Invariant: the answer's ids are context_ids and the acceptance's tokens.
-    Raises EngineError for no tokens, tokens of another context, or tokens that the drafts do not allow.
+    Raises EngineError if there are no tokens, or tokens of another context or that the drafts do not allow.
     """
     tokens = read_tokens(answer, context_ids, backend)
     num_accepted = len(tokens) - 1
@@ -135,7 +135,7 @@ def _answered_ids(answer: Incoming) -> npt.NDArray[np.int32]:
 
 
 def _prompt_tensors(context_ids: IdArray, num_tokens: int) -> Tensors:
-    """Return the tensors of every call: the context, and how many tokens to generate after it."""
+    """Return the tensors that every call has: the context, and how many tokens to generate after it."""
     return {
         "input_ids": context_ids.astype(np.int32)[None],
         "input_lengths": _scalar(len(context_ids), np.int32),
@@ -171,7 +171,7 @@ def _lacking(request: StepRequest, backend: Backend) -> Iterator[str]:
         yield "trees that branch"
     if tree.num_nodes > backend.max_draft_len:
         yield f"room for {tree.num_nodes} draft tokens (its max_draft_len is {backend.max_draft_len})"
-    if prefix_len + tree.num_nodes >= backend.max_seq_len:  # a text cut short would look like one that has ended
+    if prefix_len + tree.num_nodes >= backend.max_seq_len:  # a truncated text would look like one that has ended
         yield f"room for {prefix_len} tokens and this step's (its max_seq_len is {backend.max_seq_len})"
     if request.q:
         yield "rule that reads q"
@@ -179,7 +179,7 @@ def _lacking(request: StepRequest, backend: Backend) -> Iterator[str]:
         yield "rule 'typical'"
     if sampling.min_p > 0.0 or sampling.typical_p < 1.0:
         yield "min_p or typical_p"
-    if sampling.needs_logits_processors:  # each call counts penalties and min_tokens from its own beginning (inferred)
+    if sampling.needs_logits_processors:  # each call counts penalties and min_tokens from its own start (inferred)
         yield "penalties, bias, masks, grammars or min_tokens over several steps"
     if request.options != StepOptions():
         yield "target tokens, log-probabilities or features"

@@ -21,7 +21,7 @@ from runtime.trtllm.transport import Response, ResponseQueue, wrap_error
 
 log = logging.getLogger(__name__)
 
-#: How long the call that stops a request may take; nothing waits for it.
+#: How long a call that stops a request may take; nothing waits for it.
 STOP_LIMIT_S = 5.0
 #: How much longer than its request a call may take, so that the client notices the deadline before the call fails.
 GRACE_S = 0.25
@@ -29,7 +29,7 @@ GRACE_S = 0.25
 
 @dataclass(frozen=True, eq=False)
 class ModelInput:
-    """The tensors of one call of the Triton model, and the names of the outputs to request."""
+    """The tensors of one call to the Triton model, and the names of the outputs to request."""
 
     tensors: Tensors
     outputs: tuple[str, ...] = OUTPUTS
@@ -42,7 +42,7 @@ class BackendTransport:
     owns_engine = False
 
     def __init__(self, call: ModelCall, num_threads: int, name: str) -> None:
-        """num_threads: the most calls at once; further calls wait."""
+        """num_threads: the most calls at once; more calls wait."""
         self._call = call
         # Daemon threads: a backend that hangs must not keep the process from exiting.
         self._calls: WorkerPool[None] = WorkerPool(name, num_threads)
@@ -53,7 +53,7 @@ class BackendTransport:
         self._lock = threading.Lock()
 
     def enqueue(self, payload: ModelInput, deadline_s: float) -> int:
-        """Let a thread make the call, as soon as one is free."""
+        """Have a thread make the call as soon as one is free."""
         request_id = secrets.randbits(62) + 1
         with self._lock:
             self._has_begun[request_id] = False
@@ -72,7 +72,7 @@ class BackendTransport:
             self._stops.start(partial(self._stop, request_id))
 
     def shut_down(self) -> None:
-        """Begin no further call."""
+        """Begin no more calls."""
         self._calls.close(SHUTTING_DOWN)
         self._stops.close(SHUTTING_DOWN)
 

@@ -1,4 +1,4 @@
-"""Target steps and drafts as requests of the executor: the whole context goes out, new tokens come back."""
+"""Target steps and drafts as requests to the executor: the whole context goes in, new tokens come out."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DRAFTS = 1 << 31
 class TargetAdapter(Adapter[StepRequest]):
     """Checks target steps against what the engine can do.
 
-    api: the library's module with the classes of its requests.
+    api: the module of the library that has the classes of its requests.
     """
 
     def __init__(self, api: Any, manifest: Manifest | LlmManifest, capabilities: Capabilities) -> None:
@@ -50,7 +50,7 @@ class TargetAdapter(Adapter[StepRequest]):
     def to_request(self, call: EngineCall[StepRequest], ids: list[int]) -> EngineRequest:
         """Return the executor's request; raises RequestError for a step that it cannot serve.
 
-        Anything that the library would shorten silently (llmRequest.cpp, validate) is refused or cut here.
+        Anything that the library would silently shorten (llmRequest.cpp, validate) is refused or cut here.
         """
         request = call.request
         branches = "" if request.tree.is_chain else "siblings in its tree"
@@ -69,15 +69,15 @@ class TargetAdapter(Adapter[StepRequest]):
 class StepAdapter(TargetAdapter):
     """Sends each step as one request, with the chain as external draft tokens.
 
-    Invariant: without draft probabilities the executor accepts a draft token exactly when it samples the same token at
-    that place; with them (rule `rejection`), with probability min(1, p/q). So at temperature 0 the text is the
+    Invariant: without draft probabilities the executor accepts a draft token if and only if it samples the same token
+    there; with them (rule `rejection`), it does so with probability min(1, p/q). So at temperature 0 the text is the
     target's, whatever was drafted; above 0, it has the target's distribution but depends on the drafts.
     """
 
     _manifest: Manifest
 
     def from_result(self, call: EngineCall[StepRequest], request: EngineRequest, results: list[Any]) -> Acceptance:
-        """Infer from the new tokens how many drafts were accepted, which the executor does not say."""
+        """Return the step's outcome; how many drafts were accepted is inferred, as the executor does not say."""
         tokens = generated_tokens(request, results[0], self._manifest.vocab_size)
         pairs = zip(tokens[:-1], request.drafts, strict=False)
         num_accepted = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
@@ -104,7 +104,7 @@ class StepAdapter(TargetAdapter):
         return EngineRequest(payload, ids, len(drafts) + 1, drafts)
 
     def _drafts(self, request: StepRequest, num_ids: int, num_output: int) -> list[int]:
-        """Return as much of the chain as the engine takes; empty for a request that changes single logits.
+        """Return as much of the chain as the engine takes; nothing for a request that changes single logits.
 
         The library needs room for the text and the drafts, and for an output of the drafts and one token; otherwise it
         would shorten the output.
@@ -139,8 +139,8 @@ def generation_logits(result: Any, num_rows: int, vocab_size: int) -> Tensor:
 class DraftAdapter(Adapter[DraftRequest]):
     """Answers draft calls with a chain: sampled, with its q, for a rule that reads q, and greedy for the others.
 
-    Target and draft model draw independent random numbers, so the draft token that the target's sample matches most
-    often is the likeliest one.
+    Target and draft model draw independent random numbers, so the draft that the target's sample matches most often is
+    the likeliest token.
     Invariant: each sampled token is drawn from the q returned with it, over at most MAX_CANDIDATES probable tokens.
     """
 
@@ -180,7 +180,7 @@ def _draft_sampling(sampling: Sampling) -> Sampling:
     if sampling.greedy or not sampling.rule.uses_q:
         return Sampling()
     top_k = min(sampling.top_k or MAX_CANDIDATES, MAX_CANDIDATES)
-    # Not the seed of the target's own draws: drafts that depend on them would not be samples of q.
+    # Not the seed of the target's draws: drafts that depend on those would not be samples of q.
     return Sampling(sampling.temperature, top_k=top_k, seed=child_seed(sampling.seed, DRAFTS))
 
 
@@ -190,7 +190,7 @@ def _distribution(log_q: npt.NDArray[np.float64]) -> Distribution:
 
 
 def draft_logits(q: Sequence[Distribution], num_columns: int) -> Tensor | None:
-    """Return log q at each draft token, (n, num_columns) float32, logits of which the library takes the softmax.
+    """Return log q at each draft token, (n, num_columns) float32; the library takes their softmax.
 
     None without q. Tokens outside q get a logit so low that its probability is 0 in float32, but finite, because a
     softmax over infinities is NaN.

@@ -61,7 +61,7 @@ def build_draft(config: ServingConfig, caller: ModelCaller = no_caller) -> tuple
 def start_target(
     transport: Transport, adapter: Adapter[StepRequest], capabilities: Capabilities
 ) -> TrtllmClient[StepRequest]:
-    """Start a target's client, and run a step without drafts and one with drafts if the engine takes or makes any.
+    """Start a target's client; warm it up with a step without drafts and, if the engine has drafts, one with drafts.
 
     Raises ConfigError when the engine does not answer them.
     """

@@ -1,4 +1,4 @@
-"""Engines that draft by themselves (Medusa, EAGLE, ReDrafter, Lookahead): one request of the executor for a whole text.
+"""Engines that draft by themselves (Medusa, EAGLE, ReDrafter, Lookahead): one executor request for a whole text.
 
 The executor streams the text pass by pass; a step gets the tokens that have come since the last one.
 """
@@ -23,7 +23,7 @@ from runtime.trtllm.executor.sampling import sampling_config
 class EngineSideAdapter(TargetAdapter):
     """Answers target steps from a stream; a step without engine-side speculation is a request for one token.
 
-    Invariant: at temperature 0 the text is the target's; each pass brings its accepted drafts and one token more.
+    Invariant: at temperature 0 the text is the target's; each pass brings its accepted drafts and one more token.
     """
 
     _manifest: Manifest
@@ -69,7 +69,7 @@ class EngineSideAdapter(TargetAdapter):
         return arguments
 
     def _num_nodes(self, speculation: EngineSpeculation) -> int:
-        """Return how many draft tokens a pass verifies: as the request says, else as the engine was built."""
+        """Return how many draft tokens a pass verifies, by the request or else by the engine's build."""
         if self._capabilities.engine_method == "lookahead":
             return lookahead_nodes(*(speculation.sizes or lookahead_sizes(self._manifest)))
         return len(speculation.choices) or self._manifest.max_draft_len
@@ -78,7 +78,7 @@ class EngineSideAdapter(TargetAdapter):
 def stream_acceptance(
     request: EngineRequest, results: list[Any], method: str, num_nodes: int, vocab_size: int
 ) -> Acceptance:
-    """Return the tokens and passes of a stream's new results, and note in its request that a call has received them.
+    """Return the tokens and passes of a stream's new results, and record in `request` that a call has received them.
 
     num_nodes: draft tokens that a pass verifies.
     """
@@ -96,7 +96,7 @@ def stream_acceptance(
 
 
 def _pass_lengths(stream: Stream, result: Any) -> list[int]:
-    """Return the tokens per pass of a result, which usually covers one pass; of several, only the sum is known."""
+    """Return the tokens per pass of a result, which usually covers one pass; for several, only the sum is known."""
     num_tokens, num_before = len(result.output_token_ids[0]), stream.num_passes
     if not num_tokens:
         return []

@@ -1,4 +1,4 @@
-"""The package tensorrt_llm, which is imported when an engine is loaded: only NVIDIA's container has it."""
+"""The package tensorrt_llm, which only NVIDIA's container has, so it is imported when an engine is loaded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Library(NamedTuple):
 
 
 def load_library(image: str) -> Library:
-    """Import the package; raises ConfigError, naming the container, when it is missing or of another release."""
+    """Import the package; raises ConfigError, naming the container, if it is missing or the wrong release."""
     try:
         package = importlib.import_module("tensorrt_llm")
         api = importlib.import_module("tensorrt_llm.bindings.executor")
@@ -52,13 +52,13 @@ def open_executor(library: Library, folder: Path, manifest: Manifest, share: boo
     _check_served(folder, manifest, share)
     api, parallel = library.api, _parallel(library, manifest)
     decoding = _decoding(api, manifest)
-    # The tokens that the plan has found room for; without a plan, the library's own default.
+    # The number of tokens that the plan has found room for; without a plan, the library's default.
     planned = manifest.plan.get("servers", {}).get(manifest.role, {}).get("max_tokens_in_paged_kv_cache")
     try:
         config = api.ExecutorConfig(
             1,
             kv_cache_config=api.KvCacheConfig(enable_block_reuse=share, max_tokens=int(planned) if planned else None),
-            # Without it a prompt is at most max_num_tokens long, and every step passes the whole text as a prompt.
+            # Without it a prompt has at most max_num_tokens tokens, and every step sends the whole text as its prompt.
             enable_chunked_context=True,
             # For log-probabilities, and for the probabilities of a draft; copied only for requests that ask for them.
             gather_generation_logits=not manifest.engine_method,
@@ -71,7 +71,7 @@ def open_executor(library: Library, folder: Path, manifest: Manifest, share: boo
 
 
 def _check_served(folder: Path, manifest: Manifest, share: bool) -> None:
-    """Raise ConfigError for what the library would refuse at load, or switch off without an error."""
+    """Raise ConfigError for settings that the library would refuse at load or ignore without an error."""
     if manifest.mode == EXTERNAL and not share:  # trtGptModelInflightBatching.cpp, constructor
         raise ConfigError(
             f"the engine {folder} verifies draft tokens, for which TensorRT-LLM demands that KV blocks are reused "
@@ -85,7 +85,7 @@ def _check_served(folder: Path, manifest: Manifest, share: bool) -> None:
 
 
 def _parallel(library: Library, manifest: Manifest) -> dict[str, Any]:
-    """Return the argument for an engine on several GPUs: MPI spawns one process for each GPU."""
+    """Return the argument for an engine on several GPUs, for which MPI spawns one process per GPU."""
     if manifest.num_ranks == 1:
         return {}
     workers = [WORKER, library.folder / PACKAGED_WORKER]
@@ -129,7 +129,7 @@ def _decoding(api: Any, manifest: Manifest) -> Any:
 def eagle_config(
     api: Any, manifest: Manifest, choices: Sequence[Sequence[int]] = (), epsilon: float | None = None
 ) -> Any:
-    """Return EAGLE's configuration, of the engine or of one request with a tree or ε of its own.
+    """Return EAGLE's configuration, for the engine or for one request with a tree or ε of its own.
 
     A request's configuration replaces all of the engine's (createNewDecoderRequests.cpp), so each is complete; whether
     acceptance is greedy or typical is fixed for the engine, and ε is the request's (runtime/eagleBuffers.cpp).

@@ -1,4 +1,4 @@
-"""A request's sampling as the executor's arguments; options that it lacks are refused by the capabilities."""
+"""A request's sampling as arguments of the executor; the capabilities refuse options that it lacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def sampling_config(api: Any, sampling: Sampling, prefix_len: int, num_output: i
     """Return the SamplingConfig of the step after `prefix_len` tokens, `num_output` of them output.
 
     Invariant: the steps of one request have independent seeds. Each step is a request of its own to the executor, which
-    would begin every step with the same random number if they shared a seed.
+    would start every step with the same random number if they shared a seed.
     """
     values: dict[str, Any] = {"top_k": 1}
     if not sampling.greedy:
@@ -34,7 +34,7 @@ def sampling_config(api: Any, sampling: Sampling, prefix_len: int, num_output: i
 def logits_arguments(sampling: Sampling, num_output: int, vocab_size: int) -> dict[str, Any]:
     """Return the arguments of Request that change single logits: bias, bad words, no end before min_tokens.
 
-    An end id is named only while it is not allowed, so that the generation loop ends a text, never the executor.
+    An end id is sent only while it is forbidden, so that the generation loop ends a text, never the executor.
     """
     options = sampling.logits_options
     arguments: dict[str, Any] = {}
@@ -51,11 +51,11 @@ def logits_arguments(sampling: Sampling, num_output: int, vocab_size: int) -> di
 
 
 def tokens_without_end(sampling: Sampling, num_output: int) -> int:
-    """Return for how many more tokens the text may not end."""
+    """Return how many more tokens must come before the text may end."""
     return max(sampling.min_tokens - num_output, 0) if sampling.logits_options.end_ids else 0
 
 
 def changes_logits(sampling: Sampling, num_output: int) -> bool:
-    """Return whether single logits change; it is not established how the executor applies that to draft tokens."""
+    """Return whether single logits change; it is not known how the executor applies that to draft tokens."""
     options = sampling.logits_options
     return bool(sampling.penalised or options.bias or options.bad_words or tokens_without_end(sampling, num_output))

@@ -21,7 +21,7 @@ class ExecutorTransport:
         self.executor = executor
 
     def enqueue(self, payload: Any, deadline_s: float) -> int:
-        """Enqueue a Request of the library; the deadline is the client's to keep."""
+        """Enqueue a Request of the library. deadline_s: unused; the client enforces it."""
         request_id: int = self.executor.enqueue_request(payload)
         return request_id
 
@@ -43,7 +43,7 @@ class ExecutorTransport:
 
 
 def _read(response: Any) -> Response:
-    """Return a response of the library as ours; one that cannot be read is an error of its own request."""
+    """Return a response of the library as ours; one that cannot be read fails only its own request."""
     request_id = response.request_id
     try:
         if response.has_error():

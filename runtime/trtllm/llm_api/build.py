@@ -64,7 +64,7 @@ def _llm(llmapi: Any, manifest: LlmManifest, config: ServingConfig) -> Any:
 
 
 def _speculation(llmapi: Any, manifest: LlmManifest) -> Any:
-    """Return the decoding configuration; the class has one of two names, depending on the release."""
+    """Return the decoding configuration, whose class has one of two names depending on the release."""
     fields = dict(manifest.speculative_config)
     of_type = f"{fields.pop('decoding_type').replace('_', '')}DecodingConfig"
     kind = getattr(llmapi, of_type, None) or getattr(llmapi, manifest.config_class)

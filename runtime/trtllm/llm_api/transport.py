@@ -1,4 +1,4 @@
-"""The LLM API as a client's transport: one event loop, in which every request is streamed."""
+"""The LLM API as a client's transport: one event loop streams every request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENDED = "the LLM API's event loop or its workers have ended"
 
 @dataclass(frozen=True, eq=False)
 class LlmResult:
-    """One streamed output. output_token_ids: of its one beam, the new tokens only."""
+    """One streamed output. output_token_ids: only the new tokens, of its one beam."""
 
     output_token_ids: list[list[int]]
     decoding_iter: int
@@ -73,11 +73,11 @@ class LlmTransport:
         return self._responses.take(timeout_s)
 
     def cancel(self, request_id: int) -> None:
-        """End a generation; no further response comes."""
+        """End a generation; no more responses come."""
         self._loop.call_soon_threadsafe(lambda: (task := self._tasks.get(request_id)) and task.cancel())
 
     def shut_down(self) -> None:
-        """End all generations and the library's own processes; a loop that hangs is left behind on its thread."""
+        """End all generations and the library's processes; an event loop that hangs is abandoned on its thread."""
         try:
             if self._thread.is_alive():
                 self._loop.call_soon_threadsafe(self._closing.set)

@@ -1,4 +1,4 @@
-"""The real Triton model `target`; its engine breaks, outside a pass, once the file `break` appears in SCRIPT_FOLDER."""
+"""The real Triton model `target`, whose engine breaks outside a pass when the file `break` appears in SCRIPT_FOLDER."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ORDER = Path(os.environ["SCRIPT_FOLDER"]) / "break"
 
 
 class BreakableTable(SequenceTable):
-    """Fails where no request is to blame: in the engine's own housekeeping."""
+    """Fails where no request is to blame: in the engine's housekeeping."""
 
     def drop_idle(self, now_s: float, busy: set[int]) -> None:
         if ORDER.exists():

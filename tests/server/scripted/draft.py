@@ -1,7 +1,7 @@
-"""Triton model `draft` that answers what a test has written: a request's cache_salt names a file in SCRIPT_FOLDER.
+"""Triton model `draft`, which answers what a test has written: a request's cache_salt names a file in SCRIPT_FOLDER.
 
-`<salt>.npz` holds the answer, by tensor name; the salts "raises", "slow" and "hangs" do that instead. `<salt>.calls` grows
-by a byte per call.
+`<salt>.npz` is the answer, by tensor name; the salts "raises", "slow" and "hangs" do what they say. `<salt>.calls`
+grows by a byte per call.
 """
 
 from __future__ import annotations

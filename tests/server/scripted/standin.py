@@ -1,4 +1,4 @@
-"""NOT TensorRT-LLM: the real Triton model of this name, with the stand-in where the package `tensorrt_llm` would be.
+"""NOT TensorRT-LLM: the real Triton model of this name, with the stand-in in place of the package `tensorrt_llm`.
 
 The stub ignores PYTHONPATH, hence this file.
 """

@@ -1,8 +1,9 @@
 """Triton model `target` without a network: the token at position p is 1 + p % 60, and a test says when a step may end.
 
-A request's cache_salt is its name, or name:script. In the folder SCRIPT_FOLDER the model writes `<name>.began`, the number
-of steps that have begun, and `<name>.ended` when the sequence is released; step n ends once `<name>.go` holds n or more
-("free…" needs none). A step that is not let go is answered at its deadline, as an engine does.
+A request's cache_salt is its name, or name:script. In the folder SCRIPT_FOLDER the model writes `<name>.began`, the
+number of steps that have begun, and `<name>.ended` when the sequence is released. Step n ends once the number in
+`<name>.go` is n or more; a name that begins with "free" needs no file. A step that is not released is answered at its
+deadline, as by an engine.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def _write(name: str, number: int) -> None:
 
 
 def _unpack(tensors: Tensors) -> StepRequest:
-    """Refuse arrays that lie in Triton's memory, which would change once the request has been answered."""
+    """Refuse arrays in Triton's memory, which would change once the request has been answered."""
     for name, array in tensors.items():
         root: Any = array
         while not isinstance(root, np.ndarray) or root.base is not None:
