@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -21,11 +22,14 @@ void share(size_t count, size_t vocab_size, int num_threads, Work work) {
   };
   std::vector<std::thread> others;
   const size_t wanted = std::min(count, size_t(std::max(num_threads, 1)));
-  for (size_t i = 1; i < wanted; ++i)
-    others.emplace_back([&] {
-      Worker worker(vocab_size);
-      run(worker);
-    });
+  try {
+    for (size_t i = 1; i < wanted; ++i)
+      others.emplace_back([&] {
+        Worker worker(vocab_size);
+        run(worker);
+      });
+  } catch (const std::system_error&) {  // the process may have no more threads: fewer of them do the work
+  }
   // The calling thread keeps its memory for the next call: clearing it takes longer than a greedy decision.
   static thread_local std::unique_ptr<Worker> own;
   static thread_local size_t own_size = 0;

@@ -133,9 +133,11 @@ class PublicHost:
         self._refusals.finish(REFUSING_LIMIT_S)
         for breaker in self._breakers.values():
             breaker.close()
-        self._metrics.close()
-        if self._traces:
-            self._traces.close()
+        try:
+            self._metrics.close()
+        finally:
+            if self._traces:
+                self._traces.close()
 
     def _accept(self, request: Any, sender: Any) -> None:
         if self._renewal:

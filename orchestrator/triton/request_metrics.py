@@ -141,7 +141,10 @@ class RequestMetrics:
 
     def _report_often(self) -> None:
         while not self._closed.wait(REPORT_S):
-            self.report()
+            try:
+                self.report()
+            except Exception:  # no descriptor, for example: the next report may succeed
+                log.exception("the metrics could not be reported; the next report tries again")
 
     def _begin_at_zero(self) -> None:
         """Show the series whose labels are known, so that their first increase is seen as one."""

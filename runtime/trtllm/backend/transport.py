@@ -9,6 +9,7 @@ import logging
 import secrets
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
@@ -57,7 +58,8 @@ class BackendTransport:
         request_id = secrets.randbits(62) + 1
         with self._lock:
             self._has_begun[request_id] = False
-        self._calls.start(partial(self._run, request_id, payload, deadline_s))
+        call = self._calls.start(partial(self._run, request_id, payload, deadline_s))
+        call.future.add_done_callback(partial(self._answer_refusal, request_id))
         return request_id
 
     def takes_requests(self) -> bool:
@@ -89,6 +91,14 @@ class BackendTransport:
         with self._lock:
             self._has_begun.pop(request_id, None)
         self._responses.put(response)
+
+    def _answer_refusal(self, request_id: int, future: Future[None]) -> None:
+        """Answer a request whose call was not made, because no thread could be started or the pool is closed."""
+        error = future.exception()
+        if isinstance(error, Exception):
+            with self._lock:
+                self._has_begun.pop(request_id, None)
+            self._responses.put(Response(request_id, error=wrap_error("the backend was not called", error)))
 
     def _stop(self, request_id: int) -> None:
         try:

@@ -11,6 +11,7 @@ import pytest
 from orchestrator.core.errors import EngineError, RequestError, Unavailable
 from orchestrator.generation.statistics import SourceCount, Statistics
 from orchestrator.generation.text import FinishReason
+from tests.support.clients import until
 from tests.support.metrics_port import MetricsPort
 from tests.support.without_triton import imported
 
@@ -176,3 +177,19 @@ def test_a_sequence_that_cannot_be_counted_disturbs_nobody(module: ModuleType, m
     metrics.ended(module.RequestTimes(100.0, 100.0), broken, "none")
     metrics.report()
     assert shown(port, "spec_num_requests_running") == {"": 3}
+
+
+def test_a_report_that_fails_is_followed_by_others(
+    module: ModuleType, port: MetricsPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REPORT_S", 0.01)
+    reports = iter([OSError("too many open files"), None])
+
+    def gauges() -> dict[str, float]:
+        if error := next(reports, None):
+            raise error
+        return {"spec_num_requests_running": 7.0}
+
+    metrics = module.RequestMetrics("speculative", gauges)
+    until(lambda: shown(port, "spec_num_requests_running") == {"": 7}, "a report after one that failed")
+    metrics.close()

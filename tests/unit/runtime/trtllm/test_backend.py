@@ -27,7 +27,7 @@ from orchestrator.wire.target import StepRequest
 from runtime.engine.build import build_draft, build_target
 from runtime.trtllm.backend.adapters import DraftAdapter, EngineSideAdapter, StepAdapter
 from runtime.trtllm.backend.tensors import ACCEPTED, DRAFTED, OUTPUTS, Backend, draft_tensors, stop_tensors
-from runtime.trtllm.backend.transport import BackendTransport
+from runtime.trtllm.backend.transport import BackendTransport, ModelInput
 from runtime.trtllm.client import TrtllmClient
 from tests.standin.engine_folder import BUILD_MODES, make_engine
 from tests.support.engines import ask, submit
@@ -114,6 +114,14 @@ def until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < end_s, "it never came to hold"
         time.sleep(0.005)
+
+
+def test_a_call_that_no_thread_can_make_is_answered_at_once(model: FakeModel) -> None:
+    transport = BackendTransport(model, 1, "test")
+    transport.shut_down()
+    request_id = transport.enqueue(ModelInput({}), time.monotonic() + LIMIT_S)
+    (response,) = transport.responses(LIMIT_S)
+    assert response.request_id == request_id and isinstance(response.error, Unavailable)
 
 
 def test_step_is_answered_with_what_was_accepted(client: Any, model: FakeModel) -> None:
