@@ -49,6 +49,13 @@ class Settings(BaseModel):
     api_keys: str = Field("", repr=False, description="accepted API keys, separated by commas; empty = no key needed")
     api_keys_file: str = Field("", description="file of accepted API keys, one per line")
     max_body_bytes: int = Field(8 << 20, ge=1024, description="longest request body")
+    max_connections: int = Field(
+        900, ge=1, description="most open connections; beyond it, the one that has been idle for longest is closed"
+    )
+    receive_limit_s: float = Field(
+        60, gt=0, description="longest that a client may take to send the head of a request, and then its body"
+    )
+    send_limit_s: float = Field(60, gt=0, description="longest that a client may read nothing of a response")
     max_sequences: int = Field(32, ge=1, le=1024, description="most sequences of one request: prompts × n")
     request_timeout_s: float = Field(600, gt=0, le=86_400, description="deadline of a request")
     first_limit_s: float = Field(

@@ -173,7 +173,7 @@ def test_a_whole_response_is_written_off_the_event_loop(
 
     monkeypatch.setattr(answers, "JSONResponse", Noted)
     assert gateway.post("/v1/completions", BODY).json()["choices"][0]["text"] == text_of(3, 6)
-    assert len(threads) == 1 and threads[0] is not gateway._thread
+    assert [thread.name.rpartition("_")[0] for thread in threads] == ["gateway-work"]
 
 
 def test_ids_beyond_the_vocabulary_are_refused_off_the_event_loop(
@@ -185,7 +185,7 @@ def test_ids_beyond_the_vocabulary_are_refused_off_the_event_loop(
     answer = gateway.post("/detokenize", {"tokens": [1, 900]})
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tokens")
-    assert len(threads) == 1 and threads[0] is not gateway._thread
+    assert [thread.name.rpartition("_")[0] for thread in threads] == ["gateway-work"]
 
 
 @pytest.mark.parametrize(
