@@ -77,3 +77,13 @@ def test_the_tokenizer_of_a_deployment_is_its_targets(tmp_path, monkeypatch) -> 
     assert target_of(str(tmp_path / "serving.toml")) == str(tmp_path / "here")
     monkeypatch.setenv("SERVING_TARGET", "owner/name")
     assert target_of(str(tmp_path / "serving.toml")) == "owner/name"
+
+
+def test_a_target_may_be_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home/target").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "serving.toml").write_text('target = "~/target"\n')
+    assert target_of(str(tmp_path / "serving.toml")) == str(tmp_path / "home/target")
+    monkeypatch.setenv("SERVING_TARGET", "~no-such-user/target")
+    with pytest.raises(SettingsError, match=r"~no-such-user/target.*SERVING_TARGET"):
+        target_of(str(tmp_path / "serving.toml"))
