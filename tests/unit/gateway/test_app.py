@@ -18,6 +18,8 @@ import pytest
 from fastapi.responses import JSONResponse
 
 from gateway import answers
+from gateway.fields import CompletionFields
+from gateway.parsing import parse
 from gateway.tokenizer import Checkpoint
 from tests.support.clients import until
 from tests.support.gateway import RunningGateway, running_gateway
@@ -132,6 +134,22 @@ def test_an_error_within_is_a_500_with_its_id(gateway: RunningGateway, monkeypat
     answer = gateway.get("/v1/models", headers={"X-Request-Id": "it"})
     assert (answer.status_code, answer.headers["X-Request-Id"]) == (500, "it")
     assert gateway.metric('spec_gateway_requests_total{endpoint="/v1/models",status="500"}') == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "affinity"),
+    [
+        ({"prompt_cache_key": "chat 7", "user": "me"}, "chat 7"),
+        ({"prompt_cache_key": "", "user": "me"}, "me"),
+        ({"user": "me"}, "me"),
+        ({}, ""),
+    ],
+)
+def test_the_client_names_what_belongs_to_one_replica(
+    gateway: RunningGateway, given: dict[str, str], affinity: str
+) -> None:
+    fields = parse(CompletionFields, json.dumps(BODY | {"n": 2} | given).encode())
+    assert [sequence.affinity for sequence in gateway.state.completion(fields, "id").sequences] == [affinity] * 2
 
 
 # Streams that wait
