@@ -24,6 +24,7 @@ from gateway.middleware import REQUEST_ID, Guard, to_response
 from gateway.replicas import Replicas
 from gateway.service import Gateway
 from gateway.settings import Settings, SettingsError
+from gateway.tenants import OfTenant, of_tenant
 from gateway.tokenizer import read_checkpoint
 from gateway.workers import off_loop
 
@@ -71,7 +72,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def _keys(settings: Settings) -> frozenset[bytes]:
-    """Return the accepted API keys; raises SettingsError if their file cannot be read or has none."""
+    """Return the accepted API keys; raises SettingsError if they cannot be read or some are needed and missing."""
     keys = settings.api_keys.encode(errors="surrogateescape").split(b",")
     if settings.api_keys_file:
         try:
@@ -79,6 +80,8 @@ def _keys(settings: Settings) -> frozenset[bytes]:
         except OSError as error:
             raise SettingsError(f"cannot read the API keys in {settings.api_keys_file}: {error.strerror}") from None
     found = frozenset(key.strip() for key in keys if key.strip())
+    if settings.salt_by_key and not found:
+        raise SettingsError("salt_by_key needs API keys (--api-keys-file or --api-keys), and there is none")
     if settings.api_keys_file and not found:
         raise SettingsError(f"{settings.api_keys_file} contains no API key (--api-keys-file)")
     return found
@@ -87,17 +90,20 @@ def _keys(settings: Settings) -> frozenset[bytes]:
 def _add_generation(app: FastAPI, gateway: Gateway, bodies: Bodies) -> None:
     ping_interval_s = gateway.settings.ping_interval_s
 
+    async def fields_of(model: type[OfTenant], request: Request) -> OfTenant:
+        gateway.replicas.check_room()  # before the body is read: in a flood of requests, refusals must be cheap
+        fields = await bodies.fields(model, request)
+        return of_tenant(fields, request.state.api_key) if gateway.settings.salt_by_key else fields
+
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        gateway.replicas.check_room()  # before the body is read: in a flood of requests, refusals must be cheap
-        fields = await bodies.fields(CompletionFields, request)
+        fields = await fields_of(CompletionFields, request)
         job = await off_loop(gateway.completion, fields, request.state.request_id)
         return await answer(request, fields.stream, job, ping_interval_s)
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        gateway.replicas.check_room()
-        fields = await bodies.fields(ChatFields, request)
+        fields = await fields_of(ChatFields, request)
         job = await off_loop(gateway.chat, fields, request.state.request_id)
         return await answer(request, fields.stream, job, ping_interval_s)
 

@@ -15,7 +15,7 @@ from gateway.settings import Settings
 from tests.support.clients import until
 from tests.support.gateway import RunningGateway
 from tests.support.standin_replica import StandInReplica
-from tests.unit.gateway.test_app import BODY, LIMIT_S, replica  # noqa: F401  # a fixture
+from tests.unit.gateway.test_app import BODY, LIMIT_S
 from tests.unit.gateway.test_tokenizer import write
 
 pytestmark = pytest.mark.unit
@@ -37,7 +37,7 @@ class LimitedGateway(RunningGateway):
 
 
 @contextlib.contextmanager
-def limited(replica: StandInReplica, folder: Path, **settings: Any) -> Iterator[LimitedGateway]:  # noqa: F811
+def limited(replica: StandInReplica, folder: Path, **settings: Any) -> Iterator[LimitedGateway]:
     limits = {"receive_limit_s": 0.5, "send_limit_s": 0.5, "stop_limit_s": 5, "log_level": "warning"} | settings
     gateway = LimitedGateway(Settings(replicas=replica.address, tokenizer=str(write(folder)), **limits))
     gateway.start(waits=True)
@@ -81,7 +81,7 @@ def answer_on(connection: socket.socket) -> tuple[str, dict[str, Any]]:
     return head.decode().lower(), json.loads(body)
 
 
-def test_a_reader_that_stops_reading_loses_its_request(replica: StandInReplica, tmp_path: Path) -> None:  # noqa: F811
+def test_a_reader_that_stops_reading_loses_its_request(replica: StandInReplica, tmp_path: Path) -> None:
     replica.pace_s, before = 0.05, replica.num_cancelled
     # More than the kernel holds: each of the choices begins with its prompt.
     body = json.dumps({"prompt": "a" * 2_000_000, "echo": True, "n": 8, "max_tokens": 10_000, "stream": True})
@@ -97,7 +97,7 @@ def test_a_reader_that_stops_reading_loses_its_request(replica: StandInReplica, 
         replica.pace_s = 0.0
 
 
-def test_a_reader_that_is_slow_gets_all(replica: StandInReplica, tmp_path: Path) -> None:  # noqa: F811
+def test_a_reader_that_is_slow_gets_all(replica: StandInReplica, tmp_path: Path) -> None:
     """It takes longer than the limit altogether, but never reads nothing for so long."""
     body = json.dumps({"prompt": "a" * 3_000_000, "echo": True, "n": 8, "max_tokens": 2})
     with limited(replica, tmp_path) as gateway, gateway.connect() as connection:
@@ -110,17 +110,13 @@ def test_a_reader_that_is_slow_gets_all(replica: StandInReplica, tmp_path: Path)
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/comp", HEAD.encode()])
-def test_a_request_whose_head_never_comes_is_not_awaited(
-    replica: StandInReplica,  # noqa: F811
-    tmp_path: Path,
-    sent: bytes,
-) -> None:
+def test_a_request_whose_head_never_comes_is_not_awaited(replica: StandInReplica, tmp_path: Path, sent: bytes) -> None:
     with limited(replica, tmp_path) as gateway, gateway.connect() as connection:
         connection.sendall(sent)
         until(lambda: is_closed(connection), "the end of the connection", LIMIT_S)
 
 
-def test_a_head_that_trickles_in_gets_no_more_time(replica: StandInReplica, tmp_path: Path) -> None:  # noqa: F811
+def test_a_head_that_trickles_in_gets_no_more_time(replica: StandInReplica, tmp_path: Path) -> None:
     with limited(replica, tmp_path) as gateway, gateway.connect() as connection:
         first = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
         connection.sendall(first)
@@ -128,7 +124,7 @@ def test_a_head_that_trickles_in_gets_no_more_time(replica: StandInReplica, tmp_
         trickles_until_closed(connection, b"A")  # the second request on it
 
 
-def test_a_body_that_does_not_come_in_time_is_a_408(replica: StandInReplica, tmp_path: Path) -> None:  # noqa: F811
+def test_a_body_that_does_not_come_in_time_is_a_408(replica: StandInReplica, tmp_path: Path) -> None:
     with limited(replica, tmp_path) as gateway, gateway.connect() as connection:
         connection.sendall(f'{HEAD}Content-Length: 9000\r\n\r\n{{"prompt"'.encode())
         head, body = answer_on(connection)
@@ -138,17 +134,14 @@ def test_a_body_that_does_not_come_in_time_is_a_408(replica: StandInReplica, tmp
         assert gateway.post("/v1/completions", BODY).status_code == 200
 
 
-def test_the_rest_of_a_refused_body_gets_no_more_time(replica: StandInReplica, tmp_path: Path) -> None:  # noqa: F811
+def test_the_rest_of_a_refused_body_gets_no_more_time(replica: StandInReplica, tmp_path: Path) -> None:
     with limited(replica, tmp_path) as gateway, gateway.connect() as connection:
         connection.sendall(f"{HEAD.replace('/v1/', '/v9/')}Content-Length: 9000000\r\n\r\n".encode())
         assert connection.recv(65536).startswith(b"HTTP/1.1 404 ")
         trickles_until_closed(connection, b" ")
 
 
-def test_a_new_connection_takes_the_place_of_the_one_idle_for_longest(
-    replica: StandInReplica,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_a_new_connection_takes_the_place_of_the_one_idle_for_longest(replica: StandInReplica, tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         gateway = stack.enter_context(limited(replica, tmp_path, receive_limit_s=60, max_connections=4))
         state = gateway._server.server_state
@@ -161,10 +154,7 @@ def test_a_new_connection_takes_the_place_of_the_one_idle_for_longest(
         assert [is_closed(connection) for connection in idle] == [True, False, False, False]
 
 
-def test_running_requests_are_never_closed_for_a_new_connection(
-    replica: StandInReplica,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_running_requests_are_never_closed_for_a_new_connection(replica: StandInReplica, tmp_path: Path) -> None:
     replica.pace_s = 0.05
     body = json.dumps({"prompt": "a", "max_tokens": 10_000, "stream": True})
     try:
@@ -181,7 +171,7 @@ def test_running_requests_are_never_closed_for_a_new_connection(
         replica.pace_s = 0.0
 
 
-def test_many_long_bodies_at_once_keep_out_no_short_one(replica: StandInReplica, tmp_path: Path) -> None:  # noqa: F811
+def test_many_long_bodies_at_once_keep_out_no_short_one(replica: StandInReplica, tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         gateway = stack.enter_context(limited(replica, tmp_path, receive_limit_s=60, max_body_bytes=70_000))
         for _ in range(8):
