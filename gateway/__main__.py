@@ -15,9 +15,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from gateway.app import create_app
+from gateway.connections import server_config
 from gateway.listening import address_of, bound, listen, metrics_served
 from gateway.local import serving, target_of
-from gateway.settings import KEEP_ALIVE_S, PREFIX, Settings, SettingsError, parse_flags, read_settings
+from gateway.settings import PREFIX, Settings, SettingsError, parse_flags, read_settings
 
 _EPILOG = f"""\
 Each setting is also an environment variable, {PREFIX}<NAME>: --api-keys-file is {PREFIX}API_KEYS_FILE.
@@ -70,18 +71,12 @@ def run(settings: Settings, config: str | None, num_replicas: int) -> None:
 
 def serve(app: FastAPI, settings: Settings, listener: socket.socket) -> None:
     """Serve on a bound socket until Ctrl-C or SIGTERM."""
-    server_config = uvicorn.Config(
-        app,
-        log_level=settings.log_level,
-        access_log=False,  # the middleware writes one line per request
-        timeout_graceful_shutdown=settings.stop_limit_s,
-        timeout_keep_alive=KEEP_ALIVE_S,
-    )
-    listen(listener, "port", server_config.backlog)  # a client that reads the line below may connect at once
+    config = server_config(app, settings)
+    listen(listener, "port", config.backlog)  # a client that reads the line below may connect at once
     address = address_of(listener)
     replicas = app.state.gateway.replicas.addresses
     print(f"gateway: http://{address}/v1, playground http://{address}/, replicas {replicas}", flush=True)
-    uvicorn.Server(server_config).run(sockets=[listener])
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 if __name__ == "__main__":

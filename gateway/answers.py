@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from gateway.errors import ApiError
 from gateway.jobs import DONE, Job, event
+from gateway.workers import off_loop
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
 
 #: A server-sent-event comment, which every client skips: proxies and clients end streams that fall silent.
 PING = ": ping\n\n"
@@ -28,21 +32,35 @@ async def answer(request: Request, stream: bool, job: Job, ping_interval_s: floa
     """Return the response of a job; raises ApiError if the job fails before the response begins."""
     if not stream:
         body = await _unless_gone(request, job.response())
-        return await asyncio.to_thread(JSONResponse, body)  # it may be long: 32 texts, each with all log-probabilities
+        return await off_loop(JSONResponse, body)  # it may be long: 32 texts, each with all log-probabilities
     # The status is sent with the first event or ping, so that a request that is refused before it gets an error status.
     events = with_pings(job.events(), ping_interval_s)
     first = await _unless_gone(request, anext(events))
 
-    async def all_events() -> AsyncIterator[str]:
-        async with contextlib.aclosing(events):
-            yield first
-            try:
-                async for event_or_ping in events:
-                    yield event_or_ping
-            except ApiError as error:
-                yield event(error.body()) + DONE
+    return EventStream(first, events)
 
-    return StreamingResponse(all_events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+class EventStream(StreamingResponse):
+    """A response of events, the first of which has come already; the events end with the response."""
+
+    def __init__(self, first: str, others: AsyncGenerator[str, None]) -> None:
+        self._others = others
+        headers = {"Cache-Control": "no-cache"}
+        super().__init__(self._all(first), media_type="text/event-stream", headers=headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        # If the client goes while an event is being sent, nobody asks for the next one, and only that would end them.
+        async with contextlib.aclosing(self._others):
+            await super().__call__(scope, receive, send)
+
+    async def _all(self, first: str) -> AsyncIterator[str]:
+        yield first
+        try:
+            async for event_or_ping in self._others:
+                yield event_or_ping
+        except ApiError as error:
+            yield event(error.body()) + DONE
 
 
 async def with_pings(events: AsyncGenerator[str, None], interval_s: float) -> AsyncGenerator[str, None]:

@@ -13,19 +13,20 @@ from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
-from starlette.requests import ClientDisconnect
 
 from gateway import __version__
-from gateway.answers import ClientGone, answer
-from gateway.errors import ApiError, TooLarge
+from gateway.answers import answer
+from gateway.bodies import Bodies
+from gateway.errors import ApiError
 from gateway.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 from gateway.methods import served_methods
 from gateway.middleware import REQUEST_ID, Guard, to_response
-from gateway.parsing import Parsed, parse
 from gateway.replicas import Replicas
 from gateway.service import Gateway
 from gateway.settings import Settings, SettingsError
+from gateway.tenants import OfTenant, of_tenant
 from gateway.tokenizer import read_checkpoint
+from gateway.workers import off_loop
 
 PAGE = Path(__file__).parent / "playground"
 
@@ -53,8 +54,9 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(404, _on_unknown_path)
     app.add_exception_handler(405, _on_unknown_path)
     app.add_exception_handler(Exception, _on_exception)
-    _add_generation(app, gateway)
-    _add_tokenizer(app, gateway)
+    bodies = Bodies(settings)
+    _add_generation(app, gateway, bodies)
+    _add_tokenizer(app, gateway, bodies)
     _add_operations(app, gateway)
     _add_playground(app, gateway)
     app.add_middleware(Guard, keys=_keys(settings), metrics=gateway.metrics)
@@ -70,7 +72,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def _keys(settings: Settings) -> frozenset[bytes]:
-    """Return the accepted API keys; raises SettingsError if their file cannot be read or has none."""
+    """Return the accepted API keys; raises SettingsError if they cannot be read or some are needed and missing."""
     keys = settings.api_keys.encode(errors="surrogateescape").split(b",")
     if settings.api_keys_file:
         try:
@@ -78,40 +80,45 @@ def _keys(settings: Settings) -> frozenset[bytes]:
         except OSError as error:
             raise SettingsError(f"cannot read the API keys in {settings.api_keys_file}: {error.strerror}") from None
     found = frozenset(key.strip() for key in keys if key.strip())
+    if settings.salt_by_key and not found:
+        raise SettingsError("salt_by_key needs API keys (--api-keys-file or --api-keys), and there is none")
     if settings.api_keys_file and not found:
         raise SettingsError(f"{settings.api_keys_file} contains no API key (--api-keys-file)")
     return found
 
 
-def _add_generation(app: FastAPI, gateway: Gateway) -> None:
+def _add_generation(app: FastAPI, gateway: Gateway, bodies: Bodies) -> None:
     ping_interval_s = gateway.settings.ping_interval_s
+
+    async def fields_of(model: type[OfTenant], request: Request) -> OfTenant:
+        gateway.replicas.check_room()  # before the body is read: in a flood of requests, refusals must be cheap
+        fields = await bodies.fields(model, request)
+        return of_tenant(fields, request.state.api_key) if gateway.settings.salt_by_key else fields
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        gateway.replicas.check_room()  # before the body is read: in a flood of requests, refusals must be cheap
-        fields = await _fields(CompletionFields, request, gateway)
-        job = await asyncio.to_thread(gateway.completion, fields, request.state.request_id)
+        fields = await fields_of(CompletionFields, request)
+        job = await off_loop(gateway.completion, fields, request.state.request_id)
         return await answer(request, fields.stream, job, ping_interval_s)
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        gateway.replicas.check_room()
-        fields = await _fields(ChatFields, request, gateway)
-        job = await asyncio.to_thread(gateway.chat, fields, request.state.request_id)
+        fields = await fields_of(ChatFields, request)
+        job = await off_loop(gateway.chat, fields, request.state.request_id)
         return await answer(request, fields.stream, job, ping_interval_s)
 
 
-def _add_tokenizer(app: FastAPI, gateway: Gateway) -> None:
+def _add_tokenizer(app: FastAPI, gateway: Gateway, bodies: Bodies) -> None:
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        fields = await _fields(TokenizeFields, request, gateway)
+        fields = await bodies.fields(TokenizeFields, request)
         # The response is also serialised on that thread, so that a list of a million ids delays no other request.
-        return await asyncio.to_thread(lambda: JSONResponse(gateway.tokenize(fields)))
+        return await off_loop(lambda: JSONResponse(gateway.tokenize(fields)))
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        fields = await _fields(DetokenizeFields, request, gateway)
-        return await asyncio.to_thread(lambda: JSONResponse(gateway.detokenize(fields)))
+        fields = await bodies.fields(DetokenizeFields, request)
+        return await off_loop(lambda: JSONResponse(gateway.detokenize(fields)))
 
 
 def _add_operations(app: FastAPI, gateway: Gateway) -> None:
@@ -157,19 +164,6 @@ def _add_playground(app: FastAPI, gateway: Gateway) -> None:
         return {"model": gateway.checkpoint.name, "methods": await served_methods(gateway.replicas)}
 
     app.mount("/playground", StaticFiles(directory=PAGE))
-
-
-async def _fields(model: type[Parsed], request: Request, gateway: Gateway) -> Parsed:
-    """Return the fields of a request; raises BadRequest, or TooLarge before all of a body that is too long is read."""
-    raw, limit = bytearray(), gateway.settings.max_body_bytes
-    try:
-        async for part in request.stream():
-            raw += part
-            if len(raw) > limit:
-                raise TooLarge(f"the body must be at most {limit} bytes (max_body_bytes)")
-    except ClientDisconnect:
-        raise ClientGone("the client left before it had sent its whole request") from None
-    return await asyncio.to_thread(parse, model, raw)
 
 
 async def _on_api_error(_: Request, error: Exception) -> Response:

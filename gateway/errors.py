@@ -67,6 +67,16 @@ class TooLarge(ApiError):
     status, type, code = 413, "invalid_request_error", "request_too_large"
 
 
+class TooSlow(ApiError):
+    """The client has not sent its request in time; the rest of it is not awaited."""
+
+    status, type, code = 408, "invalid_request_error", "request_timeout"
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of the response."""
+        return {"Connection": "close"}
+
+
 class Busy(ApiError):
     """Every replica is full."""
 

@@ -79,6 +79,9 @@ class GenerationFields(Fields):
     priority: Int | None = None
     timeout_ms: int | None = Field(None, ge=1, le=MAX_INT32)
     return_token_ids: bool = False
+    # without effect on the text; they choose the replica
+    prompt_cache_key: str | None = None
+    user: str | None = None
     # ours
     speculation: str | None = None
     speculation_config: dict[str, Any] | str | None = None
@@ -88,12 +91,10 @@ class GenerationFields(Fields):
     typical_delta: float | None = None
     return_steps: bool = False
     # often sent, but without effect on the text
-    user: Any = None
     metadata: Any = None
     store: Any = None
     service_tier: Any = None
     safety_identifier: Any = None
-    prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
     reasoning_effort: Any = None
     # accepted only with their defaults, which describe what the server does
@@ -109,6 +110,11 @@ class GenerationFields(Fields):
     def most_tokens(self) -> int | None:
         """The limit of output tokens, None if there is none."""
         return self.max_tokens
+
+    @property
+    def affinity(self) -> str:
+        """What the client gives to requests that should go to one replica, "" if nothing."""
+        return self.prompt_cache_key or self.user or ""
 
     def inputs(self) -> dict[str, Any]:
         """Return the inputs of the server that are the same for every prompt and choice; raises BadRequest."""

@@ -88,7 +88,8 @@ class Attempts:
 class Generation:
     """One sequence as it moves between replicas.
 
-    inputs: those of the public model, including the seed. request_id: for logs. ids: the tokens received so far.
+    inputs: those of the public model, including the seed. request_id: for logs. affinity: the client's name for
+    requests that should go to one replica, "" = those whose prompts begin alike. ids: the tokens received so far.
     Invariant: joined, the deltas equal those of a single replica that did not fail.
     """
 
@@ -98,6 +99,7 @@ class Generation:
     metrics: Metrics
     deadline_s: float
     request_id: str = ""
+    affinity: str = ""
     ids: list[int] = field(default_factory=list)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
@@ -156,7 +158,7 @@ class Generation:
 
         A new request is refused if all replicas are full. A text that has begun waits, since its reader has seen it.
         """
-        error, key = attempts.error, affinity_key(self.inputs)
+        error, key = attempts.error, affinity_key(self.inputs, self.affinity)
         ready = [replica for replica in self.replicas.all.values() if replica.is_ready]
         if isinstance(error, Full) and not self.ids and all(replica in attempts.tried for replica in ready):
             raise Busy(f"all replicas are full: {error}", retry_after_s=error.retry_after_s)

@@ -16,6 +16,7 @@ from gateway.fields import FIELD_OF_INPUT
 from gateway.formats import ChatFormat, Format
 from gateway.generation import Delta, Generation, Refusal
 from gateway.metrics import Metrics
+from gateway.workers import off_loop
 
 _INPUT = re.compile(r"\binput (\w+)[,)]")
 DONE = "data: [DONE]\n\n"
@@ -46,7 +47,7 @@ class Job:
         async with contextlib.aclosing(self._deltas()) as deltas:
             async for _ in deltas:
                 pass
-        return await asyncio.to_thread(self.format.response, self._received, self.n)
+        return await off_loop(self.format.response, self._received, self.n)
 
     async def events(self) -> AsyncGenerator[str, None]:
         """Yield the events of a stream; raises ApiError."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from gateway.errors import shown
 from gateway.settings import SettingsError
 
 _GRPC = re.compile(r"gRPC (\S+?),")
@@ -21,8 +24,14 @@ PORTS = ("HTTP_PORT", "GRPC_PORT", "METRICS_PORT", "HEALTH_PORT")
 #: The launcher's program that becomes a command which ends with its parent. It is run, not imported: the gateway's
 #: image has no launcher, since it starts no servers.
 _CHILD = Path(__file__).resolve().parents[1] / "launcher/child.py"
+#: The pause before a launcher is started again, and the longest one: each failure in a row doubles it.
 RESTART_PAUSE_S = 1.0
+MAX_RESTART_PAUSE_S = 30.0
+#: A launcher that ran for this long did not fail in a row. Loading may take minutes before it fails, so it is longer.
+SOUND_S = 300.0
 STOP_LIMIT_S = 30
+
+log = logging.getLogger(__name__)
 
 
 class LocalReplica:
@@ -69,15 +78,37 @@ class LocalReplica:
         )
 
     def _watch(self) -> None:
+        num_failures = 0
         while True:
-            self.process.wait()
-            if self._stopping.wait(RESTART_PAUSE_S):
+            began_s = time.monotonic()
+            with self.process as process:  # closes its pipe
+                status = process.wait()
+            lasted_s = time.monotonic() - began_s
+            num_failures = 1 if lasted_s >= SOUND_S else num_failures + 1
+            if self._stopping.is_set() or self._stopping.wait(self._pause_s(status, lasted_s, num_failures)):
                 return
-            print(f"the server at {self.address} ended; starting it again", file=sys.stderr, flush=True)
             self.process = self._start()
             if self._stopping.is_set():  # asked to stop meanwhile
                 self.process.terminate()
                 return
+
+    def _pause_s(self, status: int, lasted_s: float, num_failures: int) -> float:
+        """Log that the launcher ended, for the last of several times in a row; return the pause before it starts."""
+        pause_s = restart_pause_s(num_failures)
+        log.error(
+            "the server at %s ended after %.0f s with exit status %d (failure %d in a row): started again in %g s",
+            self.address,
+            lasted_s,
+            status,
+            num_failures,
+            pause_s,
+        )
+        return pause_s
+
+
+def restart_pause_s(num_failures: int) -> float:
+    """Return the pause before a launcher is started again that has failed so many times in a row."""
+    return float(min(RESTART_PAUSE_S * 2 ** min(num_failures - 1, 10), MAX_RESTART_PAUSE_S))
 
 
 def _ports(ready_line: str) -> dict[str, str]:
@@ -109,5 +140,8 @@ def target_of(config: str) -> str:
     except (OSError, ValueError) as error:
         raise SettingsError(f"cannot read the deployment {path}: {error} (--serve)") from None
     target = os.environ.get("SERVING_TARGET") or declared
-    local = path.absolute().parent / str(target)
+    try:
+        local = path.absolute().parent / Path(str(target)).expanduser()
+    except RuntimeError as error:
+        raise SettingsError(f"target {shown(target)} names no folder: {error} ({path}, or SERVING_TARGET)") from None
     return str(local) if local.is_dir() else str(target)

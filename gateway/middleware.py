@@ -58,7 +58,7 @@ class Guard:
         self._metrics.running.inc(is_counted)
         try:
             if endpoint in GUARDED:
-                self._check_key(headers.get("authorization", ""))
+                scope["state"]["api_key"] = self._key(headers.get("authorization", ""))
             return await self._app(scope, receive, observed)
         except Unauthorized as error:
             return await to_response(error)(scope, receive, observed)
@@ -75,13 +75,16 @@ class Guard:
         self._metrics.request_seconds.labels(endpoint).observe(seconds)
         log.info("%s %s %d %.3f s, request %s", method, endpoint, status, seconds, request_id)
 
-    def _check_key(self, header: str) -> None:
-        """Raise Unauthorized unless the header has one of the keys, or there are no keys."""
+    def _key(self, header: str) -> bytes:
+        """Return the key in the header, b"" if there are no keys; raises Unauthorized if it is none of them."""
         scheme, _, key = header.partition(" ")
         given = key.strip(" \t").encode("latin-1")  # the bytes as sent: headers are always decoded as Latin-1
         is_known = any(hmac.compare_digest(given, known) for known in self._keys)
-        if self._keys and not (scheme.lower() == "bearer" and is_known):
+        if not self._keys:
+            return b""
+        if not (scheme.lower() == "bearer" and is_known):
             raise Unauthorized("a valid API key is needed: Authorization: Bearer KEY")
+        return given
 
 
 def to_response(error: ApiError) -> JSONResponse:

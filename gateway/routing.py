@@ -1,4 +1,4 @@
-"""Which replica serves a request: the one that the prompt's beginning maps to, unless it is much busier than others."""
+"""Which replica serves a request: the one that its key, or its prompt's beginning, maps to unless that is too busy."""
 
 from __future__ import annotations
 
@@ -23,10 +23,14 @@ class Candidate(Protocol):
 Chosen = TypeVar("Chosen", bound=Candidate)
 
 
-def affinity_key(inputs: Mapping[str, Any]) -> bytes:
-    """Return what requests have in common that may share cached KV blocks: the salt and the prompt's beginning."""
-    beginning = inputs.get("text_input", "")[:PREFIX_CHARACTERS] or inputs.get("input_ids", [])[:PREFIX_IDS]
-    return repr((inputs.get("cache_salt", ""), beginning)).encode()
+def affinity_key(inputs: Mapping[str, Any], name: str = "") -> bytes:
+    """Return what requests have in common that may share cached KV blocks: the salt, and the prompt's beginning.
+
+    name: what the client gives to requests that belong together, instead of the beginning, which all may share.
+    """
+    beginning = name or inputs.get("text_input", "")[:PREFIX_CHARACTERS] or inputs.get("input_ids", [])[:PREFIX_IDS]
+    key = repr((inputs.get("cache_salt", ""), beginning)).encode()
+    return hashlib.blake2b(key, digest_size=16).digest()  # a name may be long, and is hashed again for each replica
 
 
 def rank(key: bytes, address: str) -> int:

@@ -81,6 +81,7 @@ class Gateway:
                 self.metrics,
                 deadline_s,
                 request_id,
+                fields.affinity,
             )
             for prompt in prompts
             for index in range(fields.n)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -46,9 +47,24 @@ class Settings(BaseModel):
     max_model_len: int = Field(
         0, ge=0, description="longest context in tokens, where it is not the max_position_embeddings of config.json"
     )
-    api_keys: str = Field("", repr=False, description="accepted API keys, separated by commas; empty = no key needed")
+    api_keys: str = Field(
+        "",
+        repr=False,
+        description="accepted API keys, separated by commas; empty = no key needed. Every user of the machine can read "
+        "a flag (ps): better use --api-keys-file or GATEWAY_API_KEYS",
+    )
     api_keys_file: str = Field("", description="file of accepted API keys, one per line")
+    salt_by_key: bool = Field(
+        False, description="derive cache_salt from a request's API key, and ignore the client's own and its priority"
+    )
     max_body_bytes: int = Field(8 << 20, ge=1024, description="longest request body")
+    max_connections: int = Field(
+        900, ge=1, description="most open connections; beyond it, the one that has been idle for longest is closed"
+    )
+    receive_limit_s: float = Field(
+        60, gt=0, description="longest that a client may take to send the head of a request, and then its body"
+    )
+    send_limit_s: float = Field(60, gt=0, description="longest that a client may read nothing of a response")
     max_sequences: int = Field(32, ge=1, le=1024, description="most sequences of one request: prompts × n")
     request_timeout_s: float = Field(600, gt=0, le=86_400, description="deadline of a request")
     first_limit_s: float = Field(
@@ -94,6 +110,7 @@ def parse_flags(
     """Add a flag for each setting and parse; return all options, and the settings among them that are set."""
     for name, field in Settings.model_fields.items():
         default = "" if field.default in ("", None) else f" ({field.default})"
-        parser.add_argument(f"--{name.replace('_', '-')}", metavar="…", help=f"{field.description}{default}")
+        bare: dict[str, Any] = {"nargs": "?", "const": "true"} if field.annotation is bool else {}  # --salt-by-key
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar="…", help=f"{field.description}{default}", **bare)
     options = parser.parse_args(arguments)
     return options, {name: value for name in Settings.model_fields if (value := getattr(options, name)) is not None}

@@ -166,6 +166,15 @@ def test_only_the_gateway_is_public(name: str) -> None:
     assert all(service["spec"].get("type", "ClusterIP") == "ClusterIP" for service in services(name))
 
 
+@EACH_OVERLAY
+def test_only_the_demo_may_run_without_api_keys(name: str) -> None:
+    (gateway,) = at(of_kind(name, "Deployment")["gateway"], "spec.template.spec.containers")
+    (keys,) = [each for each in gateway["env"] if each["name"] == "GATEWAY_API_KEYS"]
+    secret = keys["valueFrom"]["secretKeyRef"]
+    assert (secret["name"], secret["key"]) == ("gateway-api-keys", "keys")
+    assert secret.get("optional", False) is (name == "cpu-demo")
+
+
 # What the programs say
 
 

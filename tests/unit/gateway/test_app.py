@@ -1,6 +1,5 @@
-"""The application over a stand-in replica: ids, keys, pings, origins, metrics; slow work holds up no other request."""
+"""The application over a stand-in replica: ids, pings, origins, metrics; slow work holds up no other request."""
 
-import asyncio
 import contextlib
 import json
 import logging
@@ -18,43 +17,18 @@ import pytest
 from fastapi.responses import JSONResponse
 
 from gateway import answers
+from gateway.fields import CompletionFields
+from gateway.parsing import parse
 from gateway.tokenizer import Checkpoint
 from tests.support.clients import until
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.standin_replica import Fault, StandInReplica, text_of
-from tests.unit.gateway.test_tokenizer import write
 
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).resolve().parents[3]
-KEY = {"Authorization": "Bearer secret"}
 BODY = {"prompt": "abc", "seed": 3, "max_tokens": 6}
 LIMIT_S = 20
-
-
-@pytest.fixture(scope="module")
-def replica() -> Iterator[StandInReplica]:
-    """One stand-in on an event loop of its own."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-
-    async def made() -> StandInReplica:
-        return await StandInReplica().__aenter__()
-
-    standin = asyncio.run_coroutine_threadsafe(made(), loop).result(LIMIT_S)
-    yield standin
-    asyncio.run_coroutine_threadsafe(standin.__aexit__(None, None, None), loop).result(LIMIT_S)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(LIMIT_S)
-    loop.close()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write(tmp_path_factory.mktemp("target"), chat_template="{{ messages[0].content }}")
-    (folder / "config.json").write_text('{"max_position_embeddings": 512}')
-    return folder
 
 
 @contextlib.contextmanager
@@ -75,7 +49,7 @@ def events_of(answer: httpx.Response) -> list[str]:
     return [part for part in answer.text.split("\n\n") if part]
 
 
-# Ids, keys, origins
+# Ids, origins
 
 
 def test_a_request_has_one_id_in_header_log_and_server(
@@ -92,25 +66,6 @@ def test_a_request_has_one_id_in_header_log_and_server(
         made = gateway.post("/v1/completions", BODY, headers={"X-Request-Id": bad})
         assert made.headers["X-Request-Id"] == replica.ids[-1] != bad and len(replica.ids[-1]) == 32
     assert gateway.get("/nothing").headers["X-Request-Id"]
-
-
-def test_keys_guard_the_metrics_too_and_readiness_names_no_address(replica: StandInReplica, folder: Path) -> None:
-    with gateway_over(replica, folder, api_keys="secret", allowed_origins="*") as guarded:
-        assert guarded.get("/metrics").status_code == 401 and guarded.get("/v1/models").status_code == 401
-        assert replica.address in guarded.get("/metrics", headers=KEY).text
-        ready = guarded.get("/ready")
-        assert (ready.status_code, ready.json()) == (200, {"num_replicas": 1, "num_usable": 1})
-        asks = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
-        preflight = httpx.options(f"{guarded.url}/v1/completions", headers=asks)
-        assert preflight.status_code == 200  # a browser sends no key with it
-
-
-def test_a_key_may_have_any_characters(replica: StandInReplica, folder: Path) -> None:
-    key = "schlüssel-à"  # its last byte in UTF-8 is a space of Latin-1
-    with gateway_over(replica, folder, api_keys=key) as guarded:
-        for given, status in ((key, 200), ("schlüssel", 401)):
-            headers = {b"Authorization": b"Bearer " + given.encode()}
-            assert guarded.get("/v1/models", headers=headers).status_code == status
 
 
 def test_other_origins_are_not_let_in(gateway: RunningGateway) -> None:
@@ -132,6 +87,22 @@ def test_an_error_within_is_a_500_with_its_id(gateway: RunningGateway, monkeypat
     answer = gateway.get("/v1/models", headers={"X-Request-Id": "it"})
     assert (answer.status_code, answer.headers["X-Request-Id"]) == (500, "it")
     assert gateway.metric('spec_gateway_requests_total{endpoint="/v1/models",status="500"}') == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "affinity"),
+    [
+        ({"prompt_cache_key": "chat 7", "user": "me"}, "chat 7"),
+        ({"prompt_cache_key": "", "user": "me"}, "me"),
+        ({"user": "me"}, "me"),
+        ({}, ""),
+    ],
+)
+def test_the_client_names_what_belongs_to_one_replica(
+    gateway: RunningGateway, given: dict[str, str], affinity: str
+) -> None:
+    fields = parse(CompletionFields, json.dumps(BODY | {"n": 2} | given).encode())
+    assert [sequence.affinity for sequence in gateway.state.completion(fields, "id").sequences] == [affinity] * 2
 
 
 # Streams that wait
@@ -173,7 +144,7 @@ def test_a_whole_response_is_written_off_the_event_loop(
 
     monkeypatch.setattr(answers, "JSONResponse", Noted)
     assert gateway.post("/v1/completions", BODY).json()["choices"][0]["text"] == text_of(3, 6)
-    assert len(threads) == 1 and threads[0] is not gateway._thread
+    assert [thread.name.rpartition("_")[0] for thread in threads] == ["gateway-work"]
 
 
 def test_ids_beyond_the_vocabulary_are_refused_off_the_event_loop(
@@ -185,7 +156,7 @@ def test_ids_beyond_the_vocabulary_are_refused_off_the_event_loop(
     answer = gateway.post("/detokenize", {"tokens": [1, 900]})
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tokens")
-    assert len(threads) == 1 and threads[0] is not gateway._thread
+    assert [thread.name.rpartition("_")[0] for thread in threads] == ["gateway-work"]
 
 
 @pytest.mark.parametrize(

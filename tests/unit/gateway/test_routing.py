@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from gateway.replicas import Replicas
 from gateway.routing import affinity_key, choose
+from tests.support.standin_replica import StandInReplica
+from tests.unit.gateway.test_generation import generation, run, text
 
 pytestmark = pytest.mark.unit
 
@@ -61,3 +64,22 @@ def test_prompts_with_one_beginning_share_a_key_unless_their_salts_differ() -> N
     assert affinity_key({"text_input": long, "cache_salt": "a"}) != affinity_key(
         {"text_input": long, "cache_salt": "b"}
     )
+
+
+def test_a_name_from_the_client_goes_before_the_prompts_beginning() -> None:
+    system = {"input_ids": [7] * 100}
+    assert affinity_key(system, "a") != affinity_key(system, "b") != affinity_key(system)
+    assert affinity_key(system, "a") == affinity_key({"input_ids": [8]}, "a")
+    assert affinity_key({**system, "cache_salt": "s"}, "a") != affinity_key({**system, "cache_salt": "t"}, "a")
+
+
+def test_conversations_with_one_system_prompt_spread_and_each_stays() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        for seed in [*range(40)] * 2:  # two turns each
+            turn = generation(replicas, max_tokens=1, seed=seed)
+            turn.affinity = f"conversation {seed}"
+            await text(turn)
+        first, second = ({request["seed"][0] for request in replica.requests} for replica in made)
+        assert first and second and not first & second
+
+    run(test)

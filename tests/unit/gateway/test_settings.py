@@ -1,5 +1,7 @@
 """Settings: flags before variables before defaults; a wrong one is named with its value and its place."""
 
+import argparse
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from gateway.__main__ import main
 from gateway.app import _keys
 from gateway.local import _ports, target_of
 from gateway.replicas import Replicas
-from gateway.settings import Settings, SettingsError, read_settings
+from gateway.settings import Settings, SettingsError, parse_flags, read_settings
 
 pytestmark = pytest.mark.unit
 
@@ -49,6 +51,7 @@ def test_addresses_are_checked(replicas: str) -> None:
         (["--tokenizer", "models/target", "--chat-template", "/nowhere"], "/nowhere"),
         (["--serve", "/nowhere.toml"], "/nowhere.toml"),
         (["--port", "x"], "--port or GATEWAY_PORT"),
+        (["--tokenizer", "models/target", "--salt-by-key"], "salt_by_key needs API keys"),
     ],
 )
 def test_the_command_says_what_is_wrong_and_ends_with_2(
@@ -56,6 +59,20 @@ def test_the_command_says_what_is_wrong_and_ends_with_2(
 ) -> None:
     assert main(flags) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_flag_that_is_on_or_off_needs_no_value() -> None:
+    for flags, wanted in ((["--salt-by-key"], True), (["--salt-by-key", "false"], False), ([], False)):
+        _, found = parse_flags(argparse.ArgumentParser(), flags)
+        assert read_settings(found, {}).salt_by_key is wanted
+    assert read_settings({}, {"GATEWAY_SALT_BY_KEY": "true"}).salt_by_key
+
+
+def test_the_help_says_that_a_key_in_a_flag_can_be_seen() -> None:
+    parser = argparse.ArgumentParser()
+    parse_flags(parser, [])
+    help_of_keys = re.sub(r"\s+", " ", parser.format_help().partition("--api-keys …")[2])
+    assert "(ps): better use --api-keys-file or GATEWAY_API_KEYS" in help_of_keys
 
 
 def test_a_file_of_keys_may_hold_any_bytes(tmp_path: Path) -> None:
@@ -77,3 +94,13 @@ def test_the_tokenizer_of_a_deployment_is_its_targets(tmp_path, monkeypatch) -> 
     assert target_of(str(tmp_path / "serving.toml")) == str(tmp_path / "here")
     monkeypatch.setenv("SERVING_TARGET", "owner/name")
     assert target_of(str(tmp_path / "serving.toml")) == "owner/name"
+
+
+def test_a_target_may_be_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home/target").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "serving.toml").write_text('target = "~/target"\n')
+    assert target_of(str(tmp_path / "serving.toml")) == str(tmp_path / "home/target")
+    monkeypatch.setenv("SERVING_TARGET", "~no-such-user/target")
+    with pytest.raises(SettingsError, match=r"~no-such-user/target.*SERVING_TARGET"):
+        target_of(str(tmp_path / "serving.toml"))

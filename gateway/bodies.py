@@ -1,0 +1,61 @@
+"""Reads the bodies of requests: each within limits of size and time, all together within one of memory."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from gateway.answers import ClientGone
+from gateway.errors import TooLarge, TooSlow, Unavailable
+from gateway.parsing import Parsed, parse
+from gateway.settings import Settings
+from gateway.workers import off_loop
+
+#: How many bodies of the greatest allowed length may be held at once.
+MAX_LONGEST = 8
+#: Bodies up to this length are always read, so that a flood of long ones keeps out no ordinary request.
+SHORT_BYTES = 64 << 10
+
+
+class Bodies:
+    """Reads bodies, and counts the bytes of those that are being read or parsed."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._max_bytes, self._limit_s = settings.max_body_bytes, settings.receive_limit_s
+        self._num_bytes = 0
+
+    async def fields(self, model: type[Parsed], request: Request) -> Parsed:
+        """Return the fields of a request; raises ApiError, and stops reading a body that is refused."""
+        raw = bytearray()
+        try:
+            await self._read(request, raw)
+            return await off_loop(parse, model, raw)
+        finally:
+            self._num_bytes -= len(raw)
+
+    async def _read(self, request: Request, raw: bytearray) -> None:
+        """Append the body to `raw`."""
+        try:
+            async with asyncio.timeout(self._limit_s):
+                async for part in request.stream():
+                    raw += part
+                    self._num_bytes += len(part)
+                    self._check(len(raw))
+        except ClientDisconnect:
+            raise ClientGone("the client left before it had sent its whole request") from None
+        except TimeoutError:
+            raise TooSlow(f"the body must arrive within {self._limit_s:g} s (receive_limit_s)") from None
+
+    def _check(self, num_bytes: int) -> None:
+        """Raise TooLarge for a body that is too long, or Unavailable for a long one if too many are held already."""
+        if num_bytes > self._max_bytes:
+            raise TooLarge(f"the body must be at most {self._max_bytes} bytes (max_body_bytes)")
+        max_together = MAX_LONGEST * self._max_bytes
+        if num_bytes > SHORT_BYTES and self._num_bytes > max_together:
+            raise Unavailable(
+                f"the bodies of all requests under way may have {max_together} bytes together "
+                f"({MAX_LONGEST} × max_body_bytes); send shorter ones, or this one again",
+                retry_after_s=1,
+            )

@@ -1,0 +1,52 @@
+"""API keys: what they guard, and what the requests of a key have in common."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.standin_replica import StandInReplica
+from tests.unit.gateway.test_app import BODY, gateway_over
+
+pytestmark = pytest.mark.unit
+
+KEY = {"Authorization": "Bearer secret"}
+
+
+def test_keys_guard_the_metrics_too_and_readiness_names_no_address(replica: StandInReplica, folder: Path) -> None:
+    with gateway_over(replica, folder, api_keys="secret", allowed_origins="*") as guarded:
+        assert guarded.get("/metrics").status_code == 401 and guarded.get("/v1/models").status_code == 401
+        assert replica.address in guarded.get("/metrics", headers=KEY).text
+        ready = guarded.get("/ready")
+        assert (ready.status_code, ready.json()) == (200, {"num_replicas": 1, "num_usable": 1})
+        asks = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+        preflight = httpx.options(f"{guarded.url}/v1/completions", headers=asks)
+        assert preflight.status_code == 200  # a browser sends no key with it
+
+
+def test_a_key_may_have_any_characters(replica: StandInReplica, folder: Path) -> None:
+    key = "schlüssel-à"  # its last byte in UTF-8 is a space of Latin-1
+    with gateway_over(replica, folder, api_keys=key) as guarded:
+        for given, status in ((key, 200), ("schlüssel", 401)):
+            headers = {b"Authorization": b"Bearer " + given.encode()}
+            assert guarded.get("/v1/models", headers=headers).status_code == status
+
+
+def test_a_key_is_a_tenant_with_one_salt_and_no_priority(replica: StandInReplica, folder: Path) -> None:
+    with gateway_over(replica, folder, api_keys="secret,other", salt_by_key=True) as guarded:
+        for key, salt in (("secret", "a"), ("secret", "b"), ("secret", None), ("other", "a")):
+            headers = {"Authorization": f"Bearer {key}"}
+            body = BODY | {"cache_salt": salt, "priority": -9}
+            assert guarded.post("/v1/completions", body, headers=headers).status_code == 200
+        chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "cache_salt": "c"}
+        assert guarded.post("/v1/chat/completions", chat, headers=KEY).status_code == 200
+    salts = [request["cache_salt"][0] for request in replica.requests]
+    first, other = salts[0], salts[3]
+    assert salts == [first, first, first, other, first] and first != other
+    assert len(first) == 64 and not any("priority" in request for request in replica.requests)
+
+
+def test_without_that_option_salts_and_priorities_are_the_clients(replica: StandInReplica, folder: Path) -> None:
+    with gateway_over(replica, folder, api_keys="secret") as guarded:
+        guarded.post("/v1/completions", BODY | {"cache_salt": "a", "priority": -9}, headers=KEY)
+    assert (replica.requests[-1]["cache_salt"], replica.requests[-1]["priority"]) == (["a"], [-9])
