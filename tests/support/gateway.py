@@ -12,7 +12,8 @@ import httpx
 import uvicorn
 
 from gateway.app import create_app
-from gateway.settings import KEEP_ALIVE_S, Settings
+from gateway.connections import server_config
+from gateway.settings import Settings
 from tests.support.clients import until
 
 
@@ -22,14 +23,8 @@ class RunningGateway:
     def __init__(self, settings: Settings) -> None:
         app = create_app(settings)
         self.state = app.state.gateway
-        config = uvicorn.Config(
-            app,
-            host="127.0.0.1",
-            port=0,
-            log_level="warning",
-            timeout_graceful_shutdown=5,
-            timeout_keep_alive=KEEP_ALIVE_S,
-        )
+        config = server_config(app, settings)
+        config.host, config.port = "127.0.0.1", 0
         self._server = uvicorn.Server(config)
         socket = config.bind_socket()
         self.url = f"http://127.0.0.1:{socket.getsockname()[1]}"
@@ -65,7 +60,8 @@ class RunningGateway:
 @contextlib.contextmanager
 def running_gateway(replicas: str, tokenizer: Path, waits: bool = True, **settings: Any) -> Iterator[RunningGateway]:
     """Run a gateway in front of these replicas."""
-    gateway = RunningGateway(Settings(replicas=replicas, tokenizer=str(tokenizer), **settings))
+    options = {"stop_limit_s": 5, "log_level": "warning"} | settings
+    gateway = RunningGateway(Settings(replicas=replicas, tokenizer=str(tokenizer), **options))
     gateway.start(waits)
     try:
         yield gateway

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from gateway.connections import server_config
 from gateway.settings import Settings
 from tests.support.clients import until
 from tests.support.gateway import RunningGateway
@@ -23,23 +22,16 @@ pytestmark = pytest.mark.unit
 HEAD = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 
 
-class LimitedGateway(RunningGateway):
-    """A gateway with the limits of its connections that the command sets."""
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self._server.config = server_config(self._server.config.app, settings)  # type: ignore[arg-type]
-
-    def connect(self) -> socket.socket:
-        """Return a connection to it."""
-        host, port = urllib.parse.urlsplit(self.url).netloc.split(":")
-        return socket.create_connection((host, int(port)), LIMIT_S)
+def connect(gateway: RunningGateway) -> socket.socket:
+    """Return a connection to a gateway."""
+    host, port = urllib.parse.urlsplit(gateway.url).netloc.split(":")
+    return socket.create_connection((host, int(port)), LIMIT_S)
 
 
 @contextlib.contextmanager
-def limited(replica: StandInReplica, folder: Path, **settings: Any) -> Iterator[LimitedGateway]:
+def limited(replica: StandInReplica, folder: Path, **settings: Any) -> Iterator[RunningGateway]:
     limits = {"receive_limit_s": 0.5, "send_limit_s": 0.5, "stop_limit_s": 5, "log_level": "warning"} | settings
-    gateway = LimitedGateway(Settings(replicas=replica.address, tokenizer=str(write(folder)), **limits))
+    gateway = RunningGateway(Settings(replicas=replica.address, tokenizer=str(write(folder)), **limits))
     gateway.start(waits=True)
     try:
         yield gateway
@@ -86,7 +78,7 @@ def test_a_reader_that_stops_reading_loses_its_request(replica: StandInReplica, 
     # More than the kernel holds: each of the choices begins with its prompt.
     body = json.dumps({"prompt": "a" * 2_000_000, "echo": True, "n": 8, "max_tokens": 10_000, "stream": True})
     try:
-        with limited(replica, tmp_path, send_limit_s=2) as gateway, gateway.connect() as connection:
+        with limited(replica, tmp_path, send_limit_s=2) as gateway, connect(gateway) as connection:
             (one,) = gateway.state.replicas.all.values()
             connection.sendall(f"{HEAD}Content-Length: {len(body)}\r\n\r\n{body}".encode())
             until(lambda: one.num_running == 8, "the request", LIMIT_S)
@@ -101,7 +93,7 @@ def test_a_reader_that_stops_reading_loses_its_request(replica: StandInReplica, 
 def test_a_reader_that_is_slow_gets_all(replica: StandInReplica, tmp_path: Path) -> None:
     """It takes longer than the limit altogether, but never reads nothing for so long."""
     body = json.dumps({"prompt": "a" * 3_000_000, "echo": True, "n": 8, "max_tokens": 2})
-    with limited(replica, tmp_path, send_limit_s=1.5) as gateway, gateway.connect() as connection:
+    with limited(replica, tmp_path, send_limit_s=1.5) as gateway, connect(gateway) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 200_000)
         connection.sendall(f"{HEAD}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
         received = bytearray()
@@ -112,13 +104,13 @@ def test_a_reader_that_is_slow_gets_all(replica: StandInReplica, tmp_path: Path)
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/comp", HEAD.encode()])
 def test_a_request_whose_head_never_comes_is_not_awaited(replica: StandInReplica, tmp_path: Path, sent: bytes) -> None:
-    with limited(replica, tmp_path) as gateway, gateway.connect() as connection:
+    with limited(replica, tmp_path) as gateway, connect(gateway) as connection:
         connection.sendall(sent)
         until(lambda: is_closed(connection), "the end of the connection", LIMIT_S)
 
 
 def test_a_head_that_trickles_in_gets_no_more_time(replica: StandInReplica, tmp_path: Path) -> None:
-    with limited(replica, tmp_path) as gateway, gateway.connect() as connection:
+    with limited(replica, tmp_path) as gateway, connect(gateway) as connection:
         first = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
         connection.sendall(first)
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
@@ -126,7 +118,7 @@ def test_a_head_that_trickles_in_gets_no_more_time(replica: StandInReplica, tmp_
 
 
 def test_a_body_that_does_not_come_in_time_is_a_408(replica: StandInReplica, tmp_path: Path) -> None:
-    with limited(replica, tmp_path) as gateway, gateway.connect() as connection:
+    with limited(replica, tmp_path) as gateway, connect(gateway) as connection:
         connection.sendall(f'{HEAD}Content-Length: 9000\r\n\r\n{{"prompt"'.encode())
         head, body = answer_on(connection)
         assert head.startswith("http/1.1 408 ") and "connection: close" in head
@@ -136,7 +128,7 @@ def test_a_body_that_does_not_come_in_time_is_a_408(replica: StandInReplica, tmp
 
 
 def test_the_rest_of_a_refused_body_gets_no_more_time(replica: StandInReplica, tmp_path: Path) -> None:
-    with limited(replica, tmp_path) as gateway, gateway.connect() as connection:
+    with limited(replica, tmp_path) as gateway, connect(gateway) as connection:
         connection.sendall(f"{HEAD.replace('/v1/', '/v9/')}Content-Length: 9000000\r\n\r\n".encode())
         assert connection.recv(65536).startswith(b"HTTP/1.1 404 ")
         trickles_until_closed(connection, b" ")
@@ -149,7 +141,7 @@ def test_a_new_connection_takes_the_place_of_the_one_idle_for_longest(replica: S
         until(lambda: not state.connections, "the end of the probes' connections", LIMIT_S)
         idle = []
         for number in range(4):
-            idle.append(stack.enter_context(gateway.connect()))
+            idle.append(stack.enter_context(connect(gateway)))
             until(lambda number=number: len(state.connections) == number + 1, "a connection", LIMIT_S)
         assert gateway.get("/health").status_code == 200
         assert [is_closed(connection) for connection in idle] == [True, False, False, False]
@@ -162,11 +154,11 @@ def test_running_requests_are_never_closed_for_a_new_connection(replica: StandIn
         with contextlib.ExitStack() as stack:
             gateway = stack.enter_context(limited(replica, tmp_path, receive_limit_s=60, max_connections=2))
             (one,) = gateway.state.replicas.all.values()
-            streams = [stack.enter_context(gateway.connect()) for _ in range(2)]
+            streams = [stack.enter_context(connect(gateway)) for _ in range(2)]
             for stream in streams:
                 stream.sendall(f"{HEAD}Content-Length: {len(body)}\r\n\r\n{body}".encode())
             until(lambda: one.num_running == 2, "the streams", LIMIT_S)
-            until(lambda: is_closed(stack.enter_context(gateway.connect())), "the end of a third one", LIMIT_S)
+            until(lambda: is_closed(stack.enter_context(connect(gateway))), "the end of a third one", LIMIT_S)
             assert one.num_running == 2 and not any(is_closed(stream) for stream in streams)
     finally:
         replica.pace_s = 0.0
@@ -176,7 +168,7 @@ def test_many_long_bodies_at_once_keep_out_no_short_one(replica: StandInReplica,
     with contextlib.ExitStack() as stack:
         gateway = stack.enter_context(limited(replica, tmp_path, receive_limit_s=60, max_body_bytes=70_000))
         for _ in range(8):
-            connection = stack.enter_context(gateway.connect())
+            connection = stack.enter_context(connect(gateway))
             connection.sendall(f"{HEAD}Content-Length: 70000\r\n\r\n".encode() + b" " * 69_999)
         long = BODY | {"prompt": "a" * 69_000}
         until(lambda: gateway.post("/v1/completions", long).status_code == 503, "a refusal", LIMIT_S)
