@@ -23,6 +23,8 @@ from orchestrator.core.methods import DRAFTERS
 from orchestrator.deployment.config import PLACES_FOLDER, ServingConfig
 
 POLL_S = 0.1
+#: Pause after a request that could not be read or answered.
+_RETRY_S = 1.0
 _REQUEST, _ANSWER = "reload.json", "reload-answer-"
 #: The keys that a running deployment can change, and those that it can also change if the target's process drafts.
 LIVE = (
@@ -66,6 +68,7 @@ class ReloadListener:
     def __init__(self, folder: Path, prepare: Prepare, phase: Phase = Phase.COMMIT) -> None:
         self._folder, self._prepare, self._phase = folder, prepare, phase
         self._commit: Commit | None = None
+        self._answer: dict[str, Any] | None = None
         self._seen = _read(folder / _REQUEST)  # an older request: this process has read the settings itself
 
     @classmethod
@@ -79,16 +82,25 @@ class ReloadListener:
     def run(self) -> None:
         """Poll for requests, forever."""
         while True:
-            time.sleep(POLL_S)
-            self.poll()
+            time.sleep(POLL_S if self.poll() else _RETRY_S)
 
-    def poll(self) -> None:
-        """Carry out a new request, if there is one, and answer it."""
+    def poll(self) -> bool:
+        """Carry out a new request, if there is one, and answer it; return False if that must be tried again."""
+        try:
+            self._poll()
+        except Exception:  # no descriptor, or a full disk: the next attempt may succeed
+            log.exception("a reload could not be read or answered; this process tries again")
+            return False
+        return True
+
+    def _poll(self) -> None:
         request = _read(self._folder / _REQUEST)
-        if not request or request == self._seen:
-            return
-        self._seen = request
-        _write(self._folder / f"{_ANSWER}{os.getpid()}", {**_id_of(request), "error": self._carry_out(request)})
+        if request and request != self._seen:
+            self._seen = request  # first: it is carried out once, however often its answer has to be written
+            self._answer = {**_id_of(request), "error": self._carry_out(request)}
+        if self._answer is not None:
+            _write(self._folder / f"{_ANSWER}{os.getpid()}", self._answer)
+            self._answer = None
 
     def _carry_out(self, request: Mapping[str, Any]) -> str:
         """Return why a request could not be carried out, "" if it was."""
