@@ -9,7 +9,7 @@ from pathlib import Path
 from orchestrator.core.errors import ConfigError, ServingError, shown
 from orchestrator.core.methods import DRAFTERS
 from orchestrator.deployment.config import FOLDERS, ServingConfig
-from orchestrator.deployment.reload import IN_TURN, Reload, live_keys
+from orchestrator.deployment.reload import COMMITS, Phase, Reload, live_keys
 
 Stamps = dict[str, int]
 
@@ -27,10 +27,13 @@ class Reloader:
         self._stamps, self._number = stamps_of(config), 0
         self._lock = threading.Lock()
 
-    def reload(self, processes: Mapping[int, str]) -> str:
-        """Apply what has changed; return it in words. processes: {process id: model} of the server's models.
+    def reload(self, processes: Mapping[int, str], restart: Callable[[int], None]) -> str:
+        """Apply what has changed; return it in words.
 
-        Raises ServingError if the file is refused or a process cannot apply it; then nothing has changed.
+        processes: {process id: model} of the server's models. restart: has a process, given by its id, replaced by
+        another, which reads the file as it then is.
+        Raises ServingError if the file is refused or a process cannot prepare it; then nothing has changed. A process
+        that has prepared it but does not apply it is restarted.
         """
         with self._lock:
             before, after = self.config, self._load()
@@ -42,12 +45,27 @@ class Reloader:
             reload = Reload(self._folder, self._number, after, changed)
             engines = {*DRAFTERS} if before.has_runs else {"target", *DRAFTERS}  # these read nothing that can change
             asked = {pid: model for pid, model in processes.items() if model not in engines}
-            for phase in IN_TURN:
-                if why := reload.ask(phase, asked, self._limit_s):
-                    reload.abort()
-                    raise ServingError(why)
+            if failed := reload.ask(Phase.PREPARE, asked, self._limit_s):
+                reload.abort()
+                raise ServingError(next(iter(failed.values())))
+            failed = self._commit(reload, asked, restart)
             self.config, self._stamps = after, stamps
-            return f"reload: {described(before, after, changed)}"
+            restarted = f"; restarted to apply it: {', '.join(failed.values())}" if failed else ""
+            return f"reload: {described(before, after, changed)}{restarted}"
+
+    def _commit(self, reload: Reload, processes: Mapping[int, str], restart: Callable[[int], None]) -> dict[int, str]:
+        """Make the processes apply what they have prepared; restart those that do not, and return why each did not.
+
+        Some have applied it by then, which cannot be undone: the only way to equal settings is forward.
+        """
+        failed: dict[int, str] = {}
+        for phase in COMMITS:
+            rest = {pid: model for pid, model in processes.items() if pid not in failed}
+            late = reload.ask(phase, rest, self._limit_s)
+            for pid in late:  # an engine at once: the public models are about to call it with the new settings
+                restart(pid)
+            failed |= late
+        return failed
 
 
 def stamps_of(config: ServingConfig) -> Stamps:

@@ -191,12 +191,13 @@ class Server:
         """Apply what has changed in the deployment file and in the folders that it names; return that in words.
 
         Raises ConfigError if the file cannot be served or changes something that needs a restart, ServingError if a
-        model cannot apply it; then nothing has changed.
+        model cannot prepare it; then nothing has changed.
         """
         try:
-            if self._reloader is None:
+            if self._reloader is None or self._watch is None:
                 raise ServingError("the server's models are being loaded")
-            done = self._reloader.reload({pid: model for pid, model in self.pids().items() if model in self.models})
+            processes = {pid: model for pid, model in self.pids().items() if model in self.models}
+            done = self._reloader.reload(processes, self._watch.kill)
         except ServingError as error:
             self._say(f"reload refused, nothing has changed: {error}")
             raise

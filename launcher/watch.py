@@ -137,6 +137,13 @@ class Watch(threading.Thread):
         silent = [f"model {model} has been silent for {since_s:g} s" for model, since_s in self.silent_models().items()]
         return ", ".join(silent) or None
 
+    def kill(self, pid: int) -> None:
+        """Kill the process of a model, which is then replaced like any that dies; for other threads."""
+        for process in list(self._stubs):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.pid == pid:
+                    process.kill()
+
     def dead_models(self) -> set[str]:
         """Return the models without a living process, including those whose process died before it was seen."""
         return self._python_models - {model for process, model in self._stubs.items() if is_alive(process)}

@@ -1,13 +1,14 @@
 """Reloading: the launcher asks the models' processes of a running deployment to apply new settings.
 
 It has two phases, so that either all processes get the new settings or none does: each prepares them (reads tables,
-loads drafters) and reports whether that worked, and then each applies them. Requests and answers are files in the
-folder of the places, which is the launcher's own (`orchestrator/deployment/drain.py`): nothing outside the machine can
-write there.
+loads drafters) and reports whether that worked, and then each applies them; the launcher restarts a process that does
+not. Requests and answers are files in the folder of the places, which is the launcher's own
+(`orchestrator/deployment/drain.py`): nothing outside the machine can write there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -50,8 +51,8 @@ class Phase(StrEnum):
     ABORT = "abort"
 
 
-#: The phases of a successful reload, in order.
-IN_TURN = (Phase.PREPARE, Phase.COMMIT_ENGINE, Phase.COMMIT)
+#: The phases that follow when all processes have prepared, in order.
+COMMITS = (Phase.COMMIT_ENGINE, Phase.COMMIT)
 
 
 def live_keys(config: ServingConfig) -> tuple[str, ...]:
@@ -130,29 +131,39 @@ class Reload:
 
     def abort(self) -> None:
         """Make the processes drop what they have prepared, drafters included; do not wait for answers."""
-        _write(self._folder / _REQUEST, {**self._request, "phase": Phase.ABORT})
+        with contextlib.suppress(OSError):  # the next request makes them drop it, too
+            _write(self._folder / _REQUEST, {**self._request, "phase": Phase.ABORT})
 
-    def ask(self, phase: Phase, processes: Mapping[int, str], limit_s: float) -> str:
-        """Ask all processes for a phase and wait; return why the first one failed, "" if none did.
+    def ask(self, phase: Phase, processes: Mapping[int, str], limit_s: float) -> dict[int, str]:
+        """Ask all processes for a phase and wait; return {process id: why it failed}, empty if none did.
 
-        processes: {process id: model} of those that must take part.
+        The first failure to prepare ends the wait. processes: {process id: model} of those that must take part.
         """
         request = {**self._request, "phase": phase}
-        _write(self._folder / _REQUEST, request)
-        waiting, end_s = dict(processes), time.monotonic() + limit_s
-        while waiting:
+        try:
+            _write(self._folder / _REQUEST, request)
+        except OSError as error:
+            return {pid: f"model {model} could not be asked: {error}" for pid, model in processes.items()}
+        waiting, failed, end_s = dict(processes), dict[int, str](), time.monotonic() + limit_s
+        while waiting and not (failed and phase is Phase.PREPARE):
             for pid, model in list(waiting.items()):
-                answer = _read(self._folder / f"{_ANSWER}{pid}")
-                if _id_of(answer) == _id_of(request):
+                if (why := self._why_failed(pid, model, request)) is not None:
                     del waiting[pid]
-                    if answer["error"]:
-                        return f"model {model}: {answer['error']}"
-                elif not Path(f"/proc/{pid}").exists():
-                    return f"the process of model {model} ended"
-            if time.monotonic() > end_s:
-                return f"model {min(waiting.values())} did not answer within {limit_s:g} s"
+                    failed |= {pid: why} if why else {}
+            if waiting and time.monotonic() > end_s:
+                return failed | {
+                    pid: f"model {model} did not answer within {limit_s:g} s" for pid, model in waiting.items()
+                }
             time.sleep(POLL_S / 2)
-        return ""
+        return failed
+
+    def _why_failed(self, pid: int, model: str, request: Mapping[str, Any]) -> str | None:
+        """Return why a process failed, "" if it succeeded, None as long as it has not answered."""
+        is_gone = not Path(f"/proc/{pid}").exists()  # first: it may answer and end
+        answer = _read(self._folder / f"{_ANSWER}{pid}")
+        if _id_of(answer) == _id_of(request):
+            return f"model {model}: {answer['error']}" if answer["error"] else ""
+        return f"the process of model {model} ended" if is_gone else None
 
 
 def _id_of(message: Mapping[str, Any]) -> dict[str, Any]:
