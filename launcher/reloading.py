@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import stat
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -11,7 +13,9 @@ from orchestrator.core.methods import DRAFTERS
 from orchestrator.deployment.config import FOLDERS, ServingConfig
 from orchestrator.deployment.reload import COMMITS, Phase, Reload, live_keys
 
-Stamps = dict[str, int]
+#: The files of a folder, in order: path below it, size and time of the last change in nanoseconds.
+Files = tuple[tuple[str, int, int], ...]
+Stamps = dict[str, Files]
 
 
 class Reloader:
@@ -69,14 +73,18 @@ class Reloader:
 
 
 def stamps_of(config: ServingConfig) -> Stamps:
-    """Return, for each key that may name a folder, when its files were last changed; 0 for hub ids and empty keys."""
-    return {key: _newest(getattr(config, key)) for key in FOLDERS}
+    """Return the files of each key that may name a folder; none for hub ids and empty keys."""
+    return {key: _files(Path(getattr(config, key))) if getattr(config, key) else () for key in FOLDERS}
 
 
-def _newest(folder: str) -> int:
-    if not folder or not Path(folder).is_dir():
-        return 0
-    return max((file.stat().st_mtime_ns for file in Path(folder).iterdir() if file.is_file()), default=0)
+def _files(folder: Path) -> Files:
+    """Return all files below a folder, none if there is no such folder."""
+    found = []
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # removed since it was listed, or a link to nothing
+            if stat.S_ISREG((status := path.stat()).st_mode):
+                found.append((str(path.relative_to(folder)), status.st_size, status.st_mtime_ns))
+    return tuple(sorted(found))
 
 
 def changed_keys(before: ServingConfig, after: ServingConfig, old: Stamps, new: Stamps) -> list[str]:

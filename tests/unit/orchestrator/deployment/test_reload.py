@@ -186,7 +186,39 @@ def test_what_a_reload_may_change(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="draft cannot be changed"):
         changed_keys(apart, apart.model_copy(update={"draft": "d"}), stamps, stamps)
     with pytest.raises(ConfigError, match=r"target \(its files\): target cannot be changed"):
-        changed_keys(CONFIG, CONFIG, stamps, stamps | {"target": 1})
+        changed_keys(CONFIG, CONFIG, stamps, stamps | {"target": (("config.json", 2, 1),)})
+
+
+def keep_time(file: Path, change: Callable[[], object]) -> None:
+    """Change a file without changing its time, as `cp -p` of an older one may."""
+    times = file.stat().st_atime_ns, file.stat().st_mtime_ns
+    change()
+    os.utime(file, ns=times)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: (folder / "old").unlink(),
+        lambda folder: (folder / "old").rename(folder / "other"),
+        lambda folder: keep_time(folder / "old", lambda: (folder / "old").write_text("longer")),
+        lambda folder: os.utime(folder / "old", (1, 1)),
+        lambda folder: (folder / "below/file").write_text("longer"),
+        lambda folder: (folder / "below/new").touch(),
+    ],
+    ids=["deleted", "renamed", "another size", "older", "below", "new below"],
+)
+def test_any_change_of_a_folder_s_files_is_seen(tmp_path: Path, change: Callable[[Path], object]) -> None:
+    (tmp_path / "below").mkdir()
+    for name in ("newest", "old", "below/file"):
+        (tmp_path / name).write_text("text")
+    os.utime(tmp_path / "old", (1000, 1000))
+    (tmp_path / "dangling").symlink_to("nothing")
+    config = CONFIG.model_copy(update={"ngram_tables": str(tmp_path)})
+    before = stamps_of(config)
+    assert changed_keys(config, config, before, stamps_of(config)) == []
+    change(tmp_path)
+    assert changed_keys(config, config, before, stamps_of(config)) == ["ngram_tables"]
 
 
 def test_every_key_that_names_a_folder_starts_at_the_file_and_is_looked_into(tmp_path: Path) -> None:
