@@ -189,10 +189,7 @@ class Watch(threading.Thread):
         self.is_starting = False
 
     def _living_stubs(self) -> dict[psutil.Process, str]:
-        try:
-            return living_stubs(self._triton.pid) if self._triton.pid else {}
-        except psutil.NoSuchProcess:
-            return {}
+        return living_stubs(server) if (server := self._triton.pid) else {}
 
     def _end_silent(self) -> None:
         """Kill the processes that have been silent for too long."""
