@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from io import FileIO
 from pathlib import Path
 
 import psutil
@@ -69,6 +70,29 @@ def test_log_follower_empties_a_long_file_and_goes_on(tmp_path, monkeypatch):
         assert path.stat().st_size == 0
         file.write(b"the next\n")
         assert follower.new_text() == "the next\n"
+
+
+class Chatty(FileIO):
+    """A file to which another process writes a line as soon as it has been read."""
+
+    def read(self, size=-1):
+        text = super().read(size)
+        with FileIO(self.name, "ab") as other:
+            other.write(b"written meanwhile\n")
+        return text
+
+
+def test_log_follower_does_not_empty_a_file_that_it_has_not_read_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(log, "MAX_LOG_BYTES", 10)
+    path = tmp_path / "log"
+    path.touch()
+    follower = log.Follower(path)
+    path.write_text("a long line\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", lambda path, mode: Chatty(path, "r+"))
+        assert follower.new_text() == "a long line\n"
+    assert follower.new_text() == "written meanwhile\n"
+    assert path.stat().st_size == 0
 
 
 @pytest.fixture
