@@ -1,5 +1,6 @@
 """What the launcher reads from a log, keeps in a folder and asks of the kernel."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -111,6 +112,18 @@ def test_work_folder_takes_its_regions_along_and_no_others(folders):
     assert work.regions() == {own.name: 2}
     work.remove()
     assert not own.exists() and not work.path.exists() and foreign.exists()
+
+
+def test_work_folder_is_locked_against_systemd_tmpfiles(folders):
+    """It leaves a folder alone, and everything below it, on which it cannot have the lock."""
+    work = WorkFolder()
+    cleaner = os.open(work.path, os.O_RDONLY | os.O_DIRECTORY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(cleaner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    work._unlock()
+    fcntl.flock(cleaner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(cleaner)
+    work.remove()
 
 
 def test_work_folder_sweeps_orphans_but_not_the_living(folders):
