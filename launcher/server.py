@@ -19,7 +19,7 @@ from launcher.deployment import models_to_load, python_models
 from launcher.engines import with_kernels
 from launcher.health import HealthServer
 from launcher.reloading import Reloader
-from launcher.settings import Ports, Settings, free_ports
+from launcher.settings import Ports, Settings, free_ports, joined, reachable
 from launcher.triton_process import TritonProcess
 from launcher.watch import Watch, reload_limit_s
 from launcher.workfolder import WorkFolder
@@ -86,12 +86,12 @@ class Server:
         self._health: HealthServer | None = None
         self._reloader: Reloader | None = None
         self._key = secrets.token_hex(16)
-        address = "127.0.0.1" if host == "0.0.0.0" else host
+        address = reachable(host)
         self._admin = Admin(address, self.ports.http, self._key)
-        self.http_url = f"http://{address}:{self.ports.http}"  # tritonclient.http wants it without the scheme
-        self.grpc_url = f"{address}:{self.ports.grpc}"
-        self.metrics_url = f"http://{address}:{self.ports.metrics}/metrics"
-        self.health_url = f"http://{address}:{self.ports.health}"
+        self.http_url = f"http://{joined(address, self.ports.http)}"  # tritonclient.http wants it without the scheme
+        self.grpc_url = joined(address, self.ports.grpc)
+        self.metrics_url = f"http://{joined(address, self.ports.metrics)}/metrics"
+        self.health_url = f"http://{joined(address, self.ports.health)}"
 
     def __enter__(self) -> Server:
         self.start()

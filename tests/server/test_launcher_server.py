@@ -13,7 +13,17 @@ from tritonclient.utils import InferenceServerException
 
 from launcher import StartError, process
 from orchestrator.core.errors import ConfigError
-from tests.support.throwaway import find_server, infer, make_deployment, region_of, server_of, status, until, url_in
+from tests.support.throwaway import (
+    ask,
+    find_server,
+    infer,
+    make_deployment,
+    region_of,
+    server_of,
+    status,
+    until,
+    url_in,
+)
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(120)]
 
@@ -39,6 +49,20 @@ def test_server_serves_and_leaves_nothing(deployment):
 def test_server_environment_reaches_the_models(deployment):
     with deployment.server(env={"SERVING_MAX_NODES": "7"}) as server:
         assert infer(server.http_url, 1) == 1 + 7
+
+
+@pytest.mark.parametrize("host", ["::1", "::"])
+def test_server_listens_on_ipv6(deployment, host):
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with deployment.server(host=host) as server:
+        assert server.http_url.startswith("http://[::1]:") and infer(server.http_url, 1) == 6
+        assert status(server.health_url, "/ready") == 200
+        assert b"nv_inference" in ask(server.metrics_url, "")[1]
+        with grpcclient.InferenceServerClient(server.grpc_url) as client:
+            assert client.is_model_ready("target")
 
 
 def test_server_loads_what_is_named_and_no_more(deployment):
