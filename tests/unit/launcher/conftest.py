@@ -15,6 +15,7 @@ import pytest
 from launcher import watch as module
 from launcher.triton_process import StartError
 from launcher.watch import Watch
+from launcher.wear import Wear
 
 
 class ScriptedTriton:
@@ -72,6 +73,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[W
         load_limit_s=1,
         heartbeats=tmp_path,
         hang_limit_s=0.2,
+        wear=Wear(tmp_path, 10.0, lambda: False, lines.append),
     )
     yield watch, admin, lines
     watch.end()

@@ -4,6 +4,7 @@ import errno
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +17,7 @@ from launcher.drain import LauncherClient
 from launcher.log import Follower
 from launcher.settings import Ports, Settings, free_ports
 from launcher.triton import Triton, find_triton
-from orchestrator.core.errors import ConfigError
+from orchestrator.core.errors import ConfigError, ServingError
 from orchestrator.deployment.config import ServingConfig
 
 
@@ -235,6 +236,14 @@ def test_a_log_that_cannot_be_read_for_a_moment_does_not_end_the_server(tmp_path
     monkeypatch.setattr(Server, "failure", lambda _: None)
     monkeypatch.setattr(Follower, "new_text", new_text)
     assert server.wait() is None and said == ["a line"]
+
+
+def test_a_reload_while_triton_is_started_again_is_refused_at_once(tmp_path):
+    """Processes that are loading do not answer, and it would wait for them until the limit."""
+    server = Server(tmp_path / "serving.toml", say=lambda line: None)
+    server._reloader, server._watch = SimpleNamespace(), SimpleNamespace(is_starting=True)
+    with pytest.raises(ServingError, match="models are being loaded"):
+        server.reload()
 
 
 def test_environment_puts_this_interpreter_first_and_keeps_the_rest(tmp_path):
