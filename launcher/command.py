@@ -81,7 +81,7 @@ class Launch:
             f"--exit-timeout-secs={self.exit_limit_s}",
             f"--backend-config=python,shm-region-prefix-name={self.region_prefix}",
             f"--backend-config=python,thread-pool-size={self.call_threads}",
-            *(f"--{endpoint}-address={self.host}" for endpoint in _ENDPOINTS),
+            *(f"--{endpoint}-address={_bindable(endpoint, self.host)}" for endpoint in _ENDPOINTS),
             *(f"--{endpoint}-port={getattr(self.ports, endpoint)}" for endpoint in _ENDPOINTS),
             f"--http-restricted-api={restriction}",
             f"--grpc-restricted-protocol={restriction}",
@@ -91,6 +91,13 @@ class Launch:
 
 
 _ENDPOINTS = ("http", "grpc", "metrics")
+
+
+def _bindable(endpoint: str, host: str) -> str:
+    """Return an address as Triton reads it: gRPC wants brackets around an IPv6 address, its HTTP server a prefix."""
+    if ":" not in host:
+        return host
+    return f"[{host}]" if endpoint == "grpc" else f"ipv6:{host}"
 
 
 def call_threads(environ: Mapping[str, str], max_running: int) -> int:

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from launcher.settings import Settings
+from launcher.settings import Settings, joined, reachable
 from orchestrator.core.errors import ServingError
 from orchestrator.deployment.drain import wait_until_idle
 
@@ -29,7 +29,7 @@ class LauncherClient:
     """Calls the health port of a launcher on this machine."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = "127.0.0.1" if host == "0.0.0.0" else host, port
+        self._host, self._port = reachable(host), port
 
     def drain(self, method: str) -> int:
         """Begin (PUT), end (DELETE) or look at (GET) the drain; return how many sequences run."""
@@ -55,7 +55,7 @@ class LauncherClient:
 
     @property
     def _where(self) -> str:
-        return f"{self._host}:{self._port} (HOST, HEALTH_PORT)"
+        return f"{joined(self._host, self._port)} (HOST, HEALTH_PORT)"
 
     def _no_answer(self, reason: object) -> ServingError:
         return ServingError(f"no launcher answers at {self._where}: {reason}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -40,7 +41,12 @@ def _one_line(why: str) -> str:
 
 
 class Follower:
-    """Reads the lines added to a file, and empties it when it grows long, which is safe because its writers append."""
+    """Reads the lines added to a file, and empties it when it grows long, which its writers, who append, do not notice.
+
+    It is emptied only if all of it has been read. What is written in the microseconds between the look at its length
+    and the emptying is lost: once in MAX_LOG_BYTES, and rarely even then. To rotate it is not possible, because Triton
+    keeps the file open.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, path.stat().st_size
@@ -49,9 +55,10 @@ class Follower:
         """Return the complete lines added since the last call."""
         with self._path.open("r+b") as file:
             file.seek(self._offset)
-            added, newline, rest = file.read().rpartition(b"\n")
+            added, newline, _ = file.read().rpartition(b"\n")
             self._offset += len(added) + len(newline)
-            if self._offset > MAX_LOG_BYTES and not rest:
+            # Looked at as late as possible: reading and splitting megabytes takes longer than writing a line.
+            if self._offset > MAX_LOG_BYTES and file.seek(0, os.SEEK_END) == self._offset:
                 file.truncate(0)
                 self._offset = 0
         return added.decode(errors="replace") + newline.decode()

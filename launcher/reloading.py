@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import stat
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -9,9 +11,11 @@ from pathlib import Path
 from orchestrator.core.errors import ConfigError, ServingError, shown
 from orchestrator.core.methods import DRAFTERS
 from orchestrator.deployment.config import FOLDERS, ServingConfig
-from orchestrator.deployment.reload import IN_TURN, Reload, live_keys
+from orchestrator.deployment.reload import COMMITS, Phase, Reload, live_keys
 
-Stamps = dict[str, int]
+#: The files of a folder, in order: path below it, size and time of the last change in nanoseconds.
+Files = tuple[tuple[str, int, int], ...]
+Stamps = dict[str, Files]
 
 
 class Reloader:
@@ -27,10 +31,13 @@ class Reloader:
         self._stamps, self._number = stamps_of(config), 0
         self._lock = threading.Lock()
 
-    def reload(self, processes: Mapping[int, str]) -> str:
-        """Apply what has changed; return it in words. processes: {process id: model} of the server's models.
+    def reload(self, processes: Mapping[int, str], restart: Callable[[int], None]) -> str:
+        """Apply what has changed; return it in words.
 
-        Raises ServingError if the file is refused or a process cannot apply it; then nothing has changed.
+        processes: {process id: model} of the server's models. restart: has a process, given by its id, replaced by
+        another, which reads the file as it then is.
+        Raises ServingError if the file is refused or a process cannot prepare it; then nothing has changed. A process
+        that has prepared it but does not apply it is restarted.
         """
         with self._lock:
             before, after = self.config, self._load()
@@ -42,23 +49,42 @@ class Reloader:
             reload = Reload(self._folder, self._number, after, changed)
             engines = {*DRAFTERS} if before.has_runs else {"target", *DRAFTERS}  # these read nothing that can change
             asked = {pid: model for pid, model in processes.items() if model not in engines}
-            for phase in IN_TURN:
-                if why := reload.ask(phase, asked, self._limit_s):
-                    reload.abort()
-                    raise ServingError(why)
+            if failed := reload.ask(Phase.PREPARE, asked, self._limit_s):
+                reload.abort()
+                raise ServingError(next(iter(failed.values())))
+            failed = self._commit(reload, asked, restart)
             self.config, self._stamps = after, stamps
-            return f"reload: {described(before, after, changed)}"
+            restarted = f"; restarted to apply it: {', '.join(failed.values())}" if failed else ""
+            return f"reload: {described(before, after, changed)}{restarted}"
+
+    def _commit(self, reload: Reload, processes: Mapping[int, str], restart: Callable[[int], None]) -> dict[int, str]:
+        """Make the processes apply what they have prepared; restart those that do not, and return why each did not.
+
+        Some have applied it by then, which cannot be undone: the only way to equal settings is forward.
+        """
+        failed: dict[int, str] = {}
+        for phase in COMMITS:
+            rest = {pid: model for pid, model in processes.items() if pid not in failed}
+            late = reload.ask(phase, rest, self._limit_s)
+            for pid in late:  # an engine at once: the public models are about to call it with the new settings
+                restart(pid)
+            failed |= late
+        return failed
 
 
 def stamps_of(config: ServingConfig) -> Stamps:
-    """Return, for each key that may name a folder, when its files were last changed; 0 for hub ids and empty keys."""
-    return {key: _newest(getattr(config, key)) for key in FOLDERS}
+    """Return the files of each key that may name a folder; none for hub ids and empty keys."""
+    return {key: _files(Path(getattr(config, key))) if getattr(config, key) else () for key in FOLDERS}
 
 
-def _newest(folder: str) -> int:
-    if not folder or not Path(folder).is_dir():
-        return 0
-    return max((file.stat().st_mtime_ns for file in Path(folder).iterdir() if file.is_file()), default=0)
+def _files(folder: Path) -> Files:
+    """Return all files below a folder, none if there is no such folder."""
+    found = []
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # removed since it was listed, or a link to nothing
+            if stat.S_ISREG((status := path.stat()).st_mode):
+                found.append((str(path.relative_to(folder)), status.st_size, status.st_mtime_ns))
+    return tuple(sorted(found))
 
 
 def changed_keys(before: ServingConfig, after: ServingConfig, old: Stamps, new: Stamps) -> list[str]:

@@ -19,13 +19,14 @@ from launcher.deployment import models_to_load, python_models
 from launcher.engines import with_kernels
 from launcher.health import HealthServer
 from launcher.reloading import Reloader
-from launcher.settings import Ports, Settings, free_ports
+from launcher.settings import Ports, Settings, free_ports, joined, reachable
 from launcher.triton_process import TritonProcess
 from launcher.watch import Watch, reload_limit_s
+from launcher.wear import Wear
 from launcher.workfolder import WorkFolder
 from orchestrator.core.errors import ServingError
 from orchestrator.deployment.config import ServingConfig, load_config
-from orchestrator.deployment.drain import Drain, wait_until_idle
+from orchestrator.deployment.drain import Drain, finish_requests
 from orchestrator.deployment.stubs import living_stubs
 
 REPOSITORY = Path(__file__).resolve().parent.parent / "model_repository"
@@ -42,7 +43,7 @@ class Server:
     """A Triton server that runs a deployment, as a context manager.
 
     Start it from a thread that outlives it: the kernel ends the server when that thread ends. If a signal ends Triton
-    while it serves, it is started again on the same ports (launcher.watch).
+    while it serves, it is started again on the same ports (launcher.watch), also if it is worn out (launcher.wear).
 
     Args:
         config_path: the deployment file.
@@ -86,12 +87,12 @@ class Server:
         self._health: HealthServer | None = None
         self._reloader: Reloader | None = None
         self._key = secrets.token_hex(16)
-        address = "127.0.0.1" if host == "0.0.0.0" else host
+        address = reachable(host)
         self._admin = Admin(address, self.ports.http, self._key)
-        self.http_url = f"http://{address}:{self.ports.http}"  # tritonclient.http wants it without the scheme
-        self.grpc_url = f"{address}:{self.ports.grpc}"
-        self.metrics_url = f"http://{address}:{self.ports.metrics}/metrics"
-        self.health_url = f"http://{address}:{self.ports.health}"
+        self.http_url = f"http://{joined(address, self.ports.http)}"  # tritonclient.http wants it without the scheme
+        self.grpc_url = joined(address, self.ports.grpc)
+        self.metrics_url = f"http://{joined(address, self.ports.metrics)}/metrics"
+        self.health_url = f"http://{joined(address, self.ports.health)}"
 
     def __enter__(self) -> Server:
         self.start()
@@ -131,6 +132,7 @@ class Server:
             load_limit_s=reload_limit_s(self.started_in_s, self._ready_limit_s),
             heartbeats=self._work.places,
             hang_limit_s=self._hang_limit_s,
+            wear=Wear(self._work.places, self._stop_limit_s, lambda: self.stop_requested, self._say),
         )
         self._watch.start()
 
@@ -179,24 +181,19 @@ class Server:
 
         Without this, Triton would cut the running gRPC streams when it is told to stop.
         """
-        self.drain.begin()
-        if num_running := self.drain.num_running():
-            self._say(f"draining: {num_running} sequences run, stopping in {self._stop_limit_s:g} s at the latest")
-        is_idle = wait_until_idle(self.drain.num_running, self._stop_limit_s, lambda: self._stop_at_once)
-        if not is_idle:
-            self._say("stopping: requests still run")
-        return is_idle
+        return finish_requests(self.drain, self._stop_limit_s, lambda: self._stop_at_once, self._say)
 
     def reload(self) -> str:
         """Apply what has changed in the deployment file and in the folders that it names; return that in words.
 
         Raises ConfigError if the file cannot be served or changes something that needs a restart, ServingError if a
-        model cannot apply it; then nothing has changed.
+        model cannot prepare it; then nothing has changed.
         """
         try:
-            if self._reloader is None:
+            if self._reloader is None or self._watch is None or self._watch.is_starting:
                 raise ServingError("the server's models are being loaded")
-            done = self._reloader.reload({pid: model for pid, model in self.pids().items() if model in self.models})
+            processes = {pid: model for pid, model in self.pids().items() if model in self.models}
+            done = self._reloader.reload(processes, self._watch.kill)
         except ServingError as error:
             self._say(f"reload refused, nothing has changed: {error}")
             raise

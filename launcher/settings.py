@@ -30,8 +30,18 @@ class Ports:
                 _listen(host, port).close()
             except OSError as error:
                 raise ConfigError(
-                    f"cannot listen on {host}:{port} for {name}: {error.strerror} (set {name.upper()}_PORT)"
+                    f"cannot listen on {joined(host, port)} for {name}: {error.strerror} (set {name.upper()}_PORT)"
                 ) from None
+
+
+def reachable(host: str) -> str:
+    """Return the address at which this machine reaches a server that listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def joined(host: str, port: int) -> str:
+    """Return host:port, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def free_ports() -> Ports:

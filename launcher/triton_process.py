@@ -54,7 +54,7 @@ class TritonProcess:
         is_stopped: Callable[[], bool],
     ) -> None:
         triton = find_triton(environ, work.path)
-        if triton.from_wheel and launch.host not in ("127.0.0.1", "localhost"):
+        if triton.from_wheel and launch.host not in ("127.0.0.1", "::1", "localhost"):
             say(
                 f"warning: listening on {launch.host}; the wheel's Triton 2.51 is not safe on networks you do not trust"
             )

@@ -2,7 +2,7 @@
 
 A process that is alive but silent (stopped, or stuck in a pass or a lock) is killed, and its model is reloaded as if it
 had died. Triton itself aborts when a process dies that holds one of its locks in shared memory (triton#8882); then it
-is started again.
+is started again. After many deaths it is replaced (launcher.wear).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import psutil
 
 from launcher.admin import ANSWER_LIMIT_S, Admin, AdminError, NoAnswer
 from launcher.triton_process import TritonProcess
+from launcher.wear import Wear
 from orchestrator.core.errors import ServingError
 from orchestrator.deployment.heartbeat import last_beat, take_replacement_request
 from orchestrator.deployment.stubs import is_alive, living_stubs
@@ -83,8 +84,12 @@ class Watch(threading.Thread):
         load_limit_s: float,
         heartbeats: Path,
         hang_limit_s: float,
+        wear: Wear,
     ) -> None:
-        """heartbeats: the folder of the processes' heartbeats. hang_limit_s: how long a process may be silent."""
+        """heartbeats: the folder of the processes' heartbeats. hang_limit_s: how long a process may be silent.
+
+        wear: says when Triton has to be replaced although it works.
+        """
         super().__init__(name="watch", daemon=True)
         self.failure: str | None = None
         self.is_starting = False
@@ -92,7 +97,7 @@ class Watch(threading.Thread):
         self._triton, self._admin, self._say = triton, admin, say
         self._python_models = set(python_models)
         self._load_limit_s, self._hang_limit_s = load_limit_s, hang_limit_s
-        self._folder, self._silence = heartbeats, Silence(heartbeats)
+        self._folder, self._silence, self._wear = heartbeats, Silence(heartbeats), wear
         self._silent: dict[str, float] = {}
         self._ended = threading.Event()
         self._deaths: dict[str, deque[float]] = defaultdict(deque)
@@ -116,6 +121,7 @@ class Watch(threading.Thread):
                 for model in sorted(self.dead_models()):
                     self._heal(model)
                 self._replace_worn()
+                self._replace_server()
             except Exception as error:
                 self.num_errors += 1
                 self._say(f"watching the models' processes failed {self.num_errors} times, continuing: {error!r}")
@@ -136,6 +142,13 @@ class Watch(threading.Thread):
             return f"no process runs the model {', '.join(sorted(dead))}"
         silent = [f"model {model} has been silent for {since_s:g} s" for model, since_s in self.silent_models().items()]
         return ", ".join(silent) or None
+
+    def kill(self, pid: int) -> None:
+        """Kill the process of a model, which is then replaced like any that dies; for other threads."""
+        for process in list(self._stubs):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.pid == pid:
+                    process.kill()
 
     def dead_models(self) -> set[str]:
         """Return the models without a living process, including those whose process died before it was seen."""
@@ -161,31 +174,51 @@ class Watch(threading.Thread):
             self._triton.kill()
 
     def _start_again(self, ended: str) -> None:
-        """Start Triton again, unless that has been done too often or no signal ended it. ended: how and why it ended.
+        """Start Triton again if a signal has ended it. ended: how and why it ended."""
+        if self._triton.is_killed:
+            self._start(ended)
+        else:
+            self.failure = ended
+
+    def _replace_server(self) -> None:
+        """Start another Triton in place of one that works but is worn out."""
+        if self.failure or self._triton.pid is None or not (why := self._wear.why_replace()):
+            return
+        self._say(f"{why}; replacing Triton")
+        try:
+            if self._wear.finish_requests():
+                self.is_starting = True
+                self._triton.kill()  # not SIGTERM: it would wait for the requests of the dead processes
+                self._start(None)
+        finally:
+            self._wear.accept_requests()
+
+    def _start(self, ended: str | None) -> None:
+        """Start Triton, unless that has been done too often. ended: how and why it ended; None if it is replaced.
 
         A failed start counts too, and another follows: a port may be taken briefly, or the new process killed at once.
+        The first start in a replacement does not count.
         """
-        self.is_starting = self._triton.is_killed
-        while self.is_starting and not self._ended.is_set() and _count(self._starts, _STARTS_WINDOW_S) <= _STARTS:
-            self._say(f"{ended}; starting it again")
+        self.is_starting = True
+        while not self._ended.is_set() and (ended is None or _count(self._starts, _STARTS_WINDOW_S) <= _STARTS):
+            if ended is not None:
+                self._say(f"{ended}; starting it again")
             started_s = time.monotonic()
             try:
                 self._triton.start()
                 self._say(f"the server is ready again after {time.monotonic() - started_s:.1f} s")
                 break
-            except ServingError as error:
+            except (ServingError, OSError) as error:
                 ended = str(error)
                 self._ended.wait(_RETRY_S)
         else:
             self.failure = ended
         self._stubs, self._silent = self._living_stubs(), {}
+        self._wear.restart()
         self.is_starting = False
 
     def _living_stubs(self) -> dict[psutil.Process, str]:
-        try:
-            return living_stubs(self._triton.pid) if self._triton.pid else {}
-        except psutil.NoSuchProcess:
-            return {}
+        return living_stubs(server) if (server := self._triton.pid) else {}
 
     def _end_silent(self) -> None:
         """Kill the processes that have been silent for too long."""
@@ -225,6 +258,7 @@ class Watch(threading.Thread):
 
     def _reload(self, model: str, why: str) -> bool:
         """Reload a model; return whether it has a new process."""
+        self._wear.note_death()
         self._say(f"model {model}: {why}, reloading")
         started_s = time.monotonic()
         try:

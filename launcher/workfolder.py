@@ -30,6 +30,7 @@ class WorkFolder:
         fresh = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=parent))
         self._lock = os.open(fresh / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._keeper = _keep(fresh)
         self.path = fresh.rename(parent / fresh.name.removeprefix("."))
 
     @property
@@ -74,9 +75,9 @@ class WorkFolder:
         return kept
 
     def _unlock(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        for file in filter(lambda file: file >= 0, (self._lock, self._keeper)):
+            os.close(file)
+        self._lock = self._keeper = -1
 
 
 def sweep() -> None:
@@ -88,6 +89,16 @@ def sweep() -> None:
                     path.unlink()
             elif path.stat().st_uid == os.getuid() and _is_orphan(path):
                 _remove(path)
+
+
+def _keep(folder: Path) -> int:
+    """Lock a folder against systemd-tmpfiles, which removes what is ten days old below others; return the lock.
+
+    Not in XDG_RUNTIME_DIR, which is removed when its user logs out, from under a server that runs on.
+    """
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    return lock
 
 
 def _is_orphan(path: Path) -> bool:

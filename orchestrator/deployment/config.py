@@ -81,6 +81,8 @@ class ServingConfig(Declaration):
     draft_timeout_ms: int = Field(250, ge=1, le=60_000)
     #: deadline of a request that does not set one
     request_timeout_ms: int = Field(60_000, ge=1, le=86_400_000)
+    #: the most that a request may ask for as timeout_ms; the launcher's own probe asks for 10 s
+    max_timeout_ms: int = Field(86_400_000, ge=10_000, le=86_400_000)
     #: folder of token statistics for the method ngram; empty = not loaded
     ngram_tables: str = ""
     #: folder of indexed text that suffix and ngram may draft from; empty = none (docs/methods/suffix.md, Corpus)
@@ -153,6 +155,11 @@ def _check_consistent(config: ServingConfig, file: Path) -> None:
         raise ConfigError(
             f"default_max_tokens must be in 1..{config.max_tokens_limit} (max_tokens_limit), "
             f"got {config.default_max_tokens} ({file})"
+        )
+    if config.request_timeout_ms > config.max_timeout_ms:
+        raise ConfigError(
+            f"request_timeout_ms must be in 1..{config.max_timeout_ms} (max_timeout_ms), "
+            f"got {config.request_timeout_ms} ({file})"
         )
     _check_drafters(config, file)
     _check_default(config, file)

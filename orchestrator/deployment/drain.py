@@ -11,37 +11,44 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
+from enum import StrEnum
 from pathlib import Path
 
 #: A running sequence holds an exclusive lock on one of these files.
 PLACE_PREFIX = "place-"
 #: Locked while places are being taken or counted.
 MUTEX = "mutex"
-_REQUEST = "drain"
 _POLL_S = 0.1
 # A place may be empty for a moment: between two requests of one process, and for up to 50 ms between two processes.
 _NUM_IDLE_POLLS = 3
 
 
-class Drain:
-    """The drain of the deployment whose places are in `folder`."""
+class Request(StrEnum):
+    """The file that asks for a drain; each of those who may ask has its own, so that none ends another's drain."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    OPERATOR = "drain"
+    REPLACEMENT = "drain-for-replacement"
+
+
+class Drain:
+    """The drain of the deployment whose places are in `folder`. request: who asks for it, or ends it, here."""
+
+    def __init__(self, folder: Path, request: Request = Request.OPERATOR) -> None:
+        self._folder, self._file = folder, folder / request
 
     @property
     def is_requested(self) -> bool:
-        """True from `begin` until `cancel`."""
-        return (self._folder / _REQUEST).exists()
+        """True while anybody asks for the drain."""
+        return any((self._folder / request).exists() for request in Request)
 
     def begin(self) -> None:
         """Make the public models refuse new requests; those already accepted run to their end."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / _REQUEST).touch()
+        self._file.touch()
 
     def cancel(self) -> None:
-        """Let the public models accept requests again."""
-        (self._folder / _REQUEST).unlink(missing_ok=True)
+        """Let the public models accept requests again, unless somebody else asks for a drain."""
+        self._file.unlink(missing_ok=True)
 
     def num_running(self) -> int:
         """Return how many sequences have a place now."""
@@ -50,6 +57,20 @@ class Drain:
         with _opened(self._folder / MUTEX) as mutex:
             fcntl.flock(mutex, fcntl.LOCK_EX)
             return sum(_is_locked(place) for place in self._folder.glob(f"{PLACE_PREFIX}*"))
+
+
+def finish_requests(drain: Drain, limit_s: float, is_cut_short: Callable[[], bool], say: Callable[[str], None]) -> bool:
+    """Begin a drain and wait for the running requests; return False if some still run at the limit.
+
+    say: called with the lines that tell of it.
+    """
+    drain.begin()
+    if num_running := drain.num_running():
+        say(f"draining: {num_running} sequences run, stopping in {limit_s:g} s at the latest")
+    is_idle = wait_until_idle(drain.num_running, limit_s, is_cut_short)
+    if not is_idle:
+        say("stopping: requests still run")
+    return is_idle
 
 
 def wait_until_idle(num_running: Callable[[], int], limit_s: float, is_cut_short: Callable[[], bool]) -> bool:

@@ -1,13 +1,14 @@
 """Reloading: the launcher asks the models' processes of a running deployment to apply new settings.
 
 It has two phases, so that either all processes get the new settings or none does: each prepares them (reads tables,
-loads drafters) and reports whether that worked, and then each applies them. Requests and answers are files in the
-folder of the places, which is the launcher's own (`orchestrator/deployment/drain.py`): nothing outside the machine can
-write there.
+loads drafters) and reports whether that worked, and then each applies them; the launcher restarts a process that does
+not. Requests and answers are files in the folder of the places, which is the launcher's own
+(`orchestrator/deployment/drain.py`): nothing outside the machine can write there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -23,12 +24,14 @@ from orchestrator.core.methods import DRAFTERS
 from orchestrator.deployment.config import PLACES_FOLDER, ServingConfig
 
 POLL_S = 0.1
+#: Pause after a request that could not be read or answered.
+_RETRY_S = 1.0
 _REQUEST, _ANSWER = "reload.json", "reload-answer-"
 #: The keys that a running deployment can change, and those that it can also change if the target's process drafts.
 LIVE = (
     "max_running", "max_waiting", "max_running_per_salt", "max_tokens_limit", "default_max_tokens",
-    "request_timeout_ms", "default_speculation", "ngram_tables", "corpus_index", "remember_tokens",
-    "structured_output",
+    "request_timeout_ms", "max_timeout_ms", "default_speculation", "ngram_tables", "corpus_index",
+    "remember_tokens", "structured_output",
 )  # fmt: skip
 LIVE_WITH_RUNS = (*DRAFTERS, "draft_timeout_ms", "max_nodes")
 
@@ -48,8 +51,8 @@ class Phase(StrEnum):
     ABORT = "abort"
 
 
-#: The phases of a successful reload, in order.
-IN_TURN = (Phase.PREPARE, Phase.COMMIT_ENGINE, Phase.COMMIT)
+#: The phases that follow when all processes have prepared, in order.
+COMMITS = (Phase.COMMIT_ENGINE, Phase.COMMIT)
 
 
 def live_keys(config: ServingConfig) -> tuple[str, ...]:
@@ -66,6 +69,7 @@ class ReloadListener:
     def __init__(self, folder: Path, prepare: Prepare, phase: Phase = Phase.COMMIT) -> None:
         self._folder, self._prepare, self._phase = folder, prepare, phase
         self._commit: Commit | None = None
+        self._answer: dict[str, Any] | None = None
         self._seen = _read(folder / _REQUEST)  # an older request: this process has read the settings itself
 
     @classmethod
@@ -79,16 +83,25 @@ class ReloadListener:
     def run(self) -> None:
         """Poll for requests, forever."""
         while True:
-            time.sleep(POLL_S)
-            self.poll()
+            time.sleep(POLL_S if self.poll() else _RETRY_S)
 
-    def poll(self) -> None:
-        """Carry out a new request, if there is one, and answer it."""
+    def poll(self) -> bool:
+        """Carry out a new request, if there is one, and answer it; return False if that must be tried again."""
+        try:
+            self._poll()
+        except Exception:  # no descriptor, or a full disk: the next attempt may succeed
+            log.exception("a reload could not be read or answered; this process tries again")
+            return False
+        return True
+
+    def _poll(self) -> None:
         request = _read(self._folder / _REQUEST)
-        if not request or request == self._seen:
-            return
-        self._seen = request
-        _write(self._folder / f"{_ANSWER}{os.getpid()}", {**_id_of(request), "error": self._carry_out(request)})
+        if request and request != self._seen:
+            self._seen = request  # first: it is carried out once, however often its answer has to be written
+            self._answer = {**_id_of(request), "error": self._carry_out(request)}
+        if self._answer is not None:
+            _write(self._folder / f"{_ANSWER}{os.getpid()}", self._answer)
+            self._answer = None
 
     def _carry_out(self, request: Mapping[str, Any]) -> str:
         """Return why a request could not be carried out, "" if it was."""
@@ -118,29 +131,39 @@ class Reload:
 
     def abort(self) -> None:
         """Make the processes drop what they have prepared, drafters included; do not wait for answers."""
-        _write(self._folder / _REQUEST, {**self._request, "phase": Phase.ABORT})
+        with contextlib.suppress(OSError):  # the next request makes them drop it, too
+            _write(self._folder / _REQUEST, {**self._request, "phase": Phase.ABORT})
 
-    def ask(self, phase: Phase, processes: Mapping[int, str], limit_s: float) -> str:
-        """Ask all processes for a phase and wait; return why the first one failed, "" if none did.
+    def ask(self, phase: Phase, processes: Mapping[int, str], limit_s: float) -> dict[int, str]:
+        """Ask all processes for a phase and wait; return {process id: why it failed}, empty if none did.
 
-        processes: {process id: model} of those that must take part.
+        The first failure to prepare ends the wait. processes: {process id: model} of those that must take part.
         """
         request = {**self._request, "phase": phase}
-        _write(self._folder / _REQUEST, request)
-        waiting, end_s = dict(processes), time.monotonic() + limit_s
-        while waiting:
+        try:
+            _write(self._folder / _REQUEST, request)
+        except OSError as error:
+            return {pid: f"model {model} could not be asked: {error}" for pid, model in processes.items()}
+        waiting, failed, end_s = dict(processes), dict[int, str](), time.monotonic() + limit_s
+        while waiting and not (failed and phase is Phase.PREPARE):
             for pid, model in list(waiting.items()):
-                answer = _read(self._folder / f"{_ANSWER}{pid}")
-                if _id_of(answer) == _id_of(request):
+                if (why := self._why_failed(pid, model, request)) is not None:
                     del waiting[pid]
-                    if answer["error"]:
-                        return f"model {model}: {answer['error']}"
-                elif not Path(f"/proc/{pid}").exists():
-                    return f"the process of model {model} ended"
-            if time.monotonic() > end_s:
-                return f"model {min(waiting.values())} did not answer within {limit_s:g} s"
+                    failed |= {pid: why} if why else {}
+            if waiting and time.monotonic() > end_s:
+                return failed | {
+                    pid: f"model {model} did not answer within {limit_s:g} s" for pid, model in waiting.items()
+                }
             time.sleep(POLL_S / 2)
-        return ""
+        return failed
+
+    def _why_failed(self, pid: int, model: str, request: Mapping[str, Any]) -> str | None:
+        """Return why a process failed, "" if it succeeded, None as long as it has not answered."""
+        is_gone = not Path(f"/proc/{pid}").exists()  # first: it may answer and end
+        answer = _read(self._folder / f"{_ANSWER}{pid}")
+        if _id_of(answer) == _id_of(request):
+            return f"model {model}: {answer['error']}" if answer["error"] else ""
+        return f"the process of model {model} ended" if is_gone else None
 
 
 def _id_of(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,12 +21,16 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def living_stubs(server: int) -> dict[psutil.Process, str]:
-    """Return {process: model} of the living children of a server that run a model.
+    """Return {process: model} of the living children of a server that run a model; none if the server has ended.
 
     Triton calls such a process a stub; its first argument is the path …/<model>/<version>/model.py.
     """
-    found = {}
-    for process in psutil.Process(server).children():
+    found: dict[psutil.Process, str] = {}
+    try:
+        children = psutil.Process(server).children()
+    except psutil.NoSuchProcess:
+        return found
+    for process in children:
         try:
             path = Path((process.cmdline() + ["", ""])[1])
         except psutil.Error:

@@ -95,6 +95,11 @@ class RequestBuilder:
 
     def timeout_ms(self, inputs: RequestInputs) -> int:
         """Return how long the request may take, including its wait in the queue."""
+        if inputs.timeout_ms > self.config.max_timeout_ms:
+            raise RequestError(
+                f"timeout_ms must be in 0..{self.config.max_timeout_ms}, got {inputs.timeout_ms} "
+                "(input timeout_ms; max_timeout_ms in serving.toml)"
+            )
         return inputs.timeout_ms or self.config.request_timeout_ms
 
     def _prompt(self, inputs: RequestInputs) -> tuple[str, list[int]]:

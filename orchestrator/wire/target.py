@@ -173,6 +173,6 @@ def unpack_acceptance(tensors: Incoming, tree: TokenTree) -> Acceptance:
         unpack_engine_speculation_result(tensors),
         scalar(tensors, "queue_us", 0),
         scalar(tensors, "verify_us", 0),
-        tensors.get("node_top_ids"),
+        table(tensors, "node_top_ids", np.int32, 2, tree.num_nodes + 1),
         num_beside=scalar(tensors, "num_beside", 0),
     )

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from launcher import wear
 from launcher.server import Server
 from tests.server.conftest import deployment, link, repository, serving
 from tests.support.clients import Stream, ask, generate, until
@@ -168,6 +170,21 @@ def test_a_public_model_without_threads_enough_is_started_anew_and_serves_again(
     await_replaced(served, "speculative", before)
     await_answer(served)
     assert ask(served.grpc_url, **inputs_of(3)).ids == truth[3]
+    assert served.failure() is None
+
+
+def test_triton_in_which_a_process_died_under_traffic_is_replaced_and_has_its_threads_back(
+    served: Server, truth: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps the threads of the calls that it never answers, which only another Triton is without."""
+    assert harmed(served, "target", lambda: kill(served, "target")) == truth
+    worn = pid_of(served, "tritonserver")
+    num_threads = psutil.Process(worn).num_threads()
+    monkeypatch.setattr(wear, "WORN_DEATHS", 1)
+    await_replaced(served, "tritonserver", worn)
+    await_ready(served)
+    assert ask(served.grpc_url, **inputs_of(2)).ids == truth[2]
+    assert psutil.Process(pid_of(served, "tritonserver")).num_threads() < num_threads
     assert served.failure() is None
 
 

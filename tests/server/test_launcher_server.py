@@ -42,6 +42,20 @@ def test_server_environment_reaches_the_models(deployment):
         assert infer(server.http_url, 1) == 1 + 7
 
 
+@pytest.mark.parametrize("host", ["::1", "::"])
+def test_server_listens_on_ipv6(deployment, host):
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with deployment.server(host=host) as server:
+        assert server.http_url.startswith("http://[::1]:") and infer(server.http_url, 1) == 6
+        assert fetch(server.health_url, "/ready").status == 200
+        assert "nv_inference" in fetch(server.metrics_url, "").body
+        with grpcclient.InferenceServerClient(server.grpc_url) as client:
+            assert client.is_model_ready("target")
+
+
 def test_server_loads_what_is_named_and_no_more(deployment):
     deployment.add("draft", loading="raise ValueError('must not be loaded')")
     deployment.add("speculative")

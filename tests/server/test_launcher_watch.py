@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from launcher import process, workfolder
+from launcher import process, wear, workfolder
 from tests.support.clients import until
 from tests.support.deaths import pid_of
 from tests.support.throwaway import (
@@ -121,6 +121,20 @@ def test_server_that_no_longer_answers_is_killed_and_started_again(deployment):
         until(lambda: server.why_not_ready() is None and dead not in server.pids(), "another server")
         assert infer(server.http_url, 1) == 6
         assert server.failure() is None
+
+
+def test_server_in_which_many_processes_have_died_is_replaced_when_it_is_idle(deployment, monkeypatch):
+    monkeypatch.setattr(wear, "WORN_DEATHS", 2)
+    with deployment.server() as server:
+        (worn,) = [pid for pid, name in server.pids().items() if name == "tritonserver"]
+        for _ in range(2):
+            assert worn in server.pids()
+            stub = infer(server.http_url, 0)
+            os.kill(stub, signal.SIGKILL)
+            until(lambda stub=stub: answers_from_another(server.http_url, stub), "another stub", 60)
+        until(lambda: worn not in server.pids() and server.why_not_ready() is None, "another server", 60)
+        assert infer(server.http_url, 1) == 6
+        assert server.failure() is None and not server.drain.is_requested
 
 
 def test_server_is_live_and_not_ready_while_it_is_started_again(deployment, tmp_path):

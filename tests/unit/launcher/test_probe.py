@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from pydantic import ValidationError
 
 from launcher import probe
 from launcher.probe import Probe
+from orchestrator.deployment.config import ServingConfig
 
 
 class Port:
@@ -82,6 +84,12 @@ def test_a_server_that_is_gone_is_named_so(port: Port) -> None:
     port.http.shutdown()
     port.http.server_close()
     assert "Connection refused" in (Probe(port.url, port.url).why_no_token() or "")
+
+
+def test_no_deployment_can_refuse_the_time_limit_of_the_probe() -> None:
+    """A lower `max_timeout_ms` would make every probe fail, and a healthy server be restarted."""
+    with pytest.raises(ValidationError, match="max_timeout_ms"):
+        ServingConfig(target="t", max_timeout_ms=probe._REQUEST["timeout_ms"] - 1)
 
 
 def test_probes_in_a_row_share_one_token(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:

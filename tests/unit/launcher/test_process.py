@@ -1,9 +1,11 @@
 """What the launcher reads from a log, keeps in a folder and asks of the kernel."""
 
+import fcntl
 import os
 import subprocess
 import sys
 import time
+from io import FileIO
 from pathlib import Path
 
 import psutil
@@ -71,6 +73,29 @@ def test_log_follower_empties_a_long_file_and_goes_on(tmp_path, monkeypatch):
         assert follower.new_text() == "the next\n"
 
 
+class Chatty(FileIO):
+    """A file to which another process writes a line as soon as it has been read."""
+
+    def read(self, size=-1):
+        text = super().read(size)
+        with FileIO(self.name, "ab") as other:
+            other.write(b"written meanwhile\n")
+        return text
+
+
+def test_log_follower_does_not_empty_a_file_that_it_has_not_read_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(log, "MAX_LOG_BYTES", 10)
+    path = tmp_path / "log"
+    path.touch()
+    follower = log.Follower(path)
+    path.write_text("a long line\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", lambda path, mode: Chatty(path, "r+"))
+        assert follower.new_text() == "a long line\n"
+    assert follower.new_text() == "written meanwhile\n"
+    assert path.stat().st_size == 0
+
+
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
     monkeypatch.setattr(workfolder.tempfile, "gettempdir", lambda: str(tmp_path))
@@ -87,6 +112,18 @@ def test_work_folder_takes_its_regions_along_and_no_others(folders):
     assert work.regions() == {own.name: 2}
     work.remove()
     assert not own.exists() and not work.path.exists() and foreign.exists()
+
+
+def test_work_folder_is_locked_against_systemd_tmpfiles(folders):
+    """It leaves a folder alone, and everything below it, on which it cannot have the lock."""
+    work = WorkFolder()
+    cleaner = os.open(work.path, os.O_RDONLY | os.O_DIRECTORY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(cleaner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    work._unlock()
+    fcntl.flock(cleaner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(cleaner)
+    work.remove()
 
 
 def test_work_folder_sweeps_orphans_but_not_the_living(folders):

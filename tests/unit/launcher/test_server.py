@@ -4,6 +4,7 @@ import errno
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,10 +13,11 @@ from launcher.__main__ import main
 from launcher.aliases import names_of, write_repository
 from launcher.command import Launch
 from launcher.deployment import models_to_load
+from launcher.drain import LauncherClient
 from launcher.log import Follower
 from launcher.settings import Ports, Settings, free_ports
 from launcher.triton import Triton, find_triton
-from orchestrator.core.errors import ConfigError
+from orchestrator.core.errors import ConfigError, ServingError
 from orchestrator.deployment.config import ServingConfig
 
 
@@ -51,6 +53,25 @@ def test_ports_taken_port_is_named():
         ports = Ports(free_ports().http, taken.getsockname()[1], free_ports().metrics)
         with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{ports.grpc} for grpc: Address already in use"):
             ports.check_free("127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("host", "there"),
+    [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]"), ("::", "[::1]"), ("fd00::2", "[fd00::2]")],
+)
+def test_server_is_reached_at_its_address(host, there, tmp_path):
+    server = Server(tmp_path / "serving.toml", host=host, ports=Ports())
+    assert server.http_url == f"http://{there}:8000" and server.grpc_url == f"{there}:8001"
+    assert server.metrics_url == f"http://{there}:8002/metrics" and server.health_url == f"http://{there}:8003"
+    client = LauncherClient(host, 8003)
+    assert client._host == there.strip("[]") and client._where.startswith(f"{there}:8003 ")
+
+
+def test_command_addresses_are_written_as_triton_reads_them(tmp_path):
+    """Of a bare ::1 its gRPC server says that it is in use, and its HTTP server listens elsewhere."""
+    flags = launch(tmp_path, host="::1")._flags(tmp_path)
+    assert {"--http-address=ipv6:::1", "--grpc-address=[::1]", "--metrics-address=ipv6:::1"} <= {*flags}
+    assert "--grpc-address=127.0.0.1" in launch(tmp_path)._flags(tmp_path)
 
 
 def test_time_limits_come_from_the_environment():
@@ -215,6 +236,14 @@ def test_a_log_that_cannot_be_read_for_a_moment_does_not_end_the_server(tmp_path
     monkeypatch.setattr(Server, "failure", lambda _: None)
     monkeypatch.setattr(Follower, "new_text", new_text)
     assert server.wait() is None and said == ["a line"]
+
+
+def test_a_reload_while_triton_is_started_again_is_refused_at_once(tmp_path):
+    """Processes that are loading do not answer, and it would wait for them until the limit."""
+    server = Server(tmp_path / "serving.toml", say=lambda line: None)
+    server._reloader, server._watch = SimpleNamespace(), SimpleNamespace(is_starting=True)
+    with pytest.raises(ServingError, match="models are being loaded"):
+        server.reload()
 
 
 def test_environment_puts_this_interpreter_first_and_keeps_the_rest(tmp_path):

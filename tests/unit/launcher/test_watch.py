@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,67 +19,7 @@ from launcher.watch import Watch, reload_limit_s
 from orchestrator.deployment.heartbeat import Heartbeat
 from orchestrator.deployment.stubs import is_alive
 from tests.support.hanging import until
-
-
-class ScriptedTriton:
-    """Ends as told, and notes how often it is started again."""
-
-    def __init__(self) -> None:
-        self.ended: str | None = None
-        self.is_killed, self.is_fragile, self.num_starts = True, False, 0
-        self.error: StartError | None = None
-
-    @property
-    def pid(self) -> int | None:
-        return None if self.ended else os.getpid()
-
-    def why_ended(self) -> str | None:
-        return self.ended
-
-    def start(self) -> None:
-        self.num_starts += 1
-        if self.error:
-            raise self.error
-        self.ended = self.ended if self.is_fragile else None
-
-    def kill(self) -> None:
-        self.ended = "the server ended by signal 9: it was killed"
-
-
-class ScriptedAdmin:
-    """Notes what is reloaded, and fails as told."""
-
-    def __init__(self) -> None:
-        self.reloaded: list[str] = []
-        self.error: Exception | None = None
-        self.answers = True
-
-    def is_live(self) -> bool:
-        return self.answers
-
-    def reload(self, model: str, limit_s: float) -> None:
-        self.reloaded.append(model)
-        if self.error:
-            raise self.error
-
-
-@pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[Watch, ScriptedAdmin, list[str]]]:
-    """A watch over the model `target`, which has no process."""
-    monkeypatch.setattr(module, "_POLL_S", 0.01)
-    admin, lines = ScriptedAdmin(), list[str]()
-    watch = Watch(
-        ScriptedTriton(),  # type: ignore[arg-type]
-        ["target"],
-        admin,  # type: ignore[arg-type]
-        say=lines.append,
-        load_limit_s=1,
-        heartbeats=tmp_path,
-        hang_limit_s=0.2,
-    )
-    yield watch, admin, lines
-    watch.end()
-    watch.join(10)
+from tests.unit.launcher.conftest import BEATING
 
 
 def test_an_exception_is_counted_and_the_watch_goes_on(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,27 +50,6 @@ def test_a_model_that_keeps_dying_ends_the_watch(watched: Any) -> None:
     assert watch.failure == "model target died 5 times within a minute" and admin.reloaded == ["target"] * 4
 
 
-BEATING = """
-import pathlib, sys, time
-from orchestrator.deployment.heartbeat import Heartbeat
-heartbeat = Heartbeat(pathlib.Path(sys.argv[1]))
-while True:
-    heartbeat.beat()
-    print(flush=True)
-    time.sleep(0.01)
-"""
-
-
-@pytest.fixture
-def beating(tmp_path: Path) -> Iterator[psutil.Process]:
-    """A process that beats."""
-    command = [sys.executable, "-c", BEATING, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout and process.stdout.readline()
-        yield psutil.Process(process.pid)
-        process.kill()
-
-
 def test_a_process_that_beats_is_left_alone_and_one_that_hangs_is_killed_and_healed(
     watched: Any, beating: psutil.Process
 ) -> None:
@@ -145,6 +62,16 @@ def test_a_process_that_beats_is_left_alone_and_one_that_hangs_is_killed_and_hea
     until(lambda: admin.reloaded)
     assert not is_alive(beating)
     assert any("target: its process has been silent for" in line for line in lines)
+
+
+def test_a_process_that_another_thread_kills_is_healed(watched: Any, beating: psutil.Process) -> None:
+    watch, admin, _ = watched
+    watch._stubs = {beating: "target"}
+    watch.start()
+    watch.kill(2**22 + 1)  # it has ended already, and is healed for that
+    watch.kill(beating.pid)
+    until(lambda: admin.reloaded)
+    assert not is_alive(beating) and watch.num_errors == 0
 
 
 #: Asks for a replacement at once, and goes on.
@@ -214,15 +141,6 @@ def test_a_silent_model_is_named_before_it_is_killed(
     until(lambda: watch.silent_models().get("target", 0) > 0.02)
     beating.resume()
     until(lambda: not watch.silent_models())
-
-
-@pytest.fixture
-def serving(watched: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Watch, ScriptedTriton]:
-    """A watch over a Triton without models."""
-    watch, _, _ = watched
-    watch._python_models = set()
-    monkeypatch.setattr(module, "_RETRY_S", 0.01)
-    return watch, watch._triton
 
 
 def test_triton_that_does_not_answer_a_reload_is_killed_and_started_again(watched: Any) -> None:

@@ -129,6 +129,8 @@ def test_config_variables_of_a_kubernetes_service_called_serving_are_not_keys(wr
         ('engine = "tensorrt_llm"\nmedusa = "m"', ("medusa is for engine = 'torch'", "contain their heads")),
         ('default_speculation = "suffix+eagle2"', ("'eagle2'", "needs the key eagle")),
         ("default_max_tokens = 5000", ("1..4096", "max_tokens_limit", "5000")),
+        ("max_timeout_ms = 20000", ("request_timeout_ms", "1..20000", "max_timeout_ms", "60000")),
+        ("max_timeout_ms = 9999", ("max_timeout_ms", "10000..86400000", "9999")),
         ("[table]\nkey = 1", ("unknown key", "'table'")),
         ("target", ("not TOML",)),
     ],

@@ -92,6 +92,14 @@ def test_job_every_choice_arrives(builder: RequestBuilder) -> None:
     assert builder.timeout_ms(read({}, '{"timeout_ms": 0}')) == DEPLOYMENT.request_timeout_ms
 
 
+def test_a_time_limit_beyond_the_operator_s_is_refused_with_both_numbers_and_the_key(builder: RequestBuilder) -> None:
+    config = DEPLOYMENT.model_copy(update={"max_timeout_ms": 30_000})
+    bounded = RequestBuilder(config, builder.checkpoint, frozenset(), builder.grammars)
+    assert bounded.timeout_ms(read({}, '{"timeout_ms": 30000}')) == 30_000
+    said = refusal(bounded, timeout_ms=30_001)
+    assert said == "timeout_ms must be in 0..30000, got 30001 (input timeout_ms; max_timeout_ms in serving.toml)"
+
+
 def test_job_speculation_empty_is_the_default_method(builder: RequestBuilder) -> None:
     assert built(builder, speculation="", speculation_config="").plan.method == DEPLOYMENT.default_speculation
 

@@ -332,6 +332,8 @@ BROKEN = {
     "boundary": Grammar("regex", r"\bfoo"),
     "back-reference": Grammar("regex", r"(a)\1"),
     "many joined": Grammar("json_schema", json.dumps({"allOf": [{"pattern": f".*{i}.*"} for i in range(9)]})),
+    "joined to a number": Grammar("json_schema", '{"allOf": 5}'),
+    "joined to true": Grammar("json_schema", '{"items": {"allOf": true}}'),
     "huge count": Grammar("regex", "a{99999999999}"),
     "nothing matches": Grammar("regex", r"[^\x00-\x{10FFFF}]"),
     "half a surrogate": Grammar("regex", "\ud800"),
@@ -418,6 +420,8 @@ def test_the_reason_of_the_library_is_passed_on() -> None:
     ):
         with pytest.raises(RequestError, match=reason):
             GRAMMARS.check(Grammar("regex", text))
+    with pytest.raises(RequestError, match="allOf must be an array"):
+        GRAMMARS.check(Grammar("json_schema", json.dumps({"allOf": "a long string"})))
     GRAMMARS.check(Grammar("regex", "a" * (MAX_GUIDE_BYTES // 2)))
 
 

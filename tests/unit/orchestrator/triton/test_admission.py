@@ -260,6 +260,41 @@ def test_admission_request_that_cannot_be_asked_or_answered_does_not_stop_the_ot
     gate.set()
 
 
+class Asked(ScriptedRequest):
+    """Counts how often it is asked whether its client has gone."""
+
+    num_asked = 0
+
+    def is_cancelled(self) -> bool:
+        self.num_asked += 1
+        return super().is_cancelled()
+
+
+def test_admission_of_many_waiting_requests_so_many_are_asked_in_a_poll_and_all_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To ask each of 65536 in every poll would take longer than the time between two."""
+    monkeypatch.setattr(module, "POLL_S", 1e9)
+    monkeypatch.setattr(module, "NUM_ASKED", 3)
+    admission, crowd = Admission(1, 10), Crowd()
+    running, gate = occupied(admission, crowd)
+    waiting = [Asked(crowd, number) for number in range(8)]
+    assert all(admission.admit(request) for request in waiting)
+    assert [admission._cancelled() for _ in range(3)] == [{}] * 3
+    assert [request.num_asked for request in waiting] == [1] * 8
+    waiting[4].cancelled = True
+    found = [[gone.request for gone in admission._cancelled()] for _ in range(3)]
+    assert found == [[], [waiting[4]], []]
+    waiting[7].deadline_s = 0.0
+    assert [late.request for late in admission._late()] == [waiting[7]], "deadlines are looked at in every poll"
+    assert admission._cancelled() == {}
+    admission._give_up(dict.fromkeys(admission._waiting[:2], "deadline"))
+    assert [gone.request for gone in admission._cancelled()] == [waiting[4]], "the turn is the place in the queue"
+    gate.set()
+    assert all(request.ended.wait(WAIT_S) for request in (*running, *waiting))
+    assert admission.close(WAIT_S)
+
+
 class Wide(ScriptedRequest):
     """Takes several places."""
 

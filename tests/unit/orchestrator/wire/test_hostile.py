@@ -59,7 +59,8 @@ def _draft() -> Tensors:
 
 def _acceptance() -> Acceptance:
     tops = np.zeros((3, 2), np.int32), np.zeros((3, 2))
-    return Acceptance((1, 2), 7, np.zeros(4, np.int32), np.zeros(3), *tops, FEATURES)
+    node_tops = np.zeros((4, 2), np.int32)
+    return Acceptance((1, 2), 7, np.zeros(4, np.int32), np.zeros(3), *tops, FEATURES, node_top_ids=node_tops)
 
 
 def _answer() -> Tensors:
@@ -184,6 +185,8 @@ def test_a_header_that_would_break_numpy_or_memory_is_refused(header: bytes, wor
         ("steps", {"path": ids_of(1, 3)}, "not a path of the tree"),
         ("steps", {"logprobs": np.zeros((3, 1))}, "logprobs.*3 rows"),
         ("acceptance", {"top_logprobs": np.zeros((3, 1))}, "the same shape"),
+        ("acceptance", {"node_top_ids": np.zeros((3, 2), np.int32)}, "node_top_ids.*4 rows"),
+        ("acceptance", {"node_top_ids": np.zeros((4, 2), np.float32)}, "node_top_ids.*int32"),
         ("acceptance", {"next_token": ids_of(-1)}, "next_token"),
         ("draft", {"min_prob": np.array([np.nan])}, "min_prob"),
     ],
