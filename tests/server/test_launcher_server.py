@@ -51,7 +51,7 @@ def test_server_listens_on_ipv6(deployment, host):
     with deployment.server(host=host) as server:
         assert server.http_url.startswith("http://[::1]:") and infer(server.http_url, 1) == 6
         assert fetch(server.health_url, "/ready").status == 200
-        assert "nv_inference" in fetch(server.metrics_url, "").body
+        assert "nv_inference" in fetch(server.metrics_url, "/metrics").body
         with grpcclient.InferenceServerClient(server.grpc_url) as client:
             assert client.is_model_ready("target")
 
