@@ -112,7 +112,7 @@ class Engine:
 
 def _no_models(model: str) -> NoReturn:
     """Refuse to call another model: there is no server."""
-    raise AssertionError(f"a deployment with engine = \"torch\" calls no model {model!r}")
+    raise AssertionError(f'a deployment with engine = "torch" calls no model {model!r}')
 
 
 def measure(engine: Engine, prompts: Sequence[Sequence[int]], args: argparse.Namespace) -> Mapping[str, Tally]:
