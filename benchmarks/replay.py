@@ -1,8 +1,8 @@
-"""`python -m benchmarks.replay`: acceptance length of a proposer's options on texts that are known beforehand.
+"""`python -m benchmarks.replay`: acceptance length of a proposer's options on known texts.
 
 transformers generates the target's greedy texts once; then each setting drafts along them without a model. That gives
-acceptance length and nodes per step exactly and in seconds, for every method that does not read the target's tokens
-at refused nodes. The time of a node is not included: `make bench` measures it.
+the exact acceptance length and nodes per step within seconds, for every method that does not read the target's tokens
+at rejected nodes. The time of a node is not included: `make bench` measures it.
 """
 
 from __future__ import annotations
