@@ -39,8 +39,8 @@ SURFACES: dict[str, Callable[[float], float]] = {
 #: Standard deviation of the logarithm of a cost measured at load.
 MEASURED_NOISE = 0.05
 #: Standard deviation of the logarithm of the speed, and the number of passes over which it drifts; standard deviation
-#: of the logarithm of a pass's own noise; share of passes that are held up, and their mean delay; cost of a step beside
-#: its pass.
+#: of the logarithm of a pass's own noise; fraction of passes that are held up, and their mean delay; cost of a step
+#: besides its pass.
 DRIFT, DRIFT_PASSES, NOISE, HELD_UP, HELD_UP_MS, BESIDE_MS = 0.3, 100, 0.2, 0.02, 0.8, 0.05
 
 

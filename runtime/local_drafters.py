@@ -30,8 +30,8 @@ def reloaded(
     """
     if hidden_states_of(config) & ~hidden_states_of(loaded):
         raise ConfigError(
-            "a head reads hidden states that the target does not keep since it was loaded without such a head: start "
-            "the replicas anew, one after another (a rolling restart; keys medusa, eagle, eagle3, redrafter)"
+            "a head reads hidden states that the target does not keep, because it was loaded without such a head: "
+            "restart the replicas one after another (a rolling restart; keys medusa, eagle, eagle3, redrafter)"
         )
     found = dict(drafters)
     for name in DRAFTERS:

@@ -79,7 +79,7 @@ class Group(NamedTuple):
         return Group(*means, self.part_of_rows.of(part_of_rows, num_steps), number)
 
     def weight(self, now: float) -> float:
-        """Return how many fresh measurements of rows alone the group is worth at pass `now`."""
+        """Return how many fresh measurements without contexts the group is worth at pass `now`."""
         num_values = self.part_of_rows.value * min(self.relative.num_values, 1 / LEAST_WEIGHT)
         return float(num_values * 0.5 ** ((now - self.measured_at) / HALF_LIFE))
 

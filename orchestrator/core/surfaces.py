@@ -96,7 +96,7 @@ class Surface(NamedTuple):
 class Batch(NamedTuple):
     """What recent passes held, on average.
 
-    others: other requests beside a request. rows, tokens: what a request puts into a pass and gets out of it.
+    others: other requests besides this one. rows, tokens: what a request puts into a pass and gets out of it.
     num_kv_tokens: tokens of all contexts.
     """
 

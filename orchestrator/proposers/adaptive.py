@@ -179,7 +179,7 @@ class Adaptive(Proposer):
 class AdaptiveWhereShared(Proposer):
     """Leaves a request's drafts as they are while it has its passes to itself, and adapts them while others share them.
 
-    So a method that does not pay under load costs the requests beside it little.
+    So a method that does not pay under load costs the other requests little.
     Invariant: drafts are adapted only where the text does not depend on them; elsewhere a seed's text would change with
     the load.
     """

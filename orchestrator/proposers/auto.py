@@ -44,7 +44,7 @@ class AutoConfig(MethodConfig):
         return not self.tree
 
     def as_chain(self) -> Self:
-        """Return the parameters for chains alone, unless the request sets `tree`."""
+        """Return the parameters for chains only, unless the request sets `tree`."""
         return self if "tree" in self.model_fields_set else self.model_copy(update={"tree": False})
 
 

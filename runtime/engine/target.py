@@ -1,4 +1,4 @@
-"""The target engine: one pass over the trees of all requests, verified beside the logits, committed to the cache."""
+"""The target engine: a pass over the trees of all requests, their verification, and the commit to the KV cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// Vector primitives with one fixed order of arithmetic: every result is a function of its own inputs alone.
+// Vector primitives with a fixed order of arithmetic: every result depends only on its own inputs.
 //
 // Compile with -ffp-contract=off: a multiplication and an addition are fused only by fma16(). So the AVX-512, AVX2,
 // NEON and portable builds round alike, and so do all tile sizes. (The exception are subnormal sums of bfloat16
