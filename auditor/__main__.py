@@ -81,19 +81,19 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Size]:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--url", help="gRPC address of a running server; without it the shipped deployment is started")
     parser.add_argument("--checkpoint", default=load_config(CONFIG).target, help="the target's folder (%(default)s)")
-    parser.add_argument("--dtype", default="float64", choices=NEAR_TIES, help="the served one (%(default)s)")
+    parser.add_argument("--dtype", default="float64", choices=NEAR_TIES, help="the served dtype (%(default)s)")
     parser.add_argument(
         "--settings", nargs="+", default=[*SETTINGS, *HEADS], choices=[*SETTINGS, *HEADS], help="drafting methods"
     )
-    parser.add_argument("--quick", action="store_true", help="a minute's worth; the other sizes go before it")
+    parser.add_argument("--quick", action="store_true", help="a minute's worth; the sizes below take precedence")
     for name, text in (
         ("prompts", "prompts"),
-        ("tokens", "tokens a request"),
+        ("tokens", "tokens per request"),
         ("seeds", "draws per distribution, 0 to skip them"),
     ):
         shipped, quick = getattr(Size(), name), getattr(QUICK, name)
         parser.add_argument(f"--{name}", type=int, help=f"{text} ({shipped}, quick: {quick})")
-    parser.add_argument("--json", type=Path, help="keep the report here too")
+    parser.add_argument("--json", type=Path, help="file to write the report to as well")
     options = parser.parse_args(arguments)
     given = {name: getattr(options, name) for name in ("prompts", "tokens", "seeds")}
     return options, replace(QUICK if options.quick else Size(), **{k: n for k, n in given.items() if n is not None})

@@ -58,7 +58,7 @@ class Auditor:
         return [*replays.close(), *texts.close(), greedy.result]
 
     def invariance(self) -> list[Result]:
-        """Compare the texts of one seed under `coupled` for every method, one by one and at once; then with stops."""
+        """Compare one seed's texts under `coupled` for all methods, one by one and concurrently; then with stops."""
         comparison, texts = Comparison("invariance", self.reference), TextCheck(self.reference)
         for index, prompt in enumerate(self.prompts):
             variants = variants_of(index, prompt, self.settings, self.size.tokens)
@@ -81,7 +81,7 @@ class Auditor:
         return check_distributions(self.reference, self.system, requests, self.size.seeds, self.at_once)
 
     def _answered(self, requests: Sequence[AuditRequest], at_once: int) -> list[tuple[AuditRequest, Answer]]:
-        """Return the requests that succeeded with their answers; every refused request is a finding."""
+        """Return the successful requests with their answers; every refused request is a finding."""
         pairs = list(zip(requests, ask_all(self.system, requests, at_once), strict=True))
         self.refused.counts["requests"] += len(pairs)
         for request, answer in pairs:

@@ -1,4 +1,4 @@
-"""How wrong a server may be although its audit found nothing: bounds that hold with a stated confidence."""
+"""How wrong a server may still be after an audit that found nothing: bounds that hold with a stated confidence."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from orchestrator.core.types import FloatArray
 from orchestrator.sampling.distribution import log_p
 
 NUM_TOKENS = 3
-#: The probability of any false alarm in an audit, at most.
+#: The maximum probability of any false alarm in an audit.
 SIGNIFICANCE = 1e-3
 #: Top-k keeps the outcomes few, so that a few thousand samples are enough to test each of them.
 SAMPLED: Options = {"temperature": 1.0, "top_k": 4, "max_tokens": NUM_TOKENS, "ignore_eos": True}

@@ -1,4 +1,4 @@
-"""Check `noise`: the published vector, equality of numpy, torch and C++ bit for bit, and 0 < u < 1."""
+"""Check `noise`: the published test vector, bit-for-bit equality of numpy, torch and C++, and 0 < u < 1."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _check_equality(result: Result, num_keys: int) -> None:
 
 
 def _check_gumbel(result: Result, seed: int, places: Sequence[IntArray]) -> None:
-    """Compare the target's g of numpy with that of torch, and of C++ where it is built."""
+    """Compare the target's g in numpy with that in torch, and in C++ if it is built."""
     position, tokens, _ = places
     expected = numpy_noise.gumbel(seed, position[0], tokens)
     at, of = torch.tensor(position[:1]), torch.from_numpy(tokens)

@@ -1,4 +1,4 @@
-"""The reference that answers are judged by: the stock model in float64 and the numpy reference, no served code."""
+"""The reference by which answers are judged: the stock model in float64 and numpy references, no served code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from orchestrator.sampling.reference import decide, process_tree_logits
 #: Served dtype → by how much rounding may move a logit; a decision that it can flip is a near tie.
 NEAR_TIES = {"float64": 0.0, "float32": 1e-4, "bfloat16": 5e-2}
 NUM_PERTURBATIONS = 64
-#: Several checks read the logits of one output; those of this many outputs are kept.
+#: Several checks read the logits of the same output; those of this many outputs are kept.
 MAX_CACHED = 32
 
 

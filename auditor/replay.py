@@ -20,7 +20,7 @@ from orchestrator.generation.responses import RULE_NAMES
 from orchestrator.sampling.accept import AcceptedPath
 
 REPLAY = "replay"
-#: Most candidates that a drafter makes for one tree, and how many of their numbers are tried at once.
+#: Maximum candidates that a drafter makes for one tree, and how many of their numbers are tried at a time.
 MAX_CANDIDATES, NUMBERS_AT_ONCE = MAX_WIDTH * MAX_WIDTH * MAX_DEPTH, 512
 
 

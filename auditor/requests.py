@@ -73,7 +73,7 @@ class AuditRequest(NamedTuple):
 
 
 def ask_all(system: AuditedSystem, requests: Sequence[AuditRequest], at_once: int = 1) -> list[Answer]:
-    """Return the answers in the order of the requests, `at_once` of which run at a time."""
+    """Return the answers in the order of the requests; up to `at_once` of them run concurrently."""
     if at_once == 1:
         return [system.ask(request.prompt, request.options) for request in requests]
     with ThreadPoolExecutor(at_once) as pool:

@@ -52,11 +52,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--num-prompts", type=int, default=8, help="prompts per task (%(default)s)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens per run (%(default)s)")
     parser.add_argument("--turns", type=int, default=3, help="runs per method and prompt (%(default)s)")
-    parser.add_argument("--temperature", type=float, help="sample, with --seed; else greedy")
-    parser.add_argument("--seed", type=int, default=0, help="of sampled runs (%(default)s)")
-    parser.add_argument("--peers", nargs="*", choices=PEERS, help="beside it, in this process (all of them)")
-    parser.add_argument("--contexts", nargs="*", type=int, default=[], help="also prompts of so many tokens")
-    parser.add_argument("--concurrency", nargs="*", type=int, default=[], help="also so many requests at once")
+    parser.add_argument("--temperature", type=float, help="sample, with --seed; otherwise greedy")
+    parser.add_argument("--seed", type=int, default=0, help="seed of sampled runs (%(default)s)")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, help="other software to measure in this process (all)")
+    parser.add_argument("--contexts", nargs="*", type=int, default=[], help="also measure prompts of this many tokens")
+    parser.add_argument("--concurrency", nargs="*", type=int, default=[], help="also this many requests at once")
     parser.add_argument(
         "--json", type=Path, default=ROOT / "docs/figures/bench.json", help="where the figures are saved"
     )
@@ -68,7 +68,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 class Endpoint(NamedTuple):
-    """A server's gRPC address, and how to count its passes, which is not possible for a server started elsewhere."""
+    """A server's gRPC address, and the function that counts its passes; it returns None for a server run elsewhere."""
 
     url: str
     count_passes: Count
@@ -76,7 +76,7 @@ class Endpoint(NamedTuple):
 
 @contextlib.contextmanager
 def serving(args: argparse.Namespace) -> Iterator[Endpoint]:
-    """Yield the server; without --url it is started here."""
+    """Yield the server; without --url, start it here."""
     if args.url:
         yield Endpoint(args.url, lambda: None)
         return

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.cost_learning`: how near trees sized by learnt costs come to those sized by the true ones.
+"""`python -m benchmarks.cost_learning`: how close trees sized by learnt costs come to trees sized by the true ones.
 
-Replays `auto` along texts that are known beforehand, with a target whose passes cost what a formula says, times a speed
-that drifts, times noise. No model runs and nothing is timed, so the figures depend on the seeds alone.
+Replays `auto` along known texts, with a target whose passes cost what a formula says, times a drifting speed, times
+noise. No model runs and nothing is timed, so the figures depend only on the seeds.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ SURFACES: dict[str, Callable[[float], float]] = {
 #: Standard deviation of the logarithm of a cost measured at load.
 MEASURED_NOISE = 0.05
 #: Standard deviation of the logarithm of the speed, and the number of passes over which it drifts; standard deviation
-#: of the logarithm of a pass's own noise; share of passes that are held up, and their mean delay; cost of a step beside
-#: its pass.
+#: of the logarithm of a pass's own noise; fraction of passes that are held up, and their mean delay; cost of a step
+#: besides its pass.
 DRIFT, DRIFT_PASSES, NOISE, HELD_UP, HELD_UP_MS, BESIDE_MS = 0.3, 100, 0.2, 0.02, 0.8, 0.05
 
 
@@ -127,7 +127,7 @@ def measured(cost: Callable[[float], float], rng: np.random.Generator) -> PassCo
 def cells(
     cost: Callable[[float], float], texts: Sequence[Text], deployment: Deployment, num_seeds: int
 ) -> Iterator[str]:
-    """Yield the rate with the true costs, and the fractions of it reached with learnt ones; nodes in brackets."""
+    """Yield the rate with the true costs, and the fractions of it that learnt costs reach; nodes in brackets."""
     machine = Machine(cost, np.random.default_rng(0))
     best, nodes = replayed(texts, deployment, machine, Known(machine.clock, cost))
     yield f"{best:.2f} ({nodes:.1f})"
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--num-prompts", type=int, default=16, help="prompts per task (%(default)s)")
     parser.add_argument("--num-tokens", type=int, default=128, help="tokens of a text (%(default)s)")
     parser.add_argument("--seeds", type=int, default=4, help="runs of each cell (%(default)s)")
-    parser.add_argument("--texts", type=Path, help="file to keep the texts in, for the next time")
+    parser.add_argument("--texts", type=Path, help="file in which the texts are kept for the next run")
     options = parser.parse_args(arguments)
     config, deployment = demo_deployment()
     texts = known_texts(config, options.num_prompts, options.num_tokens, options.texts)

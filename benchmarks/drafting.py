@@ -48,7 +48,7 @@ SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(0.8, top_p=0.95, seed=1)}
 
 
 class Stopwatch:
-    """Adds up the seconds that wrapped functions take; time in a nested one counts for the inner one alone."""
+    """Adds up the seconds that wrapped functions take; time in a nested function counts only for the inner one."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -82,7 +82,7 @@ class Cost(NamedTuple):
 
 @contextlib.contextmanager
 def split(watch: Stopwatch, engine: Any) -> Iterator[None]:
-    """Time the parts of an engine's drafts: products, attention and selection; native code's forward and selection."""
+    """Time the parts of an engine's drafts: products, attention, selection; in native code, forward and selection."""
     timed = [
         (fused.PackedLinear, "forward", "products"),
         (eagle, "paged_tree_attention", "attention"),
@@ -100,7 +100,7 @@ def split(watch: Stopwatch, engine: Any) -> Iterator[None]:
 
 
 def time_drafts(engine: Any, requests: Sequence[DraftRequest], first_timed: int) -> Cost:
-    """Return the cost of the drafts from number `first_timed` on."""
+    """Return the cost of the drafts, timed from number `first_timed` on."""
     watch, times_ms, cpu_ms, sizes = Stopwatch(), [], [], []
     native: NativeHead | None = getattr(engine, "native", None)
     with split(watch, engine):
@@ -132,7 +132,7 @@ def requests_of(
 ) -> list[DraftRequest]:
     """Return the draft calls of a request whose context grows from `num_context` tokens to all of `ids`.
 
-    features: (len(ids), width), of every position.
+    features: (len(ids), width), those of every position.
     """
     selected = select_method(method, "", frozenset({METHODS[method].drafter}), {})
     config: Any = selected.config.resolved(has_cheap_rows=False)  # type: ignore[attr-defined]
@@ -153,7 +153,7 @@ def requests_of(
 
 
 def target_states(paged: PagedModel, ids: Sequence[int]) -> Features:
-    """Run the target over `ids`; return each position's states, (n, width) float32: the last one, then the layers'."""
+    """Run the target over `ids`; return each position's states, (n, width) float32: the last, then the layers'."""
     sequence = paged.sequences.open(delta_of(Context(list(ids)), 0, 1, ""), 16, 16)
     for first in range(0, len(ids), 256):
         paged.forward([Segment(sequence, first, min(first + 256, len(ids)))])
@@ -200,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(config: ServingConfig, threads: int, options: argparse.Namespace) -> None:
-    """Print the rows of one kind of kernels and number of threads."""
+    """Print the rows for one kind of kernels and one number of threads."""
     num_warm = 3
     ids = text_of(options.context + STEP * (options.drafts + num_warm), read_checkpoint(config.target).tokenizer)
     both = HiddenStates.LAST | HiddenStates.LAYERS

@@ -1,7 +1,7 @@
 """`python -m benchmarks.forward`: the cost surface of the native forward pass, t(rows, KV tokens), in process.
 
-Each pass is listed with the time of its matrix products alone and its share of the arithmetic peak. What is compared is
-measured in turn, so that other work on the machine slows all of it alike.
+Each pass is listed with the time of its matrix products alone and its share of the arithmetic peak. Figures that are
+compared are measured in turn, so that other work on the machine slows them alike.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from runtime.native.model import NativeModel
 SHAPES = ((1, 1), (1, 8), (1, 11), (1, 24), (1, 64), (16, 1), (16, 11))
 CONTEXTS = (128, 300, 512, 1024, 1792)
 PREFILL_TOKENS = 256
-#: Most cached tokens of all sequences of a pass; the cache has room for them.
+#: Maximum cached tokens of all sequences of a pass, for which the cache has room.
 MOST_CACHED = 17600
 PRODUCTS = NativeLibrary(
     "products",
@@ -48,9 +48,9 @@ PRODUCTS = NativeLibrary(
 
 
 class Case(NamedTuple):
-    """A pass: sequences, rows of each (the root and its drafts), tokens in the cache before each.
+    """A pass: its sequences, the rows of each (root and drafts), and each one's tokens in the cache.
 
-    num_threads: 0 = as the model chooses.
+    num_threads: 0 = the model chooses.
     """
 
     num_sequences: int
@@ -65,7 +65,7 @@ class Case(NamedTuple):
 
     @property
     def shape(self) -> str:
-        """The rows, of each sequence if there are several."""
+        """The rows; if there are several sequences, those of each."""
         return str(self.num_rows) if self.num_sequences == 1 else f"{self.num_sequences} × {self.num_rows}"
 
 
@@ -121,7 +121,7 @@ class Passes:
         self._paged = PagedModel(model, 1024, 16, share=False)
 
     def costs(self) -> PassCosts | None:
-        """Return the costs that an engine measures at load, or None if that took too long."""
+        """Return the costs that an engine would measure at load, or None if that took too long."""
         return measured_costs(self._paged)
 
     def open(self, case: Case) -> Callable[[], float]:
@@ -152,7 +152,7 @@ class Passes:
 
 
 def measure(passes: Passes, products: Products, case: Case, rounds: int) -> Cost:
-    """Return the cost of a case, after one round that does not count."""
+    """Return the cost of a case, after one warm-up round."""
     run_s = passes.open(case)
     cost = Cost([], [], [])
     for _ in range(1 + rounds):
@@ -176,9 +176,9 @@ def row_of(case: Case, cost: Cost, flops_of_row: int) -> str:
 
 
 def print_predicted(passes: Passes, costs: PassCosts, rounds: int, contexts: Sequence[int]) -> None:
-    """Print the time of passes beside its predictions from the costs measured at load.
+    """Print the time of passes beside two predictions from the costs measured at load.
 
-    By rows and contexts, and by rows alone: as if all shared one context of NUM_CONTEXT tokens, as when measured.
+    One is by rows and contexts, the other by rows alone, as if all had the measured context of NUM_CONTEXT tokens.
     """
     errors: list[tuple[float, float]] = []
     print("| rows | KV tokens | pass, ms | predicted | by rows alone |\n|---|---:|---:|---:|---:|")
@@ -205,8 +205,8 @@ def print_predicted(passes: Passes, costs: PassCosts, rounds: int, contexts: Seq
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.forward", description=__doc__)
-    parser.add_argument("--target", default="", help="a checkpoint folder; without it the demo's target")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the products")
+    parser.add_argument("--target", default="", help="checkpoint folder; by default the demo's target")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of the products")
     parser.add_argument("--rounds", type=int, default=20, help="measured passes of each case")
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS, help="tokens in the cache")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="threads of a pass")

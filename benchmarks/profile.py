@@ -27,7 +27,7 @@ GRACE_S = 60.0
 
 
 class ProfileError(ServingError):
-    """Nothing can be profiled; the message says why."""
+    """Profiling is not possible; the message says why."""
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -36,7 +36,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--config", type=Path, default=CONFIG, help="the deployment")
     parser.add_argument("--method", default="prompt_lookup", help='method, or method:{"parameter": value}')
     parser.add_argument("--seconds", type=int, default=10, help="how long to record (%(default)s)")
-    parser.add_argument("--rate", type=int, default=500, help="samples a second (%(default)s)")
+    parser.add_argument("--rate", type=int, default=500, help="samples per second (%(default)s)")
     parser.add_argument("--users", type=int, default=1, help="requests at once (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("profile"), help="folder of the graphs (%(default)s)")
     return parser.parse_args(arguments)

@@ -1,6 +1,6 @@
 """`python -m benchmarks.proposing`: the time of `propose` and `observe` per step, by in-process method and context.
 
-The context is real text: held-out prompts in a row, the rest of which the target "generates".
+The context is real text, held-out prompts one after another; the target "generates" the rest of it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print a Markdown table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--contexts", type=int, nargs="+", default=[4096], help="tokens of the prompt (%(default)s)")
-    parser.add_argument("--tokens", type=int, default=1024, help="tokens that are then said (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens that follow (%(default)s)")
     options = parser.parse_args(arguments)
     config = load_config(CONFIG)
     checkpoint = read_checkpoint(config.target)

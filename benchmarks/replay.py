@@ -1,8 +1,8 @@
-"""`python -m benchmarks.replay`: acceptance length of a proposer's options on texts that are known beforehand.
+"""`python -m benchmarks.replay`: acceptance length of a proposer's options on known texts.
 
 transformers generates the target's greedy texts once; then each setting drafts along them without a model. That gives
-acceptance length and nodes per step exactly and in seconds, for every method that does not read the target's tokens
-at refused nodes. The time of a node is not included: `make bench` measures it.
+the exact acceptance length and nodes per step within seconds, for every method that does not read the target's tokens
+at rejected nodes. The time of a node is not included: `make bench` measures it.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def demo_deployment() -> tuple[ServingConfig, Deployment]:
 
 
 def known_texts(config: ServingConfig, num_prompts: int, num_tokens: int, store: Path | None) -> list[Text]:
-    """Return the target's greedy texts, read from the file `store` if it exists, else saved there."""
+    """Return the target's greedy texts, read from the file `store` if it exists, otherwise saved there."""
     prompts = [prompt for task in TASKS for prompt in read_prompts()[task][:num_prompts]]
     kept: Mapping[str, Any] = json.loads(store.read_text()) if store and store.exists() else {}
     if not kept:
@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--settings", nargs="+", default=SETTINGS, help='method, or method:{"parameter": value}')
     parser.add_argument("--num-prompts", type=int, default=24, help="prompts per task (%(default)s)")
     parser.add_argument("--num-tokens", type=int, default=128, help="tokens of a text (%(default)s)")
-    parser.add_argument("--texts", type=Path, help="file to keep the texts in, for the next time")
+    parser.add_argument("--texts", type=Path, help="file in which the texts are kept for the next run")
     options = parser.parse_args(arguments)
     config, deployment = demo_deployment()
     texts = known_texts(config, options.num_prompts, options.num_tokens, options.texts)

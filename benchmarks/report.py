@@ -105,7 +105,7 @@ def split_table(samples: Sequence[Sample]) -> str:
 
 
 def ratio_text(found: Ratio) -> str:
-    """Return a ratio with its interval."""
+    """Return a ratio with its interval as text."""
     return f"{found.overall:.2f} × ({found.low:.2f}–{found.high:.2f})"
 
 

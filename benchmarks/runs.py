@@ -1,8 +1,8 @@
 """`python -m benchmarks.runs`: tokens per second of methods and their settings in one process, without the server.
 
-The engine makes the steps of a run as it does behind `target`, with the deployment's drafters beside it; the settings
-take turns on each prompt, and every text must be that of the first setting. What Triton, the loop and a client cost is
-not included: `make bench` measures it.
+The engine makes the steps of a run as it does in the Triton model `target`, with the deployment's drafters in the same
+process. The settings take turns on each prompt, and every text must equal that of the first setting. What Triton, the
+loop and a client cost is not included: `make bench` measures it.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ TASKS = ("completion", "edit", "docstring")
 
 @dataclass
 class Tally:
-    """What a setting has done, the first call of each text left out. Times are in seconds."""
+    """What a setting has done, without the first call of each text."""
 
     num_tokens: int = 0
     seconds: float = 0.0
     steps: list[Step] = field(default_factory=list)
 
     def row(self, name: str, base: Tally) -> str:
-        """Return the setting's row of the table; base: the first setting's."""
+        """Return the setting's row of the table; base: the tally of the first setting."""
         count, rate = len(self.steps), self.num_tokens / self.seconds
         mean = {
             "tokens": self.num_tokens / count,
@@ -82,7 +82,7 @@ class Engine:
         run = RunOptions(method, plan.config_json, limits)
         self._num_texts += 1
         number, context = self._num_texts, Context(prompt)
-        first = delta_of(context, 0, number, str(number))  # a cache salt of its own: every prompt is cold
+        first = delta_of(context, 0, number, str(number))  # its own cache salt, so that every prompt is cold
         request = StepRequest(first, TokenTree.bare(), sampling, StepOptions(), int(1000 * LIMIT_S), (), run)
         self._commit(context, self._call(request))
         num_before, began_s = len(context), time.perf_counter()
@@ -116,7 +116,7 @@ def _no_models(model: str) -> NoReturn:
 
 
 def measure(engine: Engine, prompts: Sequence[Sequence[int]], args: argparse.Namespace) -> Mapping[str, Tally]:
-    """Return the tally of each setting; raises SystemExit for a text that differs. The first round warms up."""
+    """Return the tally of each setting; the first round is a warm-up. Raises SystemExit if a text differs."""
     tallies = {setting: Tally() for setting in args.settings}
     texts: dict[int, list[int]] = {}
     sampling = Sampling(args.temperature, seed=args.seed)
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--config", default=str(CONFIG), help="deployment file (%(default)s)")
     parser.add_argument("--num-prompts", type=int, default=3, help="per task (%(default)s)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens of a text (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=2, help="rounds after the one that warms up (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds after the warm-up (%(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(arguments)

@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 
 
 class BenchError(Exception):
-    """A measurement that must not be reported."""
+    """A measurement failed or must not be reported."""
 
 
 @dataclass(frozen=True)

@@ -16,22 +16,22 @@ from runtime.heads.build import head_warm_up, load_engine
 
 
 def load_drafters(config: ServingConfig) -> dict[str, LocalDrafter]:
-    """Return the drafters by the name of their key in serving.toml; raises ConfigError when one cannot be served."""
+    """Return the drafters by their keys in serving.toml; raises ConfigError if one cannot be served."""
     return {name: _load(name, config) for name in DRAFTERS if getattr(config, name)}
 
 
 def reloaded(
     drafters: Mapping[str, LocalDrafter], loaded: ServingConfig, config: ServingConfig, changed: Collection[str]
 ) -> dict[str, LocalDrafter]:
-    """Return the drafters after a reload: those of `changed` keys loaded anew, the others as they were.
+    """Return the drafters after a reload: those of `changed` keys loaded again, the others as they were.
 
-    loaded: with which the target was loaded. A drafter that is named no more stays for the requests under way.
-    Raises ConfigError when one cannot be served.
+    loaded: the configuration with which the target was loaded. A drafter that is no longer named stays for the running
+    requests. Raises ConfigError if one cannot be served.
     """
     if hidden_states_of(config) & ~hidden_states_of(loaded):
         raise ConfigError(
-            "a head reads hidden states that the target does not keep since it was loaded without such a head: start "
-            "the replicas anew, one after another (a rolling restart; keys medusa, eagle, eagle3, redrafter)"
+            "a head reads hidden states that the target does not keep, because it was loaded without such a head: "
+            "restart the replicas one after another (a rolling restart; keys medusa, eagle, eagle3, redrafter)"
         )
     found = dict(drafters)
     for name in DRAFTERS:

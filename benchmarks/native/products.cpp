@@ -53,13 +53,13 @@ double peak() {
     for (int i = 0; i < 16; ++i) {
       sums[i] = is_pairs ? native::dot_pairs16(a, b, sums[i]) : native::fma16(sums[i], a, b);
 #if defined(__AVX512F__)
-      asm volatile("" : "+v"(sums[i]));  // or the compiler would find the sums' limits
+      asm volatile("" : "+v"(sums[i]));  // otherwise the compiler would compute the sums itself
 #endif
     }
   }
   volatile float kept = 0;
 #pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) kept = kept + native::sum_lanes(sums[i]);  // in registers, as the loop has them
+  for (int i = 0; i < 16; ++i) kept = kept + native::sum_lanes(sums[i]);  // unrolled, so that the sums stay in registers
   return 2.0 * (is_pairs ? 2 : 1) * native::kLanes * 16 * rounds / (now_s() - began_s);
 }
 
@@ -98,8 +98,8 @@ double products_run(Products* products, int rows, int num_threads) {
   return now_s() - began_s;
 }
 
-// Return the multiplications and additions a second of one thread that does nothing else, from about a millisecond.
-// rounds_inputs: of products in bfloat16, two for each word.
+// Return the multiplications and additions per second of one thread that does nothing else, measured for about a
+// millisecond. rounds_inputs: products in bfloat16, two per word.
 double products_peak(int rounds_inputs) { return rounds_inputs ? peak<true>() : peak<false>(); }
 
 }  // extern "C"

@@ -36,14 +36,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.paper", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config", type=Path, default=CONFIG, help="the deployment")
     parser.add_argument("--url", help="gRPC address of a running server of this deployment; else one is started")
-    parser.add_argument("--experiments", nargs="+", choices=names, default=names, help="which (%(default)s)")
+    parser.add_argument("--experiments", nargs="+", choices=names, default=names, help="to run (%(default)s)")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), help="held-out prompts (%(default)s)")
     parser.add_argument(
-        "--prompts", nargs="+", type=Path, metavar="FILE.jsonl", help="prompts with turns and category in their place"
+        "--prompts", nargs="+", type=Path, metavar="FILE.jsonl", help="prompts with turns and category, used instead"
     )
-    parser.add_argument("--num-prompts", type=int, default=8, help="of each task or category (%(default)s)")
+    parser.add_argument("--num-prompts", type=int, default=8, help="prompts per task or category (%(default)s)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens of an answer (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the runs at temperature 1 (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the runs at temperature 1 (%(default)s)")
     parser.add_argument(
         "--out", type=Path, default=ROOT / "docs/figures", help="for paper.json, .md and .svg, and paper-runs.jsonl"
     )

@@ -1,4 +1,4 @@
-"""One sequence's side of its steps: proposing and learning. It runs in the loop or in the target's engine."""
+"""The proposing and learning side of a sequence's steps; it runs in the loop or in the target's engine."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Drafting:
         self.proposer.observe(proposal.tree, acceptance)
 
     def commit_compiled(self, steps: Sequence[Step]) -> None:
-        """Commit the tokens of steps that the engine drafted for in native code."""
+        """Commit the tokens of steps whose trees native code drafted."""
         for step in steps:
             self.context.commit(step.tokens)
         self.proposer.observe_compiled(steps)

@@ -38,7 +38,7 @@ ONE = EXPONENT_BIAS << FRACTION_BITS
 SMALLEST_NORMAL, SUBNORMAL_SHIFT = 2.0**-1022, 54
 #: Adding and subtracting it rounds to the nearest integer, ties to even; the sum's lowest bits are that integer.
 ROUNDING = 1.5 * 2.0**52
-#: Below it `exp` is 0, so that no subnormal number is ever made.
+#: Below this, `exp` is 0, so that no subnormal number is ever made.
 EXP_LOWEST = -708.0
 
 #: A numpy array or a torch tensor: the functions below use only its operators.

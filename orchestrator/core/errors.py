@@ -4,7 +4,7 @@ ServingError
 ├── ConfigError          a deployment's file or environment is wrong (launcher: exit 2)
 ├── RequestError         a request is wrong (the client must correct it)
 ├── Unavailable          the request is valid, but the server cannot take it now
-├── Unwanted             nobody waits for the answer any more: the client has gone
+├── Unwanted             nobody is waiting for the answer any more: the client has gone
 ├── UnknownSequence      an engine lacks the tokens before `context_start` (the loop resends them)
 └── EngineError          an engine failed, or its answer breaks the protocol
     └── EngineLost       Triton cannot reach the engine: its process died or is being restarted
@@ -35,7 +35,7 @@ class Unavailable(ServingError):
 
 
 class Unwanted(ServingError):
-    """Nobody waits for the answer any more."""
+    """Nobody is waiting for the answer any more."""
 
 
 class UnknownSequence(ServingError):

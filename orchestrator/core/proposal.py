@@ -15,13 +15,13 @@ from orchestrator.core.types import Acceptance, Distribution, IdArray, StepOptio
 
 @dataclass(frozen=True)
 class Budget:
-    """The maximum numbers of draft nodes in a proposal, the root not counted, and of levels below the root."""
+    """The maximum number of draft nodes in a proposal, the root not counted, and of levels below the root."""
 
     max_nodes: int
     max_depth: int
 
     def within(self, other: Budget) -> Budget:
-        """Return the budget that is within both."""
+        """Return the budget that is within both limits."""
         return Budget(min(self.max_nodes, other.max_nodes), min(self.max_depth, other.max_depth))
 
     def clipped(self, length: int) -> int:
@@ -33,8 +33,8 @@ class Budget:
 class Proposal:
     """A draft tree; a bare root means that the proposer drafts nothing.
 
-    sources: for each of the nodes 1…m, the name of what proposed it; for the statistics.
-    q: the distribution from which each of the nodes 1…m was sampled; empty for deterministic drafts.
+    sources: for each node 1…m, the name of what proposed it, for the statistics.
+    q: for each node 1…m, the distribution from which it was sampled; empty for deterministic drafts.
     """
 
     tree: TokenTree
@@ -95,12 +95,12 @@ class Step(NamedTuple):
 
 
 class CompiledDrafts(NamedTuple):
-    """What an engine needs to draft for a request in native code, step by step without its proposer.
+    """What an engine needs to draft for a request in native code, without calling its proposer.
 
     max_nodes, max_depth: limits of a tree. sources: a node's source, indexed by the bits of its names.
-    owner: the compiled proposer, at `handle`, with the address of its drafting function (`drafts::Next`); or, without
-    these, a drafter of the engine's process (`orchestrator.wire.drafter.DrafterUse`).
-    costs: what trees are sized by; None if they are not. The microseconds of drafting are not priced.
+    owner: a compiled proposer, with its `handle` and the address of its drafting function (`drafts::Next`); or, without
+    these, a drafter in the engine's process (`orchestrator.wire.drafter.DrafterUse`).
+    costs: the costs by which trees are sized; None if they are not. The microseconds of drafting are not counted.
     options: what the proposer needs from a step after which native code cannot draft.
     """
 
@@ -121,12 +121,12 @@ class Proposer(Protocol):
 
     @property
     def num_plain(self) -> int:
-        """Return how many proposals, from the last one on, are bare roots whatever the text, and need not be made."""
+        """Return the number of upcoming steps that will not draft, so that `propose` need not be called for them."""
         return 0
 
     @property
     def compiled(self) -> CompiledDrafts | None:
-        """What makes the proposals after the last one in native code; None: the proposer must be asked for each."""
+        """What makes the next proposals in native code; None: `propose` must be called for each."""
         return None
 
     @property
@@ -146,7 +146,7 @@ class Proposer(Protocol):
         return
 
     def observe_compiled(self, steps: Sequence[Step]) -> None:
-        """Learn from steps that were drafted by `compiled`, which has already learnt from them."""
+        """Learn from steps whose trees `compiled` drafted, and from which it has already learnt."""
         return
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """What a target step costs, by the rows and KV tokens of its pass: measured at load, corrected by later steps.
 
-The machine's speed is learnt quickly and apart from the shape of the costs, since a changing clock or other work slows
-passes of all sizes alike. If each size were measured by itself, one that happened to be measured in a slow minute would
-be avoided from then on, and so never be measured again.
+The machine's speed is learnt quickly and separately from the shape of the costs, since a changing clock or other work
+slows passes of all sizes alike. If each size were measured by itself, a size that happened to be measured in a slow
+minute would be avoided from then on, and so never be measured again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_OF_MEAN = 2.5
 REFRESH = 16
 #: The rows of a pass are taken to cost at least this fraction of what is expected, whatever its contexts should cost.
 LEAST_OF_ROWS = 0.1
-#: No pass is taken to be quicker than this: a time that the clock reads as 0 has no ratio to another.
+#: No pass is taken to be quicker than this, since a measured time of 0 would have no ratio to others.
 LEAST_S = 1e-9
 #: The weight of the newest pass in the machine's speed.
 SPEED_WEIGHT = 0.05
@@ -79,7 +79,7 @@ class Group(NamedTuple):
         return Group(*means, self.part_of_rows.of(part_of_rows, num_steps), number)
 
     def weight(self, now: float) -> float:
-        """Return how many fresh measurements of rows alone the group is worth at pass `now`."""
+        """Return how many fresh measurements without contexts the group is worth at pass `now`."""
         num_values = self.part_of_rows.value * min(self.relative.num_values, 1 / LEAST_WEIGHT)
         return float(num_values * 0.5 ** ((now - self.measured_at) / HALF_LIFE))
 
@@ -87,10 +87,9 @@ class Group(NamedTuple):
 class StepCosts:
     """Seconds of a step by the rows and KV tokens of its pass; shared by all requests of a process.
 
-    clock: seconds, monotonic. Only ratios of costs are used, so that a factor common to all of them does not matter.
+    clock: returns seconds, monotonic. Only ratios of costs are used, so a common factor does not matter.
     measured: what the engine's passes cost when it was loaded; if None, costs are assumed to be roughly linear.
-    Attribute makes_drafted: the engine makes several steps with drafts together, which are measured by their passes
-    alone.
+    Attribute makes_drafted: the engine makes steps with drafts in bursts; these are measured by their passes alone.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, measured: PassCosts | None = None) -> None:
@@ -147,10 +146,10 @@ class StepCosts:
     def observe_made(
         self, num_rows: int, num_in_pass: int, num_tokens: int, seconds: float, load: PassLoad | None
     ) -> None:
-        """Learn from one of several steps that native code made together, some with drafts; arguments as of `observe`.
+        """Learn from one step of a burst in which native code drafts; arguments as for `observe`.
 
-        Its time is that of its pass, which is entered only once, for the first of its requests that reports it. load:
-        the same object for all of them.
+        Its time is that of its pass, which is entered only once, for the first of its requests to report it. load: the
+        same object for all of these requests.
         """
         with self._lock:
             self.makes_drafted = True
@@ -163,7 +162,7 @@ class StepCosts:
                 self._note_plain(load.num_steps if load else num_in_pass, seconds)
 
     def _is_new(self, load: PassLoad) -> bool:
-        """Return whether a pass has not been entered yet; keep its load, so that no other object can get its id."""
+        """Return whether a pass has not been entered yet; keep its load, so that no other object can have its id."""
         if id(load) in self._entered:
             return False
         self._entered[id(load)] = load
@@ -190,7 +189,7 @@ class StepCosts:
         part: float,
         num_steps: int = 1,
     ) -> None:
-        """Enter the cost of one or more equal steps of a request. part: their share of the pass. Call with the lock."""
+        """Enter the cost of one or more equal steps of a request; call with the lock. part: their share of the pass."""
         shows_others = not load or load.num_beside < load.num_steps  # otherwise most of them ran in another pass
         if shows_others:
             self._rows = self._rows.of(load.mean_rows if load else num_rows, num_steps)

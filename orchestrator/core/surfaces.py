@@ -1,4 +1,4 @@
-"""Costs of a pass by its rows and KV tokens: curves through measurements, and the surface that drafts are sized by."""
+"""Costs of a pass by its rows and KV tokens: curves through measurements, and the surfaces that drafts are sized by."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestrator.core.types import FloatArray
 #: A row that has not been measured is taken to cost this fraction of a plain step. It is optimistic, so that larger
 #: trees are tried, and thereby measured, wherever they might pay.
 UNKNOWN_ROW = 0.02
-#: A further row is never taken to cost less than this fraction of a plain step.
+#: An additional row is never taken to cost less than this fraction of a plain step.
 LEAST_ROW = 0.001
 #: Contexts whose lengths fall into the same range of this many tokens share a surface.
 CONTEXT_STEP = 64
@@ -96,7 +96,7 @@ class Surface(NamedTuple):
 class Batch(NamedTuple):
     """What recent passes held, on average.
 
-    others: other requests beside a request. rows, tokens: what a request puts into a pass and gets out of it.
+    others: other requests besides this one. rows, tokens: what a request puts into a pass and gets out of it.
     num_kv_tokens: tokens of all contexts.
     """
 

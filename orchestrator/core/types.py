@@ -257,7 +257,7 @@ class Target(Protocol):
         """
 
     def release(self) -> None:
-        """Tell the target that no further step follows; a hint, on which correctness does not depend."""
+        """Tell the target that no more steps follow; a hint, on which correctness does not depend."""
 
 
 @dataclass(frozen=True)

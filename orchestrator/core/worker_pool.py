@@ -65,8 +65,8 @@ class WorkerPool(Generic[Result]):
 
     Threads are started as they are needed. If the system allows no more, calls wait for the existing threads, or are
     refused if there are none; the next call tries to start the missing ones. The thread of an abandoned call ends with
-    that call, because another thread has taken its place. While `max_abandoned` abandoned calls still run, no further
-    call is made.
+    that call, because another thread has taken its place. While `max_abandoned` abandoned calls still run, no more
+    calls are made.
 
     The threads are daemons because the threads of ThreadPoolExecutor are joined when the process exits: a call that
     hangs would keep the process from exiting.
@@ -164,7 +164,7 @@ class WorkerPool(Generic[Result]):
         return not wait([call.future for call in calls], limit_s).not_done
 
     def close(self, why: str, wait_s: float = 0.0) -> None:
-        """Make no further call, wait `wait_s` for the running ones, and fail the others with Unavailable(why)."""
+        """Make no more calls, wait `wait_s` for the running ones, and fail the others with Unavailable(why)."""
         with self._lock:
             self._refusal = why
             waiting, running = (list(self._calls[state]) for state in (CallState.WAITING, CallState.RUNNING))
@@ -200,7 +200,7 @@ class WorkerPool(Generic[Result]):
         while call := self._queue.get():
             if not self._make(call):
                 return
-            del call  # and with it what the call holds
+            del call  # so that what it holds can be freed
 
     def _make(self, call: Call[Result]) -> bool:
         """Make a call unless it was abandoned while it waited; return False if it was abandoned while it ran."""

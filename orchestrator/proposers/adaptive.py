@@ -20,7 +20,7 @@ from orchestrator.proposers.ledger import Meter
 from orchestrator.proposers.ranks import RankEstimates, paying, paying_in_turn
 
 #: A request rests for REST plain steps per request of its pass before it checks again whether a draft pays; LEAST_REST
-#: is the minimum where resting seems to save no time. A check ends the steps that native code makes for the whole pass.
+#: is the minimum where resting seems to save no time. A check ends the burst of the whole pass.
 REST, LEAST_REST = 64, 16
 
 
@@ -62,12 +62,12 @@ class Adaptive(Proposer):
 
     @property
     def num_plain(self) -> int:
-        """Return how many proposals are bare roots, which is known beforehand while drafts pause."""
+        """Return the number of upcoming steps that will not draft, which is known while drafts pause."""
         return self._meter.num_plain
 
     @property
     def options(self) -> StepOptions:
-        """What the proposer needs from the step; nothing if no draft follows, so that steps can be made together."""
+        """What the proposer needs from the step; nothing if no draft follows, so that the steps can be a burst."""
         return self._proposer.options if self._wants_draft and not self.num_plain else StepOptions()
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
@@ -92,7 +92,7 @@ class Adaptive(Proposer):
         self._is_sampled = bool(drafted.q) and sampling.rule.uses_q
         if not self.num_plain:
             self._num_at_rest = self._num_in_pass
-        # Checking whether a draft pays ends the run of steps of all requests that share the pass.
+        # Checking whether a draft pays ends the burst of all requests that share the pass.
         first_rest = 0 if self._wants_draft else self._num_in_pass * REST
         self._meter.sent(self._drafted, first_rest=first_rest, least_rest=self._num_in_pass * LEAST_REST)
         expected_s = self._levels.seconds.value * limits.max_depth
@@ -167,7 +167,7 @@ class Adaptive(Proposer):
         self._catches_up = bool(self.num_plain) or (self._catches_up and not depth)
 
     def _paying(self, surface: Surface, expected_s: float) -> Proposal:
-        """Return what is sent of the draft; expected_s: the estimate of its time from before it was sampled."""
+        """Return the part of the draft that is sent. expected_s: its time, as estimated before it was sampled."""
         chances = self._ranks.path_chances(self._drafted.tree)
         if not self._is_sampled:
             return self._drafted.only(paying(chances, surface, self._meter.draft_s))
@@ -179,13 +179,13 @@ class Adaptive(Proposer):
 class AdaptiveWhereShared(Proposer):
     """Leaves a request's drafts as they are while it has its passes to itself, and adapts them while others share them.
 
-    So a method that does not pay under load costs the requests beside it little.
+    So a method that does not pay under load costs the other requests little.
     Invariant: drafts are adapted only where the text does not depend on them; elsewhere a seed's text would change with
     the load.
     """
 
     def __init__(self, proposer: Proposer, adaptive: Adaptive, costs: StepCosts) -> None:
-        """costs: of all requests; they tell whether passes are shared until a step of this request shows it."""
+        """costs: those of all requests; until this request's first step, they tell whether passes are shared."""
         self.name = proposer.name
         self._proposer, self._adaptive, self._is_shared = proposer, adaptive, costs.shares_passes
         self._costs = costs
@@ -193,12 +193,12 @@ class AdaptiveWhereShared(Proposer):
 
     @property
     def num_plain(self) -> int:
-        """Return how many proposals are bare roots."""
+        """Return the number of upcoming steps that will not draft."""
         return self._used.num_plain
 
     @property
     def compiled(self) -> CompiledDrafts | None:
-        """What makes the proposals after the last one in native code."""
+        """What makes the next proposals in native code."""
         return self._used.compiled
 
     @property

@@ -24,7 +24,7 @@ from orchestrator.proposers.union import united
 
 #: Weight of all earlier measurements in the mean time of a node.
 DISCOUNT = 0.9
-#: After a step that was made alone though native code could go on, this many are expected to be made one by one.
+#: After a step was made alone although native code could have continued, this many are expected to be made one by one.
 SINGLES = 32
 
 
@@ -44,7 +44,7 @@ class AutoConfig(MethodConfig):
         return not self.tree
 
     def as_chain(self) -> Self:
-        """Return the parameters for chains alone, unless the request sets `tree`."""
+        """Return the parameters for chains only, unless the request sets `tree`."""
         return self if "tree" in self.model_fields_set else self.model_copy(update={"tree": False})
 
 
@@ -87,7 +87,7 @@ class Auto(Proposer):
 
     @property
     def num_plain(self) -> int:
-        """Return how many proposals are bare roots, which is known beforehand while drafts pause."""
+        """Return the number of upcoming steps that will not draft, which is known while drafts pause."""
         return self._meter.num_plain
 
     @property
@@ -96,7 +96,7 @@ class Auto(Proposer):
         return self._heads.options if self._heads else StepOptions()
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
-        """Let a head begin if it is to draft for this step."""
+        """Let a head begin its draft if it should draft for this step."""
         if self._heads and self._heads.name and (surface := self._meter.surface(len(context))):
             began_s, budget = self._clock(), budget.within(self._most)
             self._begun = self._grow(context, sampling, budget, surface)
@@ -130,7 +130,7 @@ class Auto(Proposer):
     def _chosen(
         self, grown: Grown, context: Context, sampling: Sampling, budget: Budget, surface: Surface | None
     ) -> Proposal:
-        """Return what is sent of all candidates; a head that has begun is still asked, even if a pause begins now."""
+        """Return the candidates that are sent; a head that has begun is still asked, even if a pause begins now."""
         if not (self._heads and grown.calls_head):
             return grown.proposal if surface else Proposal.empty()
         drafted = self._heads.propose(context, sampling, budget)
@@ -145,7 +145,7 @@ class Auto(Proposer):
             self._heads.observe(tree, acceptance, step_s)
 
     def observe_compiled(self, steps: Sequence[Step]) -> None:
-        """Learn the cost of steps that native code drafted for; its growth has already learnt from the text."""
+        """Learn the cost of steps whose trees native code drafted; the growth has already learnt from the text."""
         self._num_singles = 0
         self._growth.note_read(sum(step.acceptance.num_tokens for step in steps))
         seconds = self._meter.made(steps)

@@ -59,7 +59,7 @@ class NativeGrowth:
         self._growth.learn(tokens)
 
     def compiled(self, limits: Budget, costs: Surface) -> CompiledDrafts | None:
-        """Return what native code needs to grow the next trees by itself; None with a prediction, where it cannot."""
+        """Return what native code needs to grow the next trees by itself; None if there is a prediction."""
         if self._prediction:
             return None
         growth = self._growth

@@ -1,4 +1,4 @@
-"""The methods whose drafts need tokens alone, in native code, or by their references where it cannot be compiled."""
+"""The methods that draft from tokens alone: in native code, or by the Python references where it is not compiled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLIPS = (False, True, "skip")
 
 
 class CompiledMethod(Proposer):
-    """Drafts in native code, even while an engine makes steps without asking for proposals.
+    """Drafts in native code, also in the bursts of an engine.
 
     source: the source of all its nodes. max_nodes: maximum nodes of its trees.
     Invariant: its proposals are those of the reference.

@@ -16,8 +16,9 @@ TRIED, TRIAL_STEPS = 0.01, 6
 class HeadFigures(NamedTuple):
     """What the steps with one head brought and cost.
 
-    tokens: that a step would have committed with the head's whole draft alone. rows: nodes of that draft. draft_s: its
-    time. first_s: time of the first draft of a period of use, in which the head reads what it lacks of the text.
+    tokens: how many tokens a step would have committed with the head's whole draft alone. rows: nodes of that draft.
+    draft_s: time to make it. first_s: time of the first draft of a period of use, in which the head reads what it lacks
+    of the text.
     """
 
     tokens: Mean = Mean()
@@ -57,7 +58,7 @@ class LevelFigures:
 class DraftCosts:
     """What the drafts of all requests of a process brought and cost.
 
-    by_head: what heads brought to `auto`, by head and range of temperature. by_kind: the levels of adaptive drafts.
+    by_head: what heads brought to `auto`, by head and temperature range. by_kind: the levels of adaptive drafts.
     elapsed_s: time of the steps of all requests of `auto`. tried_s: time of the steps that tried a head, counted for
     every request of their passes.
     """

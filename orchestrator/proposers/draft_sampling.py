@@ -1,4 +1,4 @@
-"""The sampling of a draft: the target's, unless the request standardises the drafter's distribution differently."""
+"""The sampling of a draft: the target's, unless the request sets other parameters for the drafter's distribution."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from orchestrator.proposers.parameters import MethodConfig
 
 
 class DraftSamplingConfig(MethodConfig):
-    """The temperature and the truncation by which a drafter's logits become q; None = those of the target.
+    """The temperature and truncation by which a drafter's logits become q; None = the target's.
 
-    draft_temperature 0 is the argmax, draft_top_k 0 and draft_top_p 1 cut nothing. Any q keeps the target's
+    draft_temperature 0 is the argmax; draft_top_k 0 and draft_top_p 1 cut nothing. Any q keeps the target's
     distribution, and under `coupled` the text.
     Source: standardised sampling, Leviathan et al. 2023, arXiv:2211.17192, section 2.2: M_q may have its own.
     """
@@ -23,7 +23,7 @@ class DraftSamplingConfig(MethodConfig):
     draft_top_p: float | None = Field(None, gt=0.0, le=1.0, description="a number above 0 and at most 1")
 
     def draft_sampling(self, sampling: Sampling) -> Sampling:
-        """Return the sampling by which a draft is made; where the target is greedy, the drafter is, too."""
+        """Return the sampling by which a draft is made; if the target is greedy, so is the drafter."""
         if sampling.greedy:
             return sampling
         temperature, top_k, top_p = self.draft_temperature, self.draft_top_k, self.draft_top_p

@@ -66,11 +66,11 @@ class DrafterSession(ABC):
         self._drafter, self._cache_salt, self._limit_s = drafter, cache_salt, limit_s
         self._sequence_id = new_sequence_id()
         self._num_sent = 0
-        # A drafter that is late or full at every step would cost a text many times what it saves.
+        # A drafter that is late or full at every step would cost many times what it saves.
         first_s = PAUSE_OF_LIMIT * limit_s
         self._pause = Backoff(first_s, max(first_s, LONGEST_PAUSE_S))
         self._begun: Callable[[], DraftAnswer | None] | None = None
-        self._last_request: DraftRequest | None = None  # that was answered
+        self._last_request: DraftRequest | None = None  # the last call; None once one has failed
         self.gave_up = False
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT) -> None:
@@ -86,7 +86,7 @@ class DrafterSession(ABC):
             self._num_sent = 0
             answer = self._ask(context, sampling, budget, head)
         if isinstance(answer, RequestError):
-            log.warning("%s drafts no more for sequence %d: %s", self._drafter, self._sequence_id, answer)
+            log.warning("%s no longer drafts for sequence %d: %s", self._drafter, self._sequence_id, answer)
             self.gave_up = True
         if answer is NO_ANSWER or not isinstance(answer, DraftResponse):
             self._last_request = None
@@ -96,16 +96,16 @@ class DrafterSession(ABC):
 
     @property
     def use(self) -> DrafterUse | None:
-        """How the engine can go on by itself after the last draft; None: the drafter is in another process."""
+        """How native code can continue from the last draft; None: the drafter is in another process."""
         return None
 
     def close(self) -> None:
-        """End the drafter's sequence; nobody waits for the answer."""
+        """End the drafter's sequence, without waiting."""
         if self._num_sent:
             self._release()
 
     def _ask(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput) -> DraftAnswer | None:
-        """Return the answer to a call, made now unless it has begun; None if it fails, NO_ANSWER if it was not made."""
+        """Return the answer to a call, begun now unless it has been; None if it fails, NO_ANSWER if it is not made."""
         wait, self._begun = self._begun or self._start(context, sampling, budget, head), None
         answer = wait()
         if answer is None or isinstance(answer, Unavailable):
@@ -148,7 +148,7 @@ class Drafter(Protocol):
     """A drafter in this process (`runtime.engine.local_drafter.LocalDrafter`); any thread may call."""
 
     def is_native(self, request: DraftRequest) -> bool:
-        """Return whether native code can make the drafts that follow this one."""
+        """Return whether native code can make the next drafts by itself."""
 
     def begin(self, request: DraftRequest) -> Callable[[], DraftResponse]:
         """Queue a call; return a function that waits for its answer.
@@ -172,7 +172,7 @@ class LocalDrafterClient(DrafterSession):
 
     @property
     def use(self) -> DrafterUse | None:
-        """How the engine can go on by itself after the last draft; None: it cannot, or there was no answer."""
+        """How native code can continue from the last draft; None: it cannot, or there was no answer."""
         request = self._last_request
         return DrafterUse(self._engine, request) if request and self._engine.is_native(request) else None
 

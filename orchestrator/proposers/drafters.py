@@ -19,13 +19,13 @@ from orchestrator.proposers.draft_sampling import DraftSamplingConfig
 from orchestrator.proposers.parameters import Adaptivity, Choices
 from orchestrator.wire.drafter import DrafterUse
 
-#: How likely a path must seem by default. A further row of a pass takes a CPU about a quarter of a plain pass
-#: (docs/performance.md, min_prob), a GPU little.
+#: How likely a path must seem by default. On a CPU, an additional row takes about a quarter of a plain pass
+#: (docs/performance.md, min_prob), on a GPU little.
 MIN_PROB, MIN_PROB_OF_CHEAP_ROWS = 0.4, 0.2
 
 
 class DrafterConfig(DraftSamplingConfig):
-    """Parameters of all drafters. min_prob: how likely a path must seem to the drafter; None = what suits the device.
+    """Parameters of all drafters. min_prob: how likely a path must seem to the drafter; None = depends on the device.
 
     sharpness: how sure the drafter is of its guesses: 1 = as sure as its q, None = the measured value.
     """
@@ -35,7 +35,7 @@ class DrafterConfig(DraftSamplingConfig):
     sharpness: float | None = Field(None, ge=0.01, le=1.0)
 
     def resolved(self, has_cheap_rows: bool) -> Self:
-        """Return the parameters with a min_prob. has_cheap_rows: further rows of a pass hardly make it longer."""
+        """Return the parameters with min_prob set. has_cheap_rows: additional rows hardly make a pass longer."""
         default = MIN_PROB_OF_CHEAP_ROWS if has_cheap_rows else MIN_PROB
         return self if self.min_prob is not None else self.model_copy(update={"min_prob": default})
 
@@ -52,9 +52,9 @@ class DraftModelConfig(DrafterConfig):
 
 
 class DrafterProposer(Proposer):
-    """What the proposers of drafters share: the engine may go on calling the drafter in native code.
+    """What the proposers of drafters share: after a draft, native code may go on calling the drafter by itself.
 
-    Invariant: `_use` is set as long as the drafter has read all of the text, so that the engine can go on.
+    Attribute _use: how native code can continue from the last draft; None: it cannot.
     """
 
     def __init__(self, dependencies: ProposerDependencies) -> None:
@@ -64,7 +64,7 @@ class DrafterProposer(Proposer):
 
     @property
     def compiled(self) -> CompiledDrafts | None:
-        """What makes the next proposals, if the drafter is native code in the engine's process."""
+        """What makes the next proposals in native code, if the drafter is native code in the engine's process."""
         use = self._use
         if not use:
             return None
@@ -72,7 +72,7 @@ class DrafterProposer(Proposer):
         return CompiledDrafts(use, *limits, ("", self.name), options=self.options)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Note that the drafter has not read the tokens of this step, which the engine has not made in native code."""
+        """Note that the drafter has not read the tokens of this step, since it was not made in native code."""
         self._use = None
 
     def close(self) -> None:
@@ -81,11 +81,11 @@ class DrafterProposer(Proposer):
 
     @property
     def _has_draft(self) -> bool:
-        """True if the engine has drafted after the last step."""
+        """True if native code has already drafted after the last step."""
         return self._use is not None and self._use.following is not None
 
     def _take_draft(self, budget: Budget) -> Proposal:
-        """Return the draft that the engine has made; budget: of those that follow."""
+        """Return the draft that native code has made. budget: for the drafts after it."""
         assert self._use and self._use.following is not None
         tree, self._use.following = self._use.following, None
         self._use.request = replace(self._use.request, max_nodes=budget.max_nodes, max_depth=budget.max_depth)
@@ -138,7 +138,7 @@ class HeadConfig(DrafterConfig):
         return MAX_DEPTH
 
     def under(self, sampling: Sampling, head: HeadInput) -> HeadInput:
-        """Return the head's input, set to sample where the rule weighs p against q; sampling: that of the draft."""
+        """Return the head's input, set to sample if the rule weighs p against q; sampling: that of the draft."""
         return replace(head, draws=self.draws and sampling.rule.uses_q and not sampling.greedy)
 
     def as_member(self) -> Self:
@@ -253,7 +253,7 @@ class HeadProposer(DrafterProposer):
         return Proposal(response.tree, (self.name,) * response.tree.num_nodes, response.q)
 
     def _call(self, sampling: Sampling, budget: Budget) -> tuple[HeadInput, Sampling, Budget]:
-        """Return what the head gets, and the budget of its tree, which has no nodes if the head is not to be called."""
+        """Return the head's input and the budget of its tree, which has no nodes if the head should not be called."""
         depth = min(self._config.num_levels, budget.max_depth)
         if not depth:
             return NO_HEAD_INPUT, sampling, Budget(0, 0)
@@ -264,7 +264,7 @@ class HeadProposer(DrafterProposer):
         return self._config.under(sampling, head), sampling, Budget(budget.max_nodes if can_draft else 0, depth)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Keep the new states for the next call; a head without a cache gets the newest only."""
+        """Keep the new states for the next call; a head without a cache gets only the newest."""
         super().observe(tree, acceptance)
         features, start = acceptance.features, acceptance.features_start
         if features is None:
@@ -274,6 +274,6 @@ class HeadProposer(DrafterProposer):
         self._features = replace(self._config.shape, features=features, features_start=start)
 
     def observe_compiled(self, steps: Sequence[Step]) -> None:
-        """Note which hidden states the head has read in native code."""
+        """Note up to where the head has read the hidden states in native code."""
         assert self._use
         self._lacks_from = self._use.num_read - 1

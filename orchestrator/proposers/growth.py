@@ -22,7 +22,7 @@ from orchestrator.proposers.estimates import AcceptanceEstimates, RequestOdds, c
 MARGIN = 0.02
 #: The highest chance that a candidate is given.
 SUREST = 0.99
-#: The factor by which each further source that names a token raises its prior odds.
+#: The factor by which each additional source that names a token raises its prior odds.
 AGREEMENT = 3.0
 #: Candidates are distinguished by the highest chance among those of the sources before theirs, in this many grades.
 GRADES = 5
@@ -93,7 +93,7 @@ class Growth:
         The chance of a node is the product of the chances on its path, so none is likelier than its parent, and the
         best n nodes are the n likeliest. node_s: time to draft a node. temperature_range: the request's (`range_of`).
         Invariant: no larger tree of these candidates has a higher rate. A node that is no likelier than the highest
-        rate so far × the least cost of a further row cannot raise the rate, nor can any node after it.
+        rate so far × the least cost of another row cannot raise the rate, nor can any node after it.
         """
         self._judge(context)
         self._ratios, self._max_depth = [odds.ratio for odds in self._odds], budget.max_depth

@@ -26,7 +26,7 @@ class Guarded(Proposer):
 
     vocab_size: of the target; a tree with an id outside it is invalid.
     matcher: of the grammar that the output must match; nodes that it forbids are left out.
-    limit_s: longest time of a proposal; a proposer that takes longer fails, since other requests wait for it.
+    limit_s: the time limit of a proposal; a proposer that takes longer has failed, since other requests wait for it.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Guarded(Proposer):
 
     @property
     def num_plain(self) -> int:
-        """Return how many proposals are bare roots: all of them once the proposer has failed."""
+        """Return the number of upcoming steps that will not draft: all of them once the proposer has failed."""
         return sys.maxsize if self._failed else self._proposer.num_plain
 
     @property

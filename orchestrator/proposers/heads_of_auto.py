@@ -1,4 +1,4 @@
-"""The drafters as sources of `auto`: used where they pay, tried rarely, and left alone otherwise."""
+"""The drafters as sources of `auto`: used where they pay, tried now and then, and otherwise left alone."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from orchestrator.proposers.ranks import RankEstimates
 HEADS = ("draft_model", "medusa", "eagle2", "eagle3", "redrafter")
 #: A head is used if it promises this fraction more tokens per second than the request has without it.
 MARGIN = 0.05
-#: A head that IDLE_STEPS steps have not wanted is let go. No head is then used for REST_STEPS steps, and for twice as
-#: many each time that a head has made the request slower.
+#: A head that has not been wanted for IDLE_STEPS steps is let go. No head is then used for REST_STEPS steps, and for
+#: twice as many each time that a head has made the request slower.
 IDLE_STEPS, REST_STEPS = 8, 32
 #: Steps after which the rate with a head in use is compared with the rate without it.
 REVIEW_STEPS = 16
 
 
 class HeadsOfAuto:
-    """The heads of one request: at most one is in use, and gets the target's hidden states.
+    """The heads of one request: at most one is in use, and receives the target's hidden states.
 
     Invariant: whether a head is called depends on earlier steps and on the other candidates of this step, never on the
     head's own draft.
@@ -89,7 +89,7 @@ class HeadsOfAuto:
         return bool(self._trial_left) or self._of(self._name).rate(surface) > (1.0 + MARGIN) * rate
 
     def sent(self, num_plain: int) -> None:
-        """Note how many plain steps follow, which return no hidden states; let the head go before a long pause."""
+        """Note how many plain steps follow; they return no hidden states, so let the head go before a long pause."""
         if self._name and num_plain > MEASURED_STEPS:
             self.let_go()
         self._has_states = bool(self._name) and not num_plain

@@ -17,7 +17,7 @@ LOSS = 0.01
 GRACE_STEPS = 3
 #: The largest gain, in plain steps, that is set off against later losses.
 CREDIT_STEPS = 256
-#: Steps of the first pause; each further one is twice as long.
+#: Steps of the first pause; each later one is twice as long.
 FIRST_PAUSE = 16
 LONGEST_PAUSE = 1024
 #: Steps of a pause made to measure plain decoding; shorter ones do not, since each begins with a step made alone.
@@ -29,7 +29,7 @@ DISCOUNT = 0.95
 
 
 class Ledger:
-    """Limits what drafts, and vain searches for them, lose against plain decoding to LOSS of a request's time.
+    """Limits the time that drafts, and futile searches for them, lose against plain decoding to a fraction LOSS.
 
     Invariant: before they pause again, they lose at most LOSS of the time since the last pause began, plus GRACE_STEPS.
     Source: the on/off test of Cascade (arXiv:2506.20675), here on one balance with growing pauses instead of phases.
@@ -47,7 +47,7 @@ class Ledger:
         return self._pause
 
     def begin_pause(self, num_steps: int) -> None:
-        """Begin a pause that is not due to a loss."""
+        """Begin a pause for another reason than a loss."""
         self._pause = num_steps
 
     def begin_rest(self, num_steps: int, lost_s: float, plain_s: float) -> None:
@@ -84,7 +84,8 @@ class Rest(NamedTuple):
     """The steps of a pause so far: when it began, how many there were, and how long they waited for other passes.
 
     in_passes_s: time of their own passes. has_prompts: one of these passes also read prompts. num_in_pass: requests in
-    the first one. is_apart: one of them ran apart from most other requests, so its time says little about plain steps.
+    the first pass. is_apart: one of the passes did not hold most of the other requests, so its time says little about
+    plain steps.
     """
 
     began_s: float = 0.0
@@ -161,9 +162,9 @@ class Meter:
     def sent(self, proposal: Proposal, *, first_rest: int = 0, least_rest: int = 0) -> None:
         """Note that the proposal is made.
 
-        first_rest: plain steps that follow an empty proposal before the next one is made, twice as many after each
-        further empty one, up to LONGEST_REST and as far as that saves time; 0 = none. least_rest: their minimum where
-        it saves no time.
+        first_rest: how many plain steps follow an empty proposal before the next one is made; twice as many after each
+        additional empty one, up to LONGEST_REST and as far as that saves time; 0 = none. least_rest: their minimum if
+        resting saves no time.
         """
         self._sent_s = self._costs.clock()
         self.draft_s = self._sent_s - self.began_s
@@ -205,7 +206,7 @@ class Meter:
         return self._note_rate(acceptance.num_tokens, step_s)
 
     def made(self, steps: Sequence[Step]) -> list[float]:
-        """Note steps that native code made together, with drafts; return what each cost."""
+        """Note the steps of a burst in which native code drafts; return what each cost."""
         for proposal, acceptance, *_ in steps:
             sizes = proposal.tree.num_nodes + 1, acceptance.num_in_pass, acceptance.num_tokens
             self._costs.observe_made(*sizes, pass_s(acceptance), acceptance.load)

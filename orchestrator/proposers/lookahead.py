@@ -46,7 +46,7 @@ class Window:
         return list(zip(*self.rows, strict=True))
 
     def advance(self, num_accepted: int, target_tokens: list[int], root: int) -> None:
-        """Move on to the new root, num_accepted + 1 positions further.
+        """Move on to the new root, which is num_accepted + 1 positions later.
 
         target_tokens: (k,), the target's tokens after the first k columns of the last row; they become a new row.
         Invariant: every token keeps its absolute position. A full window drops its oldest row, which moves each row by

@@ -42,11 +42,11 @@ class MethodConfig(Declaration):
 
     @property
     def is_chain(self) -> bool:
-        """True when every proposal with these parameters is a chain, though the method can branch."""
+        """True if every proposal with these parameters is a chain, although the method can branch."""
         return False
 
     def as_chain(self) -> Self:
-        """Return the parameters for a rule or an engine that takes chains alone, if the method adapts to that."""
+        """Return the parameters for a rule or an engine that takes only chains, if the method adapts to that."""
         return self
 
     def as_member(self) -> Self:

@@ -25,7 +25,7 @@ class PredictedConfig(MethodConfig):
 
 
 class Predicted(Proposer):
-    """Proposes the client's prediction, found again after a divergence where the last tokens agree with it.
+    """Proposes the client's prediction; after a divergence, it is resumed where the last tokens agree with it.
 
     Invariant: after k > 1 rejected drafts in a row the last k − 1 tokens must agree; when that exceeds max_ngram, the
     prediction is no longer used. After at most one rejection it is followed even where no token agrees, as if one token

@@ -71,12 +71,12 @@ def paying(chances: FloatArray, surface: Surface, draft_s: float) -> IdArray:
 def paying_in_turn(tree: TokenTree, chances: FloatArray, surface: Surface, draft_s: float) -> IdArray:
     """Return the nodes of a sampled tree that each pay for themselves after those kept before, (k,) int32, ascending.
 
-    chances: as of `paying`. draft_s: the time to draft, as expected before any token was sampled.
+    chances: as for `paying`. draft_s: the time to draft, as expected before any token was sampled.
     Invariant: a node is returned only with its parent and its earlier siblings, and whether it is returned depends only
     on the nodes before it, which exist whatever its token is. In the order of chances, a node that exists only because
     of another's token could come before that other (docs/losslessness.md, Trees that are sampled while they grow).
     """
-    kept, ended = [0], set[int]()  # parents that get no further child
+    kept, ended = [0], set[int]()  # ended: parents that get no more children
     seconds, tokens = surface.seconds.tolist(), 1.0 + surface.others_tokens
     for node, (parent, chance) in enumerate(zip(tree.parents.tolist(), chances.tolist(), strict=True), start=1):
         now_s, next_s = seconds[len(kept) - 1], seconds[min(len(kept), len(seconds) - 1)]

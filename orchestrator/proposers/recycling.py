@@ -1,4 +1,4 @@
-"""Token Recycling: a static tree of what the target found likeliest after the same tokens before (Luo et al. 2024)."""
+"""Token Recycling: a static tree of what the target last found most probable after each token (Luo et al. 2024)."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class SelectedMethod(NamedTuple):
         return "" if self.config.is_chain else self.declaration.branches
 
     def as_chain(self) -> SelectedMethod:
-        """Return the method with chains alone if it adapts to a rule or an engine that takes no trees."""
+        """Return the method with chains only, if it adapts to a rule or an engine that takes no trees."""
         return self._replace(config=self.config.as_chain())
 
     def check_rule(self, rule: Rule) -> None:

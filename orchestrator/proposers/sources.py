@@ -1,4 +1,4 @@
-"""What the proposers of one process draft from, and the proposers of the runs that an engine makes."""
+"""What the proposers of one process draft from, and the proposers of an engine's runs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class ProposerSources:
 class RunProposers:
     """Builds the proposers of runs, in the process of the target's engine; any thread may call.
 
-    They also propose what a grammar forbids; the run prunes it, on a thread that no other request waits for.
+    They also propose what a grammar forbids; the run removes it, on a thread that no other request waits for.
 
     drafters: those in this process, by name. pass_costs: of the target, as measured at its load; None = not measured.
     """
@@ -108,6 +108,6 @@ class RunProposers:
             frozenset(self._drafters),
         )
         plan = select_method(run.method, run.config, frozenset(self._drafters), {})
-        # A drafter keeps to its limit by itself, and drafts again when the machine is less busy.
+        # A drafter's client observes the limit itself, and drafts again when the machine is less busy.
         calls = plan.drafter or (self._drafters and plan.declaration.uses_drafters)
         return plan.proposer(dependencies, math.inf if calls else self._limit_s)

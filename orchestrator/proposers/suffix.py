@@ -57,7 +57,7 @@ class Node(NamedTuple):
     at: Any
 
 
-#: Yields the nodes below one that has been added, given the node and its number; the root's token means nothing.
+#: Yields the nodes below one that has been added, given the node and its number; the token of the root is meaningless.
 Below = Callable[[Node, int], Iterator[Node]]
 
 

@@ -16,7 +16,7 @@ SMOOTHING = 0.3
 
 @dataclass
 class LiveSequence:
-    """return_s: smoothed time from an answer to the next call. answered_s: None while a call waits for its answer."""
+    """return_s: smoothed time from an answer to the next call. answered_s: None while a call is pending."""
 
     return_s: float
     answered_s: float | None = None
@@ -27,8 +27,8 @@ class BatchingPolicy:
     """Decides how long to delay a pass, from the cost of a pass and the time that sequences take to call again.
 
     patience: the longest wait, as a multiple of the cost of a pass. Most of that cost is overhead, so saving one pass
-    pays for many such waits. pass_s: smoothed cost of a pass. return_s: smoothed over all sequences, the first estimate
-    for a new one.
+    pays for many such waits. pass_s: smoothed cost of a pass. return_s: smoothed over all sequences, and the initial
+    estimate for a new one.
     """
 
     patience: float = 0.5
@@ -38,7 +38,7 @@ class BatchingPolicy:
     _pass_ended_s: float = 0.0
 
     def arrived(self, sequence_id: int, now_s: float) -> None:
-        """Note a call. now_s: when it was submitted, which may be long before the engine receives it."""
+        """Note a call. now_s: when it was submitted, possibly long before the engine receives it."""
         live = self._live.setdefault(sequence_id, LiveSequence(self.return_s))
         if live.answered_s is not None:
             live.return_s += SMOOTHING * (now_s - live.answered_s - live.return_s)
@@ -58,7 +58,7 @@ class BatchingPolicy:
         self._live.pop(sequence_id, None)
 
     def forget_idle(self, now_s: float) -> None:
-        """Stop expecting the sequences that have not called for IDLE_S since their answer."""
+        """Stop expecting sequences that have not called within IDLE_S of their answer."""
         for sequence_id, live in list(self._live.items()):
             if live.answered_s is not None and now_s - live.answered_s > IDLE_S:
                 del self._live[sequence_id]
@@ -66,7 +66,7 @@ class BatchingPolicy:
     def wait_s(self, now_s: float, oldest_call_s: float | None) -> float:
         """Return how long to wait for another call; 0 = begin the pass.
 
-        oldest_call_s: arrival of the oldest waiting call; None = no call is waiting.
+        oldest_call_s: when the oldest waiting call arrived; None = no call is waiting.
         Invariant: a lone sequence never waits; no call waits longer than patience · pass_s for a pass to begin.
         """
         if oldest_call_s is None:

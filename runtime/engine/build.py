@@ -42,12 +42,12 @@ def build_target(config: ServingConfig, caller: ModelCaller = no_caller) -> tupl
     """Load the target and start its engine.
 
     caller: calls the models of NVIDIA's backend, for engine = "tensorrtllm_backend".
-    Returns the engine's client, as `orchestrator.triton.engine_host.EngineClient` describes it, and the model or its
-    manifest, which has `vocab_size`. Raises ConfigError when the target cannot be served.
+    Returns the engine's client (`orchestrator.triton.engine_host.EngineClient`), and the model or its manifest, which
+    has `vocab_size`. Raises ConfigError if the target cannot be served.
     """
     return importlib.import_module(BUILDERS[config.engine]).build_target(config, caller)
 
 
 def build_draft(config: ServingConfig, caller: ModelCaller = no_caller) -> tuple[Any, Any]:
-    """Load the draft model and start its engine; arguments and result as of `build_target`."""
+    """Load the draft model and start its engine; arguments and result as for `build_target`."""
     return importlib.import_module(BUILDERS[config.engine]).build_draft(config, caller)

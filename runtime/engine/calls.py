@@ -23,7 +23,7 @@ from runtime.native.decoding import Continuation, Draft
 log = logging.getLogger(__name__)
 
 WARM_UP_LIMIT_S = 120.0
-NOTHING_FURTHER = Continuation(max_tokens=1)
+ONE_TOKEN = Continuation(max_tokens=1)
 
 Answer = Acceptance | DraftResponse | list[Step]
 Reply = Callable[[Answer | ServingError], None]
@@ -32,26 +32,26 @@ Request = TypeVar("Request", StepRequest, DraftRequest)
 
 @dataclass(frozen=True, eq=False)
 class SeveralSteps(StepRequest):
-    """A step that the engine may follow with more of them: it answers with a list of steps, or with one acceptance.
+    """A step after which the engine may make more: it answers with a list of steps, or with one acceptance.
 
-    max_steps: most steps. limit_s: the time after which none begins. further: how the sequence goes on in them.
-    sources: of the nodes of the first tree.
+    max_steps: maximum number of steps. limit_s: no step begins after this time. continuation: how the sequence
+    continues after the first step. sources: the sources of the first tree's nodes.
     """
 
     max_steps: int = 1
     limit_s: float = 0.0
-    further: Continuation = NOTHING_FURTHER
+    continuation: Continuation = ONE_TOKEN
     sources: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, request: StepRequest, **further: Any) -> SeveralSteps:
-        """Return the step `request` with what may follow it."""
-        return cls(**{each.name: getattr(request, each.name) for each in fields(StepRequest)}, **further)
+    def of(cls, request: StepRequest, **more: Any) -> SeveralSteps:
+        """Return the step `request` with the fields that this class adds."""
+        return cls(**{each.name: getattr(request, each.name) for each in fields(StepRequest)}, **more)
 
 
 @dataclass(frozen=True, eq=False)
 class GuidedStep(StepRequest):
-    """A step under a grammar. legal: (m + 1, V), the tokens that the grammar allows at the root and at every node."""
+    """A step under a grammar. legal: (m + 1, V), the tokens allowed after the root and after every node."""
 
     legal: BoolArray = field(kw_only=True)
 
@@ -65,8 +65,8 @@ class GuidedStep(StepRequest):
 class StepsMade:
     """The steps that native code has made for a call that is not answered yet.
 
-    draft: what it has drafted behind them. answer_by_s: when they are to be answered, by time.monotonic(). num_tokens:
-    how many the steps commit. noted_s: when the last one had been made; before the first, when the call arrived.
+    draft: the draft after the last step. answer_by_s: when the call must be answered, by time.monotonic(). num_tokens:
+    how many tokens the steps commit. noted_s: when the last step was noted, at first when the call arrived.
     """
 
     draft: Draft
@@ -78,10 +78,10 @@ class StepsMade:
 
 @dataclass
 class Progress:
-    """What an engine and its thread tell each other.
+    """Counters that an engine shares with its thread.
 
-    num_passes, num_calls: passes made, and the calls in them. num_waiting: what waits to be received by the engine's
-    thread; while it is not 0, no further step of SeveralSteps begins.
+    num_passes, num_calls: passes made, and the calls in them. num_waiting: items in the thread's inbox; while it is not
+    0, a burst begins no more steps.
     """
 
     num_passes: int = 0
@@ -93,7 +93,7 @@ class Progress:
 class EngineCall(Generic[Request]):
     """A step or draft call. deadline_s: latest time of the answer, by time.monotonic().
 
-    sequence: set by the engine that opens it. made: the steps made so far, None = none yet. q, score: the distributions
+    sequence: set by the engine when it opens the call. made: the steps of a burst so far. q, score: the distributions
     that the tokens drafted so far were sampled from, and the log-confidence of their path.
     """
 
@@ -108,11 +108,14 @@ class EngineCall(Generic[Request]):
     score: float = field(default=0.0, init=False)
 
     def is_late(self, now_s: float) -> bool:
-        """Return whether the call can be refused: not once a token is sampled, whose value may have cost the time."""
+        """Return whether the call is late and may be refused.
+
+        Once a token has been sampled it may not: how long the call took may depend on that token.
+        """
         return self.deadline_s <= now_s and not (self.q or self.made)
 
     def reply(self, answer: Answer | ServingError) -> None:
-        """Answer the call; called once. An error in `on_answer` is logged, so that the pass goes on."""
+        """Answer the call; called once. An error in `on_answer` is logged, so that it does not end the pass."""
         self.answered = True
         try:
             self.on_answer(answer)
@@ -120,7 +123,7 @@ class EngineCall(Generic[Request]):
             log.exception("the answer to sequence %d could not be delivered", self.sequence_id)
 
     def answer_made(self) -> bool:
-        """Answer with the steps that have been made, if there are any; return whether the call is answered."""
+        """Answer with the steps made so far, if there are any; return whether the call is answered."""
         if self.made and not self.answered:
             self.reply(self.made.steps)
         return self.answered
@@ -145,7 +148,7 @@ class EngineCall(Generic[Request]):
 class Engine(Protocol[Request]):
     """The engine that an engine thread runs: one forward pass at a time over all waiting calls.
 
-    progress: shared with the thread, which counts one pass of each `advance`; the engine counts further ones.
+    progress: shared with the thread, which counts one pass for each `advance`; the engine counts any others.
     """
 
     progress: Progress
@@ -163,7 +166,7 @@ class Engine(Protocol[Request]):
 
 
 def submit_and_wait(submit: Callable[[Request, float, Reply], None], request: Request) -> Answer:
-    """Submit a warm-up call and return its answer; raises the error that the engine answers with."""
+    """Submit a warm-up call and return its answer; raises it if it is an error."""
     answers: queue.SimpleQueue[Answer | ServingError] = queue.SimpleQueue()
     submit(request, time.monotonic() + WARM_UP_LIMIT_S, answers.put)
     answer = answers.get(timeout=WARM_UP_LIMIT_S + 1.0)

@@ -27,7 +27,7 @@ from runtime.native.model import NativeModel
 from runtime.sampling import served
 from runtime.sampling.drafts import candidates
 
-#: Share of a call's time after which its chain gets no further token; the rest is for the pass under way.
+#: Fraction of a call's time after which its chain gets no more tokens; the rest is for the current pass.
 CHAIN_SHARE = 0.5
 
 DraftCall = EngineCall[DraftRequest]
@@ -36,14 +36,14 @@ DraftCall = EngineCall[DraftRequest]
 class DraftEngine(PagedEngine[DraftRequest]):
     """Answers draft calls: each pass drafts one more token for every call whose context is computed.
 
-    In native code one call computes a pass and all tokens of the chains behind it.
+    In native code, one call computes a pass and then whole chains.
 
-    A sequence's ids are the committed context followed by the tokens drafted so far, so the KV rows of the drafts that
-    the target accepts are already there at the next call.
-    Invariant: token i of a chain is argmax(log q + noise) at position prefix_len + i. Under `coupled` the noise is the
-    one that the target adds to log p there: the closer q is to p, the more often both choose the same token. Under the
-    other rules the noise is the drafter's own, and q is part of the answer. A chain that takes too long is shorter.
-    sharpness: of the draft model, for calls that name none (`runtime.heads.sharpness.Sharpness`).
+    A sequence's ids are the committed context followed by the tokens drafted so far, so the KV rows of drafts that the
+    target accepts are already there at the next call.
+    Invariant: token i of a chain is argmax(log q + noise) at position prefix_len + i. Under `coupled` it is the noise
+    that the target adds to log p there: the closer q is to p, the more often both choose the same token. Under the
+    other rules the noise is the drafter's own, and q is part of the answer. A chain that takes too long is cut short.
+    sharpness: the draft model's own, for calls that set none (`runtime.heads.sharpness.Sharpness`).
     """
 
     def __init__(self, paged: PagedModel, sharpness: float = 1.0) -> None:
@@ -66,9 +66,9 @@ class DraftEngine(PagedEngine[DraftRequest]):
         return isinstance(self.paged.model, NativeModel) and is_coupled
 
     def continued(self, request: DraftRequest, context: Context, num_ahead: int) -> ContinuedDraft | None:
-        """Return how native code can go on drafting after a context; None: the draft model has not read all of it.
+        """Return how native code can continue drafting after a context; None: the draft model has not read all of it.
 
-        request: an earlier call. num_ahead: tokens that the steps may commit meanwhile.
+        request: an earlier call. num_ahead: the most tokens that the burst may commit.
         """
         sequence = self.sequences.find(request.delta.sequence_id, context)
         if sequence is None or sequence.num_computed < len(context):
@@ -92,12 +92,12 @@ class DraftEngine(PagedEngine[DraftRequest]):
         return ContinuedDraft(draft, sequence.num_computed, sequence)
 
     def in_steps(self, drafts: Sequence[NativeDraft]) -> NativeDrafter:
-        """Return what native code needs to make the drafts that follow."""
+        """Return what native code needs to call the draft model in a burst."""
         assert isinstance(self.paged.model, NativeModel)
         return self.paged.model.in_steps(drafts, self.paged.cache)
 
     def _length(self, call: DraftCall) -> int:
-        """Return how many tokens to draft: as many as requested, within the draft model's own context length."""
+        """Return how many tokens to draft: as many as requested, within the draft model's context length."""
         room = self.paged.model.max_positions - call.delta.prefix_len
         return min(call.request.max_nodes, call.request.max_depth, room)
 
@@ -122,7 +122,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
                 call.reply(_drafted(call))
 
     def _draft_chains(self, segments: list[Segment], ready: dict[int, DraftCall]) -> None:
-        """Run a pass and draft all that is left of the chains of these calls, by the number of their segment."""
+        """Run a pass, and draft the rest of these calls' chains. ready: index of a segment → its call."""
         chains = []
         for row, call in ready.items():
             num_drafted = len(call.opened.ids) - call.delta.prefix_len
@@ -136,7 +136,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
             call.reply(_drafted(call))
 
     def _processed(self, call: DraftCall, logits: Tensor) -> Tensor:
-        """Return (1, V) logits after the request's processors, which count drafted tokens as output."""
+        """Return the logits as the request's processors change them, (1, V); drafted tokens count as output."""
         processors, context, prefix_len = self._processors(call), call.opened.context, call.delta.prefix_len
         if processors is None:
             return logits
@@ -144,7 +144,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
 
 
 def _has_used_its_time(call: DraftCall) -> bool:
-    """Return whether a chain should end with what it has: were it late as a whole, its tokens would decide on that."""
+    """Return whether a chain should end now. If it were late as a whole, its tokens would decide whether it is used."""
     return time.monotonic() - call.arrived_s >= CHAIN_SHARE * (call.deadline_s - call.arrived_s)
 
 
@@ -156,9 +156,9 @@ def _drafted(call: DraftCall) -> DraftResponse:
 
 
 def _next_tokens(calls: list[DraftCall], logits: Tensor, sharpness: float) -> list[int]:
-    """Return the next token of each draft, and note its score; add its q to the calls whose rule is not `coupled`.
+    """Return the next token of each draft, and note its score; if the rule is not `coupled`, also its q.
 
-    logits: (len(calls), V). sharpness: for calls that name none.
+    logits: (len(calls), V). sharpness: for calls that set none.
     """
     positions, samplings = [len(call.opened.ids) for call in calls], [call.request.sampling for call in calls]
     tokens: dict[int, int] = {}

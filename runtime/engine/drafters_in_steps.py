@@ -1,4 +1,4 @@
-"""Drafters of the target's process while native code makes several steps and calls them in between."""
+"""The drafters of the target's process during a burst, in which native code calls them after each step."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from runtime.kv.batch import Segment
 from runtime.native.decoding import Continuation, DecodedSteps
 from runtime.native.drafters import ContinuedDraft, NativeDrafter, NativeUse, NativeUses
 
-#: Most steps of one call into native code; slots for as many tokens, and a tree, are reserved beforehand.
+#: Maximum steps of a burst; slots for this many tokens and for a tree are reserved before it.
 MAX_STEPS = 64
 
 
 class DraftersInSteps:
-    """The drafters that some of the sequences use, each locked until its sequences are settled.
+    """The drafters that the sequences of a burst use, each locked until its sequences are settled.
 
-    uses: for native code. A drafter that has not read all of a sequence's text makes no draft in these steps.
+    uses: what native code reads of them. A drafter that has not read a sequence's whole text does not draft for it.
     """
 
     def __init__(self, segments: Sequence[Segment]) -> None:
@@ -37,7 +37,7 @@ class DraftersInSteps:
     ) -> Iterator[DraftersInSteps]:
         """Lock the drafters of these sequences.
 
-        columns: returns where hidden states stand in the target's features.
+        columns: returns the columns of hidden states in the target's features.
         """
         members: dict[LocalDrafter, list[int]] = {}
         for place, each in enumerate(continuations):
@@ -65,7 +65,7 @@ class DraftersInSteps:
             yield drafters
 
     def _begin(self, place: int, continuation: Continuation, segment: Segment, engine: DraftingEngine) -> bool:
-        """Find out how the drafter of a sequence goes on; return False if it cannot."""
+        """Find out how the drafter can continue for a sequence; return False if it cannot."""
         drafts = continuation.drafts
         assert drafts and isinstance(drafts.owner, DrafterUse)
         num_ahead = min(continuation.max_tokens, MAX_STEPS)

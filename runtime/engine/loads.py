@@ -1,4 +1,4 @@
-"""What passes computed: the loads by which their costs are learnt."""
+"""The loads of passes: what each pass computed, so that the costs of passes can be learnt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.native.decoding import DecodedStep
 def load_of(
     planned: Sequence[tuple[object, Segment]], results: Sequence[VerifyResult], has_prompts: bool, num_beside: int
 ) -> PassLoad:
-    """Return the load of a pass of these segments, by the steps that it completed."""
+    """Return the load of a pass over these segments; results: those of the steps that it completed."""
     segments = [segment for _, segment in planned]
     num_nodes = sum(segment.tree.num_nodes for segment in segments)
     num_steps, num_accepted = max(len(results), 1), sum(len(result.accepted.path) for result in results)
@@ -30,7 +30,7 @@ def load_of(
 
 
 def loads_of(passes: Iterable[Sequence[DecodedStep]], context_lens: list[int], num_beside: int) -> Iterator[PassLoad]:
-    """Yield the load of each pass from the steps that all sequences made in it. context_lens: before the first one."""
+    """Yield the load of each pass of a burst, from the steps of all sequences. context_lens: before the first pass."""
     for steps in passes:
         rows, tokens = [step.draft.tree.num_nodes + 1 for step in steps], [len(step.path) + 1 for step in steps]
         yield PassLoad(
@@ -46,6 +46,6 @@ def loads_of(passes: Iterable[Sequence[DecodedStep]], context_lens: list[int], n
 
 
 def _num_row_kv_tokens(segment: Segment) -> int:
-    """Each row of a context attends to the tokens up to its own, and each node to all of the context."""
+    """Return how many tokens the rows attend to in all: a context row to those up to its own, a node to all of them."""
     num_rows = segment.last - segment.first
     return num_rows * segment.first + num_rows * (num_rows + 1) // 2 + segment.tree.num_nodes * segment.last

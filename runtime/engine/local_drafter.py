@@ -1,6 +1,6 @@
 """A drafter in the target's process, without a thread of its own: the thread that needs a draft runs its pass.
 
-A hop to another thread and back costs about as much as a level of a small draft tree; a call of another process costs
+Switching to another thread and back costs about as much as a level of a small draft tree; calling another process costs
 more than the whole tree.
 """
 
@@ -28,23 +28,23 @@ class DraftingEngine(Engine[DraftRequest], Protocol):
     """The engine of a head or of a draft model."""
 
     def is_native(self, request: DraftRequest) -> bool:
-        """Return whether native code can make the drafts that follow this one between the target's steps."""
+        """Return whether native code can make the next drafts by itself, between the steps of a burst."""
 
     def continued(self, request: DraftRequest, context: Context, num_ahead: int) -> ContinuedDraft | None:
-        """Return how native code can go on drafting after a context; None: the drafter has not read all of it.
+        """Return how native code can continue drafting after a context; None: the drafter has not read all of it.
 
-        request: an earlier call. num_ahead: tokens that the steps may commit meanwhile.
+        request: an earlier call. num_ahead: the most tokens that the burst may commit.
         """
 
     def in_steps(self, drafts: Sequence[NativeDraft]) -> NativeDrafter:
-        """Return what native code needs to make the drafts that follow."""
+        """Return what native code needs to call the drafter in a burst."""
 
 
 class LocalDrafter:
     """Answers draft calls; implements `orchestrator.proposers.drafter_clients.Drafter`.
 
-    counts: its calls so far.
-    Invariant: one thread at a time runs a pass; all calls that wait at its beginning share it.
+    counts: its calls so far, those of bursts not included.
+    Invariant: one thread at a time runs a pass; all calls that are waiting when it begins share it.
     """
 
     def __init__(self, engine: DraftingEngine) -> None:
@@ -53,15 +53,15 @@ class LocalDrafter:
         self._engine, self._passes = engine, Passes(engine)
         # Calls, and ids of sequences that have ended.
         self._inbox: queue.SimpleQueue[EngineCall[DraftRequest] | int] = queue.SimpleQueue()
-        self._calls: list[EngineCall[DraftRequest]] = []  # received, and not answered yet
+        self._calls: list[EngineCall[DraftRequest]] = []  # received but not answered yet
         self._lock = threading.Lock()
 
     def draft(self, request: DraftRequest) -> DraftResponse:
-        """Return the answer to a call, by its deadline or one pass later; raises ServingError."""
+        """Make a call and return its answer, by its deadline or one pass later; raises ServingError."""
         return self.begin(request)()
 
     def begin(self, request: DraftRequest) -> Callable[[], DraftResponse]:
-        """Queue a call, which shares the next pass; return the function that waits for its answer or runs it."""
+        """Queue a call for the next pass; return a function that waits for the answer, and runs the pass if need be."""
         answers: queue.SimpleQueue[Answer | ServingError] = queue.SimpleQueue()
         call = EngineCall(request, time.monotonic() + request.deadline_ms / 1000, answers.put)
         self._inbox.put(call)
@@ -82,18 +82,18 @@ class LocalDrafter:
         return answer
 
     def is_native(self, request: DraftRequest) -> bool:
-        """Return whether native code can make the drafts that follow this one between the target's steps."""
+        """Return whether native code can make the next drafts by itself, between the steps of a burst."""
         return self._engine.is_native(request)
 
     @contextmanager
     def lend(self) -> Iterator[DraftingEngine]:
-        """Lend the engine to native code; calls wait meanwhile."""
+        """Lend the engine to native code; calls have to wait meanwhile."""
         with self._lock:
             self._receive()
             yield self._engine
 
     def release(self, sequence_id: int) -> None:
-        """Queue the end of a sequence; the caller may be a thread that must not wait for a pass."""
+        """Queue the end of a sequence, so that the caller need not wait for a pass."""
         self._inbox.put(sequence_id)
 
     def status(self) -> EngineStatus:
@@ -105,7 +105,7 @@ class LocalDrafter:
             return self._passes.status()
 
     def _receive(self) -> None:
-        """Take the calls that have arrived, and forget the sequences that have ended; the caller holds the lock."""
+        """Take the calls that have arrived, and forget the sequences that have ended; call with the lock."""
         while not self._inbox.empty():
             item = self._inbox.get_nowait()
             if isinstance(item, int):
@@ -115,7 +115,7 @@ class LocalDrafter:
                 self.counts.num_calls += 1
 
     def _run_pass(self) -> None:
-        """Run a pass over the calls that wait, and refuse those that are late; the caller holds the lock."""
+        """Run a pass over the waiting calls, and refuse those that are late; call with the lock."""
         self._receive()
         now_s = time.monotonic()
         for call in self._calls:

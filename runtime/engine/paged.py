@@ -1,4 +1,4 @@
-"""A model with its cache and its sequences, and the engine skeleton that the target and the draft engine share."""
+"""A model with its cache and sequences, and the skeleton that the target engine and the draft engine share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from runtime.sampling.logits_processors import LogitsProcessors, processors_for
 class Model(Protocol):
     """The forward pass of a model, as an engine uses it.
 
-    kernels: what computes it, torch or native. has_windows: layers attend to the last positions alone.
+    kernels: what computes it, torch or native. has_windows: some layers attend to a sliding window only.
     """
 
     kernels: str
@@ -40,20 +40,20 @@ class Model(Protocol):
         """Do the work that every thread must do once; called on the thread that will call `forward`."""
 
     def new_cache(self, memory_mb: int, block_tokens: int) -> KVCache:
-        """Return an empty cache; a model may choose another block size."""
+        """Return an empty cache; the model may choose another block size."""
 
     def forward(self, batch: Pass[Segment], cache: Any) -> Tensor:
-        """Compute a pass; returns logits (rows, V) of every root and node."""
+        """Compute a pass; return the logits after every root and node, (rows, V)."""
 
     def feature_columns(self, wanted: HiddenStates) -> slice:
-        """Return the columns of these hidden states in the cache; empty unless all of them are kept."""
+        """Return the columns of these hidden states in the cache; an empty slice unless all of them are kept."""
 
 
 class PagedModel:
     """Opens sequences and runs passes over their segments.
 
-    max_pass_tokens: most tokens of long contexts in one pass. Longer contexts are computed in parts, so that they hold
-    up the other sequences for no longer than one part takes. share: sequences with a common prefix share its blocks.
+    max_pass_tokens: maximum tokens of long contexts in one pass. Longer contexts are computed in parts, so that they
+    delay other sequences by no more than one part. share: sequences with a common prefix share its blocks.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class PagedModel:
             raise RequestError(f"context_ids has an id outside 0..{self.model.vocab_size - 1}")
 
     def open(self, call: EngineCall, num_drafts: int, max_depth: int) -> None:
-        """Give a call its sequence, with slots for its drafts; raises ServingError when that is impossible."""
+        """Open a call's sequence, with slots for its drafts; raises ServingError if that is impossible."""
         self.check_ids(call)
         call.sequence = self.sequences.open(call.delta, num_drafts, max_depth)
 
@@ -86,7 +86,8 @@ class PagedModel:
     ) -> list[tuple[EngineCall[Request], Segment]]:
         """Return the segments of the next pass: all uncomputed tokens of each sequence, or the next part of them.
 
-        num_nodes: returns the nodes of a call's tree. The first call is always among them, so that all have their turn.
+        num_nodes: returns the number of nodes of a call's tree. The first call that has anything to compute always
+        takes part, so that each call gets its turn.
         """
         tokens_left, nodes_left, rows_left = self.max_pass_tokens, MAX_TREE_NODES, MAX_PASS_ROWS
         planned: list[tuple[EngineCall[Request], Segment]] = []
@@ -106,14 +107,14 @@ class PagedModel:
         return planned
 
     def forward(self, segments: list[Segment]) -> Tensor:
-        """Run one pass and note what is computed; returns logits (rows, V) of every segment's root and nodes."""
+        """Run a pass and note what is computed; return the logits of every segment's root and nodes, (rows, V)."""
         batch = Pass(segments, self.model.device, self.model.dtype)
         logits = self.model.forward(batch, self.cache)
         self._note_computed(segments)
         return logits
 
     def draft_chains(self, segments: list[Segment], chains: list[NativeChain]) -> list[list[int]]:
-        """Run one pass over contexts and draft the chains behind it, in native code; return the tokens of each."""
+        """Run a pass over contexts and draft the chains after them, in native code; return the tokens of each chain."""
         assert isinstance(self.model, NativeModel)
         batch = Pass(segments, self.model.device, self.model.dtype)
         drafted = self.model.draft_chains(batch, self.cache, chains)
@@ -121,9 +122,9 @@ class PagedModel:
         return drafted
 
     def decode(self, segments: list[Segment], drafts: Sequence[Draft], decoding: Decoding) -> list[DecodedSteps]:
-        """Make steps after the one uncomputed token of each segment, in native code, and commit their tokens.
+        """Make a burst in native code, and commit its tokens; return the steps of each segment.
 
-        Return those of each segment. drafts: of the first ones.
+        segments: each with one uncomputed token. drafts: the drafts of the first steps.
         """
         assert isinstance(self.model, NativeModel)
         for segment, draft in zip(segments, drafts, strict=True):
@@ -151,7 +152,7 @@ class PagedEngine(Generic[Request]):
         self.paged = paged
         self.sequences = paged.sequences
         self.progress = Progress()
-        sampler()  # compiled now, if it is not yet, and not in the first pass
+        sampler()  # if it has to be compiled, then now and not in the first pass
 
     @property
     def kernels(self) -> str:
@@ -168,7 +169,7 @@ class PagedEngine(Generic[Request]):
         return [call for call in calls if not call.answered]
 
     def _open_all(self, calls: list[EngineCall[Request]]) -> None:
-        """Open the sequences of the calls that have none yet; answer those for which that is impossible."""
+        """Open the sequences of new calls; refuse the calls for which that is impossible."""
         for call in calls:
             if call.sequence is None:
                 try:
@@ -181,15 +182,15 @@ class PagedEngine(Generic[Request]):
         return 0
 
     def _open(self, call: EngineCall[Request]) -> None:
-        """Open the sequence of a new call, or answer the call."""
+        """Open the sequence of a new call, answer the call, or raise ServingError."""
         raise NotImplementedError
 
     def _run(self, planned: list[tuple[EngineCall[Request], Segment]]) -> None:
-        """Run a pass over these segments and answer the calls that it completes."""
+        """Run a pass over these segments, and answer the calls that it completes."""
         raise NotImplementedError
 
     def _processors(self, call: EngineCall[Request]) -> LogitsProcessors | None:
-        """Return the logits processors of a call's sequence, which are kept from step to step."""
+        """Return the logits processors of a call's sequence, which live from step to step."""
         sequence, request = call.opened, call.request
         sequence.logits_processors = processors_for(request.sampling, call.delta.prompt_len, sequence.logits_processors)
         return sequence.logits_processors

@@ -1,4 +1,4 @@
-"""The passes of one engine: counted, and when one fails, only the call at fault is refused."""
+"""Runs and counts the passes of one engine; when a pass fails, only the call at fault is refused."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 class Passes(Generic[Request]):
     """Runs an engine's passes; one thread at a time may call.
 
-    progress: passes so far and the calls in them, which the engine counts too if it makes several at a time.
-    pass_s: their time.
+    progress: passes so far and the calls in them; the engine adds the passes that a single `advance` makes beyond one.
+    pass_s: the time of all passes.
     """
 
     def __init__(self, engine: Engine[Request]) -> None:
@@ -30,7 +30,7 @@ class Passes(Generic[Request]):
     def run(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
         """Run a pass over these calls and return those that need another one."""
         began_s = time.monotonic()
-        # Counted before the answers, so that a caller that has its answer finds its pass counted.
+        # Counted before the calls are answered, so that a caller with an answer finds its pass counted.
         self.progress.num_passes += 1
         self.progress.num_calls += len(calls)
         waiting = self._advance(calls)
@@ -56,7 +56,7 @@ class Passes(Generic[Request]):
     def _advance(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
         """Run a pass; if it fails, run each call alone, so that only the call at fault is refused.
 
-        Raises AcceleratorError: after an error of its kernels, a GPU answers the process with errors alone.
+        Raises AcceleratorError: once a kernel has failed, the GPU returns only errors to this process.
         """
         try:
             return self.engine.advance(calls)
@@ -68,7 +68,7 @@ class Passes(Generic[Request]):
                 self._refuse(calls[0], error)
         unanswered = [call for call in calls if not call.answer_made()]
         for call in unanswered:
-            # The failed pass may have changed half of the sequence's state; opening it again restores it.
+            # The failed pass may have left the sequence half updated; opening it again restores it.
             call.sequence = None
         return [waiting for call in unanswered for waiting in self._advance([call])]
 

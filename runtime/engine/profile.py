@@ -1,4 +1,4 @@
-"""Measures at load what a pass of the target costs by its rows and KV tokens, so that not every size need be tried."""
+"""Measures at load what a pass of the target costs by its rows and KV tokens, so that sizes need not be tried out."""
 
 from __future__ import annotations
 
@@ -20,32 +20,34 @@ from runtime.kv.batch import Segment
 
 log = logging.getLogger(__name__)
 
-#: Rows of the passes: small sizes, and both sides of the multiples at which the cost may rise by a stair.
+#: Rows of the measured passes: small sizes, and both sides of the multiples at which the cost may jump.
 NUM_ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 25, 32, 33, 48, 64, 128)
-#: Passes in a row of one size; the first finds the caches full of another's, and the median of the others counts.
+#: Consecutive passes of one size; the first is ignored, since the CPU's caches hold another size's data, and the median
+#: of the others counts.
 NUM_TIMED = 5
-#: Each size counts by the best of so many rounds. Measuring ends when it has taken so long, between two passes; a curve
-#: over fewer rows than LEAST_ROWS is of no use.
+#: The best of NUM_ROUNDS rounds counts for each size. Measuring stops after LIMIT_S, between two passes; a curve over
+#: fewer rows than LEAST_ROWS is of no use.
 NUM_ROUNDS, LIMIT_S, LEAST_ROWS = 3, 2.0, 8
-#: Tokens of the context. The first ones are read first: where they take too long, the others are not read at all.
+#: Tokens of the context. NUM_FIRST of them are read first; if that takes too long, the others are not read.
 NUM_CONTEXT, NUM_FIRST = 256, 16
-#: Tokens of the long context, and the rows that are measured behind both in each of so many rounds: what they take
-#: longer is the contexts' cost. If they do not in so many of the rounds, it is noise, and contexts cost nothing: noise
-#: alone shows a cost that often in one case of 28.
+#: Passes of KV_ROWS rows are measured after the context and after one of NUM_LONG tokens, in KV_ROUNDS rounds; the
+#: difference is what the context costs. Unless it is positive in CERTAIN_ROUNDS of them, it counts as noise and the
+#: cost as 0; pure noise would show a cost that often in 1 of 28 cases.
 NUM_LONG, KV_ROWS, KV_ROUNDS, CERTAIN_ROUNDS = 1024, (1, 24), 8, 7
-#: Rows without a context are taken to cost at least this part of those behind the short one.
+#: Rows without a context are taken to cost at least this fraction of rows after the short context.
 LEAST_OF_SHORT = 0.1
 SEQUENCE = 1
 
 
 class _TooSlow(Exception):
-    """Measuring has taken long enough."""
+    """Measuring has used up its time."""
 
 
 class _Passes:
     """Passes over one sequence of a model, measured until LIMIT_S is over.
 
-    rows_s: seconds by rows behind NUM_CONTEXT tokens. token_s: by rows, of KV_ROWS, what each further token adds.
+    rows_s: number of rows → seconds of its passes after NUM_CONTEXT tokens. token_s: each of KV_ROWS → the seconds that
+    each additional token of the context adds.
     """
 
     def __init__(self, paged: PagedModel, num_tokens: int) -> None:
@@ -57,8 +59,8 @@ class _Passes:
         self.token_s: dict[int, list[float]] = defaultdict(list)
 
     def measure(self) -> None:
-        """Measure all; raise _TooSlow when there is no time left for more."""
-        self._read(1)  # it holds what is paid once
+        """Measure everything; raise _TooSlow when the time is used up."""
+        self._read(1)  # includes costs that are paid only once
         self._read(1 + NUM_FIRST, LIMIT_S * NUM_FIRST / NUM_CONTEXT)
         self._read(NUM_CONTEXT)
         self._measure_rows()
@@ -76,8 +78,8 @@ class _Passes:
 
     def _measure_rows(self) -> None:
         for num_rows in NUM_ROWS:
-            took_s = self._pass_s(NUM_CONTEXT, num_rows)
-            self.rows_s[num_rows].append(took_s)
+            pass_s = self._pass_s(NUM_CONTEXT, num_rows)  # may raise, so it comes before the key is added
+            self.rows_s[num_rows].append(pass_s)
 
     def _measure_contexts(self) -> None:
         for last in range(2 * NUM_CONTEXT, self._num_tokens + 1, NUM_CONTEXT):
@@ -105,9 +107,9 @@ class _Passes:
 def measured_costs(paged: PagedModel) -> PassCosts | None:
     """Return what passes over one sequence cost, in seconds; None if they could not be measured in time.
 
-    It must be called before the engine's thread starts. It takes LIMIT_S and a pass or two at most; a model or a
-    cache without room for the context and the largest tree is not measured. Where the time or the room does not suffice
-    for the long context, or layers see a window of it alone, contexts are taken to cost nothing.
+    Call it before the engine's thread starts. It takes at most LIMIT_S and a pass or two. A model or cache without room
+    for the context and the largest tree is not measured. If there is no time or room for the long context, or some
+    layers see only a window of it, contexts are taken to cost nothing.
     """
     pool = paged.sequences.pool
     room = min(paged.model.max_positions, pool.num_available * pool.block_tokens) - max(NUM_ROWS)
@@ -120,7 +122,7 @@ def measured_costs(paged: PagedModel) -> PassCosts | None:
             pass
         finally:
             paged.sequences.drop(SEQUENCE)
-    except (ServingError, RuntimeError) as error:  # torch's lack of memory is a RuntimeError
+    except (ServingError, RuntimeError) as error:  # torch raises RuntimeError when it runs out of memory
         log.warning("the passes were not measured: %s", error)
         return None
     return _costs_of(passes) if max(passes.rows_s, default=0) >= LEAST_ROWS else None
@@ -136,6 +138,6 @@ def _costs_of(passes: _Passes) -> PassCosts:
 
 
 def _certain(differences: list[float]) -> float:
-    """Return their median if enough rounds show a cost, otherwise 0."""
+    """Return the median difference if enough rounds show a cost, otherwise 0."""
     is_certain = sum(difference > 0.0 for difference in differences) >= CERTAIN_ROUNDS
     return statistics.median(differences) if is_certain else 0.0

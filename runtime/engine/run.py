@@ -1,4 +1,4 @@
-"""One run: the steps of a sequence, made one after another on the engine's thread, and taken by its caller."""
+"""One run: the steps of a sequence, which the engine's thread makes one after another, and which the caller takes."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from runtime.native.decoding import Continuation
 
 log = logging.getLogger(__name__)
 
-#: Steps that a run may be ahead of its caller: those of the longest hold and of the time until the caller asks again.
+#: How many steps a run may be ahead of its caller: enough for the longest hold and the time until the next `take`.
 MAX_AHEAD = 64
 RELEASED = "the sequence was released"
 
 Answer = list[Step] | Acceptance | ServingError
 Reply = Callable[[Any], None]
-#: (answer's receiver, answer) → None; must not block.
+#: (receiver of the answer, answer) → None; must not block.
 Deliver = Callable[[Reply, Answer], None]
 
 
 class Run:
     """The run of one sequence; any thread may call.
 
-    matcher: the beginning of the output in its grammar, None = it has none. What the grammar forbids is pruned, and the
-    masks are made, on a thread of the run's own: others share the engine's.
-    behind_pass: calls a function on the engine's thread when all calls of a pass have been answered, so that the drafts
-    of all runs share the passes of their drafters.
-    hold_s: how long after an answer the caller gets no further one, unless the run has stopped.
-    deadline_s: of the request; it is set before others know the run.
-    Invariant: the caller gets every step once and in order; a take is answered by the run's deadline. An error comes
-    behind the steps before it, and closes the run.
+    matcher: the grammar at the beginning of the output; None = the output has no grammar. Forbidden drafts are removed,
+    and masks made, on a thread of the run's own, since all requests share the engine's.
+    after_pass: has a function called on the engine's thread once all calls of a pass have been answered, so that the
+    drafts of all runs share the passes of their drafters.
+    hold_s: returns how long steps are collected before they are answered, unless the run has stopped.
+    deadline_s: the request's deadline, set before other threads see the run.
+    Invariant: the caller gets every step once and in order; a `take` is answered by the run's deadline. An error is
+    delivered after the steps before it, and closes the run.
     """
 
     def __init__(
@@ -55,65 +55,65 @@ class Run:
         options: RunOptions,
         proposer: Proposer,
         matcher: Matcher | None,
-        behind_pass: Callable[[Callable[[], None]], None],
+        after_pass: Callable[[Callable[[], None]], None],
         hold_s: Callable[[], float],
     ) -> None:
         self.deadline_s = 0.0
-        self._behind_pass = behind_pass
+        self._after_pass = after_pass
         self._request, self._options, self._proposer, self._hold_s = request, options, proposer, hold_s
         self._matcher, self._guide_s = matcher, 0.0
         context = Context(request.delta.context_ids.tolist())
         context.prompt_len = request.delta.prompt_len
         self._drafting = Drafting(context, request.sampling, options.limits, proposer, request.options)
-        self._next = self._drafting.propose()  # it reads the prompt: too slow for the engine's thread
+        self._next = self._drafting.propose()  # reads the prompt, which is too slow for the engine's thread
         self._num_taken = len(context)
         self._ready: list[Step] = []
         self._caller: Reply | None = None
         self._error: ServingError | None = None
         self._is_busy = self._has_ended = self._is_closed = False
         self._called_s = self._answered_s = 0.0
-        self._lock = threading.RLock()  # an engine that has stopped answers within `submit`
+        self._lock = threading.RLock()  # reentrant: an engine that has stopped answers from within `submit`
 
     def begin(self, engine: TargetThread, deliver: Deliver, failed: Callable[[Run], None], caller: Reply) -> None:
-        """Make the first step, whose answer `caller` gets; failed: called when the run has answered an error."""
+        """Make the first step and answer `caller` with it. failed: called after the run has answered with an error."""
         with self._lock:
             self._engine, self._deliver, self._failed, self._caller = engine, deliver, failed, caller
-            if self._is_closed:  # released, or begun anew, in the moment before this one
+            if self._is_closed:  # just released, or replaced by a new run
                 self._reply(Unavailable(RELEASED))
             else:
                 self._call(0)
 
     def take(self, prefix_len: int, caller: Reply) -> None:
-        """Answer `caller` with the next steps; prefix_len: tokens that the caller has."""
+        """Answer `caller` with the next steps; prefix_len: the number of tokens that it has."""
         with self._lock:
             if self._caller or self._is_closed:
                 self._deliver(caller, Unavailable(f"sequence {self._request.delta.sequence_id} has a call under way"))
             elif prefix_len != self._num_taken or (self._has_ended and not self._ready):
-                self._deliver(caller, UnknownSequence(f"a run behind {prefix_len} tokens"))
+                self._deliver(caller, UnknownSequence(f"a run after {prefix_len} tokens"))
             else:
                 self._caller = caller
                 self._go_on()
 
     def answer_if_due(self) -> None:
-        """Answer a caller whose hold is over: the run's next step may have to wait for blocks, or for its grammar."""
-        if self._caller and self._ready:  # looked at again under the lock
+        """Answer a caller whose hold is over, since the next step may be waiting for blocks or for its grammar."""
+        if self._caller and self._ready:  # checked again under the lock
             with self._lock:
                 if self._is_due:
                     self._answer()
 
     def close(self) -> None:
-        """Make no further step; called again, it does nothing."""
+        """Make no more steps; further calls do nothing."""
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
             if self._caller:
                 self._reply(Unavailable(RELEASED))
-            if not self._is_busy:  # else the engine's thread does it
+            if not self._is_busy:  # otherwise the engine's thread closes it
                 self._proposer.close()
 
     def _call(self, start: int) -> None:
-        """Make the next step, whose tokens from `start` on the engine lacks; the caller holds the lock."""
+        """Make the next step. start: the first position whose token the engine lacks. Call with the lock."""
         self._is_busy, self._called_s = True, time.monotonic()
         if self._matcher is None:
             self._submit(start, self._next[0])
@@ -121,7 +121,7 @@ class Run:
             self._engine.guide(partial(self._guided, self._matcher), partial(self._submit_guided, start))
 
     def _guided(self, matcher: Matcher) -> tuple[Proposal, BoolArray]:
-        """Return the drafts that the grammar allows, and its masks for them; on a thread of the run's own."""
+        """Return the drafts that the grammar allows, and their masks; runs on a thread of the run's own."""
         began_s, (proposal, options) = time.monotonic(), self._next
         matcher.follow(self._drafting.context.output)
         proposal = legal_drafts(matcher, proposal, self._request.sampling, options)
@@ -137,7 +137,7 @@ class Run:
         self._answered(Proposal.empty(), False, guided if isinstance(guided, ServingError) else Unavailable(RELEASED))
 
     def _submit(self, start: int, proposal: Proposal, legal: BoolArray | None = None) -> None:
-        """Submit the next step with its masks, if it has some; the caller holds the lock."""
+        """Submit the next step; legal: its masks, if there is a grammar. Call with the lock."""
         options = self._next[1]
         first, context = self._request.delta, self._drafting.context
         delta, sampling = delta_of(context, start, first.sequence_id, first.cache_salt), self._request.sampling
@@ -146,12 +146,12 @@ class Run:
         if legal is not None:
             request = GuidedStep.of(request, legal)
         elif start:
-            request = self._with_further_steps(request, proposal.sources)
-        is_compiled = isinstance(request, SeveralSteps) and request.further.drafts is not None
+            request = self._with_burst(request, proposal.sources)
+        is_compiled = isinstance(request, SeveralSteps) and request.continuation.drafts is not None
         self._engine.submit(request, self.deadline_s, partial(self._answered, proposal, is_compiled))
 
-    def _with_further_steps(self, request: StepRequest, sources: tuple[str, ...]) -> StepRequest:
-        """Return the request with steps after it that the engine may make without asking for a proposal."""
+    def _with_burst(self, request: StepRequest, sources: tuple[str, ...]) -> StepRequest:
+        """Return the request, allowing more steps after it without another proposal where that is possible."""
         proposer, context, run = self._drafting.proposer, self._drafting.context, self._options
         drafts, max_steps = proposer.compiled, MAX_AHEAD - len(self._ready)
         if drafts is None:
@@ -164,14 +164,14 @@ class Run:
             request,
             max_steps=max_steps,
             limit_s=self._hold_s(),
-            further=Continuation(max_tokens, max(min_tokens, 0), run.stop_ids, drafts),
+            continuation=Continuation(max_tokens, max(min_tokens, 0), run.stop_ids, drafts),
             sources=sources,
         )
 
     def _answered(self, proposal: Proposal, is_compiled: bool, answer: Acceptance | list[Step] | ServingError) -> None:
-        """Take the answer to one or several steps, on the engine's thread; the next is proposed behind the pass.
+        """Take the answer to one or several steps, on the engine's thread; the next step is proposed after the pass.
 
-        is_compiled: several steps were drafted for in native code.
+        is_compiled: native code drafted for the steps, if there are several.
         """
         with self._lock:
             if isinstance(answer, ServingError):
@@ -184,19 +184,22 @@ class Run:
             self._proposed()
         else:
             self._attempt(self._drafting.begin)
-            # A reader waits for the first token, and need not wait for a slow draft or a slow grammar.
+            # A reader is waiting for the first token, and should not have to wait for a slow draft or grammar.
             if not self._answered_s or self._drafting.draft_s + self._guide_s >= self._hold_s():
                 with self._lock:
                     self._answer()
-            self._behind_pass(self._propose)
+            self._after_pass(self._propose)
 
     def _propose(self) -> None:
-        """Propose the next tree and go on, on the engine's thread.
+        """Propose the next tree and submit its step, on the engine's thread.
 
-        The lock is free while a drafter works, so that nobody waits for it who takes steps or closes the run.
+        Proposing does not hold the lock, so `take` and `close` never wait for a drafter.
         """
         self._attempt(self._set_next)
         self._proposed()
+
+    def _set_next(self) -> None:
+        self._next = self._drafting.propose()
 
     def _proposed(self) -> None:
         with self._lock:
@@ -210,18 +213,17 @@ class Run:
         try:
             action()
         except Exception:
-            log.exception("a run failed behind its step")
+            log.exception("a run failed after its step")
             self._error = EngineError("the run failed; the server's log has the cause")
 
     def _note(self, proposal: Proposal, answer: Acceptance) -> None:
-        """Note a step."""
         step = Step(proposal, answer, self._drafting.draft_s, time.monotonic() - self._called_s)
         self._drafting.commit(proposal, answer)
         self._ready.append(step)
-        self._has_ended = self._ends_behind(step.tokens)
+        self._has_ended = self._ends_after(step.tokens)
 
     def _note_several(self, steps: list[Step], is_compiled: bool) -> None:
-        """Note steps that were made together; only the last one may end the run."""
+        """Note the steps of a burst; only the last one can end the run."""
         call_s = (time.monotonic() - self._called_s - sum(step.draft_s + step.target_s for step in steps)) / len(steps)
         steps[0] = steps[0]._replace(draft_s=self._drafting.draft_s)
         if is_compiled:
@@ -230,10 +232,10 @@ class Run:
             for step in steps:
                 self._drafting.commit(step.proposal, step.acceptance)
         self._ready += [step._replace(target_s=step.target_s + call_s) for step in steps]
-        self._has_ended = self._ends_behind(steps[-1].tokens)
+        self._has_ended = self._ends_after(steps[-1].tokens)
 
-    def _ends_behind(self, tokens: list[int]) -> bool:
-        """Return whether the run ends behind the tokens that were committed last."""
+    def _ends_after(self, tokens: list[int]) -> bool:
+        """Return whether the run ends with the tokens that were committed last."""
         context = self._drafting.context
         num_output = len(context) - context.prompt_len
         ends = (
@@ -241,9 +243,6 @@ class Run:
             for number, token in enumerate(tokens, start=num_output - len(tokens) + 1)
         )
         return num_output >= self._options.limits.max_tokens or any(ends)
-
-    def _set_next(self) -> None:
-        self._next = self._drafting.propose()
 
     @property
     def _has_stopped(self) -> bool:
@@ -254,14 +253,14 @@ class Run:
         return time.monotonic() - self._answered_s >= self._hold_s()
 
     def _go_on(self) -> None:
-        """Make the next step if there is room for it, and answer the caller if it is time; under the lock."""
+        """Make the next step unless the run is too far ahead, and answer the caller if due; call with the lock."""
         if not (self._has_stopped or self._is_busy) and len(self._ready) < MAX_AHEAD:
             self._call(len(self._drafting.context) - 1)
         if not self._is_busy or self._is_due:
             self._answer()
 
     def _answer(self) -> None:
-        """Answer the caller, if there is one, with the steps that it does not have; under the lock."""
+        """Answer the caller, if there is one, with the steps that it does not have yet; call with the lock."""
         if not self._caller:
             return
         if self._ready:

@@ -1,7 +1,7 @@
-"""Runs: the engine makes the steps of a sequence one after another, and the caller takes them, several in one call.
+"""Runs: the engine makes the steps of a sequence one after another, and the caller takes several in one call.
 
-A call costs its caller about as much as a forward pass of a small model. In a run, the engine proposes the next tree on
-its own thread as soon as a step is answered, so that calls, text and responses overlap with the passes.
+A call costs about as much as a forward pass of a small model. In a run, the engine's thread proposes the next tree as
+soon as a step is answered, so that calls, text and responses overlap with the passes.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from runtime.engine.target_thread import TargetThread
 log = logging.getLogger(__name__)
 
 #: Steps are collected for HOLD_S times the number of runs, at most MAX_HOLD_S, before they are answered. An answer
-#: takes about 2 ms of processor time in the loop, Triton and the client, as much as a small pass. With one run, a
-#: reader sees the text grow 60 times a second.
+#: takes the loop, Triton and the client about 2 ms of CPU time, as much as a small pass. With one run, a reader sees
+#: the text grow 60 times a second.
 HOLD_S, MAX_HOLD_S = 0.016, 0.100
 
 StepCall = StepRequest | TakeSteps
 
 
 class Runs:
-    """An engine thread that makes runs too; has the surface of `EngineThread`.
+    """An engine thread that also makes runs; has the interface of `EngineThread`.
 
-    new_proposer: builds the proposer of a run; raises RequestError. It is called on a thread that may take its time.
+    new_proposer: builds the proposer of a run; raises RequestError. It may be slow: no other request waits for it.
     """
 
     def __init__(self, engine: TargetThread, new_proposer: Callable[[StepRequest], Proposer]) -> None:
         self._engine, self._new_proposer = engine, new_proposer
         self.kernels = engine.kernels
-        self._behind_pass: list[Callable[[], None]] = []
-        self._lock = threading.Lock()  # of the two below: any thread may begin, release or take; a run may end itself
-        self._starting: dict[int, StepRequest] = {}  # what each sequence prepares, until it is released
+        self._after_pass: list[Callable[[], None]] = []
+        self._lock = threading.Lock()  # of the next two: any thread may begin, release or take, and a run ends itself
+        self._starting: dict[int, StepRequest] = {}  # the request that each sequence is preparing, unless released
         self._runs: dict[int, Run] = {}
         self._prepared: dict[StepRequest, Run] = {}
         self._answers: queue.SimpleQueue[tuple[Reply, Answer] | None] = queue.SimpleQueue()
@@ -50,11 +50,11 @@ class Runs:
         threading.Thread(target=self._deliver, name="answers", daemon=True).start()
 
     def use(self, new_proposer: Callable[[StepRequest], Proposer]) -> None:
-        """Build the proposers of the runs that begin from now on with another function."""
+        """Build the proposers of runs that begin from now on with this function."""
         self._new_proposer = new_proposer
 
     def preparation(self, request: StepCall) -> Callable[[], None] | None:
-        """Return work that must precede `submit`: the compilation of a run's grammar, and its first proposal."""
+        """Return the work that must precede `submit`: compiling a run's grammar and making its first proposal."""
         if isinstance(request, TakeSteps) or not request.run:
             return None
         with self._lock:
@@ -62,7 +62,7 @@ class Runs:
         return partial(self._prepare, request, request.run)
 
     def submit(self, request: StepCall, deadline_s: float, on_answer: Reply) -> None:
-        """Queue a step, begin a run or take the steps of one; `on_answer` is called once."""
+        """Queue a step, begin a run, or take the steps of one; `on_answer` is called once."""
         if isinstance(request, TakeSteps):
             if run := self._runs.get(request.sequence_id):
                 run.take(request.prefix_len, on_answer)
@@ -83,15 +83,15 @@ class Runs:
         self._engine.release(sequence_id)
 
     def watch(self, report: Callable[[EngineStatus], None]) -> None:
-        """As of `EngineThread`."""
+        """Do as `EngineThread` does."""
         self._engine.watch(report)
 
     def on_broken(self, end: Callable[[], None]) -> None:
-        """As of `EngineThread`."""
+        """Do as `EngineThread` does."""
         self._engine.on_broken(end)
 
     def close(self) -> None:
-        """Stop the engine; calls under way are answered."""
+        """Stop the engine; pending calls are answered."""
         self._engine.close()
         self._answers.put(None)
 
@@ -99,7 +99,7 @@ class Runs:
         try:
             matcher = self._engine.matcher(request.sampling)
             proposer = self._new_proposer(request)
-            run = Run(request, options, proposer, matcher, self._behind_pass.append, self._hold_s)
+            run = Run(request, options, proposer, matcher, self._after_pass.append, self._hold_s)
         except BaseException:
             self._end_start(request)
             raise
@@ -107,7 +107,7 @@ class Runs:
 
     def _begin(self, request: StepRequest, deadline_s: float, on_answer: Reply) -> None:
         run = self._prepared.pop(request)
-        run.deadline_s = deadline_s  # before others see it, who close the late ones
+        run.deadline_s = deadline_s  # before other threads see the run: they close those that are late
         for other in self._replaced_by(run, request):
             other.close()
         run.begin(
@@ -118,7 +118,7 @@ class Runs:
         )
 
     def _replaced_by(self, run: Run, request: StepRequest) -> list[Run]:
-        """Take a run in, unless it was released; return what is to be closed: runs that are late or begun anew."""
+        """Register a run unless it was released; return the runs to close: those that are late or replaced."""
         now_s, sequence_id = time.monotonic(), request.delta.sequence_id
         is_wanted = self._end_start(request)
         with self._lock:
@@ -132,7 +132,7 @@ class Runs:
             return closed
 
     def _end_start(self, request: StepRequest) -> bool:
-        """Note that a request's preparation is over; return False if its sequence was released or begun anew since."""
+        """Note that a request is prepared; return False if its sequence was released or begun again meanwhile."""
         with self._lock:
             is_wanted = self._starting.get(request.delta.sequence_id) is request
             if is_wanted:
@@ -146,8 +146,8 @@ class Runs:
                 del self._runs[sequence_id]
 
     def _go_on(self) -> None:
-        """Let the runs propose whose steps the last pass has made, and answer the others whose callers have waited."""
-        actions, self._behind_pass[:] = list(self._behind_pass), []
+        """Propose for every run that the last pass advanced, and send the answers that are due."""
+        actions, self._after_pass[:] = list(self._after_pass), []
         for action in actions:
             action()
         with self._lock:
@@ -159,7 +159,7 @@ class Runs:
         return min(HOLD_S * len(self._runs), MAX_HOLD_S)
 
     def _deliver(self) -> None:
-        """Send answers, which takes longer than the engine's thread should wait."""
+        """Send answers, on a thread of its own, since that takes longer than the engine's thread should wait."""
         while item := self._answers.get():
             reply, answer = item
             try:

@@ -1,4 +1,4 @@
-"""The target engine: one pass over the trees of all requests, verified beside the logits, committed to the cache."""
+"""The target engine: a pass over the trees of all requests, their verification, and the commit to the KV cache."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ BLOCKS_POLL_S = 0.002
 class TargetEngine(PagedEngine[StepRequest]):
     """Answers target steps; contexts that are too long for one pass are computed in parts.
 
-    Invariant: an answer does not depend on the other requests in the pass: exactly so in the native forward pass, with
-    torch up to rounding.
+    Invariant: an answer does not depend on the other requests in the pass: bit for bit in the native forward pass, up
+    to rounding with torch.
     """
 
     def __init__(self, paged: PagedModel) -> None:
@@ -45,22 +45,22 @@ class TargetEngine(PagedEngine[StepRequest]):
         self.pressure = BlockPressure(paged.sequences, self._on_preempt)
         self._calls: list[StepCall] = []
         self._long_s = 0.0  # time of the last pass of prompts and large drafts
-        self._few_s = 0.0  # time of the last pass of a few steps that Python decided
-        self._owed_s = 0.0  # time that other steps may still take before the next large draft
+        self._few_s = 0.0  # time of the last separate pass of steps that Python decides
+        self._owed_s = 0.0  # time that the other steps may still take before the next large draft
 
     def advance(self, calls: list[StepCall]) -> list[StepCall]:
-        """Run one pass, answer the calls that are complete, and return the others, those that wait for blocks too."""
+        """Run a pass, answer the calls that are complete, and return the others, including those waiting for blocks."""
         self._calls = calls
         left = super().advance(calls)
         if len(left) == len(calls) and not any(call.sequence for call in left):
-            time.sleep(BLOCKS_POLL_S)  # nothing was computed: blocks come free when other sequences call or end
+            time.sleep(BLOCKS_POLL_S)  # nothing was computed; blocks become free when other sequences call or end
         now_s = time.monotonic()
         for call in left:
             several.answer_if_due(call, now_s)
         return [call for call in left if not call.answered]
 
     def _open_all(self, calls: list[StepCall]) -> None:
-        # The oldest first, so that none begins while an older one waits for blocks.
+        # The oldest first, so that no sequence begins while an older one waits for blocks.
         self._others_wait = False
         number = self.sequences.number_of
         super()._open_all(sorted(calls, key=lambda call: (number(call.sequence_id), call.arrived_s)))
@@ -81,18 +81,18 @@ class TargetEngine(PagedEngine[StepRequest]):
         return several.draft_of(call).tree.num_nodes
 
     def _on_preempt(self, sequence: CachedSequence) -> None:
-        """Let the call of a sequence that has lost its blocks wait for others."""
+        """Make the call of a sequence that has lost its blocks wait for new ones."""
         for call in self._calls:
             if call.sequence is sequence:
                 call.sequence = None
 
     def _run(self, planned: Planned) -> None:
-        """Run a pass; on a CPU, where batching does not make rows cheaper, long parts run in a pass of their own.
+        """Run a pass; on a CPU, where batching does not make rows cheaper, long parts get a pass of their own.
 
-        Long parts are those of prompts, and steps with large drafts. So other steps are not held up longer, cost what
-        steps cost, and can be made in native code. They may then take as long as that pass did: large drafts wait until
-        they have had that time, prompts do not, whose first tokens would come late. Steps that are made and whose hold
-        would end within such a pass, taken to be as long as the last, are answered before it.
+        Long parts are parts of prompts, and steps with large drafts. Separated from them, the other steps take their
+        usual time and can be made in native code. After a long pass they may take as long as it did: meanwhile large
+        drafts wait, but prompts do not, since their first tokens would be late. Steps already made are answered before
+        a long pass if their hold would end during it, assuming that it takes as long as the last one.
         """
         steps, long = ([each for each in planned if several.is_short(each[0]) is wanted] for wanted in (True, False))
         if not isinstance(self.paged.model, NativeModel):
@@ -101,7 +101,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         unanswered = [call for call in self._calls if not call.answered]
         began_s = time.monotonic()
         if not (long and steps):
-            # Steps that had no room in this pass wait for one, and not for several, nor for the others' hold.
+            # Steps without room in this pass should wait for one pass, not for a burst or for the others' hold.
             limit_s = math.inf if len(planned) == sum(map(several.is_step, unanswered)) else 0.0
             if steps:
                 self._run_steps(steps, limit_s)
@@ -110,7 +110,7 @@ class TargetEngine(PagedEngine[StepRequest]):
             self._owed_s = time.monotonic() - began_s if long else 0.0
             return
         if self._owed_s > 0.0 and not several.has_prompts(long):
-            self.progress.num_calls -= len(long)  # they wait for the next pass
+            self.progress.num_calls -= len(long)  # they wait for a later pass
         else:
             steps = several.not_due(steps, began_s + self._long_s)
             self._run_pass(long, 0.0, has_prompts=True, num_beside=len(steps))
@@ -125,10 +125,11 @@ class TargetEngine(PagedEngine[StepRequest]):
         self._owed_s -= time.monotonic() - began_s
 
     def _run_steps(self, steps: Planned, limit_s: float, num_beside: int = 0) -> None:
-        """Run a pass of steps, and perhaps more of them until limit_s is over.
+        """Run a pass of steps, or a burst until limit_s is over.
 
-        A few that Python decides have a pass of their own before the others, which may go on for as long as it took:
-        else all would have to be answered, and an answer and the next proposal take Python as long as a row.
+        If only a few of the steps are decided by Python, these get a pass of their own first, and the others may then
+        continue for as long as it took. Otherwise all would have to be answered, and an answer and the next proposal
+        take Python as long as a row.
         """
         native, few = several.apart(steps)
         if few:
@@ -143,24 +144,24 @@ class TargetEngine(PagedEngine[StepRequest]):
         self._run_pass(native, limit_s, num_beside=len(few) + num_beside)
 
     def _run_pass(self, planned: Planned, limit_s: float, has_prompts: bool = False, num_beside: int = 0) -> None:
-        """Run a pass, and perhaps more of them until limit_s is over; answer the calls that are complete.
+        """Run a pass, or a burst until limit_s is over; answer the calls that are complete.
 
-        limit_s: 0 = one pass, after which every call is answered that has no more to compute. num_beside: calls that
-        have a pass of their own beside it.
+        limit_s: 0 = one pass, after which every call that has nothing left to compute is answered. num_beside: calls
+        that have a separate pass beside this one.
         """
         began_s = time.monotonic()
-        if decoding := self._several_steps(planned, limit_s):
+        if decoding := self._burst(planned, limit_s):
             self._decode(planned, decoding, began_s, limit_s > 0.0, num_beside)
             return
         planned = [each for each in planned if not each[0].answer_made()]
         if not planned:
             return
         for call, segment in planned:
-            if segment.last == call.delta.prefix_len:  # otherwise a part of a long context, without its tree
+            if segment.last == call.delta.prefix_len:  # otherwise it is a part of a long context, without the tree
                 segment.tree = call.request.tree
         logits = self.paged.forward([segment for _, segment in planned])
         if logits.is_cuda:
-            torch.cuda.synchronize(logits.device)  # for the times below alone: verification waits for the logits anyway
+            torch.cuda.synchronize(logits.device)  # only for the times below: verification waits for the logits anyway
         computed_s = time.monotonic()
         parts = (logits,) if len(planned) == 1 else logits.split([segment.tree.num_nodes + 1 for _, segment in planned])
         complete = [
@@ -183,38 +184,39 @@ class TargetEngine(PagedEngine[StepRequest]):
             )
             call.reply(answer)
 
-    def _several_steps(self, planned: Planned, limit_s: float) -> Decoding | None:
-        """Return the steps that native code can make for all of these calls until limit_s is over; None: it cannot."""
+    def _burst(self, planned: Planned, limit_s: float) -> Decoding | None:
+        """Return the burst that native code can make for these calls until limit_s is over; None if it cannot."""
         compiled, model, now_s = sampler(), self.paged.model, time.monotonic()
         if compiled is None or not isinstance(model, NativeModel):
             return None
-        going_on = [each for call, segment in planned if (each := several.going_on(call, segment, now_s))]
-        continuations = [each.continuation for each in going_on]
-        if len(going_on) < len(planned) or not has_room(continuations, model.vocab_size):
+        bursts = [each for call, segment in planned if (each := several.burst_of(call, segment, now_s))]
+        continuations = [each.continuation for each in bursts]
+        if len(bursts) < len(planned) or not has_room(continuations, model.vocab_size):
             return None
-        for further, (call, segment) in zip(continuations, planned, strict=True):
-            ahead = min(further.max_tokens, MAX_STEPS) + (further.drafts.max_nodes if further.drafts else 0)
+        for continuation, (call, segment) in zip(continuations, planned, strict=True):
+            num_nodes = continuation.drafts.max_nodes if continuation.drafts else 0
+            ahead = min(continuation.max_tokens, MAX_STEPS) + num_nodes
             call.opened.reserve_up_to(segment.last + ahead - 1)
         return Decoding(
             requests_of([call.request.sampling for call, _ in planned]),
             compiled.verify_address,
             continuations,
-            min(MAX_STEPS, *(each.max_steps for each in going_on)),
-            min(limit_s, *(each.limit_s for each in going_on)),
+            min(MAX_STEPS, *(each.max_steps for each in bursts)),
+            min(limit_s, *(each.limit_s for each in bursts)),
             self.progress.num_waiting,
         )
 
     def _decode(self, planned: Planned, decoding: Decoding, began_s: float, may_wait: bool, num_beside: int) -> None:
-        """Make several steps. may_wait: calls may stay unanswered until their hold is over, so that more can follow."""
+        """Make a burst. may_wait: calls may stay unanswered until their hold is over, so that the burst can resume."""
         drafts, segments = [several.draft_of(call) for call, _ in planned], [segment for _, segment in planned]
-        context_lens = [segment.last for segment in segments]  # which the steps extend
+        context_lens = [segment.last for segment in segments]  # before the burst, which extends the segments
         continuations = decoding.sequences
         with DraftersInSteps.lent(continuations, segments, self.paged.model.feature_columns) as drafters:
             decoded = self.paged.decode(segments, drafts, decoding._replace(drafters=drafters.uses))
             drafters.settle(decoded)
-        num_further = len(decoded[0].steps) - 1
-        self.progress.num_passes += num_further
-        self.progress.num_calls += num_further * len(planned)
+        num_more = len(decoded[0].steps) - 1  # the first pass is counted already
+        self.progress.num_passes += num_more
+        self.progress.num_calls += num_more * len(planned)
         loads = [*loads_of(zip(*(each.steps for each in decoded), strict=True), context_lens, num_beside)]
         now_s = time.monotonic()
         for (call, _), each in zip(planned, decoded, strict=True):
@@ -237,7 +239,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         )
 
     def _settle(self, call: StepCall, logits: Tensor, result: VerifyResult) -> Acceptance:
-        """Commit the accepted path and return the answer; logits: (m + 1, V), of the root and the nodes."""
+        """Commit the accepted path and return the answer; logits: (m + 1, V), after the root and each node."""
         accepted, options, sequence = result.accepted, call.request.options, call.opened
         self.commit(sequence, call.request.tree, accepted)
         logprobs = top_ids = top_logprobs = None
@@ -263,7 +265,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         )
 
     def commit(self, sequence: CachedSequence, tree: TokenTree, accepted: AcceptedPath) -> None:
-        """Keep only the KV rows of the accepted path: move them to the slots right behind the old root's."""
+        """Keep only the KV rows of the accepted path, moving them to the slots right after the old root's."""
         prefix_len = len(sequence.ids)
         moves = [
             (sequence.slot(prefix_len + node - 1), sequence.slot(prefix_len + level))
@@ -277,9 +279,9 @@ class TargetEngine(PagedEngine[StepRequest]):
         sequence.publish(len(sequence.ids))
 
     def _features(self, sequence: CachedSequence, options: StepOptions) -> tuple[np.ndarray | None, int]:
-        """Return the newest hidden states from options.features_from on, (r, width) float32, and the first's position.
+        """Return the newest hidden states from options.features_from on, (r, width) float32, and the first position.
 
-        r is 0 when features_from is beyond the computed tokens, and at most MAX_FEATURE_ROWS.
+        r is at most MAX_FEATURE_ROWS, and 0 if features_from is beyond the computed tokens.
         """
         if options.features_from is None:
             return None, 0

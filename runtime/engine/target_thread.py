@@ -1,8 +1,7 @@
 """The target engine's thread, and the grammars of its steps: their masks are made before the pass, on other threads.
 
-A grammar that is slow to follow so delays its own request, and no pass that others share. A mask depends on the output
-and on the tree alone, not on logits, so that it can be made as soon as the tree is known; and the library makes it
-without the interpreter's lock.
+So a slow grammar delays its own request, not a pass that others share. A mask depends only on the output and the tree,
+not on logits, so it can be made as soon as the tree is known; and the library makes it without the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Result = TypeVar("Result")
 
 @dataclass(eq=False)
 class GuidedSequence:
-    """The output of a sequence whose steps come from outside, and its position in its grammar."""
+    """The output of a sequence whose steps are single calls, and its position in its grammar."""
 
     sampling: Sampling
     matcher: Matcher
@@ -45,7 +44,7 @@ class GuidedSequence:
     is_busy: bool = False
 
     def follow(self, delta: Delta) -> None:
-        """Take the new tokens; raises UnknownSequence when those before differ from the sender's."""
+        """Take the new tokens; raises UnknownSequence if the tokens before them differ from the sender's."""
         start, context = delta.context_start, self.context
         if start > len(context) or context.rolling_hash(start) != delta.context_hash:
             raise UnknownSequence(f"tokens before {start} of sequence {delta.sequence_id}")
@@ -55,11 +54,11 @@ class GuidedSequence:
 
 
 class TargetThread(EngineThread[StepRequest]):
-    """Answers target steps; for those under a grammar it makes masks first, each on a thread that no other waits for.
+    """Answers target steps; for those under a grammar it makes masks first, on a separate thread for each.
 
     grammars: the checkpoint's grammar compiler; None = the engine has no tokenizer.
     Attribute pass_costs: what passes cost, as measured at load; None = not measured.
-    Invariant: a call waits for its own masks and for no other's; a matcher is used by one thread at a time.
+    Invariant: a call waits only for its own masks; a matcher is used by one thread at a time.
     """
 
     def __init__(
@@ -72,12 +71,12 @@ class TargetThread(EngineThread[StepRequest]):
         super().__init__(engine, name, prepare)
         self.pass_costs: PassCosts | None = None
         self._grammars = grammars
-        self._guides: WorkerPool[object] = WorkerPool("guide")  # as many threads as there are guided calls
+        self._guides: WorkerPool[object] = WorkerPool("guide")  # one thread per guided call
         self._guided: dict[int, GuidedSequence] = {}
         self._guided_lock = threading.Lock()
 
     def matcher(self, sampling: Sampling) -> Matcher | None:
-        """Return the beginning of an output in its grammar, which may take long; None = it has none.
+        """Return the matcher of a request's grammar, None if it has no grammar; compiling one may take long.
 
         Raises RequestError for a grammar that cannot be followed, Unavailable while too many are being compiled.
         """
@@ -89,11 +88,11 @@ class TargetThread(EngineThread[StepRequest]):
         return self._grammars.matcher(options.grammar, options.end_ids)
 
     def guide(self, work: Callable[[], Result], then: Callable[[Result | ServingError], None]) -> None:
-        """Do work for a grammar on a thread of its own; `then` gets the result or the error there, once."""
+        """Do work for a grammar on a thread of its own, and call `then` there once, with the result or the error."""
         self._guides.start(work).future.add_done_callback(partial(_hand_over, then))
 
     def submit(self, request: StepRequest, deadline_s: float, on_answer: Reply) -> None:
-        """Queue a step, as `EngineThread` does; one under a grammar without masks when its masks are made."""
+        """Queue a step as `EngineThread` does; a step under a grammar is queued once its masks are made."""
         if request.sampling.logits_options.grammar is None or isinstance(request, GuidedStep):
             super().submit(request, deadline_s, on_answer)
         else:
@@ -106,7 +105,7 @@ class TargetThread(EngineThread[StepRequest]):
         super().release(sequence_id)
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Stop after the current pass; calls whose masks are not made yet are answered with Unavailable."""
+        """Stop after the current pass; calls whose masks are not made yet are refused with Unavailable."""
         self._guides.close(SHUTTING_DOWN)
         super().close(timeout_s)
 
@@ -122,7 +121,7 @@ class TargetThread(EngineThread[StepRequest]):
             sequence.follow(request.delta)
             legal = sequence.matcher.legal_rows(request.tree)
         except ServingError:
-            with self._guided_lock:  # a matcher that has failed is of no further use
+            with self._guided_lock:  # a matcher that has failed is of no more use
                 self._guided.pop(request.delta.sequence_id, None)
             raise
         finally:
@@ -130,10 +129,10 @@ class TargetThread(EngineThread[StepRequest]):
         return GuidedStep.of(request, legal)
 
     def _begin(self, request: StepRequest) -> GuidedSequence:
-        """Return the sequence of a step, for this call alone; raises ServingError."""
+        """Return the sequence of a step, reserved for this call; raises ServingError."""
         sequence_id, now_s = request.delta.sequence_id, time.monotonic()
         with self._guided_lock:
-            for number, sequence in list(self._guided.items()):  # whose callers have died, as the engine forgets them
+            for number, sequence in list(self._guided.items()):  # forget those whose callers have died
                 if not sequence.is_busy and now_s - sequence.used_s > IDLE_S:
                     del self._guided[number]
             known = self._guided.get(sequence_id)

@@ -25,7 +25,7 @@ BROKEN = "the engine stopped on an internal error"
 class EngineThread(Generic[Request]):
     """Runs an engine's passes over all waiting calls, on one thread, from `start` to `close`.
 
-    prepare: called first, on the thread.
+    prepare: called on the thread before its first pass.
     Invariant: every submitted call is answered exactly once, at the latest one pass after its deadline.
     """
 
@@ -34,9 +34,10 @@ class EngineThread(Generic[Request]):
         self._engine: Engine[Request] = engine
         self._passes: Passes[Request] = Passes(engine)
         self._prepare = prepare
-        # Calls, ids of sequences that have ended, and None at the end.
+        # Calls, ids of sequences that have ended, and None to stop.
         self._inbox: queue.SimpleQueue[EngineCall[Request] | int | None] = queue.SimpleQueue()
-        # A call is either in the inbox before the last look at it, or refused; num_waiting is what is in the inbox.
+        # Guards the inbox: every call enters it before the thread empties it for the last time, or is refused; and
+        # progress.num_waiting is the number of its items.
         self._lock = threading.Lock()
         self._calls: list[EngineCall[Request]] = []
         self._after_pass: Callable[[], None] = lambda: None
@@ -53,12 +54,12 @@ class EngineThread(Generic[Request]):
 
     @property
     def num_passes(self) -> int:
-        """Passes so far."""
+        """Number of passes so far."""
         return self._passes.progress.num_passes
 
     @property
     def num_calls(self) -> int:
-        """Calls in these passes."""
+        """Number of calls in these passes."""
         return self._passes.progress.num_calls
 
     def start(self) -> None:
@@ -66,7 +67,7 @@ class EngineThread(Generic[Request]):
         self._thread.start()
 
     def preparation(self, request: Request) -> Callable[[], None] | None:
-        """Return None: no call needs work that must precede `submit`."""
+        """Return None: no call needs work before `submit`."""
         return None
 
     def submit(self, request: Request, deadline_s: float, on_answer: Reply) -> None:
@@ -91,20 +92,20 @@ class EngineThread(Generic[Request]):
         self._report = report
 
     def after_pass(self, action: Callable[[], None]) -> None:
-        """Call `action` on the engine's thread behind each pass, when its calls have been answered; must not raise."""
+        """Call `action` on the engine's thread after each pass, once its calls are answered; it must not raise."""
         self._after_pass = action
 
     def on_broken(self, end: Callable[[], None]) -> None:
         """Call `end`, at least once, after the engine stopped on an internal error and answered every call.
 
-        It refuses every later call, so its process should end and be started again.
+        The engine then refuses every call, so its process should end and be restarted.
         """
         self._on_broken = end
         if isinstance(self._refusal, EngineLost):
             end()
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Stop after the current pass; calls that are still queued are answered with Unavailable."""
+        """Stop after the current pass; queued calls are answered with Unavailable."""
         with self._lock:
             self._put(None)
         self._thread.join(timeout_s)
@@ -114,7 +115,7 @@ class EngineThread(Generic[Request]):
         return self._passes.status()
 
     def _put(self, item: EngineCall[Request] | int | None) -> None:
-        """Put something into the inbox, under the lock."""
+        """Put an item into the inbox; call with the lock."""
         self._inbox.put(item)
         self._passes.progress.num_waiting.value += 1
 
@@ -135,7 +136,7 @@ class EngineThread(Generic[Request]):
             self._refuse_all(Unavailable(SHUTTING_DOWN))
 
     def _refuse_all(self, refusal: ServingError) -> None:
-        """Answer the waiting calls and every later one with an error."""
+        """Refuse the waiting calls and all later ones."""
         with self._lock:
             self._refusal = refusal
         for call in self._calls:
@@ -146,7 +147,7 @@ class EngineThread(Generic[Request]):
                 item.reply(refusal)
 
     def _receive(self) -> bool:
-        """Take the calls that have arrived and wait for those that the policy expects; return False after `close`."""
+        """Take the calls that have arrived, and wait for those that the policy expects; return False after `close`."""
         while True:
             oldest_call_s = min((call.arrived_s for call in self._calls), default=None)
             wait_s = self.batching.wait_s(time.monotonic(), oldest_call_s)
@@ -170,7 +171,7 @@ class EngineThread(Generic[Request]):
             self._calls.append(item)
 
     def _drop(self, sequence_id: int, reason: str) -> None:
-        """Give a sequence's blocks back, and answer its call if there is one."""
+        """Give back a sequence's blocks, and refuse its call if there is one."""
         self.batching.left(sequence_id)
         self._engine.sequences.drop(sequence_id)
         for call in self._calls:

@@ -39,16 +39,16 @@ from runtime.native.model import NativeModel
 
 log = logging.getLogger(__name__)
 
-# Most tokens of long contexts in a pass on a GPU, which takes about as long for fewer.
+# Maximum tokens of long contexts in a pass on a GPU; fewer would take about as long.
 GPU_PASS_TOKENS = 2048
-# The pass that is timed to choose the number of threads, and how often.
+# The pass that is timed to choose the number of threads, and how often it is run.
 NUM_CONTEXT, NUM_DRAFTS, NUM_TIMED = 64, 8, 10
-# More threads are chosen only if they take less than this part of the time.
+# A larger number of threads is chosen only if a pass takes less than this fraction of the time.
 GAIN = 0.9
 
 
 def build_target(config: ServingConfig, caller: ModelCaller) -> tuple[TargetThread, Model]:
-    """Load the target and start its engine; raises ConfigError when it cannot be served."""
+    """Load the target and start its engine; raises ConfigError if it cannot be served."""
     return start_target(_load(config.target, config, hidden_states_of(config)), config)
 
 
@@ -59,9 +59,9 @@ def hidden_states_of(config: ServingConfig) -> HiddenStates:
 
 
 def start_target(paged: PagedModel, config: ServingConfig) -> tuple[TargetThread, Model]:
-    """Start a target engine over a loaded model; the warm-up is one prefill, one plain step and one tree.
+    """Start a target engine over a loaded model, and warm it up with a prefill, a plain step and a tree.
 
-    Before that its passes are measured, for the proposers of runs, which are in this process.
+    If the deployment has runs, passes are measured before that, for the proposers in this process.
     """
     delta, tree = _warm_up_delta(paged), TokenTree.from_paths([[0, 1], [1]])
     warm_up = [
@@ -75,7 +75,7 @@ def start_target(paged: PagedModel, config: ServingConfig) -> tuple[TargetThread
 
 
 def build_draft(config: ServingConfig, caller: ModelCaller) -> tuple[EngineThread[DraftRequest], Model]:
-    """Load the draft model and start its engine; raises ConfigError when it cannot be served."""
+    """Load the draft model and start its engine; raises ConfigError if it cannot be served."""
     engine = load_draft(config)
     thread = EngineThread(engine, "draft-engine", engine.paged.model.prepare)
     _warm_up(thread, draft_warm_up(engine))
@@ -83,7 +83,7 @@ def build_draft(config: ServingConfig, caller: ModelCaller) -> tuple[EngineThrea
 
 
 def load_draft(config: ServingConfig) -> DraftEngine:
-    """Load the draft model, with room for as many tokens as the target's; raises ConfigError if it cannot be served."""
+    """Load the draft model, with a cache for as many tokens as the target's; raises ConfigError if it cannot serve."""
     draft, target = (AutoConfig.from_pretrained(model) for model in (config.draft, config.target))
     share = kv_numbers(draft.get_text_config()) / kv_numbers(target.get_text_config())
     memory_mb = max(math.ceil(config.kv_memory_mb * share), 1)
@@ -117,7 +117,7 @@ def _load(checkpoint: str, config: ServingConfig, features: HiddenStates) -> Pag
     if model.device.type == "cuda":
         paged.max_pass_tokens = GPU_PASS_TOKENS
     if isinstance(model, NativeModel):
-        torch.set_num_threads(1)  # what torch still does, around the pass, is small
+        torch.set_num_threads(1)  # torch still does some work around the pass, but little
         model.num_threads = _fixed_threads(model.max_threads)
         log.info("%s: native forward pass, %s threads", checkpoint, model.num_threads or "as many as are fastest")
     else:
@@ -126,16 +126,17 @@ def _load(checkpoint: str, config: ServingConfig, features: HiddenStates) -> Pag
 
 
 def _grammars(config: ServingConfig, paged: PagedModel) -> Grammars:
-    """Return the grammar compiler, with the target's tokenizer and masks as wide as the engine's logits."""
+    """Return the grammar compiler for the target's tokenizer; its masks are as wide as the engine's logits."""
     checkpoint = served_checkpoint(config)
     return Grammars(checkpoint.tokenizer_file, paged.model.vocab_size, checkpoint.eos_ids)
 
 
 def choose_threads(paged: PagedModel) -> int:
-    """Set and return the number of CPU threads for a model's passes; OMP_NUM_THREADS in the environment has priority.
+    """Set and return the number of CPU threads for a model's passes; the variable OMP_NUM_THREADS takes precedence.
 
-    It is measured, because it depends on model and machine. A small model's products are too short for two threads:
-    waking the second costs more than it saves, and takes a core from the other engine, the loop and the server.
+    The number is measured, because it depends on model and machine. The products of a small model are too short for two
+    threads: waking the second costs more than it saves, and takes a core from the other engine, the loop and the
+    server.
     """
     if paged.model.device.type != "cpu" or "OMP_NUM_THREADS" in os.environ:
         return torch.get_num_threads()
@@ -151,13 +152,13 @@ def choose_threads(paged: PagedModel) -> int:
 
 
 def _fixed_threads(most: int) -> int | None:
-    """Return the number of threads that OMP_NUM_THREADS sets, None = it sets none."""
+    """Return the number of threads that OMP_NUM_THREADS sets; None if it sets no number."""
     text = os.environ.get("OMP_NUM_THREADS", "")
     return min(max(int(text), 1), most) if text.isdigit() else None
 
 
 def _pass_s(paged: PagedModel, threads: int) -> float:
-    """Return the fastest of several passes over a chain, in seconds."""
+    """Return the seconds of the fastest of several passes over a chain."""
     torch.set_num_threads(threads)
     tree = TokenTree.chain([1] * NUM_DRAFTS)
     sequence = paged.sequences.open(delta_of(Context([1] * NUM_CONTEXT), 0, 1, "threads"), NUM_DRAFTS, NUM_DRAFTS)

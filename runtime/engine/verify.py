@@ -20,9 +20,9 @@ from runtime.sampling.served import decide
 class VerifyInput(AcceptInput):
     """One request's step.
 
-    context: the committed tokens. logits_processors: None when the request changes no logits.
-    wants_target_tokens: return the target's tokens at the root and every node.
-    legal: (m + 1, V), the tokens that the grammar allows at the root and every node; None: no grammar.
+    context: the committed tokens. logits_processors: None if the request changes no logits.
+    wants_target_tokens: return the target's tokens after the root and every node.
+    legal: (m + 1, V), the tokens that the grammar allows after the root and every node; None without a grammar.
     """
 
     context: Context
@@ -32,7 +32,7 @@ class VerifyInput(AcceptInput):
 
 
 class VerifyResult(NamedTuple):
-    """target_tokens: (m + 1,), the target's own at root and nodes; None when the request does not want them."""
+    """target_tokens: (m + 1,), the target's own after root and nodes; None if the request does not want them."""
 
     accepted: AcceptedPath
     target_tokens: list[int] | None
@@ -41,8 +41,8 @@ class VerifyResult(NamedTuple):
 def verify(inputs: Sequence[VerifyInput], logits: Sequence[Tensor]) -> list[VerifyResult]:
     """Verify the trees of a pass.
 
-    logits: per input (m + 1, V) in the model's dtype, of the root and the nodes; not changed.
-    Invariant: a result depends on its own input and rows alone.
+    logits: per input (m + 1, V) in the model's dtype, after the root and each node; not changed.
+    Invariant: a result depends only on its own input and rows.
     """
     rows = [
         own

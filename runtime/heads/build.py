@@ -1,4 +1,4 @@
-"""From a deployment's configuration to the warm engine of a drafting head."""
+"""Builds the warm engine of a drafting head from a deployment's configuration."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ ENGINES: Mapping[str, Callable[[Any, ServingConfig, NativeHead | None], HeadEngi
 
 
 def build_head(kind: str, config: ServingConfig) -> EngineThread[DraftRequest]:
-    """Load the head of this kind and start its engine; raises ConfigError when it cannot be served."""
-    # A head has so few layers that one thread is faster than several, which would keep going to sleep.
+    """Load the head of this kind and start its engine; raises ConfigError if it cannot be served."""
+    # A head has so few layers that one thread is faster than several, which would fall asleep all the time.
     torch.set_num_threads(1)
     head, engine = load_engine(kind, config)
     kernels = (lambda: None) if engine.native else (lambda: compile_kernels(head, MAX_PREPARED_ROWS))
@@ -69,9 +69,9 @@ def build_head(kind: str, config: ServingConfig) -> EngineThread[DraftRequest]:
 
 
 def load_engine(kind: str, config: ServingConfig) -> tuple[Any, HeadEngine]:
-    """Return the head of this kind and its engine, which drafts in native code if the configuration asks for it.
+    """Return the head of this kind and its engine, which drafts in native code if the configuration asks for that.
 
-    Raises ConfigError when the head cannot be served.
+    Raises ConfigError if the head cannot be served.
     """
     if config.engine != "torch":
         raise ConfigError(
@@ -105,7 +105,7 @@ def _native(head: Any, kind: str, config: ServingConfig) -> NativeHead | None:
 
 
 def head_warm_up(engine: HeadEngine) -> list[DraftRequest]:
-    """Return the calls that warm up a head: eight tokens, with a dynamic and a static tree, greedy and sampled."""
+    """Return the calls that warm up a head: eight tokens, with dynamic and static trees, greedy and sampled."""
     context, features = Context([0] * 8), np.zeros((7, engine.feature_width), np.float32)
     return [
         DraftRequest(delta_of(context, 0, WARM_UP_SEQUENCE, "warm-up"), sampling, 4, 2, head)

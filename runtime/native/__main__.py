@@ -1,6 +1,6 @@
-"""`python -m runtime.native`: compile the native libraries, so that the first start of a server does not wait for it.
+"""`python -m runtime.native`: compile the native libraries, so that the first start of a server need not wait for it.
 
-Without a compiler torch and numpy compute what the libraries would: slower, and with the same results up to rounding.
+Without a compiler, torch and numpy compute what the libraries would: slower, with the same results up to rounding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LIBRARIES: tuple[NativeLibrary, ...] = (FORWARD, SAMPLING, DRAFTS)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compile, or only look for a compiler; a library that cannot be built is reported, which is not a failure."""
+    """Compile, or only look for a compiler; a library that cannot be built is reported but is not a failure."""
     parser = argparse.ArgumentParser(prog="python -m runtime.native", description=__doc__)
     parser.add_argument("--find-compiler", action="store_true", help="exit with 1 if there is no compiler")
     try:

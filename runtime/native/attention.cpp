@@ -27,7 +27,7 @@ void score_tiles(const float* const* tiles, const float* queries, int head_dim, 
     for (int tile = 0; tile < Tiles; ++tile) store16(scores + query * stride + tile * kKeyTile, sum[query][tile]);
 }
 
-// Tiles of keys at once, so that enough independent sums hide the latency of an addition.
+// How many tiles of keys are scored at once: enough independent sums to hide the latency of an addition.
 constexpr int kMaxTiles = 8;
 constexpr int tiles_at_once(int queries) { return std::min(kMaxTiles, kMaxSums / queries); }
 
@@ -39,7 +39,7 @@ ScoreTiles choose_score(int queries, std::integer_sequence<int, Query...>) {
   return table[queries - 1];
 }
 
-// sums[query][16 · Vectors] += Σ weight · value, in the order of the slots; sums lie head_dim apart.
+// sums[query][16 · Vectors] += Σ weight · value, in the order of the slots; the queries' sums are head_dim apart.
 template <int Queries, int Vectors>
 void add_values(const float* values, const int32_t* slots, int count, int head_dim, const float* weights, size_t stride,
                 float* sums) {
@@ -80,9 +80,6 @@ AddValues choose_add(int queries, int vectors, std::integer_sequence<int, Query.
   return table[queries - 1](vectors);
 }
 
-void grow(std::vector<float>& buffer, size_t size) {
-  if (buffer.size() < size) buffer.resize(size);
-}
 
 }  // namespace
 
@@ -109,12 +106,13 @@ const float* Attention::attend(const AttentionShape& shape, const Pass& pass, co
     has_extra |= seen.end > seen.context_end;
     seen_.push_back(seen);
   }
-  // Without extra places a prompt's first rows read few of the tiles, and with a window none reads the oldest.
+  // Without extra places, the first rows of a prompt read few of the tiles; with a window, no row reads the oldest
+  // ones.
   const bool is_in_order = sequence.is_in_order;
   const int first_tile = is_in_order ? least_begin / kKeyTile : 0;
   const int last_tile = is_in_order && !has_extra ? (most_end + kKeyTile - 1) / kKeyTile : sequence.num_key_tiles;
   const int num_places = std::max(last_tile * kKeyTile, (most_end + kLanes - 1) / kLanes * kLanes);
-  stride_ = size_t(num_places) + kLanes;  // rows of a power of 2 would share lines of the cache
+  stride_ = size_t(num_places) + kLanes;  // with a power of 2, rows would compete for the same cache lines
   grow(scores_, num_queries * stride_);
   score(shape, layout.key_tiles.data() + sequence.first_key_tile, first_tile, last_tile, num_queries, queries, row_stride,
         keys);
@@ -126,7 +124,7 @@ const float* Attention::attend(const AttentionShape& shape, const Pass& pass, co
     totals_[query] = softmax(seen, shape.softcap, order(seen, layout, sequence, query));
   }
 
-  // Every row's values in order of place: those before the places that all rows see, those places, those behind them.
+  // Every row's values in order of place: those before the places that all rows see, then these, then the rest.
   grow(sums_, size_t(num_queries) * head_dim);
   std::fill_n(sums_.data(), size_t(num_queries) * head_dim, 0.0f);
   const int32_t* slots = pass.context_slots + pass.context_starts[tile.first];
@@ -164,7 +162,7 @@ void Attention::score(const AttentionShape& shape, const int32_t* key_tiles, int
     const int step = last - first >= tiles_at_once(count) ? tiles_at_once(count) : 1;
     const ScoreTiles kernel = step > 1 ? choose_score<true>(count, all) : choose_score<false>(count, all);
     for (int tile = first; tile < last; tile += step) {
-      tile = std::min(tile, last - step);  // some tiles are scored twice rather than the last ones singly
+      tile = std::min(tile, last - step);  // score some tiles twice rather than the last ones one by one
       const float* tiles[kMaxTiles];
       for (int i = 0; i < step; ++i) tiles[i] = keys + key_tiles[tile + i] * tile_size;
       kernel(tiles, packed_queries_.data(), shape.head_dim, scores_.data() + done * stride_ + tile * kKeyTile, stride_);
@@ -172,7 +170,7 @@ void Attention::score(const AttentionShape& shape, const int32_t* key_tiles, int
   }
 }
 
-// Bring a query's scores from the order of columns into that of places; returns them.
+// Reorder a query's scores from columns to places; return them.
 float* Attention::order(const Seen& seen, const Layout& layout, const Layout::Sequence& sequence, int query) {
   const float* scores = scores_.data() + query * stride_;
   float* target = weights_ + query * stride_;
@@ -180,13 +178,13 @@ float* Attention::order(const Seen& seen, const Layout& layout, const Layout::Se
     for (int place = seen.begin; place < seen.context_end; ++place)
       target[place] = scores[layout.columns[sequence.first_column + place]];
   const int num_extra = seen.end - seen.context_end;
-  extra_.resize(num_extra);  // in place: a column of one may be the place of another
+  extra_.resize(num_extra);  // a copy, since the column of one place may be the place of another
   for (int i = 0; i < num_extra; ++i) extra_[i] = scores[seen.extra_columns[i]];
   std::copy(extra_.begin(), extra_.end(), target + seen.context_end);
   return target;
 }
 
-// Turn scores into weights exp(score − largest), zero where nothing is seen; return their sum in 16 fixed lanes.
+// Turn scores into weights exp(score − largest), 0 where nothing is seen; return their sum, taken in 16 fixed lanes.
 float Attention::softmax(const Seen& seen, float softcap, float* scores) const {
   const int first = seen.begin / kLanes * kLanes, last = (seen.end + kLanes - 1) / kLanes * kLanes;
   std::fill(scores + first, scores + seen.begin, kUnseen);
@@ -203,7 +201,7 @@ float Attention::softmax(const Seen& seen, float softcap, float* scores) const {
   return sum_lanes(total);
 }
 
-// Add the values of `count` slots, which hold the places from `place` on, to the sums of some queries.
+// Add the values of `count` slots, which hold the places from `place` on, to the sums of num_queries queries.
 void Attention::add(int head_dim, const float* values, const int32_t* slots, int place, int count, int first_query,
                     int num_queries) {
   if (count <= 0) return;

@@ -1,4 +1,4 @@
-// Attention of a few rows of one sequence over its keys and values in the cache, for the query heads of one key head.
+// Attention of a few rows of one sequence to its keys and values in the cache, for the query heads of one key head.
 #pragma once
 
 #include <algorithm>
@@ -11,28 +11,29 @@
 namespace native {
 
 struct AttentionShape {
-  int head_dim, group, window;  // group: query heads of a key head; window: keys that a row sees, its own too; 0: all
-  float scale, softcap;         // softcap: the bound of the scores; 0: there is none
+  int head_dim, group, window;  // group: query heads of a key head; window: keys that a row sees, with its own; 0: all
+  float scale, softcap;         // softcap: the bound of the scores; 0: no bound
 };
 
-// Queries that are scored together against a key that is read once.
+// How many queries are scored each time a key is read.
 constexpr int kMaxQueries = std::max(1, kMaxSums / 3);
 
 inline int max_tile_rows(int group) { return std::max(1, kMaxQueries / group); }
 
-// Attends; keeps the memory that a thread needs for it.
+// Computes attention, in memory that each thread needs for itself.
 //
-// A score is a sum over the head in order; the softmax sums in lanes that depend on the place alone; values are added in
-// order of place. So a row's result depends on what it sees, in order, not on its tile, the tree or the slots.
+// A score is summed over the head's elements in order; the softmax sums in lanes that depend only on the place; values
+// are added in order of place. So a row's result depends on what it sees, in order, not on its tile, the tree or the
+// slots.
 class Attention {
  public:
-  // queries: of the tile's first row, (group, head_dim); those of the next row stand row_stride further.
-  // keys, values: of one key head. Returns (count of the tile, group, head_dim), valid until the next call.
+  // queries: (group, head_dim) of the tile's first row; those of the next row begin row_stride numbers later.
+  // keys, values: those of one key head. Returns (rows of the tile, group, head_dim), valid until the next call.
   const float* attend(const AttentionShape& shape, const Pass& pass, const Layout& layout, RowTile tile,
                       const float* queries, size_t row_stride, const float* keys, const float* values);
 
  private:
-  // Places that a row sees: begin … end − 1; from context_end on they are extra ones.
+  // The places that a row sees: begin … end − 1; those from context_end on are extra slots.
   struct Seen {
     int begin, context_end, end;
     const int32_t *extra_slots, *extra_columns;

@@ -1,4 +1,4 @@
-"""The KV cache of the native forward pass: keys in tiles, so that sixteen of them are scored at once."""
+"""The KV cache of the native forward pass: keys in tiles of sixteen, which are scored together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NativeCache(KVCache):
     def __init__(self, shape: CacheShape, memory_mb: int, block_tokens: int) -> None:
         super().__init__(shape, memory_mb, block_tokens, torch.float32, torch.device("cpu"))
         missing = -self.kv.shape[3] % KEY_TILE
-        if missing:  # only with small blocks; the pool of blocks does not know of these slots
+        if missing:  # only with small blocks; the block pool does not use the added slots
             layers, kinds, heads, slots, size = self.kv.shape
             self.kv = torch.empty((layers, kinds, heads, slots + missing, size))
         self._library = load()

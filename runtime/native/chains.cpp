@@ -26,7 +26,7 @@ const char* refusal(const Model& model, const SegmentPass& pass, const Chains& c
   return model.shape.vocab_size < 1 ? "the model has no vocabulary" : nullptr;
 }
 
-// The segments that hold the newest token of every chain that is not complete.
+// A pass over the newest token of every chain that is not complete.
 struct NextRows {
   std::vector<Segment> segments;
   std::vector<int32_t> ids, blocks;
@@ -80,7 +80,7 @@ const char* native_draft_chains(Model* model, const SegmentPass* first, const na
   std::vector<double> scores(chains->num_chains, 0.0);
   const auto draft = [&](int number, int place, const float* logits) {
     const native::Chain& chain = chains->chains[number];
-    Guess best{0, 0.0, 0.0};  // stays token 0 if the logits are no numbers
+    Guess best{0, 0.0, 0.0};  // stays token 0 if the logits are NaN
     const int64_t position = int64_t(first->segments[chain.segment].last) + place;
     ranker.rank(logits, vocab_size, nullptr, chain.ranking, position, 1, &best);
     chains->tokens[size_t(number) * chains->max_length + place] = best.token;

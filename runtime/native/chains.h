@@ -1,4 +1,4 @@
-// Chains of a draft model: one call computes a pass and then, token by token, the passes of the drafted tokens.
+// Chains of a draft model: one call computes a pass over contexts, then drafts token by token, with a pass for each.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@
 
 namespace native {
 
-// The chain after one segment of a pass, which has no nodes: `length` tokens, each the best by the ranking (trees.h).
-// It ends early, after a token whose path scores below min_score.
+// The chain after one segment of a pass, a segment without nodes: `length` tokens, each the best by the ranking
+// (ranking.h). It ends early, after a token whose path scores below min_score.
 struct Chain {
   Ranking ranking;
   double min_score;
   int32_t segment, length;
 };
 
-// tokens: (num_chains, max_length), the drafts. lengths: (num_chains), how many there are of each chain.
+// tokens: (num_chains, max_length), the drafts. lengths: (num_chains), how many tokens each chain has.
 struct Chains {
   int32_t num_chains, max_length;
   const Chain* chains;
@@ -28,8 +28,8 @@ struct Chains {
 
 extern "C" {
 
-// Run the pass, then draft every chain; the keys and values of all drafts but the last of a chain are computed. Returns
-// null, or what is wrong with the arguments; then nothing was drafted.
+// Run the pass, then draft every chain; keys and values are computed for all drafts of a chain but the last. Returns
+// null, or what is wrong with the arguments; nothing was drafted then.
 const char* native_draft_chains(native::Model* model, const native::SegmentPass* first, const native::Chains* chains);
 
 }  // extern "C"

@@ -12,9 +12,10 @@ from runtime.native.ranking import RankingFields
 
 @dataclass(frozen=True)
 class NativeChain:
-    """The chain behind one segment of a pass: at most `length` tokens, each argmax(log q + the target's noise).
+    """The chain after one segment of a pass: at most `length` tokens, each argmax(log q + the target's noise).
 
-    min_score: the log-confidence of a path below which the chain ends. sharpness: of this confidence.
+    min_score: the chain ends after a token whose path has a lower log-confidence. sharpness: how sure the model is of
+    its guesses.
     """
 
     segment: int

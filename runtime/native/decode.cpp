@@ -109,7 +109,7 @@ class Steps {
     return decoding_.verify(decoding_.requests, size_t(count_), size_t(model_.shape.vocab_size), 1);
   }
 
-  // Commit what is accepted: write it, and move keys, values and features of the paths to the slots after the roots'.
+  // Write what was accepted, and move the keys, values and features of the paths to the slots after the roots'.
   void settle() {
     const size_t at = size_t(decoding_.num_made) * count_;
     const int32_t* blocks = pass_.blocks;
@@ -120,9 +120,7 @@ class Steps {
       decoding_.path_lens[at + i] = request.path_len;
       decoding_.next_tokens[at + i] = request.next_token;
       committed_[i].clear();
-      const auto slot = [&](int place) {
-        return blocks[place / pass_.block_tokens] * pass_.block_tokens + place % pass_.block_tokens;
-      };
+      const auto slot = [&](int place) { return slot_of(blocks, pass_.block_tokens, place); };
       for (int level = 0; level < request.path_len; ++level) {
         const int32_t node = request.path[level];
         *path_out_++ = node;
@@ -132,7 +130,7 @@ class Steps {
       }
       committed_[i].push_back(request.next_token);
       segment.first = segment.last + request.path_len, segment.last = segment.first + 1;
-      bool has_slots = segment.last + decoding_.continuations[i].max_nodes <= num_slots(segment);
+      bool has_slots = segment.last + decoding_.continuations[i].max_nodes <= segment.num_blocks * pass_.block_tokens;
       if (drafters_.has_use(i)) {
         drafters_.commit(i, committed_[i]);
         has_slots = has_slots && drafters_.has_room(i);
@@ -144,7 +142,7 @@ class Steps {
     if (!sources.empty()) move(sources, destinations);
   }
 
-  // Count the tokens that a sequence got; return whether it ends.
+  // Count the tokens that a sequence has got; return whether it ends.
   bool has_ended(int i) {
     const Continuation& each = decoding_.continuations[i];
     const int32_t* stop_ids_end = each.stop_ids + each.num_stop_ids;
@@ -158,13 +156,13 @@ class Steps {
     move_slots(pass_.cache, shape.num_layers * shape.num_kv_heads, shape.num_kv_heads, pass_.num_slots, shape.head_dim,
                sources.data(), destinations.data(), int(sources.size()));
     const size_t width = size_t(pass_.feature_width);
-    // The nodes of a path ascend, so that no feature is overwritten before it is read.
+    // Node numbers ascend along a path, so no feature is overwritten before it is read.
     for (size_t i = 0; width && i < sources.size(); ++i)
       std::copy_n(pass_.features + sources[i] * width, width, pass_.features + destinations[i] * width);
   }
 
-  // Let the heads and draft models draft the next trees of their sequences, except those that are over. The target's
-  // workers sleep meanwhile, so that the drafters' own have the processors.
+  // Draft the next trees of the sequences that use a head or a draft model and are not over. The target's workers sleep
+  // meanwhile, so that the drafters' workers have the processors.
   const char* call_drafters() {
     if (!decoding_.num_drafters) return nullptr;
     for (int i = 0; i < count_; ++i)
@@ -177,7 +175,7 @@ class Steps {
     return wrong;
   }
 
-  // The most levels of a sequence's next tree: none beyond its last token.
+  // The maximum levels of a sequence's next tree, none of them beyond its last token.
   int max_depth(int i) const {
     const Continuation& each = decoding_.continuations[i];
     return std::clamp(each.max_tokens - num_tokens_[i] - 1, 0, each.max_depth);
@@ -197,7 +195,7 @@ class Steps {
     paths_.resize(size_t(pass_.num_nodes));
   }
 
-  // Write the proposer's next tree of a sequence. A sequence that is over learns, but gets no tree.
+  // Write the proposer's next tree for a sequence. If the sequence is over, the proposer learns but drafts nothing.
   int propose(int i) {
     const Continuation& each = decoding_.continuations[i];
     if (!each.proposer) return 0;
@@ -207,7 +205,7 @@ class Steps {
                                    decoding_.is_over[i] ? 0 : each.max_nodes, max_depth(i), &each.costs, &tree));
   }
 
-  // Write the tree that a drafter has drafted for a sequence; all its nodes have the one source.
+  // Write the tree that a drafter has drafted for a sequence; all of its nodes have the same source.
   int take_draft(int i) {
     const std::vector<int32_t>&tokens = drafters_.tokens(i), &parents = drafters_.parents(i);
     std::copy(tokens.begin(), tokens.end(), tokens_out_);
@@ -216,7 +214,7 @@ class Steps {
     return add_tree(int(tokens.size()));
   }
 
-  // Add the tree that was written last to the next pass; return its number of nodes.
+  // Add the tree that was just written to the next pass; return its number of nodes.
   int add_tree(int size) {
     ids_.insert(ids_.end(), tokens_out_, tokens_out_ + size);
     parents_.insert(parents_.end(), parents_out_, parents_out_ + size);
@@ -224,7 +222,6 @@ class Steps {
     return size;
   }
 
-  int num_slots(const Segment& segment) const { return segment.num_blocks * pass_.block_tokens; }
 
   Model& model_;
   SegmentPass pass_;
@@ -233,14 +230,14 @@ class Steps {
   const int count_;
   const Clock::time_point began_ = Clock::now();
   std::vector<Segment> segments_;
-  std::vector<std::vector<int32_t>> committed_;  // by each sequence's last step
+  std::vector<std::vector<int32_t>> committed_;  // the tokens of each sequence's last step
   std::vector<int32_t> num_tokens_, ids_, parents_;
   Drafters drafters_;
   std::vector<int32_t> paths_ = std::vector<int32_t>(size_t(pass_.num_nodes));
   std::vector<double> chances_;
   int32_t *tokens_out_ = decoding_.node_tokens, *parents_out_ = decoding_.node_parents,
           *names_out_ = decoding_.node_names, *path_out_ = decoding_.paths;
-  uint32_t sizes_seen_ = 0;  // the bits of the numbers of rows of all passes so far
+  uint32_t sizes_seen_ = 0;  // bit n is set once a pass has had a number of rows with n bits
   bool is_over_ = false;
 };
 

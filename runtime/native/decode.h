@@ -1,4 +1,5 @@
-// Decoding without returning to the caller: a pass over the trees of all sequences, its decision, the next trees.
+// A burst: steps made without returning to the caller. Each is a pass over the trees of all sequences, its
+// verification, and the next trees.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +13,13 @@
 
 namespace native {
 
-// Decides `count` steps over a vocabulary; returns what is wrong, or null. The function of orchestrator/native/sampling.cpp.
+// Verifies `count` steps; returns what is wrong, or null. A function of orchestrator/native/sampling.cpp.
 using Verify = const char* (*)(sampling::Request*, size_t count, size_t vocab_size, int num_threads);
 
-// How a sequence goes on. Its trees, each of at most max_nodes nodes and max_depth levels, come from `proposer` or, if
-// that is null, from the drafter that `use` names, if any.
-// costs: of a proposer that sizes its trees by them.
-// It ends with max_tokens tokens, or with one of stop_ids after the first min_tokens of them.
+// How a sequence continues. Its trees, each of at most max_nodes nodes and max_depth levels, come from `proposer` or,
+// if that is null, from the drafter that `use` names, if any.
+// costs: used only if the proposer sizes its trees by cost.
+// The sequence ends after max_tokens tokens, or with one of stop_ids after the first min_tokens tokens.
 struct Continuation {
   void* proposer;
   drafts::Costs costs;
@@ -27,35 +28,38 @@ struct Continuation {
   int32_t num_stop_ids, min_tokens, max_tokens, max_nodes, max_depth;
 };
 
-// Up to num_steps steps for every segment of a pass. No other pass begins after limit_us, once `interrupt` is set, once
-// a sequence has ended, or once it has no slots left for its next tree or draft.
-// The trees of the first pass are the caller's. The trees after each step are written to node_…, one after another,
-// including those after the last one, for a call that goes on there; the paths of all steps to `paths`. Both have room
-// for num_steps times all max_nodes, `paths` for the first trees too.
+// Up to num_steps steps for every segment of a pass. No more passes begin after limit_us, or once `interrupt` is not 0,
+// a sequence has ended, or a sequence has no slots left for its next tree or draft.
+// The caller gives the trees of the first pass. The trees after each step are written to node_…, one after another,
+// including those after the last step, with which a later call may continue; the paths of all steps are written to
+// `paths`. Both have room for num_steps times the sum of all max_nodes, `paths` also for the first trees.
 struct Decoding {
-  int32_t num_steps, limit_us, max_logits;  // max_logits: rows of the pass's logits
+  int32_t num_steps, limit_us, max_logits;  // max_logits: rows of the array of logits
   const volatile int32_t* interrupt;
-  sampling::Request* requests;  // (num_segments), how each sequence is sampled; all about its rows is filled in here
+  sampling::Request* requests;  // (num_segments), how each sequence is sampled; its rows are filled in for each pass
   Verify verify;
   drafts::Next next;
   const Continuation* continuations;  // (num_segments)
   const Drafter* drafters;            // (num_drafters)
-  const int32_t *num_threads, *first_threads;  // (14), of a pass by the bits of its number of rows; of the first one
-  int32_t *path_lens, *next_tokens, *num_nodes;  // (num_steps, num_segments), written; num_nodes: of the trees after each
-  int32_t* is_over;   // (num_segments), written: whether no step can follow, for one of the reasons above
-  int32_t* num_read;  // (num_segments), written: the tokens of a sequence that its drafter has read
-  int32_t *node_tokens, *node_parents, *node_names, *paths;  // written
-  int32_t* figures;   // (num_steps, 4), written: µs of the pass, of its decision, of the drafts after it; its threads
+  // (14) each: threads of a pass, by the bit length of its number of rows; first_threads: for the first pass of that
+  // length.
+  const int32_t *num_threads, *first_threads;
+  // From here on, everything but num_drafters is written.
+  int32_t *path_lens, *next_tokens, *num_nodes;  // (num_steps, num_segments); num_nodes: of the tree after the step
+  int32_t* is_over;   // (num_segments): whether the sequence has ended, or has no slots left
+  int32_t* num_read;  // (num_segments): how many of a sequence's tokens its drafter has read
+  int32_t *node_tokens, *node_parents, *node_names, *paths;
+  int32_t* figures;   // (num_steps, 4): µs of the pass, of its verification, and of the drafts after it; its threads
   int32_t num_drafters;
-  int32_t num_made;   // written: how many steps were made
+  int32_t num_made;   // how many steps were made
 };
 
 }  // namespace native
 
 extern "C" {
 
-// Make the steps; the pass has one row of each segment before its tree. Returns null, or what is wrong with the
-// arguments; then the steps before num_made are sound.
+// Make the steps; in the first pass, each segment has one row before its tree. Returns null, or what is wrong with the
+// arguments; the first num_made steps are then valid.
 const char* native_decode(native::Model* model, const native::SegmentPass* first, native::Decoding* decoding);
 
 }  // extern "C"

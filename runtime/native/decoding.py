@@ -1,4 +1,4 @@
-"""The structures of a call that makes several steps (decode.cpp)."""
+"""The structures of a call that makes a burst (decode.cpp)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from orchestrator.native.sampling import Requests
 from runtime.kv.batch import MAX_PASS_ROWS, MAX_TREE_NODES, STEP_TOKENS
 from runtime.native.drafters import DrafterFields, DrafterUseFields, NativeUses
 
-#: Memory that the logits of a pass may take, unless the first trees need more.
+#: Maximum memory of a pass's logits, unless the first trees need more.
 MAX_LOGITS_BYTES = 256 << 20
 
 
 class ContinuationFields(Structure):
-    """How a sequence goes on, as `native::Continuation`."""
+    """How a sequence continues, as `native::Continuation`."""
 
     _fields_ = [
         ("proposer", c_void_p),
@@ -49,10 +49,10 @@ class DecodingFields(Structure):
 
 
 class Continuation(NamedTuple):
-    """How a sequence goes on behind the step that it has asked for.
+    """How a sequence continues after the step that was requested.
 
-    It ends with max_tokens tokens, or with one of stop_ids behind the first min_tokens of them. drafts: what makes
-    its trees; None = it gets none.
+    It ends after max_tokens tokens, or with one of stop_ids after the first min_tokens tokens. drafts: what makes its
+    trees; None = its steps are plain.
     """
 
     max_tokens: int
@@ -62,11 +62,12 @@ class Continuation(NamedTuple):
 
 
 class Decoding(NamedTuple):
-    """What several steps need besides their segments.
+    """What a burst needs besides its segments.
 
     requests: (segments,), how each sequence is sampled; their rule is `coupled`. verify: the address of the function
-    that decides them. sequences: (segments,). num_steps, limit_s: most steps, and the time after which none begins.
-    interrupt: no step begins once it is not 0; any thread may set it. drafters: that draft for some of the sequences.
+    that verifies the steps. sequences: (segments,), how each continues. num_steps: maximum steps. limit_s: no step
+    begins after this time. interrupt: no step begins once it is not 0; any thread may set it. drafters: the heads and
+    draft models of the sequences that use one.
     """
 
     requests: Requests
@@ -81,11 +82,11 @@ class Decoding(NamedTuple):
 class Decoded(NamedTuple):
     """The steps that were made, by step and segment.
 
-    path_lens, next_tokens, num_nodes: (steps, segments); num_nodes: of the trees after each step, whose node_tokens,
-    node_parents and node_names follow one another. is_over: (segments,), not 0 for a sequence that has ended, or has no
-    slots left for its next tree or draft. num_read: (segments,), tokens that each sequence's drafter has read.
-    paths: the accepted nodes of all steps. figures: (steps, 4), of each pass: its time, that of its decision, and of
-    the drafts after it, in µs; its threads.
+    path_lens, next_tokens, num_nodes: (steps, segments). num_nodes: the size of the tree after each step; the trees'
+    node_tokens, node_parents and node_names follow one another. is_over: (segments,), not 0 for a sequence that has
+    ended, or has no slots left for its next tree or draft. num_read: (segments,), how many tokens each sequence's
+    drafter has read. paths: the accepted nodes of all steps. figures: (steps, 4), for each pass: µs of the pass, of its
+    verification, and of the drafts after it; its threads.
     """
 
     path_lens: IdArray
@@ -103,8 +104,8 @@ class Decoded(NamedTuple):
 class DecodingCall:
     """The arguments of a call, and the memory that it writes to.
 
-    num_first: nodes of the first pass. num_threads, first_threads: threads of a pass by the bits of its number of rows,
-    and of the first pass of so many bits.
+    num_first: nodes of the first pass. num_threads, first_threads: threads of a pass, by the bit length of its number
+    of rows; first_threads: for the first pass of that length.
     """
 
     def __init__(
@@ -165,9 +166,9 @@ class DecodingCall:
 
 
 class Draft(NamedTuple):
-    """The tree of a step. names: of the sources of each node, as bits; empty for a tree that Python has drafted.
+    """The tree of a step. names: each node's sources, as bits; empty for a tree that Python has drafted.
 
-    draft_s: time to draft it.
+    draft_s: the time that drafting took.
     """
 
     tree: TokenTree
@@ -176,7 +177,7 @@ class Draft(NamedTuple):
 
 
 class DecodedStep(NamedTuple):
-    """One step of a segment. pass_us, verify_us: of its pass, and of the decision of all."""
+    """One step of a segment. pass_us, verify_us: the time of its pass, and of verifying all trees of the pass."""
 
     draft: Draft
     path: tuple[int, ...]
@@ -186,14 +187,17 @@ class DecodedStep(NamedTuple):
 
     @property
     def tokens(self) -> list[int]:
-        """The tokens that it commits."""
+        """The tokens that the step commits."""
         if not self.path:
             return [self.next_token]
         return [*(int(self.draft.tree.tokens[node - 1]) for node in self.path), self.next_token]
 
 
 class DecodedSteps(NamedTuple):
-    """The steps of one segment and the draft after them. is_over: no step can follow. num_read: by its drafter."""
+    """The steps of one segment, and the draft after them.
+
+    is_over: the sequence has ended, or has no slots left. num_read: how many tokens its drafter has read.
+    """
 
     steps: list[DecodedStep]
     draft: Draft
@@ -207,7 +211,7 @@ class DecodedSteps(NamedTuple):
 
 
 def steps_of(decoded: Decoded, drafts: Sequence[Draft]) -> list[DecodedSteps]:
-    """Return the steps of each segment. drafts: of the first ones."""
+    """Return the steps of each segment. drafts: the drafts of the first steps."""
     node = path_start = 0
     names, paths, drafts = decoded.node_names.tolist(), decoded.paths.tolist(), list(drafts)
     steps: list[list[DecodedStep]] = [[] for _ in drafts]
@@ -226,21 +230,21 @@ def steps_of(decoded: Decoded, drafts: Sequence[Draft]) -> list[DecodedSteps]:
 
 
 def has_room(sequences: Sequence[Continuation], vocab_size: int) -> bool:
-    """Return whether each sequence that does not size its trees by their costs may have them whole."""
+    """Return whether a pass has room for the full trees of all sequences that do not size their trees by cost."""
     fixed = [each.drafts.max_nodes for each in sequences if each.drafts and not each.drafts.costs]
     return max(fixed, default=0) <= _share(len(sequences), vocab_size)
 
 
 def _max_nodes(sequences: Sequence[Continuation], vocab_size: int) -> list[int]:
-    """Return the most nodes that each sequence may have in a pass."""
+    """Return the maximum number of nodes of each sequence in a pass."""
     share = _share(len(sequences), vocab_size)
-    # A larger tree would have a pass of its own beside the steps of others.
+    # A larger tree would get a pass of its own beside the steps of others.
     sized = share if len(sequences) == 1 else min(share, STEP_TOKENS)
     drafts = [each.drafts for each in sequences]
     return [min(each.max_nodes, sized if each.costs else share) if each else 0 for each in drafts]
 
 
 def _share(count: int, vocab_size: int) -> int:
-    """Return the most nodes that each of so many sequences may have in a pass."""
+    """Return the maximum number of nodes that each of `count` sequences may have in a pass."""
     most_rows = min(MAX_LOGITS_BYTES // (4 * vocab_size), MAX_PASS_ROWS)
     return min(max(STEP_TOKENS, MAX_TREE_NODES // count), max(most_rows // count - 1, 0))

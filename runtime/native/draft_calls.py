@@ -1,4 +1,4 @@
-"""The calls of drafters in native code: what a request asks for, and the arrays in which several of them stand."""
+"""The calls of drafters in native code: what a request asks for, and the arrays that hold several requests."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from runtime.native.ranking import ranking_of
 class NativeDraft:
     """What a head or, for a chain, a draft model needs to draft for one request.
 
-    position: of the tokens below the root. choices: the shape of a static tree; bare for a dynamic one of `width`.
-    tokens: of the context rows to read, the root last. features: the target's, a row for each of them.
-    max_s: no level is begun that would end later, in seconds from now. min_score: the least log-confidence of a path.
-    draws: the nodes are sampled from q. sharpness: of the confidences by which the tree grows.
-    A head with a cache also has its blocks, the slot of the first row, and the slots that hold no row.
+    position: the position of the tokens below the root. choices: the shape of a static tree; bare for a dynamic tree of
+    `width`. tokens: the tokens of the context rows to read, the root last. features: the target's, one row for each.
+    max_s: time budget in seconds; a level that would probably exceed it is not begun. min_score: the lowest
+    log-confidence of a path. draws: the nodes are sampled from q. sharpness: how sure the drafter is of its guesses.
+    blocks, first_slot, gap: for a head with a cache, its blocks, the slot of the first row, and slots without a row.
     """
 
     sampling: Sampling
@@ -48,7 +48,7 @@ class NativeDraft:
 
 
 def calls_of(drafts: Sequence[NativeDraft]) -> Array[DraftCallFields]:
-    """Return what the library reads of each request, and where its part of the arrays begins."""
+    """Return the fields of each request, among them where its part of the arrays begins."""
     calls = (DraftCallFields * len(drafts))()
     first_row = first_block = first_choice = 0
     for call, draft in zip(calls, drafts, strict=True):
@@ -60,7 +60,7 @@ def calls_of(drafts: Sequence[NativeDraft]) -> Array[DraftCallFields]:
 
 
 def shapes_of(drafts: Sequence[NativeDraft]) -> dict[str, npt.NDArray[np.int32]]:
-    """Return the blocks and the static trees of all requests by their fields, one request after the other."""
+    """Return the blocks and the static trees of all requests by field name, one request after the other."""
     choices = [draft.choices for draft in drafts if draft.choices.num_nodes]
     return {
         "blocks": np.array([block for draft in drafts for block in draft.blocks], np.int32),
@@ -70,7 +70,7 @@ def shapes_of(drafts: Sequence[NativeDraft]) -> dict[str, npt.NDArray[np.int32]]
 
 
 def arrays_of(drafts: Sequence[NativeDraft]) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of all requests by their fields, one request after the other; those of answers are empty."""
+    """Return the arrays of all requests by field name, one request after the other, with empty ones for the answers."""
     count, features = len(drafts), np.concatenate([draft.features for draft in drafts])
     arrays: dict[str, npt.NDArray[Any]] = {
         **shapes_of(drafts),
@@ -98,5 +98,5 @@ def _fill(call: DraftCallFields, draft: NativeDraft) -> None:
 
 
 def _joined(arrays: Iterable[IdArray]) -> npt.NDArray[np.int32]:
-    """Return int32 arrays one after the other; there may be none."""
+    """Return the int32 arrays joined; there may be none."""
     return np.concatenate([np.empty(0, np.int32), *arrays])

@@ -10,7 +10,7 @@ namespace native {
 
 namespace {
 
-constexpr int kMaxWidth = 1024;  // above what any request may ask for
+constexpr int kMaxWidth = 1024;  // more than any request may ask for
 
 }  // namespace
 
@@ -40,19 +40,16 @@ const char* Drafters::refusal() const {
       return "num_read: not up to the root";
     if (use.call.max_depth < 1) return "max_depth: below 1";
     if (drafter.head && use.call.width > kMaxWidth) return "width: beyond the widest level";
-    if (use.call.num_choices < 0 || use.call.first_choice < 0 ||
-        int64_t(use.call.first_choice) + use.call.num_choices > drafter.num_choices)
+    if (!is_within(use.call.first_choice, use.call.num_choices, drafter.num_choices))
       return "first_choice: beyond the choices";
-    if (use.call.first_block < 0 || use.call.num_blocks < 0 ||
-        int64_t(use.call.first_block) + use.call.num_blocks > drafter.num_blocks)
-      return "first_block: beyond the blocks";
+    if (!is_within(use.call.first_block, use.call.num_blocks, drafter.num_blocks)) return "first_block: beyond the blocks";
     if (drafter.head && (drafter.first_column < 0 || drafter.first_column + drafter.head->feature_width > feature_width_))
       return "first_column: beyond the features";
   }
   return nullptr;
 }
 
-// A draft model has read the drafts of its chain, of which the path accepts the first.
+// A draft model has already read the first drafts of its chain; those that were accepted need not be read again.
 void Drafters::commit(int number, const std::vector<int32_t>& tokens) {
   Sequence& sequence = sequences_[number];
   const int num_known = std::clamp(sequence.num_read - sequence.num_tokens, 0, int(tokens.size()) - 1);
@@ -66,7 +63,7 @@ bool Drafters::has_room(int number) const {
   const Drafter& drafter = drafter_of(sequence);
   const DraftCall& call = sequence.use->call;
   if (!drafter.cache) return true;
-  // A head may keep a row of every node that it expands, a draft model those of all drafts but the last.
+  // A head may keep a row for every node that it expands, a draft model for every draft but the last.
   const int64_t num_kept = drafter.model ? call.max_depth - 1
                            : call.num_choices ? std::min(call.num_choices, call.max_nodes)
                                               : int64_t(call.width) * (call.max_depth - 1);
@@ -133,8 +130,8 @@ const char* Drafters::draft_trees(const Drafter& drafter, const std::vector<Sequ
   return nullptr;
 }
 
-// Add a call of a head with the rows that it reads. Row j is made of token j and the target's feature of position j − 1;
-// a head that keeps nothing between calls reads the newest alone.
+// Add a head's call with the rows that it reads. Row j is made of token j and the target's feature of position j − 1; a
+// head that keeps nothing between calls reads only the newest row.
 void Drafters::add_call(const Drafter& drafter, const Sequence& sequence, const float* features) {
   DraftCall call = sequence.use->call;
   call.position = sequence.num_tokens, call.root = sequence.unread.back();
@@ -145,13 +142,13 @@ void Drafters::add_call(const Drafter& drafter, const Sequence& sequence, const 
   calls_.push_back(call);
   tokens_.insert(tokens_.end(), sequence.unread.end() - call.num_rows, sequence.unread.end());
   for (int position = call.first_slot - 1; position < sequence.num_tokens - 1; ++position) {
-    const size_t slot = size_t(sequence.target_blocks[position / block_tokens_]) * block_tokens_ + position % block_tokens_;
+    const size_t slot = slot_of(sequence.target_blocks, block_tokens_, position);
     const float* feature = features + slot * feature_width_ + drafter.first_column;
     features_.insert(features_.end(), feature, feature + drafter.head->feature_width);
   }
 }
 
-// Add the shape of a static tree, cut to the draft's limits as by `TokenTree.within`; return its number of nodes.
+// Add the shape of a static tree, cut to the draft's limits like `TokenTree.within`; return its number of nodes.
 int Drafters::add_choices(const Drafter& drafter, const Sequence& sequence) {
   const DraftCall& call = sequence.use->call;
   const int32_t *parents = drafter.choice_parents + call.first_choice, *ranks = drafter.choice_ranks + call.first_choice;

@@ -1,4 +1,4 @@
-// Drafters inside several steps (decode.h): after a step, one call of a head or a draft model drafts for all its sequences.
+// Drafters in a burst (decode.h): after each step, one call of a head or draft model drafts for all of its sequences.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,10 @@
 
 namespace native {
 
-// A head or a draft model (the other one is null), and its cache; every array belongs to the caller.
-// cache: null for a head that keeps nothing between calls. blocks, choice_parents, choice_ranks: of the sequences'
-// calls. first_column: of what a head reads in a row of the target's features. max_positions: beyond which it has none.
+// A head or a draft model (the other pointer is null), and its cache; every array belongs to the caller.
+// cache: null for a head that keeps nothing between calls. blocks, choice_parents, choice_ranks: the arrays that the
+// sequences' calls refer to. first_column: the first column that a head reads in a row of the target's features.
+// max_positions: the longest context and draft.
 struct Drafter {
   Head* head;
   Model* model;
@@ -22,18 +23,19 @@ struct Drafter {
   int32_t num_blocks, num_choices, num_positions, num_slots, block_tokens, max_positions, first_column, num_threads;
 };
 
-// How a sequence is drafted for. drafter: its number, −1 for none. call: what does not change from draft to draft; a draft
-// model reads its ranking, min_score, max_depth and blocks. num_read: tokens that the drafter has read, at least all up to
-// the root; a draft model may have read the first drafts of the tree, too.
+// How a sequence is drafted for. drafter: the drafter's index; −1: the sequence has none. call: the fields that do not
+// change from draft to draft; for a draft model, only ranking, min_score, max_depth and the blocks are used. num_read:
+// how many tokens the drafter has read, at least all up to the root; a draft model may also have read drafts of the
+// first tree.
 struct DrafterUse {
   int32_t drafter, num_read;
   DraftCall call;
 };
 
-// The trees of all sequences of a pass.
+// Drafts the trees of all sequences of a burst.
 class Drafters {
  public:
-  // pass: the target's first one; only what stays the same in all passes is read. uses: (num_segments).
+  // pass: the target's first pass, of which only what all passes share is read. uses: (num_segments).
   Drafters(const Drafter* drafters, int num_drafters, std::vector<const DrafterUse*> uses, const SegmentPass& pass);
 
   // Return what is wrong with the drafters and their uses, or null.
@@ -41,19 +43,20 @@ class Drafters {
 
   bool has_use(int sequence) const { return sequences_[sequence].use->drafter >= 0; }
 
-  // Note the tokens that a step has committed: those of the accepted path, and one more.
+  // Note the tokens that a step has committed: those of the accepted path, and the next token.
   void commit(int sequence, const std::vector<int32_t>& tokens);
 
-  // Return whether a drafter's cache has slots for the next draft.
+  // Return whether the drafter's cache has slots for a sequence's next draft.
   bool has_room(int sequence) const;
 
-  // Ask for the next draft of a sequence; max_nodes, max_depth: of its tree.
+  // Ask for a sequence's next tree, within these limits.
   void ask(int sequence, int max_nodes, int max_depth);
 
-  // Draft what was asked for; features: of the target, by slot. Return what is wrong with the arguments, or null.
+  // Draft the trees that were asked for; features: the target's, by slot. Return what is wrong with the arguments, or
+  // null.
   const char* draft(const float* features);
 
-  // The tree that was drafted last for a sequence, empty unless it was asked for.
+  // The last tree drafted for a sequence; empty unless it was asked for.
   const std::vector<int32_t>& tokens(int sequence) const { return sequences_[sequence].tokens; }
   const std::vector<int32_t>& parents(int sequence) const { return sequences_[sequence].parents; }
 
@@ -63,10 +66,10 @@ class Drafters {
   struct Sequence {
     const DrafterUse* use;
     const int32_t* target_blocks;
-    int num_tokens;                          // committed, the root last
+    int num_tokens;                          // committed tokens; the last one is the root
     int num_read;
     std::vector<int32_t> unread;             // the committed tokens that the drafter has not read
-    int max_nodes = 0, max_depth = 0;        // of the draft that was asked for, 0: none
+    int max_nodes = 0, max_depth = 0;        // limits of the tree that was asked for; 0: none was
     std::vector<int32_t> tokens, parents;
   };
 

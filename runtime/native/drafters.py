@@ -1,4 +1,4 @@
-"""The drafters that native code calls between the steps that it makes (drafters.h)."""
+"""The drafters that native code calls between the steps of a burst (drafters.h)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime.native.draft_calls import NativeDraft, calls_of, shapes_of
 from runtime.native.head_fields import DraftCallFields
 from runtime.native.rotations import Rotations
 
-#: The positions of a drafter that has no limit of its own.
+#: max_positions of a drafter that has no limit of its own.
 UNLIMITED = (1 << 31) - 1
 
 
@@ -37,9 +37,9 @@ class DrafterUseFields(Structure):
 
 
 class ContinuedDraft(NamedTuple):
-    """How a drafter goes on for one sequence.
+    """How a drafter continues for one sequence.
 
-    num_read: as of `NativeUse`. sequence: the drafter's own, if it keeps rows.
+    num_read: as in `NativeUse`. sequence: the drafter's own, if it keeps rows.
     """
 
     draft: NativeDraft
@@ -48,11 +48,11 @@ class ContinuedDraft(NamedTuple):
 
 
 class NativeDrafter:
-    """A head or a draft model, whichever has a handle, and its calls for the sequences that it drafts for.
+    """A head or a draft model, whichever has a handle, and its calls: one for each sequence that it drafts for.
 
     drafts: what does not change from draft to draft; their rows and features are not read.
-    cache: of the drafter, None if it keeps nothing between calls. max_positions: the longest context and draft.
-    note_time: called with the number of sequences, the threads and the seconds of a draft, to choose threads by.
+    cache: the drafter's, None if it keeps nothing between calls. max_positions: the longest context and draft.
+    note_time: called with the number of sequences, the threads and the seconds of each draft, to choose threads by.
     """
 
     def __init__(
@@ -81,28 +81,25 @@ class NativeDrafter:
             num_threads=num_threads,
         )
         if cache is not None:
-            fields.cache, fields.num_slots, fields.block_tokens = (
-                cache.kv.data_ptr(),
-                cache.kv.shape[3],
-                cache.block_tokens,
-            )
+            fields.cache, fields.num_slots = cache.kv.data_ptr(), cache.kv.shape[3]
+            fields.block_tokens = cache.block_tokens
             fields.states = cache.features.data_ptr() if cache.features.shape[1] else None
         if rotations is not None:
             fields.cosines, fields.sines = rotations.cosines.ctypes.data, rotations.sines.ctypes.data
             fields.num_positions = len(rotations.cosines)
-            self._rotations = rotations.cosines, rotations.sines  # longer ones replace them
+            self._rotations = rotations.cosines, rotations.sines  # keeps them alive if longer tables replace them
 
     def note_times(self, draft_us: Sequence[int]) -> None:
-        """Note what the drafts of each step have taken."""
+        """Note how long the drafts after each step have taken."""
         if self._note_time:
             for us in draft_us:
                 self._note_time(len(self.calls), self.fields.num_threads, 1e-6 * us)
 
 
 class NativeUse(NamedTuple):
-    """Which of several drafters drafts for a sequence, which of its calls is the sequence's, and what it has read.
+    """Which drafter drafts for a sequence, which of the drafter's calls is the sequence's, and what it has read.
 
-    num_read: tokens whose rows the drafter has, at least all up to the root.
+    num_read: how many tokens the drafter has read, at least all up to the root.
     """
 
     drafter: int
@@ -111,7 +108,7 @@ class NativeUse(NamedTuple):
 
 
 class NativeUses(NamedTuple):
-    """The drafters of several steps. uses: of each sequence, None for one without a drafter."""
+    """The drafters of a burst. uses: for each sequence, None for one without a drafter."""
 
     drafters: Sequence[NativeDrafter] = ()
     uses: Sequence[NativeUse | None] = ()

@@ -7,7 +7,7 @@ namespace native {
 namespace {
 
 int slot_of(const Drafting& d, const DraftCall& c, int index) {
-  return d.blocks[c.first_block + index / d.block_tokens] * d.block_tokens + index % d.block_tokens;
+  return native::slot_of(d.blocks + c.first_block, d.block_tokens, index);
 }
 
 bool holds_row(const DraftCall& c, int index) { return index >= 1 && !(c.gap_start <= index && index < c.gap_stop); }
@@ -40,11 +40,10 @@ const char* Eagle::refusal(const Drafting& d) const {
   return nullptr;
 }
 
-// The slots that a call needs: its context's, and one for each candidate that it may expand.
+// A call needs slots for its context and for each candidate that it may expand.
 const char* Eagle::refusal_of(const Drafting& d, const DraftCall& c) const {
   const int64_t num_expanded = c.num_choices ? c.num_choices : int64_t(c.width) * (c.max_depth - 1);
-  if (c.first_block < 0 || c.num_blocks < 0 || int64_t(c.first_block) + c.num_blocks > d.num_blocks)
-    return "first_block: beyond the blocks";
+  if (!is_within(c.first_block, c.num_blocks, d.num_blocks)) return "first_block: beyond the blocks";
   if (c.first_slot < 1 || int64_t(c.first_slot) + c.num_rows != c.position) return "first_slot: not the context's end";
   if (c.position + num_expanded > int64_t(c.num_blocks) * d.block_tokens) return "num_blocks: too few for the draft";
   if (c.position + c.max_depth > d.num_positions) return "position: beyond the rotations";
@@ -63,7 +62,7 @@ void Eagle::Rows::add(int32_t token, int64_t position, int slot, int context_sta
   extra_starts.push_back(int32_t(extra_slots.size()));
 }
 
-// Row j of the context is made of token j and the feature of position j − 1; it stands in slot j, at position j − 1.
+// Row j of the context is made of token j and the feature of position j − 1; it has slot j and position j − 1.
 void Eagle::begin(const Drafting& d, const Drafts& drafts) {
   context_slots_.clear();
   context_starts_.clear();
@@ -151,7 +150,7 @@ void Eagle::forward(const Drafting& d, const Rows& rows) {
   layer.forward(pass);
 }
 
-// Fill inputs_, what the layer reads, and both_: cat(embedding, state), normed for EAGLE-3.
+// Fill inputs_, which the layer reads, and both_, which is cat(embedding, state), normed for EAGLE-3.
 void Eagle::compute_inputs(const Rows& rows) {
   const size_t d = hidden_size, count = rows.count();
   both_.resize(count * 2 * d);

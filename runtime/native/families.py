@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runtime.native.library import Shape
 
-#: Norms that multiply by 1 + weight, and norms behind attention and the MLP beside those before them.
+#: Families whose norms multiply by 1 + weight; of these, the ones with norms after attention and the MLP as well.
 GEMMA = ("gemma", "gemma2", "gemma3_text")
 SANDWICH_NORMS = ("gemma2", "gemma3_text")
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", *GEMMA)
@@ -25,13 +25,13 @@ def head_dim_of(config: Any) -> int:
 
 
 def kv_numbers(config: Any) -> int:
-    """Return how many numbers the keys and values of one token are. config: of a transformers model, its text part."""
+    """Return how many numbers a token's keys and values are. config: the text config of a transformers model."""
     num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return int(2 * config.num_hidden_layers * num_heads * head_dim_of(config))
 
 
 def unsupported(model: Any) -> str:
-    """Return what the native forward pass lacks for a stock transformers model, or an empty string."""
+    """Return what the native forward pass lacks for a stock transformers model, or "" if nothing."""
     config = model.config.get_text_config()
     if config.model_type not in FAMILIES:
         return f"the family {config.model_type!r} (it has {', '.join(FAMILIES)})"
@@ -61,7 +61,7 @@ def _activation(config: Any) -> str:
 
 
 def shape_of(model: Any, rounds_inputs: bool) -> Shape:
-    """Return the sizes and constants of a supported model. rounds_inputs: its products are in bfloat16."""
+    """Return the sizes and constants of a supported model. rounds_inputs: the products are in bfloat16."""
     config, decoder = model.config.get_text_config(), model.get_decoder()
     frequencies = next(iter(rotations(model))).frequencies
     return Shape(
@@ -93,7 +93,7 @@ class Rotation:
 
 
 def rotations(model: Any) -> Iterator[Rotation]:
-    """Return the rotations of a model's layers."""
+    """Yield the rotations of a model's layers."""
     config, rotary = model.config.get_text_config(), model.get_decoder().rotary_emb
     if hasattr(rotary, "inv_freq"):
         yield Rotation(list(range(config.num_hidden_layers)), rotary.inv_freq, float(rotary.attention_scaling))
@@ -106,7 +106,7 @@ def rotations(model: Any) -> Iterator[Rotation]:
 
 def windows(config: Any) -> list[int]:
     """Return the sliding window of each layer; 0 = it sees all positions."""
-    # A configuration without kinds of layers (Mistral's, Phi-3's) means that all of them slide if there is a window.
+    # Without kinds of layers in the configuration (Mistral, Phi-3), all layers slide if there is a window.
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     window = getattr(config, "sliding_window", None) or 0
     return [window if kind == "sliding_attention" else 0 for kind in kinds]

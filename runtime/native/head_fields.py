@@ -1,4 +1,4 @@
-"""The structures of a draft call, as the library of the heads reads them (runtime/native/heads.h)."""
+"""The structures of a draft call, as native code reads them (runtime/native/heads.h)."""
 
 from __future__ import annotations
 

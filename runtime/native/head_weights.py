@@ -1,4 +1,4 @@
-"""The weights of drafting heads, copied into native code, and what the native code lacks for a head."""
+"""Copies the weights of drafting heads into native code, and tells what native code lacks for a head."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def load_heads() -> ctypes.CDLL:
 
 
 def unsupported_head(head: nn.Module) -> str:
-    """Return what the native code lacks for a head, or an empty string."""
+    """Return what native code lacks for a head, or "" if nothing."""
     weight = next(iter(head.parameters()))
     lacks = {f"{weight.dtype} on {weight.device}": weight.dtype == torch.float64 or weight.device.type != "cpu"}
     if isinstance(head, EagleHead | Eagle3Head):
@@ -65,9 +65,9 @@ def unsupported_head(head: nn.Module) -> str:
 
 
 class HeadWeights:
-    """Copies heads whose `unsupported_head` is empty; of one in bfloat16 the products are in it.
+    """Copies heads for which `unsupported_head` returns ""; the products of a head in bfloat16 are in bfloat16.
 
-    max_threads: of a draft.
+    max_threads: maximum threads of a draft.
     """
 
     def __init__(self, library: ctypes.CDLL, max_threads: int) -> None:
@@ -75,7 +75,7 @@ class HeadWeights:
         self._rounds_inputs = False
 
     def copy(self, head: nn.Module) -> tuple[c_void_p, Rotations | None]:
-        """Return the head in native code, which the caller deletes, and the rotations of one with attention."""
+        """Return the head in native code, which the caller must delete, and its rotations if it has attention."""
         self._rounds_inputs = next(iter(head.parameters())).dtype == torch.bfloat16
         if isinstance(head, MedusaHeads):
             return c_void_p(self._new_medusa(head)), None
@@ -88,7 +88,7 @@ class HeadWeights:
     def _new_medusa(self, head: MedusaHeads) -> int:
         stacks: list[Any] = list(head)
         blocks = [[block.linear for block in one[:-1]] for one in stacks]
-        outputs = list({id(one[-1]): one[-1] for one in stacks}.values())  # one of each head's own, or one for all
+        outputs = list({id(one[-1]): one[-1] for one in stacks}.values())  # one for each head, or one for all
         width = outputs[0].in_features
         sizes = width, head.vocab_size, len(blocks), len(blocks[0])
         handle: int = self._library.native_medusa_new(*sizes, self._max_threads)
@@ -165,5 +165,5 @@ class HeadWeights:
 
 
 def _floats(tensor: Tensor) -> Tensor:
-    """Return the numbers as float32, as they lie in memory for C."""
+    """Return the tensor as contiguous float32, as C reads it."""
     return tensor.detach().float().contiguous()

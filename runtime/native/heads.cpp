@@ -6,7 +6,6 @@ namespace native {
 
 namespace {
 
-bool is_within(int64_t first, int64_t count, int64_t size) { return first >= 0 && count >= 0 && first + count <= size; }
 
 double seconds_since(std::chrono::steady_clock::time_point began) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
@@ -73,7 +72,7 @@ void Head::draft(const Drafting& drafting) {
   write(drafting, all);
 }
 
-// Add the children of all frontiers; a child of a candidate at depth t stands at position + t.
+// Add the children of all frontiers; a child of a candidate at depth t has the position call.position + t.
 void Head::add_level(const Drafts& drafts, double& selection_s) {
   const float* rows = logits(drafts);
   const auto began = Clock::now();
@@ -97,7 +96,7 @@ void Head::add_level(const Drafts& drafts, double& selection_s) {
   selection_s += seconds_since(began);
 }
 
-// Sample the children of every candidate of the frontier, each with its own noise, also where they share a row.
+// Sample the children of every candidate of the frontier, each with its own noise, even if they share a row.
 void Head::sample_children(Draft& draft, const float* rows, int64_t position, int k) {
   const std::vector<int>& frontier = draft.tree.frontier;
   const Ranking& ranking = draft.call.ranking;
@@ -127,7 +126,7 @@ void Head::write(const Drafting& drafting, const std::vector<Draft>& drafts) con
   }
 }
 
-// number: of each candidate in the tree, 0 for those that are not in it, and for the root.
+// number: each candidate's node in the tree, 0 for the root and for candidates that are not in the tree.
 void Head::write_q(const Drafting& drafting, size_t call, const Draft& draft,
                    const std::vector<int32_t>& number) const {
   for (size_t node = 0; node < draft.q.size(); ++node) {
@@ -143,7 +142,7 @@ void Head::write_q(const Drafting& drafting, size_t call, const Draft& draft,
 void Head::multiply_rows(const Affine& affine, int num_rows, const float* x, float* target) {
   const Linear& w = affine.weight;
   const Tiles tiles(num_rows);
-  packed_.resize(std::max(packed_.size(), size_t(num_rows) * w.num_inputs));
+  grow(packed_, size_t(num_rows) * w.num_inputs);
   for (int row = 0; row < num_rows; ++row)
     pack(x + size_t(row) * w.num_inputs, 0, w.num_inputs, packed_row(packed_.data(), tiles, row, w));
   const int num_pieces = num_threads_ == 1 ? 1 : std::min(kPiecesOfThread * num_threads_, w.num_blocks);
@@ -159,7 +158,7 @@ void Head::multiply_rows(const Affine& affine, int num_rows, const float* x, flo
 
 void Head::apply_block(const Affine& affine, int num_rows, float* x) {
   const size_t size = size_t(num_rows) * affine.weight.num_outputs;
-  block_.resize(std::max(block_.size(), size));
+  grow(block_, size);
   multiply_rows(affine, num_rows, x, block_.data());
   for (size_t i = 0; i < size; i += kLanes) store16(x + i, load16(x + i) + silu16(load16(block_.data() + i)));
 }

@@ -13,18 +13,22 @@
 
 namespace native {
 
+// Return whether `count` items from `first` on lie within `size` items.
+inline bool is_within(int64_t first, int64_t count, int64_t size) {
+  return first >= 0 && count >= 0 && first + count <= size;
+}
+
 // y = W x + b; an empty bias is 0.
 struct Affine {
   Linear weight;
   std::vector<float> bias;
 };
 
-// One request. Its context rows are first_row … first_row + num_rows of the drafting's arrays; the last of them is the
-// newest. root: the last committed token. position: of the tokens below the root. max_s: no level is begun that would
-// end later than so many seconds after the drafting began, if it took as long as the longest so far. min_score: as of
-// TreeShape.
-// The blocks of its cache are first_block … of the drafting's blocks; the first row stands in slot first_slot of them,
-// and the slots of gap_start … gap_stop − 1 hold no row.
+// One request. Its context rows are num_rows rows of the drafting's arrays from first_row on, the newest last. root:
+// the last committed token. position: the position of the tokens below the root. max_s: time budget; the draft stops
+// before a level that would exceed it if it took as long as the slowest so far. min_score: as in TreeShape.
+// The blocks of its cache are num_blocks of the drafting's blocks from first_block on. Its first row is in slot
+// first_slot of these blocks, and the slots gap_start … gap_stop − 1 hold no row.
 struct DraftCall {
   Ranking ranking;
   double max_s, min_score;
@@ -37,20 +41,20 @@ struct DraftCall {
 struct Drafting {
   int32_t num_calls, num_threads, num_rows, num_choices, num_blocks, max_tree;
   const DraftCall* calls;
-  const int32_t *tokens, *choice_parents, *choice_ranks, *blocks;  // tokens: of the context rows
-  const float* features;                     // (num_rows, feature_width), of the target, one row for each context row
+  const int32_t *tokens, *choice_parents, *choice_ranks, *blocks;  // tokens: (num_rows), those of the context rows
+  const float* features;                     // (num_rows, feature_width), the target's, one row for each context row
   const float *cosines, *sines;              // (num_positions, head_dim / 2), for a head with positions
   float *cache, *states;                     // (2, kv_heads, num_slots, head_dim) and (num_slots, hidden_size)
   int32_t num_positions, num_slots, block_tokens;
   int32_t *tree_sizes, *tree_tokens, *tree_parents;  // (num_calls) and (num_calls, max_tree): the drafts
-  // (num_calls, max_tree + 1) and (num_calls, max_tree + 1, kMaxSampled): what the children of each node of the tree,
-  // the root first, were sampled from; null if no call draws
+  // (num_calls, max_tree + 1) and (num_calls, max_tree + 1, kMaxSampled): the q from which the children of each node of
+  // the tree, the root first, were sampled; null if no call draws.
   int32_t *q_sizes, *q_tokens;
   float* q_weights;
-  double* selection_s;                               // seconds of the drafting that went into ranking and trees
+  double* selection_s;                               // written: seconds spent on ranking tokens and growing trees
 };
 
-// A request's growing tree. number: of the call. states[i]: where the head keeps what it has read of candidate i.
+// A request's growing tree. number: the call's index. states[i]: where the head keeps the state of candidate i.
 struct Draft {
   Draft(int number, const DraftCall& call, const TreeShape& shape)
       : number(number), call(call), tree(shape), states(1, -1) {}
@@ -59,13 +63,14 @@ struct Draft {
   const DraftCall& call;
   GrowingTree tree;
   std::vector<int> states;
-  int num_read = 0;  // candidates that the head has read
-  std::vector<Weights> q;  // of each candidate that has been expanded, if the call draws
+  int num_read = 0;        // candidates that the head has read
+  std::vector<Weights> q;  // by candidate, for those that have been expanded, if the call draws
 };
 
 using Drafts = std::vector<Draft*>;
 
-// What the heads share: the levels. A head says how a context is read, how candidates are, and what may follow them.
+// What the heads share: growing trees level by level. A subclass reads the contexts and the candidates, and computes
+// the logits after them.
 class Head {
  public:
   Head(int hidden_size, int feature_width, int vocab_size, int max_threads)
@@ -73,23 +78,23 @@ class Head {
         pool_(std::make_shared<Pool>(max_threads)) {}
   virtual ~Head() = default;
 
-  // Return what is wrong with a drafting, or null. No index of one that has no refusal leaves its array.
+  // Return what is wrong with a drafting, or null; if null, no index is outside its array.
   virtual const char* refusal(const Drafting& drafting) const;
 
   void draft(const Drafting& drafting);
 
-  const int hidden_size, feature_width, vocab_size;  // vocab_size: of the tokens that it reads
+  const int hidden_size, feature_width, vocab_size;  // vocab_size: of the tokens that the head reads
   std::vector<float> embedding;                      // (vocab_size, hidden_size)
-  std::vector<Affine> linears;                       // in the order that the head names
+  std::vector<Affine> linears;                       // in the order that the subclass documents
 
  protected:
-  // Read the contexts: give every root its state.
+  // Read the contexts, and give every root its state.
   virtual void begin(const Drafting& drafting, const Drafts& drafts) = 0;
 
-  // Return the logits after the candidates of all frontiers, draft by draft, (n, num_logits).
+  // Return the logits after the candidates of all frontiers, draft by draft: (n, num_logits).
   virtual const float* logits(const Drafts& drafts) = 0;
 
-  // Give the candidates of all frontiers, which have just been added, their states.
+  // Give their states to the candidates of all frontiers, which have just been added.
   virtual void advance(const Drafting& drafting, const Drafts& drafts) = 0;
 
   virtual int num_logits() const = 0;
@@ -102,7 +107,7 @@ class Head {
   // target (num_rows, outputs) = x (num_rows, inputs) · Wᵀ + b.
   void multiply_rows(const Affine& affine, int num_rows, const float* x, float* target);
 
-  // x += silu(W x + b), a residual block of Medusa or ReDrafter, in place.
+  // x += silu(W x + b) in place: a residual block of Medusa or ReDrafter.
   void apply_block(const Affine& affine, int num_rows, float* x);
 
   const std::shared_ptr<Pool> pool_;

@@ -1,6 +1,6 @@
 """Drafting heads in native code on the CPU: one call drafts the trees of several requests.
 
-Invariant: a tree depends on the head and on its own request alone, bit for bit, whatever shares the call.
+Invariant: a tree depends only on the head and its own request, bit for bit, whatever shares the call.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from runtime.native.head_fields import DraftingFields
 from runtime.native.head_weights import HeadWeights, load_heads
 from runtime.native.threads import ThreadChoice, available_threads
 
-#: Threads that a draft can use.
+#: Maximum threads of a draft.
 MAX_THREADS = 4
 
 
 class NativeHead:
-    """A head whose `unsupported_head` is empty; its weights are copied. Of a head in bfloat16 the products are in it.
+    """A head for which `unsupported_head` returns ""; its weights are copied.
 
-    num_threads: of the next call, at most MAX_THREADS; None = chosen for each call by measurement. call_s: seconds of
-    the last call.
+    num_threads: threads of the next call, at most MAX_THREADS; None = chosen for each call by measurement.
+    call_s: seconds of the last call.
     """
 
     def __init__(self, head: nn.Module) -> None:
@@ -50,11 +50,11 @@ class NativeHead:
 
     @property
     def selection_s(self) -> float:
-        """Seconds of the last call that went into ranking tokens and choosing nodes."""
+        """Seconds that the last call spent on ranking tokens and choosing nodes."""
         return self._selection_s.value
 
     def draft(self, drafts: Sequence[NativeDraft], cache: KVCache | None = None) -> list[DraftResponse]:
-        """Return the draft of each request. cache: of a head that has one; its features hold the head's outputs."""
+        """Return the draft of each request. cache: the head's, if it has one; its features hold the head's outputs."""
         calls, arrays = calls_of(drafts), arrays_of(drafts)
         num_rows = len(arrays["tokens"])
         num_threads = self.num_threads or self._choice.choose(num_rows)
@@ -83,12 +83,12 @@ class NativeHead:
     def in_steps(
         self, drafts: Sequence[NativeDraft], cache: KVCache | None = None, max_positions: int = UNLIMITED
     ) -> NativeDrafter:
-        """Return what native code needs to call the head between the steps that it makes for these requests.
+        """Return what native code needs to call the head in a burst.
 
-        cache, max_positions: of a head that keeps rows.
+        cache, max_positions: the head's, if it keeps rows.
         """
         if cache is not None and self._rotations is not None:
-            # No draft reaches beyond its blocks but for its last level.
+            # Only the last level of a draft can have positions beyond the draft's blocks.
             self._rotations.reach(max(len(each.blocks) * cache.block_tokens + each.max_depth for each in drafts))
         num_threads = self.num_threads or self._choice.choose(len(drafts))
         note_time = None if self.num_threads else self._choice.observe

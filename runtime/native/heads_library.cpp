@@ -1,4 +1,5 @@
-// The C interface of drafting heads: a head is made empty, given its weights, and then drafts. Called from heads.py.
+// The C interface of drafting heads: a head is created empty, given its weights, and then drafts. Called from Python
+// (head_weights.py, heads.py).
 
 #include <new>
 #include <string>
@@ -30,10 +31,10 @@ Head* native_eagle_new(const Shape* shape, int feature_width, int vocab_size, in
 
 void native_head_delete(Head* head) { delete head; }
 
-// The decoder layer of an EAGLE head, which owns it; its weights are set as a model's.
+// The decoder layer of an EAGLE head, which owns it; its weights are set like those of a model.
 Model* native_eagle_layer(Head* head) { return &static_cast<Eagle*>(head)->layer; }
 
-// Append a linear layer, W (num_outputs, num_inputs) and a bias or null, in the order that the head's class names.
+// Append a linear layer, W (num_outputs, num_inputs) and a bias or null, in the order that the head's class documents.
 void native_head_add_linear(Head* head, const float* weight, const float* bias, int num_outputs, int num_inputs,
                             int rounds_inputs) {
   head->linears.push_back({Linear(weight, num_outputs, num_inputs, rounds_inputs), {}});
@@ -57,7 +58,7 @@ void native_eagle_set_ids(Head* head, const int32_t* ids, int count) {
   static_cast<Eagle*>(head)->ids.assign(ids, ids + count);
 }
 
-// Set which norms of EAGLE-3.1 an EAGLE-3 head has; num_feature_norms: to how many norms "feature_norm" belongs.
+// Set which norms of EAGLE-3.1 an EAGLE-3 head has; num_feature_norms: how many norms the vector "feature_norm" is.
 void native_eagle_set_norms(Head* head, int num_feature_norms, int norms_residual, int norms_output) {
   Eagle* eagle = static_cast<Eagle*>(head);
   eagle->num_feature_norms = num_feature_norms;
@@ -65,7 +66,7 @@ void native_eagle_set_norms(Head* head, int num_feature_norms, int norms_residua
   if (norms_output) eagle->keep_normed_outputs();
 }
 
-// Draft. Returns null, or what is wrong with the arguments; then nothing was drafted.
+// Draft. Returns null, or what is wrong with the arguments; nothing was drafted then.
 const char* native_head_draft(Head* head, const Drafting* drafting) {
   if (const char* wrong = head->refusal(*drafting)) return wrong;
   head->draft(*drafting);

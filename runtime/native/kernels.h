@@ -1,8 +1,8 @@
-// Vector primitives with one fixed order of arithmetic: every result is a function of its own inputs alone.
+// Vector primitives with a fixed order of arithmetic: every result depends only on its own inputs.
 //
-// Compile with -ffp-contract=off: a multiplication and an addition are fused only where fma16() says so. So the AVX-512,
-// AVX2, NEON and portable builds round alike, and so do all tile sizes. (Sums of products of bfloat16 that are themselves
-// subnormal are the exception: the instruction of AVX-512 makes them 0.)
+// Compile with -ffp-contract=off: a multiplication and an addition are fused only by fma16(). So the AVX-512, AVX2,
+// NEON and portable builds round alike, and so do all tile sizes. (The exception are subnormal sums of bfloat16
+// products: the AVX-512 instruction makes them 0.)
 #pragma once
 
 #include <cmath>
@@ -60,16 +60,16 @@ inline f32x16 fma16(f32x16 a, f32x16 b, f32x16 c) {
 #endif
 }
 
-// The number's bits rounded to bfloat16, ties to the even one; a subnormal number becomes 0, as the instruction has it.
+// A number's bits rounded to bfloat16, ties to even; a subnormal number becomes 0, as with the instruction.
 inline uint32_t bfloat16_bits(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return bits >> 16 | 0x40u;  // a NaN stays one
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return bits >> 16 | 0x40u;  // a NaN stays a NaN
   if (!(bits & 0x7f800000u)) return bits >> 16 & 0x8000u;
   return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
 }
 
-// Write 16 numbers, rounded to bfloat16, as 8 words: number 2i in the lower half of word i, number 2i + 1 in the upper.
+// Write 16 numbers, rounded to bfloat16, as 8 words: number 2i in the lower half of word i, 2i + 1 in the upper half.
 inline void store_pairs(uint32_t* words, f32x16 values) {
 #if defined(__AVX512BF16__)
   const __m256bh rounded = _mm512_cvtneps_pbh((__m512)values);
@@ -79,7 +79,8 @@ inline void store_pairs(uint32_t* words, f32x16 values) {
 #endif
 }
 
-// sum + the products of a lane's two pairs of bfloat16: that of the upper halves is added first, each rounded once.
+// sum + the two products of a lane's bfloat16 halves: first the upper halves', then the lower halves', each rounded
+// once.
 inline f32x16 dot_pairs16(f32x16 a, f32x16 b, f32x16 sum) {
 #if defined(__AVX512BF16__)
   return (f32x16)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
@@ -137,7 +138,7 @@ inline f32x16 silu16(f32x16 x) { return x / (1.0f + exp16(-x)); }
 
 inline f32x16 tanh16(f32x16 x) { return 2.0f * sigmoid16(2.0f * x) - 1.0f; }
 
-// GELU by its tanh approximation: x · (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2.
+// GELU in its tanh approximation: x · (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2.
 inline f32x16 gelu16(f32x16 x) {
   const f32x16 inner = x * fma16(x * x, splat(0.044715f), splat(1.0f));
   return x * sigmoid16(1.5957691216057308f * inner);

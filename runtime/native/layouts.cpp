@@ -1,4 +1,4 @@
-// The sizes of the structures that Python declares, too (ctypes), for the test that compares both declarations.
+// The sizes of the structures that Python declares too (ctypes), for the test that compares the declarations.
 
 #include <cstddef>
 #include <map>
@@ -9,7 +9,7 @@
 #include "drafters.h"
 #include "heads.h"
 
-// Return the size of a structure in bytes, 0 for one that is not known.
+// Return the size of a structure in bytes, 0 for an unknown name.
 extern "C" size_t native_size_of(const char* name) {
   static const std::map<std::string, size_t> sizes{
       {"Shape", sizeof(native::Shape)},           {"SegmentPass", sizeof(native::SegmentPass)},

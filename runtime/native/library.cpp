@@ -1,4 +1,5 @@
-// The C interface: a model is made empty, given its weights, and then run. Called from runtime/native/library.py.
+// The C interface of models: a model is created empty, given its weights, and then run. Called from Python
+// (library.py).
 
 #include <cstddef>
 #include <cstring>
@@ -61,7 +62,8 @@ int native_set_vector(Model* model, int layer, const char* name, const float* va
   return 1;
 }
 
-// Set what a layer sees and keeps; layer -1: where the state after the final norm is kept.
+// Set the window of a layer and the feature column of its input; layer -1: the column of the state after the final
+// norm.
 void native_set_layer(Model* model, int layer, int window, int feature_column) {
   if (layer < 0) {
     model->final_feature_column = feature_column;
@@ -86,7 +88,7 @@ void native_move(float* cache, int num_planes, int kv_heads, int num_slots, int 
   native::move_slots(cache, num_planes, kv_heads, num_slots, head_dim, sources, destinations, count);
 }
 
-// Let a cache that nobody has written to yet lie on huge pages.
+// Put a cache that has not been written yet on huge pages.
 void native_advise(float* cache, size_t size) { native::advise_huge_pages(cache, size); }
 
 // Return 1 when all weights are kept as bfloat16.
@@ -98,14 +100,14 @@ int native_is_bfloat16(const Model* model) {
   return all;
 }
 
-// Run a pass. Returns null, or what is wrong with it; then nothing was computed.
+// Run a pass. Returns null, or what is wrong with it; nothing was computed then.
 const char* native_forward(Model* model, const Pass* pass) {
   if (const char* wrong = model->refusal(*pass)) return wrong;
   model->forward(*pass);
   return nullptr;
 }
 
-// The same for a pass over segments.
+// The same, for a pass over segments.
 const char* native_forward_segments(Model* model, const SegmentPass* segments) {
   if (const char* wrong = native::SegmentRows::refusal(*segments)) return wrong;
   const Pass pass = model->segment_rows.fill(*segments);

@@ -1,4 +1,4 @@
-"""The compiled forward pass, its structures and the types of its functions (ctypes)."""
+"""The compiled forward pass: its structures, and the types of its functions (ctypes)."""
 
 from __future__ import annotations
 

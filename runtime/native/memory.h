@@ -1,5 +1,5 @@
-// Memory on huge pages, for what every pass reads from end to end: with pages of 4 KB a pass of a small model spends a
-// good part of its time on looking up where they are.
+// Memory on huge pages, for what every pass reads from end to end: with 4 KB pages, a pass of a small model spends much
+// of its time on page table look-ups.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,8 @@ inline void advise_huge_pages(void* memory, size_t size) {
 #endif
 }
 
-// Matrices of all models side by side: most are smaller than a huge page. A chunk is freed with its last matrix.
+// Packs the matrices of all models side by side, since most are smaller than a huge page. A chunk is freed with its
+// last matrix.
 class HugePages {
  public:
   static void* take(size_t size) {

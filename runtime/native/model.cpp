@@ -8,7 +8,7 @@ namespace native {
 
 namespace {
 
-// Rows so few that one thread is done with them before another has heard of them.
+// One thread finishes this many rows before another would have woken up.
 constexpr int kFewRows = 6;
 constexpr int kRowsOfPiece = 4;
 
@@ -31,9 +31,6 @@ void softcap(float* values, int count, float bound) {
   }
 }
 
-void grow(std::vector<float>& buffer, size_t size) {
-  if (buffer.size() < size) buffer.resize(size);
-}
 
 }  // namespace
 
@@ -162,7 +159,7 @@ const float* Model::add_delta(int row, const std::vector<float>& norm, float* no
   return hidden;
 }
 
-// A head's layer may lack a norm: the row stays as it is.
+// A drafting head's layer may lack a norm; the row is then copied.
 void Model::normalise(const float* source, const std::vector<float>& norm, float* target) const {
   if (norm.empty()) std::copy(source, source + shape.hidden_size, target);
   else rms_norm(source, norm.data(), shape.hidden_size, shape.norm_eps, target);
@@ -200,7 +197,7 @@ float* Model::values(int kv_head) const {
   return keys(kv_head) + size_t(shape.num_kv_heads) * pass_.num_slots * shape.head_dim;
 }
 
-// Head after head, so that a thread stays with the keys that it has read.
+// Pieces are ordered by head, so that a thread keeps working on the keys that it has just read.
 void Model::attend(int piece, Attention& attention) {
   const int num_tiles = int(layout_.tiles.size()), kv_head = piece / num_tiles;
   const RowTile tile = layout_.tiles[piece % num_tiles];

@@ -14,33 +14,33 @@
 
 namespace native {
 
-// The sizes and constants of a decoder; 0 for those behind score_scale: the model does not have it.
+// The sizes and constants of a decoder. For the fields after score_scale, 0 means that the model has no such thing.
 struct Shape {
   int32_t num_layers, hidden_size, num_heads, num_kv_heads, head_dim, mlp_size, vocab_size;
   float norm_eps, score_scale;
   float score_softcap, logit_softcap, embedding_scale;
-  int32_t is_gelu;        // the MLP's activation is GELU by its tanh approximation, not SiLU
-  int32_t rotary_size;    // elements of a head that are rotated, its first ones; 0: all
+  int32_t is_gelu;        // the MLP's activation is GELU in its tanh approximation, not SiLU
+  int32_t rotary_size;    // how many of a head's first elements are rotated; 0: all
   int32_t rounds_inputs;  // the products are in bfloat16 (Form::pairs)
 };
 
 struct Layer {
   Linear qkv, output, gate_up, down;
-  // Empty: the model does not have it. The post norms are applied to what attention or the MLP adds to the rows.
+  // Empty if the model has none. The post norms are applied to what attention or the MLP adds to the rows.
   std::vector<float> input_norm, mlp_norm, qkv_bias, query_norm, key_norm, post_attention_norm, post_mlp_norm;
   int window = 0;           // positions that a row sees, its own included; 0: all
-  int rotation = 0;         // which of the pass's rotations it applies
-  int feature_column = -1;  // where its input stands among the features; -1: it is not kept
+  int rotation = 0;         // which of the pass's rotations the layer applies
+  int feature_column = -1;  // the column of its input among the features; -1: it is not kept
 };
 
 class Model : private Job {
  public:
   Model(const Shape& shape, std::shared_ptr<Pool> pool);
 
-  // Return what is wrong with a pass, or null. No index of a pass that has no refusal leaves its array.
+  // Return what is wrong with a pass, or null; if null, no index is outside its array.
   const char* refusal(const Pass& pass) const;
 
-  // Compute the pass: writes cache, features and logits.
+  // Compute a pass: write the cache, the features and the logits.
   void forward(const Pass& pass);
 
   const Shape shape;
@@ -56,7 +56,7 @@ class Model : private Job {
   // The phases of a pass; those from enter to down are done for every layer.
   enum class Step { none, enter, qkv, rotate, attend, output, enter_mlp, gate_up, down, leave, lm_head, end };
 
-  // What one thread needs for itself.
+  // The memory of one thread.
   struct alignas(64) Scratch {
     Attention attention;
     std::vector<float> row, gates;
@@ -81,7 +81,7 @@ class Model : private Job {
   void multiply_blocks(Range blocks, Scratch& scratch);
   void multiply_mlp(Range blocks, Scratch& scratch);
 
-  // The pass under work.
+  // The current pass.
   Pass pass_ = {};
   Layout layout_;
   Tiles tiles_, logit_tiles_;
@@ -89,7 +89,7 @@ class Model : private Job {
   int layer_ = 0, unit_ = 1;  // unit_: blocks of a product, or rows, of a piece
   std::vector<float> hidden_;                       // (rows, hidden_size), the residual stream
   std::vector<float> delta_;                        // (rows, hidden_size), what attention or the MLP adds to it
-  std::vector<float> qkv_;                          // (rows, heads and key and value heads, head_dim)
+  std::vector<float> qkv_;                          // (rows, query, key and value heads, head_dim)
   std::vector<float> normed_, attended_, activated_, logit_input_;  // packed in tiles
   std::vector<Scratch> scratch_;
 };

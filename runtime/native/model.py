@@ -1,7 +1,7 @@
 """A decoder whose forward pass runs in native code on the CPU, in float32 or with products in bfloat16.
 
-Invariant: the logits of a row depend on the weights and on the row's own tokens by position, bit for bit. They do not
-depend on the other rows of the pass, the tree around the row, the cache, how a prompt was cut, or the threads.
+Invariant: the logits of a row depend only on the weights and the row's own tokens by position, bit for bit: not on the
+other rows of the pass, the tree around the row, the cache, how a prompt was cut, or the threads.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from runtime.native.ranking import ranking_of
 from runtime.native.threads import ThreadChoice, available_threads
 from runtime.native.weights import Weights
 
-#: Threads that a pass can use, on a machine with fewer cores too.
+#: A pass can use at least this many threads, even on a machine with fewer cores.
 MIN_POOL_THREADS = 4
 
 
 class NativeModel:
-    """The forward pass of one model over a `Pass`; has the surface of `runtime.model.causal_lm.CausalModel`.
+    """The forward pass of one model over a `Pass`; has the interface of `runtime.model.causal_lm.CausalModel`.
 
     num_threads: threads of the next pass, at most max_threads; None = chosen for each pass by measurement.
-    dtype: of the cache and the logits. rounds_inputs: see __init__.
-    is_bfloat16: the weights are kept in bfloat16, for they lose nothing in it, or because the products are in it.
+    dtype: the type of the cache and the logits. rounds_inputs: see __init__.
+    is_bfloat16: the weights are kept in bfloat16, because they lose nothing by it or because the products are in it.
     """
 
     kernels = "native"
@@ -59,7 +59,7 @@ class NativeModel:
         self.feature_columns = columns.columns
         self.max_threads = max(available_threads(), MIN_POOL_THREADS)
         self.num_threads: int | None = None
-        # A row of a prompt and one of a step differ in what they read, so `decode` has a choice of its own.
+        # Rows of prompts and rows of steps differ in what they read, so `decode` chooses separately.
         self._choice, self._decode_choice = ThreadChoice(available_threads()), ThreadChoice(available_threads())
         shape = shape_of(model, rounds_inputs)
         self.cache_shape = CacheShape(
@@ -74,7 +74,7 @@ class NativeModel:
             self._library.native_delete(handle)
 
     def prepare(self) -> None:
-        """Nothing is needed per thread."""
+        """Do nothing: no thread needs preparation."""
 
     def new_cache(self, memory_mb: int, block_tokens: int) -> NativeCache:
         """Return empty blocks of `block_tokens` tokens each."""
@@ -88,9 +88,9 @@ class NativeModel:
         return self._compute(batch, cache, self._library.native_forward_segments)
 
     def draft_chains(self, batch: Pass[Segment], cache: KVCache, chains: Sequence[NativeChain]) -> list[list[int]]:
-        """Compute a pass of contexts, then draft the chains behind its segments; return the tokens of each.
+        """Compute a pass over contexts, then draft the chains after its segments; return the tokens of each chain.
 
-        The keys and values of all drafts but the last of a chain are computed.
+        Keys and values are computed for all drafts of a chain but the last.
         """
         fields = (ChainFields * len(chains))(
             *(
@@ -106,29 +106,29 @@ class NativeModel:
         return [tokens[place * longest :][:length] for place, length in enumerate(lengths)]
 
     def in_steps(self, drafts: Sequence[NativeDraft], cache: KVCache) -> NativeDrafter:
-        """Return what native code needs to call the model, as a draft model, between the steps of a target."""
+        """Return what native code needs to call the model in a burst, as the target's draft model."""
         num_threads = self.num_threads or self._choice.choose(len(drafts))
         note_time = None if self.num_threads else self._choice.observe
         return NativeDrafter(drafts, cache, self.max_positions, num_threads, note_time, model=self._handle)
 
     def decode(self, batch: Pass[Segment], cache: KVCache, decoding: Decoding) -> Decoded:
-        """Compute a pass of one row and a tree for each segment, and the steps after it."""
+        """Make a burst: a pass with one row and a tree for each segment, and the steps after it."""
         num_rows = sum(segment.tree.num_nodes + 1 for segment in batch.segments)
         call = DecodingCall(decoding, num_rows - len(batch.segments), self.vocab_size, *self._decode_threads())
         self._compute(batch, cache, self._library.native_decode, call.fields, call.max_logits)
         decoded = call.decoded
         if self.num_threads is None:
-            for num_behind, (pass_us, _, _, num_threads) in zip(
+            for num_nodes, (pass_us, _, _, num_threads) in zip(
                 decoded.num_nodes.sum(1).tolist(), decoded.figures.tolist(), strict=True
             ):
                 self._decode_choice.observe(num_rows, num_threads, 1e-6 * pass_us)
-                num_rows = len(batch.segments) + num_behind
+                num_rows = len(batch.segments) + num_nodes
         if len(decoding.drafters.drafters) == 1:
             decoding.drafters.drafters[0].note_times(decoded.figures[:, 2].tolist())
         return decoded
 
     def _decode_threads(self) -> tuple[list[int], list[int]]:
-        """Return the threads of passes by the bits of their number of rows, and of the first pass of each size."""
+        """Return the threads of passes by the bit length of their number of rows, and those of the first such pass."""
         sizes = [1 << bits >> 1 or 1 for bits in range(MAX_PASS_ROWS.bit_length() + 1)]
         if self.num_threads:
             return [self.num_threads] * len(sizes), [self.num_threads] * len(sizes)
@@ -145,12 +145,12 @@ class NativeModel:
     ) -> Tensor:
         """Call the library's function on a pass; return the logits of every root and node.
 
-        max_logits: rows of the array that is returned, if later passes of the call may need more.
+        max_logits: minimum rows of the returned array, if later passes of the call may need more.
         """
         integers = PassIntegers(batch)
         num_rows = len(integers.ids)
-        is_several = isinstance(more, DecodingFields)  # passes, each with threads of its own
-        num_threads = 1 if is_several else self.num_threads or self._choice.choose(num_rows)
+        is_burst = isinstance(more, DecodingFields)  # it chooses the threads of each of its passes
+        num_threads = 1 if is_burst else self.num_threads or self._choice.choose(num_rows)
         logits = torch.empty((max(integers.num_logits, max_logits), self.vocab_size))
         request = PassArrays(
             num_segments=len(batch.segments),
@@ -173,7 +173,7 @@ class NativeModel:
         began_s = time.perf_counter()
         if wrong := function(self._handle, ctypes.byref(request), *([ctypes.byref(more)] if more else [])):
             raise EngineError(f"the native forward pass refused its arguments: {wrong.decode()}")
-        if self.num_threads is None and not is_several:
+        if self.num_threads is None and not is_burst:
             self._choice.observe(num_rows, num_threads, time.perf_counter() - began_s)
         return logits
 
@@ -200,7 +200,7 @@ class NativeModel:
 
 
 class PassIntegers:
-    """The integers of a pass as C reads them, int32; `PassArrays` says what they are."""
+    """The int32 arrays of a pass as C reads them; see `PassArrays`."""
 
     def __init__(self, batch: Pass[Segment]) -> None:
         self.segments, self.ids, self.blocks, self.parents = array("i"), array("i"), array("i"), array("i")

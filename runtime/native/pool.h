@@ -28,19 +28,19 @@ class Job {
  public:
   virtual ~Job() = default;
 
-  // Begin the next phase and return the number of its pieces, below kMaxPieces; 0 ends the job. One thread calls it,
-  // and sees all that the phases before have written.
+  // Begin the next phase and return the number of its pieces, below kMaxPieces; 0 ends the job. It is called by one
+  // thread, which sees everything that earlier phases have written.
   virtual int begin() = 0;
 
-  // Do one piece of the current phase. Pieces of a phase are done in any order, by any of the threads.
+  // Do one piece of the current phase. The pieces of a phase are done in any order, by any of the threads.
   virtual void work(int piece, int thread) = 0;
 };
 
 constexpr int kMaxPieces = 1 << 16;
 
-// Workers sleep between jobs, unless they are kept awake. Within a job, every thread claims pieces; nobody waits for a
-// thread, only for a piece that another thread has begun. So a worker that wakes late, or has lost its core, costs no
-// more than its help.
+// Workers sleep between jobs unless they are kept awake. Within a job, every thread claims pieces; no thread is waited
+// for, only pieces that a thread has begun. So a worker that wakes late, or has lost its core, costs no more than its
+// help.
 class Pool {
  public:
   explicit Pool(int size) {
@@ -90,11 +90,11 @@ class Pool {
     run(num_threads, static_cast<Job&>(pieces));
   }
 
-  // Keeps workers awake for jobs that follow closely: waking one takes as long as a small job.
+  // Keeps workers awake for jobs in quick succession: waking one takes as long as a small job.
   class Awake {
    public:
     Awake(Pool& pool, int num_threads)
-        : pool_(pool), num_threads_(std::min(num_threads, pool.size())) {  // the jobs' own numbers are checked later
+        : pool_(pool), num_threads_(std::min(num_threads, pool.size())) {  // the jobs' numbers are checked later
       begin();
     }
     ~Awake() { end(); }
@@ -130,8 +130,8 @@ class Pool {
     }
   };
 
-  // The state of a job in one word, so that a piece is claimed by one exchange: a thread that slept through the job's
-  // end finds another generation and claims nothing.
+  // The state of a job in one word, so that one exchange claims a piece: a thread that slept past the job's end finds
+  // another generation and claims nothing.
   static uint64_t packed(uint16_t generation, uint16_t phase, int pieces, int next) {
     return uint64_t(generation) << 48 | uint64_t(phase) << 32 | uint64_t(pieces) << 16 | uint64_t(next);
   }
@@ -156,7 +156,7 @@ class Pool {
     }
   }
 
-  // Claim and do pieces until the job is over; return whether there was one.
+  // Claim and do pieces until the job is over; return whether any was done.
   bool help(int thread) {
     bool has_helped = false;
     uint64_t state = state_.load(std::memory_order_acquire);
@@ -182,7 +182,7 @@ class Pool {
     state_.store(packed(uint16_t(state >> 48), uint16_t((state >> 32) + 1), pieces, 0), std::memory_order_release);
   }
 
-  // Spin for about 50 µs; then the core may be what the thread with the piece lacks.
+  // Spin for about 50 µs; after that, yield, since the thread with the last piece may be waiting for this core.
   static void wait_a_moment(int& spin) {
     constexpr int kSpins = 4000;
     ++spin < kSpins ? pause_cpu() : std::this_thread::yield();
@@ -200,7 +200,7 @@ struct Range {
   int first, last;
 };
 
-// The part of `count` items that is one of `num_parts` nearly equal ones.
+// The part-th of num_parts nearly equal parts of `count` items.
 inline Range share(int count, int part, int num_parts) {
   return {int(int64_t(count) * part / num_parts), int(int64_t(count) * (part + 1) / num_parts)};
 }

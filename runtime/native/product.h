@@ -15,10 +15,15 @@ namespace native {
 
 constexpr int kBlock = 32;  // outputs of a packed block of weights
 
-// Pieces of a product for each thread: enough that none waits long for the last one.
+// Pieces of a product for each thread: enough that no thread waits long for the last one.
 constexpr int kPiecesOfThread = 4;
 
-// Sums of 16 lanes that fit the registers beside what they are summed from.
+// Make room for `size` numbers in a buffer that is kept between calls.
+inline void grow(std::vector<float>& buffer, size_t size) {
+  if (buffer.size() < size) buffer.resize(size);
+}
+
+// How many sums of 16 lanes fit into the registers along with their inputs.
 #if defined(__AVX512F__)
 constexpr int kMaxSums = 24;
 #else
@@ -26,11 +31,11 @@ constexpr int kMaxSums = 6;
 #endif
 constexpr int kMaxRows = kMaxSums / 2;  // rows of a tile
 
-// How the weights of a product lie in memory, and what its inputs are rounded to.
+// How the weights of a product are laid out in memory, and to what its inputs are rounded.
 enum class Form {
   float32,   // [block][k][32] float32
-  bfloat16,  // [block][k][16] words: outputs j and j + 16 of a block as bfloat16, which loses nothing; inputs in float32
-  pairs,     // [block][k / 2][32] words: inputs k and k + 1 of an output as bfloat16, to which the inputs are rounded
+  bfloat16,  // [block][k][16] words: outputs j and j + 16 of a block as bfloat16, without loss; inputs in float32
+  pairs,     // [block][k / 2][32] words: weights k and k + 1 of an output as bfloat16; inputs are rounded to bfloat16
 };
 
 // y = x Wᵀ for W (num_outputs, num_inputs). rounds_inputs: weights and inputs are rounded to bfloat16 (Form::pairs), for
@@ -79,8 +84,9 @@ class Linear {
 
 // sums[row][32] of one block of outputs for a tile of rows. x: [k][rows], or [k / 2][rows] words of pairs.
 //
-// One block at a time, so that its weights are one stream of memory: for a single row, whose time is that of reading
-// them, several blocks at once were slower, although more independent sums hide the latency of an addition.
+// One block at a time, so that its weights are a single stream of memory. For a single row, whose time is that of
+// reading the weights, several blocks at once were slower, although more independent sums hide the latency of an
+// addition.
 template <int Rows, Form form>
 void block_product(const Linear& w, int block, const float* x, float* sums) {
   f32x16 sum[Rows][2] = {};
@@ -109,7 +115,7 @@ void block_product(const Linear& w, int block, const float* x, float* sums) {
       }
     }
   }
-  // Not one copy of them all: the compiler would keep them in memory meanwhile.
+  // Not a single copy of the whole array: for that the compiler would keep the sums in memory during the loop.
 #pragma GCC unroll 12
   for (int row = 0; row < Rows; ++row) {
     store16(sums + row * kBlock, sum[row][0]);
@@ -131,8 +137,8 @@ inline BlockProduct product_for(const Linear& w, int rows) {
   return w.form == Form::bfloat16 ? choose_product<Form::bfloat16>(rows, all) : choose_product<Form::float32>(rows, all);
 }
 
-// The rows of a pass in tiles of at most kMaxRows, as equal as can be, larger ones first. The inputs of a product lie
-// packed as [tile][word][row of the tile].
+// The rows of a pass in tiles of at most kMaxRows, as equal as possible, the larger ones first. The inputs of a product
+// are packed as [tile][word][row of the tile].
 class Tiles {
  public:
   explicit Tiles(int num_rows = 0) : num_rows(num_rows), count((num_rows + kMaxRows - 1) / kMaxRows) {
@@ -152,7 +158,7 @@ class Tiles {
   int least_ = 0, num_larger_ = 0;
 };
 
-// Where one row of the packed inputs of a product lies: word i is at base[i * stride].
+// Where one row of a product's packed inputs is: word i is at base[i * stride].
 struct PackedRow {
   float* base;
   int stride;
@@ -164,7 +170,7 @@ inline PackedRow packed_row(float* packed, const Tiles& tiles, int row, const Li
   return {packed + size_t(first) * w.words_of_input() + (row - first), tiles.rows(tile), w.form};
 }
 
-// Write inputs first … first + count − 1 of a row; first is even. Behind an odd number of them follows a 0.
+// Write inputs first … first + count − 1 of a row; first is even. An odd number of inputs is followed by a 0.
 inline void pack(const float* source, int first, int count, PackedRow row) {
   if (row.form != Form::pairs) {
     for (int i = 0; i < count; ++i) row.base[size_t(first + i) * row.stride] = source[i];

@@ -11,10 +11,10 @@ namespace native {
 
 namespace {
 
-// As in runtime/heads/engines, ranking.py and sampled.py, which say why.
+// As in runtime/heads/engines, where ranking.py and sampled.py say why.
 constexpr int kCandidates = 256;
 constexpr double kLaterShare = 0.42;
-// Streams of orchestrator/core/noise.py; each node has one of its own.
+// Streams of orchestrator/core/noise.py; each node has its own draft stream.
 constexpr uint32_t kTargetStream = 0, kDraftStream = 1, kNumStreams = 4;
 
 struct Extent {
@@ -43,7 +43,7 @@ int count_from(const float* logits, int size, float limit) {
   return count;
 }
 
-// Return a limit that at least `count` of the logits reach, and not many more unless they are equal.
+// Return a limit that at least `count` of the logits reach, and not many more unless several are equal.
 float find_limit(const float* logits, int size, int count) {
   auto [low, high] = extent_of(logits, size);
   while (true) {
@@ -151,7 +151,7 @@ int Ranker::sample(const Ranking& ranking, int64_t position, int node, int k, Gu
   return count;
 }
 
-// Fill columns_ with the `count` likeliest; of equal ones the lowest columns.
+// Fill columns_ with the `count` likeliest columns, the lowest ones among equals.
 void Ranker::choose_columns(const float* logits, int size, int count) {
   const float limit = count < size ? find_limit(logits, size, count) : -std::numeric_limits<float>::infinity();
   columns_.clear();

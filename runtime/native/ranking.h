@@ -9,16 +9,17 @@
 
 namespace native {
 
-// How the target samples, as far as the ranking depends on it. takes_argmax: of its logits, or of log p + noise.
-// draws: tokens are sampled from q without replacement, with the drafter's noise of the step `epoch`. sharpness: how
-// much surer a guess is than its q, 1 for not at all.
+// How the target samples, as far as the ranking depends on it. takes_argmax: the target takes the argmax of its logits,
+// or of log p + noise. draws: tokens are sampled from q without replacement, with the drafter's noise of the step
+// `epoch`.
+// sharpness: how much surer guesses are than their q says, as in runtime/heads/sharpness.py; 1: no surer.
 struct Ranking {
   double temperature, top_p, min_p, typical_p, sharpness;  // temperature 0: greedy
   uint64_t seed;
   int32_t top_k, takes_argmax, draws, epoch;
 };
 
-// What tokens are sampled from: at most kMaxSampled of them, their weights not normalised.
+// A distribution from which tokens are sampled: at most kMaxSampled tokens, with weights that are not normalised.
 constexpr int kMaxSampled = 64;
 struct Weights {
   std::vector<int32_t> tokens;
@@ -27,17 +28,17 @@ struct Weights {
 
 class Ranker {
  public:
-  // Write the k best guesses for the token at `position` to `found`, the best first; return how many there are, for
-  // tokens without probability are left out. Equal scores stand in the order of their columns. logits: (size).
+  // Write the k best guesses for the token at `position` to `found`, the best first, equal scores in the order of their
+  // columns; return how many there are, since tokens without probability are left out. logits: (size).
   // ids: (size), the target's id of each column; null: the column itself.
   int rank(const float* logits, int size, const int32_t* ids, const Ranking& ranking, int64_t position, int k,
            Guess* found);
 
-  // Find what the tokens after a row are sampled from; the arguments are those of `rank`.
+  // Find the q from which the tokens after a row are sampled; arguments as for `rank`.
   const Weights& find_q(const float* logits, int size, const int32_t* ids, const Ranking& ranking);
 
-  // Write up to k tokens that the noise of `node` samples without replacement from the q that was found last, in their
-  // order; return how many there are. runtime/heads/engines/sampled.py says what their scores and bounds are.
+  // Write up to k tokens, sampled with the noise of `node` and without replacement from the q found last, in the order
+  // of sampling; return how many there are. For their scores and bounds see runtime/heads/engines/sampled.py.
   int sample(const Ranking& ranking, int64_t position, int node, int k, Guess* found);
 
  private:
@@ -63,7 +64,7 @@ class Ranker {
   std::vector<Column> columns_;
   Weights q_;  // the likeliest first
   std::vector<Key> keys_;
-  std::vector<char> is_drawn_;  // of q
+  std::vector<char> is_drawn_;  // by place in q
 };
 
 }  // namespace native

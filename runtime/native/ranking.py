@@ -1,4 +1,4 @@
-"""What native code must know of a request's sampling to rank tokens as the target will choose among them."""
+"""What native code must know about a request's sampling to rank tokens as the target will choose among them."""
 
 from __future__ import annotations
 

@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
 
-#: The number of positions whose rotations are computed at once.
+#: How many positions are computed at a time.
 CHUNK = 512
 
 
 class Rotations:
-    """cosines, sines: (positions so far, head_dim / 2) float32; a row depends on its position alone."""
+    """cosines, sines: (positions so far, head_dim / 2) float32; a row depends only on its position."""
 
     def __init__(self, rotary: Any) -> None:
         """rotary: the rotary embedding of a stock transformers model."""
@@ -27,7 +27,7 @@ class Rotations:
         """Compute the rows up to this position."""
         while len(self.cosines) <= position:
             chunk = np.arange(len(self.cosines), len(self.cosines) + CHUNK, dtype=np.float32)
-            # The angle is float32's, as in transformers; its cosine is rounded once.
+            # The angle is computed in float32, as in transformers; its cosine is rounded once.
             angles = (chunk[:, None] * self._inverse_frequencies).astype(np.float64)
             cosines, sines = (function(angles) * self._scale for function in (np.cos, np.sin))
             self.cosines = np.concatenate([self.cosines, cosines.astype(np.float32)])

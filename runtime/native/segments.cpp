@@ -7,7 +7,7 @@ namespace native {
 
 namespace {
 
-constexpr int kMaxPositions = 1 << 24;  // beyond it not every position is a float
+constexpr int kMaxPositions = 1 << 24;  // larger positions are not all exact in float32
 
 const char* segment_refusal(const SegmentPass& p, const Segment& s, const int32_t* parents) {
   if (s.first < 0 || s.first >= s.last || s.last + int64_t(s.num_nodes) > kMaxPositions) return "segments: no tokens";
@@ -73,7 +73,7 @@ Pass SegmentRows::fill(const SegmentPass& p) {
 // A row sees its context, then its ancestors. Node numbers ascend along a path, so both are in order of position.
 void SegmentRows::add_segment(const SegmentPass& p, const Segment& segment, const int32_t* blocks, const int32_t* parents) {
   const int32_t start = int32_t(context_slots_.size());
-  const auto slot = [&](int place) { return blocks[place / p.block_tokens] * p.block_tokens + place % p.block_tokens; };
+  const auto slot = [&](int place) { return slot_of(blocks, p.block_tokens, place); };
   for (int place = 0; place < segment.last; ++place) context_slots_.push_back(slot(place));
   for (int position = segment.first; position < segment.last; ++position) {
     positions_.push_back(position);

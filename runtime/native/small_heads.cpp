@@ -57,7 +57,7 @@ void Redrafter::begin(const Drafting& drafting, const Drafts& drafts) {
   for (Draft* draft : drafts) draft->states[0] = 1 + draft->number;
 }
 
-// Append the states after these tokens; before: the numbers of the states before them.
+// Append the states after these tokens; before: the index of the state before each token.
 void Redrafter::read(const std::vector<int>& tokens, const std::vector<int>& before) {
   const int num_rows = int(tokens.size()), d = hidden_size;
   both_.resize(size_t(num_rows) * 2 * d);

@@ -27,8 +27,8 @@ class Medusa : public Head {
 };
 
 // s_i = silu(W e(y_{i−1}) + U s_{i−1} + b), or e + s without recurrence; the LM head reads cat(h, s_i).
-// linears: (W | U), if it is recurrent; the projection to exit_dim, if that is not 2 · hidden_size; the residual blocks;
-// the LM head.
+// linears: (W | U), if recurrent; the projection to exit_dim, if that is not 2 · hidden_size; the residual blocks; the
+// LM head.
 class Redrafter : public Head {
  public:
   Redrafter(int hidden_size, int vocab_size, int exit_dim, bool is_recurrent, int max_threads)
@@ -54,7 +54,7 @@ class Redrafter : public Head {
   int num_states_ = 0;
 };
 
-// Copy the target's newest state of each call to `target`, (calls, hidden_size); a call's number is its place in calls.
+// Copy the target's newest state of each call to `target`, (calls, width), in the order of the calls.
 void copy_newest(const Drafting& drafting, int width, std::vector<float>& target);
 
 }  // namespace native

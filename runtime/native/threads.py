@@ -1,21 +1,23 @@
-"""How many threads a pass takes: learnt from the passes themselves, since it depends on what else the machine does."""
+"""How many threads a pass gets: learnt from the passes themselves, since it depends on what else the machine does."""
 
 from __future__ import annotations
 
 import os
 
-#: After so many passes of a size, a number beside the best is tried again: the machine may have become idle or busy.
+#: A neighbour of the best number is tried again after this many passes of a size: the machine may have become idle or
+#: busy.
 TRIAL_INTERVAL = 32
-#: A trial that is this many times slower than the best is repeated half as often.
+#: A number that is this many times slower than the best is tried half as often.
 SLOW = 1.5
-#: A number that was quicker than the best, or has just ceased to be the best, is tried again so soon.
+#: A number that was quicker than the best, or has just ceased to be the best, is tried again after this many passes.
 SOON = 4
-#: The part of the newest time in the average of its size, and in how slow its number of threads is at present. It
-#: counts at most so many times what it should have been: something else may have held the pass up.
+#: The weight of the newest time in the mean of its size, and in the current slowness of its number of threads. The time
+#: is capped at MOST_OF_MEAN times the expected one, since something else may have held the pass up.
 NEWEST, NEWEST_SLOWNESS, MOST_OF_MEAN = 0.1, 0.25, 2.0
-#: Of so many first passes with a number of threads the quickest counts. No pass is taken to be quicker than LEAST_S.
+#: Of the first NUM_FIRST passes with a number of threads, the quickest counts. No pass is taken to be quicker than
+#: LEAST_S.
 NUM_FIRST, LEAST_S = 3, 1e-9
-#: A pass reads the weights once, which takes about as long as so many further rows.
+#: A pass reads the weights once, which takes about as long as this many additional rows.
 ROWS_OF_WEIGHTS = 4
 
 
@@ -25,11 +27,11 @@ def available_threads() -> int:
 
 
 class ThreadChoice:
-    """Chooses the number of threads of each pass, 1, 2, 4, … up to `most`, by the average time of passes of that size.
+    """Chooses the number of threads of each pass, 1, 2, 4, … up to `most`, by the mean time of passes of that size.
 
-    Averages, not minima: a second thread that is at times held up by other work is worth less. How slow a number of
-    threads is at present is learnt from passes of all sizes, so that each notices at once when the machine becomes
-    busy. Nothing that a pass computes depends on the choice.
+    Means, not minima: a second thread that other work sometimes holds up is worth less. The current slowness of a
+    number of threads is learnt from passes of all sizes, so that all sizes notice at once when the machine becomes
+    busy. The choice does not change what a pass computes.
     """
 
     def __init__(self, most: int) -> None:
@@ -42,7 +44,7 @@ class ThreadChoice:
         return self._numbers[self._size(num_rows).choose()]
 
     def best(self, num_rows: int) -> int:
-        """Return the number that is the best at present."""
+        """Return the number that is currently the best."""
         return self._numbers[self._size(num_rows).best()]
 
     def observe(self, num_rows: int, num_threads: int, seconds: float) -> None:
@@ -55,30 +57,30 @@ class ThreadChoice:
 
 
 class _Size:
-    """What is known of passes of about one number of rows, by place in the numbers of threads; times are of a row.
+    """What is known of passes of about one number of rows, by index of the number of threads; times are per row.
 
-    slowness: of each place at present, shared by all sizes and updated here.
+    slowness: the current slowness of each number of threads, shared by all sizes and updated here.
     """
 
     def __init__(self, slowness: list[float]) -> None:
         self._slowness = slowness
-        self._means_s = [0.0] * len(slowness)  # apart from the slowness
+        self._means_s = [0.0] * len(slowness)  # with the slowness divided out
         self._num_passes = [0] * len(slowness)
         self._waits = [0] * len(slowness)
 
     def best(self) -> int:
-        """Return the place that is the quickest at present; before the first pass, 0."""
+        """Return the place that is currently the quickest; 0 before the first pass."""
         known = [place for place, count in enumerate(self._num_passes) if count]
         return min(known, key=self._expected_s, default=0)
 
     def choose(self) -> int:
-        """Return the best place or, now and then, one beside it that has waited long enough."""
+        """Return the best place or, now and then, a neighbour that has waited long enough."""
         best = self.best()
         due = [place for place in self._beside(best) if self._num_passes[best] and self._waits[place] < 0]
         return due[0] if due else best
 
     def observe(self, place: int, seconds: float) -> None:
-        """Note what a pass took, and when the place, or the one that was the best, is to be tried again."""
+        """Note the time of a pass, and when its place, or the one that was the best, is to be tried again."""
         before = self.best()
         before_s = self._expected_s(before)
         for other in self._beside(before):
@@ -94,7 +96,7 @@ class _Size:
             self._waits[before] = SOON
 
     def _note(self, place: int, seconds: float) -> None:
-        """Update the averages. The first passes hold what is paid once: of them the quickest counts."""
+        """Update the means. The first passes include costs that are paid only once, so the quickest of them counts."""
         mean_s, own_s = self._means_s[place], seconds / self._slowness[place]
         if self._num_passes[place] < NUM_FIRST:
             self._means_s[place] = min(own_s, mean_s or own_s)

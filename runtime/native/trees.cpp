@@ -42,11 +42,11 @@ void GrowingTree::grow_dynamic(const GuessRows& rows, bool shares_row) {
     const int count = std::min(rows.counts[row], fan_out);
     for (int rank = 0; rank < count; ++rank) {
       const Guess& guess = rows.guesses[row * rows.stride + rank];
-      if (!is_likely(frontier[i], guess)) break;  // nor are those behind it
+      if (!is_likely(frontier[i], guess)) break;  // nor are the later ones
       level.push_back(add(frontier[i], guess));
     }
   }
-  if (level.empty()) return frontier.clear();  // the last beams stay those of the level before
+  if (level.empty()) return frontier.clear();  // the beams of the level before remain the last
   last_level_ = best(std::move(level), fan_out, &Candidate::score);
   if (!shape_.beam_search) {
     // A candidate that is not among the best now never will be, and nor will its descendants.
@@ -97,7 +97,7 @@ std::vector<int> GrowingTree::drafted() const {
   return best(std::move(nodes), shape_.max_nodes, &Candidate::bound);
 }
 
-// Of equal scores the smaller depth comes first, then the smaller number: no ancestor ranks below its descendant.
+// Among equal scores, the smaller depth comes first, then the smaller number: no ancestor ranks below its descendant.
 std::vector<int> GrowingTree::best(std::vector<int> nodes, int count, double Candidate::*value) const {
   const auto key = [&](int node) {
     return std::make_tuple(-(candidates[node].*value), candidates[node].depth, node);

@@ -6,23 +6,23 @@
 
 namespace native {
 
-// A guess for the token after a candidate, with its log-confidence. bound: the most that its score could be, known
-// before it was sampled; the score itself of a token that was not.
+// A guess for the token after a candidate. score: its log-confidence. bound: an upper bound of the score that is known
+// before the token is sampled; for tokens that are not sampled, the score itself.
 struct Guess {
   int32_t token;
   double score, bound;
 };
 
-// The guesses after each candidate of a frontier, the best first: row i holds counts[i] of them at guesses[i * stride].
+// The guesses after each candidate of a frontier, the best first: row i has counts[i] of them at guesses[i * stride].
 struct GuessRows {
   const Guess* guesses;
   const int32_t* counts;
   int stride;
 };
 
-// A dynamic tree expands `width` candidates a level. A static tree has num_choices nodes: node i + 1 is the guess of
+// A dynamic tree expands `width` candidates per level. A static tree has num_choices nodes: node i + 1 is the guess of
 // rank choice_ranks[i] below node choice_parents[i]; parents come before their children. No candidate has a bound below
-// min_score; in a static tree that draws, where all have theirs, none that has children scores below it.
+// min_score; in a static tree that draws, it is the parent's score instead that is not below it.
 struct TreeShape {
   int32_t max_nodes, max_depth, width, beam_search, num_choices;
   const int32_t *choice_parents, *choice_ranks;
@@ -31,8 +31,8 @@ struct TreeShape {
 };
 
 // Candidates for a draft, numbered in the order in which they are added; candidate 0 is the root. A score is the
-// log-confidence of the whole path, so that no candidate scores above its ancestors; a bound is that before the
-// candidate's own token was sampled.
+// log-confidence of the whole path, so no candidate scores above its ancestors; a bound is the score's upper bound
+// before the candidate's own token was sampled.
 class GrowingTree {
  public:
   struct Candidate {
@@ -42,16 +42,16 @@ class GrowingTree {
 
   explicit GrowingTree(const TreeShape& shape);
 
-  // Add the guesses after the candidates of the frontier and choose the next frontier. shares_row: all of them have
-  // the guesses of the first row.
+  // Add the guesses after the candidates of the frontier, and choose the next frontier. shares_row: the first row has
+  // the guesses of all of them.
   void add_children(const GuessRows& rows, bool shares_row);
 
-  // The candidates of the draft in its order, parents before their children.
+  // The candidates that make up the draft, in its order, parents before their children.
   std::vector<int> drafted() const;
 
   std::vector<Candidate> candidates;
   std::vector<int> frontier;  // the candidates to expand next, all at one depth; empty: the tree is complete
-  int fan_out;                // children that each of them may get
+  int fan_out;                // how many children each of them may get
 
  private:
   bool is_likely(int parent, const Guess& guess) const;
@@ -63,8 +63,8 @@ class GrowingTree {
   const TreeShape shape_;
   int levels_left_;
   std::vector<int> last_level_;
-  std::vector<std::vector<int>> choice_children_;  // of each node of the choices
-  std::vector<int> candidate_of_choice_;           // 0: it has none (the root's is 0, too)
+  std::vector<std::vector<int>> choice_children_;  // the children of each choice
+  std::vector<int> candidate_of_choice_;           // 0: the choice has no candidate, or is the root
   std::vector<int> choices_to_expand_;             // the choices of the frontier's candidates
 };
 

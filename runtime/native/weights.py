@@ -1,4 +1,4 @@
-"""Copies weights to the native library's decoder layers, in the arrangement that its products read."""
+"""Copies weights into the native library's decoder layers, arranged as its products read them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.nn import functional
 
 from orchestrator.core.errors import EngineError
 
-#: The outputs of a block of packed weights (product.h); gate and up alternate by blocks.
+#: Outputs per block of packed weights (product.h, kBlock); gate and up alternate block by block.
 BLOCK = 32
 
 
 class Weights:
-    """The weights of one native model. handle: of the model. Layer −1 stands for the model itself."""
+    """The weights of one native model, given by its handle. Layer −1 stands for the model itself."""
 
     def __init__(self, library: ctypes.CDLL, handle: ctypes.c_void_p) -> None:
         self._library, self._handle = library, handle
@@ -34,7 +34,7 @@ class Weights:
             raise EngineError(f"the native library has no vector {name!r}")
 
     def set_decoder_layer(self, index: int, layer: Any) -> None:
-        """Copy the products of a decoder layer (self_attn, mlp) and the norm before its MLP."""
+        """Copy the matrices of a decoder layer (self_attn, mlp), its biases, and the norm before its MLP."""
         for name, matrix in _linears_of(layer).items():
             self.set_linear(index, name, matrix)
         self.set_vector(index, "mlp_norm", layer.post_attention_layernorm.weight)
@@ -65,7 +65,7 @@ def _projections(attention: Any) -> tuple[Any, Any, Any]:
 
 
 def alternate(gate: Tensor, up: Tensor) -> Tensor:
-    """Return gate and up, (F, d) each, in alternating blocks of BLOCK rows; the last blocks are filled with zeros."""
+    """Return gate and up, (F, d) each, in alternating blocks of BLOCK rows; the last blocks are padded with zeros."""
     padding = (0, 0, 0, -len(gate) % BLOCK)
     blocks = [functional.pad(weight, padding).unflatten(0, (-1, BLOCK)) for weight in (gate, up)]
     return torch.stack(blocks, dim=1).flatten(0, 2)

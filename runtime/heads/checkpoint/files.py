@@ -1,4 +1,4 @@
-"""The tensors and the config of a head's files, as their authors publish them; independent of any module."""
+"""The tensors and the config in a head's files, as the authors publish them; independent of any module."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class HeadFiles(NamedTuple):
         return f"{self.folder}/config.json"
 
     def read(self, model: type[Model]) -> Model:
-        """Return these keys of config.json; raises ConfigError if one has a value that it cannot have."""
+        """Return these keys of config.json; raises ConfigError if one has an invalid value."""
         return validate_config(model, self.config, self.config_file)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -61,7 +61,7 @@ def read_head(folder: str) -> HeadFiles:
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file by name; a pickled file may hold nothing but tensors."""
+    """Return the tensors of a file by name; a pickled file may hold only tensors."""
     try:
         if file.suffix == ".safetensors":
             return dict(_safe_tensors(file))
@@ -80,7 +80,7 @@ def _safe_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def local_folder(source: str, patterns: Sequence[str]) -> Path:
-    """Return `source` if it is a folder, else fetch these files of the hub id; raises ConfigError if that fails."""
+    """Return `source` if it is a folder, otherwise fetch these files of the hub id; raises ConfigError on failure."""
     if Path(resolve(source)).is_dir():
         return Path(source)
     from huggingface_hub import snapshot_download

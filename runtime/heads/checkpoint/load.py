@@ -1,4 +1,4 @@
-"""From a head's published checkpoint to its module; a checkpoint that does not fit the target is refused.
+"""Loads a head's published checkpoint as a module; a checkpoint that does not fit the target is refused.
 
 Layouts, names and their sources: docs/heads-formats.md.
 """
@@ -75,8 +75,8 @@ def _cast(head: Any, dtype: torch.dtype, device: torch.device) -> Any:
 class Format(NamedTuple):
     """How the checkpoint of one kind of head is read.
 
-    build: returns a module of the sizes found in the files, before its parameters are loaded. prefixes: of tensor
-    names, as some writers have them → as the authors have them. optional: a tensor that a file may lack.
+    build: returns a module of the sizes found in the files, before its parameters are loaded. prefixes: prefix of
+    tensor names in some files → the authors' prefix. optional: a tensor that a file may lack.
     """
 
     build: Callable[[HeadFiles, TargetTables], nn.Module]
@@ -163,12 +163,12 @@ def _redrafter(files: HeadFiles, tables: TargetTables) -> nn.Module:
 
 
 def _has_bias(files: HeadFiles, layer: str) -> bool:
-    """Return whether the projections have a bias, judged by the tensors; the config only copies the target's."""
+    """Return whether the projections have a bias, by the tensors, since the config only copies the target's."""
     return f"{layer}.self_attn.q_proj.bias" in files.tensors
 
 
 def _embedding(files: HeadFiles, tables: TargetTables) -> Tensor:
-    """Return the head's own embedding if it differs from the target's, else the target's."""
+    """Return the head's own embedding if it differs from the target's, otherwise the target's."""
     own = files.tensors.get("embed_tokens.weight")
     if own is None:
         return tables.embedding

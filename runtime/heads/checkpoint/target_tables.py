@@ -54,7 +54,7 @@ def read_tables(target: str, dtype: torch.dtype, device: torch.device) -> Target
 
 
 def _table_names(config: PretrainedConfig) -> tuple[str, str]:
-    """Return the tensor names of the input and the output embedding; they are equal if the two are tied."""
+    """Return the tensor names of the input and the output embedding, which are equal if the two are tied."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -62,10 +62,10 @@ def _table_names(config: PretrainedConfig) -> tuple[str, str]:
 
 
 def fingerprint(target: str) -> str:
-    """Return a hash of samples of the target's tensors: each one's name, type, shape and 16 pages spread over it.
+    """Return a hash over the target's tensors: the name, type and shape of each, and 16 pages spread over it.
 
     At most 64 KiB of a tensor are read, whatever the model's size. Any contiguous difference that covers a fifteenth of
-    a tensor is detected; one that lies between two pages is not. Return "" if the weights are not safetensors.
+    a tensor is detected; one between two pages is not. Return "" if the weights are not safetensors.
     """
     files = [file for file in _weight_files(target) if file.suffix == ".safetensors"]
     digests = sorted(part for file in files for part in _samples(file))
@@ -87,14 +87,14 @@ def _samples(file: Path) -> Iterator[str]:
 
 
 def _pages(num_bytes: int) -> list[tuple[int, int]]:
-    """Return the offset and size of each page to read of a tensor, which include its first and its last page."""
+    """Return the offset and size of each page to read of a tensor, its first and its last page included."""
     if num_bytes <= NUM_SAMPLES * SAMPLE_BYTES:
         return [(0, num_bytes)]
     return [(i * (num_bytes - SAMPLE_BYTES) // (NUM_SAMPLES - 1), SAMPLE_BYTES) for i in range(NUM_SAMPLES)]
 
 
 def _weight_files(target: str) -> list[Path]:
-    # A hub id is usually in the cache already: the target's own process fetches it too.
+    # A hub id is usually in the cache already, since the target's process fetches it too.
     folder = local_folder(target, ("*.json", "*.safetensors", "pytorch_model*.bin"))
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if not files:

@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 class HeadEngine(ABC):
     """Answers draft calls; implements `runtime.engine.calls.Engine`.
 
-    Invariant: an answer depends on its own request alone: on the target's states, the committed tokens and the
-    sampling parameters. Penalties, bias and grammars change p; they are left to the target and to `Guarded`.
+    Invariant: an answer depends only on its own request: on the target's states, the committed tokens and the sampling
+    parameters. Penalties, bias and grammars change p; they are left to the target and to `Guarded`.
 
     default_choices: the static tree for a request that names no shape. draft_ids: (V_d,) int64, the target's ids of a
     draft vocabulary; None if the vocabulary is the target's.
@@ -56,7 +56,7 @@ class HeadEngine(ABC):
         sharpness: Sharpness,
         native: NativeHead | None = None,
     ) -> None:
-        """feature_width: numbers in a row of features. vocab_size: the target's. weight: any tensor of the head.
+        """feature_width: numbers per row of features. vocab_size: the target's. weight: any tensor of the head.
 
         sharpness: the head's own. native: the head in native code, which then drafts instead of the torch module.
         """
@@ -65,7 +65,7 @@ class HeadEngine(ABC):
         self.feature_width = feature_width
         self._vocab_size = vocab_size
         self._device, self._dtype = weight.device, weight.dtype
-        # A head that keeps nothing between calls needs no blocks.
+        # A head that keeps nothing between calls holds no blocks.
         self._sequences = SequenceTable(BlockPool(0, 1), 0)
         self.progress = Progress()
 
@@ -81,7 +81,7 @@ class HeadEngine(ABC):
 
     @torch.inference_mode()
     def advance(self, calls: list[HeadCall]) -> list[HeadCall]:
-        """Draft for as many calls as one pass takes, answer them, and return the others."""
+        """Draft for as many calls as fit into a pass, answer them, and return the others."""
         num_rows = np.cumsum([len(rows) if (rows := call.request.head.features) is not None else 0 for call in calls])
         count = max(int((num_rows <= MAX_PASS_ROWS).sum()), 1)
         opened = [call for call in calls[:count] if self._opens(call)]
@@ -104,7 +104,7 @@ class HeadEngine(ABC):
         return not obstacle
 
     def _check(self, call: HeadCall) -> None:
-        """Refuse ids and features that would harm other calls: in a cache, a NaN or infinity does so even if masked."""
+        """Refuse ids and features that would harm other calls: in a cache, NaN or infinity does so even if masked."""
         ids, features, sampling = call.delta.context_ids, call.request.head.features, call.request.sampling
         if call.request.head.draws and (sampling.greedy or not sampling.rule.uses_q):
             raise EngineError(f"draws is for a temperature above 0 and a rule that reads q, not for {sampling.rule!r}")
@@ -135,7 +135,7 @@ class HeadEngine(ABC):
         return [draft.drafted() for draft in drafts]
 
     def draft_natively(self, native: NativeHead, calls: list[HeadCall], budget: TimeBudget) -> list[DraftResponse]:
-        """Return the tree of each call; a head without a cache reads the newest state and the root."""
+        """Return the tree of each call; a head without a cache reads only the newest state and the root."""
         return native.draft(
             [
                 self.native_draft(call, budget, [int(call.delta.context_ids[-1])], call.delta.prefix_len - 2)
@@ -144,7 +144,7 @@ class HeadEngine(ABC):
         )
 
     def native_draft(self, call: HeadCall, budget: TimeBudget, tokens: list[int], first: int) -> NativeDraft:
-        """Return native code's input for a call; tokens: of the rows to read; first: position of the first features."""
+        """Return native code's input for a call. tokens: those of the rows to read. first: the first row's position."""
         head = call.request.head
         assert head.features is not None
         features = head.features[first - head.features_start :]
@@ -170,25 +170,25 @@ class HeadEngine(ABC):
         )
 
     def is_native(self, request: DraftRequest) -> bool:
-        """Return whether native code can make the drafts that follow this one between the target's steps."""
+        """Return whether native code can make the next drafts by itself, between the steps of a burst."""
         return self.native is not None and not request.head.draws
 
     def continued(self, request: DraftRequest, context: Context, num_ahead: int) -> ContinuedDraft | None:
-        """Return how native code can go on drafting after a context; None: the head has not read all of it.
+        """Return how native code can continue drafting after a context; None: the head has not read all of it.
 
-        request: an earlier call. num_ahead: tokens that the steps may commit meanwhile.
+        request: an earlier call. num_ahead: the most tokens that the burst may commit.
         """
         return ContinuedDraft(self.draft_after(request, context), len(context))
 
     def draft_after(self, request: DraftRequest, context: Context) -> NativeDraft:
-        """Return native code's input for the drafts after a context; it finds their rows and their limits itself."""
+        """Return native code's input for the drafts after a context; it finds their rows and limits itself."""
         no_features = np.empty((0, 0), np.float32)
         return self._native_input(
             call_after(request, context), TimeBudget(), self._choices(request), [context.root], no_features
         )
 
     def in_steps(self, drafts: Sequence[NativeDraft]) -> NativeDrafter:
-        """Return what native code needs to make the drafts that follow."""
+        """Return what native code needs to call the head in a burst."""
         assert self.native is not None
         return self.native.in_steps(drafts)
 
@@ -211,7 +211,7 @@ class HeadEngine(ABC):
                 draft.tree.add_children(ids[rows, columns].repeat(times, 0), scores[rows, columns].repeat(times, 0))
 
     def _add_sampled(self, draft: DraftInProgress, position: int, logits: Tensor) -> None:
-        """Add sampled children to the draft's frontier; logits: (r, V or V_d), a row per candidate or one for all."""
+        """Add sampled children below a draft's frontier; logits: (r, V or V_d), a row per candidate or one for all."""
         tree, prefix_len, sampling = draft.tree, draft.call.delta.prefix_len, draft.call.request.sampling
         found = candidates(logits, [sampling] * len(logits), self.draft_ids)
         q = dict(zip(tree.frontier, found * (len(tree.frontier) // len(found)), strict=True))
@@ -224,24 +224,24 @@ class HeadEngine(ABC):
         tree.add_children(*(np.concatenate(arrays) for arrays in zip(*rows, strict=True)))
 
     def sharpness(self, call: HeadCall) -> float:
-        """Return the sharpness of the call's confidences: the request's, or else the head's own for such drafts."""
+        """Return the sharpness of a call's confidences: the request's if set, otherwise the head's for such drafts."""
         own, head = self._sharpness, call.request.head
         return head.sharpness or (own.sampled if head.draws else own.argmax)
 
     def open(self, call: HeadCall) -> str:
-        """Prepare for a call; return why there can be no draft for it, or ""; raises ServingError."""
+        """Prepare for a call; return why it cannot get a draft, or "" if it can; raises ServingError."""
         return "" if has_newest_features(call) else "the newest state is missing"
 
     @abstractmethod
     def begin(self, calls: list[HeadCall]) -> list[DraftInProgress]:
-        """Read each call's context; return its tree with the root's state."""
+        """Read each call's context, and return its tree with the root's state."""
 
     @abstractmethod
     def logits(self, drafts: list[DraftInProgress]) -> Tensor:
         """Return the logits of the children of all frontiers, (sum of num_logit_rows, V or V_d), draft by draft."""
 
     def num_logit_rows(self, draft: DraftInProgress) -> int:
-        """Return the rows of logits for a draft: one for each candidate of its frontier, or one for all of them."""
+        """Return the number of a draft's rows of logits: one per candidate of its frontier, or one for all of them."""
         return len(draft.tree.frontier)
 
     def next_states(self, drafts: list[DraftInProgress]) -> Tensor | None:
@@ -249,15 +249,15 @@ class HeadEngine(ABC):
         return None
 
     def cached_len(self, call: HeadCall) -> int:
-        """Return the first position whose features are to be sent; a head without a cache needs only the newest."""
+        """Return the first position whose features the head lacks; a head without a cache needs only the newest."""
         return call.delta.prefix_len - 1
 
     def max_depth(self, call: HeadCall) -> int:
-        """Return the most levels that the call's tree can have."""
+        """Return the maximum number of levels of a call's tree."""
         return call.request.max_depth
 
     def choices_of(self, call: HeadCall) -> TokenTree:
-        """Return the call's static tree cut to its limits; bare for a dynamic tree."""
+        """Return a call's static tree, cut to its limits; bare for a dynamic tree."""
         choices = self._choices(call.request)
         if not choices.num_nodes:
             return choices
@@ -265,7 +265,7 @@ class HeadEngine(ABC):
         return in_sibling_order(choices) if call.request.head.draws else choices
 
     def _choices(self, request: DraftRequest) -> TokenTree:
-        """Return the static tree of a request, else that of the head; bare for a dynamic tree."""
+        """Return a request's static tree, or the head's if the request has no shape; bare for a dynamic tree."""
         choices = request.head.choices
         if not choices.num_nodes and not request.head.width and self.default_choices:
             return self.default_choices
@@ -277,7 +277,7 @@ class HeadEngine(ABC):
         if choices.num_nodes:
             return StaticTree(choices, request.head.min_score, request.head.draws)
         width, depth = max(request.head.width, 1), self.max_depth(call)
-        # A beam search drops tokens because of what they are; sampled tokens must not be dropped for that reason.
+        # A beam search drops tokens by their values; sampled tokens must not be dropped for that reason.
         beam_search = self.beam_search and not request.head.draws
         return DynamicTree(width, request.max_nodes, depth, beam_search, request.head.min_score)
 

@@ -1,4 +1,4 @@
-"""The drafts of head engines while they grow: their calls, their time, and what a head keeps of their candidates."""
+"""The drafts of head engines while they grow: their calls, their time, and the states of their candidates."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import EngineCall
 from runtime.heads.engines.trees import GrowingTree
 
-#: Share of a call's time that is reserved for sending its answer back.
+#: Fraction of a call's time that is reserved for sending its answer back.
 REPLY_MARGIN = 0.1
-#: Share of a call's time that one pass may take, so that calls that arrive meanwhile have time left for theirs.
+#: Fraction of a call's time that one pass may take, so that calls that arrive meanwhile have time left.
 PASS_SHARE = 0.5
 
 HeadCall = EngineCall[DraftRequest]
 
 
 def call_after(request: DraftRequest, context: Context) -> HeadCall:
-    """Return an earlier request's call after a longer context, without hidden states."""
+    """Return an earlier request as a call after a longer context, without hidden states."""
     first = request.delta
     delta = delta_of(context, len(context) - 1, first.sequence_id, first.cache_salt)
     head = replace(request.head, features=None)
@@ -41,11 +41,11 @@ class TimeBudget:
         self._longest_s = 0.0
 
     def begin_levels(self) -> None:
-        """Note that the contexts have been read; the time this took does not count as a level."""
+        """Note that the contexts have been read; the time that this took does not count as a level."""
         self._level_began_s = time.monotonic()
 
     def note_level(self) -> None:
-        """Note that the trees have grown by a level; the next one is assumed to take as long as the longest so far."""
+        """Note that the trees have grown by a level; the next one is assumed to take as long as the slowest so far."""
         now_s = time.monotonic()
         self._longest_s = max(self._longest_s, now_s - self._level_began_s)
         self._level_began_s = now_s
@@ -64,7 +64,7 @@ class TimeBudget:
 class DraftInProgress:
     """A call and its growing tree.
 
-    states: what the head keeps of each candidate that it has read. slots: the cache slot of each such candidate, for a
+    states: the head's state after each candidate that it has read. slots: the cache slot of each such candidate, for a
     head with a KV cache. q: the distribution that each candidate's children were sampled from; empty if not sampled.
     """
 

@@ -1,9 +1,9 @@
 """The engine behind the Triton models `eagle` and `eagle3`: a tree of predicted features, with a KV cache.
 
 Token j ≥ 1 of the context has a KV row, made of the target's feature of position j − 1 and the token's embedding. The
-row is in slot j of the sequence, so that a block of slots is identified by the tokens that its rows are made of; slot 0
-has no row. The rows of drafted nodes follow the context's. The next call overwrites them with rows made of the target's
-own features.
+row is in slot j of the sequence, so that a block of slots is identified by the tokens of its rows; slot 0 has no row.
+The rows of drafted nodes follow those of the context. The next call overwrites them with rows made of the target's own
+features.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class EagleEngine(HeadEngine):
             self.cache: KVCache = NativeCache(shape, memory_mb, block_tokens)
         else:
             self.cache = KVCache(shape, memory_mb, block_tokens, weight.dtype, weight.device)
-        # Slots without a row are never written, and a NaN in one would spoil attention even where it is masked.
+        # Slots without a row are never written, and a NaN in one of them would spoil attention even if masked.
         self.cache.kv.zero_()
         pool = BlockPool(self.cache.num_blocks, block_tokens)
         self._sequences = SequenceTable(pool, config.max_position_embeddings, share_prefixes)
@@ -116,7 +116,7 @@ class EagleEngine(HeadEngine):
         return max(call.sequence.num_computed - 1, 0) if call.sequence else call.delta.prefix_len - 1
 
     def open(self, call: HeadCall) -> str:
-        """Sync the sequence with the call's context; rows whose features are unavailable become a gap."""
+        """Bring the sequence up to the call's context; rows whose features are unavailable become a gap."""
         head = call.request.head
         depth = self.max_depth(call)
         if depth < 1:
@@ -163,7 +163,7 @@ class EagleEngine(HeadEngine):
         return trees
 
     def continued(self, request: DraftRequest, context: Context, num_ahead: int) -> ContinuedDraft | None:
-        """Return how native code can go on; its blocks have slots for the tokens ahead as far as the pool has them."""
+        """Return how native code can continue; slots for the tokens ahead are reserved as far as the pool has them."""
         sequence = self._sequences.find(request.delta.sequence_id, context)
         if sequence is None or sequence.num_computed != len(context):
             return None
@@ -172,7 +172,7 @@ class EagleEngine(HeadEngine):
         return ContinuedDraft(replace(draft, blocks=sequence.blocks, gap=sequence.missing_rows), len(context), sequence)
 
     def in_steps(self, drafts: Sequence[NativeDraft]) -> NativeDrafter:
-        """Return what native code needs to make the drafts that follow."""
+        """Return what native code needs to call the head in a burst."""
         assert self.native is not None
         return self.native.in_steps(drafts, self.cache, self._sequences.max_positions)
 
@@ -197,12 +197,12 @@ class EagleEngine(HeadEngine):
 
 
 def _num_expanded(request: DraftRequest, depth: int) -> int:
-    """Return the most nodes that can be expanded: `width` per level of a dynamic tree, or all nodes of a static one."""
+    """Return how many nodes can be expanded at most: `width` per level of a dynamic tree, all nodes of a static one."""
     return request.head.width * (depth - 1) if request.head.width else request.max_nodes
 
 
 def _skip_rows(sequence: CachedSequence, features_start: int) -> None:
-    """Mark the rows before `features_start` as missing for good; the gap absorbs an older one and the rows between."""
+    """Mark the rows before `features_start` as missing for good; the gap includes an older one and the rows between."""
     first = max(sequence.num_computed, 1)
     if features_start + 1 > first:
         start = sequence.missing_rows.start if sequence.missing_rows else first

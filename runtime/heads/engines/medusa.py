@@ -14,7 +14,7 @@ from runtime.native.heads import NativeHead
 class MedusaEngine(HeadEngine):
     """Medusa (arXiv:2401.10774, section 2.1); it keeps nothing between calls.
 
-    Invariant: the tokens at depth k + 1 are head k's guesses (k from 0), whatever their ancestors are.
+    Invariant: the tokens at depth k + 1 are head k's guesses (k ≥ 0), whatever their ancestors are.
     """
 
     def __init__(self, heads: MedusaHeads, native: NativeHead | None = None) -> None:

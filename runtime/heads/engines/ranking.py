@@ -1,4 +1,4 @@
-"""The likeliest tokens after each row under a head's distribution q, ranked as the target will choose among them."""
+"""The most probable tokens after each row by a head's distribution q, ranked as the target will choose among them."""
 
 from __future__ import annotations
 
@@ -34,19 +34,20 @@ def rank(
 ) -> Ranked:
     """Return the k best tokens of every row.
 
-    logits: (n, V) float. positions: n, the position of the drafted token. samplings: n, of the row's request.
+    logits: (n, V) float. positions: n, the position of each drafted token. samplings: n, those of the rows' requests.
     ids: (V,) int64, the token of each column; None means 0 … V − 1. sharpness: n, the divisor of a row's scores where
     the target takes an argmax (docs/methods/eagle.md, Confidence); empty: 1 for all.
-    Invariant: a score is log q, where q is over the row's CANDIDATES likeliest tokens. Where the target takes an argmax
-    (at temperature 0, and under `coupled`, where the target's own noise is added) scores are sharpened and normalised
-    again, so that with q = p the first token is the one that the target will choose. Tokens outside the support of q
+    Invariant: a score is log q, with q over the row's CANDIDATES most probable tokens. Where the target takes an argmax
+    (at temperature 0, and under `coupled`, where the target's own noise is added), scores are sharpened and normalised
+    again, so that if q = p the first token is the one that the target will choose. Tokens outside the support of q
     score −inf.
     """
     best = logits.topk(min(max(k, CANDIDATES), logits.shape[-1]), dim=-1, sorted=False)
     tokens = best.indices if ids is None else ids[best.indices]
     scores = _log_q(best.values.double(), samplings)
     if noisy := [row for row, s in enumerate(samplings) if not s.greedy and s.rule is Rule.COUPLED]:
-        scores[noisy] += _noise([(samplings[row].seed, positions[row]) for row in noisy], tokens[noisy])
+        seeds = [samplings[row].seed for row in noisy]
+        scores[noisy] += target_noise(seeds, [positions[row] for row in noisy], tokens[noisy])
     if argmax := [row for row, s in enumerate(samplings) if s.greedy or s.rule is Rule.COUPLED]:
         divisors = scores.new_tensor([sharpness[row] if sharpness else 1.0 for row in argmax])
         scores[argmax] = (scores[argmax] / divisors[:, None]).log_softmax(dim=-1)
@@ -55,7 +56,7 @@ def rank(
 
 
 def _log_q(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Return log q of every row, (n, C) float64; greedy rows are not truncated, as ranks below the first count too."""
+    """Return log q of every row, (n, C) float64; greedy rows are not truncated, since lower ranks count too."""
     sampled = [row for row, s in enumerate(samplings) if not s.greedy]
     if len(sampled) == len(samplings):
         return log_p(logits, samplings)
@@ -63,9 +64,3 @@ def _log_q(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     if sampled:
         result[sampled] = log_p(logits[sampled], [samplings[row] for row in sampled])
     return result
-
-
-def _noise(keys: Sequence[tuple[int, int]], tokens: Tensor) -> Tensor:
-    """Return the target's noise for the tokens of each row, (n, C); keys: n, the row's (seed, position)."""
-    seeds, positions = zip(*keys, strict=True)
-    return target_noise(seeds, positions, tokens)

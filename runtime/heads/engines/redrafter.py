@@ -14,8 +14,8 @@ from runtime.native.heads import NativeHead
 class RedrafterEngine(HeadEngine):
     """ReDrafter (arXiv:2403.09919, section 3); it keeps nothing between calls.
 
-    A candidate's state is a pair (2, d): the target's newest state, which is the same for the whole tree, and the
-    recurrent state after the candidate.
+    A candidate's state is a pair (2, d): the target's newest state, the same for the whole tree, and the recurrent
+    state after the candidate.
     """
 
     beam_search = True

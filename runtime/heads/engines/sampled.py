@@ -1,6 +1,6 @@
-"""Sampled children of a candidate: their tokens, and the estimated acceptance of each before and after its draw.
+"""Sampled children of a candidate: their tokens, and the estimated acceptance of each before and after it is sampled.
 
-Why a tree is shaped by the scores before the draw: docs/losslessness.md, Trees that are sampled while they grow.
+docs/losslessness.md, Trees that are sampled while they grow, says why the estimates from before shape the tree.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ LATER_SHARE = 0.42
 class Children(NamedTuple):
     """Guesses for the tokens after some candidates, in the order in which siblings are tried.
 
-    ids: (n, k) int32. scores: (n, k) float64, the log-confidence of each token. bounds: (n, k) float64, an upper bound
-    of each score, which is known before the token is sampled and never rises along a row; equal to the scores for
-    tokens that are not sampled. Scores and bounds are −inf where q has no token left.
+    ids: (n, k) int32. scores: (n, k) float64, the log-confidence of each token. bounds: (n, k) float64, upper bounds of
+    the scores that are known before the tokens are sampled, and never rise along a row; equal to the scores if tokens
+    are not sampled. Scores and bounds are −inf where q has no token left.
     """
 
     ids: IdArray
@@ -49,9 +49,8 @@ def _chances(probs: FloatArray, drawn: list[int], sharpness: float) -> FloatArra
 
     probs: (n,) float64, of q. drawn: the indices of the sampled tokens in q.
     The first token y is assumed to be accepted with probability 1 − sharpness · (1 − q(y)): sharpness 1 gives EAGLE-2's
-    confidence q(y), and 0 would mean that q is p. A later token is tried against the residual, which with
-    sharpness 0 accepts it with a chance of at least LATER_SHARE; with sharpness 1 its chance to be reached and accepted
-    is q(y) again.
+    confidence q(y), and 0 would mean that q is p. A later token is tried against the residual, which accepts it with a
+    chance of at least LATER_SHARE at sharpness 0; at sharpness 1, its chance to be reached and accepted is again q(y).
     """
     found = np.zeros((2, len(drawn)))
     order, is_drawn = np.argsort(-probs, kind="stable").tolist(), set[int]()

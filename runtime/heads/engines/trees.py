@@ -14,7 +14,7 @@ from orchestrator.core.types import FloatArray, IdArray
 class GrowingTree(ABC):
     """Candidates for a draft tree, numbered in the order in which they are added; candidate 0 is the root.
 
-    tokens, parents, depths, scores: of each candidate. A score is the log-confidence of the whole path, so that no
+    tokens, parents, depths, scores: one entry per candidate. A score is the log-confidence of the whole path, so no
     candidate scores above its ancestors. bounds: the upper bound of a sampled token's score, known before the token
     was sampled (runtime/heads/engines/sampled.py); for other tokens, the score.
     frontier: the candidates to expand next, all at one depth; empty when the tree is complete.
@@ -42,7 +42,8 @@ class GrowingTree(ABC):
 
         ids: (frontier, fan_out) int32, guesses for the token after each candidate of the frontier, in their order.
         scores: (frontier, fan_out) float64, the log-confidence of each; −inf where a token has no probability.
-        bounds: (frontier, fan_out) float64, of each score, known before its token was sampled; None if none is sampled.
+        bounds: (frontier, fan_out) float64, upper bounds of the scores, known before the tokens were sampled; None if
+        the tokens are not sampled.
         """
 
     @abstractmethod
@@ -51,7 +52,10 @@ class GrowingTree(ABC):
 
     def token_tree(self) -> TokenTree:
         """Return the draft."""
-        return self._tree_of(self.drafted())
+        nodes = self.drafted()
+        index = {0: 0} | {node: i for i, node in enumerate(nodes, start=1)}
+        parents = np.array([index[self.parents[node]] for node in nodes], np.int32)
+        return TokenTree(np.array([self.tokens[node] for node in nodes], np.int32), parents)
 
     def _is_likely(self, parent: int, bound: float) -> bool:
         """Return whether a guess below `parent` may become a candidate; a bound of −inf means that there is none."""
@@ -66,12 +70,6 @@ class GrowingTree(ABC):
         self.depths.append(self.depths[parent] + 1)
         return len(self.tokens) - 1
 
-    def _tree_of(self, nodes: Sequence[int]) -> TokenTree:
-        """Return the token tree of these candidates; parents come before their children."""
-        index = {0: 0} | {node: i for i, node in enumerate(nodes, start=1)}
-        parents = np.array([index[self.parents[node]] for node in nodes], np.int32)
-        return TokenTree(np.array([self.tokens[node] for node in nodes], np.int32), parents)
-
 
 class DynamicTree(GrowingTree):
     """EAGLE-2's tree (arXiv:2406.16858, section 4), or a beam search (ReDrafter, arXiv:2403.09919, section 3.3).
@@ -79,8 +77,8 @@ class DynamicTree(GrowingTree):
     Each level expands the `width` candidates with the highest scores. The tree holds the `max_nodes` candidates with
     the highest bounds, among all candidates (EAGLE-2) or among those on the last beams (beam search). Ties go to the
     smaller depth, then to the smaller number, so that no ancestor ranks below its descendant.
-    Invariant: whether a sampled candidate is in the tree depends neither on its token, nor on those of later
-    siblings, nor on the nodes below those siblings, as long as `beam_search` is False (docs/losslessness.md).
+    Invariant: unless `beam_search` is set, whether a sampled candidate is in the tree depends neither on its token, nor
+    on those of later siblings, nor on the nodes below those siblings (docs/losslessness.md).
     """
 
     def __init__(
@@ -100,12 +98,12 @@ class DynamicTree(GrowingTree):
             for token, score, bound in zip(*row, strict=True)
             if self._is_likely(parent, bound)
         ]
-        if not level:  # the previous level's beams remain the last
+        if not level:  # the beams of the level before remain the last
             self.frontier = []
             return
         self._last_level = self._best(level, self.fan_out, self.scores)
         if not self._beam_search:
-            # A candidate that is not among the best now never will be, and nor will its descendants.
+            # A candidate that is not among the best now never will be, nor will its descendants.
             best = set(self._best(range(1, len(self.tokens)), self._max_nodes, self.bounds))
             self._last_level = [node for node in self._last_level if node in best]
         self._levels_left -= 1
@@ -125,8 +123,8 @@ class DynamicTree(GrowingTree):
 class StaticTree(GrowingTree):
     """A tree of a given shape: the token of each node of `choices` is its rank among its parent's children.
 
-    draws: the children were sampled. Whether a child is kept must not depend on its token, so min_score is compared
-    with its parent's score instead.
+    draws: the children are sampled. Whether a child is kept must not depend on its token, so min_score is compared with
+    its parent's score instead.
     """
 
     def __init__(self, choices: TokenTree, min_score: float = -np.inf, draws: bool = False) -> None:
@@ -136,7 +134,7 @@ class StaticTree(GrowingTree):
         self._candidates = {0: 0}  # node of `choices` → candidate
 
     def add_children(self, ids: IdArray, scores: FloatArray, bounds: FloatArray | None = None) -> None:
-        """Add the children that the shape names; those with children of their own are the next frontier."""
+        """Add the children that the shape has; those with children of their own are the next frontier."""
         bounds = scores if bounds is None else bounds
         rows = {node: row for row, node in enumerate(self.frontier)}
         self.frontier = []
@@ -159,5 +157,5 @@ class StaticTree(GrowingTree):
 
 
 def in_sibling_order(choices: TokenTree) -> TokenTree:
-    """Return the shape with each rank replaced by the place among siblings: the i-th sibling is the i-th sampled."""
+    """Return the shape with each rank replaced by the place among its siblings: the i-th sibling is sampled i-th."""
     return TokenTree(np.array(choices.ranks, np.int32), choices.parents)

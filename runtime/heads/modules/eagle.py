@@ -1,7 +1,7 @@
 """The heads of EAGLE-1/2 (arXiv:2401.15077, 2406.16858) and EAGLE-3 (arXiv:2503.01840), which predict features.
 
 Row i reads the target's feature of position i and the embedding of token i + 1, and has position i. Its output
-stands for the feature of position i + 1 and gives the distribution of token i + 2. A drafted row reads the output of
+predicts the feature of position i + 1, and so gives the distribution of token i + 2. A drafted row reads the output of
 the row before it in place of the target's feature.
 """
 
@@ -20,13 +20,13 @@ from runtime.heads.modules.layers import Attend, Eagle3Layer, EagleLayer, norm_o
 from runtime.heads.sharpness import Sharpness
 from runtime.model.fused import BorrowedLinear
 
-#: Accuracy of the first level, and the factor for each further level: a head that reads the drafted tokens stays about
-#: as accurate with each level (arXiv:2401.15077, n-α).
+#: Accuracy of the first level, and the factor for each level after it: a head that reads the drafted tokens stays about
+#: as accurate from level to level (arXiv:2401.15077, n-α).
 PRIOR_ACCURACY = (0.75, 0.95)
 
 
 def published_choices() -> TokenTree:
-    """Return the published static tree, its nodes the best first, for a head whose accuracy was not measured."""
+    """Return the published static tree, best nodes first, for a head whose accuracy was not measured."""
     published = tree_of_choices(EAGLE_LEAVES)
     return best_first(published, usual_accuracy(max(published.depths), *PRIOR_ACCURACY))
 
@@ -36,7 +36,7 @@ class EagleHead(nn.Module):
 
     Its parameters are the published ones: fc, layers.0. embedding, lm_head: (V, d), the target's, frozen. reads_token:
     False hides the sampled token, for the ablation (docs/methods/eagle.md). default_choices: the static tree for a
-    request that names no shape. sharpness: of the head's confidences.
+    request that sets no shape. sharpness: how sure the head is of its guesses.
     """
 
     sharpness = Sharpness()
@@ -54,7 +54,7 @@ class EagleHead(nn.Module):
 
     @property
     def feature_width(self) -> int:
-        """Numbers in a row of features: one state, d."""
+        """Numbers per row of features: one state, d."""
         return int(self.config.hidden_size)
 
     @property
@@ -80,7 +80,7 @@ class EagleHead(nn.Module):
 
 
 class Eagle3Norms(NamedTuple):
-    """The norms that EAGLE-3.1 (arXiv:2605.09992) adds, by the keys of config.json; all False: EAGLE-3.
+    """The norms that EAGLE-3.1 (arXiv:2605.09992) adds, named like the keys of config.json; EAGLE-3 has none of them.
 
     fc_norm: a norm for each of the three states before fc. norm_before_fc: one norm for the three together.
     norm_output: a drafted row reads the output after the norm. norm_before_residual: the layer's residual is normed.
@@ -99,8 +99,8 @@ class Eagle3Head(nn.Module):
     """EAGLE-3: the states of three layers, fused by fc; one wider decoder layer; its own norm, LM head and vocabulary.
 
     Its parameters are the published ones: fc, midlayer, norm, lm_head, d2t (V_d,), whose entry i is the distance from
-    draft id i to the target's id; EAGLE-3.1 adds fc_norm or input_norm. Invariant: a drafted row reads the layer's own
-    output, before the norm; with norm_output, it and the LM head read the output after the norm.
+    draft id i to the target's id; EAGLE-3.1 adds fc_norm or input_norm. Invariant: a drafted row reads the layer's
+    output before the norm; with norm_output, it and the LM head read the output after the norm.
     """
 
     sharpness = Sharpness()
@@ -113,7 +113,7 @@ class Eagle3Head(nn.Module):
         target_hidden_size: int = 0,
         norms: Eagle3Norms = EAGLE3_NORMS,
     ) -> None:
-        """embedding: (V, d). target_hidden_size: the target's, if it differs from the head's own d; else 0."""
+        """embedding: (V, d). target_hidden_size: the target's hidden size, if it differs from the head's d; else 0."""
         super().__init__()
         d = config.hidden_size
         width = target_hidden_size or d
@@ -133,7 +133,7 @@ class Eagle3Head(nn.Module):
 
     @property
     def feature_width(self) -> int:
-        """Numbers in a row of features: three states of the target."""
+        """Numbers per row of features: three states of the target."""
         return self.fc.in_features
 
     @property
@@ -143,7 +143,7 @@ class Eagle3Head(nn.Module):
         return torch.arange(len(d2t), device=d2t.device) + d2t
 
     def fuse(self, features: Tensor) -> Tensor:
-        """features: (…, 3d), of the target → (…, d), what `forward` reads."""
+        """features: (…, 3d), the target's → (…, d), which `forward` reads."""
         if self.norms.fc_norm:
             parts = features.unflatten(-1, (3, -1)).unbind(-2)
             features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)

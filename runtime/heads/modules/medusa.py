@@ -10,12 +10,12 @@ from orchestrator.core.tree import MAX_NODES
 from runtime.heads.sharpness import Sharpness
 from runtime.model.fused import BorrowedLinear
 
-#: Accuracy of the first head, and the factor for each further head, where it was not measured.
+#: Accuracy of the first head, and the factor for each head after it, if accuracy was not measured.
 PRIOR_ACCURACY = (0.6, 0.8)
 
 
 class ResBlock(nn.Module):
-    """x + SiLU(W x + b); W and b start at 0, so that a new head has the output of the target's LM head."""
+    """x + SiLU(W x + b); W and b start at 0, so that a new head gives the output of the target's LM head."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -29,10 +29,10 @@ class ResBlock(nn.Module):
 
 
 class MedusaHeads(nn.ModuleList):
-    """K heads, each of residual blocks and an LM head; parameters are named as published: k.l.linear, k.L.weight.
+    """K heads, each with residual blocks and an LM head; parameters are named as published: k.l.linear, k.L.weight.
 
-    default_choices: the static tree for a request that names no shape, its nodes the best first. sharpness: of the
-    heads' confidences.
+    default_choices: the static tree for a request that sets no shape, its best nodes first. sharpness: how sure the
+    heads are of their guesses.
     """
 
     sharpness = Sharpness()

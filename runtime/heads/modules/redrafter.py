@@ -14,7 +14,7 @@ class RedrafterHead(nn.Module):
     """s_i = SiLU(W e(y_{i−1}) + U s_{i−1} + b), or e + s without `rnn`; the LM head reads cat(h, s_i).
 
     Parameters are named as published: rnn_w, rnn_u, input_proj (where exit_dim differs from 2d), lm_head.
-    embedding: (V, d), the target's, frozen. sharpness: of the head's confidences.
+    embedding: (V, d), the target's, frozen. sharpness: how sure the head is of its guesses.
     """
 
     sharpness = Sharpness()

@@ -61,7 +61,7 @@ class Drafted(Served):
 
         def counted(request: StepRequest, deadline_s: float, on_answer: Any) -> None:
             def note(answer: Any) -> None:
-                if isinstance(request, SeveralSteps) and request.further.drafts and isinstance(answer, list):
+                if isinstance(request, SeveralSteps) and request.continuation.drafts and isinstance(answer, list):
                     self.made += [step.acceptance.num_tokens for step in answer[1:]]
                 on_answer(answer)
 

@@ -86,7 +86,7 @@ class Drafted(Served):
 
         def counted(request: StepRequest, deadline_s: float, on_answer: Any) -> None:
             def note(answer: Any) -> None:
-                drafts = request.further.drafts if isinstance(request, SeveralSteps) else None
+                drafts = request.continuation.drafts if isinstance(request, SeveralSteps) else None
                 if drafts and isinstance(drafts.owner, DrafterUse) and isinstance(answer, list):
                     self.made += [step.acceptance.num_tokens for step in answer[1:]]
                     self.sizes |= {step.proposal.tree.num_nodes for step in answer[1:]}

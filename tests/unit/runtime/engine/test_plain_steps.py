@@ -110,7 +110,7 @@ class Alone:
             StepOptions(),
             60_000,
             max_steps=max_steps,
-            further=Continuation(max_steps, **end),
+            continuation=Continuation(max_steps, **end),
             limit_s=limit_s,
         )
 

@@ -76,8 +76,8 @@ class Sequence:
             self.engine.advance([self.begin()])
             self.context.commit([self.answers[0].next_token])
         call = self.call(len(self.context) - 1)
-        further = Continuation(**{"max_tokens": 100, "drafts": drafts, **end})
-        call.request = SeveralSteps.of(call.request, max_steps=MAX_STEPS, limit_s=limit_s, further=further)
+        continuation = Continuation(**{"max_tokens": 100, "drafts": drafts, **end})
+        call.request = SeveralSteps.of(call.request, max_steps=MAX_STEPS, limit_s=limit_s, continuation=continuation)
         return call
 
     @property
