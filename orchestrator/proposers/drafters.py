@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
@@ -61,6 +62,11 @@ class DrafterProposer(Proposer):
         self.name = dependencies.method.name
         self._client = dependencies.drafter_client(dependencies.method.drafter)
         self._use: DrafterUse | None = None
+
+    @property
+    def num_plain(self) -> int:
+        """Return the number of upcoming steps that will not draft: all, once the drafter cannot serve this text."""
+        return sys.maxsize if self._client.gave_up else 0
 
     @property
     def compiled(self) -> CompiledDrafts | None:
@@ -246,7 +252,8 @@ class HeadProposer(DrafterProposer):
         if not budget.max_nodes:
             return Proposal.empty()
         response = self._client.propose(context, sampling, budget, head)
-        self._use = self._client.use if head.features is not None else None
+        has_read = head.features is not None and response.cached_len == len(context) - 1
+        self._use = self._client.use if has_read else None
         self._was_asked = True
         if self._method.reads_every_state:
             self._lacks_from = response.cached_len if response.cached_len >= 0 else len(context) - 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import queue
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -80,13 +81,19 @@ class StepsMade:
 class Progress:
     """Counters that an engine shares with its thread.
 
-    num_passes, num_calls: passes made, and the calls in them. num_waiting: items in the thread's inbox; while it is not
-    0, a burst begins no more steps.
+    num_passes, num_calls: passes made, and the calls in them. num_waiting: items in the thread's inbox, and threads
+    that need a drafter which a burst has borrowed; while it is not 0, a burst begins no more steps.
     """
 
     num_passes: int = 0
     num_calls: int = 0
     num_waiting: ctypes.c_int32 = field(default_factory=ctypes.c_int32)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    def add_waiting(self, number: int) -> None:
+        """Change num_waiting; any thread may call."""
+        with self._lock:
+            self.num_waiting.value += number
 
 
 @dataclass(eq=False)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
 
 from orchestrator.core.types import HiddenStates
 from orchestrator.wire.drafter import DrafterUse
+from runtime.engine.calls import Progress, SeveralSteps
 from runtime.engine.local_drafter import DraftingEngine, LocalDrafter
+from runtime.engine.several import Planned, StepCall
 from runtime.kv.batch import Segment
-from runtime.native.decoding import Continuation, DecodedSteps
+from runtime.native.decoding import DecodedSteps
 from runtime.native.drafters import ContinuedDraft, NativeDrafter, NativeUse, NativeUses
 
 #: Maximum steps of a burst; slots for this many tokens and for a tree are reserved before it.
@@ -17,70 +20,106 @@ MAX_STEPS = 64
 
 
 class DraftersInSteps:
-    """The drafters that the sequences of a burst use, each locked until its sequences are settled.
+    """The drafters that some of the sequences of a burst use, borrowed until the burst is over.
 
-    uses: what native code reads of them. A drafter that has not read a sequence's whole text does not draft for it.
+    are_ready: each of them has read all of its sequences' text, so that the burst can begin. uses: for native code.
     """
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
-        self.uses = NativeUses()
-        self._context_lens = [segment.last for segment in segments]
-        self._continued: dict[int, tuple[DrafterUse, ContinuedDraft]] = {}
+    def __init__(self) -> None:
+        self.are_ready, self.uses = True, NativeUses()
+        self._borrowed: list[tuple[LocalDrafter, list[_Borrowed]]] = []
 
     @classmethod
     @contextmanager
-    def lent(
-        cls,
-        continuations: Sequence[Continuation],
-        segments: Sequence[Segment],
-        columns: Callable[[HiddenStates], slice],
+    def borrowed(
+        cls, planned: Planned, progress: Progress, columns: Callable[[HiddenStates], slice]
     ) -> Iterator[DraftersInSteps]:
-        """Lock the drafters of these sequences.
+        """Borrow the drafters of these calls.
 
-        columns: returns the columns of hidden states in the target's features.
+        progress: of the target's engine. columns: returns where hidden states are in the target's features.
         """
-        members: dict[LocalDrafter, list[int]] = {}
-        for place, each in enumerate(continuations):
-            if each.drafts and isinstance(use := each.drafts.owner, DrafterUse):
-                assert isinstance(use.drafter, LocalDrafter)
-                members.setdefault(use.drafter, []).append(place)
-        drafters = cls(segments)
-        with ExitStack() as locks:
-            found, uses = list[NativeDrafter](), list[NativeUse | None]([None] * len(segments))
-            for drafter, places in members.items():
-                engine = locks.enter_context(drafter.lend())
-                ready = [
-                    place for place in places if drafters._begin(place, continuations[place], segments[place], engine)
-                ]
-                if not ready:
-                    continue
-                native = engine.in_steps([drafters._continued[place][1].draft for place in ready])
-                drafts = continuations[ready[0]].drafts
-                assert drafts
-                native.fields.first_column = columns(drafts.options.hidden_states).start
-                for call, place in enumerate(ready):
-                    uses[place] = NativeUse(len(found), call, drafters._continued[place][1].num_read)
-                found.append(native)
-            drafters.uses = NativeUses(found, uses)
-            yield drafters
-
-    def _begin(self, place: int, continuation: Continuation, segment: Segment, engine: DraftingEngine) -> bool:
-        """Find out how the drafter can continue for a sequence; return False if it cannot."""
-        drafts = continuation.drafts
-        assert drafts and isinstance(drafts.owner, DrafterUse)
-        num_ahead = min(continuation.max_tokens, MAX_STEPS)
-        continued = engine.continued(drafts.owner.request, segment.sequence.context, num_ahead)
-        if continued:
-            self._continued[place] = drafts.owner, continued
-        return continued is not None
+        drafters = cls()
+        with ExitStack() as stack:
+            uses: list[NativeUse | None] = [None] * len(planned)
+            for drafter, places in _members(planned).items():
+                engine = stack.enter_context(drafter.lend(progress))
+                found = [_borrow(engine, *planned[place], place) for place in places]
+                ready = [each for each in found if each]
+                drafters.are_ready &= len(ready) == len(places)
+                drafters._borrowed.append((drafter, ready))
+                for call, each in enumerate(ready):
+                    uses[each.place] = NativeUse(len(drafters._borrowed) - 1, call, each.continued.num_read)
+            if drafters.are_ready and drafters._borrowed:
+                drafters.uses = NativeUses(drafters._natives(columns), uses)
+            try:
+                yield drafters
+            except Exception:
+                drafters._forget()
+                raise
 
     def settle(self, decoded: Sequence[DecodedSteps]) -> None:
         """Note what the drafters have read, and their drafts after the last steps."""
-        for place, (use, (_, _, sequence)) in self._continued.items():
-            each = decoded[place]
-            use.num_read = each.num_read
-            use.following = None if each.is_over else each.draft.tree
-            if sequence is not None:
-                num_drafts_read = each.num_read - self._context_lens[place] - len(each.tokens)
-                drafts = each.draft.tree.tokens.tolist() if num_drafts_read > 0 else []
-                sequence.extend(self._context_lens[place], each.tokens, drafts, each.num_read)
+        for drafter, members in self._borrowed:
+            num_steps = [len(decoded[each.place].steps) for each in members]
+            drafter.count(sum(num_steps), max(num_steps))
+            for each in members:
+                each.settle(decoded[each.place])
+
+    def _natives(self, columns: Callable[[HiddenStates], slice]) -> list[NativeDrafter]:
+        natives = []
+        for drafter, members in self._borrowed:
+            native = drafter.engine.in_steps([each.continued.draft for each in members])
+            native.fields.first_column = columns(members[0].hidden_states).start
+            natives.append(native)
+        return natives
+
+    def _forget(self) -> None:
+        """Forget the rows of drafts, which a burst that failed may have overwritten."""
+        for _, members in self._borrowed:
+            for each in members:
+                if sequence := each.continued.sequence:
+                    sequence.extend(each.context_len, (), (), min(sequence.num_computed, each.context_len))
+
+
+class _Borrowed(NamedTuple):
+    """A drafter's part in a burst for the sequence at this place. context_len: of its text before the burst."""
+
+    place: int
+    use: DrafterUse
+    continued: ContinuedDraft
+    hidden_states: HiddenStates
+    context_len: int
+
+    def settle(self, made: DecodedSteps) -> None:
+        """Note what the drafter has read, and its draft after the last step."""
+        self.use.num_read = made.num_read
+        self.use.following = None if made.is_over else made.draft.tree
+        if sequence := self.continued.sequence:
+            has_read_drafts = made.num_read > self.context_len + len(made.tokens)
+            drafts = made.draft.tree.tokens.tolist() if has_read_drafts else []
+            sequence.extend(self.context_len, made.tokens, drafts, made.num_read)
+
+
+def _members(planned: Planned) -> dict[LocalDrafter, list[int]]:
+    """Return the places of the calls that each drafter drafts for in native code."""
+    members: dict[LocalDrafter, list[int]] = {}
+    for place, (call, _) in enumerate(planned):
+        request = call.request
+        drafts = request.continuation.drafts if isinstance(request, SeveralSteps) else None
+        if drafts and isinstance(use := drafts.owner, DrafterUse):
+            assert isinstance(use.drafter, LocalDrafter)
+            members.setdefault(use.drafter, []).append(place)
+    return members
+
+
+def _borrow(engine: DraftingEngine, call: StepCall, segment: Segment, place: int) -> _Borrowed | None:
+    """Return a drafter's part in a burst for a call; None if it has not read all of the text."""
+    request, context = call.request, segment.sequence.context
+    assert isinstance(request, SeveralSteps) and request.continuation.drafts
+    drafts = request.continuation.drafts
+    assert isinstance(drafts.owner, DrafterUse)
+    num_ahead = min(request.continuation.max_tokens, MAX_STEPS)
+    continued = engine.continued(drafts.owner.request, context, num_ahead)
+    if continued is None:
+        return None
+    return _Borrowed(place, drafts.owner, continued, drafts.options.hidden_states, len(context))

@@ -18,7 +18,7 @@ from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, ServingError, Unavailable
 from orchestrator.core.types import DraftCounts, DraftResponse, EngineStatus
 from orchestrator.wire.drafter import DraftRequest
-from runtime.engine.calls import Answer, Engine, EngineCall
+from runtime.engine.calls import Answer, Engine, EngineCall, Progress
 from runtime.engine.passes import Passes
 from runtime.native.draft_calls import NativeDraft
 from runtime.native.drafters import ContinuedDraft, NativeDrafter
@@ -50,11 +50,12 @@ class LocalDrafter:
     def __init__(self, engine: DraftingEngine) -> None:
         self.kernels = engine.kernels
         self.counts = DraftCounts()
-        self._engine, self._passes = engine, Passes(engine)
+        self.engine, self._passes = engine, Passes(engine)
         # Calls, and ids of sequences that have ended.
         self._inbox: queue.SimpleQueue[EngineCall[DraftRequest] | int] = queue.SimpleQueue()
         self._calls: list[EngineCall[DraftRequest]] = []  # received but not answered yet
         self._lock = threading.Lock()
+        self._borrower: Progress | None = None
 
     def draft(self, request: DraftRequest) -> DraftResponse:
         """Make a call and return its answer, by its deadline or one pass later; raises ServingError."""
@@ -71,7 +72,7 @@ class LocalDrafter:
         self, call: EngineCall[DraftRequest], answers: queue.SimpleQueue[Answer | ServingError]
     ) -> DraftResponse:
         while not call.answered:
-            with self._lock:
+            with self._take_back():
                 if not call.answered:
                     self._run_pass()
         answer = answers.get_nowait()
@@ -83,14 +84,40 @@ class LocalDrafter:
 
     def is_native(self, request: DraftRequest) -> bool:
         """Return whether native code can make the next drafts by itself, between the steps of a burst."""
-        return self._engine.is_native(request)
+        return self.engine.is_native(request)
 
     @contextmanager
-    def lend(self) -> Iterator[DraftingEngine]:
-        """Lend the engine to native code; calls have to wait meanwhile."""
+    def lend(self, borrower: Progress) -> Iterator[DraftingEngine]:
+        """Lend the engine to a burst of the target; a call that arrives meanwhile ends the burst.
+
+        borrower: of the target's engine.
+        """
         with self._lock:
             self._receive()
-            yield self._engine
+            self._borrower = borrower
+            try:
+                yield self.engine
+            finally:
+                self._borrower = None
+
+    def count(self, num_drafts: int, num_passes: int) -> None:
+        """Count the drafts that a burst has made; the burst calls this while it has the engine."""
+        self.counts.num_calls += num_drafts
+        self._passes.progress.num_calls += num_drafts
+        self._passes.progress.num_passes += num_passes
+
+    @contextmanager
+    def _take_back(self) -> Iterator[None]:
+        """Hold the lock; a burst that has borrowed the engine makes no more steps meanwhile."""
+        borrower = self._borrower
+        if borrower:
+            borrower.add_waiting(1)
+        try:
+            with self._lock:
+                yield
+        finally:
+            if borrower:
+                borrower.add_waiting(-1)
 
     def release(self, sequence_id: int) -> None:
         """Queue the end of a sequence, so that the caller need not wait for a pass."""

@@ -25,7 +25,7 @@ from runtime.engine.several import Planned, StepCall
 from runtime.engine.verify import VerifyInput, VerifyResult, verify
 from runtime.kv.pressure import BlockPressure
 from runtime.kv.sequences import CachedSequence
-from runtime.native.decoding import Decoding, has_room
+from runtime.native.decoding import DecodedSteps, Decoding, has_room
 from runtime.native.model import NativeModel
 from runtime.sampling import served
 
@@ -150,8 +150,8 @@ class TargetEngine(PagedEngine[StepRequest]):
         that have a separate pass beside this one.
         """
         began_s = time.monotonic()
-        if decoding := self._burst(planned, limit_s):
-            self._decode(planned, decoding, began_s, limit_s > 0.0, num_beside)
+        if decoded := self._decode(planned, limit_s):
+            self._note_burst(planned, decoded, began_s, limit_s > 0.0, num_beside)
             return
         planned = [each for each in planned if not each[0].answer_made()]
         if not planned:
@@ -184,6 +184,16 @@ class TargetEngine(PagedEngine[StepRequest]):
             )
             call.reply(answer)
 
+    def _decode(self, planned: Planned, limit_s: float) -> list[DecodedSteps] | None:
+        """Make a burst in native code, and return the steps of each call; None if that is impossible."""
+        with DraftersInSteps.borrowed(planned, self.progress, self.paged.model.feature_columns) as drafters:
+            if not drafters.are_ready or not (decoding := self._burst(planned, limit_s)):
+                return None
+            segments, drafts = [segment for _, segment in planned], [several.draft_of(call) for call, _ in planned]
+            decoded = self.paged.decode(segments, drafts, decoding._replace(drafters=drafters.uses))
+            drafters.settle(decoded)
+            return decoded
+
     def _burst(self, planned: Planned, limit_s: float) -> Decoding | None:
         """Return the burst that native code can make for these calls until limit_s is over; None if it cannot."""
         compiled, model, now_s = sampler(), self.paged.model, time.monotonic()
@@ -206,17 +216,17 @@ class TargetEngine(PagedEngine[StepRequest]):
             self.progress.num_waiting,
         )
 
-    def _decode(self, planned: Planned, decoding: Decoding, began_s: float, may_wait: bool, num_beside: int) -> None:
-        """Make a burst. may_wait: calls may stay unanswered until their hold is over, so that the burst can resume."""
-        drafts, segments = [several.draft_of(call) for call, _ in planned], [segment for _, segment in planned]
-        context_lens = [segment.last for segment in segments]  # before the burst, which extends the segments
-        continuations = decoding.sequences
-        with DraftersInSteps.lent(continuations, segments, self.paged.model.feature_columns) as drafters:
-            decoded = self.paged.decode(segments, drafts, decoding._replace(drafters=drafters.uses))
-            drafters.settle(decoded)
+    def _note_burst(
+        self, planned: Planned, decoded: list[DecodedSteps], began_s: float, may_wait: bool, num_beside: int
+    ) -> None:
+        """Note a burst. may_wait: calls may stay unanswered until their hold is over, so that the burst can resume."""
         num_more = len(decoded[0].steps) - 1  # the first pass is counted already
         self.progress.num_passes += num_more
         self.progress.num_calls += num_more * len(planned)
+        # A segment now ends where the burst has; the steps extended what was before it.
+        context_lens = [
+            segment.last - len(made.tokens) + 1 for (_, segment), made in zip(planned, decoded, strict=True)
+        ]
         loads = [*loads_of(zip(*(each.steps for each in decoded), strict=True), context_lens, num_beside)]
         now_s = time.monotonic()
         for (call, _), each in zip(planned, decoded, strict=True):

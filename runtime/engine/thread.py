@@ -117,7 +117,7 @@ class EngineThread(Generic[Request]):
     def _put(self, item: EngineCall[Request] | int | None) -> None:
         """Put an item into the inbox; call with the lock."""
         self._inbox.put(item)
-        self._passes.progress.num_waiting.value += 1
+        self._passes.progress.add_waiting(1)
 
     def _run(self) -> None:
         try:
@@ -155,8 +155,7 @@ class EngineThread(Generic[Request]):
                 item = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
             except queue.Empty:
                 return True
-            with self._lock:
-                self._passes.progress.num_waiting.value -= 1
+            self._passes.progress.add_waiting(-1)
             if item is None:
                 return False
             self._take(item)

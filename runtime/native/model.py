@@ -124,7 +124,8 @@ class NativeModel:
                 self._decode_choice.observe(num_rows, num_threads, 1e-6 * pass_us)
                 num_rows = len(batch.segments) + num_nodes
         if len(decoding.drafters.drafters) == 1:
-            decoding.drafters.drafters[0].note_times(decoded.figures[:, 2].tolist())
+            has_drafted = decoded.num_nodes.sum(1) > 0  # else nothing may have been asked for, which takes no time
+            decoding.drafters.drafters[0].note_times(decoded.figures[has_drafted, 2].tolist())
         return decoded
 
     def _decode_threads(self) -> tuple[list[int], list[int]]:
