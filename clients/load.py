@@ -45,7 +45,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--users", default="1,4,16,64", help="numbers of users at once (%(default)s)")
     add("--rounds", type=int, default=1, help="runs of each cell, by turns; the median one is kept (%(default)s)")
-    add("--seconds", type=float, default=20.0, help="length of each run (%(default)s)")
+    add("--seconds", type=int, default=20, help="length of each run (%(default)s)")
     add("--warm-up", type=float, default=4.0, help="seconds at its beginning that do not count (%(default)s)")
     add("--max-tokens", type=int, default=64, help="most tokens of each text (%(default)s)")
     add("--prompts", type=Path, help="JSONL or text file, or folder of them (default: four tasks of the held-out sets)")
@@ -65,7 +65,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if args.protocol == "openai" and not args.url:
         parser.error("--protocol openai needs the gateway's address (--url)")
     if args.warm_up >= args.seconds:
-        parser.error(f"--warm-up must be below --seconds, got {args.warm_up:g} and {args.seconds:g}")
+        parser.error(f"--warm-up must be below --seconds, got {args.warm_up:g} and {args.seconds}")
     if args.rounds < 1:
         parser.error(f"--rounds must be at least 1, got {args.rounds}")
     args.methods = sorted(args.methods.split(","), key=lambda method: method != "none")
@@ -115,7 +115,7 @@ class Runs:
         log = records.with_suffix(".log")
         command = [
             *self._command,
-            *("--methods", method, "-u", str(users), "-t", f"{args.seconds:g}s", "--records", str(records)),
+            *("--methods", method, "-u", str(users), "-t", f"{args.seconds}s", "--records", str(records)),
             *("--texts", str(self._folder / "texts.json"), "--cache-salt", records.stem),
         ]
         with log.open("w") as out:
