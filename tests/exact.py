@@ -130,7 +130,7 @@ The last column says when, and names weights, prompts and code by a fingerprint.
 temperature {rule.temperature:.3g}, top-p {rule.top_p:.3g}, one seed a prompt: `none` alone is compared with the stock \
 model's log p plus the keyed noise, everything else with `none` alone. *alone* starts from a cold cache; \
 *{AT_ONCE}* mixes the settings of its run and shares KV blocks. A near tie is a difference whose two tokens are less \
-than {NEAR_TIE:g} apart when recomputed in float64; *differences* are those that are none. The settings are those of \
+than {NEAR_TIE:g} apart when recomputed in float64; *differences* counts the others. The settings are those of \
 `auditor/settings.py`.
 
 {HEADER}
