@@ -6,17 +6,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from orchestrator.core.errors import RequestError, ServingError
-from orchestrator.core.types import HiddenStates
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import MAX_FEATURE_ROWS, Acceptance, HiddenStates, StepOptions
 from orchestrator.native.sampling import sampler
+from orchestrator.sampling.accept import AcceptedPath
 from runtime.engine.calls import EngineCall, Progress, Request
 from runtime.kv.batch import MAX_PASS_ROWS, MAX_TREE_NODES, STEP_TOKENS, Pass, Segment
 from runtime.kv.blocks import BlockPool
 from runtime.kv.cache import KVCache
-from runtime.kv.sequences import SequenceTable
+from runtime.kv.sequences import CachedSequence, SequenceTable
 from runtime.native.chains import NativeChain
 from runtime.native.decoding import DecodedSteps, Decoding, Draft, steps_of
 from runtime.native.model import NativeModel
@@ -137,6 +140,34 @@ class PagedModel:
             segment.last += len(tokens) - 1  # the last one is the next step's root
         self._note_computed(segments)
         return made
+
+    def commit(self, sequence: CachedSequence, tree: TokenTree, accepted: AcceptedPath) -> None:
+        """Keep only the KV rows of the accepted path, moving them to the slots right after the old root's."""
+        prefix_len = len(sequence.ids)
+        moves = [
+            (sequence.slot(prefix_len + node - 1), sequence.slot(prefix_len + level))
+            for level, node in enumerate(accepted.path)
+            if node != level + 1
+        ]
+        if moves:
+            self.cache.move(*map(list, zip(*moves, strict=True)))
+        sequence.context.commit(Acceptance(*accepted).tokens(tree))
+        sequence.num_computed = prefix_len + len(accepted.path)
+        sequence.publish(len(sequence.ids))
+
+    def features(self, sequence: CachedSequence, options: StepOptions) -> tuple[np.ndarray | None, int]:
+        """Return the newest hidden states from options.features_from on, (r, width) float32, and the first position.
+
+        r is at most MAX_FEATURE_ROWS, and 0 if features_from is beyond the computed tokens.
+        """
+        if options.features_from is None:
+            return None, 0
+        store = self.cache.features[:, self.model.feature_columns(options.hidden_states)]
+        if not store.shape[1]:
+            return None, 0
+        start = max(options.features_from, sequence.num_computed - MAX_FEATURE_ROWS, 0)
+        slots = [sequence.slot(index) for index in range(start, sequence.num_computed)]
+        return store[torch.tensor(slots, dtype=torch.long, device=store.device)].float().cpu().numpy(), start
 
     def _note_computed(self, segments: list[Segment]) -> None:
         now_s = time.monotonic()

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from orchestrator.core.errors import RequestError
-from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import MAX_FEATURE_ROWS, Acceptance, StepOptions
+from orchestrator.core.types import Acceptance
 from orchestrator.native.sampling import requests_of, sampler
-from orchestrator.sampling.accept import AcceptedPath
 from orchestrator.wire.target import StepRequest
 from runtime.engine import several
 from runtime.engine.calls import GuidedStep
@@ -251,7 +249,7 @@ class TargetEngine(PagedEngine[StepRequest]):
     def _settle(self, call: StepCall, logits: Tensor, result: VerifyResult) -> Acceptance:
         """Commit the accepted path and return the answer; logits: (m + 1, V), after the root and each node."""
         accepted, options, sequence = result.accepted, call.request.options, call.opened
-        self.commit(sequence, call.request.tree, accepted)
+        self.paged.commit(sequence, call.request.tree, accepted)
         logprobs = top_ids = top_logprobs = None
         if options.logprobs or options.num_top:
             rows = logits[[0, *accepted.path]]
@@ -261,7 +259,7 @@ class TargetEngine(PagedEngine[StepRequest]):
             if options.num_top:
                 top_ids, top_logprobs = served.top_log_probs(rows, options.num_top)
         node_top_ids = served.top_ids(logits, options.num_node_top) if options.num_node_top else None
-        features, features_start = self._features(sequence, options)
+        features, features_start = self.paged.features(sequence, options)
         return Acceptance(
             *accepted,
             target_tokens=np.array(result.target_tokens, np.int32) if options.target_tokens else None,
@@ -273,34 +271,6 @@ class TargetEngine(PagedEngine[StepRequest]):
             num_cached_tokens=sequence.num_cached,
             node_top_ids=node_top_ids,
         )
-
-    def commit(self, sequence: CachedSequence, tree: TokenTree, accepted: AcceptedPath) -> None:
-        """Keep only the KV rows of the accepted path, moving them to the slots right after the old root's."""
-        prefix_len = len(sequence.ids)
-        moves = [
-            (sequence.slot(prefix_len + node - 1), sequence.slot(prefix_len + level))
-            for level, node in enumerate(accepted.path)
-            if node != level + 1
-        ]
-        if moves:
-            self.paged.cache.move(*map(list, zip(*moves, strict=True)))
-        sequence.context.commit(Acceptance(*accepted).tokens(tree))
-        sequence.num_computed = prefix_len + len(accepted.path)
-        sequence.publish(len(sequence.ids))
-
-    def _features(self, sequence: CachedSequence, options: StepOptions) -> tuple[np.ndarray | None, int]:
-        """Return the newest hidden states from options.features_from on, (r, width) float32, and the first position.
-
-        r is at most MAX_FEATURE_ROWS, and 0 if features_from is beyond the computed tokens.
-        """
-        if options.features_from is None:
-            return None, 0
-        store = self.paged.cache.features[:, self.paged.model.feature_columns(options.hidden_states)]
-        if not store.shape[1]:
-            return None, 0
-        start = max(options.features_from, sequence.num_computed - MAX_FEATURE_ROWS, 0)
-        slots = [sequence.slot(index) for index in range(start, sequence.num_computed)]
-        return store[torch.tensor(slots, dtype=torch.long, device=store.device)].float().cpu().numpy(), start
 
 
 def _us(seconds: float) -> int:
