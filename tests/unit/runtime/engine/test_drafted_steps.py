@@ -16,7 +16,6 @@ from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.surfaces import Surface, surface_of
 from orchestrator.core.tree import MAX_NODES
 from orchestrator.core.types import StepOptions
-from orchestrator.generation.loop import StepsOfRun
 from orchestrator.generation.text import FinishReason, StopRule
 from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.registry import select_method
@@ -24,7 +23,7 @@ from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import SeveralSteps
 from tests.support import decode as support
 from tests.support.tiny_models import VOCAB_SIZE
-from tests.unit.runtime.engine.test_runs import LIMITS, MAX_TOKENS, Caller, Served, both, run_of, sequence_of, told
+from tests.unit.runtime.engine.test_runs import LIMITS, MAX_TOKENS, Served, both, run_of
 
 #: The name that the trace has of the sources of drafts, by the method and its parameters.
 METHODS = {
@@ -80,11 +79,7 @@ class Drafted(Served):
 
     def tell(self, folder: Path, number: int, method: str, sampling: Sampling, stop: StopRule) -> Any:
         """Return the text of a run and its figures."""
-        sequence = sequence_of(folder, sampling, stop, StepOptions())
-        try:
-            return told(sequence, StepsOfRun(sequence, Caller(self, number, sequence, run_of(method, "{}", stop))))
-        finally:
-            self.runs.release(number)
+        return self.told(folder, number, sampling, run_of(method, "{}", stop), stop)
 
 
 @pytest.fixture(scope="module")

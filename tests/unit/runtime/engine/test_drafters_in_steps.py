@@ -16,7 +16,6 @@ from orchestrator.core.methods import METHODS as METHODS_BY_NAME
 from orchestrator.core.proposal import Proposer
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.types import HiddenStates, StepOptions
-from orchestrator.generation.loop import StepsOfRun
 from orchestrator.generation.text import FinishReason, StopRule
 from orchestrator.native.build import Unbuilt
 from orchestrator.proposers.drafter_clients import LocalDrafterClient
@@ -39,7 +38,7 @@ from tests.support.clients import until
 from tests.support.engines import LIMIT_S, make_paged
 from tests.support.heads import NUM_LAYERS, load, native_or_skip
 from tests.support.tiny_models import TINY, VOCAB_SIZE, make_tiny_target
-from tests.unit.runtime.engine.test_runs import LIMITS, MAX_TOKENS, Caller, Served, sequence_of, told
+from tests.unit.runtime.engine.test_runs import LIMITS, MAX_TOKENS, Served
 from tests.unit.runtime.engine.test_runs import both as run_and_loop
 
 SIZES = {"hidden_size": 64, "intermediate_size": 80, "head_dim": 16, "num_hidden_layers": NUM_LAYERS}
@@ -111,11 +110,7 @@ class Drafted(Served):
     def tell(self, folder: Path, number: int, method: str, sampling: Sampling) -> Any:
         """Return the text of a run and its figures."""
         stop = StopRule(MAX_TOKENS)
-        sequence = sequence_of(folder, sampling, stop, StepOptions())
-        try:
-            return told(sequence, StepsOfRun(sequence, Caller(self, number, sequence, run_of(method, stop))))
-        finally:
-            self.runs.release(number)
+        return self.told(folder, number, sampling, run_of(method, stop), stop)
 
 
 def config_of(method: str) -> tuple[str, str]:

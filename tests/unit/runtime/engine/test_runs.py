@@ -92,6 +92,14 @@ class Served:
         delta = delta_of(context, 0, sequence_id, "")
         return self.call(pack_step(StepRequest(delta, support.TokenTree.bare(), sampling, options, 60_000, (), run)))
 
+    def told(self, folder: Path, number: int, sampling: Sampling, run: RunOptions, stop: StopRule) -> Any:
+        """Return the text of a run and its figures, and release the run."""
+        sequence = sequence_of(folder, sampling, stop, StepOptions())
+        try:
+            return told(sequence, StepsOfRun(sequence, Caller(self, number, sequence, run)))
+        finally:
+            self.runs.release(number)
+
 
 def _named(request: StepRequest) -> tuple[str, str, tuple[int, ...]]:
     assert request.run is not None
