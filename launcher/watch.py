@@ -200,22 +200,24 @@ class Watch(threading.Thread):
         The first start in a replacement does not count.
         """
         self.is_starting = True
-        while not self._ended.is_set() and (ended is None or _count(self._starts, _STARTS_WINDOW_S) <= _STARTS):
-            if ended is not None:
-                self._say(f"{ended}; starting it again")
-            started_s = time.monotonic()
-            try:
-                self._triton.start()
-                self._say(f"the server is ready again after {time.monotonic() - started_s:.1f} s")
-                break
-            except (ServingError, OSError) as error:
-                ended = str(error)
-                self._ended.wait(_RETRY_S)
-        else:
-            self.failure = ended
-        self._stubs, self._silent = self._living_stubs(), {}
-        self._wear.restart()
-        self.is_starting = False
+        try:
+            while not self._ended.is_set() and (ended is None or _count(self._starts, _STARTS_WINDOW_S) <= _STARTS):
+                if ended is not None:
+                    self._say(f"{ended}; starting it again")
+                started_s = time.monotonic()
+                try:
+                    self._triton.start()
+                    self._say(f"the server is ready again after {time.monotonic() - started_s:.1f} s")
+                    break
+                except (ServingError, OSError) as error:
+                    ended = str(error)
+                    self._ended.wait(_RETRY_S)
+            else:
+                self.failure = ended
+            self._stubs, self._silent = self._living_stubs(), {}
+            self._wear.restart()
+        finally:
+            self.is_starting = False  # after an unexpected error, too: the next poll looks again
 
     def _living_stubs(self) -> dict[psutil.Process, str]:
         return living_stubs(server) if (server := self._triton.pid) else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 
 import grpc
@@ -10,6 +11,9 @@ import pytest
 
 from launcher import Server
 from tests.support.clients import until
+
+#: A Triton that is stuck on a lock of a dead process is killed only when its reload has not been answered for 60 s.
+RESTART_LIMIT_S = 150.0
 
 
 def pid_of(server: Server, model: str) -> int:
@@ -30,7 +34,10 @@ def await_replaced(server: Server, model: str, gone: int) -> None:
 
 def await_ready(server: Server) -> Server:
     """Wait until the server is ready, as the launcher may have to start an aborted Triton again; return the server."""
-    until(lambda: server.why_not_ready() is None, "a ready server")
+    end_s = time.monotonic() + RESTART_LIMIT_S
+    while why := server.why_not_ready():
+        assert time.monotonic() < end_s, f"after {RESTART_LIMIT_S:g} s: {why}; {server.failure()}"
+        time.sleep(0.1)
     return server
 
 
