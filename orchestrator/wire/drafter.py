@@ -47,11 +47,12 @@ class DraftRequest:
 
 @dataclass(eq=False)
 class DrafterUse:
-    """How an engine goes on calling a drafter of its own process for a request, without the request's proposer.
+    """How an engine keeps calling a drafter of its own process for a request, without the request's proposer.
 
-    drafter: of the engine's kind. request: the last call; those that follow have its sampling, shape and limits.
-    following: the draft after the last step that was made so; None: there is none.
-    num_read: tokens whose rows the drafter has then; the first hidden state that it lacks is that of the token before.
+    drafter: a `LocalDrafter`. request: the last call; the next ones have the same sampling, shape and limits.
+    following: the draft after the last step of a burst; None if there is none.
+    num_read: the number of tokens that the drafter has read after the burst. The first hidden state that a head lacks
+    is that of the last of these tokens.
     """
 
     drafter: object

@@ -43,7 +43,7 @@ class DraftingEngine(Engine[DraftRequest], Protocol):
 class LocalDrafter:
     """Answers draft calls; implements `orchestrator.proposers.drafter_clients.Drafter`.
 
-    counts: its calls so far, those of bursts not included.
+    counts: its calls so far, and the drafts that bursts have made with it.
     Invariant: one thread at a time runs a pass; all calls that are waiting when it begins share it.
     """
 

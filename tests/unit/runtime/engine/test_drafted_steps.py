@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.core.proposal import Proposer
+from orchestrator.core.proposal import CompiledDrafts, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.surfaces import Surface, surface_of
@@ -19,8 +19,6 @@ from orchestrator.core.types import StepOptions
 from orchestrator.generation.text import FinishReason, StopRule
 from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.registry import select_method
-from orchestrator.wire.target import StepRequest
-from runtime.engine.calls import SeveralSteps
 from tests.support import decode as support
 from tests.support.tiny_models import VOCAB_SIZE
 from tests.unit.runtime.engine.test_runs import LIMITS, MAX_TOKENS, Served, both, run_of
@@ -51,22 +49,15 @@ class FreeRows(StepCosts):
 
 
 class Drafted(Served):
-    """A native target whose runs draft by `auto` as if rows cost nothing. made: tokens of steps behind first ones."""
+    """A native target whose runs draft by `auto` as if rows cost nothing. made: the tokens of each step but the first of a burst."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         super().__init__(folder, dtype="float32", kernels="native", **options)
         self.made: list[int] = []
-        submit = self.engine.submit
+        self.watch_bursts(self._note)
 
-        def counted(request: StepRequest, deadline_s: float, on_answer: Any) -> None:
-            def note(answer: Any) -> None:
-                if isinstance(request, SeveralSteps) and request.continuation.drafts and isinstance(answer, list):
-                    self.made += [step.acceptance.num_tokens for step in answer[1:]]
-                on_answer(answer)
-
-            submit(request, deadline_s, note)
-
-        self.engine.submit = counted  # type: ignore[method-assign]
+    def _note(self, drafts: CompiledDrafts, steps: list[Step]) -> None:
+        self.made += [step.acceptance.num_tokens for step in steps[1:]]
 
     def proposer(self, method: str, config: str, prediction: tuple[int, ...]) -> Proposer:
         dependencies = support.dependencies(

@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.core.context import Context
 from orchestrator.core.methods import METHODS as METHODS_BY_NAME
-from orchestrator.core.proposal import Proposer
+from orchestrator.core.proposal import CompiledDrafts, Proposer, Step
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.types import HiddenStates, StepOptions
 from orchestrator.generation.text import FinishReason, StopRule
@@ -23,8 +23,6 @@ from orchestrator.proposers.registry import select_method
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DrafterUse, DraftRequest
 from orchestrator.wire.run import RunOptions
-from orchestrator.wire.target import StepRequest
-from runtime.engine.calls import SeveralSteps
 from runtime.engine.draft import DraftEngine
 from runtime.engine.local_drafter import LocalDrafter
 from runtime.heads.engines.base import HeadEngine
@@ -85,19 +83,12 @@ class Drafted(Served):
         self.drafters = drafters_of(folder, target)
         self.made: list[int] = []
         self.sizes: set[int] = set()
-        submit = self.engine.submit
+        self.watch_bursts(self._note)
 
-        def counted(request: StepRequest, deadline_s: float, on_answer: Any) -> None:
-            def note(answer: Any) -> None:
-                drafts = request.continuation.drafts if isinstance(request, SeveralSteps) else None
-                if drafts and isinstance(drafts.owner, DrafterUse) and isinstance(answer, list):
-                    self.made += [step.acceptance.num_tokens for step in answer[1:]]
-                    self.sizes |= {step.proposal.tree.num_nodes for step in answer[1:]}
-                on_answer(answer)
-
-            submit(request, deadline_s, note)
-
-        self.engine.submit = counted  # type: ignore[method-assign]
+    def _note(self, drafts: CompiledDrafts, steps: list[Step]) -> None:
+        if isinstance(drafts.owner, DrafterUse):
+            self.made += [step.acceptance.num_tokens for step in steps[1:]]
+            self.sizes |= {step.proposal.tree.num_nodes for step in steps[1:]}
 
     def proposer(self, method: str, config: str, prediction: tuple[int, ...]) -> Proposer:
         dependencies = support.dependencies(

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import EngineError, RequestError, ServingError, Unavailable, UnknownSequence
-from orchestrator.core.proposal import Budget, Proposal, Proposer, Step
+from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.types import StepOptions
 from orchestrator.generation.loop import SequenceState, StepByStep, Steps, StepsOfRun, generate
@@ -31,6 +31,7 @@ from orchestrator.wire.context import delta_of
 from orchestrator.wire.message import decode, encode
 from orchestrator.wire.run import RunOptions, TakeSteps, pack_take, unpack_steps
 from orchestrator.wire.target import StepRequest, pack_answer, pack_step, unpack_call
+from runtime.engine.calls import SeveralSteps
 from runtime.engine.run import MAX_AHEAD, Run
 from runtime.engine.runs import MAX_HOLD_S, Runs
 from tests.support import decode as support
@@ -91,6 +92,21 @@ class Served:
     def begin(self, sequence_id: int, context: Context, sampling: Sampling, options: StepOptions, run: Any) -> Any:
         delta = delta_of(context, 0, sequence_id, "")
         return self.call(pack_step(StepRequest(delta, support.TokenTree.bare(), sampling, options, 60_000, (), run)))
+
+    def watch_bursts(self, note: Callable[[CompiledDrafts, list[Step]], None]) -> None:
+        """Call `note` with the drafts and the steps of each answered burst whose drafts native code makes."""
+        submit = self.engine.submit
+
+        def watched(request: StepRequest, deadline_s: float, on_answer: Any) -> None:
+            def noted(answer: Any) -> None:
+                drafts = request.continuation.drafts if isinstance(request, SeveralSteps) else None
+                if drafts and isinstance(answer, list):
+                    note(drafts, answer)
+                on_answer(answer)
+
+            submit(request, deadline_s, noted)
+
+        self.engine.submit = watched  # type: ignore[method-assign]
 
     def told(self, folder: Path, number: int, sampling: Sampling, run: RunOptions, stop: StopRule) -> Any:
         """Return the text of a run and its figures, and release the run."""
