@@ -1,15 +1,18 @@
 """`python -m benchmarks.runs`: tokens per second of methods and their settings in one process, without the server.
 
 The engine makes the steps of a run as it does in the Triton model `target`, with the deployment's drafters in the same
-process. The settings take turns on each prompt, and every text must equal that of the first setting. What Triton, the
-loop and a client cost is not included: `make bench` measures it.
+process. The settings take turns on each prompt, and every text must equal that of the first setting. With --users, as
+many users share the passes: each streams one text after another, behind cached prompts, while the settings take turns
+every few seconds. What Triton, the loop and a client cost is not included: `make bench` and `make load` measure it.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import queue
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,15 +52,21 @@ class Tally:
     seconds: float = 0.0
     steps: list[Step] = field(default_factory=list)
 
+    def add(self, other: Tally) -> None:
+        """Add what another tally has counted."""
+        self.num_tokens, self.seconds = self.num_tokens + other.num_tokens, self.seconds + other.seconds
+        self.steps += other.steps
+
     def row(self, name: str, base: Tally) -> str:
         """Return the setting's row of the table; base: the tally of the first setting."""
         count, rate = len(self.steps), self.num_tokens / self.seconds
         mean = {
-            "tokens": self.num_tokens / count,
+            "tokens": sum(step.acceptance.num_tokens for step in self.steps) / count,
             "nodes": sum(step.proposal.tree.num_nodes for step in self.steps) / count,
             "step": 1e3 * self.seconds / count,
             "draft": 1e3 * sum(step.draft_s for step in self.steps) / count,
             "pass": 1e-3 * sum(step.acceptance.forward_us for step in self.steps) / count,
+            "shared by": sum(step.acceptance.num_in_pass for step in self.steps) / count,
         }
         cells = " | ".join(f"{value:.2f}" for value in mean.values())
         return f"| `{name}` | {rate:.0f} | {rate * base.seconds / base.num_tokens:.2f} × | {cells} |"
@@ -72,17 +81,21 @@ class Engine:
         engine, model = build_target(config, _no_models)
         self.runs = Runs(engine, RunProposers(config, self.drafters, engine.pass_costs))
         self.max_positions = model.max_positions
-        self._num_texts = 0
+        self._numbers = itertools.count(1)
 
-    def generate(self, prompt: Sequence[int], setting: str, sampling: Sampling, length: int, tally: Tally) -> list[int]:
-        """Return a text of `length` tokens and add it to a setting's tally."""
+    def generate(
+        self, prompt: Sequence[int], setting: str, sampling: Sampling, length: int, tally: Tally, salt: str = ""
+    ) -> list[int]:
+        """Return a text of `length` tokens, and add it to a setting's tally.
+
+        salt: requests with the same salt share the cached prompts; without one, the prompt is not cached.
+        """
         method, _, config = setting.partition(":")
         plan = select_method(method, config, frozenset(self.drafters), {})
         limits = Limits(length, self.max_positions, min(plan.config.max_nodes, MAX_NODES))
         run = RunOptions(method, plan.config_json, limits)
-        self._num_texts += 1
-        number, context = self._num_texts, Context(prompt)
-        first = delta_of(context, 0, number, str(number))  # its own cache salt, so that every prompt is cold
+        number, context = next(self._numbers), Context(prompt)
+        first = delta_of(context, 0, number, salt or str(number))
         request = StepRequest(first, TokenTree.bare(), sampling, StepOptions(), int(1000 * LIMIT_S), (), run)
         self._commit(context, self._call(request))
         num_before, began_s = len(context), time.perf_counter()
@@ -130,6 +143,51 @@ def measure(engine: Engine, prompts: Sequence[Sequence[int]], args: argparse.Nam
     return tallies
 
 
+def measure_shared(engine: Engine, prompts: Sequence[Sequence[int]], args: argparse.Namespace) -> Mapping[str, Tally]:
+    """Return the tally of each setting while `args.users` users share the passes; the first round is a warm-up."""
+    tallies: dict[str, Tally] = {}
+    texts: dict[int, list[int]] = {}
+    for number in range(args.rounds + 1):
+        for setting in args.settings:
+            tally = _window(engine, prompts, setting, args, texts)
+            if number:
+                tallies.setdefault(setting, Tally()).add(tally)
+    return tallies
+
+
+def _window(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    setting: str,
+    args: argparse.Namespace,
+    texts: dict[int, list[int]],
+) -> Tally:
+    """Return what all users have got of a setting in `args.seconds`; texts: those known so far, by prompt."""
+    sampling, places = Sampling(args.temperature, seed=args.seed), itertools.cycle(range(len(prompts)))
+    began_s = time.perf_counter()
+    tallies, failures = [Tally() for _ in range(args.users)], queue.SimpleQueue[str]()
+
+    def stream(tally: Tally) -> None:
+        while time.perf_counter() < began_s + args.seconds and failures.empty():
+            place = next(places)
+            text = engine.generate(prompts[place], setting, sampling, args.max_tokens, tally, "shared")
+            if text != texts.setdefault(place, text):
+                failures.put(f"prompt {place}: {setting} has another text than an earlier one")
+
+    users = [threading.Thread(target=stream, args=[tally], daemon=True) for tally in tallies]
+    for user in users:
+        user.start()
+    for user in users:
+        user.join(args.seconds + 2 * LIMIT_S)
+    if not failures.empty():
+        sys.exit(failures.get())
+    whole = Tally()
+    for tally in tallies:
+        whole.add(tally)
+    whole.seconds = time.perf_counter() - began_s
+    return whole
+
+
 def main(arguments: Sequence[str]) -> int:
     """Print a table with a row for each setting."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.runs", description=__doc__)
@@ -138,20 +196,23 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--num-prompts", type=int, default=3, help="per task (%(default)s)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens of a text (%(default)s)")
     parser.add_argument("--rounds", type=int, default=2, help="rounds after the warm-up (%(default)s)")
+    parser.add_argument("--users", type=int, default=0, help="requests at once; 0 = one after another (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of a setting's turn with --users (%(default)s)")
+    parser.add_argument("--tasks", nargs="*", default=TASKS, help="(%(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(arguments)
     tokenizer = read_checkpoint(load_config(args.config).target).tokenizer
     held_out = read_prompts()
-    prompts = [tokenizer.encode(each.text).ids for task in TASKS for each in held_out[task][: args.num_prompts]]
+    prompts = [tokenizer.encode(each.text).ids for task in args.tasks for each in held_out[task][: args.num_prompts]]
     engine = Engine(args.config)
     try:
-        tallies = measure(engine, prompts, args)
+        tallies = (measure_shared if args.users else measure)(engine, prompts, args)
     finally:
         engine.runs.close()
     base = tallies[args.settings[0]]
-    print("| setting | tokens/s | × the first | tokens a step | nodes | step, ms | draft, ms | pass, ms |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    print("| setting | tokens/s | × the first | tokens a step | nodes | step, ms | draft, ms | pass, ms | shared by |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     for setting, tally in tallies.items():
         print(tally.row(setting, base))
     return 0

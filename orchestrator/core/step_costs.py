@@ -219,6 +219,11 @@ class StepCosts:
             self._speed = slower
 
     @property
+    def num_in_pass(self) -> int:
+        """How many requests have recently shared a pass, on average."""
+        return 1 + round(self._others.value)
+
+    @property
     def shares_passes(self) -> bool:
         """True if requests have recently shared their passes with others."""
         return self._others.value > SHARED

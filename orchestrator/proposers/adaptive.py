@@ -58,7 +58,7 @@ class Adaptive(Proposer):
         self._limits: Budget | None = None
         self._is_sampled = self._is_probe = self._was_asked = self._wants_draft = self._lacks_states = False
         self._catches_up, self._has_reserved = True, False
-        self._num_in_pass = self._num_at_rest = 1
+        self._num_in_pass = self._num_at_rest = dependencies.step_costs.num_in_pass
 
     @property
     def num_plain(self) -> int:
@@ -108,7 +108,9 @@ class Adaptive(Proposer):
         """
         self._proposer.observe(tree, acceptance)
         self._ranks.learn(tree if self._is_sampled else self._drafted.tree, acceptance.tokens(tree))
-        step_s, self._num_in_pass = self._meter.answered(tree, acceptance), acceptance.num_in_pass
+        step_s = self._meter.answered(tree, acceptance)
+        if not acceptance.has_prompts:  # a pass that reads prompts may lack room for the usual steps
+            self._num_in_pass = acceptance.num_in_pass
         if self._was_asked and self._is_probe and step_s:
             self._levels.probe_s = self._levels.probe_s.of(step_s * acceptance.num_in_pass)
         self._levels.idle_s = 0.0 if self._was_asked else self._levels.idle_s + step_s
